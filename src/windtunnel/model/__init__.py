@@ -1,0 +1,34 @@
+"""Models: shapes and rules as arithmetic (no torch), and the modules themselves, imported on use."""
+
+from typing import TYPE_CHECKING, Any
+
+from .rules import Derived, HyperParameters, derive
+from .shape import GPTShape, gpt_shape
+
+if TYPE_CHECKING:
+    from .cache import KVCache
+    from .gpt import GPT, build_gpt
+    from .weights import export_weights, load_weights
+
+__all__ = [
+    "GPT",
+    "Derived",
+    "GPTShape",
+    "HyperParameters",
+    "KVCache",
+    "build_gpt",
+    "derive",
+    "export_weights",
+    "gpt_shape",
+    "load_weights",
+]
+
+_LAZY = {"GPT": "gpt", "build_gpt": "gpt", "KVCache": "cache", "export_weights": "weights", "load_weights": "weights"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    raise AttributeError(name)

@@ -1,0 +1,28 @@
+"""Errors that a user can cause. Everything else is a bug and keeps its traceback."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """Bad input: says what is wrong, where, and what would be accepted. The CLI exits with 2.
+
+    Args:
+        message: names the file, key or value and what was expected.
+        fix: one sentence with the command, key or value that would work.
+    """
+
+    exit_code = 2
+
+    def __init__(self, message: str, fix: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  fix: {self.fix}" if self.fix else self.message
+
+
+class GateFailed(UserError):
+    """A gate or check did not hold: a report was printed. The CLI exits with 1."""
+
+    exit_code = 1

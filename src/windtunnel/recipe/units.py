@@ -1,0 +1,91 @@
+"""Quantities as people write them in recipes: durations, tokens, dollars."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, PlainSerializer
+
+_NUMBER = r"\s*([0-9][0-9_,]*\.?[0-9]*(?:[eE][+-]?[0-9]+)?)\s*"
+_SECONDS = {
+    "s": 1.0, "sec": 1.0, "second": 1.0, "seconds": 1.0,
+    "min": 60.0, "mins": 60.0, "minute": 60.0, "minutes": 60.0,
+    "h": 3600.0, "hour": 3600.0, "hours": 3600.0,
+    "d": 86400.0, "day": 86400.0, "days": 86400.0,
+}  # fmt: skip
+_SCALE = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+
+
+def _number(text: str) -> float:
+    return float(text.replace(",", "").replace("_", ""))
+
+
+@dataclass(frozen=True)
+class Every:
+    """An interval of a run: a number of steps or of seconds, never both."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    def __str__(self) -> str:
+        if self.steps is not None:
+            return f"{self.steps} steps"
+        seconds = self.seconds or 0.0
+        for unit, size in (("h", 3600.0), ("min", 60.0)):
+            if seconds >= size and seconds % size == 0:
+                return f"{seconds / size:g} {unit}"
+        return f"{seconds:g} s"
+
+
+def parse_every(value: Any) -> Every:
+    """'250 steps', '10 min', '1 h' -> Every. Raises ValueError on anything else."""
+    if isinstance(value, Every):
+        return value
+    match = re.fullmatch(_NUMBER + r"([a-zA-Z]+)\s*", value) if isinstance(value, str) else None
+    if match:
+        number, unit = _number(match[1]), match[2].lower()
+        if unit in ("step", "steps") and number >= 1 and number == int(number):
+            return Every(steps=int(number))
+        if unit in _SECONDS and number > 0:
+            return Every(seconds=number * _SECONDS[unit])
+    raise ValueError("expected an interval with its unit, such as '250 steps', '10 min' or '1 h'")
+
+
+def parse_hours(value: Any) -> float:
+    """A number is hours; text carries its unit ('90 min'). Raises ValueError otherwise."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    match = re.fullmatch(_NUMBER + r"([a-zA-Z]+)\s*", value) if isinstance(value, str) else None
+    if match and match[2].lower() in _SECONDS:
+        return _number(match[1]) * _SECONDS[match[2].lower()] / 3600.0
+    raise ValueError("expected hours as a number, or a time with its unit such as '90 min' or '2 h'")
+
+
+def parse_dollars(value: Any) -> float:
+    """25, '$25' or '25 USD' -> 25.0. Raises ValueError otherwise."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    match = re.fullmatch(r"\s*\$?" + _NUMBER + r"(?:usd|dollars)?\s*", value, re.I) if isinstance(value, str) else None
+    if match:
+        return _number(match[1])
+    raise ValueError("expected US dollars, such as 25 or '$25'")
+
+
+def parse_count(value: Any) -> int:
+    """524288, '350M', '1.5B tokens' -> int. Raises ValueError otherwise."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, float) and value == int(value):
+        return int(value)
+    match = re.fullmatch(_NUMBER + r"([kKmMbBtT]?)\s*(?:tokens?)?\s*", value) if isinstance(value, str) else None
+    if match:
+        return round(_number(match[1]) * _SCALE[match[2].lower()])
+    raise ValueError("expected a whole number, such as 524288, '350M' or '1.5B'")
+
+
+Interval = Annotated[Every, BeforeValidator(parse_every), PlainSerializer(str, return_type=str)]
+Hours = Annotated[float, BeforeValidator(parse_hours)]
+Dollars = Annotated[float, BeforeValidator(parse_dollars)]
+Count = Annotated[int, BeforeValidator(parse_count)]

@@ -1,0 +1,66 @@
+"""YAML read strictly: duplicate keys refused, 1e-3 is a number, and every key's line is known."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .errors import UserError
+
+Path_ = tuple[str, ...]
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with YAML 1.2 floats, so that 1e-3 is 0.001 and not text."""
+
+
+_Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def parse_scalar(text: str) -> Any:
+    """A value as it would be read from a recipe: '12' -> 12, '1e-3' -> 0.001, 'null' -> None."""
+    return yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader derives from SafeLoader
+
+
+def read_yaml(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
+    """The mapping in a YAML file and the line of each key path.
+
+    Raises:
+        UserError: the file is missing, unreadable, not UTF-8, not YAML, not a mapping or repeats a key.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"recipe file {path} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"recipe file {path} cannot be read: {error}") from None
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        lines: dict[Path_, int] = {}
+        if node is None:
+            raise UserError(f"recipe file {path} is empty; expected a mapping of keys")
+        if not isinstance(node, yaml.MappingNode):
+            raise UserError(f"recipe file {path}: expected a mapping of keys, found {node.id}")
+        _walk(node, (), lines, path)
+        return yaml.load(text, Loader=_Loader), lines  # noqa: S506
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f":{where.line + 1}" if where else ""
+        raise UserError(f"recipe file {path}{line}: not valid YAML: {getattr(error, 'problem', error)}") from None
+
+
+def _walk(node: yaml.Node, prefix: Path_, lines: dict[Path_, int], path: Path) -> None:
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for key, value in node.value:
+        where = (*prefix, str(key.value))
+        if where in lines:
+            raise UserError(f"{path}:{key.start_mark.line + 1}: key {'.'.join(where)} is given twice")
+        lines[where] = key.start_mark.line + 1
+        _walk(value, where, lines, path)
