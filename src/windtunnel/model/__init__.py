@@ -6,9 +6,9 @@ from .rules import Derived, HyperParameters, derive
 from .shape import GPTShape, gpt_shape
 
 if TYPE_CHECKING:
-    from .cache import KVCache
+    from .cache import KVCache, extend
     from .gpt import GPT, build_gpt
-    from .weights import export_weights, load_weights
+    from .weights import export_weights, load_weights, model_from_weights
 
 __all__ = [
     "GPT",
@@ -19,11 +19,13 @@ __all__ = [
     "build_gpt",
     "derive",
     "export_weights",
+    "extend",
     "gpt_shape",
     "load_weights",
+    "model_from_weights",
 ]
 
-_LAZY = {"GPT": "gpt", "build_gpt": "gpt", "KVCache": "cache", "export_weights": "weights", "load_weights": "weights"}
+_LAZY = {"GPT": "gpt", "build_gpt": "gpt", "KVCache": "cache", "extend": "cache", "export_weights": "weights", "load_weights": "weights", "model_from_weights": "weights"}
 
 
 def __getattr__(name: str) -> Any:

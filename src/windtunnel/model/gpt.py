@@ -1,0 +1,184 @@
+"""The depth-dial GPT.
+
+RoPE, QK norm, relu^2 or swiglu, grouped queries, untied head, softcapped logits, optional value
+embeddings (ResFormer, arXiv:2410.17897) and sliding windows. Master weights are fp32; matrices
+multiply in the compute dtype. Axes in names: B batch, T time, C channels (dim), H heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .attention import attend
+from .kernels import capped_cross_entropy
+from .layers import Linear, Table, norm, rotary_tables, rotate
+from .shape import GATE_CHANNELS, GPTShape
+
+# Sharper attention: normed queries and keys have unit scale, softmax wants more.
+QK_GAIN = 1.2
+
+
+class Attention(nn.Module):
+    """Causal self-attention of one layer."""
+
+    def __init__(self, shape: GPTShape, layer: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = shape.heads, shape.kv_heads, shape.head_dim
+        window = shape.windows[layer]
+        self.window = window if window < shape.sequence else None
+        self.query = Linear(shape.dim, shape.dim)
+        self.key = Linear(shape.dim, shape.kv_dim)
+        self.value = Linear(shape.dim, shape.kv_dim)
+        self.output = Linear(shape.dim, shape.dim)
+        self.value_gate = Linear(GATE_CHANNELS, shape.kv_heads) if layer in shape.value_layers else None
+
+    def project(self, x_BTC: Tensor, extra_BTE: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated and normed queries and keys, and values: (B, T, H, D), (B, T, KV, D), (B, T, KV, D)."""
+        B, T, _ = x_BTC.shape
+        # One product for the three: fewer, larger matrix products.
+        weight = torch.cat([self.query.weight, self.key.weight, self.value.weight])
+        qkv = self.query.matmul(x_BTC, weight).view(B, T, -1, self.head_dim)
+        q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
+        if self.value_gate is not None and extra_BTE is not None:
+            gate = 3 * torch.sigmoid(self.value_gate(x_BTC[..., :GATE_CHANNELS]))
+            v = v + gate.unsqueeze(-1) * extra_BTE.view(B, T, self.kv_heads, self.head_dim)
+        return norm(rotate(q, cos, sin)) * QK_GAIN, norm(rotate(k, cos, sin)) * QK_GAIN, v
+
+    def forward(self, x_BTC: Tensor, extra_BTE: Tensor | None, cos: Tensor, sin: Tensor) -> Tensor:
+        q, k, v = self.project(x_BTC, extra_BTE, cos, sin)
+        return self.output(attend(q, k, v, self.window).flatten(2))
+
+
+class MLP(nn.Module):
+    """relu^2 (arXiv:2109.08668) or swiglu (arXiv:2002.05202)."""
+
+    def __init__(self, shape: GPTShape) -> None:
+        super().__init__()
+        self.up = Linear(shape.dim, shape.hidden)
+        self.gate = Linear(shape.dim, shape.hidden) if shape.mlp == "swiglu" else None
+        self.down = Linear(shape.hidden, shape.dim)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        hidden = self.up(x_BTC)
+        hidden = F.relu(hidden).square() if self.gate is None else F.silu(self.gate(x_BTC)) * hidden
+        return self.down(hidden)
+
+
+class Block(nn.Module):
+    """One layer: the residual stream is rescaled and mixed with the embedding, then attention, then MLP."""
+
+    def __init__(self, shape: GPTShape, layer: int) -> None:
+        super().__init__()
+        self.attention = Attention(shape, layer)
+        self.mlp = MLP(shape)
+
+    def forward(self, x: Tensor, extra: Tensor | None, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x + self.attention(norm(x), extra, cos, sin)
+        return x + self.mlp(norm(x))
+
+
+class GPT(nn.Module):
+    """Built on any device with uninitialised weights; `initialise` fills them. See `build_gpt`.
+
+    Args:
+        shape: every dimension.
+        compute: dtype of activations and matrix products.
+    """
+
+    def __init__(self, shape: GPTShape, compute: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.shape, self.compute = shape, compute
+        self.embedding = Table(shape.padded_vocab, shape.dim)
+        self.value_tables = nn.ModuleDict({str(i): Table(shape.padded_vocab, shape.kv_dim) for i in shape.value_layers})
+        self.blocks = nn.ModuleList([Block(shape, i) for i in range(shape.layers)])
+        self.head = Linear(shape.dim, shape.padded_vocab)
+        self.residual_scale = nn.Parameter(torch.empty(shape.layers))
+        self.embedding_mix = nn.Parameter(torch.empty(shape.layers))
+        cos, sin = self.rotary(shape, torch.get_default_device())
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        self._trunk = self.trunk
+
+    @staticmethod
+    def rotary(shape: GPTShape, device: torch.device) -> tuple[Tensor, Tensor]:
+        """cos and sin of every position of the sequence, each (sequence, head_dim / 2) fp32."""
+        return rotary_tables(shape.sequence, shape.head_dim, shape.rope_base, device)
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Initial weights, the same for a seed and device type: matrices uniform with std 1/sqrt(dim), outputs zero."""
+        device = self.head.weight.device
+        generator = torch.Generator(device=device).manual_seed(seed)
+        bound = math.sqrt(3 / self.shape.dim)
+
+        def uniform(weight: Tensor, limit: float) -> None:
+            weight.uniform_(-limit, limit, generator=generator)
+
+        self.embedding.weight.normal_(0, 0.8, generator=generator)
+        self.head.weight.normal_(0, 0.001, generator=generator)
+        for table in self.value_tables.values():
+            uniform(table.weight, bound)
+        for block in self.blocks:
+            attention, mlp = block.attention, block.mlp
+            for layer in (attention.query, attention.key, attention.value):
+                uniform(layer.weight, bound)
+            attention.output.weight.zero_()
+            uniform(mlp.up.weight, 0.4 * bound)
+            if mlp.gate is not None:
+                uniform(mlp.gate.weight, bound)
+            mlp.down.weight.zero_()
+            if attention.value_gate is not None:
+                attention.value_gate.weight.uniform_(0, 0.02, generator=generator)
+        depth = torch.linspace(0, 1, self.shape.layers, device=device)
+        self.residual_scale.copy_(1.15 - 0.10 * depth)
+        self.embedding_mix.copy_(0.20 - 0.15 * depth)
+
+    def compile(self, *_: object, **__: object) -> None:
+        """Compile the blocks as one graph. Shapes must not change afterwards in training."""
+        self._trunk = torch.compile(self.trunk, dynamic=False)
+
+    def trunk(self, idx_BT: Tensor) -> Tensor:
+        """Tokens (B, T) -> final normed states (B, T, C)."""
+        T = idx_BT.size(1)
+        cos, sin = (t[:T, None, :].to(self.compute) for t in (self.cos, self.sin))
+        x = norm(self.embedding(idx_BT, self.compute))
+        first = x
+        scale, mix = self.residual_scale.to(self.compute), self.embedding_mix.to(self.compute)
+        for i, block in enumerate(self.blocks):
+            x = scale[i] * x + mix[i] * first
+            extra = self.value_tables[str(i)](idx_BT, self.compute) if i in self.shape.value_layers else None
+            x = block(x, extra, cos, sin)
+        return norm(x)
+
+    def logits(self, x_BTC: Tensor) -> Tensor:
+        """States -> softcapped fp32 logits over the tokens in use (B, T, vocab)."""
+        raw = F.linear(x_BTC, self.head.weight[: self.shape.vocab].to(x_BTC.dtype)).float()
+        return self.shape.softcap * torch.tanh(raw / self.shape.softcap)
+
+    def forward(self, idx_BT: Tensor, targets_BT: Tensor | None = None, reduction: str = "mean") -> Tensor:
+        """Logits (B, T, vocab), or the loss in nats over targets that are not -1.
+
+        Args:
+            reduction: 'mean' over targets, 'sum', or 'none' for (B, T) with 0 where there is no target.
+        """
+        x = self._trunk(idx_BT)
+        if targets_BT is None:
+            return self.logits(x)
+        losses, total = capped_cross_entropy(x, self.head.weight, targets_BT, self.shape.vocab, self.shape.softcap)
+        if reduction == "none":
+            return losses
+        return total if reduction == "sum" else total / (targets_BT >= 0).sum().clamp(min=1)
+
+
+def build_gpt(shape: GPTShape, *, device: torch.device | str = "cpu", compute: torch.dtype = torch.float32, seed: int = 0) -> GPT:
+    """A GPT with initial weights on `device`; memory for the weights is allocated there directly."""
+    with torch.device("meta"):
+        model = GPT(shape, compute)
+    model.to_empty(device=device)
+    model.cos, model.sin = GPT.rotary(shape, torch.device(device))
+    model.initialise(seed)
+    return model

@@ -1,0 +1,107 @@
+"""Operations whose stock versions waste memory or are not deterministic: embedding gradient, head and loss."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Tokens whose logits exist at a time: 8192 x 32768 in bf16 is half a GiB.
+CHUNK = 8192
+
+
+@torch.library.custom_op("windtunnel::table_gradient", mutates_args=())
+def table_gradient(grad_NC: Tensor, idx_N: Tensor, rows: int) -> Tensor:
+    """Sum of gradient rows (N, C) by token -> (rows, C) fp32, in a fixed order."""
+    if rows <= 256:
+        # Few rows get thousands of addends each: a product with the one-hot matrix is the fast fixed order.
+        one_hot = F.one_hot(idx_N, rows).to(grad_NC.dtype)
+        return (one_hot.T @ grad_NC).float()
+    return torch.ops.aten.embedding_dense_backward(grad_NC.float(), idx_N, rows, -1, False)
+
+
+@table_gradient.register_fake
+def _(grad_NC: Tensor, idx_N: Tensor, rows: int) -> Tensor:
+    return grad_NC.new_empty(rows, grad_NC.size(1), dtype=torch.float32)
+
+
+class _Lookup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weight, idx, dtype):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(idx)
+        ctx.rows = weight.size(0)
+        return F.embedding(idx, weight).to(dtype)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        (idx,) = ctx.saved_tensors
+        return table_gradient(grad.reshape(-1, grad.size(-1)), idx.reshape(-1), ctx.rows), None, None
+
+
+def embedding_lookup(weight: Tensor, idx: Tensor, dtype: torch.dtype) -> Tensor:
+    """weight (rows, C) fp32 looked up by idx (any shape) -> (*idx.shape, C) in `dtype`."""
+    return _Lookup.apply(weight, idx, dtype)
+
+
+def capped_cross_entropy(x_BTC: Tensor, weight: Tensor, targets_BT: Tensor, vocab: int, softcap: float) -> tuple[Tensor, Tensor]:
+    """Head and loss in one, without ever holding all logits.
+
+    logits = softcap * tanh(x W^T / softcap) over the first `vocab` rows of `weight`; the loss is
+    cross-entropy in nats. The gradients of x and W are computed chunk by chunk in the forward pass.
+
+    Returns:
+        losses (B, T) fp32, detached, 0 where the target is negative; and their sum, differentiable.
+    """
+    x_NC = x_BTC.reshape(-1, x_BTC.size(-1))
+    losses, total = _CappedCrossEntropy.apply(x_NC, weight, targets_BT.reshape(-1), vocab, softcap)
+    return losses.view(targets_BT.shape), total
+
+
+class _CappedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, targets, vocab, softcap):  # type: ignore[no-untyped-def]
+        need_x, need_w = ctx.needs_input_grad[:2]
+        w = weight.to(x.dtype)
+        grad_x = torch.empty_like(x) if need_x else None
+        grad_w = torch.zeros_like(weight, dtype=torch.float32) if need_w else None
+        losses = torch.empty(x.size(0), dtype=torch.float32, device=x.device)
+        for start in range(0, x.size(0), CHUNK):
+            part = slice(start, start + CHUNK)
+            logits = x[part] @ w.T
+            losses[part] = _loss_and_gradient_(logits, targets[part], vocab, softcap, need_x or need_w)
+            if grad_x is not None:
+                torch.mm(logits, w, out=grad_x[part])
+            if grad_w is not None:
+                grad_w += logits.T @ x[part]
+        ctx.save_for_backward(grad_x, grad_w)
+        ctx.mark_non_differentiable(losses)
+        return losses, losses.sum()
+
+    @staticmethod
+    def backward(ctx, _, grad):  # type: ignore[no-untyped-def]
+        grad_x, grad_w = ctx.saved_tensors
+        return (
+            None if grad_x is None else grad_x * grad.to(grad_x.dtype),
+            None if grad_w is None else grad_w * grad,
+            None, None, None,
+        )  # fmt: skip
+
+
+def _loss_and_gradient_(logits: Tensor, targets: Tensor, vocab: int, softcap: float, gradient: bool) -> Tensor:
+    """Losses (N,) of raw logits (N, V); the logits are overwritten by the gradient of the losses' sum."""
+    if logits.is_cuda:
+        from .triton_loss import loss_and_gradient_
+
+        return loss_and_gradient_(logits, targets, vocab, softcap, gradient)
+    capped = torch.tanh(logits.float() / softcap)
+    scaled = softcap * capped
+    scaled[:, vocab:] = float("-inf")
+    logsumexp = torch.logsumexp(scaled, dim=1)
+    valid = targets >= 0
+    safe = targets.clamp(min=0)[:, None]
+    losses = torch.where(valid, logsumexp - scaled.gather(1, safe)[:, 0], 0.0)
+    if gradient:
+        probability = torch.exp(scaled - logsumexp[:, None])
+        probability.scatter_add_(1, safe, torch.full_like(safe, -1, dtype=probability.dtype))
+        logits.copy_(probability * (1 - capped.square()) * valid[:, None])
+    return losses

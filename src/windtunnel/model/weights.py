@@ -1,0 +1,74 @@
+"""Weights-only export: safetensors beside the shape, enough to rebuild the model anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from windtunnel.recipe import UserError
+
+from .gpt import GPT
+from .shape import GPTShape
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def export_weights(folder: Path, shape: GPTShape, weights: Mapping[str, np.ndarray[Any, Any]], dtype: str = "fp32") -> Path:
+    """Write model.safetensors and shape.json into `folder`; returns the safetensors file.
+
+    Args:
+        weights: parameter name -> array, as checkpoints hold them.
+        dtype: fp32, bf16 or fp16.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)).to(DTYPES[dtype]) for name, array in weights.items()}
+    path = folder / "model.safetensors"
+    temporary = folder / "model.safetensors.tmp"
+    save_file(tensors, temporary, metadata={"format": "pt", "windtunnel": "gpt"})
+    temporary.replace(path)
+    (folder / "shape.json").write_text(json.dumps(asdict(shape), indent=2) + "\n")
+    return path
+
+
+def load_weights(folder: Path, *, device: torch.device | str = "cpu", compute: torch.dtype = torch.float32) -> GPT:
+    """Rebuild a GPT from an exported folder.
+
+    Raises:
+        UserError: a file is missing, damaged, or its tensors do not match shape.json.
+    """
+    try:
+        fields = json.loads((folder / "shape.json").read_text())
+        shape = GPTShape(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+        tensors = load_file(folder / "model.safetensors", device="cpu")
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
+        raise UserError(f"{folder} is not an exported model: {error}", "write one with: windtunnel export RUN") from None
+    return model_from_weights(shape, tensors, device=device, compute=compute, source=str(folder))
+
+
+def model_from_weights(
+    shape: GPTShape,
+    weights: Mapping[str, torch.Tensor],
+    *,
+    device: torch.device | str = "cpu",
+    compute: torch.dtype = torch.float32,
+    source: str = "weights",
+) -> GPT:
+    """A GPT with the given weights, fp32 on `device`, computing in `compute`."""
+    with torch.device("meta"):
+        model = GPT(shape, compute)
+    model.to_empty(device=device)
+    reference = GPT.rotary(shape, torch.device(device))
+    model.cos, model.sin = reference
+    try:
+        model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
+    except RuntimeError as error:
+        raise UserError(f"{source}: the tensors do not fit the shape: {str(error).splitlines()[-1].strip()}") from None
+    return model.eval()
