@@ -1,0 +1,48 @@
+# Everything runs inside .venv, which `make setup` creates and any other target creates when it is missing or out of date.
+PY := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: help setup rehearse test lint types imports test-long gpu-test format clean
+
+help:
+	@echo "make rehearse    plan, train, kill, resume, evaluate and serve a scale model of charlm on this machine"
+	@echo "make test        lint, types, import directions and the tests (minutes)"
+	@echo "make test-long   the slow tests too: SIGKILLs at random moments, crowds of clients"
+	@echo "make gpu-test    tests and measurements that need an NVIDIA GPU"
+	@echo "make format      rewrite the code in the house's format"
+	@echo "make setup       create or update .venv, nothing else (PYTHON=... chooses the interpreter)"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt tools/setup.sh
+	@sh tools/setup.sh "$(PYTHON)"
+	@touch $@
+
+rehearse: $(STAMP)
+	$(PY)/windtunnel rehearse charlm
+
+test: lint types imports
+	$(PY)/python -m pytest -m "not slow and not gpu"
+
+lint: $(STAMP)
+	$(PY)/ruff check .
+	$(PY)/ruff format --check .
+
+types: $(STAMP)
+	$(PY)/mypy
+
+imports: $(STAMP)
+	$(PY)/lint-imports --no-cache
+
+test-long: $(STAMP)
+	$(PY)/python -m pytest -m "slow and not gpu"
+
+gpu-test: $(STAMP)
+	$(PY)/python -m pytest -m gpu -s
+
+format: $(STAMP)
+	$(PY)/ruff check --fix .
+	$(PY)/ruff format .
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,24 @@
+"""Shared by all tests: headless plots, hypothesis without deadlines, GPU tests skipped where there is no GPU."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+
+os.environ.setdefault("MPLBACKEND", "Agg")
+settings.register_profile("house", deadline=None, max_examples=50)
+settings.load_profile("house")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip tests marked gpu on machines without one; torch is asked only when there are such tests to run."""
+    wanted = [item for item in items if item.get_closest_marker("gpu")]
+    if not wanted or config.option.markexpr == "not slow and not gpu":
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in wanted:
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
