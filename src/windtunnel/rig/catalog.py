@@ -1,0 +1,241 @@
+"""The catalog of GPUs, instances and prices: shipped data, overlaid with the user's file."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from windtunnel.recipe import UserError
+
+from .types import GPU, Price
+
+Positive = Annotated[float, Field(gt=0)]
+Dollars = Annotated[float, Field(ge=0)]
+Range = Annotated[list[Dollars], Field(min_length=2, max_length=2)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PriceEntry(_Section):
+    """Dollars per hour, [low, high]."""
+
+    on_demand: Range | None = None
+    spot: Range | None = None
+    date: str = "undated"
+    source: str = "user file"
+
+    @model_validator(mode="after")
+    def _ordered(self) -> PriceEntry:
+        for span in (self.on_demand, self.spot):
+            if span and span[0] > span[1]:
+                raise ValueError(f"a price range is [low, high], got {span}")
+        return self
+
+    def price(self) -> Price:
+        """As the plain value other rooms use."""
+        return Price(_pair(self.on_demand), _pair(self.spot), self.date, self.source)
+
+
+class GPUEntry(_Section):
+    """One GPU of the catalog; see catalog.yaml for units."""
+
+    memory_gib: Positive
+    bf16_tflops: Positive
+    fp8_tflops: Positive | None = None
+    fp32_tflops: Positive
+    bandwidth_gbs: Positive
+    link_gbs: Positive = 32.0
+    network_gbs: Positive = 1.25
+    max_per_node: int = Field(8, ge=1)
+    capability: tuple[int, int]
+    source: str = "user file"
+    aliases: list[str] = []
+    nvml: list[str] = []
+    price: PriceEntry | None = None
+
+
+class InstanceEntry(_Section):
+    """One rented machine type; its price is per instance-hour, else the GPUs' price counts."""
+
+    gpu: str
+    gpus: int = Field(ge=1)
+    cpu_cores: int = Field(ge=1)
+    ram_gib: Positive
+    disk_gib: Positive | None = None
+    network_gbs: Positive = 1.25
+    price: PriceEntry | None = None
+
+
+class HereEntry(_Section):
+    """The user's own machine."""
+
+    dollars_per_hour: Dollars | None = None
+
+
+class _File(_Section):
+    gpus: dict[str, GPUEntry] = {}
+    instances: dict[str, InstanceEntry] = {}
+    here: HereEntry = HereEntry()
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """GPUs and instances by their names."""
+
+    gpus: dict[str, GPUEntry]
+    instances: dict[str, InstanceEntry]
+    here_dollars_per_hour: float | None = None
+
+    def gpu(self, name: str) -> GPU:
+        """The GPU of exactly this catalog name."""
+        e = self.gpus[name]
+        return GPU(name, e.memory_gib, e.bf16_tflops, e.fp8_tflops, e.fp32_tflops, e.bandwidth_gbs, e.link_gbs, e.capability, e.source)
+
+    def find_gpu(self, text: str) -> str | None:
+        """Catalog name of a GPU given by name or alias, in any case."""
+        wanted = text.lower()
+        for name, entry in self.gpus.items():
+            if wanted in (name.lower(), *(a.lower() for a in entry.aliases)):
+                return name
+        return None
+
+    def find_instance(self, text: str) -> str | None:
+        """Catalog name of an instance, in any case."""
+        return next((name for name in self.instances if name.lower() == text.lower()), None)
+
+    def nearest(self, text: str) -> str:
+        """The hint of an error about an unknown name."""
+        names = {n.lower(): n for n in ("here", "cpu", *self.gpus, *self.instances)}
+        names |= {a.lower(): name for name, entry in self.gpus.items() for a in entry.aliases}
+        close = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.5)
+        known = f"GPUs: {', '.join(self.gpus)}; instances: {', '.join(self.instances)}; or here"
+        return f"did you mean {names[close[0]]}? {known}" if close else known
+
+
+def gpu_names() -> list[str]:
+    """Names of all GPUs, the user's included."""
+    return list(load_catalog().gpus)
+
+
+def instance_names() -> list[str]:
+    """Names of all instances, the user's included."""
+    return list(load_catalog().instances)
+
+
+def user_file() -> Path | None:
+    """The user's catalog: $WINDTUNNEL_RIGS, else rigs.yaml in the configuration folder, if it exists.
+
+    Raises:
+        UserError: $WINDTUNNEL_RIGS names a file that does not exist.
+    """
+    named = os.environ.get("WINDTUNNEL_RIGS")
+    if named:
+        path = Path(named).expanduser()
+        if not path.is_file():
+            raise UserError(f"$WINDTUNNEL_RIGS names {path}, which is not a file", "correct or unset WINDTUNNEL_RIGS")
+        return path
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
+    path = home / "windtunnel" / "rigs.yaml"
+    return path if path.is_file() else None
+
+
+def load_catalog() -> Catalog:
+    """The shipped catalog with the user's file on top, key by key.
+
+    Raises:
+        UserError: names the user's file, the key and what was expected.
+    """
+    path = user_file()
+    if path is None:
+        return _shipped_catalog()
+    mine = _read(path)
+    merged = {section: dict(entries) for section, entries in _shipped_data().items()} | {"here": {}}
+    for section, entries in mine.items():
+        if section not in merged:
+            hint = difflib.get_close_matches(str(section), merged, n=1)
+            raise UserError(f"{path}: {section}: unknown key; expected gpus, instances or here", f"nearest: {hint[0]}" if hint else None)
+        if not isinstance(entries, dict):
+            raise UserError(f"{path}: {section}: expected a mapping, got {entries!r}")
+        if section == "here":
+            merged["here"] = entries
+            continue
+        for name, entry in entries.items():
+            if not isinstance(entry, dict):
+                raise UserError(f"{path}: {section}.{name}: expected a mapping of keys, got {entry!r}")
+            known = _known_name(str(name), merged[section])
+            # `price` is replaced whole: the shipped date and source do not vouch for the user's numbers.
+            merged[section][known] = merged[section].get(known, {}) | entry
+    return _validate(merged, path)
+
+
+def _known_name(name: str, entries: Iterable[str]) -> str:
+    return next((known for known in entries if known.lower() == name.lower()), name)
+
+
+def _validate(data: dict[str, Any], path: Path) -> Catalog:
+    try:
+        file = _File.model_validate(data)
+    except ValidationError as error:
+        raise UserError("\n".join(dict.fromkeys(_explain(path, item) for item in error.errors()))) from None
+    for name, instance in file.instances.items():
+        if instance.gpu not in file.gpus:
+            raise UserError(f"{path}: instances.{name}.gpu: no GPU named {instance.gpu!r}", f"one of: {', '.join(file.gpus)}")
+    return Catalog(file.gpus, file.instances, file.here.dollars_per_hour)
+
+
+def _explain(path: Path, item: Any) -> str:
+    key = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        loc = item["loc"]
+        owner: type[BaseModel] = PriceEntry if "price" in loc[:-1] else {"gpus": GPUEntry, "instances": InstanceEntry, "here": HereEntry}.get(str(loc[0]), _File)
+        near = difflib.get_close_matches(str(loc[-1]), owner.model_fields, n=1)
+        return f"{path}: {key}: unknown key; " + (f"nearest: {near[0]}" if near else f"valid: {', '.join(owner.model_fields)}")
+    if item["type"] == "missing":
+        return f"{path}: {key}: missing; it must be given"
+    return f"{path}: {key}: {item['msg'].removeprefix('Value error, ')} (got {item['input']!r})"
+
+
+@lru_cache(maxsize=1)
+def _shipped_catalog() -> Catalog:
+    return _validate(_shipped_data(), Path("catalog.yaml"))
+
+
+@lru_cache(maxsize=1)
+def _shipped_data() -> dict[str, Any]:
+    return _parse((resources.files(__package__) / "catalog.yaml").read_text(encoding="utf-8"))
+
+
+def _parse(text: str) -> Any:
+    # libyaml's loader where it is there: reading the catalog is part of every plan.
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = _parse(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}", "make it a readable UTF-8 file, or unset WINDTUNNEL_RIGS") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f":{mark.line + 1}" if mark else ""
+        raise UserError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: expected a mapping with gpus and instances, found {type(data).__name__}")
+    return data
+
+
+def _pair(span: list[float] | None) -> tuple[float, float] | None:
+    return None if span is None else (span[0], span[1])

@@ -1,0 +1,140 @@
+"""The machine at hand: GPUs through NVML, CPU, memory and disk within this process's limits. No torch."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import time
+from pathlib import Path
+
+from windtunnel.recipe import UserError
+
+from .catalog import load_catalog
+from .nvml import detect_gpus
+from .types import Rig
+
+GIB = 2**30
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def detect_rig(folder: str | Path = ".", *, gpus: bool = True, measure_cpu: bool = True) -> Rig:
+    """The rig this process runs on.
+
+    Args:
+        folder: runs will be written here: its free disk is reported.
+        gpus: False leaves GPUs out, for training on the CPU.
+        measure_cpu: where no GPU is used, time a small matrix multiplication (under 50 ms).
+
+    A price is never guessed: dollars_per_hour is None unless the user says it (see price_here).
+    """
+    found = detect_gpus() if gpus else None
+    dollars, note = price_here()
+    gflops = measure_cpu_gflops() if measure_cpu and found is None else None
+    return Rig(
+        name="here" if gpus else "cpu",
+        gpu=found.gpu if found else None,
+        gpus_per_node=found.count if found else 0,
+        nodes=1,
+        cpu_cores=cpu_cores(),
+        ram_gib=ram_bytes() / GIB,
+        disk_free_gib=_free_disk(Path(folder)) / GIB,
+        link_gbs=found.link_gbs if found else 0.0,
+        network_gbs=0.0,
+        dollars_per_hour=dollars,
+        price_note=note,
+        cpu_gflops=gflops,
+        notes=found.notes if found else (),
+    )
+
+
+def price_here() -> tuple[float | None, str]:
+    """Dollars per hour of this machine and where that came from: $WINDTUNNEL_PRICE, else the user's file.
+
+    Raises:
+        UserError: $WINDTUNNEL_PRICE is not a number of dollars.
+    """
+    value = os.environ.get("WINDTUNNEL_PRICE", "").strip()
+    if value:
+        try:
+            dollars = float(value.removeprefix("$"))
+        except ValueError:
+            dollars = -1.0
+        if not 0 <= dollars < 1e6:
+            raise UserError(f"$WINDTUNNEL_PRICE is {value!r}; expected dollars per hour", "for example WINDTUNNEL_PRICE=1.20")
+        return dollars, f"${dollars:,.2f}/h from $WINDTUNNEL_PRICE"
+    own = load_catalog().here_dollars_per_hour
+    if own is not None:
+        return own, f"${own:,.2f}/h from the user's rigs.yaml"
+    return None, "no price known: set WINDTUNNEL_PRICE (dollars per hour)"
+
+
+def cpu_cores(cgroup: Path = _CGROUP) -> int:
+    """Cores this process may use: its affinity, and its cgroup's quota rounded up."""
+    # sched_getaffinity is Linux's; elsewhere every core is ours.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cgroup_cpu_quota(cgroup)
+    return max(1, min(cores, math.ceil(quota)) if quota else cores)
+
+
+def cgroup_cpu_quota(cgroup: Path = _CGROUP) -> float | None:
+    """Cores the cgroup grants (v2 cpu.max, v1 cfs quota); None where unlimited."""
+    quotas = []
+    for folder in _cgroup_folders(cgroup):
+        words = _read(folder / "cpu.max").split()
+        if len(words) == 2 and words[0] != "max":
+            quotas.append(int(words[0]) / int(words[1]))
+    quota, period = _read(cgroup / "cpu/cpu.cfs_quota_us"), _read(cgroup / "cpu/cpu.cfs_period_us")
+    if quota and period and int(quota) > 0:
+        quotas.append(int(quota) / int(period))
+    return min(quotas) if quotas else None
+
+
+def ram_bytes(cgroup: Path = _CGROUP) -> int:
+    """Memory this process may use: the machine's or its cgroup's limit, whichever is less."""
+    import psutil
+
+    limits = [psutil.virtual_memory().total]
+    texts = [_read(folder / "memory.max") for folder in _cgroup_folders(cgroup)]
+    texts.append(_read(cgroup / "memory/memory.limit_in_bytes"))
+    limits += [int(t) for t in texts if t.isdigit()]
+    return min(limits)
+
+
+def measure_cpu_gflops(seconds: float = 0.03) -> float:
+    """fp32 GFLOP/s of matrix multiplication with all this process's threads, the best of a few tries."""
+    import numpy as np
+
+    size = 384
+    a = np.random.default_rng(0).standard_normal((size, size), dtype=np.float32)
+    a @ a  # the first one starts the threads
+    best, end = math.inf, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        a @ a
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best / 1e9
+
+
+def _cgroup_folders(root: Path) -> list[Path]:
+    """The root and the folders down to this process's own cgroup (v2): every one may limit."""
+    own = next((line[3:] for line in _read(Path("/proc/self/cgroup")).splitlines() if line.startswith("0::")), "/")
+    folders = [root]
+    for part in Path(own).parts[1:]:
+        if part != "..":
+            folders.append(folders[-1] / part)
+    return folders
+
+
+def _free_disk(folder: Path) -> int:
+    for place in (folder, *folder.absolute().parents):
+        if place.exists():
+            return shutil.disk_usage(place).free
+    return shutil.disk_usage("/").free
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,153 @@
+"""Rigs by name: 'here', 'H100', '8xH100', '2x(8xH100)', 'p5.48xlarge', '8xH100@$2.50', '8xH100@spot'."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from windtunnel.recipe import UserError
+
+from .catalog import Catalog, load_catalog
+from .detect import detect_rig
+from .types import Price, Rig
+
+GRAMMAR = "here, cpu, H100, 8xH100, 2x(8xH100), p5.48xlarge, 2xp5.48xlarge; optionally @spot, @$2.50 (per GPU-hour) or @$98/h (whole rig)"
+# Hosts of rented GPUs have about this much beside each GPU; only data loading and checkpoints use it.
+HOST_CORES_PER_GPU = 16
+HOST_RAM_GIB_PER_GPU = 128.0
+_TIMES = r"\s*[x×*]\s*"
+
+
+def parse_rig(text: str) -> Rig:
+    """The rig a text names.
+
+    A price may follow: '@spot', '@$2.50' per GPU-hour, '@$98/h' for the whole rig. Without one, named
+    rigs have the catalog's on-demand price and `here` the user's own (see price_here).
+
+    Raises:
+        UserError: unknown name (with the nearest), impossible count, or text outside the grammar.
+    """
+    body, at, price = text.strip().partition("@")
+    body = body.strip()
+    if not body:
+        raise UserError(f"rig {text!r} is empty", f"name one: {GRAMMAR}")
+    if body.lower() in ("here", "cpu"):
+        rig = detect_rig(gpus=body.lower() == "here")
+        return _priced(rig, price, text, None) if at else rig
+    rig, known = _named(body, text)
+    return _priced(rig, price, text, known) if at else rig
+
+
+def _named(body: str, text: str) -> tuple[Rig, Price | None]:
+    """The rig and the price of all of it."""
+    catalog = load_catalog()
+    nested = re.fullmatch(rf"(\d+){_TIMES}\(\s*(?:(\d+){_TIMES})?([^()]+?)\s*\)", body, re.I)
+    if nested:
+        nodes, count, name = int(nested[1]), int(nested[2] or 1), nested[3]
+        return _of_gpus(catalog, nodes, count, name, text) if not catalog.find_instance(name) else _of_instances(catalog, nodes * count, name, text)
+    flat = re.fullmatch(rf"(?:(\d+){_TIMES})?([^()@]+)", body, re.I)
+    if not flat:
+        raise UserError(f"rig {text!r} is not understood", f"expected one of the forms: {GRAMMAR}")
+    count, name = int(flat[1] or 1), flat[2].strip()
+    if catalog.find_instance(name):
+        return _of_instances(catalog, count, name, text)
+    return _of_gpus(catalog, 1, count, name, text)
+
+
+def _of_gpus(catalog: Catalog, nodes: int, count: int, name: str, text: str) -> tuple[Rig, Price | None]:
+    found = catalog.find_gpu(name)
+    if found is None:
+        raise UserError(f"rig {text!r}: no GPU or instance named {name!r}", catalog.nearest(name))
+    _positive(min(nodes, count), text)
+    entry, gpu = catalog.gpus[found], catalog.gpu(found)
+    if count > entry.max_per_node:
+        whole, rest = divmod(nodes * count, entry.max_per_node)
+        fix = f"write {whole + bool(rest)}x({entry.max_per_node}x{found})"
+        raise UserError(f"rig {text!r}: {count} x {found} in one node; a node holds at most {entry.max_per_node}", fix)
+    per_gpu = entry.price.price() if entry.price else None
+    total = nodes * count
+    rig = Rig(
+        name=f"{nodes}x({count}x{found})" if nodes > 1 else f"{count}x{found}" if count > 1 else found,
+        gpu=gpu,
+        gpus_per_node=count,
+        nodes=nodes,
+        cpu_cores=HOST_CORES_PER_GPU * count,
+        ram_gib=HOST_RAM_GIB_PER_GPU * count,
+        disk_free_gib=None,
+        link_gbs=gpu.link_gbs,
+        network_gbs=entry.network_gbs * count,
+        dollars_per_hour=None,
+        price_note="",
+        cpu_gflops=None,
+        notes=(f"host assumed: {HOST_CORES_PER_GPU} CPU cores and {HOST_RAM_GIB_PER_GPU:.0f} GiB RAM a GPU",),
+    )
+    price = _times(per_gpu, total)
+    return _catalog_price(rig, price, f"{total} x {found}"), price
+
+
+def _of_instances(catalog: Catalog, nodes: int, name: str, text: str) -> tuple[Rig, Price | None]:
+    found = catalog.find_instance(name)
+    assert found is not None
+    _positive(nodes, text)
+    entry = catalog.instances[found]
+    gpu, gpu_price = catalog.gpu(entry.gpu), catalog.gpus[entry.gpu].price
+    own = entry.price.price() if entry.price else None
+    price = _times(own, nodes) if own else _times(gpu_price.price() if gpu_price else None, nodes * entry.gpus)
+    rig = Rig(
+        name=f"{nodes}x{found}" if nodes > 1 else found,
+        gpu=gpu,
+        gpus_per_node=entry.gpus,
+        nodes=nodes,
+        cpu_cores=entry.cpu_cores,
+        ram_gib=entry.ram_gib,
+        disk_free_gib=entry.disk_gib,
+        link_gbs=gpu.link_gbs,
+        network_gbs=entry.network_gbs,
+        dollars_per_hour=None,
+        price_note="",
+        cpu_gflops=None,
+    )
+    return _catalog_price(rig, price, f"{nodes} x {found}" if own else f"{nodes * entry.gpus} x {entry.gpu}"), price
+
+
+def _catalog_price(rig: Rig, price: Price | None, what: str, kind: str = "on_demand") -> Rig:
+    middle = price.middle(kind) if price else None
+    if price is None or middle is None:
+        label = "spot price" if kind == "spot" else "price"
+        return replace(rig, dollars_per_hour=None, price_note=f"no {label} in the catalog: give one, {rig.name}@$2.50 (per GPU-hour)")
+    low, high = (price.spot if kind == "spot" else price.on_demand) or (middle, middle)
+    span = f", middle of ${low:,.2f}-{high:,.2f}" if high > low else ""
+    label = "spot" if kind == "spot" else "on demand"
+    return replace(rig, dollars_per_hour=round(middle, 4), price_note=f"${middle:,.2f}/h {label} for {what}{span} ({price.source}, {price.date})")
+
+
+def _priced(rig: Rig, price: str, text: str, known: Price | None) -> Rig:
+    price = price.strip()
+    if price.lower() in ("spot", "on-demand", "on_demand"):
+        kind = "spot" if price.lower() == "spot" else "on_demand"
+        priced = _catalog_price(rig, known, rig.name, kind)
+        if priced.dollars_per_hour is None:
+            raise UserError(f"rig {text!r}: the catalog has no {price.lower()} price for {rig.name}", f"give one: {rig.name}@$2.50 (per GPU-hour)")
+        return priced
+    match = re.fullmatch(r"\$?\s*(\d+(?:\.\d*)?|\.\d+)\s*(/h|/hour)?", price, re.I)
+    if not match:
+        raise UserError(f"rig {text!r}: {price!r} is not a price", "expected @spot, @$2.50 (per GPU-hour) or @$98/h (whole rig)")
+    dollars = float(match[1])
+    whole = bool(match[2]) or rig.gpu is None
+    total = dollars if whole else dollars * rig.gpus
+    return replace(rig, dollars_per_hour=total, price_note=f"${total:,.2f}/h, " + ("as given" if whole else f"${dollars:,.2f} a GPU-hour as given"))
+
+
+def _times(price: Price | None, count: int) -> Price | None:
+    if price is None:
+        return None
+
+    def scaled(span: tuple[float, float] | None) -> tuple[float, float] | None:
+        return None if span is None else (span[0] * count, span[1] * count)
+
+    return Price(scaled(price.on_demand), scaled(price.spot), price.date, price.source)
+
+
+def _positive(count: int, text: str) -> None:
+    if count < 1:
+        raise UserError(f"rig {text!r}: counts must be at least 1", "for example 8xH100")
