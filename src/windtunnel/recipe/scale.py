@@ -38,14 +38,21 @@ def scale_model(recipe: Recipe, *, steps: int = STEPS) -> Recipe:
     )
     evaluate = recipe.stages.evaluate
     small_evaluate = evaluate.model_copy(
-        update={"bits_per_byte_tokens": 65_536, "exact_match_problems": min(evaluate.exact_match_problems, 100), "samples": min(evaluate.samples, 2), "sample_tokens": 32}
+        update={
+            "bits_per_byte_tokens": 65_536,
+            "exact_match_problems": min(evaluate.exact_match_problems, 100),
+            "samples": min(evaluate.samples, 2),
+            "sample_tokens": 32,
+        }
     )
     return recipe.model_copy(
         update={
             "model": model.model_copy(update={"depth": 3, "aspect": 32, "head_dim": 32, "kv_heads": kv_heads, "sequence": 128}),
             "data": recipe.data.model_copy(update={"corpus": corpus, "tokenizer": tokenizer, "validation": 0.05}),
             "stages": recipe.stages.model_copy(update={"pretrain": small_pretrain, "evaluate": small_evaluate}),
-            "budget": recipe.budget.model_copy(update={"dollars": None, "hours": None, "tokens": None, "epochs": None, "steps": steps}),
+            "budget": recipe.budget.model_copy(
+                update={"dollars": None, "hours": None, "tokens": None, "epochs": None, "steps": steps}
+            ),
             "checkpoints": recipe.checkpoints.model_copy(update={"every": Every(steps=max(1, steps // 8))}),
         }
     )

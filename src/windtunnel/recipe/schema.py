@@ -18,7 +18,7 @@ ARITHMETIC_ALPHABET = "0123456789+-HBL.\n"
 class Section(BaseModel):
     """Base of every part of a recipe: unknown keys refused, no silent type conversions, immutable."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 
 
 class GPTModel(Section):
@@ -35,7 +35,9 @@ class GPTModel(Section):
     sequence: int = Field(2048, ge=8, description="tokens per training sequence")
     vocab_pad: int = Field(32, ge=1, description="the vocabulary is padded up to a multiple of this")
     value_embeddings: bool = Field(True, description="token embeddings added to the values of every other layer (ResFormer)")
-    window: str = Field("L", pattern="^[SL]+$", description="attention per layer, tiled: L full, S a quarter of the sequence; the last layer is L")
+    window: str = Field(
+        "L", pattern="^[SL]+$", description="attention per layer, tiled: L full, S a quarter of the sequence; the last layer is L"
+    )
     softcap: float = Field(15.0, gt=0, description="logits are squashed into (-softcap, softcap) by tanh")
     rope_base: float = Field(100_000.0, gt=1)
 
@@ -70,7 +72,9 @@ class CharacterTokenizer(Section):
 
     kind: Literal["character"] = "character"
     alphabet: str | Literal["auto"] = Field("auto", min_length=1, description="the characters; 'auto': those of the corpus")
-    unknown: Literal["error", "skip"] = Field("error", description="what a character outside the alphabet does; skipped ones are counted")
+    unknown: Literal["error", "skip"] = Field(
+        "error", description="what a character outside the alphabet does; skipped ones are counted"
+    )
 
 
 class BPETokenizer(Section):
@@ -112,7 +116,9 @@ class Pretrain(Section):
 
     batch_tokens: Count | None = Field(None, ge=1, description="tokens per optimizer step over all ranks; null: derived")
     micro_batch: int | None = Field(None, ge=1, description="sequences per rank per forward pass; null: the plan's")
-    tokens_per_parameter: float = Field(12.0, gt=0, description="length of the run when the budget names none (scaling parameters)")
+    tokens_per_parameter: float = Field(
+        12.0, gt=0, description="length of the run when the budget names none (scaling parameters)"
+    )
     precision: Literal["auto", "fp32", "bf16", "fp8"] = Field("auto", description="auto: bf16 on GPUs that have it, else fp32")
     compile: bool | Literal["auto"] = Field("auto", description="torch.compile; auto: on GPUs")
     optimizer: Optimizer = Optimizer()
@@ -128,7 +134,9 @@ class Evaluate(Section):
     exact_match_problems: int = Field(500, ge=0, description="held-out sums answered greedily (arithmetic corpora)")
     samples: int = Field(4, ge=0)
     sample_tokens: int = Field(64, ge=1)
-    prompts: list[str] = Field(default_factory=list, description="prompts for the samples; empty: beginnings of held-out documents")
+    prompts: list[str] = Field(
+        default_factory=list, description="prompts for the samples; empty: beginnings of held-out documents"
+    )
 
 
 class Stages(Section):
@@ -186,7 +194,7 @@ class Recipe(Section):
 
     name: str = Field(pattern="^[a-z][a-z0-9_-]*$")
     description: str = ""
-    seed: int = Field(1337, ge=0)
+    seed: int = Field(1337, ge=0, lt=2**32)
     model: GPTModel = GPTModel()
     data: Data
     stages: Stages = Stages()

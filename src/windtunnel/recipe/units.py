@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -19,7 +20,10 @@ _SCALE = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
 def _number(text: str) -> float:
-    return float(text.replace(",", "").replace("_", ""))
+    number = float(text.replace(",", "").replace("_", ""))
+    if not math.isfinite(number):
+        raise ValueError("expected a finite number")
+    return number
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,8 @@ class Every:
         seconds = self.seconds or 0.0
         for unit, size in (("h", 3600.0), ("min", 60.0)):
             if seconds >= size and seconds % size == 0:
-                return f"{seconds / size:g} {unit}"
-        return f"{seconds:g} s"
+                return f"{int(seconds / size)} {unit}"
+        return f"{seconds!r} s"
 
 
 def parse_every(value: Any) -> Every:
@@ -77,7 +81,7 @@ def parse_count(value: Any) -> int:
     """524288, '350M', '1.5B tokens' -> int. Raises ValueError otherwise."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    if isinstance(value, float) and value == int(value):
+    if isinstance(value, float) and value.is_integer():
         return int(value)
     match = re.fullmatch(_NUMBER + r"([kKmMbBtT]?)\s*(?:tokens?)?\s*", value) if isinstance(value, str) else None
     if match:

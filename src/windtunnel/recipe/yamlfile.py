@@ -17,15 +17,25 @@ class _Loader(yaml.SafeLoader):
     """SafeLoader with YAML 1.2 floats, so that 1e-3 is 0.001 and not text."""
 
 
-_Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that quotes text which _Loader would take for a number."""
+
+
+for _class in (_Loader, _Dumper):
+    _class.yaml_implicit_resolvers = {k: list(v) for k, v in _class.yaml_implicit_resolvers.items()}
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+    )
 
 
 def parse_scalar(text: str) -> Any:
     """A value as it would be read from a recipe: '12' -> 12, '1e-3' -> 0.001, 'null' -> None."""
-    return yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader derives from SafeLoader
+    return yaml.load(text, Loader=_Loader)
+
+
+def dump_yaml(data: dict[str, Any]) -> str:
+    """YAML that read_yaml reads back as the same values."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
@@ -38,21 +48,28 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"recipe file {path} does not exist") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"recipe file {path} cannot be read: {error}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"recipe file {path} is not UTF-8 text: byte {error.object[error.start]:#04x} at {error.start}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"recipe file {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     try:
         node = yaml.compose(text, Loader=_Loader)
         lines: dict[Path_, int] = {}
         if node is None:
             raise UserError(f"recipe file {path} is empty; expected a mapping of keys")
         if not isinstance(node, yaml.MappingNode):
-            raise UserError(f"recipe file {path}: expected a mapping of keys, found {node.id}")
+            found = "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
+            raise UserError(f"recipe file {path}: expected a mapping of keys, found {found}")
         _walk(node, (), lines, path)
-        return yaml.load(text, Loader=_Loader), lines  # noqa: S506
+        return yaml.load(text, Loader=_Loader), lines
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f":{where.line + 1}" if where else ""
         raise UserError(f"recipe file {path}{line}: not valid YAML: {getattr(error, 'problem', error)}") from None
+    except ValueError as error:  # such as the date 2024-13-45
+        raise UserError(f"recipe file {path}: not valid YAML: {error}") from None
+    except RecursionError:
+        raise UserError(f"recipe file {path}: an alias refers to itself, or nesting is too deep") from None
 
 
 def _walk(node: yaml.Node, prefix: Path_, lines: dict[Path_, int], path: Path) -> None:

@@ -1,0 +1,44 @@
+"""Arguments and options that several verbs share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A shipped recipe's name or a .yaml file.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or its name under --root.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a key of the recipe: --set model.depth=12 (repeatable)."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else.")]
+RootOption = Annotated[Path, typer.Option("--root", envvar="WINDTUNNEL_RUNS", help="The folder that holds the runs.")]
+PriceOption = Annotated[
+    float | None,
+    typer.Option("--price", min=0.0, metavar="DOLLARS", help="Dollars an hour for the whole rig; otherwise the catalog's."),
+]
+GpusOption = Annotated[int | None, typer.Option("--gpus", min=1, help="Use this many of the machine's GPUs; otherwise all.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Go on where the plan asks for confirmation.")]
+
+DEFAULT_ROOT = Path("runs")
+
+
+def find_run(run: Path, root: Path) -> Path:
+    """The folder of a run given as a folder or as its name under the root.
+
+    Raises:
+        UserError: there is neither; names the nearest run.
+    """
+    from windtunnel.recipe import UserError
+
+    for folder in (run, root / run):
+        if folder.is_dir():
+            return folder
+    import difflib
+
+    names = sorted(child.name for child in root.iterdir() if child.is_dir()) if root.is_dir() else []
+    nearest = difflib.get_close_matches(run.name, names, n=1, cutoff=0.3)
+    fix = f"nearest: {root / nearest[0]}" if nearest else "list runs with: windtunnel runs"
+    raise UserError(f"no run folder {run} and none of that name under {root}/", fix)

@@ -1,0 +1,27 @@
+"""windtunnel serve: answer OpenAI-compatible requests with a run's best checkpoint."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .options import DEFAULT_ROOT, RootOption, RunArgument, find_run
+
+
+def serve(
+    run: RunArgument,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on; the default is this machine only.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free port, which is printed.")] = 8000,
+    token: Annotated[
+        str | None, typer.Option("--token", envvar="WINDTUNNEL_TOKEN", help="Require this bearer token.", show_envvar=True)
+    ] = None,
+    step: Annotated[int | None, typer.Option("--step", min=0, help="The checkpoint of this step; otherwise the best.")] = None,
+    root: RootOption = DEFAULT_ROOT,
+) -> None:
+    """Serve /v1/completions, /v1/models, /health, /metrics and a page at /."""
+    folder = find_run(run, root)
+
+    from windtunnel.serve import serve as serve_run
+
+    serve_run(folder, host=host, port=port, token=token, step=step)

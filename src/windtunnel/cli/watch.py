@@ -1,0 +1,33 @@
+"""windtunnel watch: follow a run that trains elsewhere, or look at a finished one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import DEFAULT_ROOT, JsonOption, RootOption, find_run
+
+
+def watch(
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run's folder or name; otherwise the latest run.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one screen and exit.")] = False,
+    interval: Annotated[float, typer.Option("--interval", min=0.2, help="Seconds between looks.")] = 2.0,
+    root: RootOption = DEFAULT_ROOT,
+    json: JsonOption = False,
+) -> None:
+    """One screen: progress, loss, throughput, dollars, warnings. Reading disturbs nothing."""
+    from windtunnel.watch import latest_run, watch_run
+
+    folder = find_run(run, root) if run else latest_run(root)
+    if json:
+        from dataclasses import asdict
+
+        from windtunnel.watch import read_snapshot
+
+        from .output import print_json
+
+        print_json(asdict(read_snapshot(folder)))
+        return
+    watch_run(folder, once=once, interval=interval)

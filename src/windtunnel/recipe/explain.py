@@ -1,0 +1,139 @@
+"""What pydantic found wrong with a recipe, in one plain sentence a key."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from .schema import Recipe
+from .yamlfile import Path_
+
+_LONGEST_VALUE = 80
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list, such as [a, b]",
+    "model_type": "a section of keys",
+    "dict_type": "a section of keys",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "multiple_of": "a multiple of {multiple_of}",
+    "too_short": "at least {min_length} of them",
+    "string_too_short": "at least {min_length} character",
+    "string_pattern_mismatch": "text that matches {pattern}",
+    "literal_error": "{expected}",
+}
+
+
+def explain(errors: Sequence[Any], origin: dict[Path_, str], file: str) -> list[str]:
+    """One line a wrong key: where it stands, the key, what was expected and the nearest valid name."""
+    groups: dict[Path_, list[Any]] = {}
+    models: dict[Path_, type[BaseModel] | None] = {}
+    for item in errors:
+        parts, model = _readable(tuple(str(part) for part in item["loc"]))
+        groups.setdefault(parts, []).append(item)
+        models[parts] = model
+    return [_line(parts, items, models[parts], origin, file) for parts, items in groups.items()]
+
+
+def _line(parts: Path_, items: list[Any], model: type[BaseModel] | None, origin: dict[Path_, str], file: str) -> str:
+    first, key = items[0], ".".join(parts) or "recipe"
+    at = (*parts, "kind") if first["type"] == "union_tag_invalid" else parts
+    where = next((origin[at[:n]] for n in range(len(at), 0, -1) if at[:n] in origin), file)
+    start = f"{where}: {key}"
+    match first["type"]:
+        case "extra_forbidden":
+            names = list(model.model_fields) if model else []
+            return f"{start}: unknown key; {_nearest(parts[-1], names) or 'valid: ' + ', '.join(names)}"
+        case "missing":
+            return f"{start}: missing; it must be given"
+        case "union_tag_not_found":
+            return f"{start}.kind: missing; expected {_either(_kinds(parts))}"
+        case "union_tag_invalid":
+            given, kinds = str(first["ctx"]["tag"]), _kinds(parts)
+            return f"{start}.kind: expected {_either(kinds)} (got {given!r}){_hint(given, kinds)}"
+    expected = list(dict.fromkeys(_expected(item) for item in items))
+    message = expected[0] if len(expected) == 1 else "expected " + " or ".join(e.removeprefix("expected ") for e in expected)
+    choices = [c for item in items if item["type"] == "literal_error" for c in _choices(item)]
+    return start + f": {message}{_got(first['input'])}{_hint(first['input'], choices)}"
+
+
+def _expected(item: Any) -> str:
+    known = _EXPECTED.get(item["type"])
+    if known is None:
+        return str(item["msg"]).removeprefix("Value error, ")
+    return "expected " + known.format(**item.get("ctx", {}))
+
+
+def _got(value: Any) -> str:
+    if isinstance(value, dict | BaseModel):
+        return ""
+    text = repr(value)
+    return f" (got {text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + '...'})"
+
+
+def _choices(item: Any) -> list[str]:
+    return [c.strip("' ") for c in str(item["ctx"]["expected"]).replace(" or ", ",").split(",")]
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.4)
+    return f"nearest: {found[0]}" if found else ""
+
+
+def _hint(value: Any, choices: Iterable[str]) -> str:
+    nearest = _nearest(value, choices) if isinstance(value, str) else ""
+    return f"; {nearest}" if nearest else ""
+
+
+def _either(names: Sequence[str]) -> str:
+    return ", ".join(names[:-1]) + (" or " if len(names) > 1 else "") + names[-1]
+
+
+def _kinds(parts: Path_) -> list[str]:
+    model: type[BaseModel] = Recipe
+    for part in parts[:-1]:
+        model = next(_models(model.model_fields[part].annotation))
+    return [str(m.model_fields["kind"].default) for m in _models(model.model_fields[parts[-1]].annotation)]
+
+
+def _readable(location: Path_) -> tuple[Path_, type[BaseModel] | None]:
+    """Drop pydantic's union tags from a location; also the section that the last key belongs to."""
+    parts: list[str] = []
+    model: type[BaseModel] | None = Recipe
+    rest = list(location)
+    owner: type[BaseModel] | None = model
+    while rest:
+        part = rest.pop(0)
+        parts.append(part)
+        owner = model
+        field = model.model_fields.get(part) if model else None
+        options = list(_models(field.annotation)) if field else []
+        if len(options) > 1 and rest:
+            tag = rest.pop(0)
+            model = next((m for m in options if m.model_fields["kind"].default == tag), None)
+        elif options:
+            model = options[0]
+        else:
+            model = None
+            break  # what follows a plain field names a branch of its type, not a key
+    if rest and rest[0].isdigit():
+        parts.append(rest[0])
+    return tuple(parts), owner
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+        return
+    for argument in get_args(annotation):
+        yield from _models(argument)
