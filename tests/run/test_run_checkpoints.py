@@ -28,12 +28,15 @@ def save(store: CheckpointStore, step: int, loss: float | None = None, policy: C
     optimizer = {"w|momentum|0:32": np.arange(32, dtype=np.float32) + step}
     writer.start(step, weights_of(step), optimizer, {"position": step * 10}, loss)
     saved = writer.wait()
-    assert saved is not None and saved.step == step
+    assert saved is not None
+    assert saved.step == step
 
 
 def test_what_is_read_is_what_was_saved(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "c")
-    assert store.newest_good() is None and store.best() is None and store.all() == []
+    assert store.newest_good() is None
+    assert store.best() is None
+    assert store.all() == []
     save(store, 7, 1.25)
     found = store.newest_good()
     assert found is not None
@@ -42,7 +45,8 @@ def test_what_is_read_is_what_was_saved(tmp_path: Path) -> None:
     for name, array in weights_of(7).items():
         assert loaded[name].shape == array.shape
         np.testing.assert_array_equal(loaded[name], array)
-    assert found.has_optimizer and found.optimizer_keys() == [("w", "momentum", 32)]
+    assert found.has_optimizer
+    assert found.optimizer_keys() == [("w", "momentum", 32)]
     np.testing.assert_array_equal(found.optimizer_slice("w", "momentum", 5, 9), np.arange(5, 9, dtype=np.float32) + 7)
     with pytest.raises(DamagedCheckpoint, match="32:40"):
         found.optimizer_slice("w", "momentum", 30, 40)
@@ -67,8 +71,11 @@ def test_ranks_write_shards_that_are_read_in_any_cut(tmp_path: Path, world: int)
             writers[r].start(step, weights_of(step) if r == 0 else None, piece, {"step": step})
         assert all(w.wait(30) is not None for w in writers)
     found = store.newest_good()
-    assert found is not None and found.step == 10 and found.world == world
-    assert len(found.files) == world + 1 and not list(found.path.glob("part-*"))
+    assert found is not None
+    assert found.step == 10
+    assert found.world == world
+    assert len(found.files) == world + 1
+    assert not list(found.path.glob("part-*"))
     for start, stop in [(0, 1000), (0, 1), (333, 334), (499, 768), (999, 1000), (4, 4)]:
         np.testing.assert_array_equal(found.optimizer_slice("w", "exp_avg", start, stop), full[start:stop] * 10)
 
@@ -114,7 +121,8 @@ def test_the_one_before_a_damaged_one_is_used(tmp_path: Path, damage: str) -> No
     DAMAGE[damage](store.all()[-1].path)
     assert store.newest_good().step == 1  # type: ignore[union-attr]
     assert store.best().step == 1  # type: ignore[union-attr]
-    assert len(told) == 1 and "step-00000002" in told[0]
+    assert len(told) == 1
+    assert "step-00000002" in told[0]
     with pytest.raises(UserError, match="step 2"):
         store.at(2)
     policy = Checkpoints(keep_last=1, keep_best=0, keep_hourly=False)
@@ -126,7 +134,8 @@ def test_no_good_checkpoint_at_all(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     save(store, 1)
     flip(store.all()[0].weights_file)
-    assert store.newest_good() is None and store.best() is None
+    assert store.newest_good() is None
+    assert store.best() is None
 
 
 def test_saving_a_step_again_replaces_it_only_once_it_is_there(tmp_path: Path) -> None:
@@ -190,7 +199,8 @@ def test_disk_needed_is_what_is_used(tmp_path: Path) -> None:
         writer.wait()
     used = sum(f.stat().st_size for f in tmp_path.rglob("*") if f.is_file())
     need = disk_needed(policy, big.nbytes, 2 * big.nbytes, hours=0)
-    assert used == pytest.approx(need.kept, rel=0.01) and need.peak == need.kept + 3 * big.nbytes
+    assert used == pytest.approx(need.kept, rel=0.01)
+    assert need.peak == need.kept + 3 * big.nbytes
     assert disk_needed(Checkpoints(), 1, 2, hours=10).kept > disk_needed(Checkpoints(), 1, 2, hours=1).kept
 
 
@@ -202,7 +212,8 @@ def test_no_room_is_said_before_anything_is_written(tmp_path: Path, monkeypatch:
     writer = CheckpointWriter(store)
     with pytest.raises(DiskFull, match="free"):
         writer.start(2, weights_of(2), {}, {})
-    assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"] and not writer.busy
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
+    assert not writer.busy
     monkeypatch.undo()
     writer.start(2, weights_of(2), {}, {})
     assert writer.wait() is not None
@@ -230,7 +241,8 @@ print([c.step for c in store.all()], sorted(p.name for p in store.folder.iterdir
 
 def test_a_write_that_fails_half_way_leaves_the_others(tmp_path: Path) -> None:
     out = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, check=True).stdout
-    assert "DiskFull: checkpoint of step 2" in out and "older ones are intact" in out
+    assert "DiskFull: checkpoint of step 2" in out
+    assert "older ones are intact" in out
     assert "[1, 3] ['step-00000001', 'step-00000003']" in out
 
 
@@ -251,7 +263,8 @@ def test_a_full_disk(tmp_path: Path) -> None:
         writer.start(3, {"w": np.ones(500_000, np.float32)}, {}, {})
         with pytest.raises(DiskFull, match="No space left"):
             writer.wait()
-        assert [c.step for c in store.all()] == [1] and store.newest_good() is not None
+        assert [c.step for c in store.all()] == [1]
+        assert store.newest_good() is not None
         assert [p.name for p in store.folder.iterdir()] == ["step-00000001"]
     finally:
         subprocess.run(["umount", str(disk)], check=True)
@@ -268,7 +281,8 @@ def test_start_returns_at_once_and_state_is_taken_then(tmp_path: Path) -> None:
     state["position"].append(2)
     assert writer.busy
     saved = writer.wait()
-    assert saved is not None and handed_over < 0.5 * saved.seconds
+    assert saved is not None
+    assert handed_over < 0.5 * saved.seconds
     assert store.at(1).state == {"position": [1]}
 
 
@@ -288,12 +302,15 @@ def test_readers_may_look_while_it_is_written(tmp_path: Path) -> None:
         save(store, step)
     stop.set()
     thread.join()
-    assert seen == sorted(seen) and seen[-1] > 1
+    assert seen == sorted(seen)
+    assert seen[-1] > 1
 
 
 def test_manifest_is_plain_json(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     save(store, 4, float("nan"))
     data = json.loads((store.at(4).path / "checkpoint.json").read_text())
-    assert data["step"] == 4 and data["validation_loss"] is None and set(data["files"]) >= {"model.safetensors"}
+    assert data["step"] == 4
+    assert data["validation_loss"] is None
+    assert set(data["files"]) >= {"model.safetensors"}
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 0

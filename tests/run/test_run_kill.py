@@ -20,8 +20,10 @@ def check(folder: Path, saved: int) -> int:
     """The newest good checkpoint is at least `saved`, sound, and nothing there is damaged."""
     store = CheckpointStore(folder)
     newest = store.newest_good()
-    assert newest is not None and store.problems == []
-    assert newest.step >= saved and newest.state == {"step": newest.step}
+    assert newest is not None
+    assert store.problems == []
+    assert newest.step >= saved
+    assert newest.state == {"step": newest.step}
     weights, optimizer = arrays(newest.step)
     loaded = newest.weights()
     assert set(loaded) == set(weights)

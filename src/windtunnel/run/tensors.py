@@ -131,6 +131,6 @@ def _header(ordered: Mapping[str, np.ndarray], metadata: dict[str, str]) -> byte
 def _blocks(ordered: Mapping[str, np.ndarray], metadata: dict[str, str]) -> Iterator[memoryview]:
     yield memoryview(_header(ordered, metadata))
     for array in ordered.values():
-        raw = memoryview(array.reshape(-1).view(np.uint8)) if array.size else memoryview(b"")
+        raw = array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
         for start in range(0, len(raw), BLOCK):
             yield raw[start : start + BLOCK]

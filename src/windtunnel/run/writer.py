@@ -140,9 +140,10 @@ class CheckpointWriter:
         """Raise DiskFull unless `needed` bytes and 5 % more are free."""
         free = self.store.free_bytes()
         if free < needed * MARGIN:
+            gib = f"{free / 2**30:.2f} GiB free; the checkpoint needs {needed * MARGIN / 2**30:.2f} GiB"
             raise DiskFull(
-                f"disk of {self.store.folder} has {free / 2**30:.2f} GiB free; the checkpoint needs {needed * MARGIN / 2**30:.2f} GiB",
-                "free space, or keep fewer with --set checkpoints.keep_last=1 checkpoints.keep_best=1 checkpoints.keep_hourly=false",
+                f"disk of {self.store.folder} has {gib}",
+                "free space, or keep fewer: --set checkpoints.keep_last=1 --set checkpoints.keep_hourly=false",
             )
 
     def poll(self) -> Saved | None:

@@ -1,0 +1,311 @@
+"""Metrics and events of a run: SQLite for windtunnel's own views, TensorBoard for everyone else's.
+
+The step loop only puts values on a queue; a thread commits them in batches at least once a second.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from windtunnel.recipe import UserError
+
+from .database import connect_reader, connect_writer, damaged, put_aside
+from .tensorboard import TensorBoard
+
+Level = Literal["info", "warn", "bad"]
+_PERIOD = 0.5
+_MOST_WAITING = 1_000_000
+
+
+class Point(NamedTuple):
+    """One value of a series; `time` in seconds since the epoch."""
+
+    step: int
+    value: float
+    time: float
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened in a run."""
+
+    time: float
+    step: int | None
+    kind: str
+    level: str
+    message: str
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+class MetricsReader:
+    """Reads a run's metrics, also while another process writes them.
+
+    Raises:
+        UserError: the file is missing, damaged or no metrics database.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._connection = connect_reader(self.path)
+
+    def names(self) -> list[str]:
+        """Names of all series that have points."""
+        rows = self._rows("SELECT name FROM series WHERE EXISTS (SELECT 1 FROM points WHERE series = id) ORDER BY name")
+        return [row[0] for row in rows]
+
+    def series(self, name: str, since: int = -1) -> list[Point]:
+        """Points of a series with step > `since`, by step. Empty for a name that was never logged."""
+        rows = self._rows(
+            "SELECT step, value, time FROM points WHERE series = (SELECT id FROM series WHERE name = ?) AND step > ? ORDER BY step",
+            (name, since),
+        )
+        return [Point(step, _read(value), when) for step, value, when in rows]
+
+    def latest(self) -> dict[str, Point]:
+        """The newest point of every series."""
+        rows = self._rows(
+            "SELECT name, step, value, time FROM series JOIN points ON series = id"
+            " WHERE step = (SELECT max(step) FROM points WHERE series = id)"
+        )
+        return {name: Point(step, _read(value), when) for name, step, value, when in rows}
+
+    def events(self, kind: str | None = None, last: int | None = None) -> list[Event]:
+        """Events in the order they happened; the last few only, if asked."""
+        rows = self._rows(
+            "SELECT * FROM (SELECT id, time, step, kind, level, message, data FROM events"
+            " WHERE ?1 IS NULL OR kind = ?1 ORDER BY id DESC LIMIT ?2) ORDER BY id",
+            (kind, -1 if last is None else last),
+        )
+        return [Event(*row[1:6], json.loads(row[6])) for row in rows]
+
+    def close(self) -> None:
+        """Let the file go."""
+        self._connection.close()
+
+    def __enter__(self) -> MetricsReader:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _rows(self, query: str, arguments: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        try:
+            return self._connection.execute(query, arguments).fetchall()
+        except sqlite3.DatabaseError as error:
+            raise damaged(self.path, error) from None
+
+
+class Metrics:
+    """Writes a run's metrics; one writer a run.
+
+    A damaged database is put aside as `<name>.damaged-N` and an event says so.
+
+    Args:
+        path: the SQLite file; made if missing.
+        tensorboard_dir: event files go here too; None: none are written.
+        resume_step: points of later steps are dropped, so that curves have no double points.
+    """
+
+    def __init__(self, path: Path | str, tensorboard_dir: Path | str | None = None, *, resume_step: int | None = None) -> None:
+        self.path = Path(path)
+        self.problem: str | None = None  # why the last batch is not on disk yet, if it is not
+        self._ids: dict[str, int] = {}
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._waiting: list[Any] = []
+        self._notes: list[Event] = []
+        self._connection = self._open()
+        self._tensorboard = TensorBoard(Path(tensorboard_dir)) if tensorboard_dir is not None else None
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="metrics", daemon=True)
+        self._thread.start()
+        if resume_step is not None:
+            self.rewind(resume_step)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Record values of a step. Never blocks; a step logged again replaces its value."""
+        self._queue.put(("points", step, {name: float(value) for name, value in values.items()}, time.time()))
+
+    def event(
+        self, kind: str, step: int | None, message: str, level: Level = "info", data: Mapping[str, Any] | None = None
+    ) -> None:
+        """Record that something happened. Never blocks. `data` must be JSON."""
+        self._queue.put(Event(time.time(), step, kind, level, message, dict(data or {})))
+
+    def rewind(self, step: int) -> None:
+        """Drop points after `step`: the run goes back there. Events stay, they did happen."""
+        self._queue.put(("rewind", step))
+
+    def flush(self, timeout: float = 30.0) -> None:
+        """Wait until what was logged before is on disk. Raises UserError when it cannot be written."""
+        done = threading.Event()
+        self._queue.put(done)
+        if not done.wait(timeout) or self.problem:
+            raise UserError(f"metrics {self.path} cannot be written: {self.problem or 'time-out'}", "free space on that disk")
+
+    def close(self) -> None:
+        """Write what is waiting and stop. Losing metrics to a full disk is not worth failing a run: see `problem`."""
+        if not self._closed:
+            self._closed = True
+            self._queue.put(None)
+            self._thread.join()
+
+    def __enter__(self) -> Metrics:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def names(self) -> list[str]:
+        """See `MetricsReader.names`; includes what was just logged."""
+        with self._reader() as reader:
+            return reader.names()
+
+    def series(self, name: str, since: int = -1) -> list[Point]:
+        """See `MetricsReader.series`; includes what was just logged."""
+        with self._reader() as reader:
+            return reader.series(name, since)
+
+    def latest(self) -> dict[str, Point]:
+        """See `MetricsReader.latest`; includes what was just logged."""
+        with self._reader() as reader:
+            return reader.latest()
+
+    def events(self, kind: str | None = None, last: int | None = None) -> list[Event]:
+        """See `MetricsReader.events`; includes what was just logged."""
+        with self._reader() as reader:
+            return reader.events(kind, last)
+
+    def _reader(self) -> MetricsReader:
+        if not self._closed:
+            self.flush()
+        return MetricsReader(self.path)
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                return connect_writer(self.path)
+            except sqlite3.OperationalError as error:
+                raise UserError(f"metrics {self.path} cannot be opened: {error}") from None
+            except sqlite3.DatabaseError as error:
+                return self._start_afresh(error)
+        except OSError as error:
+            raise UserError(f"metrics {self.path} cannot be opened: {error.strerror or error}") from None
+
+    def _start_afresh(self, error: Exception) -> sqlite3.Connection:
+        aside = put_aside(self.path)
+        self._ids.clear()
+        message = f"metrics were damaged ({error}); they were put aside as {aside.name} and start afresh"
+        self._notes.append(Event(time.time(), None, "metrics_damaged", "warn", message))
+        return connect_writer(self.path)
+
+    def _work(self) -> None:
+        for item in self._notes:
+            self._waiting.append(item)
+        ending = False
+        due = time.monotonic()
+        while not ending:
+            flushes, ending = self._collect(due)
+            self._commit()
+            due = time.monotonic() + _PERIOD
+            for flush in flushes:
+                flush.set()
+        self._connection.close()
+        if self._tensorboard:
+            self._tensorboard.close()
+
+    def _collect(self, due: float) -> tuple[list[threading.Event], bool]:
+        """Take items until the next commit is due, or someone waits for one."""
+        flushes: list[threading.Event] = []
+        while True:
+            left = due - time.monotonic()
+            if left <= 0 and self._waiting:
+                return flushes, False
+            try:
+                item = self._queue.get(timeout=left if left > 0 else _PERIOD)
+            except queue.Empty:
+                continue
+            if item is None:
+                return flushes, True
+            if isinstance(item, threading.Event):
+                flushes.append(item)
+                return flushes, False
+            self._waiting.append(item)
+
+    def _commit(self) -> None:
+        if not self._waiting:
+            return
+        batch = self._waiting
+        try:
+            self._write(batch)
+            self.problem = None
+        except sqlite3.OperationalError as error:  # disk full, locked: keep the batch and try again
+            self.problem = str(error)
+            self._rollback()
+            del batch[:-_MOST_WAITING]
+            return
+        except sqlite3.DatabaseError as error:
+            self._recover(error)
+            return
+        self._waiting = []
+        if self._tensorboard:
+            self._tensorboard.write(batch)
+
+    def _recover(self, error: Exception) -> None:
+        """The database was damaged under our hands: go on with a fresh one."""
+        self.problem = str(error)
+        self._connection.close()
+        self._notes = []
+        try:
+            self._connection = self._start_afresh(error)
+            self._write([*self._notes, *self._waiting])
+        except (sqlite3.DatabaseError, OSError) as again:
+            self.problem = str(again)
+            return
+        self.problem, self._waiting = None, []
+
+    def _rollback(self) -> None:
+        if self._connection.in_transaction:
+            self._connection.rollback()
+
+    def _write(self, batch: list[Any]) -> None:
+        run = self._connection
+        run.execute("BEGIN IMMEDIATE")
+        for item in batch:
+            if isinstance(item, Event):
+                run.execute(
+                    "INSERT INTO events (time, step, kind, level, message, data) VALUES (?, ?, ?, ?, ?, ?)",
+                    (item.time, item.step, item.kind, item.level, item.message, json.dumps(item.data, default=str)),
+                )
+            elif item[0] == "rewind":
+                run.execute("DELETE FROM points WHERE step > ?", (item[1],))
+            else:
+                _, step, values, when = item
+                rows = [(self._id(name), step, _stored(value), when) for name, value in values.items()]
+                run.executemany("INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?)", rows)
+        run.execute("COMMIT")
+
+    def _id(self, name: str) -> int:
+        if name not in self._ids:
+            self._connection.execute("INSERT OR IGNORE INTO series (name) VALUES (?)", (name,))
+            row = self._connection.execute("SELECT id FROM series WHERE name = ?", (name,)).fetchone()
+            self._ids[name] = row[0]
+        return self._ids[name]
+
+
+def _stored(value: float) -> float | None:
+    number = float(value)
+    return None if math.isnan(number) else number  # SQLite has no NaN
+
+
+def _read(value: float | None) -> float:
+    return math.nan if value is None else value

@@ -1,0 +1,161 @@
+"""Metrics: never in the way of the step loop, readable while written, sound after kills and damage."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from windtunnel.recipe import UserError
+from windtunnel.run import Metrics, MetricsReader
+
+
+def test_series_latest_names_and_events(tmp_path: Path) -> None:
+    with Metrics(tmp_path / "m.sqlite") as metrics:
+        for step in range(5):
+            metrics.log(step, {"loss": 5.0 - step, "nan": math.nan, "inf": math.inf})
+        metrics.log(2, {"loss": 9.0})
+        metrics.event("checkpoint", 3, "saved", data={"path": "x"})
+        metrics.event("band", 4, "spike", "bad")
+        assert [(p.step, p.value) for p in metrics.series("loss")] == [(0, 5), (1, 4), (2, 9), (3, 2), (4, 1)]
+        assert [p.step for p in metrics.series("loss", since=2)] == [3, 4]
+        assert math.isnan(metrics.series("nan")[0].value)
+        assert metrics.series("inf")[0].value == math.inf
+        assert metrics.names() == ["inf", "loss", "nan"]
+        assert metrics.latest()["loss"][:2] == (4, 1.0)
+        assert metrics.series("never") == []
+        assert [(e.kind, e.level, e.step, e.data) for e in metrics.events()] == [
+            ("checkpoint", "info", 3, {"path": "x"}),
+            ("band", "bad", 4, {}),
+        ]
+        assert [e.kind for e in metrics.events(last=1)] == ["band"]
+        assert metrics.events("nothing") == []
+
+
+def test_another_reader_sees_it_within_a_second(tmp_path: Path) -> None:
+    with Metrics(tmp_path / "m.sqlite") as metrics:
+        reader = MetricsReader(tmp_path / "m.sqlite")
+        metrics.log(1, {"loss": 1.0})
+        limit = time.monotonic() + 3
+        while not reader.series("loss") and time.monotonic() < limit:
+            time.sleep(0.02)
+        assert reader.latest()["loss"].value == 1.0
+        reader.close()
+
+
+def test_logging_does_not_wait_for_the_disk(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path / "m.sqlite")
+    metrics.flush()
+    blocker = __import__("sqlite3").connect(tmp_path / "m.sqlite", isolation_level=None)
+    blocker.execute("BEGIN EXCLUSIVE")
+    began = time.perf_counter()
+    for step in range(2000):
+        metrics.log(step, {"loss": 1.0})
+    assert time.perf_counter() - began < 0.5
+    blocker.execute("ROLLBACK")
+    blocker.close()
+    assert len(metrics.series("loss")) == 2000
+    metrics.close()
+    metrics.close()
+
+
+def test_going_back_leaves_no_double_points(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with Metrics(tmp_path / "m.sqlite", tmp_path / "tb") as metrics:
+        for step in range(10):
+            metrics.log(step, {"loss": 100.0 + step})
+    with Metrics(tmp_path / "m.sqlite", tmp_path / "tb", resume_step=4) as metrics:
+        for step in range(5, 8):
+            metrics.log(step, {"loss": float(step)})
+        points = [(p.step, p.value) for p in metrics.series("loss")]
+    assert points == [(s, 100.0 + s) for s in range(5)] + [(5, 5.0), (6, 6.0), (7, 7.0)]
+    board = EventAccumulator(str(tmp_path / "tb"))
+    board.Reload()
+    assert [(e.step, e.value) for e in board.Scalars("loss")] == points
+
+
+@pytest.mark.parametrize("damage", ["garbage", "truncated", "header", "text"])
+def test_a_damaged_database_is_put_aside(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "m.sqlite"
+    with Metrics(path) as metrics:
+        for step in range(3000):
+            metrics.log(step, {"loss": 1.0, "b": 2.0})
+    data = path.read_bytes()
+    path.write_bytes(
+        {
+            "garbage": data[:4096] + os.urandom(len(data) - 4096),
+            "truncated": data[: len(data) // 3],
+            "header": os.urandom(100) + data[100:],
+            "text": b"hello\n" * 1000,
+        }[damage]
+    )
+    before = path.read_bytes()
+    if damage in ("header", "text"):
+        with pytest.raises(UserError, match="damaged"):
+            MetricsReader(path)
+    with Metrics(path, resume_step=2) as metrics:
+        metrics.log(3, {"loss": 7.0})
+        assert [p.step for p in metrics.series("loss")] == [3]
+        assert [e.kind for e in metrics.events()] == ["metrics_damaged"]
+        assert "m.sqlite.damaged-1" in metrics.events()[0].message
+    assert (tmp_path / "m.sqlite.damaged-1").read_bytes() == before
+
+
+def test_damage_while_running_does_not_stop_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "m.sqlite"
+    with Metrics(path) as metrics:
+        for step in range(5000):
+            metrics.log(step, {"loss": 1.0})
+        metrics.flush()
+        with open(path, "r+b") as file:
+            file.write(os.urandom(path.stat().st_size))
+        path.with_name("m.sqlite-wal").unlink()
+        for step in range(5000, 5100):
+            metrics.log(step, {"loss": 2.0, f"new{step}": 1.0})
+            time.sleep(0.001)
+        metrics.flush()
+    assert metrics.problem is None
+
+
+def test_readers_of_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="do not exist"):
+        MetricsReader(tmp_path / "none.sqlite")
+    (tmp_path / "empty.sqlite").write_bytes(b"")
+    with pytest.raises(UserError, match="not metrics"):
+        MetricsReader(tmp_path / "empty.sqlite")
+    with pytest.raises(UserError, match="cannot be opened"):
+        Metrics(tmp_path)
+
+
+LOOP = """
+import sys
+from windtunnel.run import Metrics
+metrics = Metrics(sys.argv[1])
+step = 0
+while True:
+    metrics.log(step, {"loss": float(step)})
+    step += 1
+    if step % 200 == 0:
+        metrics.flush()
+        print(step, flush=True)
+"""
+
+
+def test_a_kill_loses_nothing_that_was_flushed(tmp_path: Path) -> None:
+    path = tmp_path / "m.sqlite"
+    process = subprocess.Popen([sys.executable, "-c", LOOP, str(path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    flushed = [int(process.stdout.readline()) for _ in range(5)][-1]
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    with Metrics(path) as metrics:
+        steps = [p.step for p in metrics.series("loss")]
+        assert steps == list(range(len(steps)))
+        assert len(steps) >= flushed
+        assert metrics.events() == []
