@@ -1,5 +1,5 @@
 """The command line: one file a verb. Each parses, calls a room, prints; heavy imports wait until then."""
 
-from .main import main
+from .app import main
 
 __all__ = ["main"]

@@ -47,8 +47,7 @@ def explain(errors: Sequence[Any], origin: dict[Path_, str], file: str) -> list[
 
 def _line(parts: Path_, items: list[Any], model: type[BaseModel] | None, origin: dict[Path_, str], file: str) -> str:
     first, key = items[0], ".".join(parts) or "recipe"
-    at = (*parts, "kind") if first["type"] == "union_tag_invalid" else parts
-    where = next((origin[at[:n]] for n in range(len(at), 0, -1) if at[:n] in origin), file)
+    where = _where(parts, first["type"], origin, file)
     start = f"{where}: {key}"
     match first["type"]:
         case "extra_forbidden":
@@ -65,6 +64,15 @@ def _line(parts: Path_, items: list[Any], model: type[BaseModel] | None, origin:
     message = expected[0] if len(expected) == 1 else "expected " + " or ".join(e.removeprefix("expected ") for e in expected)
     choices = [c for item in items if item["type"] == "literal_error" for c in _choices(item)]
     return start + f": {message}{_got(first['input'])}{_hint(first['input'], choices)}"
+
+
+def _where(parts: Path_, error: str, origin: dict[Path_, str], file: str) -> str:
+    """Where the key stands; for a key that is missing, the kind that asks for it or else its section."""
+    if error == "union_tag_invalid":
+        parts = (*parts, "kind")
+    elif error == "missing" and (*parts[:-1], "kind") in origin:
+        return origin[(*parts[:-1], "kind")]
+    return next((origin[parts[:n]] for n in range(len(parts), 0, -1) if parts[:n] in origin), file)
 
 
 def _expected(item: Any) -> str:

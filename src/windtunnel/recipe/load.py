@@ -60,9 +60,10 @@ def _find(source: str) -> Path:
         return Path(str(_shipped() / f"{source}.yaml"))
     path = Path(source)
     try:
+        path.resolve()
         is_folder, exists = path.is_dir(), path.exists()
-    except OSError as error:
-        raise UserError(f"recipe {source[:80]!r} cannot be read: {error.strerror}") from None
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a null character, a loop of links
+        raise UserError(f"recipe {source[:80]!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if is_folder:
         raise UserError(f"recipe {source} is a directory", f"name a recipe file or one of: {', '.join(recipe_names())}")
     if exists or path.suffix in (".yaml", ".yml"):
