@@ -1,0 +1,157 @@
+"""Generated sums: 'H12+34B46L' and a newline, over 17 characters; exact, and document i depends only on (seed, i).
+
+A document is 'H' expression 'B' answer 'L' newline. An expression is an optional '-', a number, and one or
+more of '+' or '-' with a number; numbers and answers are written without needless zeros ('0.5', '12', '-3.25').
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from decimal import Decimal, localcontext
+
+import numpy as np
+
+from windtunnel.recipe import ArithmeticCorpus
+
+from .documents import Array, DocumentBatch
+
+SOURCE = "arithmetic corpus"
+CHUNK = 1 << 16
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_EXPRESSION = re.compile(r"-?\d+(?:\.\d+)?(?:[+-]\d+(?:\.\d+)?)*")
+
+
+def solve(expression: str) -> str:
+    """The exact answer to an expression such as '12.5-3+4', written as in the corpus. Raises ValueError if it is none."""
+    if not _EXPRESSION.fullmatch(expression):
+        raise ValueError(f"{expression!r} is not a sum such as '12+34' or '-1.5-2'")
+    with localcontext() as context:
+        context.prec = 60
+        total = sum((Decimal(term) for term in re.findall(r"[+-]?[\d.]+", expression)), Decimal(0))
+        text = format(total, "f")
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return "0" if text in ("-0", "") else text
+
+
+def chunks(corpus: ArithmeticCorpus) -> Iterator[tuple[int, int]]:
+    """Ranges of documents that `generate` makes at once."""
+    for first in range(0, corpus.documents, CHUNK):
+        yield first, min(CHUNK, corpus.documents - first)
+
+
+def generate(corpus: ArithmeticCorpus, seed: int, first: int, count: int) -> DocumentBatch:
+    """Documents first .. first + count - 1 of the corpus of this seed."""
+    draw = _Draws(seed, first, count)
+    width, decimals = corpus.digits, corpus.decimals
+    terms = draw.below(2, corpus.terms + 1)
+    total = np.zeros(count, dtype=np.int64)
+    grid = _Grid(count)
+    grid.fill("H")
+    for t in range(corpus.terms):
+        used = t < terms
+        minus = draw.below(0, 4) == 0 if t == 0 else draw.below(0, 2) == 0
+        value = _term(draw, width, decimals)
+        value[~used] = 0
+        if t == 0:
+            minus &= value != 0  # no '-0'
+        total += np.where(minus, -value, value)
+        grid.where(minus, "-", "" if t == 0 else "+", used)
+        grid.number(value, width, decimals, used)
+    grid.fill("B")
+    grid.where(total < 0, "-", "", np.ones(count, dtype=bool))
+    grid.number(np.abs(total), width + 1, decimals, np.ones(count, dtype=bool))
+    grid.fill("L")
+    grid.fill("\n")
+    return grid.documents()
+
+
+def _term(draw: _Draws, width: int, decimals: int) -> Array:
+    """Numbers times 10**decimals: uniform in their count of digits, then in value."""
+    powers = 10 ** np.arange(width + 1, dtype=np.int64)
+    size = draw.below(1, width + 1)
+    low = np.where(size == 1, 0, powers[size - 1])
+    whole = draw.between(low, powers[size])
+    if not decimals:
+        return whole
+    places = draw.below(0, decimals + 1)
+    fraction = draw.between(np.zeros_like(places), (10 ** np.arange(decimals + 1, dtype=np.int64))[places])
+    return whole * 10**decimals + fraction * (10 ** np.arange(decimals, -1, -1, dtype=np.int64))[places]
+
+
+class _Draws:
+    """Counter-based random numbers (splitmix64): the k-th draw of document i is a function of (seed, i, k) alone."""
+
+    def __init__(self, seed: int, first: int, count: int) -> None:
+        start = _mix(np.array([seed & (2**64 - 1)], dtype=np.uint64) + _GOLDEN)
+        self._state = _mix(start + np.arange(first, first + count, dtype=np.uint64) * _GOLDEN)
+
+    def _uniform(self) -> Array:
+        self._state = self._state + _GOLDEN
+        return (_mix(self._state) >> np.uint64(11)) * 2.0**-53
+
+    def below(self, low: int, high: int) -> Array:
+        """(n,) int64, uniform in [low, high)."""
+        return (self._uniform() * (high - low)).astype(np.int64) + low
+
+    def between(self, low: Array, high: Array) -> Array:
+        """(n,) int64, uniform in [low, high) of each document; ranges below 2**53."""
+        return (self._uniform() * (high - low)).astype(np.int64) + low
+
+
+def _mix(x: Array) -> Array:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(x ^ (x >> np.uint64(31)))
+
+
+class _Grid:
+    """Text of many documents, a column of characters at a time; 0 stands for no character."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._columns: list[Array] = []
+
+    def fill(self, character: str) -> None:
+        """The same character in every document."""
+        self._columns.append(np.full(self._count, ord(character), dtype=np.uint8))
+
+    def where(self, condition: Array, yes: str, no: str, used: Array) -> None:
+        """One of two characters, or none, in the documents where it is used."""
+        column = np.where(condition, ord(yes) if yes else 0, ord(no) if no else 0).astype(np.uint8)
+        self._columns.append(column * used)
+
+    def number(self, scaled: Array, width: int, decimals: int, used: Array) -> None:
+        """Numbers times 10**decimals, without leading zeros or trailing ones behind the point."""
+        small = np.uint32 if 10 ** (width + decimals) < 2**32 else np.uint64
+        rest = scaled.astype(small)
+        shown = np.zeros(self._count, dtype=bool)
+        tail: list[Array] = []
+        for _ in range(decimals):
+            quotient = rest // small(10)
+            digit = (rest - quotient * small(10)).astype(np.uint8)
+            shown = shown | (digit != 0)
+            tail.append((digit + np.uint8(48)) * (shown & used))
+            rest = quotient
+        if decimals:
+            tail.append((shown & used).astype(np.uint8) * np.uint8(ord(".")))
+        for place in range(width):
+            quotient = rest // small(10)
+            digit = (rest - quotient * small(10)).astype(np.uint8)
+            tail.append((digit + np.uint8(48)) * (used if place == 0 else used & (rest != 0)))
+            rest = quotient
+        self._columns.extend(reversed(tail))
+
+    def documents(self) -> DocumentBatch:
+        """The documents; the key is a hash over the padded columns, which the text alone determines."""
+        padded = -(-len(self._columns) // 8) * 8
+        columns = np.zeros((padded, self._count), dtype=np.uint8)
+        np.stack(self._columns, out=columns[: len(self._columns)])
+        table = np.ascontiguousarray(columns.T)
+        keys = np.zeros(self._count, dtype=np.uint64)
+        for word in table.view(np.uint64).T:
+            keys = _mix((keys ^ word) + _GOLDEN)
+        present = table != 0
+        starts = np.zeros(self._count + 1, dtype=np.int64)
+        np.cumsum(np.count_nonzero(present, axis=1), out=starts[1:])
+        return DocumentBatch(SOURCE, table[present], starts, keys)

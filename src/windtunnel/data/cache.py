@@ -1,0 +1,95 @@
+"""The cache of prepared data: where it is, one writer at a time, nothing half-written ever visible."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from windtunnel.recipe import UserError
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def cache_root(cache: str | Path | None = None) -> Path:
+    """$WINDTUNNEL_CACHE, else $XDG_CACHE_HOME/windtunnel, else ~/.cache/windtunnel; created.
+
+    Raises:
+        UserError: the folder cannot be created or written.
+    """
+    own, shared = os.environ.get("WINDTUNNEL_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    root = Path(cache or own or (Path(shared) / "windtunnel" if shared else Path.home() / ".cache" / "windtunnel"))
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unusable(root, error) from None
+    if not os.access(root, os.W_OK | os.X_OK):
+        raise _unusable(root, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+    return root
+
+
+def _unusable(root: Path, error: OSError) -> UserError:
+    return UserError(f"cache folder {root} cannot be written: {error.strerror}", "set WINDTUNNEL_CACHE to a folder that can")
+
+
+@contextlib.contextmanager
+def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock file, which the kernel frees when its holder dies; `waiting` is called if another has it."""
+    with open(path, "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:
+            pass  # a file system without locks: renaming is still atomic, only work may be done twice
+        yield
+
+
+@contextlib.contextmanager
+def new_folder(final: Path) -> Iterator[Path]:
+    """A temporary folder beside `final` that takes its place at the end; removed on any error.
+
+    Call with the lock held: temporary folders left by killed processes are removed here too.
+
+    Raises:
+        UserError: the disk is full.
+    """
+    for stale in final.parent.glob(f".tmp-{final.name}-*"):
+        shutil.rmtree(stale, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".tmp-{final.name}-", dir=final.parent))
+    try:
+        yield folder
+        if final.exists():
+            shutil.rmtree(final)
+        os.rename(folder, final)
+        _sync(final.parent)
+    except OSError as error:
+        if error.errno in _FULL:
+            raise UserError(f"no space left for prepared data in {final.parent}: {error.strerror}", "free some space, or set WINDTUNNEL_CACHE to a larger disk") from None
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def check_free_space(folder: Path, needed: int) -> None:
+    """Refuse before writing when `needed` bytes and a tenth more are not free. Raises UserError."""
+    free, wanted = shutil.disk_usage(folder).free, int(needed * 1.1)
+    if free < wanted:
+        raise UserError(
+            f"preparing the data needs {wanted / 1e9:.3g} GB in {folder}, {free / 1e9:.3g} GB are free",
+            "free some space, set WINDTUNNEL_CACHE to a larger disk, or use a smaller corpus",
+        )

@@ -1,0 +1,174 @@
+"""The files of a corpus and the documents in them: streamed, checked to be UTF-8 text, cut where needed."""
+
+from __future__ import annotations
+
+import glob
+import os
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from windtunnel.recipe import StdlibCorpus, TextCorpus, UserError
+
+from .documents import DocumentBatch, batch_of
+
+BLOCK = 8 << 20
+LARGEST_DOCUMENT = 64 << 20
+_BOM = b"\xef\xbb\xbf"
+_NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+
+
+@dataclass(frozen=True)
+class CorpusFile:
+    """One file of a corpus and its size in bytes when it was listed."""
+
+    path: str
+    size: int
+
+
+def corpus_files(corpus: TextCorpus | StdlibCorpus) -> list[CorpusFile]:
+    """The corpus's files, sorted by path, each once, empty ones found by a glob left out.
+
+    Raises:
+        UserError: a file or pattern matches nothing, is a directory, is empty or cannot be read.
+    """
+    return _text_files(corpus) if isinstance(corpus, TextCorpus) else _stdlib_files(corpus)
+
+
+def _text_files(corpus: TextCorpus) -> list[CorpusFile]:
+    found: dict[str, CorpusFile] = {}
+    for pattern in corpus.files:
+        expanded = os.path.expanduser(pattern)
+        if os.path.lexists(expanded):  # a name may hold brackets and need not be a pattern
+            file = _stat(expanded)
+            if not file.size:
+                raise UserError(f"data.corpus.files: {pattern} is empty", "remove it from the recipe or put text into it")
+            matches = [file]
+        else:
+            matches = [_stat(p) for p in sorted(glob.glob(expanded, recursive=True)) if os.path.isfile(p)]
+            if not matches:
+                raise UserError(f"data.corpus.files: {pattern} matches no file (looked in {os.getcwd()})", "give an existing file or a glob such as 'books/**/*.txt'")
+        for file in matches:
+            if file.size:
+                found.setdefault(os.path.realpath(file.path), file)
+    if not found:
+        raise UserError(f"data.corpus.files: every file of {', '.join(corpus.files)} is empty", "give files with text in them")
+    return sorted(found.values(), key=lambda f: f.path)
+
+
+def _stdlib_files(corpus: StdlibCorpus) -> list[CorpusFile]:
+    root = Path(sysconfig.get_path("stdlib"))
+    wanted, total, files = round(corpus.megabytes * 1e6), 0, []
+    for path in sorted(root.rglob("*.py")):
+        if total >= wanted:
+            break
+        if _NOT_LIBRARY.isdisjoint(path.relative_to(root).parts) and path.is_file() and (size := path.stat().st_size):
+            files.append(CorpusFile(str(path), size))
+            total += size
+    if not files:
+        raise UserError(f"the stdlib corpus: no Python files under {root}", "use a Python with its library installed as files, or a text corpus")
+    return files
+
+
+def _stat(path: str) -> CorpusFile:
+    try:
+        if os.path.isdir(path):
+            raise UserError(f"data.corpus.files: {path} is a directory", f"name its files: '{path.rstrip('/')}/**/*.txt'")
+        with open(path, "rb") as file:
+            return CorpusFile(path, os.fstat(file.fileno()).st_size)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: str, error: OSError) -> UserError:
+    return UserError(f"data.corpus.files: {path} cannot be read: {error.strerror}", "check the path and its permissions")
+
+
+def read_documents(file: CorpusFile, separator: str | None, longest: int = LARGEST_DOCUMENT) -> Iterator[DocumentBatch]:
+    """The documents of a file in batches of about 8 MB; those longer than `longest` bytes are cut into pieces.
+
+    A piece ends at the last blank line in its second half, else at a line's end, a space, or any character.
+    Empty documents are left out; a byte order mark at the start is dropped.
+
+    Raises:
+        UserError: the file cannot be read, holds NUL bytes or is not UTF-8 (names the byte offset).
+    """
+    mark = separator.encode() if separator else b""
+    rest, at = b"", 0
+    for block in _blocks(file.path):
+        if at == 0 and not rest and block.startswith(_BOM):
+            block, at = block[len(_BOM) :], len(_BOM)
+        *whole, rest = (rest + block).split(mark) if mark else [rest + block]
+        documents, offsets = [], []
+        for document in whole:
+            for piece in _pieces(document, longest):
+                documents.append(piece)
+                offsets.append(at)
+                at += len(piece)
+            at += len(mark)
+        while len(rest) > longest:
+            cut = _cut(rest, longest)
+            documents.append(rest[:cut])
+            offsets.append(at)
+            rest, at = rest[cut:], at + cut
+        yield from _checked(file.path, documents, offsets)
+    yield from _checked(file.path, [rest], [at])
+
+
+def _blocks(path: str) -> Iterator[bytes]:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while block := file.read(BLOCK):
+                yield block
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _pieces(document: bytes, longest: int) -> Iterator[bytes]:
+    while len(document) > longest:
+        cut = _cut(document, longest)
+        yield document[:cut]
+        document = document[cut:]
+    yield document
+
+
+def _cut(text: bytes, longest: int) -> int:
+    """Where to cut a document that is longer than `longest`: at most there, and never inside a character."""
+    for mark in (b"\n\n", b"\n", b" "):
+        found = text.rfind(mark, longest // 2, longest)
+        if found >= 0:
+            return found + len(mark)
+    cut = longest
+    while cut > longest - 4 and text[cut] & 0xC0 == 0x80:
+        cut -= 1
+    return cut if cut > 0 else longest
+
+
+def _checked(path: str, documents: list[bytes], offsets: list[int]) -> Iterator[DocumentBatch]:
+    kept = [(d, o) for d, o in zip(documents, offsets, strict=True) if d] if b"" in documents else None
+    if kept is not None:
+        documents, offsets = [d for d, _ in kept], [o for _, o in kept]
+    if not documents:
+        return
+    batch = batch_of(path, documents, offsets)
+    text = batch.text.tobytes()
+    nul = text.find(b"\0")
+    if nul >= 0:
+        raise UserError(f"data.corpus.files: {path} is binary: NUL byte at byte offset {_file_offset(batch, nul)}", "give plain UTF-8 text files")
+    if not text.isascii():
+        try:
+            text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            where = _file_offset(batch, error.start)
+            raise UserError(
+                f"data.corpus.files: {path} is not UTF-8: byte 0x{text[error.start]:02x} at byte offset {where} ({error.reason})",
+                f"convert it: iconv -f latin1 -t utf-8 {path}",
+            ) from None
+    yield batch
+
+
+def _file_offset(batch: DocumentBatch, position: int) -> int:
+    assert batch.offsets is not None
+    index = int(batch.starts.searchsorted(position, side="right")) - 1
+    return int(batch.offsets[index]) + position - int(batch.starts[index])

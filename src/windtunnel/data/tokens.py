@@ -1,0 +1,92 @@
+"""Token files: a flat array of token ids on disk, memory-mapped when read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+Tokens = np.ndarray[Any, np.dtype[Any]]
+
+
+def token_dtype(vocab: int) -> np.dtype[Any]:
+    """The narrowest unsigned type that holds every id of a vocabulary."""
+    return np.dtype(np.uint8 if vocab <= 2**8 else np.uint16 if vocab <= 2**16 else np.uint32)
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """`count` token ids of type `dtype` ('uint8', 'uint16' or 'uint32', little-endian) in one file without a header."""
+
+    path: Path
+    dtype: str
+    count: int
+
+    @cached_property
+    def array(self) -> Tokens:
+        """(count,) ids, memory-mapped and read-only."""
+        return np.memmap(self.path, dtype=np.dtype(self.dtype).newbyteorder("<"), mode="r", shape=(self.count,))
+
+    @property
+    def bytes(self) -> int:
+        """Size on disk."""
+        return self.count * np.dtype(self.dtype).itemsize
+
+    def __len__(self) -> int:
+        return self.count
+
+    def sequences(self, sequence: int) -> int:
+        """Sequences of `sequence` targets in one epoch, the last of them perhaps partial."""
+        return max(0, -(-(self.count - 1) // sequence))
+
+
+class TokenWriter:
+    """Appends ids to a new token file and checksums them on the way."""
+
+    def __init__(self, path: Path, vocab: int) -> None:
+        self.path = path
+        self.dtype = token_dtype(vocab)
+        self.count = 0
+        self._file = open(path, "wb")
+        self._digest = xxhash.xxh3_128()
+
+    def append(self, tokens: Tokens) -> None:
+        """Write (n,) ids."""
+        data = memoryview(np.ascontiguousarray(tokens, dtype=self.dtype.newbyteorder("<"))).cast("B")
+        self._file.write(data)
+        self._digest.update(data)
+        self.count += len(tokens)
+
+    def close(self) -> None:
+        """Flush to the disk."""
+        import os
+
+        if not self._file.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def abandon(self) -> None:
+        """Close without caring whether the rest can be written."""
+        import contextlib
+
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    @property
+    def checksum(self) -> str:
+        """xxh3-128 of the ids written so far."""
+        return self._digest.hexdigest()
+
+
+def file_checksum(path: Path) -> str:
+    """xxh3-128 of a file's bytes."""
+    digest = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()

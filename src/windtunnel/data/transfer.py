@@ -1,0 +1,96 @@
+"""From host arrays to tensors on the device: through pinned memory and beside the compute on CUDA, plainly elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .documents import Array
+
+if TYPE_CHECKING:
+    import torch
+
+# Tokens travel in their narrow type, seen as the signed type that torch supports everywhere.
+_SIGNED = {"uint8": "uint8", "uint16": "int16", "uint32": "int32"}
+_MASK = {"uint8": None, "uint16": 0xFFFF, "uint32": None}
+
+
+@dataclass
+class Ready:
+    """A batch whose copy may still be under way."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    copied: torch.cuda.Event | None = None
+
+    def take(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """x and y; the current stream waits for the copy, the host does not."""
+        if self.copied is not None:
+            import torch
+
+            stream = torch.cuda.current_stream(self.x.device)
+            stream.wait_event(self.copied)
+            # Made on another stream: their memory must not be handed out again while this one reads it.
+            self.x.record_stream(stream)
+            self.y.record_stream(stream)
+        return self.x, self.y
+
+
+class Transfer:
+    """Turns (rows, sequence + 1) arrays of tokens into x and y, reusing `slots` host buffers in turn.
+
+    Belongs to the thread that makes it.
+    """
+
+    def __init__(self, device: str | torch.device, shape: tuple[int, int], dtype: str, slots: int) -> None:
+        import torch
+
+        self._device = torch.device(device)
+        self._mask = _MASK[dtype]
+        self._cuda = self._device.type == "cuda"
+        self._stream: Any = None
+        if self._cuda:
+            torch.cuda.set_device(self._device)  # per thread
+            self._stream = torch.cuda.Stream(self._device)
+        self._next = 0
+        kind = getattr(torch, _SIGNED[dtype])
+        self._hosts = [torch.zeros(shape, dtype=kind, pin_memory=self._cuda) for _ in range(slots if self._cuda else 1)]
+        self._arrays: list[Array] = [host.numpy().view(np.dtype(dtype)) for host in self._hosts]
+        self._events: list[torch.cuda.Event | None] = [None] * len(self._hosts)
+
+    def buffer(self) -> Array:
+        """The host array to fill before `send`; waits until its last copy has left it."""
+        event = self._events[self._next]
+        if event is not None:
+            event.synchronize()
+        return self._arrays[self._next]
+
+    def send(self, short: dict[int, int]) -> Ready:
+        """Start the copy. short: number of targets of each row that lacks some."""
+        import torch
+
+        slot, self._next = self._next, (self._next + 1) % len(self._hosts)
+        if not self._cuda:
+            x, y = self._widen(self._hosts[slot].to(self._device), short)
+            return Ready(x, y)
+        with torch.cuda.stream(self._stream):
+            x, y = self._widen(self._hosts[slot].to(self._device, non_blocking=True), short)
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        self._events[slot] = event
+        return Ready(x, y, event)
+
+    def _widen(self, tokens: torch.Tensor, short: dict[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
+        wide = tokens.to(torch.int64)
+        if wide.data_ptr() == tokens.data_ptr():
+            wide = wide.clone()
+        if self._mask is not None:
+            wide &= self._mask
+        x, y = wide[:, :-1].contiguous(), wide[:, 1:].contiguous()
+        for row, targets in short.items():
+            y[row, targets:] = -1
+        return x, y

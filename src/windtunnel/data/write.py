@@ -1,0 +1,159 @@
+"""Tokenize a corpus into its two splits, several batches at a time, in order."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from windtunnel.recipe import ArithmeticCorpus, BPETokenizer, Recipe, TextCorpus
+
+from .arithmetic import chunks, generate
+from .corpus import CorpusFile
+from .documents import Array, DocumentBatch
+from .survey import Survey, survey_arithmetic, survey_text, text_batches
+from .tokenizer import Characters, Tokenizer
+from .tokens import TokenWriter
+
+if TYPE_CHECKING:
+    from .prepared import Progress, Split
+
+BPE_TRAINING_BYTES = 256 << 20
+NAMES = ("train", "validation")
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Written:
+    """The outcome: the tokenizer, both splits, and characters skipped."""
+
+    tokenizer: Tokenizer
+    splits: dict[str, Split]
+    skipped: Counter[str]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One batch as tokens: for training and for validation, ids and counts of documents and bytes."""
+
+    ids: tuple[Array, Array]
+    documents: tuple[int, int]
+    bytes: tuple[int, int]
+    skipped: Counter[str]
+
+
+def write_splits(recipe: Recipe, files: list[CorpusFile], folder: Path, check_space: Callable[[int], None], report: Progress) -> Written:
+    """Write train.bin, validation.bin and tokenizer.json into the folder."""
+    corpus, data = recipe.data.corpus, recipe.data
+    separator = corpus.separator if isinstance(corpus, TextCorpus) else None
+    if isinstance(corpus, ArithmeticCorpus):
+        found = survey_arithmetic(corpus, recipe.seed, data.validation)
+    else:
+        found = survey_text(data, files, separator, lambda share: report(0.2 * share, "reading the corpus"))
+
+    def batches() -> Iterator[Callable[[], DocumentBatch]]:
+        if isinstance(corpus, ArithmeticCorpus):
+            for first, count in chunks(corpus):
+                yield lambda first=first, count=count: generate(corpus, recipe.seed, first, count)  # type: ignore[misc]
+        else:
+            for batch in text_batches(files, separator, found.longest):
+                yield lambda batch=batch: batch  # type: ignore[misc]
+
+    tokenizer = _tokenizer(recipe, found, batches, report)
+    tokenizer.save(folder / "tokenizer.json")
+    # A token stands for at least one byte, and every document adds BOS.
+    check_space((found.bytes + found.documents) * tokenizer.dtype.itemsize)
+    return _write(tokenizer, found, batches(), folder, report)
+
+
+def _write(tokenizer: Tokenizer, found: Survey, batches: Iterable[Callable[[], DocumentBatch]], folder: Path, report: Progress) -> Written:
+    from .prepared import Split
+
+    writers = [TokenWriter(folder / f"{name}.bin", tokenizer.vocab) for name in NAMES]
+    documents, sizes, skipped = [0, 0], [0, 0], Counter[str]()
+    try:
+        for part in ordered_map(lambda make: _tokenize(tokenizer, found.threshold, make()), batches):
+            for i, writer in enumerate(writers):
+                writer.append(part.ids[i])
+                documents[i] += part.documents[i]
+                sizes[i] += part.bytes[i]
+            skipped.update(part.skipped)
+            share = min(1.0, sum(sizes) / max(1, found.bytes))
+            report(0.3 + 0.69 * share, f"tokenizing: {sum(w.count for w in writers) / 1e6:,.1f} M tokens")
+        for writer in writers:
+            writer.close()
+    finally:
+        for writer in writers:
+            writer.abandon()
+    splits = {
+        name: Split(w.count, documents[i], sizes[i], str(w.dtype), w.checksum) for i, (name, w) in enumerate(zip(NAMES, writers, strict=True))
+    }
+    return Written(tokenizer, splits, skipped, found.notes)
+
+
+def _tokenize(tokenizer: Tokenizer, threshold: int, batch: DocumentBatch) -> _Part:
+    """A batch's documents as ids behind BOS, split by key."""
+    ids, lengths, skipped = tokenizer.encode_documents(batch)
+    held_out = batch.keys < np.uint64(threshold)
+    counts = lengths + 1
+    out = np.full(int(counts.sum()), tokenizer.bos, dtype=tokenizer.dtype)
+    text = np.ones(len(out), dtype=bool)
+    text[np.cumsum(counts) - counts] = False
+    out[text] = ids
+    sizes = np.diff(batch.starts)
+    number, size = int(held_out.sum()), int(sizes[held_out].sum())
+    if number == 0:
+        split = (out, out[:0])
+    else:
+        mask = np.repeat(held_out, counts)
+        split = (out[~mask], out[mask])
+    return _Part(split, (len(batch) - number, number), (int(sizes.sum()) - size, size), skipped)
+
+
+def _tokenizer(recipe: Recipe, found: Survey, batches: Callable[[], Iterator[Callable[[], DocumentBatch]]], report: Progress) -> Tokenizer:
+    wanted = recipe.data.tokenizer
+    if not isinstance(wanted, BPETokenizer):
+        alphabet = found.alphabet if wanted.alphabet == "auto" else wanted.alphabet
+        return Characters(alphabet, wanted.unknown)
+    from .bpe import train_bpe
+
+    report(0.2, "training the tokenizer")
+    tokenizer = train_bpe(_training_texts(found, batches()), wanted.vocab_size)
+    if tokenizer.vocab < wanted.vocab_size:
+        found.notes.append(f"the corpus gives a vocabulary of {tokenizer.vocab:,} tokens, not {wanted.vocab_size:,}")
+    return tokenizer
+
+
+def _training_texts(found: Survey, batches: Iterable[Callable[[], DocumentBatch]]) -> Iterator[str]:
+    """Training documents, of a large corpus those with the highest keys: about 256 MiB of them, chosen by hash."""
+    share = min(1.0, BPE_TRAINING_BYTES / max(1, found.bytes))
+    lowest = max(found.threshold, int((1 - share) * 2**64))
+    for make in batches:
+        batch = make()
+        for i in np.flatnonzero(batch.keys >= np.uint64(min(lowest, 2**64 - 1))):
+            yield batch.document(int(i))
+
+
+def ordered_map(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """`work` over items in a few threads, results in order, only a few held at once. NumPy frees the interpreter lock."""
+    threads = max(1, min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))
+    with ThreadPoolExecutor(threads, thread_name_prefix="tokenize") as pool:
+        pending: deque[Future[R]] = deque()
+        try:
+            for item in items:
+                pending.append(pool.submit(work, item))
+                if len(pending) > threads + 1:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
