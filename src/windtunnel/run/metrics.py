@@ -65,7 +65,8 @@ class MetricsReader:
     def series(self, name: str, since: int = -1) -> list[Point]:
         """Points of a series with step > `since`, by step. Empty for a name that was never logged."""
         rows = self._rows(
-            "SELECT step, value, time FROM points WHERE series = (SELECT id FROM series WHERE name = ?) AND step > ? ORDER BY step",
+            "SELECT step, value, time FROM points"
+            " WHERE series = (SELECT id FROM series WHERE name = ?) AND step > ? ORDER BY step",
             (name, since),
         )
         return [Point(step, _read(value), when) for step, value, when in rows]
@@ -85,7 +86,7 @@ class MetricsReader:
             " WHERE ?1 IS NULL OR kind = ?1 ORDER BY id DESC LIMIT ?2) ORDER BY id",
             (kind, -1 if last is None else last),
         )
-        return [Event(*row[1:6], json.loads(row[6])) for row in rows]
+        return [Event(r[1], r[2], r[3], r[4], r[5], json.loads(r[6])) for r in rows]
 
     def close(self) -> None:
         """Let the file go."""

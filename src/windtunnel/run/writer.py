@@ -202,9 +202,7 @@ class CheckpointWriter:
         for rank in range(1, self.world):
             _part(job.folder, rank).unlink()
         final = self.store.free_name(job.step)
-        write_manifest(
-            Checkpoint(final, job.step, self.world, job.validation_loss, time.time(), job.state, files), job.folder
-        )
+        write_manifest(Checkpoint(final, job.step, self.world, job.validation_loss, time.time(), job.state, files), job.folder)
         fsync_folder(job.folder)
         os.rename(job.folder, final)
         fsync_folder(self.store.folder)

@@ -1,0 +1,45 @@
+"""What makes two recipes the same training: those keys must agree to resume; the others may change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from windtunnel.recipe import Recipe
+
+_WHOLE = ("name", "seed", "model", "data")
+_PRETRAIN = ("batch_tokens", "precision", "optimizer", "schedule")
+
+
+def identity(recipe: Recipe) -> dict[str, Any]:
+    """The identity keys of a recipe and their values, by dotted path."""
+    dump = recipe.model_dump(mode="json")
+    keys = {name: dump[name] for name in _WHOLE}
+    keys["stages"] = {"pretrain": {name: dump["stages"]["pretrain"][name] for name in _PRETRAIN}}
+    return dict(_flatten(keys, ""))
+
+
+def first_difference(run: Recipe, asked: Recipe) -> tuple[str, Any, Any] | None:
+    """The first identity key (path, value in the run, value asked for) that differs.
+
+    A key that the asked recipe leaves to be derived (null or 'auto') agrees with whatever the run derived.
+    """
+    have, want = identity(run), identity(asked)
+    for key in [*have, *(k for k in want if k not in have)]:
+        left, right = have.get(key), want.get(key)
+        if left != right and not (right in (None, "auto") and key in want):
+            return key, left, right
+    return None
+
+
+def resumed(run: Recipe, asked: Recipe) -> Recipe:
+    """The asked recipe's budget, checkpoints, bands and the like with the run's identity keys."""
+    pretrain = asked.stages.pretrain.model_copy(update={k: getattr(run.stages.pretrain, k) for k in _PRETRAIN})
+    stages = asked.stages.model_copy(update={"pretrain": pretrain})
+    return asked.model_copy(update={**{k: getattr(run, k) for k in _WHOLE}, "stages": stages})
+
+
+def _flatten(value: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
+    flat: list[tuple[str, Any]] = []
+    for key, item in value.items():
+        flat += _flatten(item, f"{prefix}{key}.") if isinstance(item, dict) else [(f"{prefix}{key}", item)]
+    return flat
