@@ -3,35 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from datetime import datetime
+from typing import TYPE_CHECKING
 
 import typer
 
 from .options import DEFAULT_ROOT, JsonOption, RootOption
 from .output import print_json, print_table
 
+if TYPE_CHECKING:
+    from windtunnel.run import RunSummary
+
+COLUMNS = ["run", "recipe", "created", "status", "step", "loss", "validation", "best step", "$", "note"]
+
 
 def runs(root: RootOption = DEFAULT_ROOT, json: JsonOption = False) -> None:
     """List the runs under --root, the newest first. Damaged ones are listed as such."""
     from windtunnel.run import list_runs
 
-    summaries: list[dict[str, Any]] = [
-        dataclasses.asdict(item) if dataclasses.is_dataclass(item) and not isinstance(item, type) else dict(item)
-        for item in list_runs(root)
-    ]
+    found = list_runs(root)
     if json:
-        print_json(summaries)
-        return
-    if not summaries:
+        print_json([dataclasses.asdict(item) for item in found])
+    elif not found:
         typer.echo(f"no runs under {root}/; start one with: windtunnel train charlm")
-        return
-    columns = [key for key in summaries[0] if any(s.get(key) not in (None, "") for s in summaries)]
-    print_table(
-        f"runs under {root}/", [c.replace("_", " ") for c in columns], [[_text(s.get(c)) for c in columns] for s in summaries]
-    )
+    else:
+        print_table(f"runs under {root}/", COLUMNS, [_row(item) for item in found])
 
 
-def _text(value: Any) -> str:
+def _row(item: RunSummary) -> list[str]:
+    created = "" if item.created is None else datetime.fromtimestamp(item.created).strftime("%Y-%m-%d %H:%M")
+    values = [item.step, item.loss, item.validation_loss, item.best_step]
+    money = "" if item.dollars is None else f"{item.dollars:,.2f}"
+    note = item.problem or item.reason or ""
+    return [item.path.name, item.recipe, created, item.status, *map(_text, values), money, note]
+
+
+def _text(value: float | None) -> str:
     if value is None:
         return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4f}" if isinstance(value, float) else f"{value:,}"

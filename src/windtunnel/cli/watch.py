@@ -18,16 +18,17 @@ def watch(
     json: JsonOption = False,
 ) -> None:
     """One screen: progress, loss, throughput, dollars, warnings. Reading disturbs nothing."""
-    from windtunnel.watch import latest_run, watch_run
+    from windtunnel.run import newest_run
+    from windtunnel.watch import watch_run
 
-    folder = find_run(run, root) if run else latest_run(root)
+    folder = find_run(run, root) if run else newest_run(root)
     if json:
         from dataclasses import asdict
 
-        from windtunnel.watch import read_snapshot
+        from windtunnel.watch import finite, read_snapshot
 
         from .output import print_json
 
-        print_json(asdict(read_snapshot(folder)))
+        print_json(finite(asdict(read_snapshot(folder))))
         return
     watch_run(folder, once=once, interval=interval)

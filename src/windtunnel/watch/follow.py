@@ -1,0 +1,131 @@
+"""Following a run from outside: its metrics database is read, nothing is disturbed."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from windtunnel.run import MetricsReader, Point, RunFolder, is_live
+
+from .live import TerminalView
+from .snapshot import Snapshot
+from .text import count
+
+RECENT_STEPS = 20
+MOST_ALERTS = 20
+
+
+def watch_run(folder: Path, *, once: bool = False, interval: float = 2.0) -> None:
+    """Show a run until it ends; Ctrl-C stops looking, not the run.
+
+    Raises:
+        UserError: not a run folder, or its metrics are damaged.
+    """
+    try:
+        with TerminalView() as view:
+            while True:
+                now = read_snapshot(folder)
+                view.update(now)
+                if once or now.phase not in ("training", "starting"):
+                    return
+                time.sleep(interval)
+    except KeyboardInterrupt:
+        return
+
+
+def read_snapshot(folder: Path) -> Snapshot:
+    """The newest moment of a running or finished run.
+
+    Raises:
+        UserError: not a run folder, or its metrics are damaged.
+    """
+    run = RunFolder.open(folder)
+    phase = _phase(run)
+    if not run.metrics_path.exists():
+        return Snapshot(phase="starting" if phase == "training" else phase, title=_title(run))
+    with MetricsReader(run.metrics_path) as reader:
+        latest, losses, seconds = reader.latest(), reader.series("loss"), reader.series("step_seconds")
+        events = reader.events(last=200)
+    alerts = [(e.level, e.message, str(e.data.get("advice", ""))) for e in events if e.level in ("warn", "bad")]
+    step = max((p.step for p in latest.values()), default=0)
+    total = _total(latest, step)
+    left = None if total is None or not seconds or phase != "training" else (total - step) * _recent([p.value for p in seconds])
+    return Snapshot(
+        step=step,
+        total_steps=total,
+        elapsed=_elapsed(losses or seconds),
+        eta=left,
+        losses=[p.value for p in losses],
+        alerts=alerts[-MOST_ALERTS:],
+        phase=phase,
+        title=_title(run),
+        dollars_budget=run.recipe.budget.dollars,
+        memory_limit_gib=_memory_limit(latest),
+        **{field: latest[name].value for field, name in _FIELDS.items() if name in latest},
+    )
+
+
+# Snapshot's field -> the metric's name (`windtunnel.run.METRICS`).
+_FIELDS = {
+    "loss": "loss",
+    "validation": "validation_loss",
+    "bpb": "validation_bits_per_byte",
+    "tokens_per_second": "tokens_per_second",
+    "mfu": "mfu",
+    "gradient_norm": "gradient_norm",
+    "memory_gib": "memory_gib",
+    "gpu_utilisation": "gpu_utilisation",
+    "data_wait": "data_wait_share",
+    "dollars": "dollars",
+    "dollars_forecast": "dollars_forecast",
+}
+
+
+def _phase(run: RunFolder) -> str:
+    status = str(run.manifest.get("status", "running"))
+    if status == "running":
+        return "training" if is_live(run.path) else "killed"
+    reason = run.manifest.get("reason")
+    return f"{status}: {reason}" if reason else status
+
+
+def _total(latest: Mapping[str, Point], step: int) -> int | None:
+    progress = latest.get("progress")
+    if progress is None or not progress.value > 0:
+        return None
+    return max(step, round(progress.step / progress.value))
+
+
+def _elapsed(points: list[Point]) -> float:
+    """Time the run was stepping: pauses between sessions, which are far longer than a step, count as one step."""
+    gaps = [after.time - before.time for before, after in itertools.pairwise(points)]
+    if not gaps:
+        return 0.0
+    longest = 60.0 + 20 * statistics.median(gaps)
+    return sum(gap if gap < longest else statistics.median(gaps) for gap in gaps)
+
+
+def _recent(seconds: list[float]) -> float:
+    return statistics.median(seconds[-RECENT_STEPS:])
+
+
+def _memory_limit(latest: Mapping[str, Point]) -> float | None:
+    used, share = latest.get("memory_gib"), latest.get("memory_share")
+    return used.value / share.value if used and share and share.value > 0 else None
+
+
+def _title(run: RunFolder) -> str:
+    manifest: dict[str, Any] = run.manifest
+    plan, rig = manifest.get("plan") or {}, manifest.get("rig") or {}
+    parts = [run.recipe.name]
+    if isinstance(run.recipe.model.depth, int):
+        parts.append(f"d{run.recipe.model.depth}")
+    if isinstance(plan.get("params"), int | float):
+        parts.append(f"{count(plan['params'])} parameters")
+    if rig.get("name"):
+        parts.append(f"on {rig['name']}")
+    return "  ".join([*parts, str(run.path)])

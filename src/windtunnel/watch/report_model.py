@@ -1,0 +1,88 @@
+"""What a readiness report says; `write_report` draws it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class CheckRow:
+    """One thing that was proven, or not.
+
+    Attributes:
+        check: its name. proves: what it shows. evidence: what was seen. remedy: what to do when it failed.
+        status: ok, fail, warn (passed, with a reservation) or skip (this machine cannot tell; `remedy` says what can).
+    """
+
+    check: str
+    proves: str
+    evidence: str
+    seconds: float
+    status: Literal["ok", "fail", "warn", "skip"]
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Planned memory of one rank: GiB by component, and the limit."""
+
+    components: dict[str, float]
+    limit_gib: float | None = None
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """A plan for one rig: (label, value, source) rows, its memory, and why it does not fit or what to note."""
+
+    rig: str
+    fits: bool
+    lines: list[tuple[str, str, str]]
+    memory: Memory | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points of one line of a chart: (x, y); x is a step unless the chart says otherwise."""
+
+    name: str
+    points: list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A prompt and what the model made of it."""
+
+    prompt: str
+    text: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """All of a readiness report. Empty parts are left out of the page.
+
+    Attributes:
+        title: such as 'charlm is ready for 8xH100'. verdict: one sentence.
+        ready: whether every check held. subtitle: date, machine, run folder.
+        loss: training and validation loss (nats per token) over steps. memory: GiB over steps. cost: dollars over steps.
+        budget_dollars: drawn as a limit in the cost chart. memory_limit_gib: likewise for memory.
+        evaluation: (name, value, explanation). environment: (name, value). recipe: the resolved recipe as YAML.
+    """
+
+    title: str
+    verdict: str
+    ready: bool
+    subtitle: str = ""
+    checks: list[CheckRow] = field(default_factory=list)
+    plans: list[PlanRow] = field(default_factory=list)
+    loss: list[Curve] = field(default_factory=list)
+    memory: list[Curve] = field(default_factory=list)
+    memory_limit_gib: float | None = None
+    cost: list[Curve] = field(default_factory=list)
+    budget_dollars: float | None = None
+    evaluation: list[tuple[str, str, str]] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    environment: list[tuple[str, str]] = field(default_factory=list)
+    recipe: str = ""
