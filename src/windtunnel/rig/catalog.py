@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from windtunnel.recipe import UserError
 
@@ -32,7 +33,7 @@ class PriceEntry(_Section):
 
     on_demand: Range | None = None
     spot: Range | None = None
-    date: str = "undated"
+    date: Annotated[str, BeforeValidator(str)] = "undated"  # YAML reads 2026-07-01 as a date
     source: str = "user file"
 
     @model_validator(mode="after")
@@ -63,6 +64,16 @@ class GPUEntry(_Section):
     aliases: list[str] = []
     nvml: list[str] = []
     price: PriceEntry | None = None
+
+    @field_validator("nvml")
+    @classmethod
+    def _patterns(cls, patterns: list[str]) -> list[str]:
+        for pattern in patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+        return patterns
 
 
 class InstanceEntry(_Section):
@@ -99,8 +110,7 @@ class Catalog:
 
     def gpu(self, name: str) -> GPU:
         """The GPU of exactly this catalog name."""
-        e = self.gpus[name]
-        return GPU(name, e.memory_gib, e.bf16_tflops, e.fp8_tflops, e.fp32_tflops, e.bandwidth_gbs, e.link_gbs, e.capability, e.source)
+        return GPU(name, **self.gpus[name].model_dump(include={f.name for f in fields(GPU)} - {"name"}))
 
     def find_gpu(self, text: str) -> str | None:
         """Catalog name of a GPU given by name or alias, in any case."""
@@ -164,7 +174,8 @@ def load_catalog() -> Catalog:
     for section, entries in mine.items():
         if section not in merged:
             hint = difflib.get_close_matches(str(section), merged, n=1)
-            raise UserError(f"{path}: {section}: unknown key; expected gpus, instances or here", f"nearest: {hint[0]}" if hint else None)
+            message = f"{path}: {section}: unknown key; expected gpus, instances or here"
+            raise UserError(message, f"nearest: {hint[0]}" if hint else None)
         if not isinstance(entries, dict):
             raise UserError(f"{path}: {section}: expected a mapping, got {entries!r}")
         if section == "here":
@@ -198,7 +209,8 @@ def _explain(path: Path, item: Any) -> str:
     key = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
         loc = item["loc"]
-        owner: type[BaseModel] = PriceEntry if "price" in loc[:-1] else {"gpus": GPUEntry, "instances": InstanceEntry, "here": HereEntry}.get(str(loc[0]), _File)
+        owners: dict[str, type[_Section]] = {"gpus": GPUEntry, "instances": InstanceEntry, "here": HereEntry}
+        owner = PriceEntry if "price" in loc[:-1] else owners.get(str(loc[0]), _File)
         near = difflib.get_close_matches(str(loc[-1]), owner.model_fields, n=1)
         return f"{path}: {key}: unknown key; " + (f"nearest: {near[0]}" if near else f"valid: {', '.join(owner.model_fields)}")
     if item["type"] == "missing":
@@ -218,7 +230,7 @@ def _shipped_data() -> dict[str, Any]:
 
 def _parse(text: str) -> Any:
     # libyaml's loader where it is there: reading the catalog is part of every plan.
-    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def match_gpu(name: str, memory_gib: float, catalog: Catalog) -> str | None:
     """Catalog name of a GPU by the driver's name for it. Memory tells apart kinds that share a name."""
     names = [n for n, e in catalog.gpus.items() if any(re.search(p, name, re.I) for p in (*e.nvml, rf"\b{re.escape(n)}\b"))]
     near = [n for n in names if abs(catalog.gpus[n].memory_gib - memory_gib) < 0.25 * memory_gib]
-    return (near or names or [None])[0]
+    return next(iter(near or names), None)
 
 
 def _found(nvml: Any) -> FoundGPUs | None:

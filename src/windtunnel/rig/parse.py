@@ -11,7 +11,8 @@ from .catalog import Catalog, load_catalog
 from .detect import detect_rig
 from .types import Price, Rig
 
-GRAMMAR = "here, cpu, H100, 8xH100, 2x(8xH100), p5.48xlarge, 2xp5.48xlarge; optionally @spot, @$2.50 (per GPU-hour) or @$98/h (whole rig)"
+PRICES = "@spot, @$2.50 (per GPU-hour) or @$98/h (whole rig)"
+GRAMMAR = f"here, cpu, H100, 8xH100, 2x(8xH100), p5.48xlarge, 2xp5.48xlarge; optionally followed by {PRICES}"
 # Hosts of rented GPUs have about this much beside each GPU; only data loading and checkpoints use it.
 HOST_CORES_PER_GPU = 16
 HOST_RAM_GIB_PER_GPU = 128.0
@@ -44,7 +45,9 @@ def _named(body: str, text: str) -> tuple[Rig, Price | None]:
     nested = re.fullmatch(rf"(\d+){_TIMES}\(\s*(?:(\d+){_TIMES})?([^()]+?)\s*\)", body, re.I)
     if nested:
         nodes, count, name = int(nested[1]), int(nested[2] or 1), nested[3]
-        return _of_gpus(catalog, nodes, count, name, text) if not catalog.find_instance(name) else _of_instances(catalog, nodes * count, name, text)
+        if catalog.find_instance(name):
+            return _of_instances(catalog, nodes * count, name, text)
+        return _of_gpus(catalog, nodes, count, name, text)
     flat = re.fullmatch(rf"(?:(\d+){_TIMES})?([^()@]+)", body, re.I)
     if not flat:
         raise UserError(f"rig {text!r} is not understood", f"expected one of the forms: {GRAMMAR}")
@@ -114,11 +117,13 @@ def _catalog_price(rig: Rig, price: Price | None, what: str, kind: str = "on_dem
     middle = price.middle(kind) if price else None
     if price is None or middle is None:
         label = "spot price" if kind == "spot" else "price"
-        return replace(rig, dollars_per_hour=None, price_note=f"no {label} in the catalog: give one, {rig.name}@$2.50 (per GPU-hour)")
+        note = f"no {label} in the catalog: give one, {rig.name}@$2.50 (per GPU-hour)"
+        return replace(rig, dollars_per_hour=None, price_note=note)
     low, high = (price.spot if kind == "spot" else price.on_demand) or (middle, middle)
     span = f", middle of ${low:,.2f}-{high:,.2f}" if high > low else ""
     label = "spot" if kind == "spot" else "on demand"
-    return replace(rig, dollars_per_hour=round(middle, 4), price_note=f"${middle:,.2f}/h {label} for {what}{span} ({price.source}, {price.date})")
+    note = f"${middle:,.2f}/h {label} for {what}{span} ({price.source}, {price.date})"
+    return replace(rig, dollars_per_hour=round(middle, 4), price_note=note)
 
 
 def _priced(rig: Rig, price: str, text: str, known: Price | None) -> Rig:
@@ -127,15 +132,17 @@ def _priced(rig: Rig, price: str, text: str, known: Price | None) -> Rig:
         kind = "spot" if price.lower() == "spot" else "on_demand"
         priced = _catalog_price(rig, known, rig.name, kind)
         if priced.dollars_per_hour is None:
-            raise UserError(f"rig {text!r}: the catalog has no {price.lower()} price for {rig.name}", f"give one: {rig.name}@$2.50 (per GPU-hour)")
+            message = f"rig {text!r}: the catalog has no {price.lower()} price for {rig.name}"
+            raise UserError(message, f"give one: {rig.name}@$2.50 (per GPU-hour)")
         return priced
     match = re.fullmatch(r"\$?\s*(\d+(?:\.\d*)?|\.\d+)\s*(/h|/hour)?", price, re.I)
     if not match:
-        raise UserError(f"rig {text!r}: {price!r} is not a price", "expected @spot, @$2.50 (per GPU-hour) or @$98/h (whole rig)")
+        raise UserError(f"rig {text!r}: {price!r} is not a price", f"expected {PRICES}")
     dollars = float(match[1])
     whole = bool(match[2]) or rig.gpu is None
     total = dollars if whole else dollars * rig.gpus
-    return replace(rig, dollars_per_hour=total, price_note=f"${total:,.2f}/h, " + ("as given" if whole else f"${dollars:,.2f} a GPU-hour as given"))
+    note = f"${total:,.2f}/h, " + ("as given" if whole else f"${dollars:,.2f} a GPU-hour as given")
+    return replace(rig, dollars_per_hour=total, price_note=note)
 
 
 def _times(price: Price | None, count: int) -> Price | None:

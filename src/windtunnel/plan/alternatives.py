@@ -1,0 +1,90 @@
+"""The nearest plans that work, for a recipe that does not fit its rig."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from windtunnel.recipe import Recipe
+from windtunnel.rig import Rig, load_catalog
+
+from .constants import Constants, load_constants
+from .depth import Sized, deepest_that_fits, size_up
+from .types import Alternative
+
+MORE_GPUS = (1, 2, 4, 8)
+MORE_NODES = (2, 4, 8)
+
+
+def memory_alternatives(recipe: Recipe, rig: Rig, vocab: int, constants: Constants) -> tuple[Alternative, ...]:
+    """What would fit: a smaller micro-batch, the largest depth, more of the same GPU, other GPUs; the cheapest change first."""
+    found = []
+    if recipe.stages.pretrain.micro_batch is not None:
+        sized = size_up(_free_micro_batch(recipe), rig, vocab, constants)
+        if sized.candidate.fits:
+            micro = sized.candidate.layout.micro_batch
+            found.append(Alternative(f"--set stages.pretrain.micro_batch={micro}", _gives(sized)))
+    depth = deepest_that_fits(_free_micro_batch(recipe), rig, vocab, constants)
+    if depth is not None and depth < int(recipe.model.depth):
+        free = "" if recipe.stages.pretrain.micro_batch is None else " --set stages.pretrain.micro_batch=null"
+        found.append(Alternative(f"--set model.depth={depth}{free}", f"the largest depth that fits {rig.name}"))
+    more = _more_of_the_same(recipe, rig, vocab, constants)
+    return tuple(found + ([more] if more else []) + _other_gpus(recipe, rig, vocab))
+
+
+def _more_of_the_same(recipe: Recipe, rig: Rig, vocab: int, constants: Constants) -> Alternative | None:
+    if rig.gpu is None:
+        return None
+    sizes = [(1, n) for n in MORE_GPUS] + [(nodes, 8) for nodes in MORE_NODES]
+    for nodes, count in sizes:
+        if nodes * count <= rig.gpus:
+            continue
+        bigger = replace(rig, gpus_per_node=count, nodes=nodes, network_gbs=rig.network_gbs / rig.gpus_per_node * count)
+        sized = size_up(_free_micro_batch(recipe), bigger, vocab, constants)
+        if sized.candidate.fits:
+            return Alternative(f"--rig {_name(rig.gpu.name, nodes, count)}", _gives(sized))
+    return None
+
+
+def _other_gpus(recipe: Recipe, rig: Rig, vocab: int) -> list[Alternative]:
+    """Other kinds of GPU, as many as now or the fewest that do, cheapest first; at most three."""
+    catalog = load_catalog()
+    found: list[tuple[float, Alternative]] = []
+    now = max(1, rig.gpus_per_node)
+    for name, entry in catalog.gpus.items():
+        if rig.gpu is not None and name == rig.gpu.name:
+            continue
+        constants = load_constants(name)
+        for count in (now, *(n for n in MORE_GPUS if n > now)):
+            other = replace(
+                rig, gpu=catalog.gpu(name), gpus_per_node=count, link_gbs=entry.link_gbs, network_gbs=entry.network_gbs * count
+            )
+            if not _precision_works(recipe, other):
+                continue
+            sized = size_up(_free_micro_batch(recipe), other, vocab, constants)
+            if sized.candidate.fits:
+                price = (entry.price.price().middle() if entry.price else None) or 1e3
+                alternative = Alternative(f"--rig {_name(name, other.nodes, count)}", _gives(sized))
+                found.append((price * count, alternative))
+                break
+    return [alternative for _, alternative in sorted(found, key=lambda pair: pair[0])[:3]]
+
+
+def _precision_works(recipe: Recipe, rig: Rig) -> bool:
+    return recipe.stages.pretrain.precision != "fp8" or (rig.gpu is not None and rig.gpu.capability >= (9, 0))
+
+
+def _free_micro_batch(recipe: Recipe) -> Recipe:
+    stages = recipe.stages
+    return recipe.model_copy(
+        update={"stages": stages.model_copy(update={"pretrain": stages.pretrain.model_copy(update={"micro_batch": None})})}
+    )
+
+
+def _name(gpu: str, nodes: int, count: int) -> str:
+    one = f"{count}x{gpu}" if count > 1 else gpu
+    return f"'{nodes}x({one})'" if nodes > 1 else one
+
+
+def _gives(sized: Sized) -> str:
+    candidate = sized.candidate
+    return f"depth {sized.depth} needs {candidate.peak_gib:.1f} of {candidate.limit_gib:.1f} GiB a rank there"

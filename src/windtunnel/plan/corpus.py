@@ -1,0 +1,46 @@
+"""How many tokens a recipe trains on, before any data is prepared."""
+
+from __future__ import annotations
+
+import glob
+import os
+
+from windtunnel.recipe import ArithmeticCorpus, BPETokenizer, CharacterTokenizer, Recipe, StdlibCorpus
+
+# English text and code: about four bytes a token with vocabularies of thousands.
+BYTES_PER_BPE_TOKEN = 3.5
+
+
+def vocabulary(recipe: Recipe) -> tuple[int, str]:
+    """(tokens of the vocabulary with BOS, where that came from), as far as the recipe tells."""
+    tokenizer = recipe.data.tokenizer
+    if isinstance(tokenizer, BPETokenizer):
+        return tokenizer.vocab_size, "data.tokenizer.vocab_size"
+    assert isinstance(tokenizer, CharacterTokenizer)
+    if tokenizer.alphabet != "auto":
+        return len(set(tokenizer.alphabet)) + 1, "characters of data.tokenizer.alphabet and BOS"
+    if isinstance(recipe.data.corpus, ArithmeticCorpus):
+        return 18, "17 characters of sums and BOS"
+    return 128, "assumed until the corpus has been read"
+
+
+def estimate_corpus_tokens(recipe: Recipe) -> tuple[float | None, str]:
+    """(training tokens of one epoch, where that came from); None where the files are not there."""
+    corpus, share = recipe.data.corpus, 1.0 - recipe.data.validation
+    if isinstance(corpus, ArithmeticCorpus):
+        number = (corpus.digits + 1) / 2 + (1 + corpus.decimals / 2 if corpus.decimals else 0)
+        terms = (2 + corpus.terms) / 2
+        # BOS H number (sign number)... B answer L newline; the answer is about a digit longer than its terms.
+        length = 5 + terms * (number + 1) - 1 + number + 1
+        return share * corpus.documents * length, f"{corpus.documents:,} sums of about {length:.0f} tokens"
+    if isinstance(corpus, StdlibCorpus):
+        size = corpus.megabytes * 1e6
+        what = f"{corpus.megabytes:g} MB of the standard library"
+    else:
+        paths = {path for pattern in corpus.files for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)}
+        size = float(sum(os.path.getsize(path) for path in paths))
+        what = f"{size / 1e6:,.1f} MB in {len(paths)} files"
+        if not paths or size == 0:
+            return None, "no file found yet"
+    per_token = BYTES_PER_BPE_TOKEN if isinstance(recipe.data.tokenizer, BPETokenizer) else 1.0
+    return share * size / per_token, f"{what} at about {per_token:g} bytes a token"

@@ -1,0 +1,227 @@
+"""make_plan: recipe x rig -> a plan, or a refusal with the nearest plans that work."""
+
+from __future__ import annotations
+
+from windtunnel.recipe import Recipe, UserError
+from windtunnel.rig import Rig
+
+from .alternatives import memory_alternatives
+from .constants import Constants, load_constants
+from .corpus import estimate_corpus_tokens, vocabulary
+from .cost import EPOCHS_ASK, EPOCHS_WARN, Length, Pace, pace, run_length
+from .depth import Sized, at_depth, pick_depth, size_up
+from .disk import checkpoint_gib, run_disk_gib
+from .memory import SOURCES as MEMORY_SOURCES
+from .types import Alternative, Plan
+
+
+def make_plan(
+    recipe: Recipe,
+    rig: Rig,
+    vocab: int | None = None,
+    calibration: Constants | None = None,
+    corpus_tokens: float | None = None,
+) -> Plan:
+    """Plan a recipe on a rig in milliseconds, without torch.
+
+    Args:
+        vocab: tokens of the prepared vocabulary, BOS included; None: as far as the recipe tells.
+        calibration: constants measured on this kind of GPU; None: those that ship.
+        corpus_tokens: training tokens of one epoch once they are known; None: estimated from the recipe.
+
+    Raises:
+        UserError: the recipe cannot mean anything on this rig (fp8 without the hardware, a micro-batch
+            that divides nothing). A plan that is merely too big comes back with fits=False.
+    """
+    constants = calibration or load_constants(rig.gpu.name if rig.gpu else None)
+    vocab, vocab_source = (vocab, "prepared data") if vocab is not None else vocabulary(recipe)
+    corpus, corpus_source = (corpus_tokens, "prepared data") if corpus_tokens is not None else estimate_corpus_tokens(recipe)
+    notes = []
+    auto = recipe.model.depth == "auto"
+    if auto:
+        depth, reason = pick_depth(recipe, rig, vocab, constants, corpus)
+        recipe = at_depth(recipe, depth)
+        depth_source = f"auto: {reason}"
+        notes.append(depth_source)
+    else:
+        depth_source = "recipe"
+    sized = size_up(recipe, rig, vocab, constants)
+    speed = pace(recipe, sized.candidate, constants, corpus)
+    batch = sized.candidate.layout.batch_tokens
+    length = run_length(recipe, rig, batch, sized.hyper.tokens.value, speed, corpus)
+    notes += [*sized.notes, *_length_notes(recipe, rig, sized, length, corpus, auto), *rig.notes]
+    sources = _sources(rig, sized, constants, length, vocab_source, corpus_source) | {"depth": depth_source}
+    return _assemble(recipe, rig, vocab, corpus, sized, speed, length, constants, notes, sources)
+
+
+def resolve(
+    recipe: Recipe,
+    rig: Rig,
+    vocab: int | None = None,
+    calibration: Constants | None = None,
+    corpus_tokens: float | None = None,
+) -> Recipe:
+    """The recipe with depth 'auto' made a number for this rig; make_plan says why in its notes."""
+    if recipe.model.depth != "auto":
+        return recipe
+    constants = calibration or load_constants(rig.gpu.name if rig.gpu else None)
+    corpus = corpus_tokens if corpus_tokens is not None else estimate_corpus_tokens(recipe)[0]
+    depth, _ = pick_depth(recipe, rig, vocab if vocab is not None else vocabulary(recipe)[0], constants, corpus)
+    return at_depth(recipe, depth)
+
+
+def refuse(plan: Plan) -> UserError:
+    """The error to raise for a plan that does not fit."""
+    assert not plan.fits
+    message = f"{plan.recipe} does not fit rig {plan.rig}: " + "; ".join(plan.reasons)
+    options = [f"{a.change} ({a.why})" for a in plan.alternatives]
+    return UserError(message, "; or ".join(options) if options else "choose a smaller model or a larger rig")
+
+
+def _assemble(
+    recipe: Recipe,
+    rig: Rig,
+    vocab: int,
+    corpus: float | None,
+    sized: Sized,
+    speed: Pace,
+    length: Length,
+    constants: Constants,
+    notes: list[str],
+    sources: dict[str, str],
+) -> Plan:
+    shape, candidate, layout = sized.shape, sized.candidate, sized.candidate.layout
+    checkpoint, disk = checkpoint_gib(shape), run_disk_gib(shape, recipe.checkpoints, length.hours, corpus)
+    reasons, alternatives = _refusal(recipe, rig, vocab, sized, speed, length, constants, disk)
+    tokens_per_second = layout.batch_tokens / candidate.time.seconds
+    epochs = length.epochs
+    return Plan(
+        recipe=recipe.name,
+        rig=rig.name,
+        machine=rig.describe(),
+        fits=not reasons,
+        needs_yes=epochs is not None and epochs > EPOCHS_ASK,
+        depth=sized.depth,
+        params=shape.parameters,
+        parameters={"matrices": shape.matrix_parameters, "tables": shape.table_parameters, "head": shape.head_parameters},
+        vocab=vocab,
+        layout=layout,
+        peak_gib=candidate.peak_gib,
+        limit_gib=candidate.limit_gib,
+        components=candidate.components,
+        step_seconds=candidate.time.seconds,
+        step_terms=candidate.time.terms,
+        bound=candidate.time.bound,
+        tokens_per_second=tokens_per_second,
+        mfu=shape.flops_per_token * tokens_per_second / (candidate.time.peak_flops * layout.ranks),
+        steps=length.steps,
+        tokens=length.tokens,
+        derived_tokens=sized.hyper.tokens.value,
+        hours=length.hours,
+        dollars=length.dollars,
+        dollars_per_hour=rig.dollars_per_hour,
+        epochs=epochs,
+        corpus_tokens=corpus,
+        ended_by=length.ended_by,
+        checkpoint_gib=checkpoint,
+        disk_gib=disk,
+        disk_free_gib=rig.disk_free_gib,
+        hyper={name: value for name, value, _ in sized.hyper.rows()},
+        reasons=tuple(reasons),
+        alternatives=tuple(alternatives),
+        warnings=tuple(_epoch_warnings(epochs)),
+        notes=tuple(notes),
+        error={"memory": constants.memory_error, "time": constants.time_error},
+        sources=sources,
+    )
+
+
+def _refusal(
+    recipe: Recipe, rig: Rig, vocab: int, sized: Sized, speed: Pace, length: Length, constants: Constants, disk: float
+) -> tuple[list[str], list[Alternative]]:
+    candidate = sized.candidate
+    reasons: list[str] = []
+    alternatives: list[Alternative] = []
+    if not candidate.fits:
+        reasons.append(_memory_reason(sized, recipe.stages.pretrain.micro_batch))
+        alternatives += memory_alternatives(recipe, rig, vocab, constants)
+    if length.steps < 1:
+        least = speed.hours(1)
+        cost = f", ${least * rig.dollars_per_hour:,.2f}" if rig.dollars_per_hour else ""
+        reasons.append(f"{length.ended_by} ends before the first step: starting up and one step take {least * 60:.1f} min{cost}")
+        if length.ended_by == "budget.dollars":
+            worth = 10 * least * (rig.dollars_per_hour or 0.0)
+            alternatives.append(Alternative(f"--set budget.dollars={worth:.2f}", "room for steps beyond starting up"))
+        else:
+            alternatives.append(Alternative(f"--set budget.hours={10 * least:.2g}", "room for steps beyond starting up"))
+    if rig.disk_free_gib is not None and disk > rig.disk_free_gib:
+        reasons.append(f"the run needs {disk:.1f} GiB of disk at its peak, {rig.disk_free_gib:.1f} GiB are free")
+        alternatives.append(
+            Alternative("--set checkpoints.keep_hourly=false --set checkpoints.keep_best=1", "keeps fewer checkpoints")
+        )
+    return reasons, alternatives
+
+
+def _memory_reason(sized: Sized, given: int | None) -> str:
+    shape, candidate = sized.shape, sized.candidate
+    parts = sorted(candidate.components.items(), key=lambda item: -item[1])
+    listed = " + ".join(f"{name.replace('_', ' ')} {gib:.1f}" for name, gib in parts if gib >= 0.05)
+    count = f"{shape.parameters / 1e9:.1f} B" if shape.parameters >= 1e9 else f"{shape.parameters / 1e6:.0f} M"
+    size = f"depth {sized.depth} has {count} parameters, {4 * shape.parameters / 1e9:.1f} GB of fp32 weights alone"
+    at = f"at the recipe's micro-batch {given}" if given else f"even at micro-batch {candidate.layout.micro_batch}"
+    needs = f"each rank needs {candidate.peak_gib:.1f} GiB ({listed}) {at}"
+    return f"{size}; {needs}; the limit is {candidate.limit_gib:.1f} GiB"
+
+
+def _epoch_warnings(epochs: float | None) -> list[str]:
+    if epochs is None or epochs <= EPOCHS_WARN:
+        return []
+    repeated = f"{epochs:.1f} epochs over the data: past {EPOCHS_WARN:.0f} repeated data is worth less and less"
+    beyond = f"; past {EPOCHS_ASK:.0f} it is worth almost nothing, confirm with --yes" if epochs > EPOCHS_ASK else ""
+    return [f"{repeated}{beyond} (Muennighoff et al. 2023)"]
+
+
+def _length_notes(recipe: Recipe, rig: Rig, sized: Sized, length: Length, corpus: float | None, auto: bool) -> list[str]:
+    notes = []
+    if recipe.budget.dollars is not None and not rig.dollars_per_hour:
+        notes.append(f"budget.dollars cannot limit the run: {rig.price_note or 'no price known'}")
+    if recipe.budget.epochs is not None and not corpus:
+        notes.append("budget.epochs is applied once the corpus has been read")
+    ratio = length.tokens / sized.hyper.tokens.value
+    # A depth that auto chose needs no advice on depth.
+    if ratio < 0.9:
+        advice = "" if auto else "; a smaller one may do better"
+        notes.append(f"{length.ended_by} ends the run at {ratio:.0%} of the tokens this depth is best trained with{advice}")
+    elif ratio > 1.5:
+        advice = "" if auto else "; a deeper one may do better"
+        notes.append(f"the budget reaches {ratio:.1f} times the tokens this depth is best trained with{advice}")
+    return notes
+
+
+def _sources(rig: Rig, sized: Sized, constants: Constants, length: Length, vocab: str, corpus: str) -> dict[str, str]:
+    peak = (
+        f"{rig.gpu.name}: {rig.gpu.source}" if rig.gpu else "measured fp32 products" if rig.cpu_gflops else "assumed speed a core"
+    )
+    memory = {f"components.{name}": source for name, source in MEMORY_SOURCES.items()}
+    hyper = {f"hyper.{name}": rule for name, _, rule in sized.hyper.rows()}
+    limit = f"{constants.usable_share:.0%} of the GPU" if rig.gpu else f"{constants.cpu_usable_share:.0%} of RAM"
+    return {
+        "params": "shape arithmetic",
+        "vocab": vocab,
+        "corpus_tokens": corpus,
+        "layout": "fastest layout that fits",
+        "peak_gib": f"sum of the components, ±{constants.memory_error:.0%} ({constants.source})",
+        "limit_gib": limit,
+        "step_seconds": f"sum of the terms, ±{constants.time_error:.0%} ({constants.source})",
+        "tokens_per_second": "batch tokens / step time",
+        "mfu": f"training FLOPs (PaLM, appendix B) against the dense peak; {peak}",
+        "steps": f"ended by {length.ended_by}",
+        "tokens": "steps x batch tokens",
+        "hours": "starting up, steps, validations, last checkpoint",
+        "dollars": rig.price_note,
+        "epochs": f"tokens / corpus ({corpus})",
+        "checkpoint_gib": "fp32 weights and optimizer states",
+        "disk_gib": "newest checkpoint whole, the one being written, kept weights, tokens",
+        **memory,
+        **hyper,
+    }

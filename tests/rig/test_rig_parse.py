@@ -1,0 +1,165 @@
+"""Rigs by name, their prices, and the user's own catalog."""
+
+from pathlib import Path
+
+import pytest
+
+from windtunnel.recipe import UserError
+from windtunnel.rig import gpu_names, instance_names, load_catalog, parse_rig
+
+
+@pytest.fixture(autouse=True)
+def no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("WINDTUNNEL_RIGS", raising=False)
+    monkeypatch.delenv("WINDTUNNEL_PRICE", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+def user_catalog(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    monkeypatch.setenv("WINDTUNNEL_RIGS", str(path))
+    return path
+
+
+PEAKS = {
+    "A10G": 70, "A100-40": 312, "A100-80": 312, "L40S": 362, "RTX3090": 71, "RTX4090": 165,
+    "H100-PCIe": 756, "H100": 989, "H200": 989, "GH200": 989, "B200": 2250,
+}  # fmt: skip
+
+
+def test_peaks_are_dense() -> None:
+    assert {name: load_catalog().gpu(name).bf16_tflops for name in gpu_names()} == PEAKS
+
+
+def test_instances_are_there() -> None:
+    wanted = {"g5.xlarge", "g5.12xlarge", "g5.48xlarge", "p4d.24xlarge", "p4de.24xlarge"}
+    assert wanted | {"p5.48xlarge", "p5e.48xlarge", "p5en.48xlarge"} <= set(instance_names())
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "gpus", "nodes", "rung"),
+    [
+        ("H100", "H100", 1, 1, "gpu"),
+        ("8xH100", "8xH100", 8, 1, "node"),
+        ("8 x h100-SXM", "8xH100", 8, 1, "node"),
+        ("2x(8xH100)", "2x(8xH100)", 16, 2, "cluster"),
+        ("4x(4xgh200)", "4x(4xGH200)", 16, 4, "cluster"),
+        ("a100", "A100-80", 1, 1, "gpu"),
+        ("2x(H200)", "2x(1xH200)", 2, 2, "cluster"),
+        ("G5.12xlarge", "g5.12xlarge", 4, 1, "node"),
+        ("2xp5.48xlarge", "2xp5.48xlarge", 16, 2, "cluster"),
+    ],
+)
+def test_grammar(text: str, name: str, gpus: int, nodes: int, rung: str) -> None:
+    rig = parse_rig(text)
+    assert (rig.name, rig.gpus, rig.nodes, rig.rung) == (name, gpus, nodes, rung)
+    assert parse_rig(rig.name) == rig, "a rig's name names it again"
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "fix"),
+    [
+        ("8xH10", "'H10'", "H100"),
+        ("rtx-409", "rtx-409", "RTX4090"),
+        ("p5.48", "p5.48", "p5.48xlarge"),
+        ("16xH100", "at most 8", "2x(8xH100)"),
+        ("0xH100", "at least 1", "8xH100"),
+        ("(((", "not understood", "here"),
+        ("", "empty", "here"),
+        ("H100@cheap", "not a price", "@spot"),
+        ("RTX3090@spot", "no spot price", "RTX3090@$"),
+    ],
+)
+def test_refusals_name_the_fix(text: str, message: str, fix: str) -> None:
+    with pytest.raises(UserError) as error:
+        parse_rig(text)
+    assert message in error.value.message
+    assert fix in (error.value.fix or "")
+
+
+def test_prices_are_middles_with_date() -> None:
+    assert parse_rig("H200").dollars_per_hour == pytest.approx(4.75)
+    assert parse_rig("8xA100").dollars_per_hour == pytest.approx(8 * 1.9)
+    rig = parse_rig("p5.48xlarge")
+    assert rig.dollars_per_hour == 98.0
+    assert "2026" in rig.price_note
+    assert "on demand" in rig.price_note
+    assert parse_rig("p5.48xlarge@spot").dollars_per_hour == pytest.approx(34.8)
+    assert parse_rig("2xp5.48xlarge@spot").dollars_per_hour == pytest.approx(69.6)
+
+
+def test_given_prices() -> None:
+    assert parse_rig("8xH100@$2.50").dollars_per_hour == pytest.approx(20)
+    assert parse_rig("8xH100@2.5").dollars_per_hour == pytest.approx(20)
+    assert parse_rig("p5.48xlarge@$34.8/h").dollars_per_hour == pytest.approx(34.8)
+    assert parse_rig("cpu@$0.10").dollars_per_hour == pytest.approx(0.1)
+
+
+def test_unknown_price_is_none_and_says_how_to_give_one() -> None:
+    rig = parse_rig("GH200")
+    assert rig.dollars_per_hour is None
+    assert "GH200@$" in rig.price_note
+
+
+def test_user_file_adds_and_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    user_catalog(
+        monkeypatch,
+        tmp_path,
+        """
+gpus:
+  H100: {price: {on_demand: [2, 2], date: 2026-07-01, source: our contract}}
+  L4: {memory_gib: 22, bf16_tflops: 121, fp32_tflops: 30, bandwidth_gbs: 300, capability: [8, 9]}
+instances:
+  my.box: {gpu: L4, gpus: 2, cpu_cores: 8, ram_gib: 64, price: {on_demand: [1.5, 1.5]}}
+here: {dollars_per_hour: 0.25}
+""",
+    )
+    rig = parse_rig("8xh100")
+    assert rig.dollars_per_hour == pytest.approx(16)
+    assert "our contract" in rig.price_note
+    assert rig.gpu is not None
+    assert rig.gpu.bf16_tflops == 989, "keys that the user does not give stay"
+    assert parse_rig("my.box").gpus == 2
+    assert parse_rig("cpu").dollars_per_hour == 0.25
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("gpu: {}", ["gpu", "gpus"]),
+        ("gpus: {H100: {memory: 80}}", ["gpus.H100.memory", "memory_gib"]),
+        ("gpus: {H100: {memory_gib: lots}}", ["gpus.H100.memory_gib", "number", "lots"]),
+        ("gpus: {H100: {memory_gib: -1}}", ["gpus.H100.memory_gib", "greater than 0"]),
+        ("gpus: {NEW: {memory_gib: 1}}", ["gpus.NEW.bf16_tflops", "missing"]),
+        ("gpus: {H100: {price: {on_demand: [3, 2]}}}", ["gpus.H100.price", "[low, high]"]),
+        ("instances: {x: {gpu: H1000, gpus: 1, cpu_cores: 1, ram_gib: 1}}", ["instances.x.gpu", "H1000"]),
+        ("gpus: {H100: {nvml: ['(']}}", ["gpus.H100.nvml", "regular expression"]),
+        ("gpus: [", ["not valid YAML"]),
+        ("- 1", ["mapping"]),
+    ],
+)
+def test_user_file_errors_name_file_and_key(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, expected: list[str]
+) -> None:
+    path = user_catalog(monkeypatch, tmp_path, text)
+    with pytest.raises(UserError) as error:
+        parse_rig("H100")
+    assert str(path) in str(error.value)
+    for part in expected:
+        assert part in str(error.value)
+
+
+def test_missing_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WINDTUNNEL_RIGS", str(tmp_path / "none.yaml"))
+    with pytest.raises(UserError, match="WINDTUNNEL_RIGS"):
+        gpu_names()
+
+
+def test_price_of_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse_rig("cpu").dollars_per_hour is None
+    monkeypatch.setenv("WINDTUNNEL_PRICE", "$1.20")
+    assert parse_rig("cpu").dollars_per_hour == pytest.approx(1.2)
+    monkeypatch.setenv("WINDTUNNEL_PRICE", "cheap")
+    with pytest.raises(UserError, match="WINDTUNNEL_PRICE"):
+        parse_rig("here")
