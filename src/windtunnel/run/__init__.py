@@ -1,5 +1,6 @@
 """Runs: the folder, metrics, checkpoints, budget and bands of one execution. No torch."""
 
+from .budget import BudgetClock, BudgetSpent, EpochsVerdict, Spent, epochs_over_data, load_spent
 from .folder import RunFolder, RunSummary, is_live, list_runs, newest_run
 from .metrics import Event, Metrics, MetricsReader, Point
 from .names import METRICS
@@ -8,23 +9,29 @@ from .store import Checkpoint, CheckpointStore, DamagedCheckpoint
 from .writer import CheckpointWriter, DiskFull, Saved
 
 __all__ = [
+    "METRICS",
+    "BudgetClock",
+    "BudgetSpent",
     "Checkpoint",
     "CheckpointStore",
     "CheckpointWriter",
     "DamagedCheckpoint",
     "DiskFull",
     "DiskNeed",
+    "EpochsVerdict",
     "Event",
-    "METRICS",
     "Metrics",
     "MetricsReader",
     "Point",
     "RunFolder",
     "RunSummary",
     "Saved",
+    "Spent",
     "apply_retention",
     "disk_needed",
+    "epochs_over_data",
     "is_live",
     "list_runs",
+    "load_spent",
     "newest_run",
 ]

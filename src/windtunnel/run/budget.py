@@ -1,0 +1,294 @@
+"""The budget: when a run ends, and how far along it is.
+
+A run ends at whichever limit comes first. Limits in tokens, epochs and steps are a number of steps,
+known at once: progress is then a pure function of the step. Limits in dollars and hours are time:
+the number of steps that still fit is planned again and again from measured step time, so that the
+learning rate's warm-down finishes when the money does.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from windtunnel.recipe import Budget, UserError
+
+from .files import write_json
+
+WARN_EPOCHS = 4.0  # repeating data costs almost nothing up to here (Muennighoff et al. 2023, arXiv:2305.16264)
+CONFIRM_EPOCHS = 16.0  # and is worth almost nothing from here
+
+
+class BudgetSpent(UserError):
+    """A limit of the budget was reached before anything could be done."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a run's sessions used up: wall seconds and dollars."""
+
+    seconds: float = 0.0
+    dollars: float = 0.0
+
+
+@dataclass(frozen=True)
+class EpochsVerdict:
+    """How often the training tokens will be seen, and what is to be said about it."""
+
+    epochs: float
+    level: str  # 'ok', 'warn' or 'confirm'
+    message: str
+
+
+class BudgetClock:
+    """Counts what a run spends against its budget. One per run, on rank 0; others follow its decisions.
+
+    Args:
+        budget: the recipe's; all null: `default_tokens` decides.
+        dollars_per_hour: of the whole rig; None: unknown.
+        batch_tokens: tokens per optimizer step, all ranks.
+        epoch_tokens: tokens of the training split.
+        default_tokens: length when the budget names no limit.
+        clock: seconds that only go forward.
+        spent: what earlier sessions used.
+        elapsed: seconds this session has already lasted (start-up is paid for too).
+
+    Raises:
+        UserError: dollars without a price; no length at all.
+    """
+
+    def __init__(
+        self,
+        budget: Budget,
+        *,
+        dollars_per_hour: float | None,
+        batch_tokens: int,
+        epoch_tokens: int,
+        default_tokens: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        spent: Spent | None = None,
+        elapsed: float = 0.0,
+    ) -> None:
+        if budget.dollars is not None and not dollars_per_hour:
+            raise UserError(
+                f"budget.dollars is {budget.dollars:g}, and this rig has no known price",
+                "set WINDTUNNEL_PRICE to dollars per hour of the whole rig, or name it in your rigs file",
+            )
+        self.budget, self.dollars_per_hour, self.batch_tokens = budget, dollars_per_hour, batch_tokens
+        self._clock, self._before = clock, spent or Spent()
+        self._began = clock() - elapsed
+        self.step_limits = _step_limits(budget, batch_tokens, epoch_tokens, default_tokens)
+        self.time_limits = self._time_limits()
+        if not self.step_limits and not self.time_limits:
+            raise UserError("the budget has no limit", "give one, for example --set budget.hours=1")
+        self._anchor = (0, 0.0)  # (step, progress) from which progress runs straight to 1 at the horizon
+        self._horizon = min(self.step_limits.values(), default=0)
+        self._ticks: deque[float] = deque(maxlen=2000)
+        self._settled = False
+        self._last_tick: float | None = None
+
+    @property
+    def timed(self) -> bool:
+        """Whether a limit in dollars or hours applies, so that the horizon depends on the clock."""
+        return bool(self.time_limits)
+
+    @property
+    def seconds(self) -> float:
+        """Wall seconds spent, earlier sessions included."""
+        return self._before.seconds + self.session_seconds
+
+    @property
+    def session_seconds(self) -> float:
+        """Wall seconds of this session."""
+        return self._clock() - self._began
+
+    @property
+    def dollars_spent(self) -> float | None:
+        """Dollars spent, earlier sessions included (at their own prices); None if the price is unknown."""
+        if self.dollars_per_hour is None:
+            return self._before.dollars or None
+        return self._before.dollars + self.session_seconds * self.dollars_per_hour / 3600
+
+    @property
+    def spent(self) -> Spent:
+        """What to hand to the next session."""
+        return Spent(self.seconds, self.dollars_spent or 0.0)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the first limit in time; None when there is none. Negative when it has passed."""
+        return min(self.time_limits.values()) - self.session_seconds if self.time_limits else None
+
+    @property
+    def total_steps(self) -> int:
+        """The horizon: steps the run is planned to have. 0 before the first `replan` of a timed budget without other limits."""
+        return self._horizon
+
+    def require_left(self, step: int) -> None:
+        """Raise BudgetSpent if a limit has been reached already at `step`."""
+        for name, limit in self.step_limits.items():
+            if step >= limit:
+                raise BudgetSpent(
+                    f"budget.{name} is already spent: the run has done {step:,} steps of {limit:,}",
+                    f"raise it, for example --set budget.{name}={_more(self.budget, name)}",
+                )
+        for name, limit in self.time_limits.items():
+            if limit <= self.session_seconds:
+                used = f"${self.dollars_spent or 0:.2f}" if name == "dollars" else f"{self.seconds / 3600:.2f} h"
+                raise BudgetSpent(
+                    f"budget.{name} is already spent: {used} of {getattr(self.budget, name):g}",
+                    f"raise it, for example --set budget.{name}={_more(self.budget, name)}",
+                )
+
+    def tick(self) -> None:
+        """Call once after every step: measures wall time per step, everything between two steps included."""
+        now = self._clock()
+        if self._last_tick is not None:
+            self._ticks.append(now - self._last_tick)
+        self._last_tick = now
+        if not self._settled and len(self._ticks) == 5:  # the first steps hold compilation
+            self._settled = True
+            self._ticks.popleft()
+            self._ticks.popleft()
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Wall seconds a step takes now: the median of the last 50 plus the run's mean of validations and other pauses."""
+        ticks = list(self._ticks)
+        if not self._settled:
+            return min(ticks, default=None)
+        overhead = sum(ticks) / len(ticks) - _median(ticks)
+        return _median(ticks[-50:]) + max(0.0, overhead)
+
+    def replan(self, step: int, step_seconds: float | None = None, reserve_seconds: float = 0.0) -> int:
+        """Set the horizon so that the schedule ends when the first limit does. Returns `total_steps`.
+
+        Args:
+            step: steps done.
+            step_seconds: all-in wall seconds per step; None: as measured by `tick`.
+            reserve_seconds: kept free for the last validation and checkpoint.
+        """
+        pace = step_seconds or self.step_seconds
+        if not self.time_limits or pace is None:
+            return self._horizon
+        left = max(0.0, (self.seconds_left or 0.0) - reserve_seconds)
+        horizon = min([step + int(left / pace), *self.step_limits.values()])
+        self._anchor = (step, self.progress(step))
+        self._horizon = max(horizon, step)
+        return self._horizon
+
+    def progress(self, step: int) -> float:
+        """Share of the run done at `step`, 0 to 1; never falls as steps go on, whatever was planned again."""
+        anchor, done = self._anchor
+        if self._horizon <= anchor:
+            return 1.0 if self._horizon and step >= self._horizon else done
+        return min(1.0, done + (1.0 - done) * max(0, step - anchor) / (self._horizon - anchor))
+
+    def exhausted(self, step: int, next_step_seconds: float | None = None, reserve_seconds: float = 0.0) -> str | None:
+        """Why the run must end before another step, or None.
+
+        Args:
+            next_step_seconds: what that step will take, with the validation or save due in it; None: as measured.
+            reserve_seconds: as in `replan`.
+        """
+        for name, limit in self.step_limits.items():
+            if step >= limit:
+                return f"budget.{name}: {step:,} steps done"
+        pace = next_step_seconds if next_step_seconds is not None else (self.step_seconds or 0.0)
+        for name, limit in self.time_limits.items():
+            if self.session_seconds + pace + reserve_seconds > limit:
+                unit = {"dollars": f"${self.budget.dollars}", "hours": f"{self.budget.hours} h"}[name]
+                return f"budget.{name}: the next step would not fit into {unit} any more"
+        return None
+
+    def forecast_dollars(self, step: int, step_seconds: float | None = None, reserve_seconds: float = 0.0) -> float | None:
+        """Dollars spent when the run reaches its horizon; None if the price or pace is unknown."""
+        pace = step_seconds or self.step_seconds
+        if self.dollars_per_hour is None or self.dollars_spent is None or pace is None:
+            return None
+        ahead = max(0, self._horizon - step) * pace + reserve_seconds
+        return self.dollars_spent + ahead * self.dollars_per_hour / 3600
+
+    def seconds_to_go(self, step: int, step_seconds: float | None = None) -> float | None:
+        """Seconds until the horizon; None before the first measurement."""
+        pace = step_seconds or self.step_seconds
+        return None if pace is None else max(0, self._horizon - step) * pace
+
+    def state(self) -> dict[str, Any]:
+        """JSON for the checkpoint and for the other ranks."""
+        return {"anchor": list(self._anchor), "horizon": self._horizon, "spent": asdict(self.spent)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over anchor and horizon. What was spent comes from `load_spent`, which also knows of work that was lost.
+
+        For a budget without a limit in time the horizon is the budget's own, so that a raised
+        budget takes effect and progress stays a pure function of the step.
+        """
+        if self.time_limits:
+            step, done = state["anchor"]
+            self._anchor = (int(step), float(done))
+            self._horizon = min([int(state["horizon"]), *self.step_limits.values()])
+
+    def save_spent(self, path: Path) -> None:
+        """Record what was spent, so that a killed session counts too. Call every few seconds. Raises OSError."""
+        write_json(path, asdict(self.spent), durable=False)
+
+    def _time_limits(self) -> dict[str, float]:
+        """Limits as seconds of this session, by the budget's key."""
+        limits = {}
+        if self.budget.hours is not None:
+            limits["hours"] = self.budget.hours * 3600 - self._before.seconds
+        if self.budget.dollars is not None and self.dollars_per_hour:
+            limits["dollars"] = (self.budget.dollars - self._before.dollars) / self.dollars_per_hour * 3600
+        return limits
+
+
+def load_spent(path: Path, state: dict[str, Any] | None = None) -> Spent:
+    """What earlier sessions spent: the larger of the run folder's record and a checkpoint's `state`."""
+    found = [Spent(**state["spent"])] if state else []
+    try:
+        found.append(Spent(**json.loads(path.read_text(encoding="utf-8"))))
+    except (OSError, ValueError, TypeError):
+        pass  # never written, or damaged: the checkpoint's is at most one interval behind
+    return Spent(max((s.seconds for s in found), default=0.0), max((s.dollars for s in found), default=0.0))
+
+
+def epochs_over_data(tokens: int, epoch_tokens: int) -> EpochsVerdict:
+    """How often `tokens` of training see a corpus of `epoch_tokens`: fine up to 4, to be confirmed past 16."""
+    epochs = tokens / max(1, epoch_tokens)
+    seen = f"{tokens:,} tokens are {epochs:.1f} epochs over {epoch_tokens:,} training tokens"
+    if epochs > CONFIRM_EPOCHS:
+        return EpochsVerdict(epochs, "confirm", f"{seen}; past {CONFIRM_EPOCHS:g} more repetition is worth almost nothing")
+    if epochs > WARN_EPOCHS:
+        return EpochsVerdict(epochs, "warn", f"{seen}; past {WARN_EPOCHS:g} their worth decays: watch validation loss")
+    return EpochsVerdict(epochs, "ok", seen)
+
+
+def _step_limits(budget: Budget, batch_tokens: int, epoch_tokens: int, default_tokens: int | None) -> dict[str, int]:
+    limits = {}
+    if budget.steps is not None:
+        limits["steps"] = budget.steps
+    if budget.tokens is not None:
+        limits["tokens"] = max(1, budget.tokens // batch_tokens)
+    if budget.epochs is not None:
+        limits["epochs"] = max(1, math.floor(budget.epochs * epoch_tokens / batch_tokens))
+    nothing_named = not limits and budget.hours is None and budget.dollars is None
+    if nothing_named and default_tokens is not None:
+        limits["tokens"] = max(1, default_tokens // batch_tokens)
+    return limits
+
+
+def _more(budget: Budget, name: str) -> str:
+    value = getattr(budget, name)
+    return "..." if value is None else f"{2 * value:g}" if isinstance(value, float) else str(2 * value)
+
+
+def _median(values: list[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]
