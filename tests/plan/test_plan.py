@@ -280,6 +280,12 @@ def test_disk() -> None:
     assert "disk" in refused.reasons[0]
 
 
+def test_micro_batch_beyond_a_ranks_share_is_cut() -> None:
+    plan = make_plan(scale_model(charlm()), parse_rig("8xH100"))
+    assert (plan.layout.micro_batch, plan.layout.accumulation) == (4, 1)
+    assert any("micro-batch 16 cut to the 4 sequences" in note for note in plan.notes)
+
+
 def test_scale_model_fits_a_laptop() -> None:
     plan = make_plan(scale_model(charlm()), laptop())
     assert plan.fits
@@ -305,7 +311,8 @@ def test_calibration_file(tmp_path: Path) -> None:
 
 def test_planning_needs_no_torch() -> None:
     code = (
-        "import sys; from windtunnel.plan import make_plan; from windtunnel.rig import parse_rig; from windtunnel.recipe import load_recipe;"
+        "import sys; from windtunnel.plan import make_plan; from windtunnel.rig import parse_rig;"
+        "from windtunnel.recipe import load_recipe;"
         "make_plan(load_recipe('charlm'), parse_rig('8xH100')); assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

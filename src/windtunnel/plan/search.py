@@ -69,6 +69,8 @@ def search_layout(
     """
     ranks = rig.gpus or 1
     share, notes = _share(batch_tokens, shape.sequence, ranks)
+    if stage.micro_batch is not None and stage.micro_batch > share:
+        notes.append(f"micro-batch {stage.micro_batch} cut to the {share} sequences that each of {ranks} ranks does a step")
     precision = choose_precision(stage, rig)
     compiled = rig.gpu is not None and rig.gpu.capability >= (7, 0) if stage.compile == "auto" else stage.compile
     device = "cuda" if rig.gpu else "cpu"
@@ -101,6 +103,7 @@ def _micro_batches(given: int | None, share: int, ranks: int, sequence: int) -> 
     divisors = sorted({*small, *(share // n for n in small)})
     if given is None:
         return divisors
+    given = min(given, share)
     if given not in divisors:
         near = [n for n in divisors if n <= given][-1]
         message = (
