@@ -1,5 +1,6 @@
 """Runs: the folder, metrics, checkpoints, budget and bands of one execution. No torch."""
 
+from .bands import Alert, BandWatch, Targets
 from .budget import BudgetClock, BudgetSpent, EpochsVerdict, Spent, epochs_over_data, load_spent
 from .folder import RunFolder, RunSummary, is_live, list_runs, newest_run
 from .metrics import Event, Metrics, MetricsReader, Point
@@ -10,6 +11,8 @@ from .writer import CheckpointWriter, DiskFull, Saved
 
 __all__ = [
     "METRICS",
+    "Alert",
+    "BandWatch",
     "BudgetClock",
     "BudgetSpent",
     "Checkpoint",
@@ -27,6 +30,7 @@ __all__ = [
     "RunSummary",
     "Saved",
     "Spent",
+    "Targets",
     "apply_retention",
     "disk_needed",
     "epochs_over_data",

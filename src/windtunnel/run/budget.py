@@ -8,6 +8,7 @@ learning rate's warm-down finishes when the money does.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -138,8 +139,8 @@ class BudgetClock:
                     f"budget.{name} is already spent: the run has done {step:,} steps of {limit:,}",
                     f"raise it, for example --set budget.{name}={_more(self.budget, name)}",
                 )
-        for name, limit in self.time_limits.items():
-            if limit <= self.session_seconds:
+        for name, seconds in self.time_limits.items():
+            if seconds <= self.session_seconds:
                 used = f"${self.dollars_spent or 0:.2f}" if name == "dollars" else f"{self.seconds / 3600:.2f} h"
                 raise BudgetSpent(
                     f"budget.{name} is already spent: {used} of {getattr(self.budget, name):g}",
@@ -201,8 +202,8 @@ class BudgetClock:
             if step >= limit:
                 return f"budget.{name}: {step:,} steps done"
         pace = next_step_seconds if next_step_seconds is not None else (self.step_seconds or 0.0)
-        for name, limit in self.time_limits.items():
-            if self.session_seconds + pace + reserve_seconds > limit:
+        for name, seconds in self.time_limits.items():
+            if self.session_seconds + pace + reserve_seconds > seconds:
                 unit = {"dollars": f"${self.budget.dollars}", "hours": f"{self.budget.hours} h"}[name]
                 return f"budget.{name}: the next step would not fit into {unit} any more"
         return None
@@ -252,10 +253,9 @@ class BudgetClock:
 def load_spent(path: Path, state: dict[str, Any] | None = None) -> Spent:
     """What earlier sessions spent: the larger of the run folder's record and a checkpoint's `state`."""
     found = [Spent(**state["spent"])] if state else []
-    try:
+    # Never written, or damaged: the checkpoint's is at most one interval behind.
+    with contextlib.suppress(OSError, ValueError, TypeError):
         found.append(Spent(**json.loads(path.read_text(encoding="utf-8"))))
-    except (OSError, ValueError, TypeError):
-        pass  # never written, or damaged: the checkpoint's is at most one interval behind
     return Spent(max((s.seconds for s in found), default=0.0), max((s.dollars for s in found), default=0.0))
 
 
