@@ -6,6 +6,7 @@ from .folder import RunFolder, RunSummary, is_live, list_runs, newest_run
 from .metrics import Event, Metrics, MetricsReader, Point
 from .names import METRICS
 from .retention import DiskNeed, apply_retention, disk_needed
+from .signals import StopRequest
 from .store import Checkpoint, CheckpointStore, DamagedCheckpoint
 from .writer import CheckpointWriter, DiskFull, Saved
 
@@ -30,6 +31,7 @@ __all__ = [
     "RunSummary",
     "Saved",
     "Spent",
+    "StopRequest",
     "Targets",
     "apply_retention",
     "disk_needed",

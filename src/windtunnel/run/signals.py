@@ -1,0 +1,123 @@
+"""Requests to stop: SIGTERM, SIGINT and spot notices. The step loop asks between steps and saves before it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from windtunnel.recipe import UserError
+
+NOTICE_VARIABLE = "WINDTUNNEL_SPOT_NOTICE"
+_AWS = "http://169.254.169.254/latest"
+_GCP = "http://metadata.google.internal/computeMetadata/v1/instance/preempted"
+_NOT_YET = ("", "false", "none", "null")
+
+
+class StopRequest:
+    """Whether someone wants the run to end, and why. Use as a context manager in the main thread.
+
+    The first SIGTERM or SIGINT makes `requested` true; a second SIGINT raises KeyboardInterrupt at
+    once. Handlers are put back on leaving.
+
+    Args:
+        notice: where spot notices appear: 'file:/path' (it exists), an http URL (200 with a text
+            other than FALSE), 'aws' or 'gcp' (their metadata services); None: from
+            $WINDTUNNEL_SPOT_NOTICE; '': nowhere.
+        period: seconds between looks; providers give 30 s (gcp) to 2 min (aws).
+
+    Raises:
+        UserError: `notice` is none of these.
+    """
+
+    def __init__(self, notice: str | None = None, *, period: float = 5.0) -> None:
+        self._look = _spot_look(os.environ.get(NOTICE_VARIABLE, "") if notice is None else notice)
+        self._period = period
+        self._reason: str | None = None
+        self._old: dict[int, Any] = {}
+        self._left = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def requested(self) -> str | None:
+        """Why the run is to stop; None while nobody asked."""
+        return self._reason
+
+    def request(self, reason: str) -> None:
+        """Ask to stop; the first reason stays."""
+        self._reason = self._reason or reason
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._old[number] = signal.signal(number, self._handle)
+        if self._look is not None:
+            self._thread = threading.Thread(target=self._poll, name="spot-notice", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._left.set()
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+        self._old.clear()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if number == signal.SIGINT and self._reason is not None and self._reason.startswith("SIGINT"):
+            raise KeyboardInterrupt
+        hint = " (once more ends at once, without saving)" if number == signal.SIGINT else ""
+        if number == signal.SIGINT and self._reason is not None:
+            self._reason = name + hint  # so that the next one is the second
+        self.request(name + hint)
+
+    def _poll(self) -> None:
+        assert self._look is not None
+        while not self._left.is_set() and self._reason is None:
+            found = None
+            with contextlib.suppress(OSError, ValueError):  # unreachable now: look again later
+                found = self._look()
+            if found:
+                self.request(f"spot notice: {found}")
+                return
+            self._left.wait(self._period)
+
+
+def _spot_look(notice: str) -> Callable[[], str | None] | None:
+    """What looks once for a spot notice and returns its text."""
+    if not notice:
+        return None
+    if notice.startswith("file:"):
+        path = Path(notice.removeprefix("file:"))
+        return lambda: str(path) if path.exists() else None
+    if notice.startswith(("http://", "https://")):
+        return lambda: _get(notice)
+    if notice == "aws":
+        return _look_aws
+    if notice == "gcp":
+        return lambda: _get(_GCP, {"Metadata-Flavor": "Google"})
+    raise UserError(f"{NOTICE_VARIABLE} is {notice!r}", "expected file:/path, an http URL, aws or gcp")
+
+
+def _look_aws() -> str | None:
+    # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html with an IMDSv2 token
+    token = _get(f"{_AWS}/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, method="PUT")
+    return _get(f"{_AWS}/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token or ""})
+
+
+def _get(url: str, headers: dict[str, str] | None = None, method: str = "GET") -> str | None:
+    """The text at a URL; None where it is absent (404) or says no. Raises OSError."""
+    request = urllib.request.Request(url, headers=headers or {}, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=2.0) as response:
+            text = str(response.read(4096).decode("utf-8", "replace")).strip()
+    except urllib.error.HTTPError:
+        return None
+    return None if text.lower() in _NOT_YET else text
