@@ -45,6 +45,7 @@ def memory_chart(plans: Sequence[tuple[str, Memory]], *, name: str = "memory") -
     kept = [(rig, memory) for rig, memory in plans if any(v > 0 for v in memory.components.values())]
     if not kept:
         return ""
+    height = 1.2 + 0.55 * len(kept)  # inches; the legend hangs half an inch below the axes
     components = list(dict.fromkeys(c for _, memory in kept for c in memory.components))
 
     def draw(axes: Any) -> None:
@@ -62,9 +63,9 @@ def memory_chart(plans: Sequence[tuple[str, Memory]], *, name: str = "memory") -
         axes.set_yticks(rows, [rig for rig, _ in kept])
         axes.invert_yaxis()
         axes.set_xlabel("GiB per rank")
-        axes.legend(frameon=False, labelcolor=_INK, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.28 - 0.25 / len(kept)))
+        axes.legend(frameon=False, labelcolor=_INK, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.5 / (0.77 * height)))
 
-    return _svg(draw, (7.2, 1.4 + 0.55 * len(kept)), name)
+    return _svg(draw, (7.2, height), name)
 
 
 def thin(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> list[tuple[float, float]]:

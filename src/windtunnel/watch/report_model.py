@@ -86,3 +86,6 @@ class Report:
     samples: list[Sample] = field(default_factory=list)
     environment: list[tuple[str, str]] = field(default_factory=list)
     recipe: str = ""
+
+    def __post_init__(self) -> None:
+        assert not (self.ready and any(c.status == "fail" for c in self.checks)), "a report with a failed check is not ready"

@@ -1,0 +1,139 @@
+"""The report: one file, nothing from outside, everything escaped, charts that tell."""
+
+from __future__ import annotations
+
+import math
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from windtunnel.recipe import UserError
+from windtunnel.watch import CheckRow, Curve, Memory, PlanRow, Report, Sample, write_report
+from windtunnel.watch.charts import line_chart, memory_chart, thin
+
+EVIL = "<script>alert(1)</script> & 'x' \"y\""
+
+
+class Page(HTMLParser):
+    """Counts what a browser would see."""
+
+    VOID = frozenset({"meta", "br", "link", "img", "hr"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("src", "href", "xlink:href"):
+                self.links.append(value or "")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def full_report() -> Report:
+    return Report(
+        title=f"charlm {EVIL}",
+        verdict="One check failed.",
+        ready=False,
+        subtitle="2026-11-21",
+        checks=[
+            CheckRow("plan", "fits", "0.3 GiB of 24", 0.2, "ok"),
+            CheckRow("kill", "nothing is lost", EVIL, 22.0, "fail", "read the log"),
+            CheckRow("gpu", "bf16", "no GPU", 0.0, "skip", "rehearse there"),
+        ],
+        plans=[PlanRow("8xH100", True, [("depth", "24", "deepest")], Memory({"weights": 5.0, "optimizer": 7.0}, 79.1), ["±8 %"])],
+        loss=[Curve("training", [(s, 3 / (s + 1)) for s in range(200)]), Curve("validation", [(0, 3.0), (199, 0.1)])],
+        memory=[Curve("rank 0", [(0, 1.0), (1, 2.0)])],
+        memory_limit_gib=24.0,
+        cost=[Curve("spent", [(0, 0.0), (1, 2.0)])],
+        budget_dollars=5.0,
+        evaluation=[("exact match", "41 % (32-51)", "100 sums")],
+        samples=[Sample(EVIL, "42")],
+        environment=[("torch", "2.13.0")],
+        recipe="name: charlm\n",
+    )
+
+
+def test_report_is_self_contained_well_formed_and_escaped(tmp_path: Path) -> None:
+    text = write_report(tmp_path / "report.html", full_report()).read_text(encoding="utf-8")
+    page = Page(text)
+    assert page.open == []
+    assert "script" not in page.tags
+    assert "link" not in page.tags
+    assert all(link.startswith("#") for link in page.links)
+    assert not re.search(r"@import|url\((?!#)", text)
+    assert len(page.ids) == len(set(page.ids))
+    assert {link[1:] for link in page.links} <= set(page.ids)
+    assert page.tags.count("svg") == 4
+    for part in (EVIL, "✗ not ready", "What to do: read the log", "not here", "41 % (32-51)", "name: charlm", "±8 %"):
+        assert part in page.text
+    assert text.count("var(--") > 50
+    assert list(tmp_path.iterdir()) == [tmp_path / "report.html"]
+
+
+def test_charts_follow_the_pages_colours(tmp_path: Path) -> None:
+    svg = line_chart([Curve("a", [(0, 1.0), (1, 2.0)])], x="step", y="loss", limit=3.0, name="x")
+    ElementTree.fromstring(svg.replace("xlink:href", "href"))
+    assert not re.search(r"#0102[01]\w", svg)
+    assert "#000000" not in svg
+
+
+def test_an_empty_report_has_no_empty_sections(tmp_path: Path) -> None:
+    page = Page(write_report(tmp_path / "r.html", Report("t", "v", True)).read_text(encoding="utf-8"))
+    assert "section" not in page.tags
+    assert "✓ ready" in page.text
+
+
+def test_charts_of_nothing_are_empty_and_bad_numbers_are_left_out() -> None:
+    assert line_chart([], x="a", y="b") == ""
+    assert line_chart([Curve("n", [(0, math.nan), (1, math.inf)])], x="a", y="b") == ""
+    assert memory_chart([("here", Memory({}))]) == ""
+    assert "<svg" in line_chart([Curve("n", [(0, 1.0), (1, math.nan)])], x="a", y="b")
+
+
+def test_thinning_keeps_spikes_and_order() -> None:
+    points = [(float(i), 1.0) for i in range(100_000)]
+    points[54_321] = (54_321.0, 99.0)
+    kept = thin(points)
+    assert len(kept) <= 2000
+    assert (54_321.0, 99.0) in kept
+    assert kept == sorted(kept)
+
+
+def test_a_report_with_a_failed_check_cannot_claim_readiness() -> None:
+    with pytest.raises(AssertionError):
+        Report("t", "v", True, checks=[CheckRow("c", "p", "e", 0.0, "fail")])
+
+
+def test_an_unwritable_place_is_a_message(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be written"):
+        write_report(tmp_path / "missing" / "report.html", Report("t", "v", True))
+
+
+def test_a_second_report_replaces_the_first(tmp_path: Path) -> None:
+    for title in ("first", "second"):
+        write_report(tmp_path / "r.html", Report(title, "v", True))
+    assert "second" in (tmp_path / "r.html").read_text(encoding="utf-8")
