@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from decimal import Decimal, localcontext
+from typing import Any
 
 import numpy as np
 
@@ -123,21 +124,21 @@ class _Grid:
 
     def number(self, scaled: Array, width: int, decimals: int, used: Array) -> None:
         """Numbers times 10**decimals, without leading zeros or trailing ones behind the point."""
-        small = np.uint32 if 10 ** (width + decimals) < 2**32 else np.uint64
-        rest = scaled.astype(small)
+        rest: Any = scaled.astype(np.uint32 if 10 ** (width + decimals) < 2**32 else np.uint64)
+        ten = rest.dtype.type(10)
         shown = np.zeros(self._count, dtype=bool)
         tail: list[Array] = []
         for _ in range(decimals):
-            quotient = rest // small(10)
-            digit = (rest - quotient * small(10)).astype(np.uint8)
+            quotient = rest // ten
+            digit = (rest - quotient * ten).astype(np.uint8)
             shown = shown | (digit != 0)
             tail.append((digit + np.uint8(48)) * (shown & used))
             rest = quotient
         if decimals:
             tail.append((shown & used).astype(np.uint8) * np.uint8(ord(".")))
         for place in range(width):
-            quotient = rest // small(10)
-            digit = (rest - quotient * small(10)).astype(np.uint8)
+            quotient = rest // ten
+            digit = (rest - quotient * ten).astype(np.uint8)
             tail.append((digit + np.uint8(48)) * (used if place == 0 else used & (rest != 0)))
             rest = quotient
         self._columns.extend(reversed(tail))

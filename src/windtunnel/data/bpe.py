@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 BOS_TEXT = "<|bos|>"
+_FIX = "use the tokenizer.json that preparing the data wrote"
 # GPT-4's way of cutting text into words (published with tiktoken), with numbers of at most two digits for small vocabularies.
 _WORDS = r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"""
 
@@ -42,14 +43,14 @@ class BPE(Tokenizer):
         except Exception as error:  # the library raises bare Exception
             raise UserError(f"tokenizer {path} cannot be read: {error}") from None
         if inner.token_to_id(BOS_TEXT) != BOS:
-            raise UserError(f"tokenizer {path}: expected {BOS_TEXT} as token 0", "use the tokenizer.json that preparing the data wrote")
+            raise UserError(f"tokenizer {path}: expected {BOS_TEXT} as token 0", _FIX)
         try:
             return cls(inner)
         except KeyError:
-            raise UserError(f"tokenizer {path}: not a byte-level BPE", "use the tokenizer.json that preparing the data wrote") from None
+            raise UserError(f"tokenizer {path}: not a byte-level BPE", _FIX) from None
 
     def encode(self, text: str, *, bos: bool = False) -> Array:
-        # Half a surrogate pair has no UTF-8; it becomes U+FFFD as in every decoder.
+        # Half a surrogate pair has no UTF-8; it becomes '?', as Python writes it.
         clean = text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
         ids = self._inner.encode(clean).ids
         return np.array([BOS, *ids] if bos else ids, dtype=self._wide())
@@ -90,7 +91,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BPE:
 def _pieces(inner: tokenizers.Tokenizer) -> list[bytes]:
     to_byte = _bytes_of_characters()
     words = [inner.id_to_token(i) for i in range(inner.get_vocab_size())]
-    return [b"" if i == BOS else bytes(to_byte[c] for c in word) for i, word in enumerate(words)]
+    return [b"" if i == BOS else bytes(to_byte[c] for c in word or "") for i, word in enumerate(words)]
 
 
 def _bytes_of_characters() -> dict[str, int]:

@@ -7,7 +7,7 @@ import errno
 import fcntl
 import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -38,32 +38,37 @@ def _unusable(root: Path, error: OSError) -> UserError:
 
 
 @contextlib.contextmanager
-def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock file, which the kernel frees when its holder dies; `waiting` is called if another has it."""
+def locked(path: Path, waiting: Callable[[], None]) -> Iterator[bool]:
+    """Hold the lock file, which the kernel frees when its holder dies; `waiting` is called if another has it.
+
+    Gives False on a file system without locks: renaming is still atomic there, only work may be done twice.
+    """
     with open(path, "ab") as file:
+        held = True
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             waiting()
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError:
-            pass  # a file system without locks: renaming is still atomic, only work may be done twice
-        yield
+            held = False
+        yield held
 
 
 @contextlib.contextmanager
-def new_folder(final: Path) -> Iterator[Path]:
+def new_folder(final: Path, alone: bool) -> Iterator[Path]:
     """A temporary folder beside `final` that takes its place at the end; removed on any error.
 
-    Call with the lock held: temporary folders left by killed processes are removed here too.
+    alone: the lock is held, so other temporary folders are left by killed processes and are removed.
 
     Raises:
         UserError: the disk is full.
     """
-    for stale in final.parent.glob(f".tmp-{final.name}-*"):
+    for stale in final.parent.glob(f".tmp-{final.name}-*") if alone else ():
         shutil.rmtree(stale, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".tmp-{final.name}-", dir=final.parent))
+    folder = final.parent / f".tmp-{final.name}-{uuid.uuid4().hex[:8]}"
     try:
+        folder.mkdir()
         yield folder
         if final.exists():
             shutil.rmtree(final)
@@ -71,7 +76,8 @@ def new_folder(final: Path) -> Iterator[Path]:
         _sync(final.parent)
     except OSError as error:
         if error.errno in _FULL:
-            raise UserError(f"no space left for prepared data in {final.parent}: {error.strerror}", "free some space, or set WINDTUNNEL_CACHE to a larger disk") from None
+            message = f"no space left for prepared data in {final.parent}: {error.strerror}"
+            raise UserError(message, "free some space, or set WINDTUNNEL_CACHE to a larger disk") from None
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -48,7 +48,10 @@ def _text_files(corpus: TextCorpus) -> list[CorpusFile]:
         else:
             matches = [_stat(p) for p in sorted(glob.glob(expanded, recursive=True)) if os.path.isfile(p)]
             if not matches:
-                raise UserError(f"data.corpus.files: {pattern} matches no file (looked in {os.getcwd()})", "give an existing file or a glob such as 'books/**/*.txt'")
+                raise UserError(
+                    f"data.corpus.files: {pattern} does not exist or matches no file (looked in {os.getcwd()})",
+                    "give an existing file or a glob such as 'books/**/*.txt'",
+                )
         for file in matches:
             if file.size:
                 found.setdefault(os.path.realpath(file.path), file)
@@ -67,7 +70,7 @@ def _stdlib_files(corpus: StdlibCorpus) -> list[CorpusFile]:
             files.append(CorpusFile(str(path), size))
             total += size
     if not files:
-        raise UserError(f"the stdlib corpus: no Python files under {root}", "use a Python with its library installed as files, or a text corpus")
+        raise UserError(f"the stdlib corpus: no Python files under {root}", "use a Python installed as files, or a text corpus")
     return files
 
 
@@ -155,7 +158,8 @@ def _checked(path: str, documents: list[bytes], offsets: list[int]) -> Iterator[
     text = batch.text.tobytes()
     nul = text.find(b"\0")
     if nul >= 0:
-        raise UserError(f"data.corpus.files: {path} is binary: NUL byte at byte offset {_file_offset(batch, nul)}", "give plain UTF-8 text files")
+        where = _file_offset(batch, nul)
+        raise UserError(f"data.corpus.files: {path} is binary: NUL byte at byte offset {where}", "give plain UTF-8 text files")
     if not text.isascii():
         try:
             text.decode("utf-8")

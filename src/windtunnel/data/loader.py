@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 import time
@@ -13,7 +14,7 @@ import numpy as np
 from .documents import Array
 from .order import SequenceOrder
 from .tokens import TokenFile
-from .transfer import Ready, Transfer
+from .transfer import Ready, Transfer, this_device
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +50,9 @@ class BatchLoader:
         device: str | torch.device = "cpu",
     ) -> None:
         assert tokens.count >= 2, "a split needs at least two tokens: an input and a target"
-        assert 0 <= rank < world and micro_batch > 0 and accumulation > 0 and position >= 0
+        assert 0 <= rank < world
+        assert min(micro_batch, accumulation) > 0
+        assert position >= 0
         self.tokens = tokens
         self.sequence = sequence
         self.micro_batch = micro_batch
@@ -60,7 +63,7 @@ class BatchLoader:
         self.wait_seconds = 0.0
         self.sequences = tokens.sequences(sequence)
         self._order = SequenceOrder(self.sequences, seed)
-        self._device = device
+        self._device = this_device(device)
         self._taken = 0  # micro-batches of the current step already handed out
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -138,6 +141,7 @@ class BatchLoader:
             target=self._produce, args=(self._stop, self._queue, self.position, self._taken), name="prefetch", daemon=True
         )
         self._thread.start()
+        atexit.register(self.close)  # a thread inside torch must not outlive the interpreter
 
     def _produce(self, stop: threading.Event, out: queue.Queue[Ready | BaseException], position: int, micro: int) -> None:
         try:
@@ -148,7 +152,7 @@ class BatchLoader:
                 micro += 1
                 if micro == self.accumulation:
                     micro, position = 0, position + self.step_sequences
-        except BaseException as error:  # noqa: BLE001 - it is raised again in next_batch
+        except BaseException as error:  # raised again in next_batch
             _put(stop, out, error)
 
     def _halt(self) -> None:
@@ -156,6 +160,7 @@ class BatchLoader:
             self._stop.set()
             self._thread.join()
             self._thread = None
+            atexit.unregister(self.close)
 
 
 def _put(stop: threading.Event, out: queue.Queue[Any], item: Any) -> None:
@@ -205,7 +210,9 @@ class ValidationBatches:
         device: str | torch.device = "cpu",
     ) -> None:
         """limit: most targets over all ranks; None: all of the split."""
-        assert tokens.count >= 2 and 0 <= rank < world and micro_batch > 0
+        assert tokens.count >= 2
+        assert 0 <= rank < world
+        assert micro_batch > 0
         self.tokens = tokens
         self.sequence = sequence
         self.micro_batch = micro_batch

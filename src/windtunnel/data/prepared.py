@@ -6,7 +6,6 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,22 +16,10 @@ from .cache import cache_root, check_free_space, locked, new_folder
 from .corpus import CorpusFile, corpus_files
 from .tokenizer import Tokenizer, load_tokenizer
 from .tokens import TokenFile, file_checksum
-from .write import write_splits
+from .write import Progress, Split, write_splits
 
 FORMAT = 1
 HASHED_BYTES = 1 << 30
-Progress = Callable[[float, str], None]
-
-
-@dataclass(frozen=True)
-class Split:
-    """One split on disk: counts, and the xxh3-128 of its token file."""
-
-    tokens: int
-    documents: int
-    bytes: int
-    dtype: str
-    checksum: str
 
 
 @dataclass(frozen=True)
@@ -97,10 +84,13 @@ def prepare(recipe: Recipe, cache: str | Path | None = None, progress: Progress 
     folder = root / f"{corpus.kind}-{fingerprint}"
     if ready := _reuse(folder, fingerprint):
         return ready
-    with locked(root / f"{folder.name}.lock", lambda: report(0.0, "waiting for another process that prepares the same data")):
+    def waiting() -> None:
+        report(0.0, "waiting for another process that prepares the same data")
+
+    with locked(root / f"{folder.name}.lock", waiting) as alone:
         if ready := _reuse(folder, fingerprint):  # made while this process waited
             return ready
-        with new_folder(folder) as temporary:
+        with new_folder(folder, alone) as temporary:
             _make(recipe, files, temporary, fingerprint, report)
     made = _open(folder, reused=False)
     report(1.0, "data ready")
@@ -116,7 +106,7 @@ def open_prepared(folder: str | Path) -> PreparedData:
     try:
         prepared = _open(Path(folder), reused=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder} is not prepared data: {error}", "prepare the data again: windtunnel train does it by itself") from None
+        raise UserError(f"{folder} is not prepared data: {error}", "training prepares it again") from None
     damage = _damage(prepared)
     if damage:
         raise UserError(f"prepared data is damaged: {damage}", f"remove {folder}; it is made again when training")

@@ -69,7 +69,7 @@ def survey_text(data: Data, files: list[CorpusFile], separator: str | None, prog
     if not few and found.documents < FEW_DOCUMENTS:
         found, few = _scan(files, separator, piece, auto, progress), True
     if few:
-        found.notes.append(f"fewer than {FEW_DOCUMENTS} documents: those longer than {piece:,} bytes are cut into pieces of about that")
+        found.notes.append(f"fewer than {FEW_DOCUMENTS} documents: those longer than {piece:,} bytes are cut into pieces")
     if found.documents == 0:
         raise UserError("data.corpus: no text in its files", "give files with text in them")
     return _split(found, data.validation)
@@ -111,7 +111,8 @@ def _split(found: Survey, share: float) -> Survey:
     """Set the threshold: the share asked for, moved only as far as gives each split one document."""
     if found.lowest_key == found.highest_key:
         raise UserError(
-            f"data.corpus: {found.documents:,} document(s), {found.bytes:,} bytes, all the same: training and validation need at least one different document each",
+            f"data.corpus: {found.documents:,} document(s) of {found.bytes:,} bytes in all, none different from the others;"
+            " training and validation need at least one each",
             "add text, or split it into documents with data.corpus.separator",
         )
     wanted = int(share * 2**64)

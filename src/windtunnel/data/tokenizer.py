@@ -158,8 +158,9 @@ class Characters(Tokenizer):
     def _refuse(self, batch: DocumentBatch, starts: Array, codes: Array, at: int) -> None:
         index = int(np.searchsorted(starts, at, side="right")) - 1
         character, offset = chr(int(codes[at])), at - int(starts[index])
+        where = batch.locate(index, offset)
         raise UnknownCharacter(
-            f"{batch.locate(index, offset)}: character {_show(character)} is not in data.tokenizer.alphabet {self._shown_alphabet()}",
+            f"{where}: character {_show(character)} is not in data.tokenizer.alphabet {self._shown_alphabet()}",
             character,
             offset,
             "add it to data.tokenizer.alphabet, or --set data.tokenizer.alphabet=auto, or --set data.tokenizer.unknown=skip",

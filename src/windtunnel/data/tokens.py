@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -51,20 +53,18 @@ class TokenWriter:
         self.path = path
         self.dtype = token_dtype(vocab)
         self.count = 0
-        self._file = open(path, "wb")
+        self._file = open(path, "wb")  # noqa: SIM115 - closed by close() or abandon()
         self._digest = xxhash.xxh3_128()
 
     def append(self, tokens: Tokens) -> None:
         """Write (n,) ids."""
-        data = memoryview(np.ascontiguousarray(tokens, dtype=self.dtype.newbyteorder("<"))).cast("B")
+        data = np.ascontiguousarray(tokens, dtype=self.dtype.newbyteorder("<")).data.cast("B")
         self._file.write(data)
         self._digest.update(data)
         self.count += len(tokens)
 
     def close(self) -> None:
         """Flush to the disk."""
-        import os
-
         if not self._file.closed:
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -72,8 +72,6 @@ class TokenWriter:
 
     def abandon(self) -> None:
         """Close without caring whether the rest can be written."""
-        import contextlib
-
         with contextlib.suppress(OSError):
             self._file.close()
 

@@ -38,6 +38,14 @@ class Ready:
         return self.x, self.y
 
 
+def this_device(device: str | torch.device) -> torch.device:
+    """The device with its index: 'cuda' is the current GPU of the calling thread, which other threads do not know."""
+    import torch
+
+    device = torch.device(device)
+    return torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
+
+
 class Transfer:
     """Turns (rows, sequence + 1) arrays of tokens into x and y, reusing `slots` host buffers in turn.
 
@@ -47,7 +55,7 @@ class Transfer:
     def __init__(self, device: str | torch.device, shape: tuple[int, int], dtype: str, slots: int) -> None:
         import torch
 
-        self._device = torch.device(device)
+        self._device = this_device(device)
         self._mask = _MASK[dtype]
         self._cuda = self._device.type == "cuda"
         self._stream: Any = None
@@ -86,8 +94,6 @@ class Transfer:
         import torch
 
         wide = tokens.to(torch.int64)
-        if wide.data_ptr() == tokens.data_ptr():
-            wide = wide.clone()
         if self._mask is not None:
             wide &= self._mask
         x, y = wide[:, :-1].contiguous(), wide[:, 1:].contiguous()

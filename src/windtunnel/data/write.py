@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from windtunnel.recipe import ArithmeticCorpus, BPETokenizer, Recipe, TextCorpus
+from windtunnel.recipe import ArithmeticCorpus, BPETokenizer, Recipe, TextCorpus, UserError
 
 from .arithmetic import chunks, generate
 from .corpus import CorpusFile
@@ -21,13 +21,23 @@ from .survey import Survey, survey_arithmetic, survey_text, text_batches
 from .tokenizer import Characters, Tokenizer
 from .tokens import TokenWriter
 
-if TYPE_CHECKING:
-    from .prepared import Progress, Split
-
 BPE_TRAINING_BYTES = 256 << 20
 NAMES = ("train", "validation")
 T = TypeVar("T")
 R = TypeVar("R")
+MakeBatch = Callable[[], DocumentBatch]
+Progress = Callable[[float, str], None]
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split on disk: counts, and the xxh3-128 of its token file."""
+
+    tokens: int
+    documents: int
+    bytes: int
+    dtype: str
+    checksum: str
 
 
 @dataclass(frozen=True)
@@ -50,7 +60,9 @@ class _Part:
     skipped: Counter[str]
 
 
-def write_splits(recipe: Recipe, files: list[CorpusFile], folder: Path, check_space: Callable[[int], None], report: Progress) -> Written:
+def write_splits(
+    recipe: Recipe, files: list[CorpusFile], folder: Path, check_space: Callable[[int], None], report: Progress
+) -> Written:
     """Write train.bin, validation.bin and tokenizer.json into the folder."""
     corpus, data = recipe.data.corpus, recipe.data
     separator = corpus.separator if isinstance(corpus, TextCorpus) else None
@@ -59,7 +71,7 @@ def write_splits(recipe: Recipe, files: list[CorpusFile], folder: Path, check_sp
     else:
         found = survey_text(data, files, separator, lambda share: report(0.2 * share, "reading the corpus"))
 
-    def batches() -> Iterator[Callable[[], DocumentBatch]]:
+    def batches() -> Iterator[MakeBatch]:
         if isinstance(corpus, ArithmeticCorpus):
             for first, count in chunks(corpus):
                 yield lambda first=first, count=count: generate(corpus, recipe.seed, first, count)  # type: ignore[misc]
@@ -74,9 +86,7 @@ def write_splits(recipe: Recipe, files: list[CorpusFile], folder: Path, check_sp
     return _write(tokenizer, found, batches(), folder, report)
 
 
-def _write(tokenizer: Tokenizer, found: Survey, batches: Iterable[Callable[[], DocumentBatch]], folder: Path, report: Progress) -> Written:
-    from .prepared import Split
-
+def _write(tokenizer: Tokenizer, found: Survey, batches: Iterable[MakeBatch], folder: Path, report: Progress) -> Written:
     writers = [TokenWriter(folder / f"{name}.bin", tokenizer.vocab) for name in NAMES]
     documents, sizes, skipped = [0, 0], [0, 0], Counter[str]()
     try:
@@ -94,8 +104,15 @@ def _write(tokenizer: Tokenizer, found: Survey, batches: Iterable[Callable[[], D
         for writer in writers:
             writer.abandon()
     splits = {
-        name: Split(w.count, documents[i], sizes[i], str(w.dtype), w.checksum) for i, (name, w) in enumerate(zip(NAMES, writers, strict=True))
+        name: Split(w.count, documents[i], sizes[i], str(w.dtype), w.checksum)
+        for i, (name, w) in enumerate(zip(NAMES, writers, strict=True))
     }
+    for name, split in splits.items():
+        if split.tokens < 2:
+            raise UserError(
+                f"the {name} split has no text left: {sum(skipped.values()):,} characters are not in data.tokenizer.alphabet",
+                "--set data.tokenizer.alphabet=auto",
+            )
     return Written(tokenizer, splits, skipped, found.notes)
 
 
@@ -118,7 +135,7 @@ def _tokenize(tokenizer: Tokenizer, threshold: int, batch: DocumentBatch) -> _Pa
     return _Part(split, (len(batch) - number, number), (int(sizes.sum()) - size, size), skipped)
 
 
-def _tokenizer(recipe: Recipe, found: Survey, batches: Callable[[], Iterator[Callable[[], DocumentBatch]]], report: Progress) -> Tokenizer:
+def _tokenizer(recipe: Recipe, found: Survey, batches: Callable[[], Iterator[MakeBatch]], report: Progress) -> Tokenizer:
     wanted = recipe.data.tokenizer
     if not isinstance(wanted, BPETokenizer):
         alphabet = found.alphabet if wanted.alphabet == "auto" else wanted.alphabet
@@ -132,7 +149,7 @@ def _tokenizer(recipe: Recipe, found: Survey, batches: Callable[[], Iterator[Cal
     return tokenizer
 
 
-def _training_texts(found: Survey, batches: Iterable[Callable[[], DocumentBatch]]) -> Iterator[str]:
+def _training_texts(found: Survey, batches: Iterable[MakeBatch]) -> Iterator[str]:
     """Training documents, of a large corpus those with the highest keys: about 256 MiB of them, chosen by hash."""
     share = min(1.0, BPE_TRAINING_BYTES / max(1, found.bytes))
     lowest = max(found.threshold, int((1 - share) * 2**64))
