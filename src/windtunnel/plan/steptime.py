@@ -70,7 +70,7 @@ def _cpu(shape: GPTShape, layout: Layout, rig: Rig, c: Constants) -> StepTime:
     moved = 2 * c.traffic_bytes * shape.layers * shape.dim * tokens + c.micro_step_bytes * shape.parameters * layout.accumulation
     terms = {
         "matrix products": 6.0 * (shape.matrix_parameters + shape.head_parameters) * tokens / rate,
-        "attention": _attention_flops(shape) * tokens / rate,
+        "attention": _attention_flops(shape) * tokens * c.cpu_efficiency / c.cpu_attention_efficiency / rate,
         "memory bandwidth": moved / bandwidth,
         "optimizer": _optimizer_seconds(shape, layout, rate, bandwidth, c),
         "kernel launches": c.eager_launch_seconds * shape.layers * layout.accumulation,
