@@ -82,7 +82,7 @@ def test_solve_and_parse_refuse_what_is_no_sum() -> None:
     for wrong in ("", "1+", "+1+2", "1*2", "1..2+3", "1+-2"):
         with pytest.raises(ValueError, match="sum"):
             solve(wrong)
-    with pytest.raises(ValueError, match="no such|sum"):
+    with pytest.raises(ValueError, match="is not a sum"):
         parse_problem("H1+1=2L\n")
 
 

@@ -70,7 +70,13 @@ def test_globs_are_sorted_and_each_file_counts_once(tmp_path: Path) -> None:
 def test_bad_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "dangling.txt").symlink_to(tmp_path / "nowhere")
-    cases = {"missing.txt": "does not exist", "*.md": "matches no file", "empty.txt": "is empty", ".": "is a directory", "dangling.txt": "cannot"}
+    cases = {
+        "missing.txt": "does not exist",
+        "*.md": "matches no file",
+        "empty.txt": "is empty",
+        ".": "is a directory",
+        "dangling.txt": "cannot",
+    }
     for name, expected in cases.items():
         with pytest.raises(UserError, match=expected) as caught:
             corpus_files(TextCorpus(files=[f"{tmp_path}/{name}"]))
@@ -87,11 +93,13 @@ def test_unreadable_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("separator", "block"), [(None, 1 << 20), ("\n", 1 << 20), ("\n", 3)])
-def test_bad_bytes_are_named_with_their_offset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, separator: str | None, block: int) -> None:
+def test_bad_bytes_are_named_with_their_offset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, separator: str | None, block: int
+) -> None:
     monkeypatch.setattr(corpus_module, "BLOCK", block)
     path = tmp_path / "latin.txt"
     path.write_bytes("été\n".encode() + b"caf\xe9 noir\n")
-    with pytest.raises(UserError, match="latin.txt is not UTF-8: byte 0xe9 at byte offset 9"):
+    with pytest.raises(UserError, match=r"latin\.txt is not UTF-8: byte 0xe9 at byte offset 9"):
         read(path, separator)
     path.write_bytes(b"ab\n\0\0")
     with pytest.raises(UserError, match="is binary: NUL byte at byte offset 3"):

@@ -36,7 +36,9 @@ def global_rows(loader_ranks: list[BatchLoader], steps: int) -> list[int]:
     return rows
 
 
-def ranks(tokens: TokenFile, world: int, micro: int, accumulation: int, sequence: int, seed: int, position: int = 0) -> list[BatchLoader]:
+def ranks(
+    tokens: TokenFile, world: int, micro: int, accumulation: int, sequence: int, seed: int, position: int = 0
+) -> list[BatchLoader]:
     return [
         BatchLoader(
             tokens,
@@ -234,9 +236,7 @@ def test_batches_reach_the_gpu_unharmed(tmp_path: Path) -> None:
     tokens = TokenFile(tmp_path / "t.bin", "uint16", len(values))
 
     def loader(device: str) -> BatchLoader:
-        return BatchLoader(
-            tokens, sequence=2048, micro_batch=8, accumulation=2, rank=0, world=1, seed=1, device=device
-        )
+        return BatchLoader(tokens, sequence=2048, micro_batch=8, accumulation=2, rank=0, world=1, seed=1, device=device)
 
     with loader("cuda") as fast, loader("cpu") as plain:
         for _ in range(400):  # more than two epochs: host buffers and device memory are used again and again

@@ -133,7 +133,9 @@ def test_saved_tokenizers_come_back(tmp_path: Path, bpe: BPE) -> None:
     assert 0 not in load_tokenizer(tmp_path / "tokenizer.json").encode("<|bos|>").tolist()
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"kind": "character"}', '{"model": 3}', '{"kind": "character", "alphabet": "aa"}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", '{"kind": "character"}', '{"model": 3}', '{"kind": "character", "alphabet": "aa"}']
+)
 def test_damaged_tokenizer_files_are_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(UserError):

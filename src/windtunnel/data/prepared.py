@@ -84,6 +84,7 @@ def prepare(recipe: Recipe, cache: str | Path | None = None, progress: Progress 
     folder = root / f"{corpus.kind}-{fingerprint}"
     if ready := _reuse(folder, fingerprint):
         return ready
+
     def waiting() -> None:
         report(0.0, "waiting for another process that prepares the same data")
 
