@@ -14,7 +14,7 @@ SetOption = Annotated[
     typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a key of the recipe: --set model.depth=12 (repeatable)."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else.")]
-RootOption = Annotated[Path, typer.Option("--root", envvar="WINDTUNNEL_RUNS", help="The folder that holds the runs.")]
+RootOption = Annotated[Path, typer.Option("--root", "--runs", envvar="WINDTUNNEL_RUNS", help="The folder that holds the runs.")]
 PriceOption = Annotated[
     float | None,
     typer.Option("--price", min=0.0, metavar="DOLLARS", help="Dollars an hour for the whole rig; otherwise the catalog's."),

@@ -9,6 +9,8 @@ from typing import Any
 
 from windtunnel.recipe import UserError
 
+PIPE_WIDTH = 200
+
 
 def print_error(error: UserError, *, as_json: bool = False) -> None:
     """'error: ...' and 'fix: ...' on standard error; with --json one JSON object there."""
@@ -29,11 +31,9 @@ def print_json(value: Any) -> None:
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table sized to the terminal; on a pipe the columns keep their full width."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console() if sys.stdout.isatty() else Console(width=200)
     table = Table(
         title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(columns)
     )
@@ -41,4 +41,34 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         table.add_column(Text(column), overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
+    _print(table)
+
+
+def print_remarks(remarks: Sequence[tuple[str, str]]) -> None:
+    """(label, text) pairs as indented, wrapped lines."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if not remarks:
+        return
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, text in remarks:
+        grid.add_row(Text(label, style="bold"), Text(text))
+    _print(grid)
+    print()
+
+
+def _print(renderable: Any) -> None:
+    """To a terminal at its width; on a pipe wide and without trailing blanks."""
+    import io
+
+    from rich.console import Console
+
+    if sys.stdout.isatty():
+        Console().print(renderable)
+        return
+    text = io.StringIO()
+    Console(file=text, width=PIPE_WIDTH).print(renderable)
+    print("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
