@@ -8,6 +8,7 @@ from .shape import GPTShape, gpt_shape
 if TYPE_CHECKING:
     from .cache import KVCache, extend
     from .gpt import GPT, build_gpt
+    from .sampling import choose, top_log_probabilities
     from .weights import export_weights, load_weights, model_from_weights
 
 __all__ = [
@@ -17,15 +18,27 @@ __all__ = [
     "HyperParameters",
     "KVCache",
     "build_gpt",
+    "choose",
     "derive",
     "export_weights",
     "extend",
     "gpt_shape",
     "load_weights",
     "model_from_weights",
+    "top_log_probabilities",
 ]
 
-_LAZY = {"GPT": "gpt", "build_gpt": "gpt", "KVCache": "cache", "extend": "cache", "export_weights": "weights", "load_weights": "weights", "model_from_weights": "weights"}
+_LAZY = {
+    "GPT": "gpt",
+    "KVCache": "cache",
+    "build_gpt": "gpt",
+    "choose": "sampling",
+    "export_weights": "weights",
+    "extend": "cache",
+    "load_weights": "weights",
+    "model_from_weights": "weights",
+    "top_log_probabilities": "sampling",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,191 @@
+"""The HTTP server: OpenAI-compatible completions, models, health, metrics and one page."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from windtunnel.recipe import Serve
+
+from .completions import Answer, Run, prepare
+from .engine import Engine, EngineDown
+from .guard import Guard, internal_error
+from .metrics import Record, ServerMetrics
+from .schema import APIError, parse_request
+
+STATIC = Path(__file__).parent / "static"
+# JSON may write one byte of a prompt as six (\u001f); the rest is for the other fields.
+ESCAPE, OTHER_FIELDS = 6, 65_536
+# Nobody is there to read this status; it is for the metrics (nginx's number).
+CLIENT_GONE = 499
+
+
+def create_app(
+    engine: Engine, *, model: str, limits: Serve, token: str | None = None, local_only: bool = False, created: int | None = None
+) -> FastAPI:
+    """The application around an engine, which it closes when it shuts down.
+
+    Args:
+        model: the id that requests name and /v1/models lists.
+        limits: most tokens, prompt bytes and choices of a request.
+        token: bearer token that clients must send; None: no authentication.
+        local_only: answer only requests addressed to localhost.
+        created: the model's time, seconds since the epoch; None: now.
+    """
+    card = {
+        "id": model,
+        "object": "model",
+        "created": created or int(time.time()),
+        "owned_by": "windtunnel",
+        "context_length": engine.context,
+        "max_tokens": limits.max_tokens,
+    }
+    max_body = ESCAPE * limits.max_prompt_bytes + OTHER_FIELDS
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(engine.close)
+
+    app = FastAPI(title="windtunnel", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    metrics = ServerMetrics(engine)
+    app.add_middleware(Guard, token=token, local_only=local_only, max_body=max_body)
+    app.add_exception_handler(HTTPException, _http_error)
+    _add_models(app, card)
+    _add_pages(app, engine, metrics, token is not None)
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        record = metrics.start()
+        try:
+            parsed = parse_request(await _read(request, max_body))
+            if parsed.model != model:
+                message = f"the model {parsed.model!r} does not exist; this server has {model!r}"
+                raise APIError(404, message, param="model", code="model_not_found")
+            prepared = await asyncio.to_thread(prepare, parsed, engine.tokenizer, engine.context, limits)
+            answer = Answer(prepared, Run(engine, prepared), model)
+            if parsed.stream:
+                return EventStream(answer, request.state.request_id, record)
+            body = await _unless_gone(request, answer)
+        except APIError as error:
+            record.end(error.status)
+            return JSONResponse(error.body(), error.status, error.headers)
+        except BaseException:
+            record.end(500)
+            raise
+        record.end(200)
+        return JSONResponse(body)
+
+    return app
+
+
+class EventStream(StreamingResponse):
+    """The streamed answer. However it ends, the slots are freed."""
+
+    def __init__(self, answer: Answer, request_id: str, record: Record) -> None:
+        self._answer, self._request_id, self._record = answer, request_id, record
+        super().__init__(self._events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events until they end or the client goes away."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._answer.run.cancel()
+            self._record.end(CLIENT_GONE)  # unless it ended before
+
+    async def _events(self) -> AsyncIterator[str]:
+        try:
+            async for event in self._answer.stream():
+                self._record.first_text()
+                yield event
+            self._record.end(200)
+        except EngineDown:
+            self._record.end(500)
+            yield f"data: {json.dumps(internal_error(self._request_id).body())}\n\n"
+
+
+async def _read(request: Request, most: int) -> bytes:
+    """The request's body, at most `most` bytes of it are ever held."""
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > most:
+                raise APIError(413, f"the request body is longer than {most:,} bytes", code="too_large")
+    except ClientDisconnect:
+        raise APIError(CLIENT_GONE, "the client went away") from None
+    return bytes(body)
+
+
+async def _unless_gone(request: Request, answer: Answer) -> dict[str, Any]:
+    """The whole answer, or an end to it as soon as the client has closed the connection."""
+    whole = asyncio.create_task(answer.whole())
+    gone = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait({whole, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not whole.done():
+            raise APIError(CLIENT_GONE, "the client went away")
+        return whole.result()
+    except EngineDown:
+        raise internal_error(request.state.request_id) from None
+    finally:
+        whole.cancel()
+        gone.cancel()
+        answer.run.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _add_models(app: FastAPI, card: dict[str, Any]) -> None:
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [card]}
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> Response:
+        if name == card["id"]:
+            return JSONResponse(card)
+        error = APIError(
+            404, f"the model {name[:200]!r} does not exist; this server has {card['id']!r}", param="model", code="model_not_found"
+        )
+        return JSONResponse(error.body(), 404)
+
+
+def _add_pages(app: FastAPI, engine: Engine, metrics: ServerMetrics, needs_token: bool) -> None:
+    app.mount("/static", StaticFiles(directory=STATIC), name="static")
+
+    @app.get("/")
+    async def page() -> Response:
+        return FileResponse(STATIC / "index.html", headers={"Cache-Control": "no-cache"})
+
+    @app.get("/health")
+    async def health() -> Response:
+        alive = engine.alive
+        return JSONResponse({"status": "ok" if alive else "down", "authentication": needs_token}, 200 if alive else 503)
+
+    @app.get("/metrics")
+    async def prometheus() -> Response:
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Unknown paths and methods, in the same form as every other error."""
+    assert isinstance(error, HTTPException)
+    what = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    return JSONResponse(APIError(error.status_code, what, code="not_found").body(), error.status_code, error.headers)

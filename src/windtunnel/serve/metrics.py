@@ -1,0 +1,87 @@
+"""GET /metrics: Prometheus counters, gauges and histograms of one server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from .engine import Engine
+
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+class ServerMetrics:
+    """Metrics of a server; the registry is its own, so that several servers can live in one process."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter("windtunnel_requests", "Completion requests by status code", ["status"], registry=self.registry)
+        self.latency = Histogram(
+            "windtunnel_request_seconds", "Seconds from request to the end of the answer", buckets=BUCKETS, registry=self.registry
+        )
+        self.first_token = Histogram(
+            "windtunnel_first_token_seconds", "Seconds from request to the first text", buckets=BUCKETS, registry=self.registry
+        )
+        self.registry.register(EngineCollector(engine))
+
+    def start(self) -> Record:
+        """A request has come in."""
+        return Record(self)
+
+    def text(self) -> bytes:
+        """Prometheus's text format."""
+        return generate_latest(self.registry)
+
+
+class Record:
+    """One request's times; each is recorded once."""
+
+    def __init__(self, metrics: ServerMetrics) -> None:
+        self._metrics, self._started = metrics, time.monotonic()
+        self._first = self._ended = False
+
+    def first_text(self) -> None:
+        """The first text goes out."""
+        if not self._first:
+            self._first = True
+            self._metrics.first_token.observe(time.monotonic() - self._started)
+
+    def end(self, status: int) -> None:
+        """The answer is complete, or given up."""
+        if not self._ended:
+            self._ended = True
+            self._metrics.requests.labels(str(status)).inc()
+            self._metrics.latency.observe(time.monotonic() - self._started)
+
+
+class EngineCollector(Collector):
+    """Reads the engine's counters when asked."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        """The engine's state now."""
+        engine, stats = self._engine, self._engine.stats
+        counters = {
+            "windtunnel_prompt_tokens": ("Prompt tokens processed", stats.prompt_tokens),
+            "windtunnel_completion_tokens": ("Tokens generated", stats.completion_tokens),
+            "windtunnel_sequences_finished": ("Sequences completed", stats.finished),
+            "windtunnel_sequences_cancelled": ("Sequences whose client went away", stats.cancelled),
+            "windtunnel_decode_steps": ("Decode steps over all slots", stats.steps),
+        }
+        for name, (text, value) in counters.items():
+            yield CounterMetricFamily(name, text, value=value)
+        gauges: dict[str, tuple[str, float]] = {
+            "windtunnel_queue_depth": ("Sequences waiting for a slot", engine.waiting),
+            "windtunnel_slots_used": ("Sequences being decoded", engine.running),
+            "windtunnel_slots": ("Sequences that can be decoded together", engine.slots),
+            "windtunnel_tokens_per_second": ("Tokens generated a second, last ten seconds", stats.tokens_per_second()),
+            "windtunnel_up": ("1 while the engine can generate", int(engine.alive)),
+        }
+        for name, (text, level) in gauges.items():
+            yield GaugeMetricFamily(name, text, value=level)

@@ -1,0 +1,68 @@
+"""A tiny random model with its character tokenizer, and a real server around it, for the tests of this folder."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+import torch
+
+from windtunnel.data import Characters
+from windtunnel.model import GPT, build_gpt, gpt_shape
+from windtunnel.recipe import ARITHMETIC_ALPHABET, GPTModel, Serve
+from windtunnel.serve import Engine, create_app
+
+TOKENIZER = Characters(ARITHMETIC_ALPHABET)
+LIMITS = Serve(slots=4, queue=8, max_tokens=200, max_prompt_bytes=50_000)
+NAME = "tiny-run"
+
+
+def tiny_model(sequence: int = 128, avoid_bos: bool = True) -> GPT:
+    """Random weights everywhere: greedy text then depends on the prompt and does not loop at once."""
+    shape = gpt_shape(GPTModel(depth=2, aspect=16, head_dim=16, sequence=sequence, kv_heads=1), TOKENIZER.vocab)
+    model = build_gpt(shape, seed=1).eval()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 2:
+                weight.normal_(0, 1.2 * shape.dim**-0.5, generator=generator)
+        model.embedding.weight.normal_(0, 1, generator=generator)
+        model.head.weight.normal_(0, 0.4, generator=generator)
+        if avoid_bos:
+            # Its logit is always 0, hardly ever the largest: texts then run to their limits.
+            model.head.weight[TOKENIZER.bos] = 0
+    return model
+
+
+@contextlib.contextmanager
+def tiny_engine(slots: int = 4, queue: int = 8, **model: object) -> Iterator[Engine]:
+    engine = Engine(tiny_model(**model), TOKENIZER, slots=slots, queue=queue)  # type: ignore[arg-type]
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+@contextlib.contextmanager
+def running_server(token: str | None = None, local_only: bool = True, limits: Serve = LIMITS) -> Iterator[tuple[str, Engine]]:
+    """A real uvicorn server in a thread: its URL and its engine."""
+    import uvicorn
+
+    from windtunnel.serve.server import bind
+
+    with tiny_engine(limits.slots, limits.queue) as engine, contextlib.closing(bind("127.0.0.1", 0)) as listener:
+        app = create_app(engine, model=NAME, limits=limits, token=token, local_only=local_only)
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", http="h11"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        deadline = time.monotonic() + 20
+        while not server.started and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert server.started
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}", engine
+        finally:
+            server.should_exit = True
+            thread.join(20)
