@@ -20,7 +20,7 @@ if [ -n "${1:-}" ]; then
 else
   python=$(find_python)
   if [ -z "$python" ]; then
-    echo "error: no Python 3.11, 3.12 or 3.13 found (python3 is $(python3 --version 2>&1 || echo missing))" >&2
+    echo "error: no Python 3.11, 3.12 or 3.13 found (python3: $(python3 --version 2>/dev/null || echo missing))" >&2
     echo "  fix: install one (Debian and Ubuntu: apt install python3 python3-venv), or make setup PYTHON=/path/to/python3.11" >&2
     exit 2
   fi
