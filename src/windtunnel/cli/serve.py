@@ -16,6 +16,8 @@ def serve(
     token: Annotated[
         str | None, typer.Option("--token", envvar="WINDTUNNEL_TOKEN", help="Require this bearer token.", show_envvar=True)
     ] = None,
+    device: Annotated[str | None, typer.Option("--device", help="cpu or cuda; otherwise the GPU if there is one.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without a token.")] = False,
     step: Annotated[int | None, typer.Option("--step", min=0, help="The checkpoint of this step; otherwise the best.")] = None,
     root: RootOption = DEFAULT_ROOT,
 ) -> None:
@@ -24,4 +26,4 @@ def serve(
 
     from windtunnel.serve import serve as serve_run
 
-    serve_run(folder, host=host, port=port, token=token, step=step)
+    serve_run(folder, host=host, port=port, token=token, step=step, device=device, insecure=insecure)
