@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .fused import norm
 from .gpt import GPT
-from .layers import norm
 
 
 class KVCache:
@@ -45,20 +45,20 @@ def extend(model: GPT, tokens_NT: Tensor, slots_N: Tensor, cache: KVCache) -> Te
     N, T = tokens_NT.shape
     start_N = cache.lengths[slots_N]
     position_NT = start_N[:, None] + torch.arange(T, device=tokens_NT.device)
-    cos, sin = (t[position_NT][:, :, None, :].to(model.compute) for t in (model.cos, model.sin))
+    cos, sin = (t[position_NT][:, :, None, :] for t in (model.cos, model.sin))
     S = int(position_NT.max()) + 1
     key_position = torch.arange(S, device=tokens_NT.device)
     distance_NTS = position_NT[:, :, None] - key_position
     rows = slots_N[:, None]
 
-    x = norm(model.embedding(tokens_NT, model.compute))
-    first = x
+    embedded, extras = model.look_up(tokens_NT)
+    extra_of = dict(zip(model.shape.value_layers, extras, strict=True))
+    x = first = norm(embedded)
     scale, mix = model.residual_scale.to(model.compute), model.embedding_mix.to(model.compute)
     for i, block in enumerate(model.blocks):
         x = scale[i] * x + mix[i] * first
-        extra = model.value_tables[str(i)](tokens_NT, model.compute) if i in model.shape.value_layers else None
         attention = block.attention
-        q, k, v = attention.project(norm(x), extra, cos, sin)
+        q, k, v = attention.project(norm(x), extra_of.get(i), cos, sin)
         cache.keys[i].index_put_((rows, position_NT), k)
         cache.values[i].index_put_((rows, position_NT), v)
         mask = distance_NTS >= 0

@@ -14,12 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import attend
-from .kernels import capped_cross_entropy
-from .layers import Linear, Table, norm, rotary_tables, rotate
+from .fused import fused_split_heads, norm, relu_squared, split_heads
+from .layers import Linear, rotary_tables
+from .loss import capped_cross_entropy
 from .shape import GATE_CHANNELS, GPTShape
-
-# Sharper attention: normed queries and keys have unit scale, softmax wants more.
-QK_GAIN = 1.2
+from .tables import Table, TokenOrder
 
 
 class Attention(nn.Module):
@@ -36,20 +35,23 @@ class Attention(nn.Module):
         self.output = Linear(shape.dim, shape.dim)
         self.value_gate = Linear(GATE_CHANNELS, shape.kv_heads) if layer in shape.value_layers else None
 
-    def project(self, x_BTC: Tensor, extra_BTE: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated and normed queries and keys, and values: (B, T, H, D), (B, T, KV, D), (B, T, KV, D)."""
+    def qkv(self, x_BTC: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Queries, keys and values in one product (B, T, H + 2 KV, D), and the raw value gates (B, T, KV)."""
         B, T, _ = x_BTC.shape
-        # One product for the three: fewer, larger matrix products.
         weight = torch.cat([self.query.weight, self.key.weight, self.value.weight])
-        qkv = self.query.matmul(x_BTC, weight).view(B, T, -1, self.head_dim)
-        q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
-        if self.value_gate is not None and extra_BTE is not None:
-            gate = 3 * torch.sigmoid(self.value_gate(x_BTC[..., :GATE_CHANNELS]))
-            v = v + gate.unsqueeze(-1) * extra_BTE.view(B, T, self.kv_heads, self.head_dim)
-        return norm(rotate(q, cos, sin)) * QK_GAIN, norm(rotate(k, cos, sin)) * QK_GAIN, v
+        gate = self.value_gate(x_BTC[..., :GATE_CHANNELS]) if self.value_gate is not None else None
+        return self.query.matmul(x_BTC, weight).view(B, T, -1, self.head_dim), gate
 
-    def forward(self, x_BTC: Tensor, extra_BTE: Tensor | None, cos: Tensor, sin: Tensor) -> Tensor:
-        q, k, v = self.project(x_BTC, extra_BTE, cos, sin)
+    def project(self, x_BTC: Tensor, extra_BTE: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values at any positions: cos and sin broadcast to (B, T, 1, D/2). For inference."""
+        qkv, gate = self.qkv(x_BTC)
+        extra = None if extra_BTE is None else extra_BTE.view(*extra_BTE.shape[:2], self.kv_heads, self.head_dim)
+        return split_heads(qkv, cos, sin, gate, extra, self.heads, self.kv_heads)
+
+    def forward(self, x_BTC: Tensor, extra_BTE: Tensor | None, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+        qkv, gate = self.qkv(x_BTC)
+        extra = None if extra_BTE is None else extra_BTE.view(*extra_BTE.shape[:2], self.kv_heads, self.head_dim)
+        q, k, v = fused_split_heads(qkv, cos_TD, sin_TD, gate, extra, self.heads, self.kv_heads)
         return self.output(attend(q, k, v, self.window).flatten(2))
 
 
@@ -64,7 +66,7 @@ class MLP(nn.Module):
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         hidden = self.up(x_BTC)
-        hidden = F.relu(hidden).square() if self.gate is None else F.silu(self.gate(x_BTC)) * hidden
+        hidden = relu_squared(hidden) if self.gate is None else F.silu(self.gate(x_BTC)) * hidden
         return self.down(hidden)
 
 
@@ -141,17 +143,21 @@ class GPT(nn.Module):
         """Compile the blocks as one graph. Shapes must not change afterwards in training."""
         self._trunk = torch.compile(self.trunk, dynamic=False)
 
-    def trunk(self, idx_BT: Tensor) -> Tensor:
-        """Tokens (B, T) -> final normed states (B, T, C)."""
-        T = idx_BT.size(1)
-        cos, sin = (t[:T, None, :].to(self.compute) for t in (self.cos, self.sin))
-        x = norm(self.embedding(idx_BT, self.compute))
-        first = x
+    def look_up(self, idx_BT: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Token embeddings (B, T, C) and the value embeddings (B, T, E) of each layer in shape.value_layers."""
+        tokens = TokenOrder(idx_BT, self.shape.padded_vocab) if torch.is_grad_enabled() else None
+        extras = [table(idx_BT, self.compute, tokens) for table in self.value_tables.values()]
+        return self.embedding(idx_BT, self.compute, tokens), extras
+
+    def trunk(self, embedded_BTC: Tensor, extras: list[Tensor]) -> Tensor:
+        """Embeddings -> final normed states (B, T, C)."""
+        T = embedded_BTC.size(1)
+        cos, sin = self.cos[:T], self.sin[:T]
+        x = first = norm(embedded_BTC)
         scale, mix = self.residual_scale.to(self.compute), self.embedding_mix.to(self.compute)
+        extra_of = dict(zip(self.shape.value_layers, extras, strict=True))
         for i, block in enumerate(self.blocks):
-            x = scale[i] * x + mix[i] * first
-            extra = self.value_tables[str(i)](idx_BT, self.compute) if i in self.shape.value_layers else None
-            x = block(x, extra, cos, sin)
+            x = block(scale[i] * x + mix[i] * first, extra_of.get(i), cos, sin)
         return norm(x)
 
     def logits(self, x_BTC: Tensor) -> Tensor:
@@ -165,7 +171,7 @@ class GPT(nn.Module):
         Args:
             reduction: 'mean' over targets, 'sum', or 'none' for (B, T) with 0 where there is no target.
         """
-        x = self._trunk(idx_BT)
+        x = self._trunk(*self.look_up(idx_BT))
         if targets_BT is None:
             return self.logits(x)
         losses, total = capped_cross_entropy(x, self.head.weight, targets_BT, self.shape.vocab, self.shape.softcap)

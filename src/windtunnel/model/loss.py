@@ -1,46 +1,12 @@
-"""Operations whose stock versions waste memory or are not deterministic: embedding gradient, head and loss."""
+"""Output head and loss in one, chunk by chunk, so that all logits never exist at once."""
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 # Tokens whose logits exist at a time: 8192 x 32768 in bf16 is half a GiB.
 CHUNK = 8192
-
-
-@torch.library.custom_op("windtunnel::table_gradient", mutates_args=())
-def table_gradient(grad_NC: Tensor, idx_N: Tensor, rows: int) -> Tensor:
-    """Sum of gradient rows (N, C) by token -> (rows, C) fp32, in a fixed order."""
-    if rows <= 256:
-        # Few rows get thousands of addends each: a product with the one-hot matrix is the fast fixed order.
-        one_hot = F.one_hot(idx_N, rows).to(grad_NC.dtype)
-        return (one_hot.T @ grad_NC).float()
-    return torch.ops.aten.embedding_dense_backward(grad_NC.float(), idx_N, rows, -1, False)
-
-
-@table_gradient.register_fake
-def _(grad_NC: Tensor, idx_N: Tensor, rows: int) -> Tensor:
-    return grad_NC.new_empty(rows, grad_NC.size(1), dtype=torch.float32)
-
-
-class _Lookup(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, weight, idx, dtype):  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(idx)
-        ctx.rows = weight.size(0)
-        return F.embedding(idx, weight).to(dtype)
-
-    @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        (idx,) = ctx.saved_tensors
-        return table_gradient(grad.reshape(-1, grad.size(-1)), idx.reshape(-1), ctx.rows), None, None
-
-
-def embedding_lookup(weight: Tensor, idx: Tensor, dtype: torch.dtype) -> Tensor:
-    """weight (rows, C) fp32 looked up by idx (any shape) -> (*idx.shape, C) in `dtype`."""
-    return _Lookup.apply(weight, idx, dtype)
 
 
 def capped_cross_entropy(x_BTC: Tensor, weight: Tensor, targets_BT: Tensor, vocab: int, softcap: float) -> tuple[Tensor, Tensor]:

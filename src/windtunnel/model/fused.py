@@ -1,0 +1,163 @@
+"""Fused pieces of the blocks: each saves less for the backward pass than autograd would.
+
+- norm keeps its output and one factor a row, not its input as well;
+- relu^2 keeps its output only: the derivative 2 relu(h) is 2 sqrt(relu(h)^2);
+- rotary position + QK norm + value gate keep what attention keeps anyway, since rotation leaves norms unchanged.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+EPSILON = 1e-6
+# Normed queries and keys have unit scale; softmax wants more: the gain is split between the two.
+QK_GAIN = 1.2
+GATE_RANGE = 3.0
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):  # type: ignore[no-untyped-def]
+        wide = x.float()
+        factor = torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPSILON)
+        y = (wide * factor).to(x.dtype)
+        ctx.save_for_backward(y, factor)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        y, factor = ctx.saved_tensors
+        wide, dy = y.float(), grad.float()
+        return ((dy - wide * (wide * dy).mean(-1, keepdim=True)) * factor).to(grad.dtype)
+
+
+def norm(x: Tensor) -> Tensor:
+    """RMS norm over the last axis, without parameters (a gain would be absorbed by the next matrix)."""
+    return _Norm.apply(x)
+
+
+class _ReluSquared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):  # type: ignore[no-untyped-def]
+        y = torch.relu(x).square()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        (y,) = ctx.saved_tensors
+        return (grad.float() * (2 * torch.sqrt(y.float()))).to(grad.dtype)
+
+
+def relu_squared(x: Tensor) -> Tensor:
+    """relu(x)^2 (arXiv:2109.08668)."""
+    return _ReluSquared.apply(x)
+
+
+def split_heads(
+    qkv_BTHD: Tensor, cos: Tensor, sin: Tensor, gate_BTK: Tensor | None, extra_BTKD: Tensor | None, heads: int, kv_heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Reference: rotate and norm queries and keys, add gated value embeddings to values.
+
+    Args:
+        qkv_BTHD: (B, T, heads + 2 kv_heads, D).
+        cos, sin: broadcastable to (B, T, 1, D/2), fp32.
+        gate_BTK: raw gates (B, T, kv_heads); extra_BTKD: value embeddings; both or neither.
+
+    Returns:
+        q (B, T, heads, D), k and v (B, T, kv_heads, D).
+    """
+    q, k, v = qkv_BTHD.split([heads, kv_heads, kv_heads], dim=2)
+    q, k = (_rotate_norm(x, cos, sin)[0] for x in (q, k))
+    if gate_BTK is not None and extra_BTKD is not None:
+        gate = GATE_RANGE * torch.sigmoid(gate_BTK.float())
+        v = (v.float() + gate.unsqueeze(-1) * extra_BTKD.float()).to(v.dtype)
+    return q, k, v
+
+
+def _rotate_norm(x_BTHD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    a, b = x_BTHD.float().chunk(2, dim=-1)
+    rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+    factor = torch.rsqrt(rotated.square().mean(-1, keepdim=True) + EPSILON)
+    return (rotated * (factor * QK_GAIN)).to(x_BTHD.dtype), factor[..., 0]
+
+
+@torch.library.custom_op("windtunnel::split_heads", mutates_args=())
+def _split_forward(
+    qkv: Tensor, cos: Tensor, sin: Tensor, gate: Tensor | None, extra: Tensor | None, heads: int, kv_heads: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if qkv.is_cuda:
+        from .triton_heads import split_forward
+
+        return split_forward(qkv, cos, sin, gate, extra, heads, kv_heads)
+    wide = (t[None, :, None, :] for t in (cos, sin))
+    c, s = wide
+    q, k, v = split_heads(qkv, c, s, gate, extra, heads, kv_heads)
+    factor = _rotate_norm(qkv[:, :, : heads + kv_heads], c, s)[1]
+    return q.contiguous(), k.contiguous(), v.clone(), factor
+
+
+@_split_forward.register_fake
+def _(qkv, cos, sin, gate, extra, heads, kv_heads):  # type: ignore[no-untyped-def]
+    B, T, _, D = qkv.shape
+    kv = (B, T, kv_heads, D)
+    factor = qkv.new_empty(B, T, heads + kv_heads, dtype=torch.float32)
+    return qkv.new_empty(B, T, heads, D), qkv.new_empty(kv), qkv.new_empty(kv), factor
+
+
+@torch.library.custom_op("windtunnel::split_heads_backward", mutates_args=())
+def _split_backward(
+    dq: Tensor, dk: Tensor, dv: Tensor, q: Tensor, k: Tensor, factor: Tensor, cos: Tensor, sin: Tensor,
+    gate: Tensor | None, extra: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    if dq.is_cuda:
+        from .triton_heads import split_backward
+
+        return split_backward(dq, dk, dv, q, k, factor, cos, sin, gate, extra)
+    heads = q.size(2)
+    c, s = (t[None, :, None, :] for t in (cos, sin))
+    parts = []
+    for grad, y, f in ((dq, q, factor[:, :, :heads]), (dk, k, factor[:, :, heads:])):
+        unit, dy = y.float() / QK_GAIN, grad.float() * QK_GAIN
+        dz = (dy - unit * (unit * dy).mean(-1, keepdim=True)) * f.unsqueeze(-1)
+        a, b = dz.chunk(2, dim=-1)
+        parts.append(torch.cat([a * c + b * s, b * c - a * s], dim=-1).to(grad.dtype))
+    dgate, dextra = dv.new_empty(0), dv.new_empty(0)
+    if gate is not None and extra is not None:
+        sigmoid = torch.sigmoid(gate.float())
+        dextra = (dv.float() * (GATE_RANGE * sigmoid).unsqueeze(-1)).to(extra.dtype)
+        dgate = ((dv.float() * extra.float()).sum(-1) * GATE_RANGE * sigmoid * (1 - sigmoid)).to(gate.dtype)
+    return torch.cat([*parts, dv], dim=2), dgate, dextra
+
+
+@_split_backward.register_fake
+def _(dq, dk, dv, q, k, factor, cos, sin, gate, extra):  # type: ignore[no-untyped-def]
+    B, T, H, D = q.shape
+    dqkv = dq.new_empty(B, T, H + 2 * k.size(2), D)
+    if gate is None or extra is None:
+        return dqkv, dv.new_empty(0), dv.new_empty(0)
+    return dqkv, gate.new_empty(gate.shape), extra.new_empty(extra.shape)
+
+
+class _SplitHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, qkv, cos, sin, gate, extra, heads, kv_heads):  # type: ignore[no-untyped-def]
+        q, k, v, factor = _split_forward(qkv, cos, sin, gate, extra, heads, kv_heads)
+        ctx.save_for_backward(q, k, factor, cos, sin, gate, extra)
+        return q, k, v
+
+    @staticmethod
+    def backward(ctx, dq, dk, dv):  # type: ignore[no-untyped-def]
+        q, k, factor, cos, sin, gate, extra = ctx.saved_tensors
+        dqkv, dgate, dextra = _split_backward(dq, dk, dv, q, k, factor, cos, sin, gate, extra)
+        if gate is None:
+            dgate = dextra = None
+        return dqkv, None, None, dgate, dextra, None, None
+
+
+def fused_split_heads(
+    qkv_BTHD: Tensor, cos_TD: Tensor, sin_TD: Tensor, gate_BTK: Tensor | None, extra_BTKD: Tensor | None, heads: int, kv_heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`split_heads` for training: positions 0..T-1, cos and sin (T, D/2) fp32; differentiable in qkv, gate and extra."""
+    return _SplitHeads.apply(qkv_BTHD, cos_TD, sin_TD, gate_BTK, extra_BTKD, heads, kv_heads)

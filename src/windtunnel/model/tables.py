@@ -1,0 +1,71 @@
+"""Embedding tables: looked up in the compute dtype, gradients summed in a fixed order straight into `.grad`.
+
+The stock gradient is either a race of atomic additions (not reproducible) or a dense table for each
+lookup. Here one sort of the tokens serves every table of the model.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# With few rows each gets thousands of addends; a product with the one-hot matrix is then the fast fixed order.
+ONE_HOT_ROWS = 256
+
+
+class TokenOrder:
+    """Where each token of a micro-batch stands.
+
+    Attributes:
+        idx_N: tokens, flattened.
+        order_N: positions sorted by token, ties in order.
+        start_V: rows + 1 offsets into `order_N`, one range a token.
+    """
+
+    def __init__(self, idx: Tensor, rows: int) -> None:
+        self.idx_N = idx.reshape(-1)
+        if rows > ONE_HOT_ROWS:
+            ordered, self.order_N = torch.sort(self.idx_N, stable=True)
+            self.start_V = torch.searchsorted(ordered, torch.arange(rows + 1, device=idx.device))
+
+
+def add_rows_(table_VC: Tensor, grad_NC: Tensor, tokens: TokenOrder) -> None:
+    """table[token] += gradient row, for every position, in a fixed order. `table_VC` is fp32."""
+    if table_VC.size(0) <= ONE_HOT_ROWS:
+        table_VC += F.one_hot(tokens.idx_N, table_VC.size(0)).to(grad_NC.dtype).T @ grad_NC
+    elif grad_NC.is_cuda:
+        from .triton_tables import add_rows_kernel_
+
+        add_rows_kernel_(table_VC, grad_NC, tokens.order_N, tokens.start_V)
+    else:
+        table_VC.index_add_(0, tokens.idx_N, grad_NC.to(table_VC.dtype))
+
+
+class _Lookup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weight, idx, dtype, tokens):  # type: ignore[no-untyped-def]
+        ctx.tokens, ctx.weight = tokens, weight
+        return F.embedding(idx, weight).to(dtype)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        weight = ctx.weight
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+        add_rows_(weight.grad, grad.reshape(-1, grad.size(-1)), ctx.tokens)
+        return None, None, None, None
+
+
+class Table(nn.Module):
+    """Vectors looked up by token. Its gradient is added to `weight.grad` during backward, not returned to autograd."""
+
+    def __init__(self, rows: int, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, dim))
+
+    def forward(self, idx_BT: Tensor, dtype: torch.dtype, tokens: TokenOrder | None = None) -> Tensor:
+        """(B, T) -> (B, T, C) in `dtype`; `tokens` is shared between tables looked up with the same idx."""
+        if not torch.is_grad_enabled():
+            return F.embedding(idx_BT, self.weight).to(dtype)
+        return _Lookup.apply(self.weight, idx_BT, dtype, tokens or TokenOrder(idx_BT, self.weight.size(0)))
