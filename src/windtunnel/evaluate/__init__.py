@@ -4,10 +4,45 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .loss import Measure, Validation, bits_per_byte, validation_loss
+    from .match import ExactMatch, exact_match, wilson
+    from .report import EvaluationReport, Sample, evaluate_run, export_run, load_run, samples
+    from .text import Sampling, generate
 
-_LAZY = {"Measure": "loss", "Validation": "loss", "bits_per_byte": "loss", "validation_loss": "loss"}
+_LAZY = {
+    "EvaluationReport": "report",
+    "ExactMatch": "match",
+    "Measure": "loss",
+    "Sample": "report",
+    "Sampling": "text",
+    "Validation": "loss",
+    "bits_per_byte": "loss",
+    "evaluate_run": "report",
+    "exact_match": "match",
+    "export_run": "report",
+    "generate": "text",
+    "load_run": "report",
+    "samples": "report",
+    "validation_loss": "loss",
+    "wilson": "match",
+}
 
-__all__ = ["Measure", "Validation", "bits_per_byte", "validation_loss"]
+__all__ = [
+    "EvaluationReport",
+    "ExactMatch",
+    "Measure",
+    "Sample",
+    "Sampling",
+    "Validation",
+    "bits_per_byte",
+    "evaluate_run",
+    "exact_match",
+    "export_run",
+    "generate",
+    "load_run",
+    "samples",
+    "validation_loss",
+    "wilson",
+]
 
 
 def __getattr__(name: str) -> Any:

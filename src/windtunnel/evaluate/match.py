@@ -1,0 +1,67 @@
+"""Share of held-out problems answered exactly, with its interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from windtunnel.data import Problem, Tokenizer
+from windtunnel.model import GPT
+
+from .text import generate
+
+Z95 = 1.959963984540054
+ANSWER_TOKENS = 32
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class ExactMatch:
+    """right of n; low and high bound the share with 95 % confidence. `wrong` are the first few that failed."""
+
+    right: int
+    n: int
+    low: float
+    high: float
+    wrong: tuple[dict[str, str], ...] = ()
+
+    @property
+    def share(self) -> float:
+        """right / n."""
+        return self.right / self.n
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields and the share."""
+        bounds = {"low": self.low, "high": self.high, "confidence": 0.95, "interval": "Wilson"}
+        return {"share": self.share, "right": self.right, "n": self.n, **bounds, "wrong": list(self.wrong)}
+
+    def __str__(self) -> str:
+        return f"{self.right} of {self.n} ({self.share:.1%}, 95 % interval {self.low:.1%} to {self.high:.1%})"
+
+
+def wilson(right: int, n: int) -> tuple[float, float]:
+    """The 95 % interval of a share (Wilson 1927): sound also for few problems and for shares near 0 and 1."""
+    if not n:
+        return 0.0, 1.0
+    share, z2 = right / n, Z95**2
+    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = Z95 / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
+    low = 0.0 if right == 0 else max(0.0, middle - half)
+    high = 1.0 if right == n else min(1.0, middle + half)
+    return low, high
+
+
+def exact_match(model: GPT, tokenizer: Tokenizer, problems: Sequence[Problem]) -> ExactMatch:
+    """Answer each problem greedily until 'L' or a new line; right is the exact answer followed by 'L'."""
+    assert problems, "exact match of no problems"
+    longest = max(len(p.answer) for p in problems)
+    texts = generate(model, tokenizer, [p.prompt for p in problems], max(ANSWER_TOKENS, longest + 1), stop="L\n", batch=256)
+    wrong = [
+        {"prompt": p.prompt, "expected": p.answer, "got": text}
+        for p, text in zip(problems, texts, strict=True)
+        if not p.matches(text)
+    ]
+    right = len(problems) - len(wrong)
+    return ExactMatch(right, len(problems), *wilson(right, len(problems)), tuple(wrong[:SHOWN]))

@@ -1,0 +1,251 @@
+"""Evaluate a run: load a checkpoint, measure it on held-out data, write evaluation.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from windtunnel.data import PreparedData, Tokenizer, ValidationBatches, held_out_problems, load_tokenizer, prepare
+from windtunnel.model import GPT, export_weights, gpt_shape, model_from_weights
+from windtunnel.recipe import Recipe, UserError
+from windtunnel.run import Checkpoint, CheckpointStore, RunFolder
+
+from .loss import Validation, validation_loss
+from .match import ExactMatch, exact_match
+from .text import Sampling, generate
+
+FORMAT = 1
+# Another order of the held-out documents than any other use of the recipe's seed.
+PROBLEM_SEED, SAMPLE_SEED = 101, 102
+SCORED_AT_ONCE = 16_384
+PROMPT_TOKENS = 32
+Which = Literal["best", "newest"] | int
+Progress = Callable[[float, str], None]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A prompt and what the model made of it at temperature 0.8."""
+
+    prompt: str
+    text: str
+
+    def to_json(self) -> dict[str, str]:
+        """Both fields."""
+        return {"prompt": self.prompt, "text": self.text}
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """What a checkpoint is worth. `exact_match` is None where the corpus has no answers."""
+
+    run: str
+    recipe: str
+    step: int
+    validation: Validation
+    exact_match: ExactMatch | None
+    samples: tuple[Sample, ...]
+    device: str
+    seconds: float
+    created: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Stable keys; what is written to evaluation.json."""
+        value = self.validation
+        return {
+            "format": FORMAT,
+            "run": self.run,
+            "recipe": self.recipe,
+            "step": self.step,
+            "bits_per_byte": value.bits_per_byte,
+            "validation_loss": value.loss,
+            "tokens": value.tokens,
+            "bytes": value.bytes,
+            "exact_match": None if self.exact_match is None else self.exact_match.to_json(),
+            "samples": [sample.to_json() for sample in self.samples],
+            "device": self.device,
+            "seconds": round(self.seconds, 3),
+            "created": self.created,
+        }
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint as a model, with what made it."""
+
+    recipe: Recipe
+    checkpoint: Checkpoint
+    model: GPT
+    tokenizer: Tokenizer
+
+
+def load_run(run: Path, checkpoint: Which = "best", device: str | None = None) -> Loaded:
+    """The run's model with the weights of its best, its newest or a given step's checkpoint.
+
+    Raises:
+        UserError: no run folder, no good checkpoint, or weights that do not fit the recipe.
+    """
+    folder, chosen = _choose(run, checkpoint)
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    fast = where.type == "cuda" and torch.cuda.get_device_capability(where)[0] >= 8
+    tokenizer = load_tokenizer(folder.tokenizer_path)
+    weights = {name: torch.from_numpy(array) for name, array in chosen.weights().items()}
+    model = model_from_weights(
+        gpt_shape(folder.recipe.model, tokenizer.vocab),
+        weights,
+        device=where,
+        compute=torch.bfloat16 if fast else torch.float32,
+        source=str(chosen.path),
+    )
+    return Loaded(folder.recipe, chosen, model, tokenizer)
+
+
+def evaluate_run(
+    run: Path | str,
+    checkpoint: Which = "best",
+    *,
+    step: int | None = None,
+    prepared: PreparedData | None = None,
+    device: str | None = None,
+    progress: Progress | None = None,
+) -> EvaluationReport:
+    """Measure a run's checkpoint on held-out data and write RUN/evaluation.json.
+
+    Args:
+        checkpoint: 'best' by validation loss, 'newest', or a step; `step` is the same as a number here.
+        prepared: the run's data; None: from the cache, made again if it is no longer there.
+        progress: called with the share done (0 to 1) and what is being done.
+
+    Raises:
+        UserError: no run, no good checkpoint, or data that is no longer what the run was trained on.
+    """
+    run, report = Path(run), progress or (lambda share, what: None)
+    started = time.monotonic()
+    loaded = load_run(run, checkpoint if step is None else step, device)
+    report(0.05, "data")
+    data = prepared or prepare(loaded.recipe)
+    if data.tokenizer.pieces != loaded.tokenizer.pieces:
+        raise UserError(
+            f"{run}: the data's tokenizer differs from the one of the run: the corpus has changed since",
+            "bring back the corpus that the run was trained on, or train a new run",
+        )
+    stage, model = loaded.recipe.stages.evaluate, loaded.model
+    device_name = str(model.head.weight.device)
+    report(0.1, "bits per byte")
+    validation = _validation(model, data, stage.bits_per_byte_tokens)
+    report(0.5, "exact match")
+    match = None
+    if data.corpus == "arithmetic" and stage.exact_match_problems:
+        problems = held_out_problems(data, stage.exact_match_problems, loaded.recipe.seed + PROBLEM_SEED)
+        match = exact_match(model, loaded.tokenizer, problems) if problems else None
+    report(0.9, "samples")
+    made = samples(model, loaded.tokenizer, _prompts(loaded.recipe, data), stage.sample_tokens, loaded.recipe.seed)
+    result = EvaluationReport(
+        run=run.resolve().name,
+        recipe=loaded.recipe.name,
+        step=loaded.checkpoint.step,
+        validation=validation,
+        exact_match=match,
+        samples=tuple(made),
+        device=device_name,
+        seconds=time.monotonic() - started,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    _write(run / "evaluation.json", result)
+    report(1.0, "done")
+    return result
+
+
+def samples(model: GPT, tokenizer: Tokenizer, prompts: list[str], tokens: int, seed: int) -> list[Sample]:
+    """One text for each prompt at temperature 0.8, the same for the same seed."""
+    texts = generate(model, tokenizer, prompts, tokens, sampling=Sampling(temperature=0.8, seed=seed + SAMPLE_SEED))
+    return [Sample(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
+
+
+def export_run(run: Path | str, to: Path | str, *, dtype: str = "bf16", step: int | None = None) -> Path:
+    """Write a checkpoint's weights, shape and tokenizer into a folder that `windtunnel serve` takes.
+
+    Args:
+        to: the folder, or model.safetensors in it.
+        step: the checkpoint of this step; None: the best.
+
+    Returns:
+        The safetensors file.
+
+    Raises:
+        UserError: no run, no good checkpoint, a file of another name was asked for, or it cannot be written.
+    """
+    target = Path(to)
+    if target.suffix == ".safetensors":
+        if target.name != "model.safetensors":
+            raise UserError(
+                f"--to {target}: the shape and the tokenizer go beside the weights, which are always called model.safetensors",
+                f"use --to {target.with_suffix('')}",
+            )
+        target = target.parent
+    folder, chosen = _choose(Path(run), "best" if step is None else step)
+    tokenizer = load_tokenizer(folder.tokenizer_path)
+    try:
+        path = export_weights(target, gpt_shape(folder.recipe.model, tokenizer.vocab), chosen.weights(), dtype)
+        if target.resolve() != folder.path.resolve():
+            tokenizer.save(target / "tokenizer.json")
+    except OSError as error:
+        raise UserError(f"--to {target} cannot be written: {error.strerror or error}") from None
+    return path
+
+
+def _choose(run: Path, checkpoint: Which) -> tuple[RunFolder, Checkpoint]:
+    folder = RunFolder.open(run)
+    store = CheckpointStore(folder.checkpoints_dir)
+    if checkpoint == "best":
+        chosen = store.best()
+    elif checkpoint == "newest":
+        chosen = store.newest_good()
+    else:
+        chosen = store.at(int(checkpoint))
+    if chosen is None:
+        found = "; ".join(store.problems[:2]) or "it has saved none"
+        raise UserError(f"{run} has no good checkpoint: {found}", "go on with the run: windtunnel train saves one at its end")
+    return folder, chosen
+
+
+def _validation(model: GPT, data: PreparedData, tokens: int) -> Validation:
+    sequence = model.shape.sequence
+    rows = max(1, SCORED_AT_ONCE // sequence)
+    device = model.head.weight.device
+    batches = ValidationBatches(data.validation, sequence=sequence, micro_batch=rows, limit=tokens, device=device)
+    return validation_loss(model, batches, data.tokenizer.token_bytes(), device)
+
+
+def _prompts(recipe: Recipe, data: PreparedData) -> list[str]:
+    """The recipe's prompts, else beginnings of held-out documents: sums as far as 'B', other text for PROMPT_TOKENS."""
+    stage = recipe.stages.evaluate
+    if stage.prompts or not stage.samples:
+        return stage.prompts[: stage.samples] if stage.samples else []
+    if data.corpus == "arithmetic":
+        return [p.prompt for p in held_out_problems(data, stage.samples, recipe.seed + SAMPLE_SEED)]
+    tokens = data.validation.array
+    starts = np.flatnonzero(tokens == data.tokenizer.bos)
+    ends = np.minimum(starts + 1 + PROMPT_TOKENS, np.append(starts[1:], len(tokens)))
+    chosen = np.random.default_rng(recipe.seed + SAMPLE_SEED).permutation(len(starts))[: stage.samples]
+    # A cut may fall inside a character.
+    return [data.tokenizer.decode(tokens[starts[i] + 1 : ends[i]]).rstrip("\ufffd") for i in chosen]
+
+
+def _write(path: Path, report: EvaluationReport) -> None:
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(json.dumps(report.to_json(), ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None

@@ -1,0 +1,173 @@
+"""Evaluating a real run folder: checkpoints by the run room, data by the data room, a model trained a little."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from windtunnel.data import Characters, PreparedData, Problem, load_tokenizer, prepare
+from windtunnel.evaluate import Sampling, evaluate_run, exact_match, export_run, generate, wilson
+from windtunnel.model import GPT, build_gpt, gpt_shape, load_weights
+from windtunnel.recipe import Recipe, UserError
+from windtunnel.run import CheckpointStore, CheckpointWriter, RunFolder
+
+RECIPE = {
+    "name": "tiny",
+    "model": {"depth": 2, "aspect": 32, "head_dim": 32, "sequence": 64},
+    "data": {"corpus": {"kind": "arithmetic", "documents": 4000, "digits": 1}, "validation": 0.2},
+    "stages": {"evaluate": {"bits_per_byte_tokens": 4096, "exact_match_problems": 40, "samples": 3, "sample_tokens": 12}},
+}
+
+
+def random_gpt(recipe: Recipe, data: PreparedData, seed: int) -> GPT:
+    model = build_gpt(gpt_shape(recipe.model, data.tokenizer.vocab), seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 2:
+                weight.normal_(0, 0.15, generator=generator)
+    return model
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Recipe, PreparedData]:
+    """A run folder with checkpoints of steps 1 (loss 3), 2 (loss 2, the best) and 3 (loss 4)."""
+    root = tmp_path_factory.mktemp("evaluate")
+    recipe = Recipe.model_validate(RECIPE)
+    data = prepare(recipe, cache=root / "cache")
+    with RunFolder.create(root / "runs", recipe, rig={}) as run:
+        data.tokenizer.save(run.tokenizer_path)
+        writer = CheckpointWriter(CheckpointStore(run.checkpoints_dir))
+        for step, loss in ((1, 3.0), (2, 2.0), (3, 4.0)):
+            weights = {n: p.detach().numpy() for n, p in random_gpt(recipe, data, step).named_parameters()}
+            writer.start(step, weights, {}, {}, loss)
+            writer.wait(30)
+        return run.path, recipe, data
+
+
+def test_the_best_checkpoint_is_measured_and_reported(made: tuple[Path, Recipe, PreparedData]) -> None:
+    path, _, data = made
+    seen: list[float] = []
+    report = evaluate_run(path, prepared=data, progress=lambda share, _: seen.append(share))
+    assert report.step == 2
+    # BOS comes after 'newline' only: an untrained model is near or above log2 of the vocabulary.
+    assert 3 < report.validation.bits_per_byte < 12
+    assert report.validation.tokens == 4096
+    assert report.exact_match is not None
+    assert report.exact_match.n == 40
+    assert len(report.samples) == 3
+    assert all(len(s.text) <= 12 and s.prompt.endswith("B") for s in report.samples)
+    assert seen == sorted(seen)
+    assert seen[-1] == 1
+    assert json.loads((path / "evaluation.json").read_text()) == json.loads(json.dumps(report.to_json()))
+    again = evaluate_run(path, prepared=data).to_json()
+    for key in ("bits_per_byte", "validation_loss", "exact_match", "samples"):
+        assert again[key] == report.to_json()[key]
+
+
+def test_another_checkpoint_can_be_chosen(made: tuple[Path, Recipe, PreparedData]) -> None:
+    path, _, data = made
+    assert evaluate_run(path, step=1, prepared=data).step == 1
+    assert evaluate_run(path, "newest", prepared=data).step == 3
+    with pytest.raises(UserError, match="no good checkpoint of step 7"):
+        evaluate_run(path, step=7, prepared=data)
+    with pytest.raises(UserError):
+        evaluate_run(path / "nowhere", prepared=data)
+
+
+def test_a_damaged_best_checkpoint_is_passed_over(made: tuple[Path, Recipe, PreparedData]) -> None:
+    path, _, data = made
+    best = CheckpointStore(path / "checkpoints").at(2).weights_file
+    content = best.read_bytes()
+    try:
+        best.write_bytes(content[:-8] + b"\xff" * 8)
+        assert evaluate_run(path, prepared=data).step == 1
+    finally:
+        best.write_bytes(content)
+
+
+def test_export_can_be_loaded_again(made: tuple[Path, Recipe, PreparedData], tmp_path: Path) -> None:
+    path, recipe, data = made
+    file = export_run(path, tmp_path / "out" / "model.safetensors", dtype="fp32")
+    model, expected = load_weights(file.parent), random_gpt(recipe, data, 2)
+    x = torch.randint(0, data.tokenizer.vocab, (1, 20))
+    with torch.inference_mode():
+        torch.testing.assert_close(model(x), expected(x))
+    assert load_tokenizer(file.parent).pieces == data.tokenizer.pieces
+    assert export_run(path, tmp_path / "half").stat().st_size < 0.6 * file.stat().st_size
+    with pytest.raises(UserError, match="always called"):
+        export_run(path, tmp_path / "other.safetensors")
+
+
+def trained(problems: list[Problem], tokenizer: Characters) -> GPT:
+    """A model that has learnt these few documents by heart."""
+    recipe = Recipe.model_validate(RECIPE)
+    model = build_gpt(gpt_shape(recipe.model, tokenizer.vocab), seed=0)
+    rows = [[tokenizer.bos, *tokenizer.encode(f"{p.prompt}{p.answer}L\n")] for p in problems]
+    longest = max(map(len, rows))
+    x = torch.tensor([[*map(int, r), *[0] * (longest - len(r))] for r in rows])
+    y = torch.tensor([[*map(int, r[1:]), *[-1] * (longest - len(r) + 1)] for r in rows])
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    for _ in range(150):
+        optimizer.zero_grad()
+        model(x, y).backward()
+        optimizer.step()
+    return model.eval()
+
+
+def test_exact_match_counts_what_was_learnt() -> None:
+    tokenizer = Characters("0123456789+-HBL.\n")
+    known = [Problem("H1+2B", "3"), Problem("H12+34B", "46"), Problem("H5-17B", "-12"), Problem("H9+9+9B", "27")]
+    model = trained(known, tokenizer)
+    assert exact_match(model, tokenizer, known).right == 4
+    wrong = [Problem(p.prompt, p.answer + "0") for p in known[:2]]
+    result = exact_match(model, tokenizer, known + wrong)
+    assert (result.right, result.n) == (4, 6)
+    assert result.low < 4 / 6 < result.high
+    assert result.wrong[0] == {"prompt": "H1+2B", "expected": "30", "got": "3L"}
+    # One at a time, in one batch, in several: the same greedy texts, and they end after 'L'.
+    prompts = [p.prompt for p in known]
+    texts = generate(model, tokenizer, prompts, 20, stop="L\n")
+    assert texts == [p.answer + "L" for p in known]
+    assert generate(model, tokenizer, prompts, 20, stop="L\n", batch=1) == texts
+    assert generate(model, tokenizer, prompts, 2) == [t[:2] for t in (x + "\n" for x in texts)]
+
+
+def test_samples_depend_on_the_seed_alone() -> None:
+    recipe, tokenizer = Recipe.model_validate(RECIPE), Characters("0123456789+-HBL.\n")
+    model = build_gpt(gpt_shape(recipe.model, tokenizer.vocab), seed=0).eval()
+    one, same, other = (generate(model, tokenizer, ["H", "H1"], 30, sampling=Sampling(1.0, seed=s)) for s in (1, 1, 2))
+    assert one == same != other
+    assert all(len(t) <= 64 for t in generate(model, tokenizer, ["1" * 100, "1" * 60], 30, sampling=Sampling(1.0)))
+
+
+@pytest.mark.parametrize(
+    ("right", "n", "low", "high"),
+    [(0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (5, 10, 0.2366, 0.7634), (450, 500, 0.8707, 0.9233)],
+)
+def test_wilson_interval(right: int, n: int, low: float, high: float) -> None:
+    assert wilson(right, n) == pytest.approx((low, high), abs=2e-4)
+
+
+def test_text_corpora_have_samples_but_no_exact_match(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n\n".join(f"Paragraph {i} says: naïve café number {i * i}." for i in range(200)))
+    text = {"corpus": {"kind": "text", "files": [str(tmp_path / "a.txt")], "separator": "\n\n"}, "validation": 0.2}
+    recipe = Recipe.model_validate({**RECIPE, "data": text})
+    data = prepare(recipe, cache=tmp_path / "cache")
+    with RunFolder.create(tmp_path / "runs", recipe, rig={}) as run:
+        data.tokenizer.save(run.tokenizer_path)
+        writer = CheckpointWriter(CheckpointStore(run.checkpoints_dir))
+        weights = {n: p.detach().numpy() for n, p in random_gpt(recipe, data, 1).named_parameters()}
+        writer.start(1, weights, {}, {}, None)
+        writer.wait(30)
+    report = evaluate_run(run.path, prepared=data)
+    assert report.exact_match is None
+    assert len(report.samples) == 3
+    assert all(s.prompt.startswith("Paragraph") for s in report.samples)
+    other = prepare(
+        Recipe.model_validate({**RECIPE, "data": {**text, "corpus": {"kind": "arithmetic", "documents": 50}}}),
+        cache=tmp_path / "cache",
+    )
+    with pytest.raises(UserError, match="corpus has changed"):
+        evaluate_run(run.path, prepared=other)
