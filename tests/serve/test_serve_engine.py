@@ -12,6 +12,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from tiny import TOKENIZER, tiny_engine, tiny_model
 
+from windtunnel.model import build_gpt
 from windtunnel.serve import Engine, EngineDown, Job, QueueFull
 from windtunnel.serve.text import Piece, TextStream
 
@@ -193,3 +194,18 @@ def test_many_threads_submit_at_once() -> None:
         for thread in threads:
             thread.join(30)
         assert results == [expected] * 40
+
+
+@pytest.mark.gpu
+def test_text_does_not_depend_on_what_runs_beside_on_a_gpu() -> None:
+    shape = tiny_model(sequence=256).shape
+    model = build_gpt(shape, device="cuda", compute=torch.bfloat16)
+    model.load_state_dict(tiny_model(sequence=256).state_dict())
+    engine = Engine(model, TOKENIZER, slots=8, queue=32)
+    try:
+        jobs = [Job(ids(f"H{i}+{i * 7}B" * (1 + i % 3)), 60 + i, temperature=float(i % 2), seed=i) for i in range(24)]
+        alone = [run(engine, job) for job in jobs]
+        clients = [Client(engine, job) for job in jobs]
+        assert [client.result()[:2] for client in clients] == alone
+    finally:
+        engine.close()

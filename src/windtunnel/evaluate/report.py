@@ -214,7 +214,9 @@ def _choose(run: Path, checkpoint: Which) -> tuple[RunFolder, Checkpoint]:
         chosen = store.at(int(checkpoint))
     if chosen is None:
         found = "; ".join(store.problems[:2]) or "it has saved none"
-        raise UserError(f"{run} has no good checkpoint: {found}", "go on with the run: windtunnel train saves one at its end")
+        raise UserError(
+            f"{run} has no good checkpoint: {found}", f"go on with: windtunnel train {folder.recipe.name} --run {run} --resume"
+        )
     return folder, chosen
 
 

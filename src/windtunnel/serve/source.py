@@ -47,7 +47,10 @@ def load_source(path: Path, *, step: int | None = None, device: str | None = Non
         checkpoint = store.best() if step is None else store.at(step)
         if checkpoint is None:
             found = "; ".join(store.problems[:2]) or "it has saved none"
-            raise UserError(f"{path} has no good checkpoint to serve: {found}", f"go on with: windtunnel train --resume {path}")
+            raise UserError(
+                f"{path} has no good checkpoint to serve: {found}",
+                f"go on with: windtunnel train {run.recipe.name} --run {path} --resume",
+            )
         tokenizer = load_tokenizer(run.tokenizer_path)
         shape = gpt_shape(run.recipe.model, tokenizer.vocab)
         weights = {name: torch.from_numpy(array) for name, array in checkpoint.weights().items()}

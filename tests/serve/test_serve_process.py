@@ -1,0 +1,147 @@
+"""`serve` as a process: a run folder in, a clean end on SIGTERM, refusals that name what would work."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from tiny import TOKENIZER
+
+from windtunnel.evaluate import export_run
+from windtunnel.model import build_gpt, gpt_shape
+from windtunnel.recipe import Recipe, UserError
+from windtunnel.run import CheckpointStore, CheckpointWriter, RunFolder
+from windtunnel.serve import load_source, serve
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from windtunnel.serve import serve
+serve(Path(sys.argv[1]), port=int(sys.argv[2]))
+print("ended cleanly", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with checkpoints of steps 5 (the best) and 9."""
+    recipe = Recipe.model_validate(
+        {
+            "name": "tiny",
+            "model": {"depth": 2, "aspect": 16, "head_dim": 16, "sequence": 256},
+            "data": {"corpus": {"kind": "arithmetic"}},
+            "serve": {"slots": 2, "queue": 1, "max_tokens": 250},
+        }
+    )
+    with RunFolder.create(tmp_path_factory.mktemp("serve"), recipe, rig={}) as folder:
+        TOKENIZER.save(folder.tokenizer_path)
+        writer = CheckpointWriter(CheckpointStore(folder.checkpoints_dir))
+        for step, loss in ((5, 1.5), (9, 2.5)):
+            model = build_gpt(gpt_shape(recipe.model, TOKENIZER.vocab), seed=step)
+            writer.start(step, {n: p.detach().numpy() for n, p in model.named_parameters()}, {}, {}, loss)
+            writer.wait(30)
+        return folder.path
+
+
+@pytest.fixture
+def process(run: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server process and its URL."""
+    environment = {k: v for k, v in os.environ.items() if k != "WINDTUNNEL_TOKEN"}
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(run), "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+    ) as started:
+        assert started.stdout
+        line = started.stdout.readline()
+        found = re.search(r"serving (\S+) \(step 5, validation loss 1.5000\) on (http://127\.0\.0\.1:\d+)", line)
+        assert found, line + started.stdout.read()
+        assert found[1] == run.name
+        yield started, found[2]
+        if started.poll() is None:
+            started.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_after_the_requests_under_way(
+    process: tuple[subprocess.Popen[str], str], run: Path, number: int
+) -> None:
+    started, url = process
+    assert httpx.get(f"{url}/health").status_code == 200
+    results: list[httpx.Response] = []
+    body = {"model": run.name, "prompt": "H1+", "max_tokens": 200, "temperature": 1}
+    thread = threading.Thread(target=lambda: results.append(httpx.post(f"{url}/v1/completions", json=body, timeout=30)))
+    thread.start()
+    deadline = time.monotonic() + 10
+    while (
+        "windtunnel_slots_used 1.0" not in httpx.get(f"{url}/metrics").text and thread.is_alive() and time.monotonic() < deadline
+    ):
+        time.sleep(0.005)
+    started.send_signal(number)
+    thread.join(30)
+    assert started.wait(20) == 0
+    assert started.stdout
+    assert started.stdout.read() == "ended cleanly\n"
+    assert results[0].status_code == 200
+
+
+def test_a_port_in_use_is_named_with_a_free_one(run: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"port {port} on 127.0.0.1 is in use") as refused:
+            serve(run, port=port)
+    free = re.fullmatch(r"try --port (\d+)", refused.value.fix or "")
+    assert free
+    assert int(free[1]) != port
+    socket.create_server(("127.0.0.1", int(free[1]))).close()
+
+
+def test_open_to_others_only_with_a_token(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WINDTUNNEL_TOKEN", raising=False)
+    with pytest.raises(UserError, match="no token") as refused:
+        serve(run, host="0.0.0.0", port=0)
+    assert "WINDTUNNEL_TOKEN" in (refused.value.fix or "")
+    with pytest.raises(UserError, match="printable"):
+        serve(run, port=0, token="a b\n")
+    with pytest.raises(UserError, match=r"cannot listen|--host"):
+        serve(run, host="203.0.113.7", port=0, token="x")
+
+
+def test_sources(run: Path, tmp_path: Path) -> None:
+    best = load_source(run)
+    assert (best.what, best.limits.slots, best.model.shape.sequence) == ("step 5, validation loss 1.5000", 2, 256)
+    assert load_source(run, step=9).what.startswith("step 9")
+    with pytest.raises(UserError, match="no good checkpoint of step 6"):
+        load_source(run, step=6)
+    with pytest.raises(UserError, match="--device"):
+        load_source(run, device="tpu9")
+    exported = export_run(run, tmp_path / "exported")
+    assert load_source(exported.parent).name == "exported"
+    with pytest.raises(UserError, match="no steps"):
+        load_source(exported.parent, step=5)
+    (exported.parent / "model.safetensors").write_bytes(b"garbage")
+    with pytest.raises(UserError, match="not an exported model"):
+        load_source(exported.parent)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError):
+        load_source(tmp_path / "empty")
+
+
+def test_a_run_without_a_good_checkpoint(tmp_path: Path, run: Path) -> None:
+    recipe = RunFolder.open(run).recipe
+    with RunFolder.create(tmp_path, recipe, rig={}) as folder:
+        TOKENIZER.save(folder.tokenizer_path)
+    with pytest.raises(UserError, match="no good checkpoint to serve: it has saved none"):
+        load_source(folder.path)
