@@ -28,8 +28,9 @@ def train(
 
     loaded = load_recipe(recipe, sets or ())
 
-    from windtunnel.train import run_training
+    from windtunnel.launch import Options, run_training
     from windtunnel.watch import JsonLines, TerminalView
 
     view = JsonLines() if json else TerminalView()
-    raise typer.Exit(run_training(loaded, run=run, resume=resume, yes=yes, root=root, price=price, gpus=gpus, view=view))
+    options = Options(run=run, resume=resume, yes=yes, root=root, price=price, gpus=gpus)
+    raise typer.Exit(run_training(loaded, options, view, as_json=json))

@@ -7,6 +7,7 @@ from .shape import GPTShape, gpt_shape
 
 if TYPE_CHECKING:
     from .cache import KVCache, extend
+    from .fp8 import disable_fp8, enable_fp8
     from .gpt import GPT, build_gpt
     from .sampling import choose, top_log_probabilities
     from .weights import export_weights, load_weights, model_from_weights
@@ -20,6 +21,8 @@ __all__ = [
     "build_gpt",
     "choose",
     "derive",
+    "disable_fp8",
+    "enable_fp8",
     "export_weights",
     "extend",
     "gpt_shape",
@@ -32,6 +35,8 @@ _LAZY = {
     "GPT": "gpt",
     "KVCache": "cache",
     "build_gpt": "gpt",
+    "disable_fp8": "fp8",
+    "enable_fp8": "fp8",
     "choose": "sampling",
     "export_weights": "weights",
     "extend": "cache",

@@ -1,0 +1,6 @@
+"""Starting jobs: on this machine, in this process or through torchrun."""
+
+from .local import run_training
+from .prepare import Options, prepare_run
+
+__all__ = ["Options", "prepare_run", "run_training"]

@@ -1,0 +1,145 @@
+"""Before any training process starts: data, plan, confirmation, run folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from windtunnel.data import PreparedData, prepare
+from windtunnel.model import derive
+from windtunnel.plan import Plan, make_plan, refuse, resolve
+from windtunnel.recipe import Recipe, UserError
+from windtunnel.rig import Rig, detect_rig
+from windtunnel.run import RunFolder, newest_run
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How `windtunnel train` was called.
+
+    Attributes:
+        run: the run's folder to go on with, or None.
+        resume: go on with `run`, or with the recipe's newest run under `root`.
+        yes: what the plan asks to be confirmed is confirmed.
+        root: folder of the runs.
+        price: dollars an hour for the whole rig; None: the catalog's.
+        gpus: how many of the machine's GPUs; None: all.
+    """
+
+    run: Path | None = None
+    resume: bool = False
+    yes: bool = False
+    root: Path = Path("runs")
+    price: float | None = None
+    gpus: int | None = None
+
+
+def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
+    """Data, plan and a locked run folder, new or to be resumed.
+
+    Raises:
+        UserError: bad data; a plan that does not fit, with what would; a confirmation that is missing;
+            a run folder of another recipe or in use.
+    """
+    existing = _existing(recipe, options)
+    if existing is not None:
+        # Values the recipe leaves open (depth auto) are the run's.
+        recipe = RunFolder.open(existing, recipe).recipe
+    rig = _rig(options)
+    data = prepare(recipe, progress=_progress(say))
+    for note in data.notes:
+        say(f"data: {note}")
+    for character, count in data.skipped.items():
+        say(f"data: {count:,} x {character!r} outside the alphabet skipped")
+    recipe, plan = _plan(recipe, rig, data, options, say)
+    derived = {name: {"value": value, "rule": rule} for name, value, rule in derive(recipe, data.tokenizer.vocab).rows()}
+    facts = {"checksum": data.checksum, "train_tokens": data.train.count, "skipped": data.skipped}
+    if existing is not None:
+        return _go_on(existing, recipe, rig, plan, facts)
+    run = RunFolder.create(options.root, recipe, rig=asdict(rig), plan=plan.to_json(), derived=derived, command=sys.argv)
+    run.update(data=facts)
+    data.tokenizer.save(run.tokenizer_path)
+    say(f"run {run.path}")
+    for name, entry in derived.items():
+        say(f"  {name:<14} {entry['value']:<12,.6g} {entry['rule']}")
+    return run
+
+
+def _existing(recipe: Recipe, options: Options) -> Path | None:
+    if options.run is not None:
+        if options.run.exists():
+            return options.run
+        raise UserError(f"no run folder {options.run}", "leave --run out to start a new run")
+    return newest_run(options.root, recipe.name) if options.resume else None
+
+
+def _go_on(path: Path, recipe: Recipe, rig: Rig, plan: Plan, facts: dict[str, Any]) -> RunFolder:
+    run = RunFolder.open(path, recipe, write=True)
+    before = run.manifest.get("data", {}).get("checksum", facts["checksum"])
+    if before != facts["checksum"]:
+        run.close()
+        raise UserError(
+            f"run {path} was trained on other data: checksum {before}, now {facts['checksum']}",
+            "put the old files back, or start a new run",
+        )
+    if run.manifest["plan"]["layout"]["batch_tokens"] != plan.layout.batch_tokens:
+        run.close()
+        raise UserError(
+            f"run {path} takes {run.manifest['plan']['layout']['batch_tokens']:,} tokens a step, this machine's plan {plan.layout.batch_tokens:,}",
+            f"--set stages.pretrain.batch_tokens={run.manifest['plan']['layout']['batch_tokens']}, or another number of --gpus",
+        )
+    run.update(rig=asdict(rig), plan=plan.to_json(), data=facts)
+    return run
+
+
+def _rig(options: Options) -> Rig:
+    rig = detect_rig(options.root if options.root.exists() else ".")
+    if options.gpus is not None:
+        if options.gpus > rig.gpus:
+            raise UserError(
+                f"--gpus {options.gpus}: this machine has {rig.gpus}", f"--gpus {rig.gpus}" if rig.gpus else "leave --gpus out"
+            )
+        share = options.gpus / rig.gpus
+        price = rig.dollars_per_hour * share if rig.dollars_per_hour is not None else None
+        rig = replace(rig, gpus_per_node=options.gpus, dollars_per_hour=price)
+    if options.price is not None:
+        rig = replace(rig, dollars_per_hour=options.price, price_note="--price")
+    return rig
+
+
+def _plan(recipe: Recipe, rig: Rig, data: PreparedData, options: Options, say: Say) -> tuple[Recipe, Plan]:
+    vocab, corpus = data.tokenizer.vocab, data.train.count
+    automatic = recipe.model.depth == "auto"
+    recipe = resolve(recipe, rig, vocab, corpus_tokens=corpus)
+    plan = make_plan(recipe, rig, vocab, corpus_tokens=corpus)
+    if not plan.fits:
+        raise refuse(plan)
+    if automatic:
+        say(
+            f"model.depth auto: {plan.depth}, {plan.params / 1e6:,.1f} M parameters, is what this machine trains within the budget"
+        )
+    say(f"layout: {plan.layout.describe()}")
+    for warning in plan.warnings:
+        say(f"warn: {warning}")
+    if plan.needs_yes and not options.yes:
+        raise UserError(
+            f"the plan asks for confirmation: {'; '.join(plan.warnings)}",
+            "give more data or a smaller budget, or confirm with --yes",
+        )
+    return recipe, plan
+
+
+def _progress(say: Say) -> Callable[[float, str], None]:
+    shown: list[str] = []
+
+    def progress(share: float, what: str) -> None:
+        if what not in shown:
+            shown.append(what)
+            say(f"data: {what}")
+
+    return progress

@@ -1,0 +1,34 @@
+"""One rank of a training job, started by torchrun: python -m windtunnel.train RUN [--json]."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from windtunnel.recipe import UserError
+
+from .session import train
+
+
+def main() -> int:
+    """Train the run named on the command line. How it ended stands in its manifest; torchrun takes any code but 0 for a crash."""
+    folder = Path(sys.argv[1])
+    view = None
+    if os.environ.get("RANK", "0") == "0":
+        from windtunnel.watch import JsonLines, TerminalView
+
+        view = JsonLines() if "--json" in sys.argv else TerminalView()
+    try:
+        train(folder, view=view)
+        return 0
+    except UserError as error:
+        print(f"error: {error.message}\n  fix: {error.fix}", file=sys.stderr)
+        return error.exit_code
+    finally:
+        if view is not None:
+            view.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""Everything one training process holds, built from a run folder."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from windtunnel.data import BatchLoader, PreparedData, ValidationBatches, prepare
+from windtunnel.evaluate import Validation, validation_loss
+from windtunnel.model import GPT, HyperParameters, build_gpt, derive, enable_fp8, gpt_shape
+from windtunnel.recipe import Recipe, UserError
+from windtunnel.run import Checkpoint
+
+from .optimizer import MuonAdamW
+from .ranks import Ranks
+from .staging import Staging, restore
+
+COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the run's plan spreads the work; see `windtunnel.plan`."""
+
+    ranks: int
+    micro_batch: int
+    accumulation: int
+    precision: str
+    compile: bool
+    device: str
+    sequence: int
+
+    @classmethod
+    def from_manifest(cls, manifest: dict[str, Any]) -> Layout:
+        """The layout that the run's plan chose."""
+        layout = manifest["plan"]["layout"]
+        return cls(**{key: layout[key] for key in cls.__dataclass_fields__})
+
+    @property
+    def batch_sequences(self) -> int:
+        """Sequences a step, all ranks."""
+        return self.ranks * self.micro_batch * self.accumulation
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens a step, all ranks."""
+        return self.batch_sequences * self.sequence
+
+
+class Job:
+    """Model, optimizer, data and host buffers of one rank."""
+
+    def __init__(self, recipe: Recipe, layout: Layout, ranks: Ranks) -> None:
+        assert recipe.model.depth != "auto"
+        if ranks.world != layout.ranks:
+            raise UserError(
+                f"the run is planned for {layout.ranks} ranks and was started with {ranks.world}",
+                "start it with: windtunnel train",
+            )
+        self.recipe, self.layout, self.ranks = recipe, layout, ranks
+        # One rank prepares; the others find it done.
+        if not ranks.first:
+            ranks.barrier()
+        self.data: PreparedData = prepare(recipe)
+        if ranks.first:
+            ranks.barrier()
+        vocab = self.data.tokenizer.vocab
+        torch.set_float32_matmul_precision("highest" if layout.precision == "fp32" else "high")
+        self.rates: HyperParameters = derive(recipe, vocab)
+        self.model: GPT = build_gpt(
+            gpt_shape(recipe.model, vocab), device=ranks.device, compute=COMPUTE[layout.precision], seed=recipe.seed
+        )
+        if layout.precision == "fp8":
+            enable_fp8(self.model)
+        self.optimizer = MuonAdamW(self.model, self.rates, rank=ranks.rank, world=ranks.world, compiled=layout.compile)
+        if layout.compile:
+            self.model.compile()
+        self.staging = Staging(self.model, self.optimizer, weights=ranks.first)
+        self.loader = BatchLoader(
+            self.data.train, sequence=layout.sequence, micro_batch=layout.micro_batch, accumulation=layout.accumulation,
+            rank=ranks.rank, world=ranks.world, seed=recipe.seed, device=ranks.device,
+        )  # fmt: skip
+        self._token_bytes = torch.as_tensor(self.data.tokenizer.token_bytes())
+        gc.collect()
+        gc.freeze()  # the collector need not look at long-lived objects again and stall a step
+
+    def load(self, checkpoint: Checkpoint, *, position: int | None = None) -> None:
+        """Go to a checkpoint; `position`: go on with the data from there instead."""
+        restore(self.model, self.optimizer, checkpoint, checkpoint.state)
+        self.loader.seek(checkpoint.state["position"] if position is None else position)
+
+    def start_over(self, position: int) -> None:
+        """Initial weights and empty states, as at step 0, but with the data from `position` on."""
+        self.model.initialise(self.recipe.seed)
+        for _, tensor in self.optimizer.states():
+            tensor.zero_()
+        self.optimizer.adamw_steps = 0
+        self.loader.seek(position)
+
+    def validate(self) -> Validation:
+        """Loss on the first tokens of the validation split, reduced over ranks."""
+        batches = ValidationBatches(
+            self.data.validation, sequence=self.layout.sequence, micro_batch=self.layout.micro_batch, rank=self.ranks.rank,
+            world=self.ranks.world, limit=self.recipe.stages.pretrain.validation_tokens, device=self.ranks.device,
+        )  # fmt: skip
+        return validation_loss(self.model, batches, self._token_bytes, self.ranks.device)
+
+    def close(self) -> None:
+        """End the loader's thread."""
+        self.loader.close()

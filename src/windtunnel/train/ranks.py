@@ -1,0 +1,71 @@
+"""The processes of one training job: who this one is, its device, and what rank 0 tells the others."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# A rank that dies is noticed by torchrun; this bounds how long the others wait when it only hangs.
+TIMEOUT = datetime.timedelta(minutes=15)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among `world` of them."""
+
+    rank: int
+    world: int
+    device: torch.device
+    control: dist.ProcessGroup | None  # host-side group for decisions; None for one process
+
+    @property
+    def first(self) -> bool:
+        """Whether this is rank 0, which decides, logs and shows."""
+        return self.rank == 0
+
+    def share(self, value: Any) -> Any:
+        """Rank 0's JSON value, on every rank. Host only: the GPU goes on meanwhile."""
+        if self.control is None:
+            return value
+        payload = [json.dumps(value) if self.first else None]
+        dist.broadcast_object_list(payload, src=0, group=self.control)
+        return json.loads(payload[0] or "null")
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.control is not None:
+            dist.barrier(group=self.control)
+
+
+@contextmanager
+def join_ranks(device: str) -> Iterator[Ranks]:
+    """Join the process group that torchrun's environment describes, or be the only process.
+
+    Args:
+        device: 'cuda' or 'cpu'.
+    """
+    world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    where = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if device == "cuda" else torch.device("cpu")
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
+    if world == 1:
+        yield Ranks(0, 1, where, None)
+        return
+    if where.type == "cuda":
+        dist.init_process_group("nccl", timeout=TIMEOUT, device_id=where)
+        control = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    else:
+        dist.init_process_group("gloo", timeout=TIMEOUT)
+        control = dist.group.WORLD
+    try:
+        yield Ranks(rank, world, where, control)
+    finally:
+        dist.destroy_process_group()

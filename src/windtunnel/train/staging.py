@@ -1,0 +1,94 @@
+"""Copies of weights and optimizer states on the host, taken while the next step computes.
+
+On a GPU the copy runs on a stream of its own into pinned memory. Forward and backward only read the
+weights, so the copy needs to be finished by the next update, not before: the step loop never waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from windtunnel.model import GPT
+from windtunnel.run import Checkpoint
+
+from .optimizer import MuonAdamW
+
+Arrays = dict[str, "np.ndarray[Any, Any]"]
+
+
+class Staging:
+    """Host buffers for one rank's part of a checkpoint; allocated once, because pinning memory is slow.
+
+    Args:
+        weights: whether this rank stages the weights too (rank 0).
+    """
+
+    def __init__(self, model: GPT, optimizer: MuonAdamW, *, weights: bool) -> None:
+        self._weights = {name: p.detach() for name, p in model.named_parameters()} if weights else {}
+        self._states = {f"{p}|{s}|{start}:{stop}": tensor for (p, s, start, stop), tensor in optimizer.states()}
+        self._cuda = model.head.weight.is_cuda
+        self._stream = torch.cuda.Stream() if self._cuda else None
+        self._event = torch.cuda.Event() if self._cuda else None
+        self._host_weights = {k: self._buffer(t) for k, t in self._weights.items()}
+        self._host_states = {k: self._buffer(t) for k, t in self._states.items()}
+
+    def _buffer(self, tensor: Tensor) -> Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._cuda)
+
+    def begin(self) -> None:
+        """Start copying the present values. The buffers must not be in use by a writer any more."""
+        if self._stream is None or self._event is None:
+            self._copy()
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            self._copy()
+            self._event.record()
+
+    def _copy(self) -> None:
+        for source, target in ((self._weights, self._host_weights), (self._states, self._host_states)):
+            for key, tensor in source.items():
+                target[key].copy_(tensor, non_blocking=True)
+
+    @property
+    def done(self) -> bool:
+        """Whether the copy has ended."""
+        return self._event is None or self._event.query()
+
+    def before_update(self) -> None:
+        """Let the next update on the GPU wait for the copy; the host goes on."""
+        if self._event is not None:
+            torch.cuda.current_stream().wait_event(self._event)
+
+    def finish(self) -> tuple[Arrays | None, Arrays]:
+        """Wait for the copy; (weights, or None on ranks without them; optimizer states) as host arrays."""
+        if self._event is not None:
+            self._event.synchronize()
+        weights = {k: t.numpy() for k, t in self._host_weights.items()} if self._host_weights else None
+        return weights, {k: t.numpy() for k, t in self._host_states.items()}
+
+
+@torch.no_grad()
+def restore(model: GPT, optimizer: MuonAdamW, checkpoint: Checkpoint, state: Mapping[str, Any]) -> None:
+    """Load weights and this rank's optimizer states from a checkpoint of any number of ranks.
+
+    Raises:
+        UserError: the checkpoint is damaged or of another model.
+    """
+    weights = checkpoint.weights()
+    for name, parameter in model.named_parameters():
+        array = weights.get(name)
+        if array is None or array.shape != tuple(parameter.shape):
+            from windtunnel.recipe import UserError
+
+            found = "missing" if array is None else f"of shape {list(array.shape)}"
+            raise UserError(f"checkpoint {checkpoint.path}: {name} is {found}, expected {list(parameter.shape)}")
+        parameter.copy_(torch.from_numpy(array))
+    for (parameter_name, state_name, start, stop), tensor in optimizer.states():
+        tensor.copy_(torch.from_numpy(checkpoint.optimizer_slice(parameter_name, state_name, start, stop)))
+    optimizer.adamw_steps = int(state["updates"])
