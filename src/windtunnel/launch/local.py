@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from windtunnel.recipe import Recipe
 from windtunnel.run import RunFolder
 
+from .orphans import stop_with_parent
 from .prepare import Options, prepare_run
 
 STARTED = "WINDTUNNEL_STARTED"
@@ -57,23 +58,16 @@ def run_training(recipe: Recipe, options: Options, view: View, *, as_json: bool 
 
 
 def _torchrun(folder: Path, ranks: int, as_json: bool) -> int:
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={ranks}",
-        "-m",
-        "windtunnel.train",
-        str(folder),
-    ]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [*torchrun, "-m", "windtunnel.launch.worker", str(folder)]
     environment = {
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)),
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
         **os.environ,
     }
     # A session of its own: Ctrl-C must reach rank 0 alone, which saves and tells the others.
-    process = subprocess.Popen(command + (["--json"] if as_json else []), env=environment, start_new_session=True)
+    command += ["--json"] if as_json else []
+    process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=stop_with_parent)
 
     def forward(number: int, frame: FrameType | None) -> None:
         holder = re.search(r"process (\d+)", (folder / "lock").read_text())

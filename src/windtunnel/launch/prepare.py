@@ -48,8 +48,7 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
     """
     existing = _existing(recipe, options)
     if existing is not None:
-        # Values the recipe leaves open (depth auto) are the run's.
-        recipe = RunFolder.open(existing, recipe).recipe
+        recipe = _as_trained(RunFolder.open(existing, recipe))
     rig = _rig(options)
     data = prepare(recipe, progress=_progress(say))
     for note in data.notes:
@@ -78,6 +77,16 @@ def _existing(recipe: Recipe, options: Options) -> Path | None:
     return newest_run(options.root, recipe.name) if options.resume else None
 
 
+def _as_trained(run: RunFolder) -> Recipe:
+    """What the recipe leaves open, depth and batch, is as the run was trained with, whatever this machine would choose."""
+    recipe = run.recipe
+    pretrain = recipe.stages.pretrain
+    if pretrain.batch_tokens is not None:
+        return recipe
+    pretrain = pretrain.model_copy(update={"batch_tokens": run.manifest["plan"]["layout"]["batch_tokens"]})
+    return recipe.model_copy(update={"stages": recipe.stages.model_copy(update={"pretrain": pretrain})})
+
+
 def _go_on(path: Path, recipe: Recipe, rig: Rig, plan: Plan, facts: dict[str, Any]) -> RunFolder:
     run = RunFolder.open(path, recipe, write=True)
     before = run.manifest.get("data", {}).get("checksum", facts["checksum"])
@@ -87,11 +96,12 @@ def _go_on(path: Path, recipe: Recipe, rig: Rig, plan: Plan, facts: dict[str, An
             f"run {path} was trained on other data: checksum {before}, now {facts['checksum']}",
             "put the old files back, or start a new run",
         )
-    if run.manifest["plan"]["layout"]["batch_tokens"] != plan.layout.batch_tokens:
+    own = run.manifest["plan"]["layout"]["batch_tokens"]
+    if own != plan.layout.batch_tokens:
         run.close()
         raise UserError(
-            f"run {path} takes {run.manifest['plan']['layout']['batch_tokens']:,} tokens a step, this machine's plan {plan.layout.batch_tokens:,}",
-            f"--set stages.pretrain.batch_tokens={run.manifest['plan']['layout']['batch_tokens']}, or another number of --gpus",
+            f"run {path} takes {own:,} tokens a step, this machine's plan {plan.layout.batch_tokens:,}",
+            f"--set stages.pretrain.batch_tokens={own}, or another number of --gpus",
         )
     run.update(rig=asdict(rig), plan=plan.to_json(), data=facts)
     return run
@@ -101,9 +111,8 @@ def _rig(options: Options) -> Rig:
     rig = detect_rig(options.root if options.root.exists() else ".")
     if options.gpus is not None:
         if options.gpus > rig.gpus:
-            raise UserError(
-                f"--gpus {options.gpus}: this machine has {rig.gpus}", f"--gpus {rig.gpus}" if rig.gpus else "leave --gpus out"
-            )
+            fix = f"--gpus {rig.gpus}" if rig.gpus else "leave --gpus out"
+            raise UserError(f"--gpus {options.gpus}: this machine has {rig.gpus}", fix)
         share = options.gpus / rig.gpus
         price = rig.dollars_per_hour * share if rig.dollars_per_hour is not None else None
         rig = replace(rig, gpus_per_node=options.gpus, dollars_per_hour=price)
@@ -120,9 +129,8 @@ def _plan(recipe: Recipe, rig: Rig, data: PreparedData, options: Options, say: S
     if not plan.fits:
         raise refuse(plan)
     if automatic:
-        say(
-            f"model.depth auto: {plan.depth}, {plan.params / 1e6:,.1f} M parameters, is what this machine trains within the budget"
-        )
+        size = f"{plan.depth}, {plan.params / 1e6:,.1f} M parameters"
+        say(f"model.depth auto: {size}, is what this machine trains within the budget")
     say(f"layout: {plan.layout.describe()}")
     for warning in plan.warnings:
         say(f"warn: {warning}")

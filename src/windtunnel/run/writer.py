@@ -70,6 +70,7 @@ class CheckpointWriter:
         policy: which checkpoints to keep (rank 0 applies it after each save); None keeps all.
         session: text shared by the ranks of one launch and no other; None: from torchrun's environment.
         on_event: called from the background thread as on_event(kind, step, message, level).
+        before_commit: called on rank 0 from the background thread before a checkpoint becomes visible.
         part_timeout: seconds rank 0 waits for the other ranks' parts.
     """
 
@@ -82,11 +83,13 @@ class CheckpointWriter:
         policy: Checkpoints | None = None,
         session: str | None = None,
         on_event: Callable[[str, int, str, str], None] | None = None,
+        before_commit: Callable[[], None] | None = None,
         part_timeout: float = 600.0,
     ) -> None:
         assert 0 <= rank < world
         self.store, self.rank, self.world = store, rank, world
         self._policy, self._on_event, self._part_timeout = policy, on_event, part_timeout
+        self._before_commit = before_commit
         self._session = session or _session(world)
         self._attempt = 0
         self._thread: threading.Thread | None = None
@@ -197,6 +200,8 @@ class CheckpointWriter:
 
     def _commit(self, job: _Job, files: dict[str, Written]) -> Path:
         parts = [self._await_part(job.folder, rank) for rank in range(1, self.world)]
+        if self._before_commit is not None:
+            self._before_commit()
         for part in parts:
             files.update({name: Written(f["bytes"], f["checksum"]) for name, f in part.items()})
         for rank in range(1, self.world):

@@ -70,9 +70,8 @@ class Job:
         vocab = self.data.tokenizer.vocab
         torch.set_float32_matmul_precision("highest" if layout.precision == "fp32" else "high")
         self.rates: HyperParameters = derive(recipe, vocab)
-        self.model: GPT = build_gpt(
-            gpt_shape(recipe.model, vocab), device=ranks.device, compute=COMPUTE[layout.precision], seed=recipe.seed
-        )
+        shape = gpt_shape(recipe.model, vocab)
+        self.model: GPT = build_gpt(shape, device=ranks.device, compute=COMPUTE[layout.precision], seed=recipe.seed)
         if layout.precision == "fp8":
             enable_fp8(self.model)
         self.optimizer = MuonAdamW(self.model, self.rates, rank=ranks.rank, world=ranks.world, compiled=layout.compile)

@@ -87,26 +87,34 @@ def _first(run: RunFolder, layout: Layout, ranks: Ranks, view: View, after_step:
     store = CheckpointStore(run.checkpoints_dir)
     with StopRequest() as stop, contextlib.ExitStack() as stack:
         checkpoint = store.newest_good(with_optimizer=True)
-        metrics = stack.enter_context(
-            Metrics(run.metrics_path, run.tensorboard_dir, resume_step=checkpoint.step if checkpoint else 0)
-        )
+        step = checkpoint.step if checkpoint else 0
+        metrics = stack.enter_context(Metrics(run.metrics_path, run.tensorboard_dir, resume_step=step))
         for problem in store.problems:
             metrics.event("checkpoint_damaged", None, problem, "warn", {"advice": "the one before is used"})
             view.say(f"warn: {problem}; the one before is used")
         clock = _clock(run, layout, checkpoint)
-        step = checkpoint.step if checkpoint else 0
         clock.require_left(step)
         job = stack.enter_context(_job(run, layout, ranks))
         job.data.tokenizer.save(run.tokenizer_path)
         run.update(data={"checksum": job.data.checksum, "train_tokens": job.data.train.count, "skipped": job.data.skipped})
-        writer = CheckpointWriter(store, ranks.rank, ranks.world, policy=recipe.checkpoints, on_event=metrics.event)
+
+        def record(kind: str, step: int, message: str, level: str) -> None:
+            metrics.event(kind, step, message, "bad" if level == "bad" else "info")
+
+        def flush() -> None:
+            # A checkpoint must not be ahead of the metrics: the steps it covers are not run again.
+            with contextlib.suppress(UserError):
+                metrics.flush()
+
+        writer = CheckpointWriter(store, ranks.rank, ranks.world, policy=recipe.checkpoints, on_event=record, before_commit=flush)
         plan, gpu = run.manifest["plan"], run.manifest["rig"].get("gpu")
         peak = gpu["bf16_tflops"] * 1e12 * layout.ranks if gpu else (run.manifest["rig"].get("cpu_gflops") or 0) * 1e9 or None
         targets = Targets(plan["tokens_per_second"] if layout.device == "cuda" else None, recipe.budget.dollars)
+        bands = BandWatch(recipe.bands, targets, first_step=step)
+        flops = gpt_shape(recipe.model, job.data.tokenizer.vocab).flops_per_token
         supervisor = Supervisor(
-            run=run, recipe=recipe, job=job, metrics=metrics, clock=clock, bands=BandWatch(recipe.bands, targets, first_step=step),
-            stop=stop, writer=writer, view=view, peak_flops=peak,
-            flops_per_token=gpt_shape(recipe.model, job.data.tokenizer.vocab).flops_per_token,
+            run=run, recipe=recipe, job=job, metrics=metrics, clock=clock, bands=bands, stop=stop, writer=writer, view=view,
+            flops_per_token=flops, peak_flops=peak,
         )  # fmt: skip
         ranks.share(step)
         if checkpoint is not None:

@@ -1,4 +1,4 @@
-"""One rank of a training job, started by torchrun: python -m windtunnel.train RUN [--json]."""
+"""One rank of a training job, started by torchrun: python -m windtunnel.launch.worker RUN [--json]."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import sys
 from pathlib import Path
 
 from windtunnel.recipe import UserError
+from windtunnel.train import train
+from windtunnel.watch import JsonLines, TerminalView
 
-from .session import train
+from .orphans import stop_with_parent
 
 
 def main() -> int:
     """Train the run named on the command line. How it ended stands in its manifest; torchrun takes any code but 0 for a crash."""
+    stop_with_parent()
     folder = Path(sys.argv[1])
     view = None
     if os.environ.get("RANK", "0") == "0":
-        from windtunnel.watch import JsonLines, TerminalView
-
         view = JsonLines() if "--json" in sys.argv else TerminalView()
     try:
         train(folder, view=view)

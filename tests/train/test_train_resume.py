@@ -1,0 +1,117 @@
+"""Resume = uninterrupted: bit for bit on the same layout, correct on another number of ranks."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from conftest import events, final_weights, losses, set_ranks, train_in_processes
+
+from windtunnel.run import RunFolder
+from windtunnel.train import train
+
+NewRun = Callable[..., Path]
+
+
+def assert_same(a: Path, b: Path) -> None:
+    """Same losses at every step and same weights at the end, bit for bit."""
+    assert losses(a) == losses(b)
+    one, other = final_weights(a), final_weights(b)
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+def test_same_seed_gives_the_same_losses_and_another_seed_does_not(new_run: NewRun) -> None:
+    folders = [new_run("budget.steps=12"), new_run("budget.steps=12"), new_run("budget.steps=12", "seed=1")]
+    assert [train(folder) for folder in folders] == [0, 0, 0]
+    assert_same(folders[0], folders[1])
+    assert losses(folders[0]) != losses(folders[2])
+    assert losses(folders[0])[12] < losses(folders[0])[1]
+
+
+def test_a_stopped_run_resumes_as_if_it_had_never_stopped(new_run: NewRun) -> None:
+    whole, halted = new_run(), new_run()
+    assert train(whole) == 0
+
+    def interrupt(step: int, _: object) -> None:
+        if step == 13:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert train(halted, after_step=interrupt) == 3
+    assert RunFolder.open(halted).manifest["status"] == "stopped"
+    assert train(halted) == 0
+    assert_same(whole, halted)
+    assert "resumed" in events(halted)
+
+
+def kill_at_random(folder: Path, ranks: int, kills: int, seed: int) -> int:
+    """SIGKILL the run at random moments of its training, resume, until it ends; returns the kills that hit."""
+    dice, hit = random.Random(seed), 0
+    for attempt in range(kills * 4 + 4):
+        process = train_in_processes(folder, ranks, start_new_session=True)
+        if hit < kills:
+            # Not before training has begun: wait for a loss, then strike at some moment of the next second.
+            for line in process.stdout or ():
+                if '"loss"' in line and "null" not in line.split('"loss"')[1][:8]:
+                    break
+            time.sleep(dice.random() * 0.8)
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                hit += 1
+            process.wait()
+            continue
+        output = process.communicate(timeout=120)[0]
+        assert process.returncode == 0, output
+        return hit
+    raise AssertionError("the run did not end")
+
+
+def test_a_killed_run_resumes_bit_for_bit(new_run: NewRun) -> None:
+    sets = ("budget.steps=200", "checkpoints.every=5 steps", "stages.pretrain.validate_every=50 steps")
+    whole, killed = new_run(*sets), new_run(*sets)
+    assert train(whole) == 0
+    assert kill_at_random(killed, 1, kills=3, seed=1) == 3
+    assert_same(whole, killed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_fifty_kills_at_random_moments_change_nothing(new_run: NewRun) -> None:
+    sets = ("budget.steps=3000", "checkpoints.every=3 steps", "stages.pretrain.validate_every=500 steps")
+    whole, killed = new_run(*sets), new_run(*sets)
+    assert train(whole) == 0
+    assert kill_at_random(killed, 1, kills=50, seed=2) >= 50
+    assert_same(whole, killed)
+
+
+@pytest.mark.timeout(300)
+def test_two_ranks_give_the_losses_of_one_and_resume_on_either(new_run: NewRun) -> None:
+    one, two, moved = new_run("budget.steps=20"), new_run("budget.steps=20", ranks=2), new_run("budget.steps=20", ranks=2)
+    assert train(one) == 0
+    process = train_in_processes(two, 2)
+    output = process.communicate(timeout=200)[0]
+    assert process.returncode == 0, output
+    alone, together = losses(one), losses(two)
+    assert alone.keys() == together.keys()
+    assert max(abs(alone[s] - together[s]) for s in alone) < 2e-4
+
+    # Two ranks until their first checkpoint, then one.
+    process = train_in_processes(moved, 2)
+    while not list((moved / "checkpoints").glob("step-*[0-9]")) and process.poll() is None:
+        time.sleep(0.02)
+    for worker in [*psutil.Process(process.pid).children(recursive=True), process]:
+        worker.kill()
+    process.wait()
+    with RunFolder.open(moved, write=True) as run:
+        set_ranks(run, 1)
+    assert train(moved) == 0
+    assert "resumed" in events(moved)
+    again = losses(moved)
+    assert again.keys() == alone.keys()
+    assert max(abs(alone[s] - again[s]) for s in alone) < 2e-4
