@@ -53,7 +53,7 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(new_run: NewRun) -> No
 def kill_at_random(folder: Path, ranks: int, kills: int, seed: int) -> int:
     """SIGKILL the run at random moments of its training, resume, until it ends; returns the kills that hit."""
     dice, hit = random.Random(seed), 0
-    for attempt in range(kills * 4 + 4):
+    for _ in range(kills * 4 + 4):
         process = train_in_processes(folder, ranks, start_new_session=True)
         if hit < kills:
             # Not before training has begun: wait for a loss, then strike at some moment of the next second.
@@ -103,7 +103,7 @@ def test_two_ranks_give_the_losses_of_one_and_resume_on_either(new_run: NewRun) 
 
     # Two ranks until their first checkpoint, then one.
     process = train_in_processes(moved, 2)
-    while not list((moved / "checkpoints").glob("step-*[0-9]")) and process.poll() is None:
+    while not list((moved / "checkpoints").glob("step-????????")) and process.poll() is None:
         time.sleep(0.02)
     for worker in [*psutil.Process(process.pid).children(recursive=True), process]:
         worker.kill()

@@ -10,7 +10,7 @@ import torch
 
 from windtunnel.data import BatchLoader, PreparedData, ValidationBatches, prepare
 from windtunnel.evaluate import Validation, validation_loss
-from windtunnel.model import GPT, HyperParameters, build_gpt, derive, enable_fp8, gpt_shape
+from windtunnel.model import GPT, HyperParameters, build_gpt, derive, gpt_shape
 from windtunnel.recipe import Recipe, UserError
 from windtunnel.run import Checkpoint
 
@@ -73,6 +73,8 @@ class Job:
         shape = gpt_shape(recipe.model, vocab)
         self.model: GPT = build_gpt(shape, device=ranks.device, compute=COMPUTE[layout.precision], seed=recipe.seed)
         if layout.precision == "fp8":
+            from windtunnel.model import enable_fp8  # its kernels need a GPU's packages
+
             enable_fp8(self.model)
         self.optimizer = MuonAdamW(self.model, self.rates, rank=ranks.rank, world=ranks.world, compiled=layout.compile)
         if layout.compile:

@@ -62,6 +62,8 @@ class Loop:
                 self._stage()
             if directive.stop is not None:
                 self._finish_save()
+                if self.job.ranks.share(self.supervisor.rewind_due if self.supervisor else None):
+                    continue  # the last weights were spoiled
                 return Ending(directive.stop, directive.exit_code, self.step)
             self._write_staged()
             self._advance(directive.progress)
@@ -118,6 +120,9 @@ class Loop:
             return
         (step, state, loss), self._staged = self._staged, None
         weights, states = self.job.staging.finish()
+        if self.supervisor is not None and not self.job.staging.finite:
+            self.supervisor.spoiled(step)
+            return
         try:
             self.writer.start(step, weights, states, state, loss)
         except UserError as error:

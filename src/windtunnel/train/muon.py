@@ -25,10 +25,42 @@ def orthogonalise(x_KRC: Tensor) -> Tensor:
     x = x_KRC / (x_KRC.norm(dim=(-2, -1), keepdim=True) * 1.01 + 1e-6)
     tall = x.size(-2) > x.size(-1)
     for a, b, c in POLAR_EXPRESS:
-        gram = x.mT @ x if tall else x @ x.mT
-        poly = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.baddbmm(x, x, poly, beta=a) if tall else torch.baddbmm(x, poly, x, beta=a)
+        poly = _polynomial(_gram(x, tall), a, b, c)
+        x = x @ poly if tall else poly @ x
     return x
+
+
+@torch.library.custom_op("windtunnel::gram", mutates_args=())
+def _gram(x: Tensor, tall: bool) -> Tensor:
+    """x x^T, or x^T x if tall: symmetric."""
+    if x.is_cuda and x.dtype == torch.bfloat16:
+        from .triton_symmetric import gram
+
+        return gram(x, tall)
+    return x.mT @ x if tall else x @ x.mT
+
+
+@_gram.register_fake
+def _(x: Tensor, tall: bool) -> Tensor:
+    side = x.size(2) if tall else x.size(1)
+    return x.new_empty(x.size(0), side, side)
+
+
+@torch.library.custom_op("windtunnel::polynomial", mutates_args=())
+def _polynomial(gram: Tensor, a: float, b: float, c: float) -> Tensor:
+    """a I + b G + c G G of symmetric G: with the identity inside, one product replaces a sum of two terms."""
+    if gram.is_cuda and gram.dtype == torch.bfloat16:
+        from .triton_symmetric import polynomial
+
+        return polynomial(gram, a, b, c)
+    poly = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+    poly.diagonal(dim1=-2, dim2=-1).add_(a)
+    return poly
+
+
+@_polynomial.register_fake
+def _(gram: Tensor, a: float, b: float, c: float) -> Tensor:
+    return torch.empty_like(gram)
 
 
 def muon_update(

@@ -158,6 +158,7 @@ class MuonAdamW:
         device = model.head.weight.device
         wrap = (lambda f: torch.compile(f, dynamic=False, fullgraph=True)) if compiled else (lambda f: f)
         muon, adamw = wrap(muon_update), wrap(adamw_update)
+        self._model = model
         self.rank, self.world = rank, world
         self.groups: list[_Group] = []
         matrices = [(n, p) for n, p in model.named_parameters() if n.startswith("blocks.")]
@@ -193,13 +194,14 @@ class MuonAdamW:
         for group, handle in zip(self.groups, pending, strict=True):
             if handle is not None:
                 handle.wait()
-            square += group.grads[group.owned].square().sum()
+            square += torch.linalg.vector_norm(group.grads[group.owned]).square()
             group.update(scalars)
             gathers.append(group.gather())
         for group, handle in zip(self.groups, gathers, strict=True):
             if handle is not None:
                 handle.wait()
             group.grads.zero_()
+        self._model.weights_changed()
         return square
 
     def states(self) -> Iterator[tuple[StateKey, Tensor]]:

@@ -165,6 +165,6 @@ def _record(run: RunFolder, supervisor: Supervisor, ending: Ending, view: View) 
     supervisor.event("end", ending.reason)
     supervisor.phase("finished" if ending.exit_code == 0 else status)
     line = f"{status} after {ending.step:,} steps: {ending.reason}"
-    if best:
+    if best is not None and best.validation_loss is not None:
         line += f"\nbest checkpoint: step {best.step:,}, validation loss {best.validation_loss:.4f}"
     view.say(line)

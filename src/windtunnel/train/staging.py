@@ -36,6 +36,7 @@ class Staging:
         self._event = torch.cuda.Event() if self._cuda else None
         self._host_weights = {k: self._buffer(t) for k, t in self._weights.items()}
         self._host_states = {k: self._buffer(t) for k, t in self._states.items()}
+        self._finite = torch.ones((), dtype=torch.bool, pin_memory=self._cuda)
 
     def _buffer(self, tensor: Tensor) -> Tensor:
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._cuda)
@@ -54,6 +55,9 @@ class Staging:
         for source, target in ((self._weights, self._host_weights), (self._states, self._host_states)):
             for key, tensor in source.items():
                 target[key].copy_(tensor, non_blocking=True)
+        if self._weights:
+            finite = torch.stack([tensor.isfinite().all() for tensor in self._weights.values()]).all()
+            self._finite.copy_(finite, non_blocking=True)
 
     @property
     def done(self) -> bool:
@@ -64,6 +68,11 @@ class Staging:
         """Let the next update on the GPU wait for the copy; the host goes on."""
         if self._event is not None:
             torch.cuda.current_stream().wait_event(self._event)
+
+    @property
+    def finite(self) -> bool:
+        """Whether all staged weights are finite; known once the copy is `done`. A loss shows bad weights a step later only."""
+        return bool(self._finite)
 
     def finish(self) -> tuple[Arrays | None, Arrays]:
         """Wait for the copy; (weights, or None on ranks without them; optimizer states) as host arrays."""

@@ -87,7 +87,7 @@ class Supervisor:
         self.save_timer = Timer(recipe.checkpoints.every)
         self.validated: tuple[int, Validation] | None = None
         self.rewinds = 0
-        self._rewind_due: str | None = None
+        self.rewind_due: str | None = None
         self._stop_due: str | None = None
         self._saved: set[int] = set()
         self._save_seconds: float | None = None
@@ -114,9 +114,11 @@ class Supervisor:
         reason, code = self._end(step, reserve)
         validate = self.validate_timer.due(step) or (reason is not None and self.validate_timer.step != step)
         save = self._save_due(step) or (reason is not None and step not in self._saved)
+        # A checkpoint saved by the clock carries its validation loss, so that the best can be told.
+        validate = validate or (save and self.save_timer.every.seconds is not None and self.validate_timer.step != step)
         if (validate or save or reason) and pending is not None:
             self.observe(pending.result())
-        if self._rewind_due is not None:
+        if self.rewind_due is not None:
             return self._rewind(step)
         if step == 0:
             validate = save = False
@@ -168,7 +170,7 @@ class Supervisor:
         return True
 
     def _rewind(self, step: int) -> Directive:
-        reason, self._rewind_due = self._rewind_due or "", None
+        reason, self.rewind_due = self.rewind_due or "", None
         self.rewinds += 1
         limit = self.recipe.bands.rewinds
         if self.rewinds > limit:
@@ -240,7 +242,7 @@ class Supervisor:
         data = {"advice": alert.advice, "band": alert.band, "action": alert.action}
         self.event(f"band:{alert.band}", alert.message, alert.level, data)
         if alert.action == "rewind":
-            self._rewind_due = self._rewind_due or alert.message
+            self.rewind_due = self.rewind_due or alert.message
         elif alert.action == "stop_overfit":
             best = self.bands.best_validation
             self._stop_due = f"{alert.message}; the checkpoint to use is of step {best[0]:,}" if best else alert.message
@@ -259,6 +261,11 @@ class Supervisor:
         """A save of `step` has begun."""
         self.save_timer.done(step)
         self._saved.add(step)
+
+    def spoiled(self, step: int) -> None:
+        """The weights of `step` are not finite, so that they were not saved: go back."""
+        self._saved.discard(step)
+        self.rewind_due = self.rewind_due or f"weights after step {step:,} are not finite"
 
     def rewound(self, step: int) -> None:
         """The run went back to `step`."""
