@@ -111,7 +111,8 @@ def profile(step: Callable[[], torch.Tensor]) -> list[dict[str, float | str]]:
         step()
         torch.cuda.synchronize()
     rows = sorted(recorded.key_averages(), key=lambda e: -e.self_device_time_total)
-    return [{"kernel": e.key[:160], "ms": e.self_device_time_total / 1e3, "calls": e.count} for e in rows[:60]]
+    total = {"kernel": "total", "ms": sum(e.self_device_time_total for e in rows) / 1e3, "calls": sum(e.count for e in rows)}
+    return [total] + [{"kernel": e.key[:160], "ms": e.self_device_time_total / 1e3, "calls": e.count} for e in rows[:60]]
 
 
 def main() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,6 +11,19 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 # cuDNN's kernels are the fastest on Hopper; on other devices the next in the list that applies is taken.
 BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def deterministic(on: bool) -> None:
+    """Choose kernels that give the same bits every time; to be called before the GPU's first matrix product.
+
+    Attention's backward pass may otherwise add in the order in which blocks finish.
+    """
+    if on:
+        # cuBLAS reads this when it first starts; without it PyTorch refuses deterministic products.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(on)
+    # Filling every fresh tensor costs a pass over memory and changes no result that is read.
+    torch.utils.deterministic.fill_uninitialized_memory = False
 
 
 def attend(q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, window: int | None) -> Tensor:

@@ -54,9 +54,8 @@ def extend(model: GPT, tokens_NT: Tensor, slots_N: Tensor, cache: KVCache) -> Te
     embedded, extras = model.look_up(tokens_NT)
     extra_of = dict(zip(model.shape.value_layers, extras, strict=True))
     x = first = norm(embedded)
-    scale, mix = model.residual_scale.to(model.compute), model.embedding_mix.to(model.compute)
     for i, block in enumerate(model.blocks):
-        x = scale[i] * x + mix[i] * first
+        x = (model.residual_scale[i] * x.float() + model.embedding_mix[i] * first.float()).to(x.dtype)
         attention = block.attention
         q, k, v = attention.project(norm(x), extra_of.get(i), cos, sin)
         cache.keys[i].index_put_((rows, position_NT), k)

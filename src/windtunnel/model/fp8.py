@@ -1,66 +1,190 @@
-"""Tensorwise fp8 matrix products for training (arXiv:2209.05433): e4m3 forward, e5m2 gradients, dense rate on Hopper and later."""
+"""Tensorwise fp8 matrix products for training (arXiv:2209.05433): e4m3 forward, e5m2 gradients, dense rate on Hopper and later.
+
+Weights are quantised once an optimizer step, activations and gradients once a product, each in both
+orders by one kernel. Evaluation and inference stay in the compute dtype.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .gpt import GPT
-from .layers import Linear
+from .products import adjacent, stacked
+from .residual import GradientAmax
+
+if TYPE_CHECKING:
+    from .gpt import GPT
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+PLAIN, RELU_SQUARED, RELU_SQUARED_BACKWARD = 0, 1, 2
+# Hardware's requirement on both sides of a matrix; below 128 quantisation costs more than it saves.
+LEAST_SIDE, MULTIPLE = 128, 16
 
 
-def _quantise(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x scaled to fill `dtype`'s range, and the fp32 factor that undoes it."""
-    limit = torch.finfo(dtype).max
-    inverse = (x.abs().amax().float() / limit).clamp(min=1e-12)
-    return (x.float() / inverse).clamp(-limit, limit).to(dtype), inverse
+@dataclass(frozen=True)
+class Quantised:
+    """A weight (O, I) in e4m3: as it is, transposed, and the factor () that undoes the scaling."""
+
+    rows: Tensor
+    columns: Tensor
+    inverse: Tensor
 
 
-def _product(a_MK: Tensor, b_NK: Tensor, scale_a: Tensor, scale_b: Tensor, dtype: torch.dtype, fast: bool) -> Tensor:
-    """a @ b.T; both row-major, which is the layout the hardware wants."""
-    return torch._scaled_mm(a_MK, b_NK.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=dtype, use_fast_accum=fast)
+def fits(weights: Sequence[Tensor]) -> bool:
+    """Can these weights multiply in fp8 on this device?"""
+    sides = [n for w in weights for n in w.shape]
+    capable = weights[0].is_cuda and torch.cuda.get_device_capability(weights[0].device) >= (9, 0)
+    return capable and min(sides) >= LEAST_SIDE and all(n % MULTIPLE == 0 for n in sides)
 
 
-class _Matmul(torch.autograd.Function):
+@torch.no_grad()
+def quantise_weights(weights: Sequence[Tensor]) -> Quantised:
+    """Weights below one another, through bf16 as the products take them otherwise."""
+    from .triton_fp8 import find_amax, quantise_both
+
+    matrix = stacked(weights, torch.bfloat16)
+    return Quantised(*quantise_both(matrix, find_amax(matrix), E4M3, PLAIN))
+
+
+def _multiply(a_MK: Tensor, b_NK: Tensor, scale_a: Tensor, scale_b: Tensor, fast: bool) -> Tensor:
+    """a b^T in bf16; both row-major, which is the order the hardware wants."""
+    return torch._scaled_mm(a_MK, b_NK.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16, use_fast_accum=fast)
+
+
+def _add_gradient(weights: Sequence[Tensor], product: Tensor) -> None:
+    for weight in weights:
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+    together = adjacent([w.grad for w in weights])
+    if together is not None:
+        together += product
+        return
+    for weight, part in zip(weights, product.split([w.size(0) for w in weights]), strict=True):
+        weight.grad += part  # type: ignore[operator]
+
+
+class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight):  # type: ignore[no-untyped-def]
-        x8, x_scale = _quantise(x, torch.float8_e4m3fn)
-        w8, w_scale = _quantise(weight.to(x.dtype), torch.float8_e4m3fn)
-        ctx.save_for_backward(x8, x_scale, w8, w_scale)
+    def forward(ctx, x, amax, quantised, gate_weight, gradient_amax, *weights):  # type: ignore[no-untyped-def]
+        from .triton_fp8 import find_amax, quantise_both
+
+        flat = x.reshape(-1, x.size(-1))
+        rows, columns, inverse = quantise_both(flat, find_amax(flat) if amax is None else amax, E4M3, PLAIN)
+        ctx.quantised, ctx.weights, ctx.gate_weight, ctx.gradient_amax = quantised, weights, gate_weight, gradient_amax
+        small, first = None, None
+        gate = x.new_empty(0)
+        if gate_weight is not None:
+            small = gate_weight.detach().to(x.dtype)
+            first = flat[:, : small.size(1)].contiguous()
+            gate = (first @ small.t()).view(*x.shape[:-1], -1)
+        ctx.save_for_backward(columns, inverse, small, first)
         # Fast accumulation loses little in the forward pass; gradients keep full accumulation.
-        return _product(x8, w8, x_scale, w_scale, x.dtype, fast=True)
+        out = _multiply(rows, quantised.rows, inverse, quantised.inverse, fast=True)
+        return out.view(*x.shape[:-1], -1), gate
+
+    @staticmethod
+    def backward(ctx, grad, dgate):  # type: ignore[no-untyped-def]
+        from .triton_fp8 import find_amax, quantise_both
+
+        columns, inverse, small, first = ctx.saved_tensors
+        flat = grad.reshape(-1, grad.size(-1))
+        amax = ctx.gradient_amax.take() if ctx.gradient_amax is not None else None
+        g_rows, g_columns, g_inverse = quantise_both(flat, find_amax(flat) if amax is None else amax, E5M2, PLAIN)
+        _add_gradient(ctx.weights, _multiply(g_columns, columns, g_inverse, inverse, fast=False))
+        dx = _multiply(g_rows, ctx.quantised.columns, g_inverse, ctx.quantised.inverse, fast=False)
+        if small is not None:
+            dgate = dgate.reshape(-1, dgate.size(-1))
+            _add_gradient([ctx.gate_weight], dgate.t() @ first)
+            dx[:, : small.size(1)] += dgate @ small
+        return dx.view(*grad.shape[:-1], -1), None, None, None, None, *(None for _ in ctx.weights)
+
+
+class _MLP(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, amax, quantised_up, quantised_down, gradient_amax, up, down):  # type: ignore[no-untyped-def]
+        from .triton_fp8 import find_amax, quantise_both
+
+        flat = x.reshape(-1, x.size(-1))
+        rows, columns, inverse = quantise_both(flat, find_amax(flat) if amax is None else amax, E4M3, PLAIN)
+        hidden = _multiply(rows, quantised_up.rows, inverse, quantised_up.inverse, fast=True)
+        amax_hidden = find_amax(hidden, signed=True)
+        y_rows, y_columns, y_inverse = quantise_both(hidden, amax_hidden, E4M3, RELU_SQUARED)
+        ctx.save_for_backward(columns, inverse, hidden, amax_hidden, y_columns, y_inverse)
+        ctx.up, ctx.down, ctx.quantised_up, ctx.quantised_down = up, down, quantised_up, quantised_down
+        ctx.gradient_amax = gradient_amax
+        return _multiply(y_rows, quantised_down.rows, y_inverse, quantised_down.inverse, fast=True).view(x.shape)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        x8, x_scale, w8, w_scale = ctx.saved_tensors
-        g8, g_scale = _quantise(grad, torch.float8_e5m2)
-        grad_x = _product(g8, w8.t().contiguous(), g_scale, w_scale, grad.dtype, fast=False)
-        grad_w = _product(g8.t().contiguous(), x8.t().contiguous(), g_scale, x_scale, grad.dtype, fast=False)
-        return grad_x, grad_w.float()
+        from .triton_fp8 import find_amax, quantise_both
+
+        columns, inverse, hidden, amax_hidden, y_columns, y_inverse = ctx.saved_tensors
+        flat = grad.reshape(-1, grad.size(-1))
+        amax = ctx.gradient_amax.take() if ctx.gradient_amax is not None else None
+        g_rows, g_columns, g_inverse = quantise_both(flat, find_amax(flat) if amax is None else amax, E5M2, PLAIN)
+        _add_gradient([ctx.down], _multiply(g_columns, y_columns, g_inverse, y_inverse, fast=False))
+        dy = _multiply(g_rows, ctx.quantised_down.columns, g_inverse, ctx.quantised_down.inverse, fast=False)
+        # A bound instead of the product's own largest magnitude: e5m2 has 32 octaves to spare a few, and dy is read once less.
+        d_rows, d_columns, d_inverse = quantise_both(dy, find_amax(dy), E5M2, RELU_SQUARED_BACKWARD, hidden, amax_hidden)
+        _add_gradient([ctx.up], _multiply(d_columns, columns, d_inverse, inverse, fast=False))
+        dx = _multiply(d_rows, ctx.quantised_up.columns, d_inverse, ctx.quantised_up.inverse, fast=False)
+        return dx.view(grad.shape), None, None, None, None, None, None
 
 
-def fp8_matmul(x: Tensor, weight: Tensor) -> Tensor:
-    """x (..., in) times weight (out, in) transposed through fp8; x is bf16, the weight fp32."""
-    return _Matmul.apply(x.reshape(-1, x.size(-1)), weight).view(*x.shape[:-1], weight.size(0))
+def fp8_linear(
+    x: Tensor, quantised: Quantised, *weights: Tensor, amax: Tensor | None = None, gradient_amax: GradientAmax | None = None
+) -> Tensor:
+    """x (..., I) bf16 times each weight (O, I) transposed, side by side: (..., sum of O).
+
+    Args:
+        quantised: the weights below one another.
+        amax: (1,) largest magnitude of x, looked for if None; gradient_amax: of the output's gradient.
+    """
+    return _Linear.apply(x, amax, quantised, None, gradient_amax, *weights)[0]
+
+
+def fp8_gated_linear(
+    x: Tensor, quantised: Quantised, gate_weight: Tensor, *weights: Tensor, amax: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """`fp8_linear`, and x's first channels times gate_weight (K, channels) transposed in bf16: (..., K)."""
+    return _Linear.apply(x, amax, quantised, gate_weight, None, *weights)
+
+
+def fp8_mlp(
+    x: Tensor, quantised_up: Quantised, quantised_down: Quantised, up: Tensor, down: Tensor,
+    *, amax: Tensor | None = None, gradient_amax: GradientAmax | None = None,
+) -> Tensor:  # fmt: skip
+    """relu(x up^T)^2 down^T."""
+    return _MLP.apply(x, amax, quantised_up, quantised_down, gradient_amax, up, down)
 
 
 def enable_fp8(model: GPT) -> int:
-    """Let the blocks' matrices multiply in fp8; returns how many do. The head stays in bf16.
+    """Let the blocks' matrices multiply in fp8 while training; returns how many do. The head stays in bf16.
 
-    Matrices with a side under 128 or not a multiple of 16 keep bf16 (hardware's requirement).
+    Matrices with a side under 128 or not a multiple of 16 keep bf16, and so does everything in eval mode
+    or under no_grad. Whoever changes weights calls `model.weights_changed()`.
     """
-    count = 0
-    for module in model.blocks.modules():
-        if isinstance(module, Linear) and min(module.weight.shape) >= 128 and all(n % 16 == 0 for n in module.weight.shape):
-            module.matmul = fp8_matmul
-            count += 1
-    return count
+    model.fp8 = True
+    return refresh_fp8(model)
 
 
 def disable_fp8(model: GPT) -> None:
-    """Back to the compute dtype, as evaluation wants it."""
-    from .layers import plain_matmul
+    """Back to the compute dtype in training too."""
+    model.fp8 = False
+    for part in model.parts():
+        part.fp8.clear()
 
-    for module in model.blocks.modules():
-        if isinstance(module, Linear):
-            module.matmul = plain_matmul
+
+def refresh_fp8(model: GPT) -> int:
+    """Quantise the weights as they are now; returns how many matrices."""
+    count = 0
+    for part in model.parts():
+        for name, weights in part.products().items():
+            if fits(weights):
+                part.fp8[name] = quantise_weights(weights)
+                count += len(weights)
+    return count

@@ -69,88 +69,35 @@ def split_heads(
         q (B, T, heads, D), k and v (B, T, kv_heads, D).
     """
     q, k, v = qkv_BTHD.split([heads, kv_heads, kv_heads], dim=2)
-    q, k = (_rotate_norm(x, cos, sin)[0] for x in (q, k))
+    q, k = (_rotate_norm(x, cos, sin) for x in (q, k))
     if gate_BTK is not None and extra_BTKD is not None:
         gate = GATE_RANGE * torch.sigmoid(gate_BTK.float())
         v = (v.float() + gate.unsqueeze(-1) * extra_BTKD.float()).to(v.dtype)
     return q, k, v
 
 
-def _rotate_norm(x_BTHD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def _rotate_norm(x_BTHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     a, b = x_BTHD.float().chunk(2, dim=-1)
     rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
     factor = torch.rsqrt(rotated.square().mean(-1, keepdim=True) + EPSILON)
-    return (rotated * (factor * QK_GAIN)).to(x_BTHD.dtype), factor[..., 0]
-
-
-@torch.library.custom_op("windtunnel::split_heads", mutates_args=())
-def _split_forward(
-    qkv: Tensor, cos: Tensor, sin: Tensor, gate: Tensor | None, extra: Tensor | None, heads: int, kv_heads: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if qkv.is_cuda:
-        from .triton_heads import split_forward
-
-        return split_forward(qkv, cos, sin, gate, extra, heads, kv_heads)
-    wide = (t[None, :, None, :] for t in (cos, sin))
-    c, s = wide
-    q, k, v = split_heads(qkv, c, s, gate, extra, heads, kv_heads)
-    factor = _rotate_norm(qkv[:, :, : heads + kv_heads], c, s)[1]
-    return q.contiguous(), k.contiguous(), v.clone(), factor
-
-
-@_split_forward.register_fake
-def _(qkv, cos, sin, gate, extra, heads, kv_heads):  # type: ignore[no-untyped-def]
-    B, T, _, D = qkv.shape
-    kv = (B, T, kv_heads, D)
-    factor = qkv.new_empty(B, T, heads + kv_heads, dtype=torch.float32)
-    return qkv.new_empty(B, T, heads, D), qkv.new_empty(kv), qkv.new_empty(kv), factor
-
-
-@torch.library.custom_op("windtunnel::split_heads_backward", mutates_args=())
-def _split_backward(
-    dq: Tensor, dk: Tensor, dv: Tensor, q: Tensor, k: Tensor, factor: Tensor, cos: Tensor, sin: Tensor,
-    gate: Tensor | None, extra: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    if dq.is_cuda:
-        from .triton_heads import split_backward
-
-        return split_backward(dq, dk, dv, q, k, factor, cos, sin, gate, extra)
-    heads = q.size(2)
-    c, s = (t[None, :, None, :] for t in (cos, sin))
-    parts = []
-    for grad, y, f in ((dq, q, factor[:, :, :heads]), (dk, k, factor[:, :, heads:])):
-        unit, dy = y.float() / QK_GAIN, grad.float() * QK_GAIN
-        dz = (dy - unit * (unit * dy).mean(-1, keepdim=True)) * f.unsqueeze(-1)
-        a, b = dz.chunk(2, dim=-1)
-        parts.append(torch.cat([a * c + b * s, b * c - a * s], dim=-1).to(grad.dtype))
-    dgate, dextra = dv.new_empty(0), dv.new_empty(0)
-    if gate is not None and extra is not None:
-        sigmoid = torch.sigmoid(gate.float())
-        dextra = (dv.float() * (GATE_RANGE * sigmoid).unsqueeze(-1)).to(extra.dtype)
-        dgate = ((dv.float() * extra.float()).sum(-1) * GATE_RANGE * sigmoid * (1 - sigmoid)).to(gate.dtype)
-    return torch.cat([*parts, dv], dim=2), dgate, dextra
-
-
-@_split_backward.register_fake
-def _(dq, dk, dv, q, k, factor, cos, sin, gate, extra):  # type: ignore[no-untyped-def]
-    B, T, H, D = q.shape
-    dqkv = dq.new_empty(B, T, H + 2 * k.size(2), D)
-    if gate is None or extra is None:
-        return dqkv, dv.new_empty(0), dv.new_empty(0)
-    return dqkv, gate.new_empty(gate.shape), extra.new_empty(extra.shape)
+    return (rotated * (factor * QK_GAIN)).to(x_BTHD.dtype)
 
 
 class _SplitHeads(torch.autograd.Function):
     @staticmethod
     def forward(ctx, qkv, cos, sin, gate, extra, heads, kv_heads):  # type: ignore[no-untyped-def]
-        q, k, v, factor = _split_forward(qkv, cos, sin, gate, extra, heads, kv_heads)
+        from .triton_heads import split_forward
+
+        q, k, v, factor = split_forward(qkv, cos, sin, gate, extra, heads, kv_heads)
         ctx.save_for_backward(q, k, factor, cos, sin, gate, extra)
         return q, k, v
 
     @staticmethod
     def backward(ctx, dq, dk, dv):  # type: ignore[no-untyped-def]
+        from .triton_heads import split_backward
+
         q, k, factor, cos, sin, gate, extra = ctx.saved_tensors
-        dqkv, dgate, dextra = _split_backward(dq, dk, dv, q, k, factor, cos, sin, gate, extra)
+        dqkv, dgate, dextra = split_backward(dq, dk, dv, q, k, factor, cos, sin, gate, extra)
         if gate is None:
             dgate = dextra = None
         return dqkv, None, None, dgate, dextra, None, None
@@ -160,4 +107,12 @@ def fused_split_heads(
     qkv_BTHD: Tensor, cos_TD: Tensor, sin_TD: Tensor, gate_BTK: Tensor | None, extra_BTKD: Tensor | None, heads: int, kv_heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`split_heads` for training: positions 0..T-1, cos and sin (T, D/2) fp32; differentiable in qkv, gate and extra."""
-    return _SplitHeads.apply(qkv_BTHD, cos_TD, sin_TD, gate_BTK, extra_BTKD, heads, kv_heads)
+    if qkv_BTHD.is_cuda and is_power_of_two(qkv_BTHD.size(-1)):
+        return _SplitHeads.apply(qkv_BTHD, cos_TD, sin_TD, gate_BTK, extra_BTKD, heads, kv_heads)
+    cos, sin = (t[None, :, None, :] for t in (cos_TD, sin_TD))
+    return split_heads(qkv_BTHD, cos, sin, gate_BTK, extra_BTKD, heads, kv_heads)
+
+
+def is_power_of_two(n: int) -> bool:
+    """What the kernels want of a head's size."""
+    return n > 0 and n & (n - 1) == 0

@@ -8,15 +8,19 @@ multiply in the compute dtype. Axes in names: B batch, T time, C channels (dim),
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import attend
-from .fused import fused_split_heads, norm, relu_squared, split_heads
-from .layers import Linear, rotary_tables
+from .fp8 import Quantised, fp8_gated_linear, fp8_linear, fp8_mlp, refresh_fp8
+from .fused import fused_split_heads, relu_squared, split_heads
+from .layers import Linear, multiply, multiply_gated, rotary_tables
 from .loss import capped_cross_entropy
+from .products import mlp
+from .residual import GradientAmax, add_norm, last_norm, mix_norm
 from .shape import GATE_CHANNELS, GPTShape
 from .tables import Table, TokenOrder
 
@@ -34,13 +38,25 @@ class Attention(nn.Module):
         self.value = Linear(shape.dim, shape.kv_dim)
         self.output = Linear(shape.dim, shape.dim)
         self.value_gate = Linear(GATE_CHANNELS, shape.kv_heads) if layer in shape.value_layers else None
+        self.fp8: dict[str, Quantised] = {}
 
-    def qkv(self, x_BTC: Tensor) -> tuple[Tensor, Tensor | None]:
+    def products(self) -> dict[str, list[Tensor]]:
+        """The weights that are multiplied together, by name of the product."""
+        return {"qkv": [self.query.weight, self.key.weight, self.value.weight], "output": [self.output.weight]}
+
+    def qkv(self, x_BTC: Tensor, amax: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Queries, keys and values in one product (B, T, H + 2 KV, D), and the raw value gates (B, T, KV)."""
-        B, T, _ = x_BTC.shape
-        weight = torch.cat([self.query.weight, self.key.weight, self.value.weight])
-        gate = self.value_gate(x_BTC[..., :GATE_CHANNELS]) if self.value_gate is not None else None
-        return self.query.matmul(x_BTC, weight).view(B, T, -1, self.head_dim), gate
+        weights, gate = self.products()["qkv"], None
+        if fp8_now(self, "qkv"):
+            if self.value_gate is None:
+                out = fp8_linear(x_BTC, self.fp8["qkv"], *weights, amax=amax)
+            else:
+                out, gate = fp8_gated_linear(x_BTC, self.fp8["qkv"], self.value_gate.weight, *weights, amax=amax)
+        elif self.value_gate is None:
+            out = multiply(x_BTC, *weights)
+        else:
+            out, gate = multiply_gated(x_BTC, self.value_gate.weight, *weights)
+        return out.view(*x_BTC.shape[:2], -1, self.head_dim), gate
 
     def project(self, x_BTC: Tensor, extra_BTE: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values at any positions: cos and sin broadcast to (B, T, 1, D/2). For inference."""
@@ -48,11 +64,17 @@ class Attention(nn.Module):
         extra = None if extra_BTE is None else extra_BTE.view(*extra_BTE.shape[:2], self.kv_heads, self.head_dim)
         return split_heads(qkv, cos, sin, gate, extra, self.heads, self.kv_heads)
 
-    def forward(self, x_BTC: Tensor, extra_BTE: Tensor | None, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-        qkv, gate = self.qkv(x_BTC)
+    def forward(
+        self, x_BTC: Tensor, extra_BTE: Tensor | None, cos_TD: Tensor, sin_TD: Tensor,
+        amax: Tensor | None = None, gradient_amax: GradientAmax | None = None,
+    ) -> Tensor:  # fmt: skip
+        qkv, gate = self.qkv(x_BTC, amax)
         extra = None if extra_BTE is None else extra_BTE.view(*extra_BTE.shape[:2], self.kv_heads, self.head_dim)
         q, k, v = fused_split_heads(qkv, cos_TD, sin_TD, gate, extra, self.heads, self.kv_heads)
-        return self.output(attend(q, k, v, self.window).flatten(2))
+        mixed = attend(q, k, v, self.window).flatten(2)
+        if fp8_now(self, "output"):
+            return fp8_linear(mixed, self.fp8["output"], self.output.weight, gradient_amax=gradient_amax)
+        return self.output(mixed)
 
 
 class MLP(nn.Module):
@@ -63,11 +85,38 @@ class MLP(nn.Module):
         self.up = Linear(shape.dim, shape.hidden)
         self.gate = Linear(shape.dim, shape.hidden) if shape.mlp == "swiglu" else None
         self.down = Linear(shape.hidden, shape.dim)
+        self.fp8: dict[str, Quantised] = {}
 
-    def forward(self, x_BTC: Tensor) -> Tensor:
-        hidden = self.up(x_BTC)
-        hidden = relu_squared(hidden) if self.gate is None else F.silu(self.gate(x_BTC)) * hidden
+    def products(self) -> dict[str, list[Tensor]]:
+        """The weights that are multiplied together, by name of the product."""
+        up = [self.up.weight] if self.gate is None else [self.up.weight, self.gate.weight]
+        return {"up": up, "down": [self.down.weight]}
+
+    def forward(self, x_BTC: Tensor, amax: Tensor | None = None, gradient_amax: GradientAmax | None = None) -> Tensor:
+        quantised = fp8_now(self, "up") and fp8_now(self, "down")
+        if self.gate is not None:
+            return self._swiglu(x_BTC, amax, gradient_amax, quantised)
+        if quantised:
+            return fp8_mlp(
+                x_BTC, self.fp8["up"], self.fp8["down"], self.up.weight, self.down.weight, amax=amax, gradient_amax=gradient_amax
+            )
+        if x_BTC.is_cuda and torch.is_grad_enabled():
+            return mlp(x_BTC, self.up.weight, self.down.weight)
+        return self.down(relu_squared(self.up(x_BTC)))
+
+    def _swiglu(self, x_BTC: Tensor, amax: Tensor | None, gradient_amax: GradientAmax | None, quantised: bool) -> Tensor:
+        weights = self.products()["up"]
+        both = fp8_linear(x_BTC, self.fp8["up"], *weights, amax=amax) if quantised else multiply(x_BTC, *weights)
+        hidden, gate = both.chunk(2, dim=-1)
+        hidden = F.silu(gate) * hidden
+        if quantised:
+            return fp8_linear(hidden, self.fp8["down"], self.down.weight, gradient_amax=gradient_amax)
         return self.down(hidden)
+
+
+def fp8_now(part: Attention | MLP, product: str) -> bool:
+    """Does this product run in fp8? Only while training."""
+    return product in part.fp8 and part.training and torch.is_grad_enabled()
 
 
 class Block(nn.Module):
@@ -78,10 +127,6 @@ class Block(nn.Module):
         self.attention = Attention(shape, layer)
         self.mlp = MLP(shape)
 
-    def forward(self, x: Tensor, extra: Tensor | None, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.attention(norm(x), extra, cos, sin)
-        return x + self.mlp(norm(x))
-
 
 class GPT(nn.Module):
     """Built on any device with uninitialised weights; `initialise` fills them. See `build_gpt`.
@@ -90,6 +135,9 @@ class GPT(nn.Module):
         shape: every dimension.
         compute: dtype of activations and matrix products.
     """
+
+    cos: Tensor
+    sin: Tensor
 
     def __init__(self, shape: GPTShape, compute: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -103,6 +151,8 @@ class GPT(nn.Module):
         cos, sin = self.rotary(shape, torch.get_default_device())
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
+        self.fp8 = False
+        self._stale = True
         self._trunk = self.trunk
 
     @staticmethod
@@ -113,6 +163,7 @@ class GPT(nn.Module):
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
         """Initial weights, the same for a seed and device type: matrices uniform with std 1/sqrt(dim), outputs zero."""
+        self.weights_changed()
         device = self.head.weight.device
         generator = torch.Generator(device=device).manual_seed(seed)
         bound = math.sqrt(3 / self.shape.dim)
@@ -140,8 +191,22 @@ class GPT(nn.Module):
         self.embedding_mix.copy_(0.20 - 0.15 * depth)
 
     def compile(self, *_: object, **__: object) -> None:
-        """Compile the blocks as one graph. Shapes must not change afterwards in training."""
-        self._trunk = torch.compile(self.trunk, dynamic=False)
+        """Compile the blocks as one graph, on CPUs; shapes must not change afterwards in training.
+
+        On GPUs there is nothing to compile: the blocks run on fused kernels of their own.
+        """
+        if self.head.weight.device.type == "cpu":
+            self._trunk = torch.compile(self.trunk, dynamic=False)
+
+    def parts(self) -> Iterator[Attention | MLP]:
+        """Everything that multiplies by matrices of the blocks."""
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            yield from (block.attention, block.mlp)
+
+    def weights_changed(self) -> None:
+        """To be called by whoever changes weights after `enable_fp8`: their fp8 copies are made anew before the next step."""
+        self._stale = True
 
     def look_up(self, idx_BT: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Token embeddings (B, T, C) and the value embeddings (B, T, E) of each layer in shape.value_layers."""
@@ -153,12 +218,19 @@ class GPT(nn.Module):
         """Embeddings -> final normed states (B, T, C)."""
         T = embedded_BTC.size(1)
         cos, sin = self.cos[:T], self.sin[:T]
-        x = first = norm(embedded_BTC)
-        scale, mix = self.residual_scale.to(self.compute), self.embedding_mix.to(self.compute)
+        x = first = last_norm(embedded_BTC, None)
+        scales, mixes = self.residual_scale.unbind(), self.embedding_mix.unbind()
         extra_of = dict(zip(self.shape.value_layers, extras, strict=True))
+        delta: Tensor | None = None
+        from_mlp = None
         for i, block in enumerate(self.blocks):
-            x = block(scale[i] * x + mix[i] * first, extra_of.get(i), cos, sin)
-        return norm(x)
+            in_fp8 = fp8_now(block.attention, "qkv")
+            x, y, first, amax = mix_norm(x, delta, first, scales[i], mixes[i], want_amax=in_fp8, gradient_amax=from_mlp)
+            from_attention, from_mlp = (GradientAmax(), GradientAmax()) if in_fp8 else (None, None)
+            delta = block.attention(y, extra_of.get(i), cos, sin, amax, from_attention)
+            x, y, amax = add_norm(x, delta, want_amax=in_fp8, gradient_amax=from_attention)
+            delta = block.mlp(y, amax, from_mlp)
+        return last_norm(x, delta, gradient_amax=from_mlp)
 
     def logits(self, x_BTC: Tensor) -> Tensor:
         """States -> softcapped fp32 logits over the tokens in use (B, T, vocab)."""
@@ -171,6 +243,9 @@ class GPT(nn.Module):
         Args:
             reduction: 'mean' over targets, 'sum', or 'none' for (B, T) with 0 where there is no target.
         """
+        if self._stale and self.fp8 and torch.is_grad_enabled():
+            refresh_fp8(self)
+            self._stale = False
         x = self._trunk(*self.look_up(idx_BT))
         if targets_BT is None:
             return self.logits(x)

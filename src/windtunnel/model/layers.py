@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-MatMul = Callable[[Tensor, Tensor], Tensor]
+from .products import gated_linear, linear
 
 
-def plain_matmul(x: Tensor, weight: Tensor) -> Tensor:
-    """x (..., in) times weight (out, in) transposed, in x's precision: master weights stay fp32."""
+def multiply(x: Tensor, *weights: Tensor) -> Tensor:
+    """x (..., in) times each weight (out, in) transposed, side by side, in x's precision: master weights stay fp32."""
+    if x.is_cuda and torch.is_grad_enabled():
+        return linear(x, *weights)
+    weight = weights[0] if len(weights) == 1 else torch.cat(weights)
     return F.linear(x, weight.to(x.dtype))
 
 
+def multiply_gated(x: Tensor, gate: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
+    """`multiply`, and x's first channels times gate (out, channels) transposed."""
+    if x.is_cuda and torch.is_grad_enabled():
+        return gated_linear(x, gate, *weights)
+    return multiply(x, *weights), multiply(x[..., : gate.size(1)], gate)
+
+
 class Linear(nn.Module):
-    """A matrix without bias. `matmul` can be replaced (fp8) without touching the parameter."""
+    """A matrix without bias, (out, in)."""
 
     def __init__(self, fan_in: int, fan_out: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(fan_out, fan_in))
-        self.matmul: MatMul = plain_matmul
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.matmul(x, self.weight)
+        return multiply(x, self.weight)
 
 
 def rotary_tables(positions: int, head_dim: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Tokens whose logits exist at a time: 8192 x 32768 in bf16 is half a GiB.
-CHUNK = 8192
+# Tokens whose logits exist at a time: 16384 x 32768 in bf16 is one GiB.
+CHUNK = 16384
 
 
 def capped_cross_entropy(x_BTC: Tensor, weight: Tensor, targets_BT: Tensor, vocab: int, softcap: float) -> tuple[Tensor, Tensor]:
@@ -38,19 +38,33 @@ class _CappedCrossEntropy(torch.autograd.Function):
             if grad_x is not None:
                 torch.mm(logits, w, out=grad_x[part])
             if grad_w is not None:
-                grad_w += logits.T @ x[part]
+                _add_product_(grad_w, logits.T, x[part])
         ctx.save_for_backward(grad_x, grad_w)
+        ctx.weight = weight
         ctx.mark_non_differentiable(losses)
         return losses, losses.sum()
 
     @staticmethod
     def backward(ctx, _, grad):  # type: ignore[no-untyped-def]
         grad_x, grad_w = ctx.saved_tensors
-        return (
-            None if grad_x is None else grad_x * grad.to(grad_x.dtype),
-            None if grad_w is None else grad_w * grad,
-            None, None, None,
-        )  # fmt: skip
+        if grad_x is not None:
+            grad_x = grad_x * grad.to(grad_x.dtype)
+        if grad_w is not None:
+            grad_w = grad_w * grad if ctx.weight.grad is None else _add_scaled_(ctx.weight.grad, grad_w, grad)
+        return grad_x, grad_w, None, None, None
+
+
+def _add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a b, in fp32 whatever the factors'."""
+    if total.is_cuda and a.dtype != torch.float32:
+        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
+    else:
+        total += a @ b
+
+
+def _add_scaled_(total: Tensor, part: Tensor, scale: Tensor) -> None:
+    """total += part * scale, in one pass rather than autograd's two; autograd then has nothing to add."""
+    total.addcmul_(part, scale)
 
 
 def _loss_and_gradient_(logits: Tensor, targets: Tensor, vocab: int, softcap: float, gradient: bool) -> Tensor:

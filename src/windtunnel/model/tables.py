@@ -42,11 +42,20 @@ def add_rows_(table_VC: Tensor, grad_NC: Tensor, tokens: TokenOrder) -> None:
         table_VC.index_add_(0, tokens.idx_N, grad_NC.to(table_VC.dtype))
 
 
+def read_rows(table_VC: Tensor, idx: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows idx of the table in `dtype`: (*idx.shape, C)."""
+    if table_VC.is_cuda:
+        from .triton_tables import read_rows_kernel
+
+        return read_rows_kernel(table_VC, idx, dtype)
+    return F.embedding(idx, table_VC).to(dtype)
+
+
 class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx, weight, idx, dtype, tokens):  # type: ignore[no-untyped-def]
         ctx.tokens, ctx.weight = tokens, weight
-        return F.embedding(idx, weight).to(dtype)
+        return read_rows(weight, idx, dtype)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
@@ -67,5 +76,5 @@ class Table(nn.Module):
     def forward(self, idx_BT: Tensor, dtype: torch.dtype, tokens: TokenOrder | None = None) -> Tensor:
         """(B, T) -> (B, T, C) in `dtype`; `tokens` is shared between tables looked up with the same idx."""
         if not torch.is_grad_enabled():
-            return F.embedding(idx_BT, self.weight).to(dtype)
+            return read_rows(self.weight, idx_BT, dtype)
         return _Lookup.apply(self.weight, idx_BT, dtype, tokens or TokenOrder(idx_BT, self.weight.size(0)))

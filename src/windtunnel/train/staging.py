@@ -98,6 +98,7 @@ def restore(model: GPT, optimizer: MuonAdamW, checkpoint: Checkpoint, state: Map
             found = "missing" if array is None else f"of shape {list(array.shape)}"
             raise UserError(f"checkpoint {checkpoint.path}: {name} is {found}, expected {list(parameter.shape)}")
         parameter.copy_(torch.from_numpy(array))
+    model.weights_changed()
     for (parameter_name, state_name, start, stop), tensor in optimizer.states():
         tensor.copy_(torch.from_numpy(checkpoint.optimizer_slice(parameter_name, state_name, start, stop)))
     optimizer.adamw_steps = int(state["updates"])

@@ -1,0 +1,131 @@
+"""Matrix products of the layers on GPUs, with gradients of the weights summed in fp32 straight into `.grad`.
+
+Autograd would round each micro-batch's gradient to bf16, convert it and add it by a pass of its own;
+here the product itself accumulates. Weights receive their gradients during backward and hand None to
+autograd, as tables do (`tables`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def adjacent(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    """The matrices as one (sum of rows, columns) view where they stand one after another in memory, else None."""
+    head = tensors[0]
+    if any(t is None or not t.is_contiguous() for t in tensors) or head is None:
+        return None
+    expected = head.data_ptr()
+    for t in tensors:
+        assert t is not None
+        if t.data_ptr() != expected or t.untyped_storage().data_ptr() != head.untyped_storage().data_ptr():
+            return None
+        expected += t.numel() * t.element_size()
+    rows = sum(t.size(0) for t in tensors if t is not None)
+    return head.detach().as_strided((rows, head.size(1)), (head.size(1), 1))
+
+
+def stacked(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """The matrices below one another in `dtype`."""
+    together = adjacent(weights)
+    return together.to(dtype) if together is not None else torch.cat([w.detach().to(dtype) for w in weights])
+
+
+def accumulate(weights: Sequence[Tensor], grad_NO: Tensor, x_NI: Tensor) -> None:
+    """weight.grad += grad^T x for weights (O, I) below one another, products and sums in fp32."""
+    for weight in weights:
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+    together = adjacent([w.grad for w in weights])
+    targets = [together] if together is not None else [w.grad for w in weights]
+    start = 0
+    for target in targets:
+        assert target is not None
+        part = grad_NO[:, start : start + target.size(0)].t()
+        start += target.size(0)
+        if x_NI.dtype == torch.float32:
+            target.addmm_(part, x_NI)
+        else:
+            torch.addmm(target, part, x_NI, out_dtype=torch.float32, out=target)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, *weights):  # type: ignore[no-untyped-def]
+        flat, matrix = x.reshape(-1, x.size(-1)), stacked(weights, x.dtype)
+        ctx.save_for_backward(flat, matrix)
+        ctx.weights = weights
+        return (flat @ matrix.t()).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        x, matrix = ctx.saved_tensors
+        flat = grad.reshape(-1, grad.size(-1))
+        accumulate(ctx.weights, flat, x)
+        dx = (flat @ matrix).view(*grad.shape[:-1], -1) if ctx.needs_input_grad[0] else None
+        return dx, *(None for _ in ctx.weights)
+
+
+class _GatedLinear(torch.autograd.Function):
+    """`_Linear` and a small product of the first channels, whose gradient is added in place."""
+
+    @staticmethod
+    def forward(ctx, x, gate_weight, *weights):  # type: ignore[no-untyped-def]
+        flat, matrix = x.reshape(-1, x.size(-1)), stacked(weights, x.dtype)
+        small = gate_weight.detach().to(x.dtype)
+        ctx.save_for_backward(flat, matrix, small)
+        ctx.weights, ctx.gate_weight = weights, gate_weight
+        out, gate = flat @ matrix.t(), flat[:, : small.size(1)] @ small.t()
+        return out.view(*x.shape[:-1], -1), gate.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx, grad, dgate):  # type: ignore[no-untyped-def]
+        x, matrix, small = ctx.saved_tensors
+        flat, dgate = grad.reshape(-1, grad.size(-1)), dgate.reshape(-1, dgate.size(-1))
+        accumulate(ctx.weights, flat, x)
+        accumulate([ctx.gate_weight], dgate, x[:, : small.size(1)])
+        dx = flat @ matrix
+        dx[:, : small.size(1)] += dgate @ small
+        return dx.view(*grad.shape[:-1], -1), None, *(None for _ in ctx.weights)
+
+
+class _MLP(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, up, down):  # type: ignore[no-untyped-def]
+        from .triton_relu import relu_squared_
+
+        flat = x.reshape(-1, x.size(-1))
+        up16, down16 = up.detach().to(x.dtype), down.detach().to(x.dtype)
+        hidden = relu_squared_(flat @ up16.t())
+        ctx.save_for_backward(flat, hidden, up16, down16)
+        ctx.up, ctx.down = up, down
+        return (hidden @ down16.t()).view(x.shape)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        from .triton_relu import relu_squared_backward_
+
+        x, hidden, up16, down16 = ctx.saved_tensors
+        flat = grad.reshape(-1, grad.size(-1))
+        accumulate([ctx.down], flat, hidden)
+        dhidden = relu_squared_backward_(flat @ down16, hidden)
+        accumulate([ctx.up], dhidden, x)
+        return (dhidden @ up16).view(grad.shape), None, None
+
+
+def linear(x: Tensor, *weights: Tensor) -> Tensor:
+    """x (..., I) times each weight (O, I) transposed, side by side: (..., sum of O) in x's precision."""
+    return _Linear.apply(x, *weights)
+
+
+def gated_linear(x: Tensor, gate_weight: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
+    """`linear`, and x's first channels times gate_weight (K, channels) transposed: (..., K)."""
+    return _GatedLinear.apply(x, gate_weight, *weights)
+
+
+def mlp(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """relu(x up^T)^2 down^T; keeps relu^2 for the backward pass, not what went into it."""
+    return _MLP.apply(x, up, down)
