@@ -2,17 +2,50 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Annotated
+
 import typer
 
 from .options import DEFAULT_ROOT, JsonOption, RecipeArgument, RootOption, SetOption
+from .output import print_json
+
+DEFAULT_TARGET = "8xH100"
 
 
-def rehearse(recipe: RecipeArgument, sets: SetOption = None, root: RootOption = DEFAULT_ROOT, json: JsonOption = False) -> None:
-    """Prove the recipe here before GPUs are rented: plan, train, kill, resume, evaluate and serve its scale model."""
+def rehearse(
+    recipe: RecipeArgument,
+    on: Annotated[
+        list[str] | None,
+        typer.Option("--on", "--rig", metavar="RIG", help=f"A rig to be ready for (repeatable); otherwise {DEFAULT_TARGET}."),
+    ] = None,
+    sets: SetOption = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, help="Optimizer steps of the scale model; otherwise by rule.")
+    ] = None,
+    root: RootOption = DEFAULT_ROOT,
+    json: JsonOption = False,
+) -> None:
+    """Prove the recipe here before GPUs are rented: plan, train, kill, resume, evaluate and serve its scale model.
+
+    Exits 0 when it is ready, 1 when it is not.
+    """
     from windtunnel.recipe import load_recipe
 
     loaded = load_recipe(recipe, sets or ())
 
+    from windtunnel.rehearse import Options, Progress, show
     from windtunnel.rehearse import rehearse as rehearse_recipe
 
-    raise typer.Exit(rehearse_recipe(loaded, root=root, as_json=json))
+    called = [recipe, *(part for value in sets or () for part in ("--set", value))]
+    options = Options(targets=on or [DEFAULT_TARGET], root=root, steps=steps, called=called)
+    # With --json standard output is the report's alone.
+    with Progress(sys.stderr if json else sys.stdout) as progress:
+        report = rehearse_recipe(loaded, options, progress)
+    if json:
+        from windtunnel.watch import finite
+
+        print_json(finite(report.to_json()))
+    else:
+        show(report)
+    raise typer.Exit(report.exit_code)

@@ -7,6 +7,7 @@ from .tokens import TokenFile
 if TYPE_CHECKING:
     from .arithmetic import solve
     from .bpe import BPE
+    from .corpus import CorpusFile, corpus_files
     from .loader import BatchLoader, ValidationBatches
     from .order import SequenceOrder
     from .prepared import PreparedData, open_prepared, prepare
@@ -17,6 +18,7 @@ __all__ = [
     "BPE",
     "BatchLoader",
     "Characters",
+    "CorpusFile",
     "PreparedData",
     "Problem",
     "SequenceOrder",
@@ -25,6 +27,7 @@ __all__ = [
     "Tokenizer",
     "UnknownCharacter",
     "ValidationBatches",
+    "corpus_files",
     "held_out_problems",
     "load_tokenizer",
     "open_prepared",
@@ -37,6 +40,7 @@ _LAZY = {
     "BPE": "bpe",
     "BatchLoader": "loader",
     "Characters": "tokenizer",
+    "CorpusFile": "corpus",
     "PreparedData": "prepared",
     "Problem": "problems",
     "SequenceOrder": "order",
@@ -44,6 +48,7 @@ _LAZY = {
     "Tokenizer": "tokenizer",
     "UnknownCharacter": "tokenizer",
     "ValidationBatches": "loader",
+    "corpus_files": "corpus",
     "held_out_problems": "problems",
     "load_tokenizer": "tokenizer",
     "open_prepared": "prepared",

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from .schema import ArithmeticCorpus, BPETokenizer, Recipe, StdlibCorpus
+from .schema import ArithmeticCorpus, BPETokenizer, GPTModel, Recipe, StdlibCorpus
 from .units import Every
 
 STEPS = 240
+DEPTH, HEAD_DIM, HEADS = 3, 32, 3
+MOST_HEADS = 4  # the width grows with them
 
 
 def scale_model(recipe: Recipe, *, steps: int = STEPS) -> Recipe:
     """The recipe's scale model.
 
-    Rules: depth 3 and heads of 32 channels (aspect 32), sequence 128, 32 sequences a step, the same
-    kind of corpus and tokenizer but megabytes of it, checkpoints and validations every few steps,
-    and a budget of steps. What is structural (kinds, value embeddings, windows, softcap, GQA
-    ratio, precision) is left as it is.
+    Rules: depth 3 and heads of 32 channels (3 of them, 4 where grouped queries need them), sequence
+    128, 32 sequences a step, the same kind of corpus and tokenizer but megabytes of it, checkpoints
+    and validations every few steps, and a budget of steps. What is structural (kinds, value
+    embeddings, windows, softcap, GQA ratio up to 4, precision) is left as it is. The user's own text
+    stays what it is: a recipe has no size for it, whoever rehearses takes an excerpt.
     """
-    model = recipe.model
-    kv_heads = None if model.kv_heads is None else 1
+    heads, kv_heads = _heads(recipe.model)
     corpus = recipe.data.corpus
     if isinstance(corpus, ArithmeticCorpus):
         corpus = corpus.model_copy(update={"documents": 60_000, "digits": 2, "decimals": min(corpus.decimals, 1), "terms": 2})
@@ -47,7 +49,15 @@ def scale_model(recipe: Recipe, *, steps: int = STEPS) -> Recipe:
     )
     return recipe.model_copy(
         update={
-            "model": model.model_copy(update={"depth": 3, "aspect": 32, "head_dim": 32, "kv_heads": kv_heads, "sequence": 128}),
+            "model": recipe.model.model_copy(
+                update={
+                    "depth": DEPTH,
+                    "aspect": heads * HEAD_DIM // DEPTH,
+                    "head_dim": HEAD_DIM,
+                    "kv_heads": kv_heads,
+                    "sequence": 128,
+                }
+            ),
             "data": recipe.data.model_copy(update={"corpus": corpus, "tokenizer": tokenizer, "validation": 0.05}),
             "stages": recipe.stages.model_copy(update={"pretrain": small_pretrain, "evaluate": small_evaluate}),
             "budget": recipe.budget.model_copy(
@@ -56,3 +66,16 @@ def scale_model(recipe: Recipe, *, steps: int = STEPS) -> Recipe:
             "checkpoints": recipe.checkpoints.model_copy(update={"every": Every(steps=max(1, steps // 8))}),
         }
     )
+
+
+def _heads(model: GPTModel) -> tuple[int, int | None]:
+    """(heads, key/value heads) of the scale model: as many queries share a key as in the recipe, up to 4."""
+    if model.kv_heads is None:
+        return HEADS, None
+    if model.depth == "auto":  # the number of heads is not known yet
+        return HEADS, 1
+    heads = -(-model.aspect * model.depth // model.head_dim)
+    ratio = max(1, heads // model.kv_heads)
+    if ratio == 1:
+        return HEADS, HEADS
+    return (4, 2) if ratio == 2 else (min(ratio, MOST_HEADS), 1)

@@ -13,6 +13,7 @@ class CheckRow:
     Attributes:
         check: its name. proves: what it shows. evidence: what was seen. remedy: what to do when it failed.
         status: ok, fail, warn (passed, with a reservation) or skip (this machine cannot tell; `remedy` says what can).
+        later: what finding its failure later would cost.
     """
 
     check: str
@@ -21,6 +22,7 @@ class CheckRow:
     seconds: float
     status: Literal["ok", "fail", "warn", "skip"]
     remedy: str = ""
+    later: str = ""
 
 
 @dataclass(frozen=True)

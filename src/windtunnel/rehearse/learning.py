@@ -1,0 +1,69 @@
+"""What the finished run shows: that it learned, that nothing was alarming, and what saving cost."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from windtunnel.run import MetricsReader, RunFolder
+
+from .checks import CheckFailed, Evidence, Say
+from .state import Rehearsal
+
+LEARNED = 0.9
+"""Validation loss at the end over ln V: clearly better than knowing nothing."""
+SECONDS_BETWEEN_SAVES = 60.0
+MOST_STALL = 0.05
+"""Share of the time, at one save a minute."""
+STEPS_AROUND_SAVE = 2
+
+
+def learning(rehearsal: Rehearsal, say: Say) -> Evidence:
+    """Validation loss from ln V down; alerts of the bands."""
+    assert rehearsal.run is not None
+    assert rehearsal.data is not None
+    folder = RunFolder.open(rehearsal.run)
+    with MetricsReader(folder.metrics_path) as metrics:
+        losses, validation = metrics.series("loss"), metrics.series("validation_loss")
+        alerts = [event for event in metrics.events() if event.kind.startswith("band:") and event.level != "info"]
+        bad = [event for event in metrics.events() if event.kind == "rewind"]
+    start = math.log(rehearsal.data.tokenizer.vocab)
+    if not all(math.isfinite(point.value) for point in losses):
+        raise CheckFailed("the loss became NaN", blocks=False)
+    if not validation:
+        raise CheckFailed("the run was never validated", blocks=False)
+    last = validation[-1].value
+    text = f"validation loss {start:.3f} (ln V) to {last:.3f} in {losses[-1].step} steps, training loss {losses[-1].value:.3f}"
+    if last > LEARNED * start:
+        raise CheckFailed(f"{text}: it hardly learned", blocks=False)
+    numbers = {"ln_vocabulary": start, "validation_loss": last, "training_loss": losses[-1].value, "alerts": len(alerts)}
+    names = list(dict.fromkeys(event.message for event in [*bad, *alerts]))
+    return Evidence(text, numbers, warning="; ".join(names[:2]) or None)
+
+
+def saving(rehearsal: Rehearsal, say: Say) -> Evidence:
+    """How much longer the steps beside a save take than the others."""
+    assert rehearsal.run is not None
+    with MetricsReader(RunFolder.open(rehearsal.run).metrics_path) as metrics:
+        seconds = {point.step: point.value for point in metrics.series("step_seconds")}
+        saves = {event.step: event.message for event in metrics.events("checkpoint") if event.step is not None}
+        checked = {point.step for point in metrics.series("validation_loss")}
+    beside = {step + i for step in saves for i in range(1, STEPS_AROUND_SAVE + 1)}
+    usual = [value for step, value in seconds.items() if step not in beside and step - 1 not in checked]
+    costs = []
+    for step in saves:
+        around = [seconds.get(step + i) for i in range(1, STEPS_AROUND_SAVE + 1)]
+        if usual and None not in around and step != rehearsal.resumed_from:
+            costs.append(sum(value for value in around if value) - STEPS_AROUND_SAVE * statistics.median(usual))
+    if not costs:
+        return Evidence(f"{len(saves)} saves, none with steps on both sides to compare", absent="rehearse with more --steps")
+    stall, step = max(0.0, statistics.median(costs)), statistics.median(usual)
+    share = stall / SECONDS_BETWEEN_SAVES
+    text = (
+        f"a save delays the steps beside it by {1000 * stall:.0f} ms in all (median of {len(costs)}; a step takes "
+        f"{1000 * step:.0f} ms): {share:.2%} of the time at one a minute"
+    )
+    numbers = {"stall_seconds": stall, "step_seconds": step, "share_at_one_a_minute": share, "saves": len(saves)}
+    if share > MOST_STALL:
+        raise CheckFailed(f"{text}; at most {MOST_STALL:.0%}", blocks=False)
+    return Evidence(text, numbers)

@@ -1,0 +1,158 @@
+"""Commands of windtunnel run as processes of their own: followed, frozen, killed, and never left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from windtunnel.launch import stop_with_parent
+
+from .checks import CheckFailed
+
+SILENCE_SECONDS = 300.0
+"""A process that writes nothing for so long hangs."""
+TICK = 0.1
+
+
+class Child:
+    """A process with its log; leaving the `with` block kills what is left of it and its children.
+
+    Args:
+        arguments: what follows the interpreter, such as ['-m', 'windtunnel', 'train', ...].
+        log: gets standard output and standard error.
+    """
+
+    def __init__(self, arguments: Sequence[str], log: Path, environment: dict[str, str] | None = None) -> None:
+        self.log = log
+        own = {name: value for name, value in os.environ.items() if name != "WINDTUNNEL_STARTED"}
+        self._file: IO[bytes] = open(log, "ab")  # noqa: SIM115 - closed with the process
+        self._read = log.stat().st_size
+        self._rest = b""
+        self._heard = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=self._file,
+            stderr=subprocess.STDOUT,
+            env={**own, "PYTHONUNBUFFERED": "1", **(environment or {})},
+            start_new_session=True,
+            preexec_fn=stop_with_parent,
+        )
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.kill()
+        self._file.close()
+
+    @property
+    def running(self) -> bool:
+        """Whether the process itself has not ended."""
+        return self.process.poll() is None
+
+    def lines(self) -> Iterator[str]:
+        """Complete lines written since the last call. Raises CheckFailed when none came for too long."""
+        with open(self.log, "rb") as file:
+            file.seek(self._read)
+            new = file.read()
+        self._read += len(new)
+        if new:
+            self._heard = time.monotonic()
+        elif self.running and time.monotonic() - self._heard > SILENCE_SECONDS:
+            raise CheckFailed(f"no sign of life for {SILENCE_SECONDS:.0f} s; its last words: {self.last_words()}")
+        *whole, self._rest = (self._rest + new).split(b"\n")
+        for line in whole:
+            yield line.decode("utf-8", "replace")
+
+    def moments(self) -> Iterator[dict[str, Any]]:
+        """JSON objects among the lines."""
+        for line in self.lines():
+            with contextlib.suppress(ValueError):
+                value = json.loads(line)
+                if isinstance(value, dict):
+                    yield value
+
+    def wait(self, each: Callable[[], None]) -> int:
+        """The exit code; `each` is called several times a second meanwhile."""
+        while self.running:
+            each()
+            time.sleep(TICK)
+        each()
+        return self.process.wait()
+
+    def last_words(self, count: int = 3) -> str:
+        """The last lines of its log that are no progress, for evidence."""
+        lines = [line.strip() for line in self.log.read_text("utf-8", "replace").splitlines() if line.strip()]
+        spoken = [line for line in lines if not line.startswith('{"step"')]
+        return " | ".join(line[:200] for line in spoken[-count:]) or "none"
+
+    def freeze(self) -> None:
+        """Stop the process and its children where they are; returns when they stand still."""
+        import psutil
+
+        for member in self._tree():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.suspend()
+        for member in self._tree():
+            _await_stop(member)
+
+    def thaw(self) -> None:
+        """Let a frozen process go on."""
+        import psutil
+
+        for member in self._tree():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.resume()
+
+    def kill(self) -> None:
+        """SIGKILL to the process and all its children, and wait for their end."""
+        import psutil
+
+        tree = self._tree()
+        for member in tree:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        psutil.wait_procs(tree, timeout=10)
+        self.process.wait()
+
+    def terminate(self) -> None:
+        """Ask the process to stop, as a scheduler would."""
+        if self.running:
+            self.process.send_signal(signal.SIGTERM)
+
+    def memory_gib(self) -> float:
+        """Resident memory of the process and its children."""
+        import psutil
+
+        total = 0
+        for member in self._tree():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                total += member.memory_info().rss
+        return total / 2**30
+
+    def _tree(self) -> list[Any]:
+        import psutil
+
+        try:
+            parent = psutil.Process(self.process.pid)
+            return [parent, *parent.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+
+def _await_stop(member: Any) -> None:
+    import psutil
+
+    limit = time.monotonic() + 2.0
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while member.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE) and time.monotonic() < limit:
+            time.sleep(0.0005)

@@ -1,0 +1,222 @@
+"""The rehearsal in a terminal: progress while it goes on, and the report at its end, within 100 columns."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, TextIO
+
+from windtunnel.plan import Plan, lines
+
+from .checks import Check, Outcome
+from .page import late_text
+from .readiness import Readiness
+
+SIGNS = {"ok": "✓", "warn": "!", "fail": "✗", "skip": "–"}
+STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
+WIDTH = 100
+PLAIN_SECONDS = 5.0
+PLAN_ROWS = ("depth", "parameters", "layout", "memory a rank", "step", "speed", "length", "time", "cost", "epochs", "disk")
+
+
+class Progress:
+    """Shows checks as they run: on a terminal the finished ones above a line that moves, elsewhere plain lines.
+
+    Use as a context manager; the terminal is given back on the way out.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._terminal = self._stream.isatty()
+        self._status: Any = None
+        self._console: Any = None
+        self._check: Check | None = None
+        self._began = self._printed = 0.0
+
+    def __enter__(self) -> Progress:
+        if self._terminal:
+            from rich.console import Console
+
+            self._console = Console(file=self._stream, highlight=False, soft_wrap=False)
+            self._console.width = min(WIDTH, self._console.width)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop()
+
+    def begin(self, check: Check) -> None:
+        """A check begins."""
+        self._check, self._began = check, time.monotonic()
+        if self._terminal:
+            from rich.live import Live
+
+            self._text = ""
+            self._status = Live(
+                console=self._console, get_renderable=self._line, transient=True, refresh_per_second=8, redirect_stderr=False
+            )
+            self._status.start()
+        else:
+            self._print(f"{check.name}: {check.proves}")
+
+    def detail(self, text: str) -> None:
+        """What it is doing now."""
+        self._text = text
+        if not self._terminal and time.monotonic() - self._printed >= PLAIN_SECONDS and self._check is not None:
+            self._print(f"  {self._check.name}: {text}")
+
+    def end(self, outcome: Outcome) -> None:
+        """It is over."""
+        self._stop()
+        if self._terminal:
+            self._console.print(_finished(outcome))
+        else:
+            self._print(f"  {SIGNS[outcome.status]} {outcome.check} ({outcome.seconds:.1f} s): {outcome.evidence}")
+
+    def _line(self) -> Any:
+        from rich.spinner import Spinner
+        from rich.text import Text
+
+        if not hasattr(self, "_spinner"):
+            self._spinner = Spinner("dots", style="cyan")
+        assert self._check is not None
+        room = self._console.width - 24
+        text = Text(self._text or self._check.proves, overflow="ellipsis", no_wrap=True, style="dim")
+        text.truncate(room, overflow="ellipsis")
+        seconds = f"{time.monotonic() - self._began:4.0f} s"
+        self._spinner.text = Text.assemble((f"{self._check.name:<12}", "bold"), (seconds, "dim"), "  ", text)
+        return self._spinner
+
+    def _stop(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def _print(self, text: str) -> None:
+        self._printed = time.monotonic()
+        print(text, file=self._stream, flush=True)
+
+
+def _finished(outcome: Outcome) -> Any:
+    from rich.text import Text
+
+    sign = (f"{SIGNS[outcome.status]} ", STYLES[outcome.status])
+    return Text.assemble(
+        sign, (f"{outcome.check:<12}", "bold"), (f"{outcome.seconds:4.0f} s", "dim"), "  ", (outcome.proves, "dim")
+    )
+
+
+def show(report: Readiness, stream: TextIO | None = None) -> None:
+    """Print the report: checks with their evidence, plans side by side, the verdict."""
+    from rich.console import Console
+
+    stream = stream or sys.stdout
+    console = Console(file=stream, highlight=False)
+    if not stream.isatty() or console.width > WIDTH:
+        console.width = WIDTH
+    console.print()
+    console.print(_checks(report))
+    console.print()
+    _print_remedies(console, report)
+    plans = report.plans()
+    for first in range(0, len(plans), 3):
+        console.print(_plans(plans[first : first + 3]))
+        console.print()
+    _print_remarks(console, plans)
+    _print_verdict(console, report)
+
+
+def _checks(report: Readiness) -> Any:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    later = any(report.late_of(outcome) for outcome in report.outcomes)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), expand=True)
+    table.add_column("")
+    table.add_column("check", no_wrap=True)
+    table.add_column("evidence", overflow="fold", ratio=1)
+    table.add_column("seconds", justify="right", no_wrap=True)
+    if later:
+        table.add_column("found later", justify="right", no_wrap=True)
+    for outcome in report.outcomes:
+        style = STYLES[outcome.status]
+        cells = [Text(SIGNS[outcome.status], style=style), Text(outcome.check, style="bold"), Text(outcome.evidence)]
+        cells.append(Text(f"{outcome.seconds:.1f}"))
+        if later:
+            cells.append(Text(late_text(report.late_of(outcome)), style="dim"))
+        table.add_row(*cells)
+    return table
+
+
+def _print_remedies(console: Any, report: Readiness) -> None:
+    from rich.text import Text
+
+    rows = []
+    for outcome in report.outcomes:
+        if outcome.status == "fail":
+            rows.append((f"✗ {outcome.check}", outcome.remedy, "bold red"))
+        elif outcome.status == "warn":
+            rows.append((f"! {outcome.check}", outcome.remedy, "yellow"))
+        elif outcome.status == "skip" and not outcome.blocks:
+            rows.append((f"– {outcome.check}", outcome.remedy, "dim"))
+    if rows:
+        console.print(_grid([(Text(label, style=style), Text(text)) for label, text, style in rows]))
+        console.print()
+    if report.late:
+        target = next(rig.name for rig in report.rehearsal.targets if rig.name in report.rehearsal.plans)
+        rules = "; ".join(f"{late.rule} ({late_text(late)})" for late in report.late.values())
+        console.print(Text(f"found later: the rate of {target} times the minutes until the failure shows there: {rules}", "dim"))
+        console.print()
+
+
+def _plans(plans: list[Plan]) -> Any:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), expand=True)
+    table.add_column("plan", no_wrap=True, style="dim")
+    for plan in plans:
+        table.add_column(
+            Text.assemble((plan.rig, "bold"), ("" if plan.fits else " does not fit", "bold red")), overflow="fold", ratio=1
+        )
+    values = [{label: value for label, value, _ in lines(plan)} for plan in plans]
+    for label in PLAN_ROWS:
+        if any(label in found for found in values):
+            table.add_row(label, *(Text(found.get(label, "")) for found in values))
+    return table
+
+
+def _print_remarks(console: Any, plans: list[Plan]) -> None:
+    from rich.text import Text
+
+    rows = []
+    for plan in plans:
+        rows += [(plan.rig, f"does not fit: {text}") for text in plan.reasons]
+        rows += [(plan.rig, f"instead: {option.change} ({option.why})") for option in plan.alternatives]
+        rows += [(plan.rig, text) for text in (*plan.warnings, *plan.notes)]
+    if rows:
+        console.print(_grid([(Text(rig, style="bold"), Text(text, style="dim")) for rig, text in rows]))
+        console.print()
+
+
+def _grid(rows: list[tuple[Any, Any]]) -> Any:
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold", ratio=1)
+    for row in rows:
+        grid.add_row(*row)
+    return grid
+
+
+def _print_verdict(console: Any, report: Readiness) -> None:
+    from rich.text import Text
+
+    style = "bold green" if report.ready else "bold red"
+    console.print(Text(report.verdict, style=style))
+    if report.ready and report.beyond:
+        console.print(Text(report.beyond))
+    console.print(Text(f"report: {report.rehearsal.folder / 'report.html'}  ({report.seconds:.0f} s)"), soft_wrap=True)
+    console.print(Text(f"next: {report.next_command}"), soft_wrap=True)

@@ -1,0 +1,147 @@
+"""The trained scale model behind `windtunnel serve`, queried over HTTP as a client would."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .checks import CheckFailed, Evidence, Say
+from .processes import TICK, Child
+from .state import Rehearsal
+
+if TYPE_CHECKING:
+    import httpx
+
+START_SECONDS = 120.0
+ANSWER_SECONDS = 30.0
+STOP_SECONDS = 30.0
+TOKENS = 16
+CLIENTS = 8
+
+
+def serve(rehearsal: Rehearsal, say: Say) -> Evidence:
+    """Start the server on a free port, ask it, stop it."""
+    import httpx
+
+    assert rehearsal.run is not None
+    command = ["-m", "windtunnel", "serve", str(rehearsal.run), "--port", "0", "--device", rehearsal.device]
+    with Child(command, rehearsal.folder / "serve.log") as child:
+        say("starting")
+        url = _address(child)
+        prompt, expected = _greedy(rehearsal, say)
+        with httpx.Client(base_url=url, timeout=ANSWER_SECONDS, trust_env=False) as client:
+            try:
+                numbers = _ask(client, prompt, expected, rehearsal.run, say)
+            except (httpx.HTTPError, KeyError, IndexError, ValueError) as error:
+                raise CheckFailed(f"{type(error).__name__}: {error}; the server's last words: {child.last_words()}") from None
+        say("stopping")
+        child.terminate()
+        limit = time.monotonic() + STOP_SECONDS
+        while child.running and time.monotonic() < limit:
+            time.sleep(TICK)
+        if child.running:
+            raise CheckFailed(f"the server goes on {STOP_SECONDS:.0f} s after SIGTERM")
+        code = child.process.wait()
+    if code != 0:
+        raise CheckFailed(f"the server ended with exit code {code} after SIGTERM: {child.last_words()}")
+    text = (
+        f"{prompt!r} answered {expected!r} over HTTP, as generated directly; streamed the same; {CLIENTS} clients at once; "
+        f"first token after {1000 * numbers['first_token_seconds']:.0f} ms; SIGTERM ended it"
+    )
+    return Evidence(text, numbers)
+
+
+def _address(child: Child) -> str:
+    limit = time.monotonic() + START_SECONDS
+    while time.monotonic() < limit:
+        for line in child.lines():
+            found = re.search(r" on (http://\S+)", line)
+            if found:
+                return found[1]
+        if not child.running:
+            raise CheckFailed(f"`windtunnel serve` ended with exit code {child.process.returncode}: {child.last_words()}")
+        time.sleep(TICK)
+    raise CheckFailed(f"the server does not answer after {START_SECONDS:.0f} s: {child.last_words()}")
+
+
+def _greedy(rehearsal: Rehearsal, say: Say) -> tuple[str, str]:
+    """A prompt of the held-out data, and how the model goes on from it greedily."""
+    from windtunnel.evaluate import generate, load_run
+
+    assert rehearsal.run is not None
+    assert rehearsal.data is not None
+    say("generating without the server, to compare")
+    loaded = load_run(rehearsal.run, device=rehearsal.device)
+    document = loaded.tokenizer.decode(rehearsal.data.validation.array[1:25])
+    question, mark, _ = document.partition("B")
+    if rehearsal.data.corpus == "arithmetic" and mark:
+        prompt = question + mark
+    else:
+        prompt = document[:12].rstrip("\ufffd")
+    return prompt, generate(loaded.model, loaded.tokenizer, [prompt], TOKENS)[0]
+
+
+def _ask(client: httpx.Client, prompt: str, expected: str, run: Path, say: Say) -> dict[str, Any]:
+    say("asking /health and /v1/models")
+    _expect(client.get("/health"), 200)
+    models = _expect(client.get("/v1/models"), 200)["data"]
+    name = models[0]["id"]
+    if name != run.name:
+        raise CheckFailed(f"/v1/models names {name!r}, not the run {run.name!r}")
+    body = {"model": name, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
+    say("asking /v1/completions")
+    began = time.monotonic()
+    answer = _expect(client.post("/v1/completions", json=body), 200)
+    seconds = time.monotonic() - began
+    text = answer["choices"][0]["text"]
+    if text != expected:
+        raise CheckFailed(f"{prompt!r}: the server answers {text!r}, the model itself {expected!r}")
+    say("streaming")
+    streamed, first = _stream(client, body)
+    if streamed != expected:
+        raise CheckFailed(f"{prompt!r}: streamed {streamed!r}, answered at once {expected!r}")
+    say(f"{CLIENTS} clients at once")
+    _together(client, body, expected)
+    say("a request that is wrong")
+    wrong = client.post("/v1/completions", json=body | {"max_tokens": "many"})
+    if wrong.status_code != 422:
+        raise CheckFailed(f"max_tokens 'many' is answered {wrong.status_code}, not 422")
+    return {"completion": text, "seconds": seconds, "first_token_seconds": first, "clients": CLIENTS}
+
+
+def _stream(client: httpx.Client, body: dict[str, Any]) -> tuple[str, float]:
+    began, first, text, done = time.monotonic(), 0.0, "", False
+    with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
+        if response.status_code != 200:
+            raise CheckFailed(f"streaming is answered {response.status_code}")
+        for line in response.iter_lines():
+            if line == "data: [DONE]":
+                done = True
+            elif line.startswith("data: "):
+                first = first or time.monotonic() - began
+                choices = json.loads(line.removeprefix("data: "))["choices"]
+                text += choices[0]["text"] if choices else ""
+    if not done:
+        raise CheckFailed("the stream ended without data: [DONE]")
+    return text, first
+
+
+def _together(client: httpx.Client, body: dict[str, Any], expected: str) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        answers = list(pool.map(lambda _: client.post("/v1/completions", json=body), range(CLIENTS)))
+    for answer in answers:
+        text = _expect(answer, 200)["choices"][0]["text"]
+        if text != expected:
+            raise CheckFailed(f"{CLIENTS} clients at once: one got {text!r}, alone it is {expected!r}")
+
+
+def _expect(response: httpx.Response, status: int) -> dict[str, Any]:
+    if response.status_code != status:
+        raise CheckFailed(f"{response.request.url.path} is answered {response.status_code}: {response.text[:200]}")
+    value = response.json()
+    return value if isinstance(value, dict) else {"data": value}

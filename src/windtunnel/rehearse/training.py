@@ -1,0 +1,177 @@
+"""Train the scale model as `windtunnel train` does, kill it while it writes a checkpoint, and go on."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from windtunnel.recipe import dump_recipe
+
+from .checks import CheckFailed, Evidence, Say
+from .processes import Child
+from .state import Rehearsal
+
+POLL_SECONDS = 0.0005
+MEMORY_SECONDS = 1.0
+_COMPLETE = re.compile(r"step-\d+")
+_WRITING = re.compile(r"step-(\d+)\.tmp-(?!delete).*")
+
+
+def kill(rehearsal: Rehearsal, say: Say) -> Evidence:
+    """Start a run; once it has a checkpoint, SIGKILL it while it writes the next."""
+    rehearsal.recipe_file.write_text(dump_recipe(rehearsal.scale), encoding="utf-8")
+    root = rehearsal.folder / "killed"
+    with Child(train_command(rehearsal.recipe_file, root=root), rehearsal.folder / "killed.log") as child:
+        follow = Follower(rehearsal, child, say)
+        run = await_run(child, root, follow)
+        rehearsal.run = run
+        caught = _catch(child, run / "checkpoints", follow)
+        step = follow.step
+    left = sorted(path.name for path in (run / "checkpoints").iterdir() if not _COMPLETE.fullmatch(path.name))
+    if not any(_WRITING.fullmatch(name) for name in left):
+        raise CheckFailed(f"the half-written checkpoint is gone after the kill; there is {', '.join(left) or 'nothing'}")
+    rehearsal.resumed_from = _newest_good(run)
+    text = f"SIGKILL at step {step} inside {caught}; step {rehearsal.resumed_from} before it is whole"
+    return Evidence(text, {"found": caught, "good_step": rehearsal.resumed_from})
+
+
+def resume(rehearsal: Rehearsal, say: Say) -> Evidence:
+    """Go on with the killed run to its end."""
+    from windtunnel.run import CheckpointStore, MetricsReader, RunFolder
+
+    assert rehearsal.run is not None
+    command = train_command(rehearsal.recipe_file, run=rehearsal.run)
+    with Child(command, rehearsal.folder / "resumed.log") as child:
+        code = child.wait(Follower(rehearsal, child, say).look)
+        words = child.last_words()
+    if code != 0:
+        raise CheckFailed(f"`windtunnel train --resume` ended with exit code {code}: {words}")
+    folder = RunFolder.open(rehearsal.run)
+    with MetricsReader(folder.metrics_path) as metrics:
+        resumed = [event.message for event in metrics.events("resumed")]
+        steps = [point.step for point in metrics.series("loss")]
+    expected = f"resumed from step {rehearsal.resumed_from:,}"
+    if resumed != [expected]:
+        raise CheckFailed(f"expected one event '{expected}', found {resumed or 'none'}")
+    if steps != list(range(1, len(steps) + 1)):
+        raise CheckFailed(f"the metrics have {len(steps)} points up to step {steps[-1] if steps else 0}")
+    stale = [path.name for path in folder.checkpoints_dir.iterdir() if not _COMPLETE.fullmatch(path.name.partition(".")[0])]
+    stale += [path.name for path in folder.checkpoints_dir.glob("*.tmp-*")]
+    if stale:
+        raise CheckFailed(f"half-written checkpoints were left behind: {', '.join(stale)}", blocks=False)
+    store = CheckpointStore(folder.checkpoints_dir)
+    bad = [c.path.name for c in store.all() if not store.is_good(c)]
+    if bad or store.problems:
+        raise CheckFailed(f"damaged checkpoints: {', '.join(bad) or store.problems[0]}", blocks=False)
+    kept = ", ".join(str(c.step) for c in store.all())
+    text = f"went on at step {rehearsal.resumed_from} to {steps[-1]}: {folder.manifest['reason']}; checkpoints kept: {kept}"
+    return Evidence(text, {"resumed_from": rehearsal.resumed_from, "steps": steps[-1], "reason": folder.manifest["reason"]})
+
+
+def train_command(recipe: Path, *, root: Path | None = None, run: Path | None = None) -> list[str]:
+    """Arguments of `windtunnel train` for a new run under a root, or to go on with a run."""
+    where = ["--root", str(root)] if run is None else ["--run", str(run), "--resume"]
+    return ["-m", "windtunnel", "train", str(recipe), *where, "--yes", "--json"]
+
+
+class Follower:
+    """Reads a training process's progress, tells it, and samples its memory."""
+
+    def __init__(self, rehearsal: Rehearsal, child: Child, say: Say) -> None:
+        self._rehearsal, self._child, self._say = rehearsal, child, say
+        self._sampled = 0.0
+        self.step = 0
+        say("starting")
+
+    def look(self) -> None:
+        """Read what is new."""
+        for moment in self._child.moments():
+            if "step" in moment:
+                self.step = int(moment["step"])
+                self._say(_describe(moment))
+            elif "message" in moment and self.step == 0:
+                self._say(str(moment["message"]).splitlines()[0].strip())
+        now = time.monotonic()
+        if self.step and now - self._sampled > MEMORY_SECONDS and self._child.running:
+            self._sampled = now
+            self._rehearsal.memory.append((float(self.step), self._child.memory_gib()))
+
+
+def _describe(moment: dict[str, Any]) -> str:
+    of = f" of {moment['total_steps']:,}" if moment.get("total_steps") else ""
+    loss = f", loss {moment['loss']:.3f}" if isinstance(moment.get("loss"), float) else ""
+    speed = f", {moment['tokens_per_second']:,.0f} tokens/s" if isinstance(moment.get("tokens_per_second"), float) else ""
+    return f"{moment.get('phase', 'training')}: step {moment['step']:,}{of}{loss}{speed}"
+
+
+def await_run(child: Child, root: Path, follow: Follower) -> Path:
+    """The folder of the run that a process makes under `root`, once it is there."""
+    while True:
+        follow.look()
+        found = [path.parent for path in root.glob("*/manifest.json")]
+        if found:
+            return found[0]
+        if not child.running:
+            raise CheckFailed(
+                f"`windtunnel train` ended before training with exit code {child.process.returncode}: {child.last_words()}"
+            )
+        time.sleep(0.05)
+
+
+def _catch(child: Child, checkpoints: Path, follow: Follower) -> str:
+    """Kill the process while a checkpoint is half written and one before it is whole; what was found on disk then.
+
+    It is frozen first: what is seen on the disk is then what the kill leaves.
+    """
+    tries, looked = 0, 0.0
+    while child.running:
+        writing = _half_written(checkpoints)
+        if writing is not None:
+            child.freeze()
+            tries += 1
+            if writing.exists():
+                found = _listing(writing)
+                child.kill()
+                return found
+            child.thaw()
+        if time.monotonic() - looked > 0.1:
+            looked = time.monotonic()
+            follow.look()
+        time.sleep(POLL_SECONDS)
+    code = child.process.returncode
+    if code:
+        raise CheckFailed(f"`windtunnel train` ended by itself with exit code {code}: {child.last_words()}")
+    raise CheckFailed(f"no save could be caught half written before the run was over ({tries} tries)", "rehearse again")
+
+
+def _half_written(checkpoints: Path) -> Path | None:
+    try:
+        paths = list(checkpoints.iterdir())
+    except FileNotFoundError:
+        return None
+    if not any(_COMPLETE.fullmatch(path.name) for path in paths):
+        return None
+    return next((path for path in paths if _WRITING.fullmatch(path.name)), None)
+
+
+def _listing(folder: Path) -> str:
+    """'step-00000060.tmp-...: model.safetensors 0.6 MiB, no checkpoint.json'."""
+    parts = []
+    for path in sorted(folder.iterdir()):
+        parts.append(f"{path.name} {path.stat().st_size / 2**20:.2f} MiB")
+    if not (folder / "checkpoint.json").exists():
+        parts.append("no checkpoint.json")
+    name = re.sub(r"(\.tmp-.{4}).*", r"\1…", folder.name)
+    return f"{name} ({', '.join(parts)})"
+
+
+def _newest_good(run: Path) -> int:
+    from windtunnel.run import CheckpointStore
+
+    store = CheckpointStore(run / "checkpoints")
+    newest = store.newest_good(with_optimizer=True)
+    if newest is None:
+        raise CheckFailed(f"no checkpoint is good after the kill: {'; '.join(store.problems) or 'none is there'}")
+    return newest.step
