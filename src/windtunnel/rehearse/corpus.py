@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +93,7 @@ def _in_range(prepared: PreparedData) -> None:
 def _round_trips(prepared: PreparedData) -> None:
     tokens = np.asarray(prepared.validation.array[:100_000])
     starts = np.flatnonzero(tokens == prepared.tokenizer.bos)
-    for first, last in list(zip(starts, starts[1:], strict=False))[:ROUND_TRIPS]:
+    for first, last in itertools.pairwise(starts[: ROUND_TRIPS + 1]):
         text = prepared.tokenizer.decode(tokens[first + 1 : last])
         again = prepared.tokenizer.decode(prepared.tokenizer.encode(text))
         if again != text:

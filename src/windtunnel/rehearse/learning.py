@@ -25,8 +25,7 @@ def learning(rehearsal: Rehearsal, say: Say) -> Evidence:
     folder = RunFolder.open(rehearsal.run)
     with MetricsReader(folder.metrics_path) as metrics:
         losses, validation = metrics.series("loss"), metrics.series("validation_loss")
-        alerts = [event for event in metrics.events() if event.kind.startswith("band:") and event.level != "info"]
-        bad = [event for event in metrics.events() if event.kind == "rewind"]
+        events = [event for event in metrics.events() if event.level != "info"]
     start = math.log(rehearsal.data.tokenizer.vocab)
     if not all(math.isfinite(point.value) for point in losses):
         raise CheckFailed("the loss became NaN", blocks=False)
@@ -36,9 +35,12 @@ def learning(rehearsal: Rehearsal, say: Say) -> Evidence:
     text = f"validation loss {start:.3f} (ln V) to {last:.3f} in {losses[-1].step} steps, training loss {losses[-1].value:.3f}"
     if last > LEARNED * start:
         raise CheckFailed(f"{text}: it hardly learned", blocks=False)
-    numbers = {"ln_vocabulary": start, "validation_loss": last, "training_loss": losses[-1].value, "alerts": len(alerts)}
-    names = list(dict.fromkeys(event.message for event in [*bad, *alerts]))
-    return Evidence(text, numbers, warning="; ".join(names[:2]) or None)
+    warned = [event.message for event in events if event.level == "warn"]
+    bad = [event.message for event in events if event.level == "bad"]
+    if warned:
+        text += f"; {len(warned)} warning{'s' if len(warned) > 1 else ''} on the way, the first: {warned[0]}"
+    numbers = {"ln_vocabulary": start, "validation_loss": last, "training_loss": losses[-1].value, "alerts": [*bad, *warned]}
+    return Evidence(text, numbers, warning="; ".join(bad[:2]) or None)
 
 
 def saving(rehearsal: Rehearsal, say: Say) -> Evidence:
@@ -57,13 +59,13 @@ def saving(rehearsal: Rehearsal, say: Say) -> Evidence:
             costs.append(sum(value for value in around if value) - STEPS_AROUND_SAVE * statistics.median(usual))
     if not costs:
         return Evidence(f"{len(saves)} saves, none with steps on both sides to compare", absent="rehearse with more --steps")
-    stall, step = max(0.0, statistics.median(costs)), statistics.median(usual)
+    stall, pace = max(0.0, statistics.median(costs)), statistics.median(usual)
     share = stall / SECONDS_BETWEEN_SAVES
     text = (
         f"a save delays the steps beside it by {1000 * stall:.0f} ms in all (median of {len(costs)}; a step takes "
-        f"{1000 * step:.0f} ms): {share:.2%} of the time at one a minute"
+        f"{1000 * pace:.0f} ms): {share:.2%} of the time at one a minute"
     )
-    numbers = {"stall_seconds": stall, "step_seconds": step, "share_at_one_a_minute": share, "saves": len(saves)}
+    numbers = {"stall_seconds": stall, "step_seconds": pace, "share_at_one_a_minute": share, "saves": len(saves)}
     if share > MOST_STALL:
         raise CheckFailed(f"{text}; at most {MOST_STALL:.0%}", blocks=False)
     return Evidence(text, numbers)

@@ -11,12 +11,13 @@ from typing import Any
 
 from windtunnel.recipe import UserError
 
-from .checks import Outcome
+from .checks import Moment, Outcome
 from .late import Late, late_costs
 from .state import Rehearsal
 
 FORMAT = 1
 RUNGS = ("cpu", "gpu", "node", "cluster")
+ADDS = {"gpu": "GPU kernels, bf16 and compilation", "node": "GPUs working together", "cluster": "nodes working together"}
 
 
 @dataclass(frozen=True)
@@ -25,15 +26,20 @@ class Readiness:
 
     Attributes:
         late: minutes and dollars by moment on the first target, for what its failure there would cost; empty without a plan.
-        seconds: the whole rehearsal took. next_command: what to type now.
+        seconds: the whole rehearsal took. called: recipe and overrides as typed.
     """
 
     rehearsal: Rehearsal
     outcomes: Sequence[Outcome]
-    late: dict[str, Late]
+    late: dict[Moment, Late]
     seconds: float
     created: str
-    next_command: str
+    called: str
+
+    @property
+    def next_command(self) -> str:
+        """What to type now, the rest of which stands in `called`."""
+        return f"windtunnel {'train' if self.ready else 'rehearse'} {self.called}"
 
     @property
     def ready(self) -> bool:
@@ -70,12 +76,7 @@ class Readiness:
         needed = max(RUNGS.index(rig.rung) for rig in self.rehearsal.targets)
         if needed <= index:
             return ""
-        missing = {
-            "gpu": "GPU kernels, bf16 and compilation",
-            "node": "GPUs working together",
-            "cluster": "nodes working together",
-        }
-        return f"not shown by rung {self.rung}: " + ", ".join(missing[rung] for rung in RUNGS[index + 1 : needed + 1])
+        return f"not shown by rung {self.rung}: " + ", ".join(ADDS[rung] for rung in RUNGS[index + 1 : needed + 1])
 
     def late_of(self, outcome: Outcome) -> Late | None:
         """What finding this check's failure on the first target would cost."""
@@ -131,12 +132,12 @@ class Readiness:
         }
 
 
-def late_for(rehearsal: Rehearsal) -> dict[str, Late]:
+def late_for(rehearsal: Rehearsal) -> dict[Moment, Late]:
     """What failing later costs, by the first target's plan that fits."""
     for rig in rehearsal.targets:
         plan = rehearsal.plans.get(rig.name)
         if plan is not None and plan.fits:
-            return dict(late_costs(plan, rig.gpu.name if rig.gpu else None))
+            return late_costs(plan, rig.gpu.name if rig.gpu else None)
     return {}
 
 

@@ -100,9 +100,8 @@ def _finished(outcome: Outcome) -> Any:
     from rich.text import Text
 
     sign = (f"{SIGNS[outcome.status]} ", STYLES[outcome.status])
-    return Text.assemble(
-        sign, (f"{outcome.check:<12}", "bold"), (f"{outcome.seconds:4.0f} s", "dim"), "  ", (outcome.proves, "dim")
-    )
+    name, seconds = (f"{outcome.check:<12}", "bold"), (f"{outcome.seconds:4.0f} s", "dim")
+    return Text.assemble(sign, name, seconds, "  ", (outcome.proves, "dim"), overflow="ellipsis", no_wrap=True)
 
 
 def show(report: Readiness, stream: TextIO | None = None) -> None:
@@ -177,9 +176,8 @@ def _plans(plans: list[Plan]) -> Any:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), expand=True)
     table.add_column("plan", no_wrap=True, style="dim")
     for plan in plans:
-        table.add_column(
-            Text.assemble((plan.rig, "bold"), ("" if plan.fits else " does not fit", "bold red")), overflow="fold", ratio=1
-        )
+        title = Text.assemble((plan.rig, "bold"), ("" if plan.fits else " does not fit", "bold red"))
+        table.add_column(title, overflow="fold", ratio=1)
     values = [{label: value for label, value, _ in lines(plan)} for plan in plans]
     for label in PLAN_ROWS:
         if any(label in found for found in values):
