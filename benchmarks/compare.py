@@ -25,12 +25,12 @@ CASES = {"d12": (12, 32, "bf16"), "d20": (20, 16, "bf16"), "d24": (24, 16, "bf16
 class Side:
     """A subprocess of side.py."""
 
-    def __init__(self, side: str, depth: int, batch: int, precision: str, profile: bool) -> None:
+    def __init__(self, side: str, depth: int, batch: int, precision: str, options: list[str]) -> None:
         here = Path(__file__).parent
         paths = [str(here.parent / "src"), *([os.environ["PEER"]] if side == "peer" else []), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, "PYTHONPATH": ":".join(paths), "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
         command = [sys.executable, str(here / "side.py"), "--side", side, "--depth", str(depth), "--batch", str(batch)]
-        command += ["--precision", precision] + (["--profile"] if profile else [])
+        command += ["--precision", precision, *options]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         self.seconds: list[float] = []  # a step, mean of each round
 
@@ -59,9 +59,9 @@ class Side:
         return iter(self.process.stdout.readline, "")
 
 
-def compare(name: str, steps: int, rounds: int, profile: bool, sides: list[str]) -> dict[str, Any]:
+def compare(name: str, steps: int, rounds: int, options: list[str], sides: list[str]) -> dict[str, Any]:
     depth, batch, precision = CASES[name]
-    running = {side: Side(side, depth, batch, precision, profile) for side in sides}
+    running = {side: Side(side, depth, batch, precision, options) for side in sides}
     result: dict[str, Any] = {"case": name, "depth": depth, "batch": batch, "precision": precision}
     for side, process in running.items():
         result[side] = process.wait_ready()
@@ -85,27 +85,34 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--nondeterministic", action="store_true", help="let ours use kernels whose last bits vary")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     import torch
 
+    from windtunnel.model.attention import flash_attention
+
+    options = [f"--{name}" for name in ("profile", "nondeterministic") if getattr(args, name)]
     report: dict[str, Any] = {
         "what": "training tokens per second, one GPU, random tokens, full attention; ours includes data loading",
         "date": datetime.date.today().isoformat(),
         "gpu": torch.cuda.get_device_name(),
+        "deterministic": not args.nondeterministic,
+        "attention": "FlashAttention-4" if flash_attention() else "PyTorch",
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda},
         "shapes": {"vocab": VOCAB, "sequence": SEQUENCE, "accumulation": ACCUMULATION},
         "cases": [],
     }
     for name in args.cases:
-        result = compare(name, args.steps, args.rounds, args.profile, args.sides)
+        result = compare(name, args.steps, args.rounds, options, args.sides)
         report["cases"].append(result)
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(report, indent=1) + "\n")
         line = f"{name:8}"
         for side in args.sides:
             r = result[side]
-            line += f" {side} {r['tokens_per_second']:>9,.0f} tok/s {r['peak_allocated'] / 1e9:5.1f} GB warm-up {r['warm_up_seconds']:.0f}s |"
+            line += f" {side} {r['tokens_per_second']:>9,.0f} tok/s {r['peak_allocated'] / 1e9:5.1f} GB"
+            line += f" warm-up {r['warm_up_seconds']:.0f}s |"
         print(line, f"ratio {result.get('ratio', 0):.3f} memory {result.get('memory_ratio', 0):.3f}", flush=True)
 
 

@@ -67,9 +67,8 @@ def peer(depth: int, batch: int, precision: str, seed: int) -> Callable[[], torc
     torch.manual_seed(seed)
     dim = depth * 64
     dim = -(-dim // 128) * 128
-    config = GPTConfig(
-        sequence_len=SEQUENCE, vocab_size=VOCAB, n_layer=depth, n_head=dim // 128, n_kv_head=dim // 128, n_embd=dim, window_pattern="L"
-    )
+    heads = {"n_head": dim // 128, "n_kv_head": dim // 128}
+    config = GPTConfig(sequence_len=SEQUENCE, vocab_size=VOCAB, n_layer=depth, n_embd=dim, window_pattern="L", **heads)
     with torch.device("meta"):
         model = GPT(config)
     model.to_empty(device="cuda")
@@ -122,8 +121,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--precision", choices=["bf16", "fp8"], default="bf16")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--nondeterministic", action="store_true", help="let ours use kernels whose last bits vary")
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
+    if args.side == "ours":
+        from windtunnel.model import deterministic
+
+        deterministic(not args.nondeterministic)
     step = {"ours": ours, "peer": peer}[args.side](args.depth, args.batch, args.precision, seed=0)
     started = time.perf_counter()
     losses = [step().item() for _ in range(3)]

@@ -17,6 +17,10 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).norm() / b.norm().clamp(min=1e-30))
 
 
+def weights(*sizes: tuple[int, int]) -> list[torch.Tensor]:
+    return [torch.randn(*s, device="cuda").mul_(s[1] ** -0.5).requires_grad_() for s in sizes]
+
+
 def bf16(*size: int) -> torch.Tensor:
     return torch.randn(*size, device="cuda", dtype=torch.bfloat16)
 
@@ -33,7 +37,8 @@ def test_quantisation_writes_both_orders_rounded_to_nearest() -> None:
         (torch.float8_e4m3fn, 1, torch.relu(wide).square(), find_amax(x, signed=True), None, 0.03),
         (torch.float8_e5m2, 2, wide * 2 * relu, find_amax(x), h, 0.06),
     ):
-        rows, columns, inverse = quantise_both(x, amax, dtype, mode, hidden, None if hidden is None else find_amax(h, signed=True))
+        amax_hidden = None if hidden is None else find_amax(h, signed=True)
+        rows, columns, inverse = quantise_both(x, amax, dtype, mode, hidden, amax_hidden)
         assert relative(rows.float() * inverse, expected) < bound
         assert torch.equal(rows.float(), columns.float().t())
     assert find_amax(x).item() == x.abs().max().item()
@@ -47,7 +52,7 @@ def test_fp8_linear_and_mlp_match_float64_and_never_give_nan(scale: float) -> No
 
     N, C, H = 512, 256, 1024
     x = (bf16(2, N // 2, C) * scale).requires_grad_()
-    q, k, up, down, gate = (torch.randn(*s, device="cuda").mul_(s[1] ** -0.5).requires_grad_() for s in ((C, C), (128, C), (H, C), (C, H), (8, 12)))
+    q, k, up, down, gate = weights((C, C), (128, C), (H, C), (C, H), (8, 12))
     x64, *w64 = (t.detach().double().requires_grad_() for t in (x, q, k, up, down, gate))
     mixed = (x64 @ w64[0].T, x64 @ w64[1].T, torch.relu(x64 @ w64[2].T).square() @ w64[3].T, x64[..., :12] @ w64[4].T)
     qk, gates = fp8_gated_linear(x, quantise_weights([q, k]), gate, q, k)
@@ -73,9 +78,7 @@ def test_products_accumulate_in_fp32_over_micro_batches() -> None:
 
     N, C, H = 4096, 256, 1024
     buffer = torch.zeros(3 * C * C, device="cuda")
-    q, k, v, up, down, gate = (
-        torch.randn(*s, device="cuda").mul_(s[1] ** -0.5).requires_grad_() for s in ((C, C), (C, C), (C, C), (H, C), (C, H), (8, 12))
-    )
+    q, k, v, up, down, gate = weights((C, C), (C, C), (C, C), (H, C), (C, H), (8, 12))
     for i, w in enumerate((q, k, v)):
         w.grad = buffer[i * C * C : (i + 1) * C * C].view(C, C)
     w64 = [w.detach().bfloat16().double().requires_grad_() for w in (q, k, v, up, down, gate)]
@@ -116,8 +119,11 @@ def test_residual_kernels_match_autograd_in_float64(channels: int) -> None:
     torch.autograd.backward(reference, [u.double().cpu() for u in upstream])
     for mine, r in zip(out, reference, strict=True):
         assert relative(mine, r) < 6e-3
-    for leaf, r in zip((*leaves, *scalars), exact, strict=True):
+    for leaf, r in zip(leaves, exact, strict=False):
         assert relative(leaf.grad, r.grad) < 8e-3
+    for scalar, r in zip(scalars, exact[4:], strict=True):
+        # Sums of as many terms of either sign: what counts is the error beside the terms' joint size.
+        assert abs(scalar.grad.item() - r.grad.item()) < 0.02 * (3 * 67 * channels) ** 0.5
     assert amax is not None
     assert amax.item() == y.abs().max().item()
 

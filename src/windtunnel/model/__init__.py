@@ -6,6 +6,7 @@ from .rules import Derived, HyperParameters, derive
 from .shape import GPTShape, gpt_shape
 
 if TYPE_CHECKING:
+    from .attention import deterministic
     from .cache import KVCache, extend
     from .fp8 import disable_fp8, enable_fp8
     from .gpt import GPT, build_gpt
@@ -21,6 +22,7 @@ __all__ = [
     "build_gpt",
     "choose",
     "derive",
+    "deterministic",
     "disable_fp8",
     "enable_fp8",
     "export_weights",
@@ -35,6 +37,7 @@ _LAZY = {
     "GPT": "gpt",
     "KVCache": "cache",
     "build_gpt": "gpt",
+    "deterministic": "attention",
     "disable_fp8": "fp8",
     "enable_fp8": "fp8",
     "choose": "sampling",

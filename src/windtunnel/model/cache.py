@@ -42,7 +42,7 @@ def extend(model: GPT, tokens_NT: Tensor, slots_N: Tensor, cache: KVCache) -> Te
     Returns:
         (N, vocab) fp32 softcapped logits. The caller keeps lengths within `cache.capacity`.
     """
-    N, T = tokens_NT.shape
+    T = tokens_NT.size(1)
     start_N = cache.lengths[slots_N]
     position_NT = start_N[:, None] + torch.arange(T, device=tokens_NT.device)
     cos, sin = (t[position_NT][:, :, None, :] for t in (model.cos, model.sin))
@@ -54,7 +54,7 @@ def extend(model: GPT, tokens_NT: Tensor, slots_N: Tensor, cache: KVCache) -> Te
     embedded, extras = model.look_up(tokens_NT)
     extra_of = dict(zip(model.shape.value_layers, extras, strict=True))
     x = first = norm(embedded)
-    for i, block in enumerate(model.blocks):
+    for i, block in enumerate(model.layers()):
         x = (model.residual_scale[i] * x.float() + model.embedding_mix[i] * first.float()).to(x.dtype)
         attention = block.attention
         q, k, v = attention.project(norm(x), extra_of.get(i), cos, sin)

@@ -98,14 +98,13 @@ class _SplitHeads(torch.autograd.Function):
 
         q, k, factor, cos, sin, gate, extra = ctx.saved_tensors
         dqkv, dgate, dextra = split_backward(dq, dk, dv, q, k, factor, cos, sin, gate, extra)
-        if gate is None:
-            dgate = dextra = None
-        return dqkv, None, None, dgate, dextra, None, None
+        return dqkv, None, None, dgate if gate is not None else None, dextra if gate is not None else None, None, None
 
 
 def fused_split_heads(
-    qkv_BTHD: Tensor, cos_TD: Tensor, sin_TD: Tensor, gate_BTK: Tensor | None, extra_BTKD: Tensor | None, heads: int, kv_heads: int
-) -> tuple[Tensor, Tensor, Tensor]:
+    qkv_BTHD: Tensor, cos_TD: Tensor, sin_TD: Tensor, gate_BTK: Tensor | None, extra_BTKD: Tensor | None,
+    heads: int, kv_heads: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """`split_heads` for training: positions 0..T-1, cos and sin (T, D/2) fp32; differentiable in qkv, gate and extra."""
     if qkv_BTHD.is_cuda and is_power_of_two(qkv_BTHD.size(-1)):
         return _SplitHeads.apply(qkv_BTHD, cos_TD, sin_TD, gate_BTK, extra_BTKD, heads, kv_heads)

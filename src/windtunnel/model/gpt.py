@@ -40,7 +40,7 @@ class Attention(nn.Module):
         self.value_gate = Linear(GATE_CHANNELS, shape.kv_heads) if layer in shape.value_layers else None
         self.fp8: dict[str, Quantised] = {}
 
-    def products(self) -> dict[str, list[Tensor]]:
+    def products(self) -> dict[str, list[nn.Parameter]]:
         """The weights that are multiplied together, by name of the product."""
         return {"qkv": [self.query.weight, self.key.weight, self.value.weight], "output": [self.output.weight]}
 
@@ -87,7 +87,7 @@ class MLP(nn.Module):
         self.down = Linear(shape.hidden, shape.dim)
         self.fp8: dict[str, Quantised] = {}
 
-    def products(self) -> dict[str, list[Tensor]]:
+    def products(self) -> dict[str, list[nn.Parameter]]:
         """The weights that are multiplied together, by name of the product."""
         up = [self.up.weight] if self.gate is None else [self.up.weight, self.gate.weight]
         return {"up": up, "down": [self.down.weight]}
@@ -174,8 +174,9 @@ class GPT(nn.Module):
         self.embedding.weight.normal_(0, 0.8, generator=generator)
         self.head.weight.normal_(0, 0.001, generator=generator)
         for table in self.value_tables.values():
+            assert isinstance(table, Table)
             uniform(table.weight, bound)
-        for block in self.blocks:
+        for block in self.layers():
             attention, mlp = block.attention, block.mlp
             for layer in (attention.query, attention.key, attention.value):
                 uniform(layer.weight, bound)
@@ -198,10 +199,15 @@ class GPT(nn.Module):
         if self.head.weight.device.type == "cpu":
             self._trunk = torch.compile(self.trunk, dynamic=False)
 
-    def parts(self) -> Iterator[Attention | MLP]:
-        """Everything that multiplies by matrices of the blocks."""
+    def layers(self) -> Iterator[Block]:
+        """The blocks from the first to the last."""
         for block in self.blocks:
             assert isinstance(block, Block)
+            yield block
+
+    def parts(self) -> Iterator[Attention | MLP]:
+        """Everything that multiplies by matrices of the blocks."""
+        for block in self.layers():
             yield from (block.attention, block.mlp)
 
     def weights_changed(self) -> None:
@@ -223,7 +229,7 @@ class GPT(nn.Module):
         extra_of = dict(zip(self.shape.value_layers, extras, strict=True))
         delta: Tensor | None = None
         from_mlp = None
-        for i, block in enumerate(self.blocks):
+        for i, block in enumerate(self.layers()):
             in_fp8 = fp8_now(block.attention, "qkv")
             x, y, first, amax = mix_norm(x, delta, first, scales[i], mixes[i], want_amax=in_fp8, gradient_amax=from_mlp)
             from_attention, from_mlp = (GradientAmax(), GradientAmax()) if in_fp8 else (None, None)

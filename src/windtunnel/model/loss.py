@@ -49,9 +49,11 @@ class _CappedCrossEntropy(torch.autograd.Function):
         grad_x, grad_w = ctx.saved_tensors
         if grad_x is not None:
             grad_x = grad_x * grad.to(grad_x.dtype)
-        if grad_w is not None:
-            grad_w = grad_w * grad if ctx.weight.grad is None else _add_scaled_(ctx.weight.grad, grad_w, grad)
-        return grad_x, grad_w, None, None, None
+        if grad_w is not None and ctx.weight.grad is not None:
+            # One pass rather than autograd's two; autograd then has nothing to add.
+            ctx.weight.grad.addcmul_(grad_w, grad)
+            grad_w = None
+        return grad_x, None if grad_w is None else grad_w * grad, None, None, None
 
 
 def _add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
@@ -60,11 +62,6 @@ def _add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
         torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
     else:
         total += a @ b
-
-
-def _add_scaled_(total: Tensor, part: Tensor, scale: Tensor) -> None:
-    """total += part * scale, in one pass rather than autograd's two; autograd then has nothing to add."""
-    total.addcmul_(part, scale)
 
 
 def _loss_and_gradient_(logits: Tensor, targets: Tensor, vocab: int, softcap: float, gradient: bool) -> Tensor:

@@ -35,9 +35,9 @@ class _Residual(torch.autograd.Function):
         from .triton_residual import residual_forward
 
         C = x.size(-1)
-        flat = [None if t is None else t.reshape(-1, C) for t in (x, delta, first)]
-        out, y, factor, amax = residual_forward(*flat, scale, mix, want_out, want_amax)
-        ctx.save_for_backward(y, factor, flat[2], scale, mix)
+        flat_delta, flat_first = (None if t is None else t.reshape(-1, C) for t in (delta, first))
+        out, y, factor, amax = residual_forward(x.reshape(-1, C), flat_delta, flat_first, scale, mix, want_out, want_amax)
+        ctx.save_for_backward(y, factor, flat_first, scale, mix)
         ctx.set_materialize_grads(False)
         ctx.has_delta, ctx.gradient_amax, ctx.shape = delta is not None, gradient_amax, x.shape
         ctx.mark_non_differentiable(amax)
@@ -57,7 +57,7 @@ class _Residual(torch.autograd.Function):
             slot.value = amax
         dx = dx.view(ctx.shape)
         ddelta = dx if ctx.has_delta else None
-        if first is None:
+        if dfirst is None or sums is None:
             return dx, ddelta, None, None, None, None, None, None
         return dx, ddelta, dfirst.view(ctx.shape), sums[0], sums[1], None, None, None
 

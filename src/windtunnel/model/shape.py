@@ -89,7 +89,8 @@ def gpt_shape(model: GPTModel, vocab: int) -> GPTShape:
     kv_heads = model.kv_heads or heads
     if heads % kv_heads:
         divisors = [n for n in range(1, heads + 1) if heads % n == 0]
-        raise UserError(f"model.kv_heads: {kv_heads} does not divide the {heads} query heads of depth {model.depth}", f"use one of {divisors}")
+        problem = f"model.kv_heads: {kv_heads} does not divide the {heads} query heads of depth {model.depth}"
+        raise UserError(problem, f"use one of {divisors}")
     dim = heads * model.head_dim
     # swiglu has three matrices where relu2 has two: 8/3 keeps the parameters equal.
     hidden = 4 * dim if model.mlp == "relu2" else math.ceil(8 * dim / 3 / 128) * 128

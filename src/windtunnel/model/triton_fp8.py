@@ -27,9 +27,11 @@ def _amax(x, out, N, SIGNED: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _quantise(
-    x, hidden, amax, amax_hidden, rows, columns, inverse, M, N, LIMIT: tl.constexpr, MODE: tl.constexpr, TILE: tl.constexpr,
+    x, hidden, amax, amax_hidden, rows, columns, inverse, M, N,
+    LIMIT: tl.constexpr, MODE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    # MODE 0: x. MODE 1: relu(x)^2, amax is the largest of relu(x). MODE 2: x * 2 relu(hidden), scaled by a bound of its magnitude.
+    # MODE 0: x. MODE 1: relu(x)^2, amax is the largest of relu(x).
+    # MODE 2: x * 2 relu(hidden), scaled by a bound of its magnitude.
     largest = tl.load(amax)
     if MODE == 1:
         largest = largest * largest
@@ -49,8 +51,8 @@ def _quantise(
         value = value * 2 * tl.maximum(tl.load(hidden + at, mask=keep, other=0.0).to(tl.float32), 0.0)
     quantised = tl.clamp(value * scale, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL).to(rows.dtype.element_ty)
     tl.store(rows + at, quantised, mask=keep)
-    flipped = column[:, None] * M + row[None, :]
-    tl.store(columns + flipped, tl.trans(quantised), mask=(column < N)[:, None] & (row < M)[None, :])
+    # Transposed by address: Triton (3.6, 3.7) mixes up the bytes of fp8 tiles in tl.trans.
+    tl.store(columns + column[None, :] * M + row[:, None], quantised, mask=keep)
     if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
         tl.store(inverse, largest / LIMIT)
 

@@ -111,14 +111,13 @@ def split_forward(
     B, T, _, D = qkv.shape
     qkv = qkv.contiguous()
     gated = gate is not None and extra is not None
-    if gated:
-        gate, extra = gate.contiguous(), extra.contiguous()
+    gate, extra = (qkv.new_empty(0) if t is None else t.contiguous() for t in (gate, extra))
     q = qkv.new_empty(B, T, heads, D)
     k, v = (qkv.new_empty(B, T, kv_heads, D) for _ in range(2))
     factor = qkv.new_empty(B, T, heads + kv_heads, dtype=torch.float32)
     grid = (triton.cdiv(B * T, TOKENS), heads + 2 * kv_heads)
     _forward[grid](
-        qkv, cos, sin, gate if gated else qkv, extra if gated else qkv, q, k, v, factor, B * T, T, kv_heads,
+        qkv, cos, sin, gate, extra, q, k, v, factor, B * T, T, kv_heads,
         HEADS=heads, KV=kv_heads, HALF=D // 2, GATED=gated, EPS=EPSILON, GAIN=QK_GAIN, RANGE=GATE_RANGE, TOKENS=TOKENS,
     )  # fmt: skip
     return q, k, v, factor
@@ -132,15 +131,14 @@ def split_backward(
     B, T, heads, D = q.shape
     kv_heads = k.size(2)
     gated = gate is not None and extra is not None
-    if gated:
-        gate, extra = gate.contiguous(), extra.contiguous()
+    gate, extra = (dq.new_empty(0) if t is None else t.contiguous() for t in (gate, extra))
     dq, dk, dv = (t if t.stride(-1) == 1 else t.contiguous() for t in (dq, dk, dv))
     dqkv = dq.new_empty(B, T, heads + 2 * kv_heads, D)
-    dgate = torch.empty_like(gate) if gated else dq.new_empty(0)
-    dextra = torch.empty_like(extra) if gated else dq.new_empty(0)
+    dgate = torch.empty_like(gate)
+    dextra = torch.empty_like(extra)
     grid = (triton.cdiv(B * T, TOKENS), heads + 2 * kv_heads)
     _backward[grid](
-        dq, dk, dv, q, k, factor, cos, sin, gate if gated else dq, extra if gated else dq, dqkv, dgate, dextra, B * T, T, kv_heads,
+        dq, dk, dv, q, k, factor, cos, sin, gate, extra, dqkv, dgate, dextra, B * T, T, kv_heads,
         *dq.stride()[:3], *dk.stride()[:3], *dv.stride()[:3],
         HEADS=heads, KV=kv_heads, HALF=D // 2, GATED=gated, GAIN=QK_GAIN, RANGE=GATE_RANGE, TOKENS=TOKENS,
     )  # fmt: skip

@@ -16,7 +16,8 @@ ROWS = 8
 @triton.jit
 def _forward(
     x, delta, first, scale, mix, out, y, factor, amax, N, C,
-    DELTA: tl.constexpr, MIX: tl.constexpr, OUT: tl.constexpr, AMAX: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    DELTA: tl.constexpr, MIX: tl.constexpr, OUT: tl.constexpr, AMAX: tl.constexpr, EPS: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, BLOCK)
     inside = column < C
@@ -97,8 +98,9 @@ def _launch(C: int) -> dict[str, int]:
 
 
 def residual_forward(
-    x: Tensor, delta: Tensor | None, first: Tensor | None, scale: Tensor | None, mix: Tensor | None, want_out: bool, want_amax: bool
-) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    x: Tensor, delta: Tensor | None, first: Tensor | None, scale: Tensor | None, mix: Tensor | None,
+    want_out: bool, want_amax: bool,
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:  # fmt: skip
     """out = scale * (x + delta) + mix * first and y = norm(out) of x (N, C) contiguous.
 
     Returns:

@@ -46,7 +46,8 @@ def load_weights(folder: Path, *, device: torch.device | str = "cpu", compute: t
     """
     try:
         fields = json.loads((folder / "shape.json").read_text())
-        shape = GPTShape(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+        lists: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+        shape = GPTShape(**lists)
         tensors = load_file(folder / "model.safetensors", device="cpu")
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise UserError(f"{folder} is not an exported model: {error}", "write one with: windtunnel export RUN") from None
