@@ -72,11 +72,12 @@ def kill_at_random(folder: Path, ranks: int, kills: int, seed: int) -> int:
     raise AssertionError("the run did not end")
 
 
+@pytest.mark.timeout(400)
 def test_a_killed_run_resumes_bit_for_bit(new_run: NewRun) -> None:
-    sets = ("budget.steps=200", "checkpoints.every=5 steps", "stages.pretrain.validate_every=50 steps")
+    sets = ("budget.steps=100", "checkpoints.every=5 steps", "stages.pretrain.validate_every=50 steps")
     whole, killed = new_run(*sets), new_run(*sets)
     assert train(whole) == 0
-    assert kill_at_random(killed, 1, kills=3, seed=1) == 3
+    assert kill_at_random(killed, 1, kills=2, seed=1) == 2
     assert_same(whole, killed)
 
 

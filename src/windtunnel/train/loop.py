@@ -47,6 +47,7 @@ class Loop:
         self.job, self.writer, self.supervisor, self.step = job, writer, supervisor, step
         self._after_step = after_step
         self._pending: Pending | None = None
+        self._since: Pending | None = None
         self._staged: tuple[int, dict[str, Any], float | None] | None = None
 
     def run(self) -> Ending:
@@ -83,8 +84,8 @@ class Loop:
             progress=progress,
         )
         self.step += 1
-        self._pending = run_step(
-            job.model, job.optimizer, job.loader, now, job.ranks, job.staging, self.step, job.layout.batch_tokens
+        self._pending = self._since = run_step(
+            job.model, job.optimizer, job.loader, now, job.ranks, job.staging, self.step, job.layout.batch_tokens, self._since
         )
         if self._after_step is not None:
             self._after_step(self.step, job)
@@ -95,7 +96,7 @@ class Loop:
     def _validate(self) -> None:
         if self.supervisor:
             self.supervisor.phase("validating")
-        began = time.monotonic()
+        began, self._since = time.monotonic(), None
         result = self.job.validate()
         if self.supervisor:
             self.supervisor.validation(self.step, result, time.monotonic() - began)
@@ -137,7 +138,7 @@ class Loop:
         self.writer.wait()
 
     def _rewind(self, to: dict[str, Any]) -> None:
-        self._staged = self._pending = None
+        self._staged = self._pending = self._since = None
         if to["step"]:
             self.job.load(self.writer.store.at(to["step"]), position=to["position"])
         else:

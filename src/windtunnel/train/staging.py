@@ -37,6 +37,8 @@ class Staging:
         self._host_weights = {k: self._buffer(t) for k, t in self._weights.items()}
         self._host_states = {k: self._buffer(t) for k, t in self._states.items()}
         self._finite = torch.ones((), dtype=torch.bool, pin_memory=self._cuda)
+        self.begin()  # once for nothing: first uses of memory and kernels are slow, and no step is running yet
+        self.finish()
 
     def _buffer(self, tensor: Tensor) -> Tensor:
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._cuda)

@@ -30,36 +30,50 @@ class Batches(Protocol):
 
 @dataclass(frozen=True)
 class StepResult:
-    """Reduced over ranks: mean loss in nats a target, gradient norm; `finished` on the monotonic clock."""
+    """Reduced over ranks: mean loss in nats a target, gradient norm. `seconds` since the step before ended."""
 
     step: int
     loss: float
     gradient_norm: float
-    finished: float
+    seconds: float
+
+
+class _Moment:
+    """A point in the work of a device: on a GPU an event in its stream, else the time now."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._time = time.monotonic()
+        self._event = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None
+        if self._event is not None:
+            self._event.record()
+
+    def wait(self) -> None:
+        """Until the device has come this far."""
+        if self._event is not None:
+            self._event.synchronize()
+
+    def seconds_since(self, earlier: _Moment) -> float:
+        """Both must have been reached."""
+        if self._event is None or earlier._event is None:
+            return self._time - earlier._time
+        return earlier._event.elapsed_time(self._event) / 1e3
 
 
 class Pending:
     """A step's results on their way to the host."""
 
-    def __init__(self, step: int, sums: Tensor) -> None:
+    def __init__(self, step: int, sums: Tensor, began: _Moment, since: Pending | None) -> None:
         self.step = step
-        self._event: torch.cuda.Event | None = None
-        self._finished = 0.0
-        if sums.is_cuda:
-            self._host = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
-            self._host.copy_(sums, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record()
-        else:
-            self._host, self._finished = sums, time.monotonic()
+        self._host = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=sums.is_cuda)
+        self._host.copy_(sums, non_blocking=True)
+        self._ended = _Moment(sums.device)
+        self._began = since._ended if since is not None else began
 
     def result(self) -> StepResult:
         """Wait until the step is done."""
-        if self._event is not None:
-            self._event.synchronize()
-            self._finished = time.monotonic()
+        self._ended.wait()
         loss, targets, square = self._host.tolist()
-        return StepResult(self.step, loss / max(targets, 1.0), square**0.5, self._finished)
+        return StepResult(self.step, loss / max(targets, 1.0), square**0.5, self._ended.seconds_since(self._began))
 
 
 def run_step(
@@ -71,6 +85,7 @@ def run_step(
     staging: Staging,
     step: int,
     batch_tokens: int,
+    since: Pending | None,
 ) -> Pending:
     """Forward and backward over this rank's micro-batches, then the update. Returns without waiting for the GPU.
 
@@ -80,7 +95,9 @@ def run_step(
     Args:
         step: number of this step, counted from 1.
         batch_tokens: tokens of the step over all ranks.
+        since: the step before, if nothing but this one came after it.
     """
+    began = _Moment(ranks.device)
     sums = torch.zeros(3, dtype=torch.float64, device=ranks.device)
     for x, y in _take(batches):
         loss = model(x, y, reduction="sum")
@@ -91,7 +108,7 @@ def run_step(
     sums[2] = optimizer.step(scalars)
     if ranks.world > 1:
         dist.all_reduce(sums)
-    return Pending(step, sums)
+    return Pending(step, sums, began, since)
 
 
 def _take(batches: Batches) -> Iterable[tuple[Tensor, Tensor]]:

@@ -95,7 +95,6 @@ class Supervisor:
         self._retry_save_at = 0.0
         self._losses: list[float] = []
         self._fields: dict[str, Any] = {"title": self._title()}
-        self._finished_at = time.monotonic()
         self._waited = 0.0
         self._spent_at = 0.0
         self._began = time.monotonic()
@@ -189,8 +188,7 @@ class Supervisor:
         """Record a step's results and judge them; a step is observed once."""
         if result.step <= self._fields.get("step", -1):
             return
-        now = result.finished
-        seconds, self._finished_at = now - self._finished_at, now
+        now, seconds = time.monotonic(), result.seconds
         waited, self._waited = self.job.loader.wait_seconds - self._waited, self.job.loader.wait_seconds
         self.clock.tick()
         values = self._values(result, seconds, waited)
@@ -255,7 +253,6 @@ class Supervisor:
         self.metrics.log(step, values)
         self._judge(step, values)
         self._fields |= {"validation": result.loss, "bpb": result.bits_per_byte}
-        self._finished_at = time.monotonic()
 
     def saving(self, step: int) -> None:
         """A save of `step` has begun."""
@@ -273,7 +270,6 @@ class Supervisor:
         self.bands.rewound(step)
         self._fields["step"] = step
         self._saved = {s for s in self._saved if s <= step}
-        self._finished_at = time.monotonic()
 
     def event(self, kind: str, message: str, level: Any = "info", data: dict[str, Any] | None = None) -> None:
         """Record and show something that happened."""
