@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line sets it
 settings.register_profile("house", deadline=None, max_examples=50)
 settings.load_profile("house")
 

@@ -43,8 +43,7 @@ def data(rehearsal: Rehearsal, say: Say) -> Evidence:
     prepared = prepare(rehearsal.scale, progress=lambda share, what: say(f"{what} ({share:.0%})"))
     rehearsal.data = prepared
     say("comparing the splits")
-    held_out = _documents(prepared, prepared.validation.array)
-    shared = held_out & _documents(prepared, prepared.train.array)
+    shared = leaked(prepared)
     if shared:
         text = prepared.tokenizer.decode(np.frombuffer(next(iter(shared)), dtype=prepared.train.array.dtype))
         raise CheckFailed(f"{len(shared):,} documents are in both splits, such as {text[:60]!r}", blocks=False)
@@ -74,6 +73,11 @@ def data(rehearsal: Rehearsal, say: Say) -> Evidence:
 def _with_files(recipe: Recipe, files: list[Path]) -> Recipe:
     corpus = recipe.data.corpus.model_copy(update={"files": [str(path.resolve()) for path in files]})
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"corpus": corpus})})
+
+
+def leaked(prepared: PreparedData) -> set[bytes]:
+    """Token ids of the documents that are in both splits."""
+    return _documents(prepared, prepared.validation.array) & _documents(prepared, prepared.train.array)
 
 
 def _documents(prepared: PreparedData, tokens: np.ndarray[Any, Any]) -> set[bytes]:

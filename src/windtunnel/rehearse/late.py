@@ -10,10 +10,10 @@ from .checks import Moment
 
 FIRST_STEPS = 100
 RULES: dict[Moment, str] = {
-    "start": "shows while the job starts up",
-    "first steps": f"shows within the first {FIRST_STEPS} steps",
-    "first interruption": "shows when the job is first interrupted: on average half of the run is lost",
-    "end": "shows when training is over: the whole run",
+    "start": "while the job starts up",
+    "first steps": f"within the first {FIRST_STEPS} steps",
+    "first interruption": "when the job is first interrupted, on average half-way",
+    "end": "when training is over",
 }
 
 

@@ -52,7 +52,7 @@ def late_text(late: Late | None) -> str:
 
 
 def _row(outcome: Outcome, late: Late | None) -> CheckRow:
-    later = f"Found later: {late_text(late)}; {late.rule}." if late else ""
+    later = f"Found later, {late.rule}: {late_text(late)}." if late else ""
     return CheckRow(outcome.check, outcome.proves, outcome.evidence, outcome.seconds, outcome.status, outcome.remedy, later)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from windtunnel.plan import Plan
 from windtunnel.recipe import UserError
 
 from .checks import Moment, Outcome
@@ -17,7 +18,7 @@ from .state import Rehearsal
 
 FORMAT = 1
 RUNGS = ("cpu", "gpu", "node", "cluster")
-ADDS = {"gpu": "GPU kernels, bf16 and compilation", "node": "GPUs working together", "cluster": "nodes working together"}
+ADDS = {"gpu": "GPU kernels, bf16 and compilation", "node": "several GPUs", "cluster": "several nodes"}
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,11 @@ class Readiness:
             return ""
         return f"not shown by rung {self.rung}: " + ", ".join(ADDS[rung] for rung in RUNGS[index + 1 : needed + 1])
 
+    @property
+    def late_target(self) -> str:
+        """The rig whose plan `late` is from."""
+        return _priced(self.rehearsal)[0]
+
     def late_of(self, outcome: Outcome) -> Late | None:
         """What finding this check's failure on the first target would cost."""
         return self.late.get(outcome.shows)
@@ -113,7 +119,7 @@ class Readiness:
             "environment": dict(rehearsal.environment),
         }
 
-    def plans(self) -> list[Any]:
+    def plans(self) -> list[Plan]:
         """The plan for here, then those for the targets."""
         here = [self.rehearsal.plan_here] if self.rehearsal.plan_here else []
         return here + list(self.rehearsal.plans.values())
@@ -133,12 +139,16 @@ class Readiness:
 
 
 def late_for(rehearsal: Rehearsal) -> dict[Moment, Late]:
-    """What failing later costs, by the first target's plan that fits."""
-    for rig in rehearsal.targets:
-        plan = rehearsal.plans.get(rig.name)
-        if plan is not None and plan.fits:
-            return late_costs(plan, rig.gpu.name if rig.gpu else None)
-    return {}
+    """What failing later costs, by the first target's plan that fits; empty without one."""
+    name, plan = _priced(rehearsal)
+    if plan is None:
+        return {}
+    gpu = next(rig.gpu for rig in rehearsal.targets if rig.name == name)
+    return late_costs(plan, gpu.name if gpu else None)
+
+
+def _priced(rehearsal: Rehearsal) -> tuple[str, Plan | None]:
+    return next(((name, plan) for name, plan in rehearsal.plans.items() if plan.fits), ("", None))
 
 
 def write_json_report(report: Readiness) -> Path:

@@ -68,7 +68,7 @@ class Progress:
         """It is over."""
         self._stop()
         if self._terminal:
-            self._console.print(_finished(outcome))
+            self._console.print(_finished(outcome, self._console.width))
         else:
             self._print(f"  {SIGNS[outcome.status]} {outcome.check} ({outcome.seconds:.1f} s): {outcome.evidence}")
 
@@ -96,12 +96,14 @@ class Progress:
         print(text, file=self._stream, flush=True)
 
 
-def _finished(outcome: Outcome) -> Any:
+def _finished(outcome: Outcome, width: int) -> Any:
     from rich.text import Text
 
     sign = (f"{SIGNS[outcome.status]} ", STYLES[outcome.status])
     name, seconds = (f"{outcome.check:<12}", "bold"), (f"{outcome.seconds:4.0f} s", "dim")
-    return Text.assemble(sign, name, seconds, "  ", (outcome.proves, "dim"), overflow="ellipsis", no_wrap=True)
+    line = Text.assemble(sign, name, seconds, "  ", (outcome.proves, "dim"))
+    line.truncate(width, overflow="ellipsis")
+    return line
 
 
 def show(report: Readiness, stream: TextIO | None = None) -> None:
@@ -162,9 +164,9 @@ def _print_remedies(console: Any, report: Readiness) -> None:
         console.print(_grid([(Text(label, style=style), Text(text)) for label, text, style in rows]))
         console.print()
     if report.late:
-        target = next(rig.name for rig in report.rehearsal.targets if rig.name in report.rehearsal.plans)
-        rules = "; ".join(f"{late.rule} ({late_text(late)})" for late in report.late.values())
-        console.print(Text(f"found later: the rate of {target} times the minutes until the failure shows there: {rules}", "dim"))
+        rules = "; ".join(f"{late.rule} {late_text(late)}" for late in report.late.values())
+        rate = f"the rate of {report.late_target} times the minutes until the failure would show there"
+        console.print(_grid([(Text("found later", style="dim"), Text(f"{rate}: {rules}", style="dim"))]))
         console.print()
 
 
@@ -188,13 +190,9 @@ def _plans(plans: list[Plan]) -> Any:
 def _print_remarks(console: Any, plans: list[Plan]) -> None:
     from rich.text import Text
 
-    rows = []
-    for plan in plans:
-        rows += [(plan.rig, f"does not fit: {text}") for text in plan.reasons]
-        rows += [(plan.rig, f"instead: {option.change} ({option.why})") for option in plan.alternatives]
-        rows += [(plan.rig, text) for text in (*plan.warnings, *plan.notes)]
+    rows = [(Text(plan.rig, style="bold"), Text(note, style="dim")) for plan in plans for note in plan.notes]
     if rows:
-        console.print(_grid([(Text(rig, style="bold"), Text(text, style="dim")) for rig, text in rows]))
+        console.print(_grid(rows))
         console.print()
 
 
