@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .gpt import GPT
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-PLAIN, RELU_SQUARED, RELU_SQUARED_BACKWARD = 0, 1, 2
 # Hardware's requirement on both sides of a matrix; below 128 quantisation costs more than it saves.
 LEAST_SIDE, MULTIPLE = 128, 16
 
@@ -47,7 +46,7 @@ def quantise_weights(weights: Sequence[Tensor]) -> Quantised:
     from .triton_fp8 import find_amax, quantise_both
 
     matrix = stacked(weights, torch.bfloat16)
-    return Quantised(*quantise_both(matrix, find_amax(matrix), E4M3, PLAIN))
+    return Quantised(*quantise_both(matrix, find_amax(matrix), E4M3))
 
 
 def _multiply(a_MK: Tensor, b_NK: Tensor, scale_a: Tensor, scale_b: Tensor, fast: bool) -> Tensor:
@@ -73,7 +72,7 @@ class _Linear(torch.autograd.Function):
         from .triton_fp8 import find_amax, quantise_both
 
         flat = x.reshape(-1, x.size(-1))
-        rows, columns, inverse = quantise_both(flat, find_amax(flat) if amax is None else amax, E4M3, PLAIN)
+        rows, columns, inverse = quantise_both(flat, find_amax(flat) if amax is None else amax, E4M3)
         ctx.quantised, ctx.weights, ctx.gate_weight, ctx.gradient_amax = quantised, weights, gate_weight, gradient_amax
         small, first = None, None
         gate = x.new_empty(0)
@@ -93,7 +92,7 @@ class _Linear(torch.autograd.Function):
         columns, inverse, small, first = ctx.saved_tensors
         flat = grad.reshape(-1, grad.size(-1))
         amax = ctx.gradient_amax.take() if ctx.gradient_amax is not None else None
-        g_rows, g_columns, g_inverse = quantise_both(flat, find_amax(flat) if amax is None else amax, E5M2, PLAIN)
+        g_rows, g_columns, g_inverse = quantise_both(flat, find_amax(flat) if amax is None else amax, E5M2)
         _add_gradient(ctx.weights, _multiply(g_columns, columns, g_inverse, inverse, fast=False))
         dx = _multiply(g_rows, ctx.quantised.columns, g_inverse, ctx.quantised.inverse, fast=False)
         if small is not None:
@@ -106,30 +105,30 @@ class _Linear(torch.autograd.Function):
 class _MLP(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, amax, quantised_up, quantised_down, gradient_amax, up, down):  # type: ignore[no-untyped-def]
-        from .triton_fp8 import find_amax, quantise_both
+        from .triton_fp8 import find_amax, quantise_both, quantise_relu_squared
 
         flat = x.reshape(-1, x.size(-1))
-        rows, columns, inverse = quantise_both(flat, find_amax(flat) if amax is None else amax, E4M3, PLAIN)
+        rows, columns, inverse = quantise_both(flat, find_amax(flat) if amax is None else amax, E4M3)
         hidden = _multiply(rows, quantised_up.rows, inverse, quantised_up.inverse, fast=True)
         amax_hidden = find_amax(hidden, signed=True)
-        y_rows, y_columns, y_inverse = quantise_both(hidden, amax_hidden, E4M3, RELU_SQUARED)
-        ctx.save_for_backward(columns, inverse, hidden, amax_hidden, y_columns, y_inverse)
+        y_rows, y_inverse = quantise_relu_squared(hidden, amax_hidden)
+        ctx.save_for_backward(columns, inverse, hidden, amax_hidden, y_inverse)
         ctx.up, ctx.down, ctx.quantised_up, ctx.quantised_down = up, down, quantised_up, quantised_down
         ctx.gradient_amax = gradient_amax
         return _multiply(y_rows, quantised_down.rows, y_inverse, quantised_down.inverse, fast=True).view(x.shape)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        from .triton_fp8 import find_amax, quantise_both
+        from .triton_fp8 import find_amax, quantise_both, quantise_relu_squared_backward
 
-        columns, inverse, hidden, amax_hidden, y_columns, y_inverse = ctx.saved_tensors
+        columns, inverse, hidden, amax_hidden, y_inverse = ctx.saved_tensors
         flat = grad.reshape(-1, grad.size(-1))
         amax = ctx.gradient_amax.take() if ctx.gradient_amax is not None else None
-        g_rows, g_columns, g_inverse = quantise_both(flat, find_amax(flat) if amax is None else amax, E5M2, PLAIN)
-        _add_gradient([ctx.down], _multiply(g_columns, y_columns, g_inverse, y_inverse, fast=False))
+        g_rows, g_columns, g_inverse = quantise_both(flat, find_amax(flat) if amax is None else amax, E5M2)
         dy = _multiply(g_rows, ctx.quantised_down.columns, g_inverse, ctx.quantised_down.inverse, fast=False)
-        # A bound instead of the product's own largest magnitude: e5m2 has 32 octaves to spare a few, and dy is read once less.
-        d_rows, d_columns, d_inverse = quantise_both(dy, find_amax(dy), E5M2, RELU_SQUARED_BACKWARD, hidden, amax_hidden)
+        # The one pass over `hidden` also gives relu^2 again, transposed: keeping it would cost a byte an element.
+        d_rows, d_columns, d_inverse, y_columns = quantise_relu_squared_backward(dy, find_amax(dy), hidden, amax_hidden)
+        _add_gradient([ctx.down], _multiply(g_columns, y_columns, g_inverse, y_inverse, fast=False))
         _add_gradient([ctx.up], _multiply(d_columns, columns, d_inverse, inverse, fast=False))
         dx = _multiply(d_rows, ctx.quantised_up.columns, d_inverse, ctx.quantised_up.inverse, fast=False)
         return dx.view(grad.shape), None, None, None, None, None, None

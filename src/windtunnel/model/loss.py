@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Tokens whose logits exist at a time: 16384 x 32768 in bf16 is one GiB.
-CHUNK = 16384
+# Tokens whose logits exist at a time: 8192 x 32768 in bf16 is half a GiB.
+CHUNK = 8192
 
 
 def capped_cross_entropy(x_BTC: Tensor, weight: Tensor, targets_BT: Tensor, vocab: int, softcap: float) -> tuple[Tensor, Tensor]:
