@@ -14,6 +14,7 @@ from .checks import Outcome
 from .late import Late
 from .readiness import Readiness
 
+LEAST_GIB = 0.005  # of what is drawn
 REMARKS = ("does not fit", "instead", "warning", "note")
 
 
@@ -32,7 +33,7 @@ def write_page(report: Readiness) -> Path:
         checks=[_row(outcome, report.late_of(outcome)) for outcome in report.outcomes],
         plans=[_plan(plan) for plan in report.plans()],
         loss=_loss(report),
-        memory=[Curve("training processes, resident", sorted(rehearsal.memory))] if rehearsal.memory else [],
+        memory=[Curve(f"{name} run, resident", points) for name, points in rehearsal.memory.items() if points],
         cost=_cost(report),
         budget_dollars=rehearsal.recipe.budget.dollars,
         evaluation=evaluation,
@@ -53,14 +54,18 @@ def late_text(late: Late | None) -> str:
 
 def _row(outcome: Outcome, late: Late | None) -> CheckRow:
     later = f"Found later, {late.rule}: {late_text(late)}." if late else ""
-    return CheckRow(outcome.check, outcome.proves, outcome.evidence, outcome.seconds, outcome.status, outcome.remedy, later)
+    warned = outcome.status == "warn"
+    evidence = f"{outcome.evidence}. But: {outcome.remedy}" if warned else outcome.evidence
+    remedy = "" if warned else outcome.remedy
+    return CheckRow(outcome.check, outcome.proves, evidence, outcome.seconds, outcome.status, remedy, later)
 
 
 def _plan(plan: Plan) -> PlanRow:
     rows = lines(plan)
     notes = [f"{label}: {value}{f' ({source})' if source else ''}" for label, value, source in rows if label in REMARKS]
     kept = [row for row in rows if row[0] not in REMARKS]
-    return PlanRow(plan.rig, plan.fits, kept, Memory(plan.components, plan.limit_gib), notes)
+    shown = {name.replace("_", " "): gib for name, gib in plan.components.items() if gib >= LEAST_GIB}
+    return PlanRow(plan.rig, plan.fits, kept, Memory(shown, plan.limit_gib), notes)
 
 
 def _loss(report: Readiness) -> list[Curve]:

@@ -26,7 +26,7 @@ class Rehearsal:
         plan_here, plans: of the recipe, here and by target's name.
         data: the scale model's. corpus: (vocabulary, training tokens) of the recipe's own data, once read.
         run: the run that was killed and resumed. reference: the one that was not.
-        resumed_from: the step the killed run went on from. memory: (step, GiB) of the training processes.
+        resumed_from: the step the killed run went on from. memory: (step, GiB) of each training process and its children.
     """
 
     recipe: Recipe
@@ -41,7 +41,7 @@ class Rehearsal:
     run: Path | None = None
     reference: Path | None = None
     resumed_from: int = 0
-    memory: list[tuple[float, float]] = field(default_factory=list)
+    memory: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     evaluation: EvaluationReport | None = None
     environment: list[tuple[str, str]] = field(default_factory=list)
 

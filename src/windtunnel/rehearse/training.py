@@ -80,7 +80,8 @@ class Follower:
     """Reads a training process's progress, tells it, and samples its memory."""
 
     def __init__(self, rehearsal: Rehearsal, child: Child, say: Say) -> None:
-        self._rehearsal, self._child, self._say = rehearsal, child, say
+        self._child, self._say = child, say
+        self._memory = rehearsal.memory.setdefault(child.log.stem, [])
         self._sampled = 0.0
         self.step = 0
         say("starting")
@@ -96,7 +97,7 @@ class Follower:
         now = time.monotonic()
         if self.step and now - self._sampled > MEMORY_SECONDS and self._child.running:
             self._sampled = now
-            self._rehearsal.memory.append((float(self.step), self._child.memory_gib()))
+            self._memory.append((float(self.step), self._child.memory_gib()))
 
 
 def _describe(moment: dict[str, Any]) -> str:

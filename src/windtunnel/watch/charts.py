@@ -34,8 +34,7 @@ def line_chart(
             axes.axhline(limit, color=_COLOURS[3], linestyle="--", linewidth=1.4, label=limit_name)
         axes.set_xlabel(x)
         axes.set_ylabel(y)
-        if len(clean) > 1 or limit is not None:
-            axes.legend(frameon=False, labelcolor=_INK)
+        axes.legend(frameon=False, labelcolor=_INK)
 
     return _svg(draw, (7.2, 3.1), name)
 
