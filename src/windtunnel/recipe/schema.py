@@ -120,6 +120,10 @@ class Pretrain(Section):
         12.0, gt=0, description="length of the run when the budget names none (scaling parameters)"
     )
     precision: Literal["auto", "fp32", "bf16", "fp8"] = Field("auto", description="auto: bf16 on GPUs that have it, else fp32")
+    deterministic: bool = Field(
+        True,
+        description="the same losses bit for bit on the same GPUs; false: faster attention where FlashAttention-4 is missing",
+    )
     compile: bool | Literal["auto"] = Field("auto", description="torch.compile; auto: on GPUs")
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()

@@ -77,7 +77,7 @@ def ranks(rehearsal: Rehearsal, say: Say) -> Evidence:
     worst = max(abs(ours[step] / theirs[step] - 1) for step in common)
     text = (
         f"a checkpoint of {before} rank{'s' if before > 1 else ''} went on with {now}: the losses of steps {common[0]} to "
-        f"{common[-1]} differ by {worst:.1e} at most"
+        f"{common[-1]} " + (f"differ by {worst:.1e} at most" if worst else "are identical")
     )
     if worst > RANK_TOLERANCE:
         raise CheckFailed(f"{text}; {RANK_TOLERANCE:g} is allowed for another order of sums")

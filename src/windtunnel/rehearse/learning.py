@@ -38,7 +38,8 @@ def learning(rehearsal: Rehearsal, say: Say) -> Evidence:
     warned = [event.message for event in events if event.level == "warn"]
     bad = [event.message for event in events if event.level == "bad"]
     if warned:
-        text += f"; {len(warned)} warning{'s' if len(warned) > 1 else ''} on the way, the first: {warned[0]}"
+        bands = ", ".join(sorted({event.kind.removeprefix("band:").replace("_", " ") for event in events}))
+        text += f"; {len(warned)} warning{'s' if len(warned) > 1 else ''} on the way ({bands})"
     numbers = {"ln_vocabulary": start, "validation_loss": last, "training_loss": losses[-1].value, "alerts": [*bad, *warned]}
     return Evidence(text, numbers, warning="; ".join(bad[:2]) or None)
 

@@ -35,7 +35,7 @@ def _before(rehearsal: Rehearsal) -> list[Check]:
         ),
         Check(
             "data",
-            "the corpus can be read and tokenized; no document is in both splits; every id is a token",
+            "the corpus reads and tokenizes; no document is in both splits",
             "look at data.corpus and data.tokenizer in the recipe",
             "start",
             partial(corpus.data, rehearsal),
@@ -50,7 +50,7 @@ def _before(rehearsal: Rehearsal) -> list[Check]:
         *plans,
         Check(
             "model",
-            "it has the parameters that were planned, starts at ln V, and every tensor learns",
+            "it has the planned size, starts at ln V, and every tensor learns",
             "look at the recipe's model; a package that was changed: make test",
             "first steps",
             partial(modelling.model, rehearsal),
@@ -63,7 +63,7 @@ def _training(rehearsal: Rehearsal) -> list[Check]:
     return [
         Check(
             "kill",
-            "SIGKILL in the middle of a checkpoint costs only the steps since the one before",
+            "SIGKILL inside a checkpoint costs only the steps since the one before",
             "read killed.log in the rehearsal's folder; runs need a local or POSIX-conforming file system",
             "first interruption",
             partial(training.kill, rehearsal),
@@ -71,7 +71,7 @@ def _training(rehearsal: Rehearsal) -> list[Check]:
         ),
         Check(
             "resume",
-            "the same command goes on from the last whole checkpoint and clears what was half written",
+            "the same command goes on from the last whole checkpoint",
             "read resumed.log in the rehearsal's folder",
             "first interruption",
             partial(training.resume, rehearsal),
@@ -79,7 +79,7 @@ def _training(rehearsal: Rehearsal) -> list[Check]:
         ),
         Check(
             "learning",
-            "the loss falls clearly below that of a model that knows nothing, without alarms",
+            "the loss falls clearly below that of a model that knows nothing",
             "look at the loss in report.html; lower stages.pretrain.optimizer's rates, or check the data",
             "end",
             partial(learning.learning, rehearsal),
@@ -132,7 +132,7 @@ def _afterwards(rehearsal: Rehearsal) -> list[Check]:
         ),
         Check(
             "serve",
-            "the best checkpoint answers over HTTP what the model itself generates, to several clients, and stops when told",
+            "over HTTP it answers what the model generates, to several clients",
             "read serve.log in the rehearsal's folder; the server must be able to open a port on 127.0.0.1",
             "end",
             partial(serving.serve, rehearsal),

@@ -28,12 +28,11 @@ def kill(rehearsal: Rehearsal, say: Say) -> Evidence:
         run = await_run(child, root, follow)
         rehearsal.run = run
         caught = _catch(child, run / "checkpoints", follow)
-        step = follow.step
     left = sorted(path.name for path in (run / "checkpoints").iterdir() if not _COMPLETE.fullmatch(path.name))
     if not any(_WRITING.fullmatch(name) for name in left):
         raise CheckFailed(f"the half-written checkpoint is gone after the kill; there is {', '.join(left) or 'nothing'}")
     rehearsal.resumed_from = _newest_good(run)
-    text = f"SIGKILL at step {step} inside {caught}; step {rehearsal.resumed_from} before it is whole"
+    text = f"SIGKILL inside {caught}; step {rehearsal.resumed_from} before it is whole"
     return Evidence(text, {"found": caught, "good_step": rehearsal.resumed_from})
 
 
@@ -154,7 +153,17 @@ def _half_written(checkpoints: Path) -> Path | None:
         return None
     if not any(_COMPLETE.fullmatch(path.name) for path in paths):
         return None
-    return next((path for path in paths if _WRITING.fullmatch(path.name)), None)
+    for path in paths:
+        if _WRITING.fullmatch(path.name) and _bytes(path):
+            return path
+    return None
+
+
+def _bytes(folder: Path) -> int:
+    try:
+        return sum(path.stat().st_size for path in folder.iterdir())
+    except FileNotFoundError:  # it got its name meanwhile
+        return 0
 
 
 def _listing(folder: Path) -> str:

@@ -10,7 +10,7 @@ import torch
 
 from windtunnel.data import BatchLoader, PreparedData, ValidationBatches, prepare
 from windtunnel.evaluate import Validation, validation_loss
-from windtunnel.model import GPT, HyperParameters, build_gpt, derive, gpt_shape
+from windtunnel.model import GPT, HyperParameters, build_gpt, derive, deterministic, gpt_shape
 from windtunnel.recipe import Recipe, UserError
 from windtunnel.run import Checkpoint
 
@@ -67,6 +67,8 @@ class Job:
         self.data: PreparedData = prepare(recipe)
         if ranks.first:
             ranks.barrier()
+        if ranks.device.type == "cuda":
+            deterministic(recipe.stages.pretrain.deterministic)
         vocab = self.data.tokenizer.vocab
         torch.set_float32_matmul_precision("highest" if layout.precision == "fp32" else "high")
         self.rates: HyperParameters = derive(recipe, vocab)
