@@ -22,26 +22,37 @@ Arrays = dict[str, "np.ndarray[Any, Any]"]
 
 
 class Staging:
-    """Host buffers for one rank's part of a checkpoint; allocated once, because pinning memory is slow.
+    """Host copies for one rank's part of a checkpoint; allocated once, because pinning memory is slow.
+
+    Parameters and states are views into a few large buffers, and it is those that are copied: a GPU's
+    queue takes about a thousand operations before the host has to wait for it.
 
     Args:
         weights: whether this rank stages the weights too (rank 0).
     """
 
     def __init__(self, model: GPT, optimizer: MuonAdamW, *, weights: bool) -> None:
-        self._weights = {name: p.detach() for name, p in model.named_parameters()} if weights else {}
-        self._states = {f"{p}|{s}|{start}:{stop}": tensor for (p, s, start, stop), tensor in optimizer.states()}
+        self._twins: dict[int, tuple[Tensor, Tensor]] = {}
         self._cuda = model.head.weight.is_cuda
         self._stream = torch.cuda.Stream() if self._cuda else None
         self._event = torch.cuda.Event() if self._cuda else None
-        self._host_weights = {k: self._buffer(t) for k, t in self._weights.items()}
-        self._host_states = {k: self._buffer(t) for k, t in self._states.items()}
+        named = model.named_parameters() if weights else ()
+        self._host_weights = {name: self._twin(parameter.detach()) for name, parameter in named}
+        self._checked = [device for device, _ in self._twins.values()]
+        self._host_states = {f"{p}|{s}|{start}:{stop}": self._twin(tensor) for (p, s, start, stop), tensor in optimizer.states()}
         self._finite = torch.ones((), dtype=torch.bool, pin_memory=self._cuda)
         self.begin()  # once for nothing: first uses of memory and kernels are slow, and no step is running yet
         self.finish()
 
-    def _buffer(self, tensor: Tensor) -> Tensor:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._cuda)
+    def _twin(self, view: Tensor) -> Tensor:
+        """The same view of the host copy of the buffer that `view` looks into."""
+        storage = view.untyped_storage()
+        if storage.data_ptr() not in self._twins:
+            device = torch.empty(0, dtype=view.dtype, device=view.device).set_(storage)
+            host = torch.empty(device.shape, dtype=view.dtype, pin_memory=self._cuda)
+            self._twins[storage.data_ptr()] = device, host
+        host = self._twins[storage.data_ptr()][1]
+        return host.as_strided(view.shape, view.stride(), view.storage_offset())
 
     def begin(self) -> None:
         """Start copying the present values. The buffers must not be in use by a writer any more."""
@@ -53,13 +64,14 @@ class Staging:
             self._copy()
             self._event.record()
 
+    @torch.no_grad()
     def _copy(self) -> None:
-        for source, target in ((self._weights, self._host_weights), (self._states, self._host_states)):
-            for key, tensor in source.items():
-                target[key].copy_(tensor, non_blocking=True)
-        if self._weights:
-            finite = torch.stack([tensor.isfinite().all() for tensor in self._weights.values()]).all()
+        if self._checked:
+            # A sum is finite only if everything in it is, and needs no memory of the tensor's size.
+            finite = torch.stack([buffer.sum() for buffer in self._checked]).isfinite().all()
             self._finite.copy_(finite, non_blocking=True)
+        for device, host in self._twins.values():
+            host.copy_(device, non_blocking=True)
 
     @property
     def done(self) -> bool:
