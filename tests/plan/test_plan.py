@@ -65,7 +65,7 @@ def test_d64_does_not_fit_8xh100_and_says_what_does() -> None:
     [
         (("model.depth=64",), "8xH100"),
         (("model.depth=48",), "H100"),
-        (("model.depth=30",), "g5.xlarge"),
+        (("model.depth=40",), "g5.xlarge"),
         (("model.depth=24", "stages.pretrain.micro_batch=16"), "RTX4090"),
         (("model.depth=60",), "2x(8xA100)"),
     ],
@@ -194,12 +194,13 @@ def test_precision_follows_the_hardware() -> None:
         assert "precision=auto" in (error.value.fix or "")
 
 
-def test_fp8_is_faster_and_smaller() -> None:
+def test_fp8_is_faster_and_a_little_larger() -> None:
     rig, depth = parse_rig("H200"), "model.depth=24"
     bf16 = make_plan(charlm(depth, "stages.pretrain.micro_batch=16"), rig)
     fp8 = make_plan(charlm(depth, "stages.pretrain.micro_batch=16", "stages.pretrain.precision=fp8"), rig)
     assert fp8.tokens_per_second > 1.1 * bf16.tokens_per_second
-    assert fp8.peak_gib < bf16.peak_gib
+    # Measured at d24: 48.3 against 45.0 GiB, for the matrices' 8-bit copies in both orders.
+    assert bf16.peak_gib < fp8.peak_gib < 1.1 * bf16.peak_gib
 
 
 # tokens/s of nanochat on one H200, vocabulary 32,768, four accumulation steps: what the efficiencies were fitted to.

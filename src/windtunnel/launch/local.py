@@ -42,6 +42,8 @@ def run_training(recipe: Recipe, options: Options, view: View, *, as_json: bool 
         UserError: see `prepare_run`; budget already spent.
     """
     os.environ.setdefault(STARTED, repr(time.time()))
+    # Read when CUDA starts. Without it freed blocks of other sizes stay reserved: 61.5 GiB instead of 45 at depth 24.
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     try:
         run = prepare_run(recipe, options, view.say)
         ranks = run.manifest["plan"]["layout"]["ranks"]
@@ -62,7 +64,6 @@ def _torchrun(folder: Path, ranks: int, as_json: bool) -> int:
     command = [*torchrun, "-m", "windtunnel.launch.worker", str(folder)]
     environment = {
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)),
-        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
         **os.environ,
     }
     # A session of its own: Ctrl-C must reach rank 0 alone, which saves and tells the others.

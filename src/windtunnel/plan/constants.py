@@ -16,7 +16,7 @@ class Constants:
     """Memory and step-time constants of one kind of device. Shares are of 1, times in seconds, sizes in GiB or bytes."""
 
     # Where the numbers come from and how far off they may be (relative).
-    source: str = "defaults: tensor sizes counted, efficiencies fitted to nanochat at d12, d20, d24 on one H200"
+    source: str = "fitted to benchmarks/results/throughput-h200.json: d12, d20, d24 on one H200"
     memory_error: float = 0.12
     time_error: float = 0.20
 
@@ -27,13 +27,11 @@ class Constants:
     cpu_context_gib: float = 0.5  # the interpreter with torch loaded
     workspace_gib: float = 0.25  # cuBLAS and Triton workspaces
     nccl_gib: float = 0.5  # communicators' buffers, with more than one rank
-    fragmentation: float = 0.03  # reserved over allocated, of all that the allocator holds
-    saved_dims: float = (
-        10.0  # per layer and token, in units of dim: 2 residuals, 2 normed inputs, q k before and after RoPE, v, output
-    )
-    saved_hidden: float = 2.0  # in units of hidden: before and after relu^2 (swiglu: 3)
-    eager_factor: float = 1.35  # without torch.compile autograd also keeps what fusion recomputes
-    logit_bytes: float = 10.0  # a logit of the chunk: bf16 value and gradient, fp32 for softmax, reading room
+    fragmentation: float = 0.01  # reserved over allocated, of all that the allocator holds
+    saved_dims: float = 6.5  # per layer and token, in units of dim: 2 normed inputs, q, k, v, attention's output, scraps
+    saved_hidden: float = 1.0  # in units of hidden: one side of relu^2 (swiglu: 2)
+    eager_factor: float = 1.2  # on a CPU the plain versions of the fused pieces keep more
+    logit_bytes: float = 3.0  # a logit of the chunk: bf16, overwritten by its gradient, and room
     loss_chunk_tokens: int = 8192
 
     # Step time.
@@ -42,7 +40,7 @@ class Constants:
     half_tokens: float = 512.0  # tokens in a micro-batch at which they do
     attention_efficiency: float = 0.34  # of the bf16 peak, causal FLOPs, forward and backward together
     fp8_efficiency: float = 0.60  # of the fp8 peak, quantisation included
-    traffic_bytes: float = 235.0  # moved per layer, token and channel by what is not a product: norms, RoPE, relu^2, residuals
+    traffic_bytes: float = 165.0  # moved per layer, token and channel by what is not a product: norms, RoPE, relu^2, residuals
     eager_traffic: float = 2.5  # times that without torch.compile
     bandwidth_efficiency: float = 0.80
     optimizer_bytes: float = 30.0  # moved per parameter owned by a rank: states, gradient, weight

@@ -29,7 +29,7 @@ def components(shape: GPTShape, layout: Layout, constants: Constants) -> dict[st
     other = shape.parameters - shape.matrix_parameters
     saved = {
         "activations": _activation_bytes(shape, layout, constants, element),
-        "compute_weights": 0.0 if element == 4 else 2.0 * (shape.matrix_parameters + shape.head_parameters),
+        "compute_weights": _copies_bytes(shape, layout, element),
         "loss": _loss_bytes(shape, layout, constants, element),
     }
     held = {
@@ -49,15 +49,21 @@ def components(shape: GPTShape, layout: Layout, constants: Constants) -> dict[st
     return gib
 
 
+def _copies_bytes(shape: GPTShape, layout: Layout, element: int) -> float:
+    """bf16 copies of what is multiplied; with fp8 the blocks' matrices also in 8 bits, in both orders."""
+    if element == 4:
+        return 0.0
+    return 2.0 * (shape.matrix_parameters + shape.head_parameters) + (
+        2.0 * shape.matrix_parameters if layout.precision == "fp8" else 0.0
+    )
+
+
 def _activation_bytes(shape: GPTShape, layout: Layout, constants: Constants, element: int) -> float:
     kv_share = shape.kv_dim / shape.dim
     # Of saved_dims, k before and after RoPE and v have the width of the key/value heads.
     dims = shape.dim * (constants.saved_dims - 3 + 3 * kv_share)
     hidden = shape.hidden * (constants.saved_hidden + (1 if shape.mlp == "swiglu" else 0))
     per_layer = element * (dims + hidden) + 4 * shape.heads  # + log-sum-exp of attention
-    if layout.precision == "fp8":
-        # Inputs of the products are kept in 8 bits: two normed inputs, attention's output, the MLP's activation.
-        per_layer -= 3 * shape.dim + shape.hidden
     values = element * shape.kv_dim * len(shape.value_layers)
     factor = 1.0 if layout.compile else constants.eager_factor
     return layout.micro_tokens * (factor * (shape.layers * per_layer + values) + 2 * element * shape.dim)
