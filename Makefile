@@ -1,6 +1,8 @@
 # Everything runs inside .venv, which `make setup` creates and any other target creates when it is missing or out of date.
 PY := .venv/bin
 STAMP := .venv/.installed
+# Where gpu-test writes what it measured; results worth keeping are committed under benchmarks/results.
+RESULTS ?= build/measured
 
 .PHONY: help setup rehearse test lint types imports test-long gpu-test format clean
 
@@ -37,8 +39,13 @@ imports: $(STAMP)
 test-long: $(STAMP)
 	$(PY)/python -m pytest -m "slow and not gpu"
 
+# PEER=folder of a karpathy/nanochat checkout: its throughput is measured beside ours, in turns.
 gpu-test: $(STAMP)
 	$(PY)/python -m pytest -m gpu -s
+	$(PY)/python benchmarks/training.py scaling --out $(RESULTS)/scaling.json
+	$(PY)/python benchmarks/training.py checkpoints --out $(RESULTS)/checkpoints.json
+	@if [ -n "$(PEER)" ]; then PEER="$(PEER)" $(PY)/python benchmarks/compare.py --out $(RESULTS)/throughput.json; \
+	else echo "PEER=folder of a karpathy/nanochat checkout: also measures throughput beside it"; fi
 
 format: $(STAMP)
 	$(PY)/ruff check --fix .
