@@ -210,6 +210,23 @@ def test_a_depth_that_does_not_fit_names_the_largest_that_does(new_run: NewRun) 
     assert "model.depth=" in (error.value.fix or "")
 
 
+def test_dollars_without_a_price_are_refused_before_anything_is_made(new_run: NewRun, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no known price") as error:
+        new_run("budget.dollars=5")
+    assert "--price" in (error.value.fix or "")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_budget_in_dollars_ends_in_time(new_run: NewRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = new_run("budget.steps=null", "budget.dollars=0.01", options={"price": 3.0, "yes": True})  # 12 seconds
+    monkeypatch.setenv("WINDTUNNEL_STARTED", repr(time.time()))
+    assert train(folder) in (0, 3)
+    with MetricsReader(folder / "metrics.sqlite") as reader:
+        spent = reader.latest()["dollars"].value
+    assert 0.006 < spent <= 0.01 * 1.01
+    assert RunFolder.open(folder).manifest["summary"]["step"] > 5
+
+
 def test_too_many_epochs_ask_for_yes(new_run: NewRun) -> None:
     with pytest.raises(UserError, match="epochs") as error:
         new_run("budget.steps=null", "budget.epochs=40")

@@ -85,7 +85,8 @@ def test_a_killed_run_resumes_bit_for_bit(new_run: NewRun) -> None:
 @pytest.mark.timeout(1800)
 def test_fifty_kills_at_random_moments_change_nothing(new_run: NewRun) -> None:
     sets = ("budget.steps=3000", "checkpoints.every=3 steps", "stages.pretrain.validate_every=500 steps")
-    whole, killed = new_run(*sets), new_run(*sets)
+    sets += ("bands.overfit_patience=1000",)
+    whole, killed = (new_run(*sets, options={"yes": True}) for _ in range(2))
     assert train(whole) == 0
     assert kill_at_random(killed, 1, kills=50, seed=2) >= 50
     assert_same(whole, killed)

@@ -50,6 +50,11 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
     if existing is not None:
         recipe = _as_trained(RunFolder.open(existing, recipe))
     rig = _rig(options)
+    if recipe.budget.dollars is not None and rig.dollars_per_hour is None:
+        raise UserError(
+            f"budget.dollars is {recipe.budget.dollars:g}, and this machine has no known price",
+            "give dollars an hour for the whole machine: --price 2.50, or WINDTUNNEL_PRICE=2.50",
+        )
     data = prepare(recipe, progress=_progress(say))
     for note in data.notes:
         say(f"data: {note}")
