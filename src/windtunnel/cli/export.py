@@ -44,7 +44,7 @@ def export(
     from windtunnel.data import load_tokenizer
     from windtunnel.model import export_weights, gpt_shape
 
-    shape = gpt_shape(opened.recipe.model, load_tokenizer(opened.tokenizer_path).vocab)
+    shape = gpt_shape(opened.recipe.gpt, load_tokenizer(opened.tokenizer_path).vocab)
     target = to or folder / "export"
     try:
         path = export_weights(target, shape, checkpoint.weights(), dtype=dtype.value)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from windtunnel.recipe import ArithmeticCorpus, Recipe, UserError
+from windtunnel.recipe import ArithmeticCorpus, CountedCorpus, Recipe, UserError
 
 from .cache import cache_root, check_free_space, locked, new_folder
 from .corpus import CorpusFile, corpus_files
@@ -79,6 +79,8 @@ def prepare(recipe: Recipe, cache: str | Path | None = None, progress: Progress 
     report = progress or (lambda share, what: None)
     root = cache_root(cache)
     corpus = recipe.data.corpus
+    if isinstance(corpus, CountedCorpus):
+        raise UserError("data.corpus.kind: a counted corpus has no text, it can only be planned with", "give text files")
     files = [] if isinstance(corpus, ArithmeticCorpus) else corpus_files(corpus)
     fingerprint = _fingerprint(recipe, files, report)
     folder = root / f"{corpus.kind}-{fingerprint}"

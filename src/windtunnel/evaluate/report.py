@@ -100,7 +100,7 @@ def load_run(run: Path, checkpoint: Which = "best", device: str | None = None) -
     tokenizer = load_tokenizer(folder.tokenizer_path)
     weights = {name: torch.from_numpy(array) for name, array in chosen.weights().items()}
     model = model_from_weights(
-        gpt_shape(folder.recipe.model, tokenizer.vocab),
+        gpt_shape(folder.recipe.gpt, tokenizer.vocab),
         weights,
         device=where,
         compute=torch.bfloat16 if fast else torch.float32,
@@ -195,7 +195,7 @@ def export_run(run: Path | str, to: Path | str, *, dtype: str = "bf16", step: in
     folder, chosen = _choose(Path(run), "best" if step is None else step)
     tokenizer = load_tokenizer(folder.tokenizer_path)
     try:
-        path = export_weights(target, gpt_shape(folder.recipe.model, tokenizer.vocab), chosen.weights(), dtype)
+        path = export_weights(target, gpt_shape(folder.recipe.gpt, tokenizer.vocab), chosen.weights(), dtype)
         if target.resolve() != folder.path.resolve():
             tokenizer.save(target / "tokenizer.json")
     except OSError as error:

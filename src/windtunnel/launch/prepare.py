@@ -128,7 +128,7 @@ def _rig(options: Options) -> Rig:
 
 def _plan(recipe: Recipe, rig: Rig, data: PreparedData, options: Options, say: Say) -> tuple[Recipe, Plan]:
     vocab, corpus = data.tokenizer.vocab, data.train.count
-    automatic = recipe.model.depth == "auto"
+    automatic = recipe.gpt.depth == "auto"
     recipe = resolve(recipe, rig, vocab, corpus_tokens=corpus)
     plan = make_plan(recipe, rig, vocab, corpus_tokens=corpus)
     if not plan.fits:

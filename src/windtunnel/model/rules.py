@@ -48,8 +48,8 @@ class HyperParameters:
 
 def derive(recipe: Recipe, vocab: int) -> HyperParameters:
     """Derive batch, learning rates, weight decay and tokens for a recipe whose depth is resolved."""
-    shape = gpt_shape(recipe.model, vocab)
-    reference = gpt_shape(recipe.model.model_copy(update={"depth": REFERENCE_DEPTH, "kv_heads": None}), vocab)
+    shape = gpt_shape(recipe.gpt, vocab)
+    reference = gpt_shape(recipe.gpt.model_copy(update={"depth": REFERENCE_DEPTH, "kv_heads": None}), vocab)
     stage, given = recipe.stages.pretrain, recipe.stages.pretrain.optimizer
     ratio = stage.tokens_per_parameter
     tokens = ratio * shape.scaling_parameters

@@ -24,7 +24,7 @@ def memory_alternatives(recipe: Recipe, rig: Rig, vocab: int, constants: Constan
             micro = sized.candidate.layout.micro_batch
             found.append(Alternative(f"--set stages.pretrain.micro_batch={micro}", _gives(sized)))
     depth = deepest_that_fits(_free_micro_batch(recipe), rig, vocab, constants)
-    if depth is not None and depth < int(recipe.model.depth):
+    if depth is not None and depth < int(recipe.gpt.depth):
         free = "" if recipe.stages.pretrain.micro_batch is None else " --set stages.pretrain.micro_batch=null"
         found.append(Alternative(f"--set model.depth={depth}{free}", f"the largest depth that fits {rig.name}"))
     more = _more_of_the_same(recipe, rig, vocab, constants)

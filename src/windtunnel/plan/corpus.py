@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 
-from windtunnel.recipe import ArithmeticCorpus, BPETokenizer, CharacterTokenizer, Recipe, StdlibCorpus
+from windtunnel.recipe import ArithmeticCorpus, BPETokenizer, CharacterTokenizer, CountedCorpus, Recipe, StdlibCorpus
 
 # English text and code: about four bytes a token with vocabularies of thousands.
 BYTES_PER_BPE_TOKEN = 3.5
@@ -36,6 +36,8 @@ def estimate_corpus_tokens(recipe: Recipe) -> tuple[float | None, str]:
     if isinstance(corpus, StdlibCorpus):
         size = corpus.megabytes * 1e6
         what = f"{corpus.megabytes:g} MB of the standard library"
+    elif isinstance(corpus, CountedCorpus):
+        return float(corpus.tokens), "data.corpus.tokens"
     else:
         paths = {path for pattern in corpus.files for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)}
         size = float(sum(os.path.getsize(path) for path in paths))

@@ -30,16 +30,16 @@ class Sized:
 
 def at_depth(recipe: Recipe, depth: int) -> Recipe:
     """The recipe with its depth set."""
-    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"depth": depth})})
+    return recipe.model_copy(update={"model": recipe.gpt.model_copy(update={"depth": depth})})
 
 
 def size_up(recipe: Recipe, rig: Rig, vocab: int, constants: Constants) -> Sized:
     """Shape, hyper-parameters and best layout of a recipe whose depth is a number."""
-    assert recipe.model.depth != "auto"
-    shape = gpt_shape(recipe.model, vocab)
+    assert recipe.gpt.depth != "auto"
+    shape = gpt_shape(recipe.gpt, vocab)
     hyper = derive(recipe, vocab)
     candidate, notes = search_layout(recipe.stages.pretrain, shape, int(hyper.batch_tokens.value), rig, constants)
-    return Sized(recipe.model.depth, shape, hyper, candidate, tuple(notes))
+    return Sized(recipe.gpt.depth, shape, hyper, candidate, tuple(notes))
 
 
 def pick_depth(recipe: Recipe, rig: Rig, vocab: int, constants: Constants, corpus: float | None) -> tuple[int, str]:

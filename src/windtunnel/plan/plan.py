@@ -37,7 +37,7 @@ def make_plan(
     vocab, vocab_source = (vocab, "prepared data") if vocab is not None else vocabulary(recipe)
     corpus, corpus_source = (corpus_tokens, "prepared data") if corpus_tokens is not None else estimate_corpus_tokens(recipe)
     notes = []
-    auto = recipe.model.depth == "auto"
+    auto = recipe.gpt.depth == "auto"
     if auto:
         depth, reason = pick_depth(recipe, rig, vocab, constants, corpus)
         recipe = at_depth(recipe, depth)
@@ -62,7 +62,7 @@ def resolve(
     corpus_tokens: float | None = None,
 ) -> Recipe:
     """The recipe with depth 'auto' made a number for this rig; make_plan says why in its notes."""
-    if recipe.model.depth != "auto":
+    if recipe.gpt.depth != "auto":
         return recipe
     constants = calibration or load_constants(rig.gpu.name if rig.gpu else None)
     corpus = corpus_tokens if corpus_tokens is not None else estimate_corpus_tokens(recipe)[0]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from .errors import GateFailed, UserError
 
 if TYPE_CHECKING:
-    from .load import dump_recipe, load_recipe, recipe_names, validate
+    from .finetuning import GRPO, FineTune, HuggingFaceModel, LayoutChoice, LoRA
+    from .load import dump_recipe, load_recipe, recipe_names, template_names, validate
     from .scale import scale_model
     from .schema import (
         ARITHMETIC_ALPHABET,
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
         Budget,
         CharacterTokenizer,
         Checkpoints,
+        CountedCorpus,
         Data,
         Evaluate,
         GPTModel,
@@ -33,17 +35,23 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ARITHMETIC_ALPHABET",
+    "GRPO",
     "ArithmeticCorpus",
     "BPETokenizer",
     "Bands",
     "Budget",
     "CharacterTokenizer",
     "Checkpoints",
+    "CountedCorpus",
     "Data",
     "Evaluate",
     "Every",
+    "FineTune",
     "GPTModel",
     "GateFailed",
+    "HuggingFaceModel",
+    "LayoutChoice",
+    "LoRA",
     "Optimizer",
     "Pretrain",
     "Recipe",
@@ -60,11 +68,13 @@ __all__ = [
     "parse_hours",
     "recipe_names",
     "scale_model",
+    "template_names",
     "validate",
 ]
 
 _MODULES = {
-    "load": ("dump_recipe", "load_recipe", "recipe_names", "validate"),
+    "finetuning": ("GRPO", "FineTune", "HuggingFaceModel", "LayoutChoice", "LoRA"),
+    "load": ("dump_recipe", "load_recipe", "recipe_names", "template_names", "validate"),
     "scale": ("scale_model",),
     "schema": (
         "ARITHMETIC_ALPHABET",
@@ -74,6 +84,7 @@ _MODULES = {
         "Budget",
         "CharacterTokenizer",
         "Checkpoints",
+        "CountedCorpus",
         "Data",
         "Evaluate",
         "GPTModel",

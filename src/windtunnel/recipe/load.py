@@ -19,7 +19,12 @@ from .yamlfile import Path_, dump_yaml, parse_scalar, read_yaml
 
 def recipe_names() -> list[str]:
     """Names of the recipes that ship with the package."""
-    return sorted(p.name.removesuffix(".yaml") for p in _shipped().iterdir() if p.name.endswith(".yaml"))
+    return _names("recipes")
+
+
+def template_names() -> list[str]:
+    """Names of the templates: recipes to plan with, whose data is only counted."""
+    return _names("templates")
 
 
 def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -51,13 +56,15 @@ def dump_recipe(recipe: Recipe) -> str:
     return dump_yaml(recipe.model_dump(mode="json"))
 
 
-def _shipped() -> Any:
-    return resources.files(__package__) / "recipes"
+def _names(folder: str) -> list[str]:
+    stand_here = (resources.files(__package__) / folder).iterdir()
+    return sorted(p.name.removesuffix(".yaml") for p in stand_here if p.name.endswith(".yaml"))
 
 
 def _find(source: str) -> Path:
-    if source in recipe_names():
-        return Path(str(_shipped() / f"{source}.yaml"))
+    for folder in ("recipes", "templates"):
+        if source in _names(folder):
+            return Path(str(resources.files(__package__) / folder / f"{source}.yaml"))
     path = Path(source)
     try:
         path.resolve()
@@ -68,8 +75,9 @@ def _find(source: str) -> Path:
         raise UserError(f"recipe {source} is a directory", f"name a recipe file or one of: {', '.join(recipe_names())}")
     if exists or path.suffix in (".yaml", ".yml"):
         return path
-    nearest = difflib.get_close_matches(source, recipe_names(), n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]}?" if nearest else f"shipped recipes: {', '.join(recipe_names())}; or give a .yaml file"
+    nearest = difflib.get_close_matches(source, recipe_names() + template_names(), n=1, cutoff=0.5)
+    known = f"shipped recipes: {', '.join(recipe_names())}; templates to plan with: {', '.join(template_names())}"
+    hint = f"did you mean {nearest[0]}?" if nearest else f"{known}; or give a .yaml file"
     raise UserError(f"no recipe named {source!r}", hint)
 
 

@@ -19,7 +19,7 @@ def scale_model(recipe: Recipe, *, steps: int = STEPS) -> Recipe:
     embeddings, windows, softcap, GQA ratio up to 4, precision) is left as it is. The user's own text
     stays what it is: a recipe has no size for it, whoever rehearses takes an excerpt.
     """
-    heads, kv_heads = _heads(recipe.model)
+    heads, kv_heads = _heads(recipe.gpt)
     corpus = recipe.data.corpus
     if isinstance(corpus, ArithmeticCorpus):
         corpus = corpus.model_copy(update={"documents": 60_000, "digits": 2, "decimals": min(corpus.decimals, 1), "terms": 2})
@@ -49,7 +49,7 @@ def scale_model(recipe: Recipe, *, steps: int = STEPS) -> Recipe:
     )
     return recipe.model_copy(
         update={
-            "model": recipe.model.model_copy(
+            "model": recipe.gpt.model_copy(
                 update={
                     "depth": DEPTH,
                     "aspect": heads * HEAD_DIM // DEPTH,

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from .errors import UserError
+from .finetuning import GRPO, FineTune, HuggingFaceModel, LayoutChoice
+from .section import Section
 from .units import Count, Dollars, Every, Hours, Interval
 
 ARITHMETIC_ALPHABET = "0123456789+-HBL.\n"
-
-
-class Section(BaseModel):
-    """Base of every part of a recipe: unknown keys refused, no silent type conversions, immutable."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 
 
 class GPTModel(Section):
@@ -67,6 +64,13 @@ class StdlibCorpus(Section):
     megabytes: float = Field(20.0, gt=0, description="stop after this much text")
 
 
+class CountedCorpus(Section):
+    """Data known only by its size, to plan before it is there."""
+
+    kind: Literal["counted"] = "counted"
+    tokens: Count = Field(50_000_000, ge=1)
+
+
 class CharacterTokenizer(Section):
     """One token per character of a fixed alphabet."""
 
@@ -87,7 +91,7 @@ class BPETokenizer(Section):
 class Data(Section):
     """Where the tokens come from and how they are split."""
 
-    corpus: Annotated[TextCorpus | ArithmeticCorpus | StdlibCorpus, Field(discriminator="kind")]
+    corpus: Annotated[TextCorpus | ArithmeticCorpus | StdlibCorpus | CountedCorpus, Field(discriminator="kind")]
     tokenizer: Annotated[CharacterTokenizer | BPETokenizer, Field(discriminator="kind")] = CharacterTokenizer()
     validation: float = Field(0.01, gt=0, lt=0.5, description="share of documents held out, chosen by a hash of their text")
 
@@ -144,9 +148,11 @@ class Evaluate(Section):
 
 
 class Stages(Section):
-    """The recipe's stages, run in this order."""
+    """The recipe's stages, run in this order; a Hugging Face model has `sft` or `rl` in the place of `pretrain`."""
 
     pretrain: Pretrain = Pretrain()
+    sft: FineTune | None = None
+    rl: GRPO | None = None
     evaluate: Evaluate = Evaluate()
 
 
@@ -193,13 +199,25 @@ class Serve(Section):
     max_prompt_bytes: int = Field(1_000_000, ge=1)
 
 
+def _kind_by_default(value: object) -> object:
+    """A model without a kind is a gpt."""
+    return {"kind": "gpt", **value} if isinstance(value, dict) else value
+
+
+Model = Annotated[
+    Annotated[GPTModel | HuggingFaceModel, Field(discriminator="kind")],
+    BeforeValidator(_kind_by_default),
+]
+
+
 class Recipe(Section):
     """What to train: model, data, stages, budget, gates."""
 
     name: str = Field(pattern="^[a-z][a-z0-9_-]*$")
     description: str = ""
     seed: int = Field(1337, ge=0, lt=2**32)
-    model: GPTModel = GPTModel()
+    model: Model = GPTModel()
+    layout: LayoutChoice = LayoutChoice()
     data: Data
     stages: Stages = Stages()
     budget: Budget = Budget()
@@ -214,4 +232,23 @@ class Recipe(Section):
             missing = sorted(set(ARITHMETIC_ALPHABET) - set(tokenizer.alphabet))
             if missing:
                 raise ValueError(f"data.tokenizer.alphabet lacks {missing}, which the arithmetic corpus uses")
+        if isinstance(self.model, GPTModel) and (self.stages.sft or self.stages.rl):
+            stage = "sft" if self.stages.sft else "rl"
+            raise ValueError(f"stages.{stage} needs a model of kind huggingface; this one is a gpt, which has stages.pretrain")
+        if isinstance(self.model, HuggingFaceModel) and (self.stages.sft is None) == (self.stages.rl is None):
+            raise ValueError("a model of kind huggingface needs either stages.sft or stages.rl")
         return self
+
+    @property
+    def gpt(self) -> GPTModel:
+        """The model, where it is a GPT of our own.
+
+        Raises:
+            UserError: it is a Hugging Face model.
+        """
+        if isinstance(self.model, GPTModel):
+            return self.model
+        raise UserError(
+            f"recipe {self.name}: this needs a model of kind gpt, and model.kind is huggingface ({self.model.config})",
+            "plan and measure such recipes with: windtunnel plan",
+        )

@@ -23,7 +23,7 @@ def model(rehearsal: Rehearsal, say: Say) -> Evidence:
 
     assert rehearsal.data is not None
     vocab = rehearsal.data.tokenizer.vocab
-    shape = gpt_shape(rehearsal.scale.model, vocab)
+    shape = gpt_shape(rehearsal.scale.gpt, vocab)
     say("building it")
     device = torch.device(rehearsal.device)
     compute = torch.bfloat16 if device.type == "cuda" else torch.float32

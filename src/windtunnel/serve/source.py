@@ -52,7 +52,7 @@ def load_source(path: Path, *, step: int | None = None, device: str | None = Non
                 f"go on with: windtunnel train {run.recipe.name} --run {path} --resume",
             )
         tokenizer = load_tokenizer(run.tokenizer_path)
-        shape = gpt_shape(run.recipe.model, tokenizer.vocab)
+        shape = gpt_shape(run.recipe.gpt, tokenizer.vocab)
         weights = {name: torch.from_numpy(array) for name, array in checkpoint.weights().items()}
         model = model_from_weights(shape, weights, device=where, compute=compute, source=str(checkpoint.path))
         loss = "" if checkpoint.validation_loss is None else f", validation loss {checkpoint.validation_loss:.4f}"

@@ -54,7 +54,7 @@ class Job:
     """Model, optimizer, data and host buffers of one rank."""
 
     def __init__(self, recipe: Recipe, layout: Layout, ranks: Ranks) -> None:
-        assert recipe.model.depth != "auto"
+        assert recipe.gpt.depth != "auto"
         if ranks.world != layout.ranks:
             raise UserError(
                 f"the run is planned for {layout.ranks} ranks and was started with {ranks.world}",
@@ -72,7 +72,7 @@ class Job:
         vocab = self.data.tokenizer.vocab
         torch.set_float32_matmul_precision("highest" if layout.precision == "fp32" else "high")
         self.rates: HyperParameters = derive(recipe, vocab)
-        shape = gpt_shape(recipe.model, vocab)
+        shape = gpt_shape(recipe.gpt, vocab)
         self.model: GPT = build_gpt(shape, device=ranks.device, compute=COMPUTE[layout.precision], seed=recipe.seed)
         if layout.precision == "fp8":
             from windtunnel.model import enable_fp8  # its kernels need a GPU's packages

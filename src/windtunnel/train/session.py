@@ -111,7 +111,7 @@ def _first(run: RunFolder, layout: Layout, ranks: Ranks, view: View, after_step:
         peak = gpu["bf16_tflops"] * 1e12 * layout.ranks if gpu else (run.manifest["rig"].get("cpu_gflops") or 0) * 1e9 or None
         targets = Targets(plan["tokens_per_second"] if layout.device == "cuda" else None, recipe.budget.dollars)
         bands = BandWatch(recipe.bands, targets, first_step=step)
-        flops = gpt_shape(recipe.model, job.data.tokenizer.vocab).flops_per_token
+        flops = gpt_shape(recipe.gpt, job.data.tokenizer.vocab).flops_per_token
         supervisor = Supervisor(
             run=run, recipe=recipe, job=job, metrics=metrics, clock=clock, bands=bands, stop=stop, writer=writer, view=view,
             flops_per_token=flops, peak_flops=peak,

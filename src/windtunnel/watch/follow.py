@@ -122,8 +122,8 @@ def _title(run: RunFolder) -> str:
     manifest: dict[str, Any] = run.manifest
     plan, rig = manifest.get("plan") or {}, manifest.get("rig") or {}
     parts = [run.recipe.name]
-    if isinstance(run.recipe.model.depth, int):
-        parts.append(f"d{run.recipe.model.depth}")
+    if isinstance(run.recipe.gpt.depth, int):
+        parts.append(f"d{run.recipe.gpt.depth}")
     if isinstance(plan.get("params"), int | float):
         parts.append(f"{count(plan['params'])} parameters")
     if rig.get("name"):
