@@ -44,6 +44,8 @@ gpu-test: $(STAMP)
 	$(PY)/python -m pytest -m gpu -s
 	$(PY)/python benchmarks/training.py scaling --out $(RESULTS)/scaling.json
 	$(PY)/python benchmarks/training.py checkpoints --out $(RESULTS)/checkpoints.json
+	$(PY)/python benchmarks/training.py resume --out $(RESULTS)/resume.json
+	$(PY)/python benchmarks/training.py precision --out $(RESULTS)/precision.json
 	@if [ -n "$(PEER)" ]; then PEER="$(PEER)" $(PY)/python benchmarks/compare.py --out $(RESULTS)/throughput.json; \
 	else echo "PEER=folder of a karpathy/nanochat checkout: also measures throughput beside it"; fi
 

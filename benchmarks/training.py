@@ -1,7 +1,9 @@
-"""`windtunnel train` at depth 24 on real GPUs: scaling over GPUs, stalls by checkpoints, the same bits after a SIGKILL.
+"""`windtunnel train` on real GPUs: scaling, stalls by checkpoints, the same bits after a SIGKILL, fp8 beside bf16.
 
-    python benchmarks/training.py scaling --out benchmarks/results/scaling-h200.json
-    python benchmarks/training.py checkpoints --out benchmarks/results/checkpoints-h200.json
+    python benchmarks/training.py scaling --out benchmarks/results/scaling-h200.json          # depth 24
+    python benchmarks/training.py checkpoints --out benchmarks/results/checkpoints-h200.json  # depth 24
+    python benchmarks/training.py resume --out benchmarks/results/resume-h200.json            # depth 8
+    python benchmarks/training.py precision --out benchmarks/results/precision-h200.json      # depth 12
 
 Text is Python's standard library, BPE with 32,768 tokens, sequences of 2,048, a step of 4 x 16
 sequences a rank. Needs about 40 GB of free disk under --root.
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -109,16 +112,22 @@ def checkpoints(root: Path, deterministic: bool) -> dict[str, Any]:
     beside = {save: range(save + 1, save + 11) for save in (every, 2 * every)}
     quiet = statistics.median(v for k, v in seconds.items() if k > WARM and not any(k in steps for steps in beside.values()))
     stalls = [sum(seconds[k] - quiet for k in steps) for steps in beside.values()]
+    folder = RunFolder.open(run)
+    with MetricsReader(folder.metrics_path) as reader:
+        saves = [event.message for event in reader.events() if event.message.startswith("saved ")]
     return summary(run) | {
+        "saves": saves,
         "quiet_step_seconds": quiet,
         "stall_seconds": stalls,
         "stall_share_of_step": [s / quiet for s in stalls],
+        "stall_share_of_time_at_one_save_a_minute": [s / 60 for s in stalls],
     }
 
 
-def bit_exact(root: Path) -> dict[str, Any]:
+def resume(root: Path, deterministic: bool) -> dict[str, Any]:
     """Whether two runs at depth 8 agree bit for bit, and one that is killed after its first checkpoint and resumed."""
     keys = {"model.depth": 8, "budget.steps": 60, "stages.pretrain.batch_tokens": STEP_TOKENS, "checkpoints.every": "20 steps"}
+    keys["stages.pretrain.deterministic"] = str(deterministic).lower()
     whole, again = (series(train(root / name, keys), "loss") for name in ("whole", "again"))
     process = start(root / "killed", keys)
     while process.poll() is None and not list((root / "killed").glob("*/checkpoints/step-????????")):
@@ -126,13 +135,47 @@ def bit_exact(root: Path) -> dict[str, Any]:
     time.sleep(0.3)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    resumed = series(train(root / "killed", keys, "--run", str(newest(root / "killed"))), "loss")
-    return {"two_runs": whole == again, "killed_and_resumed": resumed == whole, "steps": len(whole)}
+    killed = newest(root / "killed")
+    reached = max(series(killed, "loss"))
+    resumed = series(train(root / "killed", keys, "--run", str(killed)), "loss")
+    exact = {"two_runs": whole == again, "killed_and_resumed": resumed == whole}
+    return exact | {"steps": len(whole), "killed_after_step": reached, "final_loss": whole[max(whole)]}
+
+
+def precision(root: Path, deterministic: bool, names: tuple[str, ...] = ("bf16", "fp8")) -> dict[str, Any]:
+    """The losses of the same run at depth 12 in each precision, and what `windtunnel evaluate` says of its checkpoint."""
+    keys = {"model.depth": 12, "budget.steps": 60, "stages.pretrain.batch_tokens": STEP_TOKENS}
+    keys |= {"checkpoints.every": "1000 steps", "stages.pretrain.deterministic": str(deterministic).lower()}
+    found: dict[str, Any] = {}
+    for name in names:
+        run = train(root / name, keys | {"stages.pretrain.precision": name})
+        command = [sys.executable, "-m", "windtunnel", "evaluate", str(run), "--json"]
+        evaluated = subprocess.run(command, capture_output=True, text=True)
+        if evaluated.returncode:
+            raise SystemExit(f"windtunnel evaluate {run} ended with {evaluated.returncode}: {evaluated.stderr}")
+        losses = list(series(run, "loss").values())
+        found[name] = {
+            "layout": RunFolder.open(run).manifest["plan"]["layout"],
+            "memory_gib": statistics.median(series(run, "memory_gib").values()),
+            "losses": losses,
+            "mean_of_last_10_losses": statistics.fmean(losses[-10:]),
+            "evaluation": json.loads(evaluated.stdout),
+        }
+    first, second = (found[name]["mean_of_last_10_losses"] for name in names)
+    return {"runs": found, "difference_of_last_10_losses": second - first}
+
+
+MEASURES: dict[str, Callable[[Path, bool], dict[str, Any]]] = {
+    "scaling": scaling,
+    "checkpoints": checkpoints,
+    "resume": resume,
+    "precision": precision,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["scaling", "checkpoints"])
+    parser.add_argument("what", choices=list(MEASURES))
     parser.add_argument("--root", type=Path, default=Path(tempfile.gettempdir()) / "windtunnel-benchmark")
     parser.add_argument("--nondeterministic", action="store_true", help="cuDNN's attention where FlashAttention-4 is missing")
     parser.add_argument("--out", type=Path, required=True)
@@ -140,11 +183,9 @@ def main() -> None:
     import torch
 
     root = args.root / str(os.getpid())
-    measured = (scaling if args.what == "scaling" else checkpoints)(root, not args.nondeterministic)
-    if args.what == "checkpoints":
-        measured["bit_exact"] = bit_exact(root)
+    measured = MEASURES[args.what](root, not args.nondeterministic)
     report = {
-        "what": f"windtunnel train, depth 24: {args.what}",
+        "what": f"windtunnel train: {args.what}",
         "date": datetime.date.today().isoformat(),
         "gpu": torch.cuda.get_device_name(),
         "deterministic": not args.nondeterministic,
