@@ -8,18 +8,30 @@ from .shape import GPTShape, gpt_shape
 if TYPE_CHECKING:
     from .attention import deterministic
     from .cache import KVCache, extend
+    from .causal import CausalShape
+    from .causal_parts import Block, Experts, LatentAttention, Linear, Norm
     from .fp8 import disable_fp8, enable_fp8
+    from .frozen_fp8 import FrozenFP8, freeze_experts_fp8, freeze_linear_fp8, holds_experts
     from .gpt import GPT, build_gpt
+    from .known import causal_shape, known_models
     from .sampling import choose, top_log_probabilities
     from .weights import export_weights, load_weights, model_from_weights
 
 __all__ = [
     "GPT",
+    "Block",
+    "CausalShape",
     "Derived",
+    "Experts",
+    "FrozenFP8",
     "GPTShape",
     "HyperParameters",
     "KVCache",
+    "LatentAttention",
+    "Linear",
+    "Norm",
     "build_gpt",
+    "causal_shape",
     "choose",
     "derive",
     "deterministic",
@@ -27,22 +39,38 @@ __all__ = [
     "enable_fp8",
     "export_weights",
     "extend",
+    "freeze_experts_fp8",
+    "freeze_linear_fp8",
     "gpt_shape",
+    "holds_experts",
+    "known_models",
     "load_weights",
     "model_from_weights",
     "top_log_probabilities",
 ]
 
 _LAZY = {
+    "Block": "causal_parts",
+    "CausalShape": "causal",
+    "Experts": "causal_parts",
+    "FrozenFP8": "frozen_fp8",
     "GPT": "gpt",
     "KVCache": "cache",
+    "LatentAttention": "causal_parts",
+    "Linear": "causal_parts",
+    "Norm": "causal_parts",
     "build_gpt": "gpt",
+    "causal_shape": "known",
     "deterministic": "attention",
     "disable_fp8": "fp8",
     "enable_fp8": "fp8",
     "choose": "sampling",
     "export_weights": "weights",
     "extend": "cache",
+    "freeze_experts_fp8": "frozen_fp8",
+    "freeze_linear_fp8": "frozen_fp8",
+    "holds_experts": "frozen_fp8",
+    "known_models": "known",
     "load_weights": "weights",
     "model_from_weights": "weights",
     "top_log_probabilities": "sampling",

@@ -1,0 +1,95 @@
+"""Models built in by name: their dimensions lie in configs/*.json, so that no network is needed; no torch."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from windtunnel.recipe import UserError
+
+from .causal import CausalShape
+from .causal_build import shape_from_config
+from .hfconfig import read_config
+
+
+def known_models() -> list[str]:
+    """Names of the built-in models, other spellings left out."""
+    return sorted(_names())
+
+
+@cache
+def _names() -> dict[str, list[str]]:
+    """Name -> Hugging Face ids and aliases of models with the same shape."""
+    names: dict[str, list[str]] = json.loads(_folder().joinpath("names.json").read_text(encoding="utf-8"))
+    return names
+
+
+@cache
+def _spellings() -> dict[str, str]:
+    """Every accepted spelling in lower case -> name."""
+    return {spelling.lower(): name for name, others in _names().items() for spelling in (name, *others)}
+
+
+def _folder() -> Any:
+    return resources.files("windtunnel.model").joinpath("configs")
+
+
+def _built_in(name: str) -> CausalShape:
+    config = json.loads(_folder().joinpath(f"{name}.json").read_text(encoding="utf-8"))
+    return shape_from_config(name, config, f"built-in {name}")
+
+
+def causal_shape(config: str, base: Path | None = None) -> CausalShape:
+    """The shape of a Hugging Face causal language model.
+
+    Args:
+        config: a built-in name (qwen2.5-7b), the id of one on Hugging Face (Qwen/Qwen2.5-7B), a config.json, or a folder
+            with one. A file or folder that is named with a slash or as .json is preferred over an id spelt alike.
+        base: what relative paths start from; None for the working directory.
+
+    Raises:
+        UserError: unknown name, with the nearest ones; a file that cannot be read; an architecture that is not supported; a
+            key that is missing or impossible.
+    """
+    path = (base or Path()) / config
+    if config.startswith("~"):
+        path = Path(config).expanduser()
+    name = _spellings().get(config.strip().lower())
+    looks_like_path = bool(re.search(r"[/\\]|\.json$", config)) or config.startswith(("~", "."))
+    if _exists(path) and (looks_like_path or name is None):
+        source = path / "config.json" if path.is_dir() else path
+        return shape_from_config(config, read_config(path), str(source))
+    if name:
+        return _built_in(name)
+    raise _unknown(config, path if looks_like_path else None)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that is too long, a folder that may not be entered
+        return False
+
+
+def _unknown(config: str, path: Path | None) -> UserError:
+    """The error with the nearest names; `path` is where a file was looked for, if `config` is written like one."""
+    if path and (config.endswith(".json") or config.startswith(("~", ".", "/"))):
+        fix = "check the path; a folder or file that holds the model's config.json is expected"
+        return UserError(f"model.config: there is no {_shortened(str(path))}", fix)
+    wanted = config.strip().lower().rsplit("/", 1)[-1]
+    choices = {spelling.rsplit("/", 1)[-1]: name for spelling, name in _spellings().items()}
+    near = list(dict.fromkeys(choices[found] for found in difflib.get_close_matches(wanted, choices, n=6, cutoff=0.5)))[:3]
+    nearest = f"nearest built-in models: {', '.join(near)}" if near else f"built-in models: {', '.join(known_models())}"
+    return UserError(
+        f"model.config: {_shortened(config)!r} is neither a built-in model nor a file or folder",
+        f"{nearest}; or download the model's config.json and give its path",
+    )
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 120 else f"{text[:117]}..."
