@@ -1,7 +1,27 @@
 """Starting jobs: on this machine, in this process or through torchrun."""
 
 from .local import run_training
+from .measuring import Calibration, calibrate, observe_run
 from .orphans import stop_with_parent
 from .prepare import Options, prepare_run
+from .slurm import UNLIMITED, BatchScript, parse_time, read_batch_script
+from .trace import trace_plan
+from .trial import Phase, Trial, try_steps
 
-__all__ = ["Options", "prepare_run", "run_training", "stop_with_parent"]
+__all__ = [
+    "UNLIMITED",
+    "BatchScript",
+    "Calibration",
+    "Options",
+    "Phase",
+    "Trial",
+    "calibrate",
+    "observe_run",
+    "parse_time",
+    "prepare_run",
+    "read_batch_script",
+    "run_training",
+    "stop_with_parent",
+    "trace_plan",
+    "try_steps",
+]

@@ -13,13 +13,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from windtunnel.recipe import Recipe
-from windtunnel.run import RunFolder
+from windtunnel.recipe import Recipe, UserError
+from windtunnel.run import STARTED, RunFolder
 
+from .measuring import observe_run
 from .orphans import stop_with_parent
 from .prepare import Options, prepare_run
-
-STARTED = "WINDTUNNEL_STARTED"
 
 
 class View(Protocol):
@@ -50,13 +49,24 @@ def run_training(recipe: Recipe, options: Options, view: View, *, as_json: bool 
         if ranks > 1:
             view.close()  # rank 0 shows its own
             run.close()  # and takes the lock
-            return _torchrun(run.path, ranks, as_json)
-        from windtunnel.train import train
+            code = _torchrun(run.path, ranks, as_json)
+        else:
+            from windtunnel.train import train
 
-        with run:
-            return train(run.path, view=view, run=run)
+            with run:
+                code = train(run.path, view=view, run=run)
+        _learn(run.path)
+        return code
     finally:
         view.close()
+
+
+def _learn(folder: Path) -> None:
+    """What the run measured corrects later plans; that this failed is no failure of the run."""
+    try:
+        observe_run(folder)
+    except UserError as error:
+        print(f"warn: this run's measurements were not kept for later plans: {error.message}", file=sys.stderr)
 
 
 def _torchrun(folder: Path, ranks: int, as_json: bool) -> int:

@@ -3,12 +3,39 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .causal import CausalJob, build_causal, linear_cross_entropy
     from .optimizer import MuonAdamW, Scalars
+    from .ranks import Ranks, join_ranks
+    from .schedule import learning_rate_scale
     from .session import STARTED, train
+    from .trace import TraceRequest, run_trace
+    from .trial import TrialRequest, run_trial
 
 _LAZY = {"train": "session", "STARTED": "session", "MuonAdamW": "optimizer", "Scalars": "optimizer"}
+_LAZY |= {"TrialRequest": "trial", "run_trial": "trial"}
 
-__all__ = ["STARTED", "MuonAdamW", "Scalars", "train"]
+_LAZY |= {"TraceRequest": "trace", "run_trace": "trace"}
+
+_LAZY |= {"CausalJob": "causal", "build_causal": "causal", "linear_cross_entropy": "causal"}
+
+_LAZY |= {"Ranks": "ranks", "join_ranks": "ranks", "learning_rate_scale": "schedule"}
+
+__all__ = [
+    "STARTED",
+    "CausalJob",
+    "MuonAdamW",
+    "Ranks",
+    "Scalars",
+    "TraceRequest",
+    "TrialRequest",
+    "build_causal",
+    "join_ranks",
+    "learning_rate_scale",
+    "linear_cross_entropy",
+    "run_trace",
+    "run_trial",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -50,6 +50,24 @@ class Layout:
         return self.batch_sequences * self.sequence
 
 
+def build(recipe: Recipe, layout: Layout, ranks: Ranks, vocab: int) -> tuple[HyperParameters, GPT, MuonAdamW]:
+    """Learning rates, model and optimizer on this rank's device, compiled as the layout says; depth must be a number."""
+    if ranks.device.type == "cuda":
+        deterministic(recipe.stages.pretrain.deterministic)
+    torch.set_float32_matmul_precision("highest" if layout.precision == "fp32" else "high")
+    rates = derive(recipe, vocab)
+    shape = gpt_shape(recipe.gpt, vocab)
+    model = build_gpt(shape, device=ranks.device, compute=COMPUTE[layout.precision], seed=recipe.seed)
+    if layout.precision == "fp8":
+        from windtunnel.model import enable_fp8  # its kernels need a GPU's packages
+
+        enable_fp8(model)
+    optimizer = MuonAdamW(model, rates, rank=ranks.rank, world=ranks.world, compiled=layout.compile)
+    if layout.compile:
+        model.compile()
+    return rates, model, optimizer
+
+
 class Job:
     """Model, optimizer, data and host buffers of one rank."""
 
@@ -67,20 +85,7 @@ class Job:
         self.data: PreparedData = prepare(recipe)
         if ranks.first:
             ranks.barrier()
-        if ranks.device.type == "cuda":
-            deterministic(recipe.stages.pretrain.deterministic)
-        vocab = self.data.tokenizer.vocab
-        torch.set_float32_matmul_precision("highest" if layout.precision == "fp32" else "high")
-        self.rates: HyperParameters = derive(recipe, vocab)
-        shape = gpt_shape(recipe.gpt, vocab)
-        self.model: GPT = build_gpt(shape, device=ranks.device, compute=COMPUTE[layout.precision], seed=recipe.seed)
-        if layout.precision == "fp8":
-            from windtunnel.model import enable_fp8  # its kernels need a GPU's packages
-
-            enable_fp8(self.model)
-        self.optimizer = MuonAdamW(self.model, self.rates, rank=ranks.rank, world=ranks.world, compiled=layout.compile)
-        if layout.compile:
-            self.model.compile()
+        self.rates, self.model, self.optimizer = build(recipe, layout, ranks, self.data.tokenizer.vocab)
         self.staging = Staging(self.model, self.optimizer, weights=ranks.first)
         self.loader = BatchLoader(
             self.data.train, sequence=layout.sequence, micro_batch=layout.micro_batch, accumulation=layout.accumulation,

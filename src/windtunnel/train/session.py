@@ -12,6 +12,7 @@ from typing import Any
 from windtunnel.model import gpt_shape
 from windtunnel.recipe import UserError
 from windtunnel.run import (
+    STARTED,
     BandWatch,
     BudgetClock,
     Checkpoint,
@@ -28,9 +29,6 @@ from .job import Job, Layout
 from .loop import AfterStep, Ending, Loop
 from .ranks import Ranks, join_ranks
 from .supervisor import Supervisor, View
-
-STARTED = "WINDTUNNEL_STARTED"
-"""Environment: seconds since the epoch when the command began; start-up is paid for too."""
 
 
 class Silent:

@@ -38,7 +38,7 @@ class StepResult:
     seconds: float
 
 
-class _Moment:
+class Moment:
     """A point in the work of a device: on a GPU an event in its stream, else the time now."""
 
     def __init__(self, device: torch.device) -> None:
@@ -52,7 +52,7 @@ class _Moment:
         if self._event is not None:
             self._event.synchronize()
 
-    def seconds_since(self, earlier: _Moment) -> float:
+    def seconds_since(self, earlier: Moment) -> float:
         """Both must have been reached."""
         if self._event is None or earlier._event is None:
             return self._time - earlier._time
@@ -62,11 +62,11 @@ class _Moment:
 class Pending:
     """A step's results on their way to the host."""
 
-    def __init__(self, step: int, sums: Tensor, began: _Moment, since: Pending | None) -> None:
+    def __init__(self, step: int, sums: Tensor, began: Moment, since: Pending | None) -> None:
         self.step = step
         self._host = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=sums.is_cuda)
         self._host.copy_(sums, non_blocking=True)
-        self._ended = _Moment(sums.device)
+        self._ended = Moment(sums.device)
         self._began = since._ended if since is not None else began
 
     def result(self) -> StepResult:
@@ -97,7 +97,7 @@ def run_step(
         batch_tokens: tokens of the step over all ranks.
         since: the step before, if nothing but this one came after it.
     """
-    began = _Moment(ranks.device)
+    began = Moment(ranks.device)
     sums = torch.zeros(3, dtype=torch.float64, device=ranks.device)
     for x, y in _take(batches):
         loss = model(x, y, reduction="sum")

@@ -1,0 +1,74 @@
+"""One rank of a trial: python -m windtunnel.launch.trial_worker FOLDER. What came of it is written to FOLDER/rank-N.json."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from windtunnel.recipe import Recipe, UserError
+
+from .orphans import stop_with_parent
+
+
+def main() -> int:
+    """Measure; the process ends at once after a failure: other ranks may be waiting for this one in a collective."""
+    stop_with_parent()
+    folder, rank = Path(sys.argv[1]), int(os.environ.get("RANK", "0"))
+
+    def say(stage: str) -> None:
+        print(f"rank {rank}: {stage}", flush=True)
+        _write(folder / f"stage-{rank}", stage)
+
+    try:
+        say("starting")
+        outcome = _measure(json.loads((folder / "request.json").read_text()), folder, say)
+    except Exception as error:
+        traceback.print_exc()
+        _write(folder / f"rank-{rank}.json", json.dumps(_explained(error)))
+        sys.stderr.flush()
+        os._exit(1)
+    _write(folder / f"rank-{rank}.json", json.dumps(outcome))
+    return 0
+
+
+def _measure(request: dict[str, Any], folder: Path, say: Any) -> dict[str, Any]:
+    from windtunnel.train import TrialRequest, run_trial
+
+    request["recipe"] = Recipe.model_validate(request["recipe"])
+    return run_trial(TrialRequest(**request), folder, say)
+
+
+def _explained(error: Exception) -> dict[str, Any]:
+    if isinstance(error, UserError):
+        return {"refused": [error.message, error.fix]}
+    found = {"failure": f"{type(error).__name__}: {error}", "out_of_memory": out_of_memory(error)}
+    with contextlib.suppress(Exception):  # the device may be beyond answering
+        import torch
+
+        if torch.cuda.is_available():
+            found["reserved_gib"] = torch.cuda.max_memory_reserved() / 2**30
+            found["allocated_gib"] = torch.cuda.max_memory_allocated() / 2**30
+    return found
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether a failure says that memory ran out: PyTorch's, CUDA's, cuBLAS's and NCCL's words for it."""
+    text = str(error).lower()
+    words = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed")
+    return isinstance(error, MemoryError) or any(word in text for word in words)
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all: another process reads it."""
+    part = path.with_suffix(".part")
+    part.write_text(text)
+    part.rename(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

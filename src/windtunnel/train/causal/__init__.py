@@ -1,0 +1,7 @@
+"""Fine-tuning of Hugging Face causal language models: all weights or LoRA, on one GPU or sharded by FSDP2."""
+
+from .build import build_causal
+from .job import CausalJob, Parameters
+from .loss import linear_cross_entropy
+
+__all__ = ["CausalJob", "Parameters", "build_causal", "linear_cross_entropy"]

@@ -1,0 +1,184 @@
+"""One optimizer step of a recipe on tensors without data, with every byte it holds written down."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from windtunnel.model import GPT, GPTShape
+from windtunnel.recipe import HuggingFaceModel, Recipe
+
+from . import job
+from .job import COMPUTE, Layout
+from .optimizer import MuonAdamW
+from .ranks import Ranks
+from .schedule import scalars
+from .staging import Staging
+from .step import run_step
+from .trace_ledger import MemoryLedger, Peak
+from .trace_standins import like_a_gpu, outside_fake, partitioned_compile, patched
+from .trace_watch import OPTIMIZER, watch_blocks, watch_sharding
+from .trial_steps import PROGRESS
+
+# With accumulation the second micro-batch finds the first one's gradients; those after it find no more.
+MOST_MICRO_BATCHES = 2
+
+
+@contextlib.contextmanager
+def fake_ranks(world: int) -> Iterator[Ranks]:
+    """This process as rank 0 of `world`, whose collectives exchange nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    importlib.import_module("torch.distributed._tools.fake_collectives")  # teaches fake tensors about collectives
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    try:
+        yield Ranks(0, world, torch.device("cpu"), None)
+    finally:
+        dist.destroy_process_group()
+
+
+def trace_gpt(recipe: Recipe, layout: Layout, vocab: int) -> list[Peak]:
+    """Peaks of one step of a GPT, phase by phase."""
+    gpu = layout.device == "cuda"
+    with contextlib.ExitStack() as stack:
+        ranks = stack.enter_context(fake_ranks(layout.ranks))
+        stack.enter_context(like_a_gpu() if gpu else partitioned_compile())
+        stack.enter_context(patched(job, "build_gpt", _build_gpt))
+        stack.enter_context(FakeTensorMode())
+        # On a GPU the blocks are fused kernels of their own, and only the optimizer is compiled.
+        rates, model, optimizer = job.build(recipe, replace(layout, compile=layout.compile and not gpu), ranks, vocab)
+        for group in optimizer.groups:
+            if hasattr(group, "low_precision"):
+                group.low_precision = gpu
+        ledger = MemoryLedger()
+        _hold_gpt(ledger, model, optimizer)
+        watch_blocks(ledger, model, [(block.attention, block.mlp) for block in model.layers()])
+        now = scalars(
+            recipe.stages.pretrain.schedule, momentum=recipe.stages.pretrain.optimizer.momentum,
+            weight_decay=rates.weight_decay.value, step=0, progress=PROGRESS,
+        )  # fmt: skip
+        stack.enter_context(ledger)
+        run_step(
+            model, optimizer, _Batches(layout), now, ranks, cast(Staging, _BeforeUpdate(ledger)), 1, layout.batch_tokens, None
+        )
+        _hold_gpt(ledger, model, optimizer)
+        return ledger.peaks()
+
+
+def _build_gpt(shape: GPTShape, *, device: torch.device, compute: torch.dtype, seed: int) -> GPT:
+    """As `build_gpt` does it, but not by way of 'meta': a fake tensor cannot be replaced where it is."""
+    with device:
+        model = GPT(shape, compute)
+    model.initialise(seed)
+    return model
+
+
+def _hold_gpt(ledger: MemoryLedger, model: GPT, optimizer: MuonAdamW) -> None:
+    for part in model.parts():
+        for quantised in part.fp8.values():
+            ledger.hold([quantised.rows, quantised.columns], "compute_weights")
+    ledger.hold([*model.parameters(), *model.buffers()], "weights")
+    for group in optimizer.groups:
+        ledger.hold(group.weights, "weights")
+        ledger.hold(group.grads, "gradients")
+    ledger.hold([tensor for _, tensor in optimizer.states()], "optimizer_states")
+
+
+def trace_causal(recipe: Recipe, layout: Layout, spread: dict[str, Any], config: dict[str, Any]) -> list[Peak]:
+    """Peaks of one step of a Hugging Face model, phase by phase, at the depth that `config` says.
+
+    Args:
+        spread: the plan's layout as JSON: how weights are sharded, and whether blocks are computed again.
+    """
+    from .causal import build, build_causal, network, optimizer
+
+    model, stage = recipe.model, recipe.stages.sft
+    assert isinstance(model, HuggingFaceModel)
+    assert stage is not None
+    with contextlib.ExitStack() as stack:
+        ranks = stack.enter_context(fake_ranks(layout.ranks))
+        stack.enter_context(partitioned_compile())
+        if layout.device == "cuda":
+            stack.enter_context(like_a_gpu())
+        # The mesh is a table of ranks that is read; modules on 'meta' are changed in place, which fake tensors cannot be.
+        for name in ("make_mesh", "skeleton", "add_lora", "freeze_in_fp8"):
+            stack.enter_context(patched(build, name, outside_fake(getattr(build, name))))
+        stack.enter_context(patched(build, "_set_dtypes", _then_fake(outside_fake(build._set_dtypes))))
+        # The update is one kernel that needs no memory.
+        stack.enter_context(patched(optimizer, "_update", lambda *_: None))
+        stack.enter_context(FakeTensorMode())
+        made = build_causal(
+            config, lora=model.adapter, weights=model.weights, master=stage.master, states=stage.states,
+            recompute=spread["recompute"], compile=layout.compile, shard=spread["shard"], ranks=ranks,
+            sequence=layout.sequence, seed=recipe.seed, compute=COMPUTE[layout.precision],
+        )  # fmt: skip
+        batches = _Batches(layout)
+        # Once without the ledger: torch.compile does not trace under a mode that it does not know.
+        made.step([batches.next_batch()], layout.batch_tokens, 0.0)
+        ledger = MemoryLedger()
+        ledger.hold([*made.network.parameters(), *made.network.buffers()], "weights")
+        ledger.hold([tensor for _, tensor in made.optimizer.states()], "optimizer_states")
+        watch_blocks(ledger, made.network, [(block, block) for block in network.blocks_of(made.network.model)])
+        stack.enter_context(watch_sharding(ledger))
+        stack.enter_context(ledger)
+
+        def mark(phase: str) -> None:
+            if phase == "backward":
+                ledger.begin(OPTIMIZER)
+
+        made.step((batches.next_batch() for _ in range(batches.accumulation)), layout.batch_tokens, 0.0, mark)
+        return ledger.peaks()
+
+
+def _then_fake(set_dtypes: Callable[..., None]) -> Callable[..., None]:
+    """After dtypes have been set, tensors on 'meta' become fake ones; what is tied stays tied."""
+
+    def run(model: nn.Module, **dtypes: torch.dtype) -> None:
+        set_dtypes(model, **dtypes)
+        # Keyed by the parameters themselves, so that none goes and leaves its place in memory to another.
+        made: dict[nn.Parameter, nn.Parameter] = {}
+        for module in model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    if parameter not in made:
+                        made[parameter] = nn.Parameter(_like(parameter), requires_grad=parameter.requires_grad)
+                    module._parameters[name] = made[parameter]
+            for name, buffer in module._buffers.items():
+                module._buffers[name] = None if buffer is None else _like(buffer)
+
+    return run
+
+
+def _like(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
+class _Batches:
+    """Tokens of the right shape; their values do not exist."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.accumulation = min(layout.accumulation, MOST_MICRO_BATCHES)
+        self._shape = (layout.micro_batch, layout.sequence)
+
+    def next_batch(self) -> tuple[Tensor, Tensor]:
+        """(x, y), each (micro_batch, sequence)."""
+        return torch.zeros(self._shape, dtype=torch.int64), torch.zeros(self._shape, dtype=torch.int64)
+
+
+class _BeforeUpdate:
+    """In the place of a run's staging, which is told when gradients are complete."""
+
+    def __init__(self, ledger: MemoryLedger) -> None:
+        self._ledger = ledger
+
+    def before_update(self) -> None:
+        """The optimizer comes next."""
+        self._ledger.begin(OPTIMIZER)

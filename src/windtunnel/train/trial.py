@@ -1,0 +1,212 @@
+"""A trial on one rank: a few full-size steps, timed; then one more in which each phase's memory is read.
+
+A trial builds and holds what a run of the same recipe and layout holds, but for the data, which are
+random tokens, and for checkpoints.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from windtunnel.recipe import Recipe
+
+from .job import Layout
+from .ranks import Ranks, join_ranks
+from .step import Pending, StepResult
+from .trial_steps import GPTSteps, TrialSteps
+
+GIB = 2**30
+LEAST_STEPS = 3  # timed, however slow they are
+
+
+@dataclass(frozen=True)
+class TrialRequest:
+    """What to try.
+
+    Attributes:
+        layout: the plan's layout as JSON.
+        vocab: tokens of the vocabulary (GPT).
+        config: the mapping of a config.json (Hugging Face models).
+        steps: timed steps. warm_up: steps before them, which compile and allocate.
+        seconds: begin no further timed step after so long, once there are three.
+    """
+
+    recipe: Recipe
+    layout: dict[str, Any]
+    vocab: int | None
+    config: dict[str, Any] | None
+    steps: int
+    warm_up: int
+    seconds: float
+
+
+def run_trial(request: TrialRequest, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Build, warm up, time, read memory; called once on every rank.
+
+    Args:
+        folder: for this rank's random tokens.
+        say: told what is being done now.
+
+    Returns:
+        JSON values; seconds and GiB. On a CPU memory is the process's resident set.
+
+    Raises:
+        UserError: the recipe and layout cannot be trained by this engine.
+        torch.OutOfMemoryError and whatever else a step may raise.
+    """
+    layout = Layout(**{key: request.layout[key] for key in Layout.__dataclass_fields__})
+    with join_ranks(layout.device) as ranks:
+        memory = _Memory(ranks.device)
+        began = time.monotonic()
+        say("building the model")
+        steps = _build(request, layout, ranks, folder)
+        try:
+            memory.synchronize()
+            built = {"build_seconds": time.monotonic() - began, "built_gib": memory.now()}
+            return built | _measure(request, layout, ranks, steps, memory, say)
+        finally:
+            steps.close()
+
+
+def _build(request: TrialRequest, layout: Layout, ranks: Ranks, folder: Path) -> TrialSteps:
+    if request.config is None:
+        assert request.vocab is not None, "a GPT's trial needs its vocabulary"
+        return GPTSteps(request.recipe, layout, ranks, request.vocab, folder)
+    from .trial_causal import CausalSteps  # imports transformers
+
+    return CausalSteps(request.recipe, layout, request.layout, ranks, request.config, folder)
+
+
+def _measure(
+    request: TrialRequest, layout: Layout, ranks: Ranks, steps: TrialSteps, memory: _Memory, say: Callable[[str], None]
+) -> dict[str, Any]:
+    began = time.monotonic()
+    say("compiling and doing the first step")
+    first = steps.step()
+    warm = [first.result()]
+    first_seconds = time.monotonic() - began
+    timed = _timed(request, ranks, steps, warm, say)
+    seconds = [result.seconds for result in timed]
+    results = [*warm, *timed]
+    memory.synchronize()
+    measured: dict[str, Any] = {
+        "rank": ranks.rank,
+        "device": torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "CPU",
+        "parameters": steps.parameters,
+        "trained": steps.trained,
+        "first_step_seconds": first_seconds,
+        "all_step_seconds": seconds,
+        "step_seconds": statistics.median(seconds),
+        "losses": [result.loss for result in results],
+        "gradient_norms": [result.gradient_norm for result in results],
+        **memory.figures(),
+    }
+    say("reading each phase's memory")
+    memory.begin()
+    steps.step(memory.mark).result()
+    return measured | {"phases": memory.phases, "versions": versions()}
+
+
+def _timed(
+    request: TrialRequest, ranks: Ranks, steps: TrialSteps, warm: list[StepResult], say: Callable[[str], None]
+) -> list[StepResult]:
+    """Steps as the training loop does them: a step's results are read while the next one computes."""
+    done: list[StepResult] = []
+    pending: Pending | None = None
+    deadline = time.monotonic() + request.seconds
+    total = request.warm_up - 1 + request.steps
+    for i in range(total):
+        enough = i >= request.warm_up - 1 + LEAST_STEPS and time.monotonic() > deadline
+        if ranks.share(enough):
+            break
+        say(f"step {i + 2}")
+        launched = steps.step()
+        if pending is not None:
+            done.append(pending.result())
+        pending = launched
+    if pending is not None:
+        done.append(pending.result())
+    warm += done[: request.warm_up - 1]
+    return done[request.warm_up - 1 :]
+
+
+class _Memory:
+    """Memory of one rank, in GiB: the allocator's on a GPU, the process's resident set on a CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._cuda = device, device.type == "cuda"
+        self._since = 0.0
+        self.phases: dict[str, dict[str, float]] = {}
+
+    def synchronize(self) -> None:
+        if self._cuda:
+            torch.cuda.synchronize(self._device)
+
+    def now(self) -> float:
+        """Allocated at this moment."""
+        if self._cuda:
+            return torch.cuda.memory_allocated(self._device) / GIB
+        import psutil
+
+        return psutil.Process().memory_info().rss / GIB
+
+    def figures(self) -> dict[str, float | None]:
+        """Peaks since the process began, and what is held between two steps."""
+        if not self._cuda:
+            import resource
+
+            # Kilobytes on Linux, bytes on macOS.
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / GIB
+            return {"reserved_gib": peak, "allocated_gib": None, "static_gib": self.now(), "context_gib": None}
+        free, total = torch.cuda.mem_get_info(self._device)
+        reserved = torch.cuda.memory_reserved(self._device)
+        retries = torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0)
+        return {
+            "reserved_gib": torch.cuda.max_memory_reserved(self._device) / GIB,
+            "allocated_gib": torch.cuda.max_memory_allocated(self._device) / GIB,
+            "static_gib": self.now(),
+            # All that lies on the device outside the allocator: CUDA's context, kernels, communicators' buffers.
+            "context_gib": (total - free - reserved) / GIB,
+            "device_gib": total / GIB,
+            "allocation_retries": retries,
+        }
+
+    def begin(self) -> None:
+        """Before the step whose phases are read."""
+        self._restart()
+
+    def mark(self, phase: str) -> None:
+        """The end of a phase; of one that comes several times a step the seconds add up and the highest peak counts."""
+        self.synchronize()
+        seconds, peak = time.monotonic() - self._since, self.now()
+        if self._cuda:
+            peak = torch.cuda.max_memory_allocated(self._device) / GIB
+        entry = self.phases.setdefault(phase, {"seconds": 0.0, "peak_gib": 0.0, "end_gib": 0.0})
+        entry["seconds"] += seconds
+        entry["peak_gib"] = max(entry["peak_gib"], peak)
+        entry["end_gib"] = self.now()
+        self._restart()
+
+    def _restart(self) -> None:
+        if self._cuda:
+            torch.cuda.reset_peak_memory_stats(self._device)
+        self._since = time.monotonic()
+
+
+def versions() -> dict[str, str]:
+    """Of what decides speed and memory."""
+    import platform
+
+    found = {"python": platform.python_version(), "torch": torch.__version__, "cuda": str(torch.version.cuda)}
+    if torch.cuda.is_available():
+        found["cudnn"] = str(torch.backends.cudnn.version())
+        found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+    return found

@@ -1,0 +1,77 @@
+"""Tiny models of several families, and jobs over them on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from windtunnel.train import CausalJob, build_causal
+from windtunnel.train.ranks import Ranks
+
+VOCAB, SEQUENCE = 256, 32
+_BASE: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": VOCAB, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", "tie_word_embeddings": False, **_BASE},
+    "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True, **_BASE},
+    "qwen3": {"model_type": "qwen3", "head_dim": 16, **_BASE},
+    "olmo2": {"model_type": "olmo2", **_BASE},
+    "mistral": {"model_type": "mistral", "sliding_window": 8, **_BASE},
+    "granite": {"model_type": "granite", "logits_scaling": 2.0, **_BASE},
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, **_BASE},
+    "qwen3_moe": {"model_type": "qwen3_moe", "head_dim": 16, **_EXPERTS, **_BASE},
+    "deepseek_v3": {
+        "model_type": "deepseek_v3", "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "first_k_dense_replace": 1, "q_lora_rank": 32, "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, **(_BASE | {"num_key_value_heads": 4}),
+    },
+}  # fmt: skip
+
+ALONE = Ranks(0, 1, torch.device("cpu"), None)
+
+
+@contextmanager
+def job_of(config: dict[str, Any] | str, ranks: Ranks = ALONE, **chosen: Any) -> Iterator[CausalJob]:
+    """A job; what is not chosen is the plainest: every weight, fp32 products, nothing recomputed or compiled."""
+    plain: dict[str, Any] = {
+        "lora": None, "weights": "bf16", "master": True, "states": "fp32", "recompute": "none", "compile": False,
+        "shard": "full", "sequence": SEQUENCE, "seed": 7, "compute": torch.float32,
+    }  # fmt: skip
+    job = build_causal(MODELS[config] if isinstance(config, str) else config, ranks=ranks, **(plain | chosen))
+    try:
+        yield job
+    finally:
+        job.close()
+
+
+def batch(rows: int = 4, sequence: int = SEQUENCE, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Random tokens and the ones after them."""
+    tokens = torch.randint(0, VOCAB, (rows, sequence + 1), generator=torch.Generator().manual_seed(seed))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def full(tensor: Tensor) -> Tensor:
+    """A whole copy of a perhaps sharded tensor."""
+    tensor = tensor.detach()
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
+
+
+def weights_of(job: CausalJob) -> dict[str, Tensor]:
+    """Every parameter, whole."""
+    return {name: full(p) for name, p in job.network.model.named_parameters()}
+
+
+def losses_of(job: CausalJob, steps: int, rate: float = 3e-3, rows: int = 4) -> list[float]:
+    """Mean losses of some steps on one batch."""
+    x, y = batch(rows)
+    sums = [job.step([(x, y)], y.numel(), rate) for _ in range(steps)]
+    return [float(s[0] / s[1]) for s in sums]
