@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.."
 folder=$(mktemp -d)
 session=picture-$$
 trap 'tmux kill-session -t "$session" 2>/dev/null || true; rm -rf "$folder"' EXIT
-tmux -f /dev/null new-session -d -s "$session" -x 100 -y 150 \
+tmux -f /dev/null new-session -d -s "$session" -x 100 -y 240 \
   "cd '$folder'; '$PWD/.venv/bin/windtunnel' rehearse charlm; touch done; sleep 600"
 while [ ! -e "$folder/done" ]; do sleep 1; done
 sleep 1

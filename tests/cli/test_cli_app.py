@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-VERBS = ["plan", "rehearse", "train", "evaluate", "serve", "watch", "runs", "export"]
+VERBS = ["plan", "check", "rehearse", "train", "evaluate", "serve", "watch", "runs", "export"]
 PLENTY = 0.5  # seconds a refusal may take
 
 

@@ -217,3 +217,14 @@ def test_a_recipe_cannot_be_changed_after_loading() -> None:
 def test_user_error_shows_its_fix_and_gates_exit_with_one() -> None:
     assert str(UserError("wrong", "do this")) == "wrong\n  fix: do this"
     assert GateFailed("no").exit_code == 1
+
+
+def test_a_reward_and_its_examples_are_found_beside_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "r.py").write_text("")
+    (tmp_path / "e.jsonl").write_text("")
+    recipe = "extends: rl\nstages:\n  rl:\n    reward: r.py:reward\n    reward_examples: e.jsonl\n"
+    (tmp_path / "mine.yaml").write_text(recipe)
+    monkeypatch.chdir("/")
+    rl = load_recipe(tmp_path / "mine.yaml").stages.rl
+    assert rl is not None
+    assert (rl.reward, rl.reward_examples) == (f"{tmp_path}/r.py:reward", f"{tmp_path}/e.jsonl")

@@ -223,7 +223,8 @@ def test_a_budget_in_dollars_ends_in_time(new_run: NewRun, monkeypatch: pytest.M
     assert train(folder) in (0, 3)
     with MetricsReader(folder / "metrics.sqlite") as reader:
         spent = reader.latest()["dollars"].value
-    assert 0.006 < spent <= 0.01 * 1.01
+    second = 3.0 / 3600  # of a run of twelve: what a save may take longer on a machine that is busy
+    assert 0.006 < spent <= 0.01 * 1.01 + second / 2
     assert RunFolder.open(folder).manifest["summary"]["step"] > 5
 
 

@@ -10,7 +10,7 @@ import typer
 
 from windtunnel.recipe import UserError
 
-from . import evaluate, export, plan, rehearse, runs, serve, train, watch
+from . import check, evaluate, export, plan, rehearse, runs, serve, train, watch
 from .output import print_error
 
 INTERRUPTED = 130
@@ -39,6 +39,7 @@ def build_app() -> typer.Typer:
     )
     app.callback(invoke_without_command=True)(_top)
     app.command("plan")(plan.plan)
+    app.command("check")(check.check)
     app.command("rehearse")(rehearse.rehearse)
     app.command("train")(train.train)
     app.command("evaluate")(evaluate.evaluate)

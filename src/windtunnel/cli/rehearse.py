@@ -17,7 +17,12 @@ def rehearse(
     recipe: RecipeArgument,
     on: Annotated[
         list[str] | None,
-        typer.Option("--on", "--rig", metavar="RIG", help=f"A rig to be ready for (repeatable); otherwise {DEFAULT_TARGET}."),
+        typer.Option(
+            "--on",
+            "--rig",
+            metavar="RIG",
+            help=f"A rig to be ready for (repeatable, the target last); otherwise {DEFAULT_TARGET}.",
+        ),
     ] = None,
     sets: SetOption = None,
     steps: Annotated[
@@ -26,7 +31,9 @@ def rehearse(
     root: RootOption = DEFAULT_ROOT,
     json: JsonOption = False,
 ) -> None:
-    """Prove the recipe here before GPUs are rented: plan, train, kill, resume, evaluate and serve its scale model.
+    """Prove the recipe here before GPUs are rented: check, then train, kill, resume, evaluate and serve its scale model.
+
+    Where there is a GPU, ten full-size steps follow, and the same on all GPUs of the machine.
 
     Exits 0 when it is ready, 1 when it is not.
     """

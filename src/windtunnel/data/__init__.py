@@ -8,10 +8,12 @@ if TYPE_CHECKING:
     from .arithmetic import solve
     from .bpe import BPE
     from .corpus import CorpusFile, corpus_files
+    from .documents import DocumentBatch
     from .loader import BatchLoader, ValidationBatches
     from .order import SequenceOrder
     from .prepared import PreparedData, open_prepared, prepare
     from .problems import Problem, held_out_problems, parse_problem
+    from .sample import sample_documents
     from .tokenizer import Characters, StreamDecoder, Tokenizer, UnknownCharacter, load_tokenizer
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "BatchLoader",
     "Characters",
     "CorpusFile",
+    "DocumentBatch",
     "PreparedData",
     "Problem",
     "SequenceOrder",
@@ -33,6 +36,7 @@ __all__ = [
     "open_prepared",
     "parse_problem",
     "prepare",
+    "sample_documents",
     "solve",
 ]
 
@@ -41,6 +45,7 @@ _LAZY = {
     "BatchLoader": "loader",
     "Characters": "tokenizer",
     "CorpusFile": "corpus",
+    "DocumentBatch": "documents",
     "PreparedData": "prepared",
     "Problem": "problems",
     "SequenceOrder": "order",
@@ -54,6 +59,7 @@ _LAZY = {
     "open_prepared": "prepared",
     "parse_problem": "problems",
     "prepare": "prepared",
+    "sample_documents": "sample",
     "solve": "arithmetic",
 }
 

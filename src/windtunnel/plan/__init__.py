@@ -1,9 +1,59 @@
 """Plans: recipe x rig -> layout, memory, time, money and disk, or a refusal with what would work. No torch."""
 
-from .constants import Constants, load_constants
-from .layout import Layout
-from .plan import make_plan, refuse, resolve
-from .text import lines
-from .types import Alternative, Plan
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Alternative", "Constants", "Layout", "Plan", "lines", "load_constants", "make_plan", "refuse", "resolve"]
+from .calibration import observe, shipped_constants, user_path
+from .constants import Constants, load_constants
+from .ladder import Ladder, Rung, climb
+from .ladder_text import COLUMNS, ladder_remarks, ladder_rows
+from .layout import Layout
+from .opinion import Opinion, second_opinion
+from .plan import make_plan, refuse, resolve
+from .text import count_text, lines
+from .types import Alternative, Moment, Option, Plan, Role
+
+if TYPE_CHECKING:
+    from .plots import check_plot_path, cost_svg, memory_svg, step_svg, write_plot
+
+__all__ = [
+    "COLUMNS",
+    "Alternative",
+    "Constants",
+    "Ladder",
+    "Layout",
+    "Moment",
+    "Opinion",
+    "Option",
+    "Plan",
+    "Role",
+    "Rung",
+    "check_plot_path",
+    "climb",
+    "cost_svg",
+    "count_text",
+    "ladder_remarks",
+    "ladder_rows",
+    "lines",
+    "load_constants",
+    "make_plan",
+    "memory_svg",
+    "observe",
+    "refuse",
+    "resolve",
+    "second_opinion",
+    "shipped_constants",
+    "step_svg",
+    "user_path",
+    "write_plot",
+]
+
+# Pictures are for the few commands that draw.
+_LAZY = {"check_plot_path", "cost_svg", "memory_svg", "step_svg", "write_plot"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(f"{__name__}.plots"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

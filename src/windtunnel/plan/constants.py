@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields, replace
-from importlib import resources
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from windtunnel.recipe import UserError
+
+from .calibration import corrected, override, shipped_constants
 
 
 @dataclass(frozen=True)
@@ -20,18 +20,22 @@ class Constants:
     memory_error: float = 0.12
     time_error: float = 0.20
 
+    # What the user's own measurements add (see calibration.py).
+    extra_gib: float = 0.0
+    time_factor: float = 1.0
+
     # Memory.
     usable_share: float = 0.95  # of the GPU's memory; the rest is what other processes and growth need
     cpu_usable_share: float = 0.80  # of RAM: the operating system and the data's page cache live there too
-    context_gib: float = 0.6  # CUDA context and loaded kernels
+    context_gib: float = 0.82  # CUDA context and loaded kernels
     cpu_context_gib: float = 0.5  # the interpreter with torch loaded
-    workspace_gib: float = 0.25  # cuBLAS and Triton workspaces
-    nccl_gib: float = 0.5  # communicators' buffers, with more than one rank
+    workspace_gib: float = 0.06  # cuBLAS workspaces
+    nccl_gib: float = 0.75  # communicators' buffers, with more than one rank
     fragmentation: float = 0.01  # reserved over allocated, of all that the allocator holds
-    saved_dims: float = 6.5  # per layer and token, in units of dim: 2 normed inputs, q, k, v, attention's output, scraps
+    saved_dims: float = 6.0  # per layer and token, in units of dim: 2 normed inputs, q, k, v, attention's output
     saved_hidden: float = 1.0  # in units of hidden: one side of relu^2 (swiglu: 2)
     eager_factor: float = 1.2  # on a CPU the plain versions of the fused pieces keep more
-    logit_bytes: float = 3.0  # a logit of the chunk: bf16, overwritten by its gradient, and room
+    fp8_saved_dims: float = 1.5  # with fp8 the inputs of three products also in 8 bits
     loss_chunk_tokens: int = 8192
 
     # Step time.
@@ -62,41 +66,31 @@ class Constants:
     validation_share: float = 0.36  # a validation token's cost over a training token's: forward only
 
 
+# Whose shares of peak rates stand in for those of GPUs that nothing was measured on.
+NEAREST = "H200"
+
+
 def load_constants(gpu: str | None, extra: Path | None = None) -> Constants:
-    """Constants for a GPU: its calibration file in the package if there is one, then `extra` on top.
+    """Constants for a GPU: its calibration file in the package if there is one, `extra` on top, then the user's measurements.
 
     Raises:
-        UserError: `extra` cannot be read or has a key that is no constant.
+        UserError: `extra` cannot be read or has a key that is no constant; the user's calibration of the GPU is damaged.
     """
     constants = Constants()
     if gpu is None:
         constants = replace(constants, source="defaults: arithmetic at the measured speed of this CPU", time_error=0.5)
     else:
-        shipped = resources.files(__package__) / "calibration" / f"{gpu}.json"
-        if shipped.is_file():
-            constants = _override(constants, json.loads(shipped.read_text(encoding="utf-8")), f"calibration of {gpu}")
-        elif gpu not in ("H200", "H100"):
-            constants = replace(constants, time_error=0.3, source=f"{constants.source}; nothing measured on {gpu} yet")
-    if extra is None:
-        return constants
-    try:
-        data = json.loads(extra.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"calibration {extra} cannot be read: {error}", "measure again, or leave it out") from None
-    return _override(constants, data, str(extra))
-
-
-def _override(constants: Constants, data: Any, where: str) -> Constants:
-    if not isinstance(data, dict):
-        raise UserError(f"{where}: expected a mapping of constants, found {type(data).__name__}")
-    kinds = {f.name: type(getattr(constants, f.name)) for f in fields(constants)}
-    changes: dict[str, Any] = {}
-    for key, value in data.items():
-        if key not in kinds:
-            raise UserError(f"{where}: {key}: not a constant of the planner", f"one of: {', '.join(kinds)}")
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if (kinds[key] is str) != isinstance(value, str) or not (number or isinstance(value, str)):
-            raise UserError(f"{where}: {key}: expected {'text' if kinds[key] is str else 'a number'}, got {value!r}")
-        changes[key] = value
-    changes.setdefault("source", where)
-    return replace(constants, **changes)
+        shipped = shipped_constants(gpu, "gpt")
+        constants = override(
+            constants, shipped or shipped_constants(NEAREST, "gpt"), f"calibration of {gpu if shipped else NEAREST}"
+        )
+        if not shipped:
+            # What a step needs of memory is the same on every GPU, its speed is not.
+            source = f"{constants.source}; nothing measured on {gpu} yet"
+            constants = replace(constants, time_error=max(0.3, constants.time_error), source=source)
+    if extra is not None:
+        try:
+            constants = override(constants, json.loads(extra.read_text(encoding="utf-8")), str(extra))
+        except (OSError, ValueError) as error:
+            raise UserError(f"calibration {extra} cannot be read: {error}", "measure again, or leave it out") from None
+    return constants if gpu is None else corrected(constants, gpu, "gpt")

@@ -76,8 +76,16 @@ def budget_tokens(budget: Budget, batch_tokens: int, corpus_tokens: float | None
     return min(limits) if limits else (None, "")
 
 
-def run_length(recipe: Recipe, rig: Rig, batch_tokens: int, derived_tokens: float, speed: Pace, corpus: float | None) -> Length:
-    """Steps until the first limit of the budget, else the derived tokens."""
+def run_length(
+    recipe: Recipe,
+    rig: Rig,
+    batch_tokens: int,
+    derived_tokens: float,
+    speed: Pace,
+    corpus: float | None,
+    derived_by: str = "stages.pretrain.tokens_per_parameter",
+) -> Length:
+    """Steps until the first limit of the budget, else the derived tokens, which `derived_by` names."""
     limits = []
     hours, why = budget_hours(recipe.budget, rig)
     if hours is not None:
@@ -86,7 +94,7 @@ def run_length(recipe: Recipe, rig: Rig, batch_tokens: int, derived_tokens: floa
     if tokens is not None:
         limits.append((round_steps(tokens, batch_tokens), why))
     if not limits:
-        limits.append((round_steps(derived_tokens, batch_tokens), "stages.pretrain.tokens_per_parameter"))
+        limits.append((round_steps(derived_tokens, batch_tokens), derived_by))
     steps, ended_by = min(limits)
     total = speed.hours(steps)
     dollars = None if rig.dollars_per_hour is None else total * rig.dollars_per_hour

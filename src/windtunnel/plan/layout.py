@@ -5,10 +5,20 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+# Who runs a layout: the package's own engine, or Megatron-Bridge where matrices, experts or layers are split over ranks.
+OWN_ENGINE = "windtunnel"
+MEGATRON = "megatron-bridge"
+
+_SHARDS = {"none": "replicated", "optimizer": "optimizer states sharded", "full": "weights sharded"}
+
 
 @dataclass(frozen=True)
 class Layout:
-    """Data-parallel ranks with sharded optimizer states. A step is ranks x accumulation x micro_batch sequences."""
+    """Ranks and what each does. A step is data x accumulation x micro_batch sequences.
+
+    ranks = data x tensor x pipeline; `expert` ranks, taken from data x tensor, share the experts of a
+    layer. `shard` is over the data-parallel ranks. `offload` 'optimizer' keeps states in CPU memory.
+    """
 
     ranks: int
     micro_batch: int
@@ -17,11 +27,23 @@ class Layout:
     precision: str
     compile: bool
     device: str  # 'cuda' or 'cpu'
+    shard: str = "optimizer"  # 'none', 'optimizer' or 'full'
+    tensor: int = 1
+    expert: int = 1
+    pipeline: int = 1
+    recompute: str = "none"  # or 'block'
+    offload: str = "none"  # or 'optimizer'
+    engine: str = OWN_ENGINE
+
+    @property
+    def data(self) -> int:
+        """Data-parallel ranks: each group of tensor x pipeline ranks works on its own sequences."""
+        return self.ranks // (self.tensor * self.pipeline)
 
     @property
     def batch_sequences(self) -> int:
         """Sequences of one optimizer step over all ranks."""
-        return self.ranks * self.accumulation * self.micro_batch
+        return self.data * self.accumulation * self.micro_batch
 
     @property
     def batch_tokens(self) -> int:
@@ -35,12 +57,28 @@ class Layout:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self) | {"batch_tokens": self.batch_tokens}
+        return asdict(self) | {"data": self.data, "batch_tokens": self.batch_tokens}
 
     def describe(self) -> str:
         """One line."""
         per_rank = (
             f"{self.accumulation} x {self.micro_batch} sequences" if self.accumulation > 1 else f"{self.micro_batch} sequences"
         )
-        ranks = f"{self.ranks} data-parallel ranks, optimizer states sharded" if self.ranks > 1 else "1 rank"
-        return f"{ranks}; {per_rank} of {self.sequence:,} a step each; {self.precision}{', compiled' if self.compile else ''}"
+        parts = [f"{per_rank} of {self.sequence:,} a step each", self.precision + (", compiled" if self.compile else "")]
+        if self.recompute == "block":
+            parts.append("blocks recomputed")
+        if self.offload == "optimizer":
+            parts.append("optimizer states in CPU memory")
+        if self.engine != OWN_ENGINE:
+            parts.append(f"engine {self.engine}")
+        return "; ".join([self._spread(), *parts])
+
+    def _spread(self) -> str:
+        if self.ranks == 1:
+            return "1 rank"
+        if self.ranks == self.data and self.expert == 1:
+            return f"{self.ranks} data-parallel ranks, {_SHARDS[self.shard]}"
+        axes = [("tensor", self.tensor), ("pipeline", self.pipeline), ("expert", self.expert), ("data", self.data)]
+        split = " x ".join(f"{name} {size}" for name, size in axes if size > 1 and name != "expert")
+        experts = f", experts over {self.expert}" if self.expert > 1 else ""
+        return f"{self.ranks} ranks: {split}{experts}, {_SHARDS[self.shard]}"

@@ -1,11 +1,15 @@
-"""Peak memory of one rank, component by component, as arithmetic."""
+"""Memory of one rank that trains a GPT, moment by moment and component by component, as arithmetic."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from windtunnel.model import GPTShape
 
+from .calibration import with_correction
 from .constants import Constants
 from .layout import Layout
+from .types import Moment
 
 GIB = 2**30
 
@@ -16,67 +20,105 @@ SOURCES = {
     "adamw_moments": "two fp32 moments, 8 B a parameter of tables, head and scalars, over the ranks",
     "compute_weights": "copies in compute precision that the backward pass keeps",
     "activations": "what autograd keeps per layer and token",
-    "loss": "one chunk of logits, and the gradient of the last hidden states",
+    "loss": "logits of a chunk or two, gradients of the last hidden states and of the head",
     "optimizer_workspace": "what the optimizer step needs beyond the freed activations",
-    "device": "CUDA context, workspaces, communicators; on a CPU the process itself",
+    "workspaces": "of cuBLAS and Triton",
+    "context": "CUDA context and loaded kernels, outside PyTorch's allocator",
+    "nccl": "communicators' buffers, outside PyTorch's allocator",
+    "process": "the interpreter with torch loaded",
     "fragmentation": "reserved over allocated",
+    "correction": "by measurements on this kind of GPU",
 }
 
 
-def components(shape: GPTShape, layout: Layout, constants: Constants) -> dict[str, float]:
-    """GiB of each component on one rank at the step's peak; their sum is the peak."""
+@dataclass(frozen=True)
+class Memory:
+    """Moments of a step, in order, their seconds still shares of its passes: (of the forward pass, of the backward pass)."""
+
+    moments: tuple[Moment, ...]
+    done: tuple[tuple[float, float], ...]
+
+    @property
+    def peak(self) -> Moment:
+        """The moment that needs most."""
+        return max(self.moments, key=lambda moment: moment.gib)
+
+
+def memory(shape: GPTShape, layout: Layout, constants: Constants) -> Memory:
+    """The moments of one optimizer step."""
     element = 4 if layout.precision == "fp32" else 2
     other = shape.parameters - shape.matrix_parameters
-    saved = {
-        "activations": _activation_bytes(shape, layout, constants, element),
-        "compute_weights": _copies_bytes(shape, layout, element),
-        "loss": _loss_bytes(shape, layout, constants, element),
-    }
-    held = {
+    static = {
         "weights": 4.0 * shape.parameters,
         "gradients": 4.0 * shape.parameters,
         "muon_momentum": 4.0 * shape.matrix_parameters / layout.ranks,
         "adamw_moments": 8.0 * other / layout.ranks,
-        **saved,
-        # Activations are gone when the optimizer runs: only what it needs beyond them adds to the peak.
-        "optimizer_workspace": max(0.0, _optimizer_bytes(shape, layout) - sum(saved.values())),
     }
+    quantised = 2.0 * shape.matrix_parameters if layout.precision == "fp8" else 0.0
+    kept = {
+        "activations": _activation_bytes(shape, layout, constants, element),
+        # In 8 bits they are kept in both orders, from step to step; in 16 bits only until the backward pass has used them.
+        "compute_weights": quantised or (2.0 * shape.matrix_parameters if element == 2 else 0.0),
+    }
+    between = {"compute_weights": quantised}
+    head = {"loss": element * layout.micro_tokens * shape.dim + 4.0 * shape.head_parameters}
+    worked = {"loss": head["loss"] + 2.0 * element * layout.micro_tokens * shape.dim}
+    optimizer = {"optimizer_workspace": _optimizer_bytes(shape, layout)} | between
+    moments = [
+        ("before the step", (0.0, 0.0), between),
+        ("forward", (1.0, 0.0), kept),
+        ("loss", (1.0, 0.0), kept | {"loss": _loss_bytes(shape, layout, constants, element)}),
+        ("backward", (1.0, 0.0), kept | worked),
+        ("optimizer", (1.0, 1.0), optimizer),
+    ]
+    closed = [Moment(name, 0.0, _closed(static | held, layout, constants)) for name, _, held in moments]
+    return Memory(tuple(closed), tuple(done for _, done, _ in moments))
+
+
+def components(shape: GPTShape, layout: Layout, constants: Constants) -> dict[str, float]:
+    """GiB of each component on one rank at the step's peak; their sum is the peak."""
+    return memory(shape, layout, constants).peak.components
+
+
+def _closed(held: dict[str, float], layout: Layout, constants: Constants) -> dict[str, float]:
+    """Bytes as GiB, with what lies around them."""
     gib = {name: size / GIB for name, size in held.items()}
     if layout.device == "cpu":
-        return gib | {"device": constants.cpu_context_gib}
-    gib["device"] = constants.context_gib + constants.workspace_gib + (constants.nccl_gib if layout.ranks > 1 else 0.0)
-    gib["fragmentation"] = constants.fragmentation * sum(size / GIB for size in held.values())
-    return gib
-
-
-def _copies_bytes(shape: GPTShape, layout: Layout, element: int) -> float:
-    """bf16 copies of what is multiplied; with fp8 the blocks' matrices also in 8 bits, in both orders."""
-    if element == 4:
-        return 0.0
-    return 2.0 * (shape.matrix_parameters + shape.head_parameters) + (
-        2.0 * shape.matrix_parameters if layout.precision == "fp8" else 0.0
-    )
+        return gib | {"process": constants.cpu_context_gib}
+    allocated = sum(gib.values())
+    gib |= {"workspaces": constants.workspace_gib, "context": constants.context_gib}
+    if layout.ranks > 1:
+        gib["nccl"] = constants.nccl_gib
+    gib["fragmentation"] = constants.fragmentation * allocated
+    return with_correction(gib, constants.extra_gib)
 
 
 def _activation_bytes(shape: GPTShape, layout: Layout, constants: Constants, element: int) -> float:
     kv_share = shape.kv_dim / shape.dim
-    # Of saved_dims, k before and after RoPE and v have the width of the key/value heads.
-    dims = shape.dim * (constants.saved_dims - 3 + 3 * kv_share)
+    # Of saved_dims k and v have the width of the key/value heads.
+    dims = shape.dim * (constants.saved_dims - 2 + 2 * kv_share)
+    if layout.precision == "fp8":
+        dims += shape.dim * constants.fp8_saved_dims
     hidden = shape.hidden * (constants.saved_hidden + (1 if shape.mlp == "swiglu" else 0))
     per_layer = element * (dims + hidden) + 4 * shape.heads  # + log-sum-exp of attention
     values = element * shape.kv_dim * len(shape.value_layers)
-    factor = 1.0 if layout.compile else constants.eager_factor
+    factor = 1.0 if layout.device == "cuda" else constants.eager_factor
     return layout.micro_tokens * (factor * (shape.layers * per_layer + values) + 2 * element * shape.dim)
 
 
 def _loss_bytes(shape: GPTShape, layout: Layout, constants: Constants, element: int) -> float:
-    chunk = min(constants.loss_chunk_tokens, layout.micro_tokens) * shape.padded_vocab * constants.logit_bytes * element / 2
-    return chunk + element * layout.micro_tokens * shape.dim + 4.0 * shape.head_parameters
+    """Logits of a chunk, beside those of the one before; the head in compute precision; gradients."""
+    chunks = min(2.0, layout.micro_tokens / constants.loss_chunk_tokens)
+    logits = chunks * constants.loss_chunk_tokens * shape.padded_vocab * element
+    copy = 0.0 if element == 4 else 2.0 * shape.head_parameters
+    return logits + copy + element * layout.micro_tokens * shape.dim + 4.0 * shape.head_parameters
 
 
 def _optimizer_bytes(shape: GPTShape, layout: Layout) -> float:
-    """Muon stacks equal matrices: a rank's share of the largest group in fp32 and thrice in bf16, and the exchange's buffer."""
-    group = shape.layers * max(shape.dim * shape.hidden, shape.dim * shape.dim)
-    share = group / layout.ranks
-    exchanged = 4.0 * group if layout.ranks > 1 else 0.0
-    return share * (4 + 3 * 2) + exchanged
+    """Muon stacks a rank's share of the largest group of equal matrices, in bf16 three times (on a CPU also in fp32).
+
+    With several ranks the updated parts of all groups are copied to be sent: that is more.
+    """
+    share = shape.layers * max(shape.dim * shape.hidden, shape.dim * shape.dim) / layout.ranks
+    stacked = share * (6 if layout.device == "cuda" else 10)
+    return stacked if layout.ranks == 1 else max(stacked, 4.0 * shape.parameters / layout.ranks)

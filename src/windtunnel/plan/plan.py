@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from windtunnel.recipe import Recipe, UserError
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from windtunnel.recipe import HuggingFaceModel, Recipe, UserError
 from windtunnel.rig import Rig
 
 from .alternatives import memory_alternatives
+from .calibration import correction_of
 from .constants import Constants, load_constants
 from .corpus import estimate_corpus_tokens, vocabulary
-from .cost import EPOCHS_ASK, EPOCHS_WARN, Length, Pace, pace, run_length
+from .cost import EPOCHS_ASK, Length, Pace, pace, run_length
 from .depth import Sized, at_depth, pick_depth, size_up
 from .disk import checkpoint_gib, run_disk_gib
 from .memory import SOURCES as MEMORY_SOURCES
-from .types import Alternative, Plan
+from .search import Candidate, check_own_layout
+from .types import Alternative, Moment, Plan
+from .words import epoch_warnings
+
+if TYPE_CHECKING:
+    from .causal import CausalConstants
 
 
 def make_plan(
     recipe: Recipe,
     rig: Rig,
     vocab: int | None = None,
-    calibration: Constants | None = None,
+    calibration: Constants | CausalConstants | None = None,
     corpus_tokens: float | None = None,
+    suggest: bool = True,
 ) -> Plan:
     """Plan a recipe on a rig in milliseconds, without torch.
 
@@ -28,11 +38,20 @@ def make_plan(
         vocab: tokens of the prepared vocabulary, BOS included; None: as far as the recipe tells.
         calibration: constants measured on this kind of GPU; None: those that ship.
         corpus_tokens: training tokens of one epoch once they are known; None: estimated from the recipe.
+        suggest: where the plan does not fit, look for the nearest that do; False saves that time.
 
     Raises:
         UserError: the recipe cannot mean anything on this rig (fp8 without the hardware, a micro-batch
-            that divides nothing). A plan that is merely too big comes back with fits=False.
+            that divides nothing, a layout that contradicts itself). A plan that is merely too big comes
+            back with fits=False.
     """
+    if isinstance(recipe.model, HuggingFaceModel):
+        from .causal import CausalConstants, plan_causal  # the GPT's plans need none of it
+
+        assert calibration is None or isinstance(calibration, CausalConstants)
+        return plan_causal(recipe, rig, calibration, corpus_tokens, suggest)
+    assert calibration is None or isinstance(calibration, Constants)
+    check_own_layout(recipe, rig)
     constants = calibration or load_constants(rig.gpu.name if rig.gpu else None)
     vocab, vocab_source = (vocab, "prepared data") if vocab is not None else vocabulary(recipe)
     corpus, corpus_source = (corpus_tokens, "prepared data") if corpus_tokens is not None else estimate_corpus_tokens(recipe)
@@ -51,7 +70,7 @@ def make_plan(
     length = run_length(recipe, rig, batch, sized.hyper.tokens.value, speed, corpus)
     notes += [*sized.notes, *_length_notes(recipe, rig, sized, length, corpus, auto), *rig.notes]
     sources = _sources(rig, sized, constants, length, vocab_source, corpus_source) | {"depth": depth_source}
-    return _assemble(recipe, rig, vocab, corpus, sized, speed, length, constants, notes, sources)
+    return _assemble(recipe, rig, vocab, corpus, sized, speed, length, constants, notes, sources, suggest)
 
 
 def resolve(
@@ -62,7 +81,7 @@ def resolve(
     corpus_tokens: float | None = None,
 ) -> Recipe:
     """The recipe with depth 'auto' made a number for this rig; make_plan says why in its notes."""
-    if recipe.gpt.depth != "auto":
+    if isinstance(recipe.model, HuggingFaceModel) or recipe.gpt.depth != "auto":
         return recipe
     constants = calibration or load_constants(rig.gpu.name if rig.gpu else None)
     corpus = corpus_tokens if corpus_tokens is not None else estimate_corpus_tokens(recipe)[0]
@@ -89,10 +108,11 @@ def _assemble(
     constants: Constants,
     notes: list[str],
     sources: dict[str, str],
+    suggest: bool,
 ) -> Plan:
     shape, candidate, layout = sized.shape, sized.candidate, sized.candidate.layout
     checkpoint, disk = checkpoint_gib(shape), run_disk_gib(shape, recipe.checkpoints, length.hours, corpus)
-    reasons, alternatives = _refusal(recipe, rig, vocab, sized, speed, length, constants, disk)
+    reasons, alternatives = _refusal(recipe, rig, vocab, sized, speed, length, constants, disk, suggest)
     tokens_per_second = layout.batch_tokens / candidate.time.seconds
     epochs = length.epochs
     return Plan(
@@ -101,6 +121,8 @@ def _assemble(
         machine=rig.describe(),
         fits=not reasons,
         needs_yes=epochs is not None and epochs > EPOCHS_ASK,
+        model=f"GPT of depth {sized.depth}",
+        method="pretrain",
         depth=sized.depth,
         params=shape.parameters,
         parameters={"matrices": shape.matrix_parameters, "tables": shape.table_parameters, "head": shape.head_parameters},
@@ -109,14 +131,18 @@ def _assemble(
         peak_gib=candidate.peak_gib,
         limit_gib=candidate.limit_gib,
         components=candidate.components,
+        timeline=_timeline(candidate),
+        peak_moment=candidate.memory.peak.name,
         step_seconds=candidate.time.seconds,
         step_terms=candidate.time.terms,
+        hidden_seconds=sum(candidate.time.terms.values()) - candidate.time.seconds,
         bound=candidate.time.bound,
         tokens_per_second=tokens_per_second,
         mfu=shape.flops_per_token * tokens_per_second / (candidate.time.peak_flops * layout.ranks),
         steps=length.steps,
         tokens=length.tokens,
         derived_tokens=sized.hyper.tokens.value,
+        startup={"start, compile, last checkpoint": speed.startup_seconds},
         hours=length.hours,
         dollars=length.dollars,
         dollars_per_hour=rig.dollars_per_hour,
@@ -127,24 +153,43 @@ def _assemble(
         disk_gib=disk,
         disk_free_gib=rig.disk_free_gib,
         hyper={name: value for name, value, _ in sized.hyper.rows()},
+        roles={},
+        options=(),
         reasons=tuple(reasons),
         alternatives=tuple(alternatives),
-        warnings=tuple(_epoch_warnings(epochs)),
+        warnings=tuple(epoch_warnings(epochs)),
         notes=tuple(notes),
         error={"memory": constants.memory_error, "time": constants.time_error},
         sources=sources,
+        correction=correction_of(candidate.components, constants.time_factor),
     )
 
 
+def _timeline(candidate: Candidate) -> tuple[Moment, ...]:
+    """The moments with their seconds after the step's beginning: a backward pass takes about twice as long as a forward pass."""
+    passes = candidate.time.seconds - candidate.time.terms.get("optimizer", 0.0)
+    moments = zip(candidate.memory.moments, candidate.memory.done, strict=True)
+    return tuple(replace(m, seconds=passes * (forward + 2 * backward) / 3) for m, (forward, backward) in moments)
+
+
 def _refusal(
-    recipe: Recipe, rig: Rig, vocab: int, sized: Sized, speed: Pace, length: Length, constants: Constants, disk: float
+    recipe: Recipe,
+    rig: Rig,
+    vocab: int,
+    sized: Sized,
+    speed: Pace,
+    length: Length,
+    constants: Constants,
+    disk: float,
+    suggest: bool,
 ) -> tuple[list[str], list[Alternative]]:
     candidate = sized.candidate
     reasons: list[str] = []
     alternatives: list[Alternative] = []
     if not candidate.fits:
         reasons.append(_memory_reason(sized, recipe.stages.pretrain.micro_batch))
-        alternatives += memory_alternatives(recipe, rig, vocab, constants)
+        if suggest:
+            alternatives += memory_alternatives(recipe, rig, vocab, constants)
     if length.steps < 1:
         least = speed.hours(1)
         cost = f", ${least * rig.dollars_per_hour:,.2f}" if rig.dollars_per_hour else ""
@@ -171,14 +216,6 @@ def _memory_reason(sized: Sized, given: int | None) -> str:
     at = f"at the recipe's micro-batch {given}" if given else f"even at micro-batch {candidate.layout.micro_batch}"
     needs = f"each rank needs {candidate.peak_gib:.1f} GiB ({listed}) {at}"
     return f"{size}; {needs}; the limit is {candidate.limit_gib:.1f} GiB"
-
-
-def _epoch_warnings(epochs: float | None) -> list[str]:
-    if epochs is None or epochs <= EPOCHS_WARN:
-        return []
-    repeated = f"{epochs:.1f} epochs over the data: past {EPOCHS_WARN:.0f} repeated data is worth less and less"
-    beyond = f"; past {EPOCHS_ASK:.0f} it is worth almost nothing, confirm with --yes" if epochs > EPOCHS_ASK else ""
-    return [f"{repeated}{beyond} (Muennighoff et al. 2023)"]
 
 
 def _length_notes(recipe: Recipe, rig: Rig, sized: Sized, length: Length, corpus: float | None, auto: bool) -> list[str]:

@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 
 from windtunnel.model import GPTShape
-from windtunnel.recipe import Pretrain, UserError
+from windtunnel.recipe import Pretrain, Recipe, UserError
 from windtunnel.rig import Rig
 
 from .constants import Constants
 from .layout import Layout
-from .memory import components
+from .memory import Memory, memory
 from .steptime import StepTime, step_time
 
 # Layouts this close to the fastest count as equal: the one that needs least memory wins.
@@ -20,17 +20,22 @@ SAME_SPEED = 1.01
 
 @dataclass(frozen=True)
 class Candidate:
-    """One layout with its memory (GiB by component) and step time."""
+    """One layout with its memory and step time."""
 
     layout: Layout
-    components: dict[str, float]
+    memory: Memory
     time: StepTime
     limit_gib: float
 
     @property
+    def components(self) -> dict[str, float]:
+        """GiB by component at the peak."""
+        return self.memory.peak.components
+
+    @property
     def peak_gib(self) -> float:
         """Sum of the components."""
-        return sum(self.components.values())
+        return self.memory.peak.gib
 
     @property
     def fits(self) -> bool:
@@ -59,6 +64,30 @@ def choose_precision(stage: Pretrain, rig: Rig) -> str:
     return stage.precision
 
 
+def check_own_layout(recipe: Recipe, rig: Rig) -> None:
+    """Refuse what the recipe's `layout` asks for beyond what trains a GPT: data-parallel ranks with sharded optimizer states.
+
+    Raises:
+        UserError: names the key and the value that works.
+    """
+    runs: dict[str, str | int] = {
+        "shard": "optimizer",
+        "recompute": "none",
+        "offload": "none",
+        "tensor": 1,
+        "expert": 1,
+        "pipeline": 1,
+    }
+    for key, value in runs.items():
+        asked = getattr(recipe.layout, key)
+        # On one rank nothing is sharded whatever it is called.
+        if asked not in (None, value) and not (key == "shard" and rig.gpus <= 1):
+            raise UserError(
+                f"layout.{key}: {asked}: models of kind gpt are trained on data-parallel ranks with sharded optimizer states",
+                f"--set layout.{key}={value}",
+            )
+
+
 def search_layout(
     stage: Pretrain, shape: GPTShape, batch_tokens: int, rig: Rig, constants: Constants
 ) -> tuple[Candidate, list[str]]:
@@ -78,7 +107,7 @@ def search_layout(
     found = []
     for micro in _micro_batches(stage.micro_batch, share, ranks, shape.sequence):
         layout = Layout(ranks, micro, share // micro, shape.sequence, precision, compiled, device)
-        candidate = Candidate(layout, components(shape, layout, constants), step_time(shape, layout, rig, constants), limit)
+        candidate = Candidate(layout, memory(shape, layout, constants), step_time(shape, layout, rig, constants), limit)
         found.append(candidate)
         if not candidate.fits:
             break  # larger micro-batches need more

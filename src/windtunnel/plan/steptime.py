@@ -29,7 +29,10 @@ class StepTime:
 
 def step_time(shape: GPTShape, layout: Layout, rig: Rig, constants: Constants) -> StepTime:
     """Estimate one optimizer step: all ranks do `accumulation` forward and backward passes, exchange, and update."""
-    return _cpu(shape, layout, rig, constants) if layout.device == "cpu" else _gpu(shape, layout, rig, constants)
+    if layout.device == "cpu":
+        return _cpu(shape, layout, rig, constants)
+    time, factor = _gpu(shape, layout, rig, constants), constants.time_factor
+    return StepTime(factor * time.seconds, {name: factor * value for name, value in time.terms.items()}, time.peak_flops)
 
 
 def _gpu(shape: GPTShape, layout: Layout, rig: Rig, c: Constants) -> StepTime:

@@ -4,64 +4,134 @@ from __future__ import annotations
 
 from .types import Plan
 
+METHODS = {
+    "pretrain": "training from random weights",
+    "full": "fine-tuning of every weight",
+    "lora": "low-rank adapters on frozen bf16 weights",
+    "qlora": "low-rank adapters on frozen 4- or 8-bit weights",
+    "fp8-lora": "low-rank adapters on frozen fp8 weights",
+    "grpo": "reinforcement learning (GRPO)",
+}
+
 
 def lines(plan: Plan) -> list[tuple[str, str, str]]:
     """(label, value, source) of everything worth printing, in reading order."""
+    remarks = [("next best", text, "") for text in _options(plan)]
+    remarks += [("does not fit", reason, "") for reason in plan.reasons]
+    remarks += [("instead", a.change, a.why) for a in plan.alternatives]
+    remarks += [("warning", text, "") for text in plan.warnings]
+    remarks += [("note", text, "") for text in plan.notes]
+    return _what(plan) + _memory(plan) + _roles(plan) + _pace(plan) + _keeping(plan) + remarks
+
+
+def _options(plan: Plan) -> list[str]:
+    """The layouts that come after the chosen one, at most three."""
+    others = [option for option in plan.options if option.layout != plan.layout][:3]
+    return [
+        f"{option.layout.describe()}: {option.peak_gib:.1f} GiB, {seconds_text(option.step_seconds)} a step"
+        + ("" if option.dollars is None else f", ${option.dollars:,.2f}")
+        for option in others
+    ]
+
+
+def _what(plan: Plan) -> list[tuple[str, str, str]]:
+    """Model and rig."""
     s = plan.sources
-    error = plan.error
-    matrices = f"{plan.parameters['matrices'] / 1e6:,.1f} M in matrices"
-    rows = [
-        ("rig", f"{plan.rig}: {plan.machine}", "rig"),
-        ("depth", str(plan.depth), s["depth"]),
-        ("parameters", f"{_count(plan.params)} ({matrices})", s["params"]),
+    parts = {name: number for name, number in plan.parameters.items() if name in ("matrices", "trained")}
+    shares = ", ".join(f"{count_text(n)} {'trained' if name == 'trained' else 'in matrices'}" for name, n in parts.items())
+    rows = [("rig", f"{plan.rig}: {plan.machine}", "rig")]
+    if plan.depth is not None:
+        rows.append(("depth", str(plan.depth), s["depth"]))
+    else:
+        rows += [("model", plan.model, s["model"]), ("method", METHODS[plan.method], "recipe")]
+    rows += [
+        ("parameters", f"{count_text(plan.params)} ({shares})", s["params"]),
         ("vocabulary", f"{plan.vocab:,}", s["vocab"]),
         ("layout", plan.layout.describe(), s["layout"]),
-        ("memory a rank", f"{plan.peak_gib:.2f} of {plan.limit_gib:.1f} GiB (±{error['memory']:.0%})", s["peak_gib"]),
     ]
-    rows += [
-        (f"  {n.replace('_', ' ')}", f"{v:.2f} GiB", s.get(f"components.{n}", ""))
-        for n, v in plan.components.items()
-        if v >= 0.005
+    return rows
+
+
+def _memory(plan: Plan) -> list[tuple[str, str, str]]:
+    who = "a learner" if plan.roles else "a rank"
+    total = f"{plan.peak_gib:.2f} of {plan.limit_gib:.1f} GiB (±{plan.error['memory']:.0%})"
+    return [(f"memory {who}", total, plan.sources["peak_gib"]), *_components(plan, plan.components)]
+
+
+def _components(plan: Plan, components: dict[str, float]) -> list[tuple[str, str, str]]:
+    return [
+        (f"  {name.replace('_', ' ')}", f"{gib:.2f} GiB", plan.sources.get(f"components.{name}", ""))
+        for name, gib in components.items()
+        if abs(gib) >= 0.005
     ]
+
+
+def _roles(plan: Plan) -> list[tuple[str, str, str]]:
+    """Of reinforcement learning: who has which GPUs, an engine's memory and what it holds."""
+    rows = []
+    for name, role in plan.roles.items():
+        spent = ", ".join(f"{term} {seconds_text(seconds)}" for term, seconds in role.seconds.items())
+        rows.append((f"{name}s", f"{role.gpus} GPU{'s' if role.gpus > 1 else ''}", spent))
+        if name == "engine":
+            rows.append(("memory an engine's GPU", f"{role.peak_gib:.2f} of {role.limit_gib:.1f} GiB", "stages.rl.engine_memory"))
+            rows += _components(plan, role.components)
+            held = role.facts.get("sequences_at_once")
+            if held is not None:
+                longest = role.facts.get("longest_sequences_at_once", held)
+                at_once = f"{held:,.0f} of mean length, {longest:,.0f} of full length"
+                rows.append(("  answers at once", at_once, "KV cache / bytes of a sequence"))
+    return rows
+
+
+def _pace(plan: Plan) -> list[tuple[str, str, str]]:
+    s = plan.sources
+    step, unit = ("round", "rounds") if plan.roles else ("step", "steps")
+    took = f"{seconds_text(plan.step_seconds)} (±{plan.error['time']:.0%}), most of it {plan.bound}"
     rate = f"{plan.tokens_per_second:,.0f} tokens/s, {plan.mfu:.0%} MFU"
-    rows += [
-        ("step", f"{_seconds(plan.step_seconds)} (±{error['time']:.0%}), most of it {plan.bound}", s["step_seconds"]),
+    rows = [
+        (step, took, s["step_seconds"]),
         ("speed", rate, s["mfu"]),
         ("batch", f"{plan.layout.batch_tokens:,} tokens", s["hyper.batch_tokens"]),
-        ("length", f"{plan.steps:,} steps, {_count(plan.tokens)} tokens", s["steps"]),
-        ("time", _hours(plan.hours), s["hours"]),
+        ("length", f"{plan.steps:,} {unit}, {count_text(plan.tokens)} tokens", s["steps"]),
+        ("time", hours_text(plan.hours), s["hours"]),
         ("cost", "no price known" if plan.dollars is None else f"${plan.dollars:,.2f}", s["dollars"]),
     ]
     if plan.epochs is not None:
-        rows.append(("epochs", f"{plan.epochs:.2f} over {_count(plan.corpus_tokens or 0)} tokens", s["epochs"]))
+        rows.append(("epochs", f"{plan.epochs:.2f} over {count_text(plan.corpus_tokens or 0)} tokens", s["epochs"]))
+    return rows
+
+
+def _keeping(plan: Plan) -> list[tuple[str, str, str]]:
+    s = plan.sources
     free = "" if plan.disk_free_gib is None else f", {plan.disk_free_gib:,.0f} GiB free"
-    rows += [
+    rows = [
         ("checkpoint", _gib(plan.checkpoint_gib), s["checkpoint_gib"]),
         ("disk", f"{_gib(plan.disk_gib)} at the peak{free}", s["disk_gib"]),
     ]
-    rows += [
+    return rows + [
         (name.replace("_", " "), f"{value:.4g}", s[f"hyper.{name}"])
         for name, value in plan.hyper.items()
         if name != "batch_tokens"
     ]
-    rows += [("does not fit", reason, "") for reason in plan.reasons]
-    rows += [("instead", a.change, a.why) for a in plan.alternatives]
-    rows += [("warning", text, "") for text in plan.warnings]
-    return rows + [("note", text, "") for text in plan.notes]
 
 
-def _count(number: float) -> str:
+def count_text(number: float) -> str:
+    """1234567 -> 1.23 M."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.3g} {letter}"
     return f"{number:.0f}"
 
 
-def _seconds(seconds: float) -> str:
+def seconds_text(seconds: float) -> str:
+    """A short duration: 0.0123 -> 12.3 ms; minutes from two of them."""
+    if seconds >= 120:
+        return hours_text(seconds / 3600)
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
 
 
-def _hours(hours: float) -> str:
+def hours_text(hours: float) -> str:
+    """A duration of hours: minutes below one, days from 48."""
     if hours >= 48:
         return f"{hours / 24:,.1f} days"
     return f"{hours:.2f} h" if hours >= 1 else f"{hours * 60:.1f} min"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .layout import Layout
+
+# Components that lie outside PyTorch's allocator: what it reserves is the peak without them.
+OUTSIDE_ALLOCATOR = ("context", "nccl", "process")
 
 
 @dataclass(frozen=True)
@@ -17,11 +20,60 @@ class Alternative:
 
 
 @dataclass(frozen=True)
+class Moment:
+    """Memory of one rank at one point of a step: GiB by component, `seconds` after the step's beginning."""
+
+    name: str
+    seconds: float
+    components: dict[str, float]
+
+    @property
+    def gib(self) -> float:
+        """Sum of the components."""
+        return sum(self.components.values())
+
+
+@dataclass(frozen=True)
+class Option:
+    """One layout that fits: memory of a rank, seconds of a step, and what the same run would take and cost with it."""
+
+    layout: Layout
+    peak_gib: float
+    step_seconds: float
+    hours: float
+    dollars: float | None
+
+
+@dataclass(frozen=True)
+class Role:
+    """One kind of process of a reinforcement-learning round, on GPUs of its own or in turn with the others.
+
+    components, peak_gib and limit_gib are of one GPU; `seconds` is its part of a round by term; `facts`
+    are further numbers with their units in the key (sequences_at_once, tokens_per_second, ...).
+    """
+
+    gpus: int
+    layout: Layout
+    components: dict[str, float]
+    peak_gib: float
+    limit_gib: float
+    seconds: dict[str, float]
+    facts: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Plan:
     """recipe x rig. GiB are 2^30 bytes a rank; hours, dollars and tokens_per_second are of the whole run and rig.
 
     `fits` False means refused, for the `reasons`. `needs_yes` asks for confirmation. `error` is the
     stated relative uncertainty of memory and time. `sources` says where each number came from.
+
+    `method` is 'pretrain', 'full', 'lora', 'qlora', 'fp8-lora' or 'grpo'; `depth` is None for models
+    that are not ours. `components` is the timeline's moment `peak_moment`; `limit_gib` is the limit of
+    the rank that needs most. step_seconds = sum(step_terms) - hidden_seconds, and for GRPO a step is a round.
+    `options` are the best layouts that fit, fastest and so cheapest first (of models that are not ours).
+    `startup` is seconds by part, once a run. `roles` is empty but for GRPO: 'learner', 'engine'.
+    `correction` is what the user's own measurements changed: memory_gib, time_factor; empty where they did not.
     """
 
     recipe: str
@@ -29,7 +81,9 @@ class Plan:
     machine: str
     fits: bool
     needs_yes: bool
-    depth: int
+    model: str
+    method: str
+    depth: int | None
     params: int
     parameters: dict[str, int]
     vocab: int
@@ -37,14 +91,18 @@ class Plan:
     peak_gib: float
     limit_gib: float
     components: dict[str, float]
+    timeline: tuple[Moment, ...]
+    peak_moment: str
     step_seconds: float
     step_terms: dict[str, float]
+    hidden_seconds: float
     bound: str
     tokens_per_second: float
     mfu: float
     steps: int
     tokens: float
     derived_tokens: float
+    startup: dict[str, float]
     hours: float
     dollars: float | None
     dollars_per_hour: float | None
@@ -55,13 +113,24 @@ class Plan:
     disk_gib: float
     disk_free_gib: float | None
     hyper: dict[str, float]
+    roles: dict[str, Role]
+    options: tuple[Option, ...]
     reasons: tuple[str, ...]
     alternatives: tuple[Alternative, ...]
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
     error: dict[str, float]
     sources: dict[str, str]
+    correction: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def reserved_gib(self) -> float:
+        """What PyTorch's allocator reserves at the peak: the peak without context, communicators and the process itself."""
+        return self.peak_gib - sum(self.components.get(name, 0.0) for name in OUTSIDE_ALLOCATOR)
 
     def to_json(self) -> dict[str, Any]:
         """Everything as JSON values; keys are stable."""
-        return asdict(self) | {"layout": self.layout.as_dict()}
+        roles = {name: asdict(role) | {"layout": role.layout.as_dict()} for name, role in self.roles.items()}
+        options = [asdict(option) | {"layout": option.layout.as_dict()} for option in self.options]
+        layouts = {"layout": self.layout.as_dict(), "roles": roles, "options": options}
+        return asdict(self) | layouts | {"reserved_gib": self.reserved_gib}

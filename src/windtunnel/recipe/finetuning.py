@@ -79,3 +79,8 @@ class GRPO(Section):
     compile: bool = True
     learning_rate: float = Field(1e-6, gt=0)
     reward: str | None = Field(None, pattern=r"^.+:[A-Za-z_]\w*$", description="the user's reward: 'file.py:function'")
+    reward_examples: str | None = Field(
+        None,
+        min_length=1,
+        description="JSON lines with prompt, good, bad and perhaps truth: answers that the reward must tell apart",
+    )

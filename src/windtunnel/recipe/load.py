@@ -100,12 +100,24 @@ def _read_extended(source: str, seen: tuple[str, ...]) -> tuple[dict[str, Any], 
 
 
 def _anchor_files(data: dict[str, Any], path: Path) -> None:
-    """Text files named in a recipe are found from its folder, or else from the current one."""
-    section = data.get("data")
-    corpus = section.get("corpus") if isinstance(section, dict) else None
-    if not isinstance(corpus, dict) or not isinstance(corpus.get("files"), list):
-        return
-    corpus["files"] = [str(path.parent / f) if isinstance(f, str) and _stands_in(path.parent, f) else f for f in corpus["files"]]
+    """Files named in a recipe are found from its folder, or else from the current one."""
+    corpus = _section(data, "data", "corpus")
+    if isinstance(corpus.get("files"), list):
+        files = corpus["files"]
+        corpus["files"] = [str(path.parent / f) if isinstance(f, str) and _stands_in(path.parent, f) else f for f in files]
+    rl = _section(data, "stages", "rl")
+    for key in ("reward", "reward_examples"):
+        name = rl.get(key)
+        if isinstance(name, str) and _stands_in(path.parent, name.rpartition(":")[0] if key == "reward" else name):
+            rl[key] = str(path.parent / name)
+
+
+def _section(data: dict[str, Any], *names: str) -> dict[str, Any]:
+    """A section of what was read, or an empty one where something else stands there."""
+    here: Any = data
+    for name in names:
+        here = here.get(name) if isinstance(here, dict) else None
+    return here if isinstance(here, dict) else {}
 
 
 def _stands_in(folder: Path, pattern: str) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from .checks import CheckFailed, Evidence, Say
-from .state import Rehearsal
+from .checking import CheckFailed, Evidence, Say
+from .state import Rehearsal, Stage
 
 
 def export(rehearsal: Rehearsal, say: Say) -> Evidence:
@@ -17,7 +17,6 @@ def export(rehearsal: Rehearsal, say: Say) -> Evidence:
     from windtunnel.model import load_weights
 
     assert rehearsal.run is not None
-    assert rehearsal.data is not None
     folder = rehearsal.folder / "export"
     path = export_run(rehearsal.run, folder, dtype="fp32")
     say("loading it again")
@@ -26,8 +25,8 @@ def export(rehearsal: Rehearsal, say: Say) -> Evidence:
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     if tokenizer.pieces != ours.tokenizer.pieces:
         raise CheckFailed("the exported tokenizer is another one")
-    length = min(ours.model.shape.sequence, rehearsal.data.validation.count)
-    tokens = torch.from_numpy(rehearsal.data.validation.array[:length].astype("int64"))[None].to(rehearsal.device)
+    length = min(ours.model.shape.sequence, rehearsal.prepared.validation.count)
+    tokens = torch.from_numpy(rehearsal.prepared.validation.array[:length].astype("int64"))[None].to(rehearsal.device)
     with torch.inference_mode():
         difference = float((ours.model(tokens) - theirs(tokens)).abs().max())
     if difference != 0.0:
@@ -43,7 +42,10 @@ def evaluate(rehearsal: Rehearsal, say: Say) -> Evidence:
 
     assert rehearsal.run is not None
     report = evaluate_run(
-        rehearsal.run, prepared=rehearsal.data, device=rehearsal.device, progress=lambda share, what: say(f"{what} ({share:.0%})")
+        rehearsal.run,
+        prepared=rehearsal.prepared,
+        device=rehearsal.device,
+        progress=lambda share, what: say(f"{what} ({share:.0%})"),
     )
     rehearsal.evaluation = report
     if not math.isfinite(report.validation.bits_per_byte):
@@ -52,3 +54,23 @@ def evaluate(rehearsal: Rehearsal, say: Say) -> Evidence:
     if report.exact_match is not None:
         text += f"; exact match {report.exact_match}"
     return Evidence(text, {key: value for key, value in report.to_json().items() if key != "samples"})
+
+
+CHECKS = (
+    Stage(
+        "export",
+        "the exported weights alone give the same model",
+        "look at the free disk and the rehearsal's folder",
+        export,
+        shows="end",
+        needs=("resume",),
+    ),
+    Stage(
+        "evaluate",
+        "the best checkpoint can be measured on held-out data",
+        "look at stages.evaluate in the recipe",
+        evaluate,
+        shows="end",
+        needs=("resume",),
+    ),
+)

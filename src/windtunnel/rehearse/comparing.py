@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from .checks import CheckFailed, Evidence, Say
+from .checking import CheckFailed, Evidence, Say
 from .processes import TICK, Child
-from .state import Rehearsal
+from .state import Rehearsal, Stage
 from .training import Follower, await_run, train_command
 
 EXACT = ("loss", "gradient_norm", "learning_rate")
@@ -29,7 +29,9 @@ def bit_exact(rehearsal: Rehearsal, say: Say) -> Evidence:
     """Train the same recipe without a kill beyond the step where the other resumed, stop it by SIGTERM, compare."""
     root = rehearsal.folder / "reference"
     goal = rehearsal.resumed_from + STEPS_BEYOND
-    with Child(train_command(rehearsal.recipe_file, root=root), rehearsal.folder / "reference.log") as child:
+    with Child(
+        train_command(rehearsal.recipe_file, root=root), rehearsal.folder / "reference.log", rehearsal.environment
+    ) as child:
         follow = Follower(rehearsal, child, say)
         run = await_run(child, root, follow)
         rehearsal.reference = run
@@ -66,7 +68,7 @@ def ranks(rehearsal: Rehearsal, say: Say) -> Evidence:
     shutil.copytree(rehearsal.reference, run)
     start = max(_series(run, "loss"))
     command, before, now = _on_other_ranks(rehearsal, run)
-    with Child(command, rehearsal.folder / "ranks.log", {"OMP_NUM_THREADS": "1"} if now > 1 else {}) as child:
+    with Child(command, rehearsal.folder / "ranks.log", {"OMP_NUM_THREADS": "1"} if now > 1 else rehearsal.environment) as child:
         follow = Follower(rehearsal, child, say)
         code = _stop_at(child, run, start + RANK_STEPS, follow.look)
         words = child.last_words()
@@ -137,3 +139,23 @@ def _points(run: Path, name: str, wait: bool) -> Iterator[tuple[int, float]]:
     except UserError:
         if not wait:  # a run that has just begun has no metrics yet
             raise
+
+
+CHECKS = (
+    Stage(
+        "bit-exact",
+        "a run that was killed and resumed is the run that was not, to the last bit",
+        "something outside the package decides results: look for other software on this GPU or changed files",
+        bit_exact,
+        shows="first interruption",
+        needs=("resume",),
+    ),
+    Stage(
+        "ranks",
+        "a checkpoint goes on with another number of ranks, and they compute the same",
+        "read ranks.log in the rehearsal's folder; torchrun must be able to open ports on localhost",
+        ranks,
+        shows="start",
+        needs=("bit-exact",),
+    ),
+)

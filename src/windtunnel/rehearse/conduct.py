@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import signal
 import threading
 import time
@@ -13,14 +12,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
-from windtunnel.plan import resolve
-from windtunnel.recipe import Recipe, UserError, scale_model
-from windtunnel.rig import detect_rig, parse_rig
+from windtunnel.recipe import Recipe, UserError
+from windtunnel.rig import parse_rig
+from windtunnel.run import new_folder
 
-from .checks import View, run_checks
+from .checking import View, run_checks
 from .page import write_page
 from .readiness import Readiness, late_for, write_json_report
-from .stages import checks_for
+from .stages import rehearsal_checks
 from .state import Rehearsal
 
 DEFAULT_TARGETS = ("8xH100",)
@@ -33,7 +32,7 @@ class Options:
     """How `windtunnel rehearse` was called.
 
     Attributes:
-        targets: names of the rigs to be ready for. root: the rehearsal's folder is made here.
+        targets: names of the rigs to be ready for, the target last. root: the rehearsal's folder is made here.
         steps: optimizer steps of the scale model; None: its rule's.
         called: recipe and overrides as typed, for the commands that the report gives.
     """
@@ -53,42 +52,24 @@ def rehearse(recipe: Recipe, options: Options, view: View) -> Readiness:
     began = time.monotonic()
     if options.steps is not None and options.steps < LEAST_STEPS:
         raise UserError(f"--steps {options.steps}: a rehearsal needs at least {LEAST_STEPS}", f"--steps {LEAST_STEPS}")
-    targets = [parse_rig(name) for name in options.targets]
-    folder = _new_folder(options.root, recipe.name)
-    here = detect_rig(folder)
-    # The ratio of heads to key/value heads depends on the depth that the target gets.
-    there = recipe
-    with contextlib.suppress(UserError):  # the check of the plan will say it
-        there = resolve(recipe, targets[0])
-    scale = scale_model(there) if options.steps is None else scale_model(there, steps=options.steps)
-    rehearsal = Rehearsal(recipe, scale, folder, here, targets)
+    for name in options.targets:
+        parse_rig(name)
+    folder = new_folder(options.root, f"rehearse-{recipe.name}")
+    rehearsal = Rehearsal(recipe.name, (), tuple(options.targets), folder, options.root, steps=options.steps, given=recipe)
     with _sigterm_interrupts():
-        outcomes = run_checks(checks_for(rehearsal), view, rehearsal.log)
+        outcomes = run_checks(rehearsal_checks(), rehearsal, view)
     report = Readiness(
-        rehearsal=rehearsal,
+        context=rehearsal,
         outcomes=outcomes,
-        late=late_for(rehearsal),
+        late=late_for(rehearsal, outcomes),
         seconds=time.monotonic() - began,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        called=shlex.join(options.called) or recipe.name,
+        called=tuple(options.called) or (recipe.name,),
+        rehearsed=True,
     )
     write_json_report(report)
-    write_page(report)
+    write_page(report, folder / "report.html")
     return report
-
-
-def _new_folder(root: Path, name: str) -> Path:
-    stem = f"rehearse-{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        for number in range(1, 1000):
-            path = root / (stem if number == 1 else f"{stem}-{number}")
-            with contextlib.suppress(FileExistsError):
-                path.mkdir()
-                return path
-    except OSError as error:
-        raise UserError(f"{root}: no folder can be made there: {error.strerror or error}", "give another --root") from None
-    raise UserError(f"{root} already has 999 rehearsals {stem}")
 
 
 @contextlib.contextmanager

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from windtunnel.plan import Plan, load_constants
+from windtunnel.plan import Plan
+from windtunnel.recipe import Every, GPTModel, Recipe
 
-from .checks import Moment
+from .checking import Shows
 
 FIRST_STEPS = 100
-RULES: dict[Moment, str] = {
+RULES: dict[Shows, str] = {
     "start": "while the job starts up",
     "first steps": f"within the first {FIRST_STEPS} steps",
+    "first validation": "at the first validation",
+    "first checkpoint": "at the first checkpoint",
     "first interruption": "when the job is first interrupted, on average half-way",
     "end": "when training is over",
 }
@@ -26,16 +29,27 @@ class Late:
     rule: str
 
 
-def late_costs(plan: Plan, gpu: str | None) -> dict[Moment, Late]:
-    """What finding a failure later costs, for each moment it can show at, by the plan of the target rig."""
-    constants = load_constants(gpu)
-    start = constants.startup_seconds if plan.layout.device == "cuda" else constants.cpu_startup_seconds
-    run = 60 * plan.hours
-    minutes: dict[Moment, float] = {
-        "start": start / 60,
-        "first steps": min(run, (start + FIRST_STEPS * plan.step_seconds) / 60),
+def late_costs(recipe: Recipe, plan: Plan) -> dict[Shows, Late]:
+    """What finding a failure later costs, for each time it can show at, by the plan of the target rig."""
+    start, run = sum(plan.startup.values()), 3600 * plan.hours
+    gpt = isinstance(recipe.model, GPTModel)
+    validation = _after(recipe.stages.pretrain.validate_every, plan) if gpt else run
+    seconds: dict[Shows, float] = {
+        "start": start,
+        "first steps": start + FIRST_STEPS * plan.step_seconds,
+        "first validation": start + validation,
+        "first checkpoint": start + _after(recipe.checkpoints.every, plan),
         "first interruption": run / 2,
         "end": run,
     }
     rate = plan.dollars_per_hour
-    return {moment: Late(value, None if rate is None else rate * value / 60, RULES[moment]) for moment, value in minutes.items()}
+    late = {}
+    for shows, value in seconds.items():
+        minutes = min(value, run) / 60 if shows != "start" else value / 60
+        late[shows] = Late(minutes, None if rate is None else rate * minutes / 60, RULES[shows])
+    return late
+
+
+def _after(every: Every, plan: Plan) -> float:
+    """Seconds of training until the first time."""
+    return every.steps * plan.step_seconds if every.steps else every.seconds or 0.0

@@ -7,8 +7,8 @@ import statistics
 
 from windtunnel.run import MetricsReader, RunFolder
 
-from .checks import CheckFailed, Evidence, Say
-from .state import Rehearsal
+from .checking import CheckFailed, Evidence, Say
+from .state import Rehearsal, Stage
 
 LEARNED = 0.9
 """Validation loss at the end over ln V: clearly better than knowing nothing."""
@@ -21,12 +21,11 @@ STEPS_AROUND_SAVE = 2
 def learning(rehearsal: Rehearsal, say: Say) -> Evidence:
     """Validation loss from ln V down; alerts of the bands."""
     assert rehearsal.run is not None
-    assert rehearsal.data is not None
     folder = RunFolder.open(rehearsal.run)
     with MetricsReader(folder.metrics_path) as metrics:
         losses, validation = metrics.series("loss"), metrics.series("validation_loss")
         events = [event for event in metrics.events() if event.level != "info"]
-    start = math.log(rehearsal.data.tokenizer.vocab)
+    start = math.log(rehearsal.prepared.tokenizer.vocab)
     if not all(math.isfinite(point.value) for point in losses):
         raise CheckFailed("the loss became NaN", blocks=False)
     if not validation:
@@ -41,7 +40,7 @@ def learning(rehearsal: Rehearsal, say: Say) -> Evidence:
         bands = ", ".join(sorted({event.kind.removeprefix("band:").replace("_", " ") for event in events}))
         text += f"; {len(warned)} warning{'s' if len(warned) > 1 else ''} on the way ({bands})"
     numbers = {"ln_vocabulary": start, "validation_loss": last, "training_loss": losses[-1].value, "alerts": [*bad, *warned]}
-    return Evidence(text, numbers, warning="; ".join(bad[:2]) or None)
+    return Evidence(text, numbers, warnings=["; ".join(bad[:2])] if bad else [])
 
 
 def saving(rehearsal: Rehearsal, say: Say) -> Evidence:
@@ -70,3 +69,23 @@ def saving(rehearsal: Rehearsal, say: Say) -> Evidence:
     if share > MOST_STALL:
         raise CheckFailed(f"{text}; at most {MOST_STALL:.0%}", blocks=False)
     return Evidence(text, numbers)
+
+
+CHECKS = (
+    Stage(
+        "learning",
+        "the loss falls clearly below that of a model that knows nothing",
+        "look at the loss in report.html; lower stages.pretrain.optimizer's rates, or check the data",
+        learning,
+        shows="end",
+        needs=("resume",),
+    ),
+    Stage(
+        "saving",
+        "checkpoints are written beside training, not in its way",
+        "use a faster or local disk for --root",
+        saving,
+        shows="first checkpoint",
+        needs=("resume",),
+    ),
+)

@@ -4,44 +4,68 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from windtunnel.plan import Plan, lines
+from windtunnel.plan import Plan, lines, memory_svg
 from windtunnel.recipe import UserError, dump_recipe
 from windtunnel.run import MetricsReader
 from windtunnel.watch import CheckRow, Curve, Memory, PlanRow, Report, Sample, write_report
 
-from .checks import Outcome
+from .checking import Outcome
 from .late import Late
 from .readiness import Readiness
+
+if TYPE_CHECKING:
+    from windtunnel.evaluate import EvaluationReport
 
 LEAST_GIB = 0.005  # of what is drawn
 REMARKS = ("does not fit", "instead", "warning", "note")
 
 
-def write_page(report: Readiness) -> Path:
-    """Write report.html into the rehearsal's folder. Raises UserError."""
-    rehearsal = report.rehearsal
-    name = rehearsal.recipe.name
-    title = f"{name} is {'ready' if report.ready else 'not ready'} for {report.targets}"
+def write_page(report: Readiness, path: Path) -> Path:
+    """Write the report as one HTML file. Raises UserError."""
+    context, recipe = report.context, report.recipe
     when = datetime.fromisoformat(report.created).strftime("%Y-%m-%d %H:%M UTC")
-    evaluation, samples = _evaluation(report)
+    where = f"; {context.folder}" if report.rehearsed else ""
+    beyond = f"{report.beyond[:1].upper()}{report.beyond[1:]}." if report.beyond else ""
+    found = getattr(context, "evaluation", None)
+    evaluation, samples = _evaluation(found) if found is not None else ([], [])
+    memory: dict[str, list[tuple[float, float]]] = getattr(context, "memory", {})
+    state = "ready" if report.ready else "not ready"
     page = Report(
-        title=f"{title}, as far as rung {report.rung} can tell",
-        verdict=f"{report.verdict}. {report.beyond[:1].upper() + report.beyond[1:]}".strip() + ("." if report.beyond else ""),
+        title=f"{report.name} is {state} for {report.targets}, as far as rung {report.rung} can tell",
+        verdict=f"{report.verdict}. {beyond}".strip(),
         ready=report.ready,
-        subtitle=f"{when} on {rehearsal.here.describe()}; {report.seconds:.0f} s; {rehearsal.folder}",
-        checks=[_row(outcome, report.late_of(outcome)) for outcome in report.outcomes],
-        plans=[_plan(plan) for plan in report.plans()],
-        loss=_loss(report),
-        memory=[Curve(f"{name} run, resident", points) for name, points in rehearsal.memory.items() if points],
+        subtitle=f"{when} on {_machine(report)}; {report.seconds:.0f} s{where}",
+        rungs=[(verdict.rung, verdict.ready, verdict.words) for verdict in report.rungs()],
+        checks=[_row(outcome, report.late_of(outcome)) for outcome in sorted(report.outcomes, key=lambda o: o.status != "fail")],
+        plans=[_plan(plan, number) for number, plan in enumerate(report.plans())],
+        loss=_loss(getattr(context, "run", None)),
+        memory=[Curve(f"{name} run, resident", points) for name, points in memory.items() if points],
         cost=_cost(report),
-        budget_dollars=rehearsal.recipe.budget.dollars,
+        budget_dollars=recipe.budget.dollars if recipe else None,
         evaluation=evaluation,
         samples=samples,
-        environment=rehearsal.environment,
-        recipe=dump_recipe(rehearsal.scale),
+        environment=report.environment(),
+        recipe=_recipe(report),
     )
-    return write_report(rehearsal.folder / "report.html", page)
+    return write_report(path, page)
+
+
+def _machine(report: Readiness) -> str:
+    try:
+        return report.context.here.describe()
+    except UserError:
+        return "this machine"
+
+
+def _recipe(report: Readiness) -> str:
+    if report.recipe is None:
+        return ""
+    try:
+        return dump_recipe(report.context.scale if report.rehearsed and report.context.is_gpt else report.recipe)
+    except UserError:  # its data is missing
+        return dump_recipe(report.recipe)
 
 
 def late_text(late: Late | None) -> str:
@@ -54,22 +78,23 @@ def late_text(late: Late | None) -> str:
 
 def _row(outcome: Outcome, late: Late | None) -> CheckRow:
     later = f"Found later, {late.rule}: {late_text(late)}." if late else ""
-    warned = outcome.status == "warn"
-    evidence = f"{outcome.evidence}. But: {outcome.remedy}" if warned else outcome.evidence
-    remedy = "" if warned else outcome.remedy
+    evidence, remedy = outcome.evidence, outcome.fix
+    if outcome.warnings:
+        evidence = f"{evidence}. But: {'; '.join(outcome.warnings)}"
+    if outcome.problems:
+        remedy = "; ".join(fix or problem for problem, fix in outcome.problems)
     return CheckRow(outcome.check, outcome.proves, evidence, outcome.seconds, outcome.status, remedy, later)
 
 
-def _plan(plan: Plan) -> PlanRow:
+def _plan(plan: Plan, number: int) -> PlanRow:
     rows = lines(plan)
     notes = [f"{label}: {value}{f' ({source})' if source else ''}" for label, value, source in rows if label in REMARKS]
     kept = [row for row in rows if row[0] not in REMARKS]
     shown = {name.replace("_", " "): gib for name, gib in plan.components.items() if gib >= LEAST_GIB}
-    return PlanRow(plan.rig, plan.fits, kept, Memory(shown, plan.limit_gib), notes)
+    return PlanRow(plan.rig, plan.fits, kept, Memory(shown, plan.limit_gib), notes, memory_svg(plan, f"plan{number}"))
 
 
-def _loss(report: Readiness) -> list[Curve]:
-    run = report.rehearsal.run
+def _loss(run: Path | None) -> list[Curve]:
     if run is None or not (run / "metrics.sqlite").exists():
         return []
     try:
@@ -91,10 +116,7 @@ def _cost(report: Readiness) -> list[Curve]:
     return curves
 
 
-def _evaluation(report: Readiness) -> tuple[list[tuple[str, str, str]], list[Sample]]:
-    found = report.rehearsal.evaluation
-    if found is None:
-        return [], []
+def _evaluation(found: EvaluationReport) -> tuple[list[tuple[str, str, str]], list[Sample]]:
     value = found.validation
     rows = [
         ("bits per byte", f"{value.bits_per_byte:.4f}", f"on {value.bytes:,} held-out bytes, checkpoint of step {found.step}")

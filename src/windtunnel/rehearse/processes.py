@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from windtunnel.launch import stop_with_parent
+from windtunnel.run import STARTED
 
-from .checks import CheckFailed
+from .checking import CheckFailed
 
 SILENCE_SECONDS = 300.0
 """A process that writes nothing for so long hangs."""
@@ -32,7 +33,7 @@ class Child:
 
     def __init__(self, arguments: Sequence[str], log: Path, environment: dict[str, str] | None = None) -> None:
         self.log = log
-        own = {name: value for name, value in os.environ.items() if name != "WINDTUNNEL_STARTED"}
+        own = {name: value for name, value in os.environ.items() if name != STARTED}
         self._file: IO[bytes] = open(log, "ab")  # noqa: SIM115 - closed with the process
         self._read = log.stat().st_size
         self._rest = b""

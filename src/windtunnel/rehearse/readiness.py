@@ -2,45 +2,82 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from windtunnel.plan import Plan
-from windtunnel.recipe import UserError
+from windtunnel.recipe import GPTModel, Recipe, UserError
 
-from .checks import Moment, Outcome
+from .checking import RUNGS, Context, Outcome, Rung, Shows
 from .late import Late, late_costs
-from .state import Rehearsal
 
 FORMAT = 1
-RUNGS = ("cpu", "gpu", "node", "cluster")
+BAD_INPUT, NOT_READY = 2, 1
+INPUT_CHECKS = ("recipe", "rig")
+"""Their failure means that what was asked for does not exist."""
 ADDS = {"gpu": "GPU kernels, bf16 and compilation", "node": "several GPUs", "cluster": "several nodes"}
 
 
 @dataclass(frozen=True)
-class Readiness:
-    """What a rehearsal found.
+class RungVerdict:
+    """Whether nothing speaks against a rung.
 
     Attributes:
-        late: minutes and dollars by moment on the first target, for what its failure there would cost; empty without a plan.
-        seconds: the whole rehearsal took. called: recipe and overrides as typed.
+        failed: checks that do. untried: checks that a failure kept from being run.
+        here: this machine is of that rung or above, so what can only be seen there was seen.
     """
 
-    rehearsal: Rehearsal
-    outcomes: Sequence[Outcome]
-    late: dict[Moment, Late]
-    seconds: float
-    created: str
-    called: str
+    rung: Rung
+    ready: bool
+    failed: tuple[str, ...]
+    untried: tuple[str, ...]
+    here: bool
 
     @property
-    def next_command(self) -> str:
-        """What to type now, the rest of which stands in `called`."""
-        return f"windtunnel {'train' if self.ready else 'rehearse'} {self.called}"
+    def words(self) -> str:
+        """'ready', or why not."""
+        if self.failed:
+            return f"not ready: {', '.join(self.failed)}"
+        if self.untried:
+            return f"not ready: {', '.join(self.untried[:3])}{', ...' if len(self.untried) > 3 else ''} not run"
+        return "ready" if self.here else f"ready as far as this machine can tell; only there: {ADDS.get(self.rung, '')}"
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """What a check or a rehearsal found.
+
+    Attributes:
+        late: minutes and dollars by when a failure would show on the target; empty without a plan.
+        seconds: it took. called: recipe and overrides as typed. rehearsed: the scale model was run too.
+    """
+
+    context: Context
+    outcomes: Sequence[Outcome]
+    late: dict[Shows, Late]
+    seconds: float
+    created: str
+    called: Sequence[str]
+    rehearsed: bool = False
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """The recipe; None where it does not load."""
+        try:
+            return self.context.recipe
+        except UserError:
+            return None
+
+    @property
+    def name(self) -> str:
+        """The recipe's name, as far as it is known."""
+        return self.recipe.name if self.recipe else self.context.source
 
     @property
     def ready(self) -> bool:
@@ -49,44 +86,87 @@ class Readiness:
 
     @property
     def exit_code(self) -> int:
-        """0 ready, 1 not."""
-        return 0 if self.ready else 1
+        """0 ready, 1 not, 2 where the recipe or a rig that was named does not exist."""
+        if any(outcome.status == "fail" and outcome.check in INPUT_CHECKS for outcome in self.outcomes):
+            return BAD_INPUT
+        return 0 if self.ready else NOT_READY
 
     @property
-    def rung(self) -> str:
+    def rung(self) -> Rung:
         """How far up the ladder this machine goes."""
-        return self.rehearsal.here.rung
+        try:
+            rung: Rung = self.context.here.rung  # type: ignore[assignment]
+        except UserError:
+            return "cpu"
+        return rung
+
+    def rungs(self) -> list[RungVerdict]:
+        """Every rung up to the highest one asked for."""
+        verdicts = []
+        for index, rung in enumerate(RUNGS[: RUNGS.index(self.context.rung) + 1]):
+            bad = [o for o in self.outcomes if RUNGS.index(o.rung) <= index and (o.status == "fail" or o.blocks)]
+            failed = tuple(o.check for o in bad if o.status == "fail")
+            untried = tuple(o.check for o in bad if o.status != "fail")
+            verdicts.append(RungVerdict(rung, not bad, failed, untried, index <= RUNGS.index(self.rung)))
+        return verdicts
 
     @property
     def targets(self) -> str:
         """Names of the target rigs."""
-        return ", ".join(rig.name for rig in self.rehearsal.targets)
+        return ", ".join(self.context.on)
 
     @property
     def verdict(self) -> str:
         """One line."""
-        name, counts = self.rehearsal.recipe.name, self._counts()
-        if self.ready:
-            return f"READY on rung {self.rung}: {name} for {self.targets}; {counts}"
-        return f"NOT READY on rung {self.rung}: {name} for {self.targets}; {counts}"
+        state = "READY" if self.ready else "NOT READY"
+        where = f" on rung {self.rung}" if self.rehearsed else ""
+        return f"{state}{where}: {self.name} for {self.targets}; {self._counts()}"
 
     @property
     def beyond(self) -> str:
-        """What this rung cannot show."""
+        """What this machine cannot show."""
         index = RUNGS.index(self.rung)
-        needed = max(RUNGS.index(rig.rung) for rig in self.rehearsal.targets)
+        needed = RUNGS.index(self.context.rung)
         if needed <= index:
             return ""
         return f"not shown by rung {self.rung}: " + ", ".join(ADDS[rung] for rung in RUNGS[index + 1 : needed + 1])
 
     @property
+    def next_command(self) -> str:
+        """What to type now."""
+        verb = "rehearse" if self.rehearsed else "check"
+        if self.ready and self.recipe is not None and isinstance(self.recipe.model, GPTModel):
+            verb = "train" if self.rehearsed else "rehearse"
+        elif self.ready:
+            verb = "plan" if self.rehearsed else "rehearse"  # models that are not ours are planned and tried, not yet trained
+        rigs = () if verb == "train" else tuple(word for name in self.context.on for word in ("--on", name))
+        return shlex.join(["windtunnel", verb, *self.called, *rigs])
+
+    @property
     def late_target(self) -> str:
         """The rig whose plan `late` is from."""
-        return _priced(self.rehearsal)[0]
+        plan = _priced(self.context, self.outcomes)
+        return plan.rig if plan else ""
 
     def late_of(self, outcome: Outcome) -> Late | None:
-        """What finding this check's failure on the first target would cost."""
+        """What finding this check's failure on the target would cost."""
         return self.late.get(outcome.shows)
+
+    def dearest(self) -> Late | None:
+        """The failure that would have cost most when found later; None where none failed or no price is known."""
+        found = [self.late_of(outcome) for outcome in self.outcomes if outcome.status == "fail"]
+        priced = [late for late in found if late is not None and late.dollars is not None]
+        return max(priced, key=lambda late: late.dollars or 0.0, default=None)
+
+    def plans(self) -> list[Plan]:
+        """The plans that can be made: for here where the recipe was rehearsed, then for the targets."""
+        return _plans(self.context, self.outcomes, here=self.rehearsed)
+
+    def environment(self) -> list[tuple[str, str]]:
+        """What the checks saw of this machine: (name, evidence)."""
+        wanted = ("machine", "python", "torch", "gpu", "memory", "disk", "network", "clock")
+        by_name = {outcome.check: outcome for outcome in self.outcomes if outcome.status in ("ok", "warn")}
+        return [(name, by_name[name].evidence) for name in wanted if name in by_name]
 
     def _counts(self) -> str:
         number = {s: sum(o.status == s for o in self.outcomes) for s in ("ok", "warn", "fail", "skip")}
@@ -101,28 +181,27 @@ class Readiness:
 
     def to_json(self) -> dict[str, Any]:
         """Stable keys; what is written to report.json."""
-        rehearsal = self.rehearsal
+        folder = (
+            {"folder": str(self.context.folder), "report": str(self.context.folder / "report.html")} if self.rehearsed else {}
+        )
         return {
             "format": FORMAT,
-            "recipe": rehearsal.recipe.name,
+            "recipe": self.name,
             "ready": self.ready,
             "rung": self.rung,
             "verdict": self.verdict,
-            "targets": [rig.name for rig in rehearsal.targets],
+            "rungs": [
+                {"rung": r.rung, "ready": r.ready, "failed": r.failed, "not_run": r.untried, "here": r.here} for r in self.rungs()
+            ],
+            "targets": list(self.context.on),
             "created": self.created,
             "seconds": round(self.seconds, 1),
-            "folder": str(rehearsal.folder),
-            "report": str(rehearsal.folder / "report.html"),
+            **folder,
             "next_command": self.next_command,
             "checks": [self._check(outcome) for outcome in self.outcomes],
             "plans": [plan.to_json() for plan in self.plans()],
-            "environment": dict(rehearsal.environment),
+            "environment": dict(self.environment()),
         }
-
-    def plans(self) -> list[Plan]:
-        """The plan for here, then those for the targets."""
-        here = [self.rehearsal.plan_here] if self.rehearsal.plan_here else []
-        return here + list(self.rehearsal.plans.values())
 
     def _check(self, outcome: Outcome) -> dict[str, Any]:
         late = self.late_of(outcome)
@@ -131,31 +210,49 @@ class Readiness:
             "status": outcome.status,
             "proves": outcome.proves,
             "evidence": outcome.evidence,
-            "numbers": outcome.numbers,
+            "numbers": outcome.facts,
             "seconds": round(outcome.seconds, 2),
-            "remedy": outcome.remedy,
+            "remedy": outcome.fix,
+            "problems": [{"problem": problem, "remedy": fix} for problem, fix in outcome.problems],
+            "warnings": list(outcome.warnings),
+            "needs_failed": list(outcome.cause),
+            "rung": outcome.rung,
+            "shows": outcome.shows,
             "found_later": None if late is None else {"minutes": late.minutes, "dollars": late.dollars, "rule": late.rule},
         }
 
 
-def late_for(rehearsal: Rehearsal) -> dict[Moment, Late]:
-    """What failing later costs, by the first target's plan that fits; empty without one."""
-    name, plan = _priced(rehearsal)
-    if plan is None:
-        return {}
-    gpu = next(rig.gpu for rig in rehearsal.targets if rig.name == name)
-    return late_costs(plan, gpu.name if gpu else None)
+def late_for(context: Context, outcomes: Sequence[Outcome]) -> dict[Shows, Late]:
+    """What failing later costs, by the target's plan (of several rigs the last that fits); empty without one."""
+    plan = _priced(context, outcomes)
+    return late_costs(context.recipe, plan) if plan else {}
 
 
-def _priced(rehearsal: Rehearsal) -> tuple[str, Plan | None]:
-    return next(((name, plan) for name, plan in rehearsal.plans.items() if plan.fits), ("", None))
+def _priced(context: Context, outcomes: Sequence[Outcome]) -> Plan | None:
+    return next((plan for plan in reversed(_plans(context, outcomes)) if plan.fits), None)
+
+
+def _plans(context: Context, outcomes: Sequence[Outcome], *, here: bool = False) -> list[Plan]:
+    """The plans that can be made, for this machine first where `here`. Where the check of the plan broke down, none is tried."""
+    if any(outcome.check == "plan" and outcome.log for outcome in outcomes):
+        return []
+    try:
+        rigs = ([context.here] if here else []) + list(context.rigs)
+    except UserError:
+        return []
+    made = []
+    for rig in {rig.name: rig for rig in rigs}.values():
+        # A refusal is what the check of the plan says. The report must come whatever else went wrong.
+        with contextlib.suppress(Exception):
+            made.append(context.plan(rig))
+    return made
 
 
 def write_json_report(report: Readiness) -> Path:
     """Write report.json into the rehearsal's folder. Raises UserError."""
     from windtunnel.watch import finite
 
-    path = report.rehearsal.folder / "report.json"
+    path = report.context.folder / "report.json"
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(json.dumps(finite(report.to_json()), indent=2, ensure_ascii=False, default=str) + "\n", "utf-8")

@@ -8,13 +8,14 @@ from typing import Any, TextIO
 
 from windtunnel.plan import Plan, lines
 
-from .checks import Check, Outcome
+from .checking import Check, Outcome
 from .page import late_text
 from .readiness import Readiness
 
 SIGNS = {"ok": "✓", "warn": "!", "fail": "✗", "skip": "–"}
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 WIDTH = 100
+MOST_LETTERS = 120
 PLAIN_SECONDS = 5.0
 PLAN_ROWS = ("depth", "parameters", "layout", "memory a rank", "step", "speed", "length", "time", "cost", "epochs", "disk")
 
@@ -79,11 +80,11 @@ class Progress:
         if not hasattr(self, "_spinner"):
             self._spinner = Spinner("dots", style="cyan")
         assert self._check is not None
-        room = self._console.width - 24
+        room = self._console.width - 29
         text = Text(self._text or self._check.proves, overflow="ellipsis", no_wrap=True, style="dim")
         text.truncate(room, overflow="ellipsis")
         seconds = f"{time.monotonic() - self._began:4.0f} s"
-        self._spinner.text = Text.assemble((f"{self._check.name:<12}", "bold"), (seconds, "dim"), "  ", text)
+        self._spinner.text = Text.assemble((f"{self._check.name:<17}", "bold"), (seconds, "dim"), "  ", text)
         return self._spinner
 
     def _stop(self) -> None:
@@ -100,14 +101,14 @@ def _finished(outcome: Outcome, width: int) -> Any:
     from rich.text import Text
 
     sign = (f"{SIGNS[outcome.status]} ", STYLES[outcome.status])
-    name, seconds = (f"{outcome.check:<12}", "bold"), (f"{outcome.seconds:4.0f} s", "dim")
+    name, seconds = (f"{outcome.check:<17}", "bold"), (f"{outcome.seconds:4.0f} s", "dim")
     line = Text.assemble(sign, name, seconds, "  ", (outcome.proves, "dim"))
     line.truncate(width, overflow="ellipsis")
     return line
 
 
 def show(report: Readiness, stream: TextIO | None = None) -> None:
-    """Print the report: checks with their evidence, plans side by side, the verdict."""
+    """Print the report: checks with their evidence, what to do, the rungs, plans side by side, the verdict."""
     from rich.console import Console
 
     stream = stream or sys.stdout
@@ -118,7 +119,9 @@ def show(report: Readiness, stream: TextIO | None = None) -> None:
     console.print(_checks(report))
     console.print()
     _print_remedies(console, report)
-    plans = report.plans()
+    _print_later(console, report)
+    _print_rungs(console, report)
+    plans = report.plans() if report.rehearsed else []
     for first in range(0, len(plans), 3):
         console.print(_plans(plans[first : first + 3]))
         console.print()
@@ -141,7 +144,7 @@ def _checks(report: Readiness) -> Any:
         table.add_column("found later", justify="right", no_wrap=True)
     for outcome in report.outcomes:
         style = STYLES[outcome.status]
-        cells = [Text(SIGNS[outcome.status], style=style), Text(outcome.check, style="bold"), Text(outcome.evidence)]
+        cells = [Text(SIGNS[outcome.status], style=style), Text(outcome.check, style="bold"), Text(_evidence(outcome))]
         cells.append(Text(f"{outcome.seconds:.1f}"))
         if later:
             cells.append(Text(late_text(report.late_of(outcome)), style="dim"))
@@ -149,25 +152,58 @@ def _checks(report: Readiness) -> Any:
     return table
 
 
+def _evidence(outcome: Outcome) -> str:
+    """What stands in the table; all that is wrong with a failed check stands below it, with what to do."""
+    if outcome.status != "fail":
+        return outcome.evidence
+    first = outcome.problems[0][0] if outcome.problems else outcome.evidence
+    short = first if len(first) <= MOST_LETTERS else f"{first[: MOST_LETTERS - 1].rstrip()}…"
+    return f"{len(outcome.problems)} problems: {short}; ..." if outcome.problems else short
+
+
 def _print_remedies(console: Any, report: Readiness) -> None:
+    """What is wrong and what to do, each problem by itself; then reservations; then what this machine cannot tell."""
     from rich.text import Text
 
-    rows = []
+    rows: list[tuple[Any, Any]] = []
     for outcome in report.outcomes:
         if outcome.status == "fail":
-            rows.append((f"✗ {outcome.check}", outcome.remedy, "bold red"))
-        elif outcome.status == "warn":
-            rows.append((f"! {outcome.check}", outcome.remedy, "yellow"))
-        elif outcome.status == "skip" and not outcome.blocks:
-            rows.append((f"– {outcome.check}", outcome.remedy, "dim"))
+            problems = outcome.problems or ((outcome.evidence, outcome.fix),)
+            for number, (problem, fix) in enumerate(problems):
+                label = Text(f"✗ {outcome.check}" if number == 0 else "", style=STYLES["fail"])
+                body = Text.assemble(problem, *([("\n→ ", "bold"), (fix or outcome.fix, "bold")]))
+                rows.append((label, body))
+    for outcome in report.outcomes:
+        rows += [(Text(f"! {outcome.check}", style=STYLES["warn"]), Text(warning)) for warning in outcome.warnings]
+    for outcome in report.outcomes:
+        if outcome.status == "skip" and not outcome.blocks:
+            rows.append((Text(f"– {outcome.check}", style="dim"), Text(f"for that: {outcome.fix}", style="dim")))
     if rows:
-        console.print(_grid([(Text(label, style=style), Text(text)) for label, text, style in rows]))
+        console.print(_grid(rows))
         console.print()
+
+
+def _print_later(console: Any, report: Readiness) -> None:
+    from rich.text import Text
+
     if report.late:
         rules = "; ".join(f"{late.rule} {late_text(late)}" for late in report.late.values())
         rate = f"the rate of {report.late_target} times the minutes until the failure would show there"
         console.print(_grid([(Text("found later", style="dim"), Text(f"{rate}: {rules}", style="dim"))]))
         console.print()
+
+
+def _print_rungs(console: Any, report: Readiness) -> None:
+    from rich.text import Text
+
+    rows = []
+    for verdict in report.rungs():
+        sign = Text(
+            f"{SIGNS['ok' if verdict.ready else 'fail']} rung {verdict.rung}", style=STYLES["ok" if verdict.ready else "fail"]
+        )
+        rows.append((sign, Text(verdict.words)))
+    console.print(_grid(rows))
+    console.print()
 
 
 def _plans(plans: list[Plan]) -> Any:
@@ -212,7 +248,11 @@ def _print_verdict(console: Any, report: Readiness) -> None:
 
     style = "bold green" if report.ready else "bold red"
     console.print(Text(report.verdict, style=style))
-    if report.ready and report.beyond:
-        console.print(Text(report.beyond))
-    console.print(Text(f"report: {report.rehearsal.folder / 'report.html'}  ({report.seconds:.0f} s)"), soft_wrap=True)
+    dearest = report.dearest()
+    if dearest is not None and dearest.dollars:
+        console.print(Text(f"found on {report.late_target} instead, {dearest.rule}: ${dearest.dollars:,.2f}"))
+    if report.rehearsed:
+        console.print(Text(f"report: {report.context.folder / 'report.html'}  ({report.seconds:.0f} s)"), soft_wrap=True)
+    else:
+        console.print(Text(f"{report.seconds:.0f} s", style="dim"))
     console.print(Text(f"next: {report.next_command}"), soft_wrap=True)

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .checks import CheckFailed, Evidence, Say
+from .checking import CheckFailed, Evidence, Say
 from .processes import TICK, Child
-from .state import Rehearsal
+from .state import Rehearsal, Stage
 
 if TYPE_CHECKING:
     import httpx
@@ -72,12 +72,11 @@ def _greedy(rehearsal: Rehearsal, say: Say) -> tuple[str, str]:
     from windtunnel.evaluate import generate, load_run
 
     assert rehearsal.run is not None
-    assert rehearsal.data is not None
     say("generating without the server, to compare")
     loaded = load_run(rehearsal.run, device=rehearsal.device)
-    document = loaded.tokenizer.decode(rehearsal.data.validation.array[1:25])
+    document = loaded.tokenizer.decode(rehearsal.prepared.validation.array[1:25])
     question, mark, _ = document.partition("B")
-    if rehearsal.data.corpus == "arithmetic" and mark:
+    if rehearsal.prepared.corpus == "arithmetic" and mark:
         prompt = question + mark
     else:
         prompt = document[:12].rstrip("\ufffd")
@@ -145,3 +144,15 @@ def _expect(response: httpx.Response, status: int) -> dict[str, Any]:
         raise CheckFailed(f"{response.request.url.path} is answered {response.status_code}: {response.text[:200]}")
     value = response.json()
     return value if isinstance(value, dict) else {"data": value}
+
+
+CHECKS = (
+    Stage(
+        "serve",
+        "over HTTP it answers what the model generates, to several clients",
+        "read serve.log in the rehearsal's folder; the server must be able to open a port on 127.0.0.1",
+        serve,
+        shows="end",
+        needs=("resume",),
+    ),
+)

@@ -9,9 +9,9 @@ from typing import Any
 
 from windtunnel.recipe import dump_recipe
 
-from .checks import CheckFailed, Evidence, Say
+from .checking import CheckFailed, Evidence, Say
 from .processes import Child
-from .state import Rehearsal
+from .state import Rehearsal, Stage
 
 POLL_SECONDS = 0.0005
 MEMORY_SECONDS = 1.0
@@ -23,7 +23,7 @@ def kill(rehearsal: Rehearsal, say: Say) -> Evidence:
     """Start a run; once it has a checkpoint, SIGKILL it while it writes the next."""
     rehearsal.recipe_file.write_text(dump_recipe(rehearsal.scale), encoding="utf-8")
     root = rehearsal.folder / "killed"
-    with Child(train_command(rehearsal.recipe_file, root=root), rehearsal.folder / "killed.log") as child:
+    with Child(train_command(rehearsal.recipe_file, root=root), rehearsal.folder / "killed.log", rehearsal.environment) as child:
         follow = Follower(rehearsal, child, say)
         run = await_run(child, root, follow)
         rehearsal.run = run
@@ -42,7 +42,7 @@ def resume(rehearsal: Rehearsal, say: Say) -> Evidence:
 
     assert rehearsal.run is not None
     command = train_command(rehearsal.recipe_file, run=rehearsal.run)
-    with Child(command, rehearsal.folder / "resumed.log") as child:
+    with Child(command, rehearsal.folder / "resumed.log", rehearsal.environment) as child:
         code = child.wait(Follower(rehearsal, child, say).look)
         words = child.last_words()
     if code != 0:
@@ -185,3 +185,23 @@ def _newest_good(run: Path) -> int:
     if newest is None:
         raise CheckFailed(f"no checkpoint is good after the kill: {'; '.join(store.problems) or 'none is there'}")
     return newest.step
+
+
+CHECKS = (
+    Stage(
+        "kill",
+        "SIGKILL inside a checkpoint costs only the steps since the one before",
+        "read killed.log in the rehearsal's folder; runs need a local or POSIX-conforming file system",
+        kill,
+        shows="first interruption",
+        needs=("recipe", "rig", "torch", "disk", "data", "model"),
+    ),
+    Stage(
+        "resume",
+        "the same command goes on from the last whole checkpoint",
+        "read resumed.log in the rehearsal's folder",
+        resume,
+        shows="first interruption",
+        needs=("kill",),
+    ),
+)

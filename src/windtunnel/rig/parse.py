@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 from windtunnel.recipe import UserError
 
 from .catalog import Catalog, load_catalog
 from .detect import detect_rig
+from .file import rig_from_file
 from .types import Price, Rig
 
 PRICES = "@spot, @$2.50 (per GPU-hour) or @$98/h (whole rig)"
-GRAMMAR = f"here, cpu, H100, 8xH100, 2x(8xH100), p5.48xlarge, 2xp5.48xlarge; optionally followed by {PRICES}"
+NAMES = "here, cpu, H100, 8xH100, 2x(8xH100), p5.48xlarge, 2xp5.48xlarge, or a rig file my-rig.yaml"
+GRAMMAR = f"{NAMES}; optionally followed by {PRICES}"
 # Hosts of rented GPUs have about this much beside each GPU; only data loading and checkpoints use it.
 HOST_CORES_PER_GPU = 16
 HOST_RAM_GIB_PER_GPU = 128.0
@@ -25,8 +28,10 @@ def parse_rig(text: str) -> Rig:
     A price may follow: '@spot', '@$2.50' per GPU-hour, '@$98/h' for the whole rig. Without one, named
     rigs have the catalog's on-demand price and `here` the user's own (see price_here).
 
+    A text that ends in .yaml names a file that describes the rig (see file.py).
+
     Raises:
-        UserError: unknown name (with the nearest), impossible count, or text outside the grammar.
+        UserError: unknown name (with the nearest), impossible count, text outside the grammar, or a fault in the file.
     """
     body, at, price = text.strip().partition("@")
     body = body.strip()
@@ -34,6 +39,9 @@ def parse_rig(text: str) -> Rig:
         raise UserError(f"rig {text!r} is empty", f"name one: {GRAMMAR}")
     if body.lower() in ("here", "cpu"):
         rig = detect_rig(gpus=body.lower() == "here")
+        return _priced(rig, price, text, None) if at else rig
+    if body.lower().endswith((".yaml", ".yml")):
+        rig = rig_from_file(Path(body).expanduser())
         return _priced(rig, price, text, None) if at else rig
     rig, known = _named(body, text)
     return _priced(rig, price, text, known) if at else rig

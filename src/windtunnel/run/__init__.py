@@ -1,8 +1,8 @@
 """Runs: the folder, metrics, checkpoints, budget and bands of one execution. No torch."""
 
 from .bands import Alert, BandWatch, Targets
-from .budget import BudgetClock, BudgetSpent, EpochsVerdict, Spent, epochs_over_data, load_spent
-from .folder import RunFolder, RunSummary, is_live, list_runs, newest_run
+from .budget import STARTED, BudgetClock, BudgetSpent, EpochsVerdict, Spent, epochs_over_data, load_spent
+from .folder import RunFolder, RunSummary, is_live, list_runs, new_folder, newest_run
 from .metrics import Event, Metrics, MetricsReader, Point
 from .names import METRICS
 from .retention import DiskNeed, apply_retention, disk_needed
@@ -12,6 +12,7 @@ from .writer import CheckpointWriter, DiskFull, Saved
 
 __all__ = [
     "METRICS",
+    "STARTED",
     "Alert",
     "BandWatch",
     "BudgetClock",
@@ -39,5 +40,6 @@ __all__ = [
     "is_live",
     "list_runs",
     "load_spent",
+    "new_folder",
     "newest_run",
 ]

@@ -24,6 +24,8 @@ from .files import write_json
 
 WARN_EPOCHS = 4.0  # repeating data costs almost nothing up to here (Muennighoff et al. 2023, arXiv:2305.16264)
 CONFIRM_EPOCHS = 16.0  # and is worth almost nothing from here
+STARTED = "WINDTUNNEL_STARTED"
+"""Environment: seconds since the epoch when the command began; start-up is paid for too."""
 
 
 class BudgetSpent(UserError):

@@ -65,7 +65,7 @@ class RunFolder:
         Raises:
             UserError: the folder cannot be made.
         """
-        path = _new_folder(Path(root), recipe.name)
+        path = new_folder(Path(root), recipe.name)
         manifest = {
             "format": FORMAT,
             "recipe": recipe.name,
@@ -263,7 +263,12 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def _new_folder(root: Path, name: str) -> Path:
+def new_folder(root: Path, name: str) -> Path:
+    """Make `root/<name>-<UTC time>[-n]/`, a folder that nobody else has.
+
+    Raises:
+        UserError: it cannot be made.
+    """
     stem = f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -273,8 +278,8 @@ def _new_folder(root: Path, name: str) -> Path:
                 path.mkdir()
                 return path
     except OSError as error:
-        raise UserError(f"run folder in {root} cannot be made: {error.strerror or error}", "give another --runs folder") from None
-    raise UserError(f"{root} already has 999 runs {stem}")
+        raise UserError(f"a folder in {root} cannot be made: {error.strerror or error}", "give another --root") from None
+    raise UserError(f"{root} already has 999 folders {stem}")
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

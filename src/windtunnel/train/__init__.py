@@ -7,11 +7,11 @@ if TYPE_CHECKING:
     from .optimizer import MuonAdamW, Scalars
     from .ranks import Ranks, join_ranks
     from .schedule import learning_rate_scale
-    from .session import STARTED, train
+    from .session import train
     from .trace import TraceRequest, run_trace
     from .trial import TrialRequest, run_trial
 
-_LAZY = {"train": "session", "STARTED": "session", "MuonAdamW": "optimizer", "Scalars": "optimizer"}
+_LAZY = {"train": "session", "MuonAdamW": "optimizer", "Scalars": "optimizer"}
 _LAZY |= {"TrialRequest": "trial", "run_trial": "trial"}
 
 _LAZY |= {"TraceRequest": "trace", "run_trace": "trace"}
@@ -21,7 +21,6 @@ _LAZY |= {"CausalJob": "causal", "build_causal": "causal", "linear_cross_entropy
 _LAZY |= {"Ranks": "ranks", "join_ranks": "ranks", "learning_rate_scale": "schedule"}
 
 __all__ = [
-    "STARTED",
     "CausalJob",
     "MuonAdamW",
     "Ranks",

@@ -46,6 +46,7 @@ def render(report: Report) -> str:
         lstrip_blocks=True,
     )
     environment.filters["seconds"] = lambda s: f"{s:.1f} s" if s < 60 else duration(s)
+    environment.filters["picture"] = Markup
     charts = {
         "loss": line_chart(report.loss, x="step", y="loss, nats per token", name="loss"),
         "memory": line_chart(report.memory, x="step", y="GiB", limit=report.memory_limit_gib, name="memory-time"),

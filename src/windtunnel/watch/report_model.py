@@ -35,13 +35,17 @@ class Memory:
 
 @dataclass(frozen=True)
 class PlanRow:
-    """A plan for one rig: (label, value, source) rows, its memory, and why it does not fit or what to note."""
+    """A plan for one rig: (label, value, source) rows, its memory, and why it does not fit or what to note.
+
+    `picture` is SVG of our own making, put into the page as it is.
+    """
 
     rig: str
     fits: bool
     lines: list[tuple[str, str, str]]
     memory: Memory | None = None
     notes: list[str] = field(default_factory=list)
+    picture: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class Report:
     Attributes:
         title: such as 'charlm is ready for 8xH100'. verdict: one sentence.
         ready: whether every check held. subtitle: date, machine, run folder.
+        rungs: (name, whether it is ready, in words) of the ladder from a CPU to a cluster.
         loss: training and validation loss (nats per token) over steps. memory: GiB over steps. cost: dollars over steps.
         budget_dollars: drawn as a limit in the cost chart. memory_limit_gib: likewise for memory.
         evaluation: (name, value, explanation). environment: (name, value). recipe: the resolved recipe as YAML.
@@ -77,6 +82,7 @@ class Report:
     verdict: str
     ready: bool
     subtitle: str = ""
+    rungs: list[tuple[str, bool, str]] = field(default_factory=list)
     checks: list[CheckRow] = field(default_factory=list)
     plans: list[PlanRow] = field(default_factory=list)
     loss: list[Curve] = field(default_factory=list)

@@ -1,0 +1,45 @@
+"""Documents of a recipe's corpus to look at: all of a small one, of a large one some from every file or all over it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from windtunnel.recipe import ArithmeticCorpus, CountedCorpus, Recipe, TextCorpus, UserError
+
+from .arithmetic import CHUNK, generate
+from .corpus import corpus_files, read_documents
+from .documents import DocumentBatch
+
+MOST_FILES = 5_000
+GENERATED = 4
+
+
+def sample_documents(recipe: Recipe, most_bytes: int) -> Iterator[DocumentBatch]:
+    """Batches of documents as they stand in the files (none is cut) or are generated; about `most_bytes` at most.
+
+    Of more text than that the beginnings of the files are read, an equal share of each; of generated
+    documents four runs of 65,536 spread over the corpus.
+
+    Raises:
+        UserError: the corpus is only counted, or a file is missing, unreadable, binary or not UTF-8.
+    """
+    corpus = recipe.data.corpus
+    if isinstance(corpus, CountedCorpus):
+        raise UserError("data.corpus.kind: a counted corpus has no text to look at", "give text files")
+    if isinstance(corpus, ArithmeticCorpus):
+        runs = min(GENERATED, -(-corpus.documents // CHUNK))
+        for run in range(runs):
+            first = corpus.documents * run // runs
+            yield generate(corpus, recipe.seed, first, min(CHUNK, corpus.documents // runs))
+        return
+    files = corpus_files(corpus)
+    files = files[:: -(-len(files) // MOST_FILES)]
+    share = max(1, most_bytes // len(files)) if sum(file.size for file in files) > most_bytes else most_bytes
+    separator = corpus.separator if isinstance(corpus, TextCorpus) else None
+    for file in files:
+        taken = 0
+        for batch in read_documents(file, separator):
+            yield batch
+            taken += len(batch.text)
+            if taken >= share:
+                break

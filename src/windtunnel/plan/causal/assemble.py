@@ -1,0 +1,137 @@
+"""Parts of a plan that fine-tuning and GRPO share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from windtunnel.model import CausalShape
+from windtunnel.recipe import Recipe
+from windtunnel.rig import Rig
+
+from ..cost import Length, Pace
+from ..layout import MEGATRON, Layout
+from ..types import Alternative, Moment
+from .constants import CausalConstants
+from .search import Candidate
+from .workload import Workload
+
+# What others have published for models of a family, to hold a plan against.
+PUBLISHED = {
+    "deepseek_v3": "NVIDIA's own recipes for this model on 8 x H100 nodes: LoRA on 5 (tensor 8, pipeline 5), all weights on 56"
+}
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """A recipe on a rig, as the search for alternatives sees it."""
+
+    fits: bool
+    peak_gib: float
+    limit_gib: float
+    layout: str
+
+
+def describe_model(shape: CausalShape) -> str:
+    """One line: name, size and what is special."""
+    parts = [f"{shape.layers} layers of {shape.dim:,}", f"{shape.heads} heads"]
+    if shape.mla:
+        parts.append("latent attention")
+    elif shape.kv_heads < shape.heads:
+        parts.append(f"{shape.kv_heads} of keys and values")
+    if shape.experts:
+        parts.append(f"{shape.experts.per_token} of {shape.experts.count} experts a token")
+    return f"{shape.name}: {', '.join(parts)}"
+
+
+def parameter_counts(work: Workload) -> dict[str, int]:
+    """Parameters by what they are."""
+    shape = work.shape
+    counts = {
+        "matrices": shape.matrix_parameters,
+        "tables": shape.embedding_parameters,
+        "head": shape.head_parameters,
+        "trained": work.trained,
+    }
+    return counts | ({"experts": shape.expert_parameters, "active": shape.active_parameters} if shape.experts else {})
+
+
+def stated_errors(c: CausalConstants, layout: Layout, rig: Rig) -> dict[str, float]:
+    """Relative errors of memory and time: more for what was never measured here, split models and networks."""
+    split = layout.engine == MEGATRON
+    memory = max(c.memory_error, 0.15 if split else 0.0)
+    return {"memory": memory, "time": max(c.time_error, 0.4 if split else 0.3 if rig.nodes > 1 else 0.0)}
+
+
+def timeline(candidate: Candidate, after: float = 0.0) -> tuple[Moment, ...]:
+    """The moments with their seconds after the step's beginning; `after`: what comes before this part of it."""
+    time = candidate.time
+    assert time is not None
+    return tuple(
+        replace(moment, seconds=after + forward * time.forward + backward * time.backward)
+        for moment, (forward, backward) in zip(candidate.memory.moments, candidate.memory.done, strict=True)
+    )
+
+
+def notes(recipe: Recipe, rig: Rig, work: Workload, layout: Layout, fits: bool) -> list[str]:
+    """What was adjusted, and what to know about the layout."""
+    found = []
+    if layout.batch_tokens != work.batch_tokens:
+        found.append(
+            f"batch raised from {work.batch_tokens:,} to {layout.batch_tokens:,} tokens, so that {layout.data} data-parallel"
+            f" rank{'s' if layout.data > 1 else ''} get equal shares"
+        )
+    if layout.engine == MEGATRON:
+        found.append(
+            "matrices, experts, layers or states are split in a way that only Megatron-Bridge runs; these figures are arithmetic,"
+            " not measured by us"
+        )
+        if work.weights != "bf16":
+            found.append(f"no public recipe runs frozen {work.weights} weights there: rehearse this layout first")
+    elif work.weights in ("int8", "int4") and work.adapter is not None:
+        found.append(f"frozen {work.weights} weights need bitsandbytes' kernels; the package's own engine holds bf16 or fp8")
+    if work.shape.family in PUBLISHED and (layout.engine == MEGATRON or not fits):
+        found.append(PUBLISHED[work.shape.family])
+    if recipe.budget.dollars is not None and not rig.dollars_per_hour:
+        found.append(f"budget.dollars cannot limit the run: {rig.price_note or 'no price known'}")
+    return found
+
+
+def money_and_disk(rig: Rig, speed: Pace, length: Length, disk: float) -> tuple[list[str], list[Alternative]]:
+    """Reasons against a plan that lie in its budget or its disk, and what would help."""
+    reasons: list[str] = []
+    options: list[Alternative] = []
+    if length.steps < 1:
+        least = speed.hours(1)
+        cost = f", ${least * rig.dollars_per_hour:,.2f}" if rig.dollars_per_hour else ""
+        reasons.append(f"{length.ended_by} ends before the first step: starting up and one step take {least * 60:.1f} min{cost}")
+        if length.ended_by == "budget.dollars":
+            worth = 10 * least * (rig.dollars_per_hour or 0.0)
+            options.append(Alternative(f"--set budget.dollars={worth:.2f}", "room for steps beyond starting up"))
+        else:
+            options.append(Alternative(f"--set budget.hours={10 * least:.2g}", "room for steps beyond starting up"))
+    if rig.disk_free_gib is not None and disk > rig.disk_free_gib:
+        reasons.append(f"the run needs {disk:,.1f} GiB of disk at its peak, {rig.disk_free_gib:,.1f} GiB are free")
+        fewer = "--set checkpoints.keep_hourly=false --set checkpoints.keep_best=1"
+        options.append(Alternative(fewer, "keeps fewer checkpoints"))
+    return reasons, options
+
+
+def common_sources(rig: Rig, c: CausalConstants, best: Candidate, length: Length, corpus: str) -> dict[str, str]:
+    """Where each number comes from that all plans have."""
+    assert rig.gpu is not None
+    error = stated_errors(c, best.layout, rig)
+    return {
+        "model": "its config.json, as arithmetic",
+        "params": "shape arithmetic, equal to what transformers builds",
+        "vocab": "config.json",
+        "corpus_tokens": corpus,
+        "layout": "fastest layout that fits" if best.fits else "leanest layout",
+        "peak_gib": f"the moment '{best.memory.moments[best.memory.peak].name}', ±{error['memory']:.0%} ({c.source})",
+        "limit_gib": f"{c.usable_share:.0%} of the GPU",
+        "step_seconds": f"sum of the terms less what overlaps, ±{error['time']:.0%} ({c.source})",
+        "mfu": f"FLOPs that training needs (PaLM, appendix B) against the dense peak; {rig.gpu.name}: {rig.gpu.source}",
+        "steps": f"ended by {length.ended_by}",
+        "dollars": rig.price_note,
+        "checkpoint_gib": "trained weights and optimizer states",
+        "disk_gib": "the model as downloaded, two checkpoints, kept weights, tokens",
+    }

@@ -1,0 +1,169 @@
+"""make_plan for supervised fine-tuning of a Hugging Face model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from windtunnel.recipe import Recipe, UserError
+from windtunnel.rig import Rig
+
+from ..calibration import correction_of
+from ..corpus import estimate_corpus_tokens
+from ..cost import EPOCHS_ASK, Length, Pace, run_length
+from ..types import Alternative, Option, Plan
+from ..words import epoch_warnings
+from .assemble import Weighed, common_sources, describe_model, money_and_disk, notes, parameter_counts, stated_errors, timeline
+from .constants import CausalConstants, load_causal_constants
+from .disk import checkpoint_gib, disk_gib
+from .memory import SOURCES, least_gib
+from .refusal import impossible, memory_reason
+from .search import Candidate, Found, gpu_limit, search
+from .startup import startup_seconds
+from .totals import Totals, totals
+from .variants import Scales, alternatives
+from .workload import fine_tuning
+
+ONE_EPOCH = "one epoch, as the budget names no limit"
+RATES = {"full": 1e-5, "adapter": 2e-4}
+
+
+def weigh(recipe: Recipe, rig: Rig) -> Weighed:
+    """Whether the recipe fits the rig, in its best layout. Raises UserError as `plan_fine_tuning` does."""
+    if rig.gpu is None:
+        raise UserError(f"rig {rig.name} has no GPU")
+    work = fine_tuning(recipe)
+    constants = load_causal_constants(rig.gpu.name)
+    best = search(totals(work), rig, constants, rig.gpus, gpu_limit(rig, constants)).best
+    return Weighed(best.fits and impossible(work) is None, best.peak_gib, best.limit_gib, best.layout.describe())
+
+
+def plan_fine_tuning(
+    recipe: Recipe, rig: Rig, constants: CausalConstants | None = None, corpus_tokens: float | None = None, suggest: bool = True
+) -> Plan:
+    """Plan `stages.sft` on a rig without torch.
+
+    Args:
+        constants: measured on this kind of GPU; None: those that ship.
+        corpus_tokens: training tokens of one epoch once they are known.
+        suggest: look for alternatives where the plan does not fit.
+
+    Raises:
+        UserError: model or layout cannot be, or the rig has no GPU.
+    """
+    work = fine_tuning(recipe)
+    c = constants or load_causal_constants(rig.gpu.name if rig.gpu else "")
+    corpus, corpus_source = (corpus_tokens, "prepared data") if corpus_tokens is not None else estimate_corpus_tokens(recipe)
+    # What cannot be trained in fewer bits is weighed as it would be in bf16.
+    sums = totals(work if impossible(work) is None else replace(work, weights="bf16"))
+    found = search(sums, rig, c, rig.gpus, gpu_limit(rig, c) if rig.gpu else 0.0)
+    best = found.best
+    assert best.time is not None
+    saved = checkpoint_gib(sums)
+    startup = startup_seconds(sums, rig, c, saved)
+    speed = Pace(sum(startup.values()), best.time.seconds)
+    length = run_length(
+        recipe, rig, best.layout.batch_tokens, corpus or 0.0, speed, corpus, "one epoch, as the budget names no limit"
+    )
+    disk = disk_gib(sums, recipe.checkpoints, length.hours, corpus)
+    reasons, options = _refusal(recipe, rig, sums, best, speed, length, disk, suggest)
+    layout, shape = best.layout, work.shape
+    speed_of = layout.batch_tokens / best.time.seconds
+    return Plan(
+        recipe=recipe.name,
+        rig=rig.name,
+        machine=rig.describe(),
+        fits=not reasons,
+        needs_yes=length.epochs is not None and length.epochs > EPOCHS_ASK,
+        model=describe_model(shape),
+        method=work.method,
+        depth=None,
+        params=shape.parameters,
+        parameters=parameter_counts(work),
+        vocab=shape.vocab,
+        layout=layout,
+        peak_gib=best.peak_gib,
+        limit_gib=best.limit_gib,
+        components=best.memory.components,
+        timeline=timeline(best),
+        peak_moment=best.memory.moments[best.memory.peak].name,
+        step_seconds=best.time.seconds,
+        step_terms=best.time.terms,
+        hidden_seconds=best.time.hidden,
+        bound=best.time.bound,
+        tokens_per_second=speed_of,
+        mfu=work.flops_per_token * speed_of / (best.time.peak_flops * layout.ranks),
+        steps=length.steps,
+        tokens=length.tokens,
+        derived_tokens=corpus or 0.0,
+        startup=startup,
+        hours=length.hours,
+        dollars=length.dollars,
+        dollars_per_hour=rig.dollars_per_hour,
+        epochs=length.epochs,
+        corpus_tokens=corpus,
+        ended_by=length.ended_by,
+        checkpoint_gib=saved,
+        disk_gib=disk,
+        disk_free_gib=rig.disk_free_gib,
+        hyper={"batch_tokens": float(layout.batch_tokens), "learning_rate": learning_rate(recipe)},
+        roles={},
+        options=ranked(found, length, rig),
+        reasons=tuple(reasons),
+        alternatives=tuple(options),
+        warnings=tuple(epoch_warnings(length.epochs)),
+        notes=tuple([*notes(recipe, rig, work, layout, not reasons), *rig.notes]),
+        error=stated_errors(c, layout, rig),
+        sources=_sources(rig, c, best, length, corpus_source, recipe),
+        correction=correction_of(best.memory.components, c.time_factor),
+    )
+
+
+def ranked(found: Found, length: Length, rig: Rig) -> tuple[Option, ...]:
+    """The best layouts that fit, by what the same run would cost with each."""
+    options = []
+    best = found.best
+    assert best.time is not None
+    for candidate in found.ranked:
+        assert candidate.time is not None
+        slower = candidate.time.seconds / candidate.layout.batch_tokens / (best.time.seconds / best.layout.batch_tokens)
+        hours = length.hours * slower
+        dollars = None if rig.dollars_per_hour is None else hours * rig.dollars_per_hour
+        options.append(Option(candidate.layout, candidate.peak_gib, candidate.time.seconds, hours, dollars))
+    return tuple(options)
+
+
+def learning_rate(recipe: Recipe) -> float:
+    """The recipe's, or what is usual for the method."""
+    stage = recipe.stages.sft
+    assert stage is not None
+    adapter = getattr(recipe.model, "adapter", None)
+    return stage.learning_rate or RATES["adapter" if adapter else "full"]
+
+
+def _sources(rig: Rig, c: CausalConstants, best: Candidate, length: Length, corpus: str, recipe: Recipe) -> dict[str, str]:
+    given = recipe.stages.sft is not None and recipe.stages.sft.learning_rate
+    return common_sources(rig, c, best, length, corpus) | {
+        "tokens_per_second": "batch tokens / step time",
+        "tokens": "steps x batch tokens",
+        "hours": "starting up, steps, last checkpoint",
+        "epochs": f"tokens / corpus ({corpus})",
+        "hyper.batch_tokens": "recipe",
+        "hyper.learning_rate": "recipe" if given else "1e-5 for all weights, 2e-4 for an adapter",
+        **{f"components.{name}": source for name, source in SOURCES.items()},
+    }
+
+
+def _refusal(
+    recipe: Recipe, rig: Rig, sums: Totals, best: Candidate, speed: Pace, length: Length, disk: float, suggest: bool
+) -> tuple[list[str], list[Alternative]]:
+    reasons: list[str] = []
+    never = impossible(fine_tuning(recipe))
+    if never:
+        reasons.append(never)
+    elif not best.fits:
+        reasons.append(memory_reason(sums, best, rig))
+    options = (
+        list(alternatives(recipe, rig, Scales(weigh, lambda new: least_gib(fine_tuning(new))))) if reasons and suggest else []
+    )
+    more, further = money_and_disk(rig, speed, length, disk)
+    return reasons + more, options + further

@@ -1,0 +1,223 @@
+"""Which layouts a workload may have on a rig: those that divide evenly and that an engine runs, honouring the recipe's choice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from windtunnel.recipe import LayoutChoice, UserError
+from windtunnel.rig import Rig
+
+from ..layout import MEGATRON, OWN_ENGINE, Layout
+from .workload import Workload
+
+LARGEST_MICRO = 64
+# Along a pipeline and with split matrices small micro-batches do: what is saved is the bubble and memory.
+SPLIT_MICRO = (1, 2, 4, 8)
+
+
+def check_choice(work: Workload, rig: Rig, ranks: int) -> None:
+    """Refuse what the recipe asks for where it contradicts itself, the model or the rig.
+
+    Raises:
+        UserError: names the key, what it conflicts with, and a value that works.
+    """
+    choice, shape = work.choice, work.shape
+    if rig.gpu is None:
+        raise UserError(
+            f"rig {rig.name} has no GPU; Hugging Face models are planned for GPUs",
+            "plan for a rig with GPUs, for example --on 8xH100 or --on g5.xlarge",
+        )
+    _check_division(choice, shape.layers, ranks)
+    _check_experts(work, ranks)
+    _check_tensor(work, rig, ranks)
+    _check_offload(work)
+    split = is_split(choice)
+    if split and choice.shard == "full":
+        raise UserError(
+            "layout.shard: full, with tensor, expert or pipeline parallelism: Megatron-Bridge shards optimizer states only",
+            "--set layout.shard=optimizer",
+        )
+    if work.precision == "fp8":
+        _check_fp8(work, rig)
+
+
+def is_split(choice: LayoutChoice) -> bool:
+    """Whether the recipe itself asks for a layout that only Megatron-Bridge runs."""
+    return any((size or 1) > 1 for size in (choice.tensor, choice.expert, choice.pipeline)) or choice.offload == "optimizer"
+
+
+def _check_division(choice: LayoutChoice, layers: int, ranks: int) -> None:
+    tensor, pipeline = choice.tensor or 1, choice.pipeline or 1
+    if ranks % (tensor * pipeline):
+        product = f"layout.tensor {tensor} x layout.pipeline {pipeline} = {tensor * pipeline}"
+        raise UserError(
+            f"{product} does not divide the {ranks} GPUs", _divisors("layout.tensor", ranks // math.gcd(ranks, pipeline))
+        )
+    if pipeline > layers:
+        raise UserError(f"layout.pipeline: {pipeline} stages for {layers} layers", f"--set layout.pipeline={min(layers, ranks)}")
+
+
+def _check_experts(work: Workload, ranks: int) -> None:
+    expert, shape = work.choice.expert or 1, work.shape
+    if expert == 1:
+        return
+    if shape.experts is None:
+        raise UserError(f"layout.expert: {expert}, and {shape.name} is a dense model without experts", "--set layout.expert=1")
+    count = shape.experts.count
+    if count % expert:
+        near = max(n for n in range(1, expert + 1) if count % n == 0)
+        raise UserError(
+            f"layout.expert: {expert} does not divide the {count} experts of {shape.name}", f"--set layout.expert={near}"
+        )
+    pipeline = work.choice.pipeline or 1
+    if ranks // pipeline % expert:
+        near = math.gcd(expert, ranks // pipeline)
+        raise UserError(
+            f"layout.expert: {expert} does not divide the {ranks // pipeline} GPUs of a pipeline stage",
+            f"--set layout.expert={near}",
+        )
+
+
+def _check_tensor(work: Workload, rig: Rig, ranks: int) -> None:
+    tensor, shape = work.choice.tensor or 1, work.shape
+    if tensor == 1:
+        return
+    near = max(n for n in range(1, min(tensor, rig.gpus_per_node) + 1) if shape.heads % n == 0 and ranks % n == 0)
+    if shape.heads % tensor:
+        raise UserError(
+            f"layout.tensor: {tensor} does not divide the {shape.heads} heads of {shape.name}", f"--set layout.tensor={near}"
+        )
+    if tensor > rig.gpus_per_node:
+        raise UserError(
+            f"layout.tensor: {tensor} ranks share each matrix, and a node of {rig.name} has {rig.gpus_per_node} GPUs:"
+            " between nodes that exchange would take most of the time",
+            f"--set layout.tensor={near}",
+        )
+
+
+def _check_offload(work: Workload) -> None:
+    choice = work.choice
+    if choice.offload == "optimizer" and choice.shard == "none":
+        raise UserError(
+            "layout.offload: optimizer with layout.shard: none: every rank would keep the same states in CPU memory",
+            "--set layout.shard=optimizer",
+        )
+    if choice.offload == "optimizer" and work.adapter is not None:
+        raise UserError(
+            "layout.offload: optimizer, and only an adapter is trained: its states are small, and nothing would be saved",
+            "--set layout.offload=none",
+        )
+    if choice.offload == "optimizer" and not work.master:
+        raise UserError(
+            f"layout.offload: optimizer with {work.stage}.master: false: weights updated in place need their states beside them",
+            f"--set {work.stage}.master=true",
+        )
+
+
+def _check_fp8(work: Workload, rig: Rig) -> None:
+    assert rig.gpu is not None
+    if rig.gpu.capability < (8, 9) or rig.gpu.fp8_tflops is None:
+        raise UserError(
+            f"{work.stage}.precision: fp8 needs a GPU of capability 8.9 or later; rig {rig.name} has {rig.gpu.name}",
+            f"--set {work.stage}.precision=bf16",
+        )
+
+
+def layouts(work: Workload, rig: Rig, ranks: int) -> Iterator[Layout]:
+    """Every layout worth computing, cheapest kinds first; only those that the recipe's choice allows."""
+    if not is_split(work.choice) and work.precision == "bf16":
+        yield from _own(work, ranks)
+    yield from _megatron(work, rig, ranks)
+
+
+def share_of(work: Workload, data: int) -> int:
+    """Sequences a step for each data-parallel rank: the batch in whole sequences, the same for all."""
+    return math.ceil(max(1, work.batch_tokens // work.sequence) / data)
+
+
+def micro_batches(work: Workload, share: int, data: int) -> list[int]:
+    """Micro-batches that divide a rank's share: the recipe's, or all up to LARGEST_MICRO.
+
+    Raises:
+        UserError: the recipe's does not divide the share, or is more.
+    """
+    fitting = [n for n in range(1, min(share, LARGEST_MICRO) + 1) if share % n == 0]
+    given = work.micro_batch
+    if given is None:
+        return fitting
+    if given > share or share % given:
+        near = max(n for n in fitting if n <= given)
+        does = "is more than" if given > share else "does not divide"
+        batch = f"{share} sequences of {work.sequence:,} that each of {data} data-parallel ranks does a step"
+        raise UserError(f"{work.stage}.micro_batch: {given} {does} the {batch}", f"--set {work.stage}.micro_batch={near}")
+    return [given]
+
+
+def _own(work: Workload, ranks: int) -> Iterator[Layout]:
+    """FSDP2 over all ranks."""
+    share = share_of(work, ranks)
+    shards: list[str] = ["full"] if ranks == 1 else ["full", "optimizer", "none"]
+    for micro in micro_batches(work, share, ranks):
+        for shard in [work.choice.shard] if work.choice.shard else shards:
+            for recompute in _recompute(work.choice):
+                yield Layout(
+                    ranks, micro, share // micro, work.sequence, work.precision, work.compile, "cuda",
+                    shard=shard, recompute=recompute, engine=OWN_ENGINE,
+                )  # fmt: skip
+
+
+def _megatron(work: Workload, rig: Rig, ranks: int) -> Iterator[Layout]:
+    """Tensor x expert x pipeline x data."""
+    choice, shape = work.choice, work.shape
+    if choice.shard == "full":
+        return
+    forced = is_split(choice) or work.precision == "fp8"
+    tensors = [choice.tensor] if choice.tensor else [n for n in (1, 2, 4, 8) if n <= rig.gpus_per_node and shape.heads % n == 0]
+    for tensor in tensors:
+        for pipeline in [choice.pipeline] if choice.pipeline else _stages(ranks, tensor, shape.layers):
+            if ranks % (tensor * pipeline):
+                continue
+            for expert in [choice.expert] if choice.expert else _expert_groups(work, ranks // pipeline):
+                if ranks // pipeline % expert or (tensor * pipeline * expert == 1 and not forced):
+                    continue
+                yield from _of_split(work, ranks, tensor, expert, pipeline)
+
+
+def _of_split(work: Workload, ranks: int, tensor: int, expert: int, pipeline: int) -> Iterator[Layout]:
+    data = ranks // (tensor * pipeline)
+    share = share_of(work, data)
+    micros = micro_batches(work, share, data) if work.micro_batch else [n for n in SPLIT_MICRO if share % n == 0]
+    for micro in micros:
+        for recompute in _recompute(work.choice):
+            yield Layout(
+                ranks, micro, share // micro, work.sequence, work.precision, work.compile, "cuda",
+                shard=work.choice.shard or "optimizer", tensor=tensor, expert=expert, pipeline=pipeline,
+                recompute=recompute, offload=work.choice.offload or "none", engine=MEGATRON,
+            )  # fmt: skip
+
+
+def _recompute(choice: LayoutChoice) -> list[str]:
+    return [choice.recompute] if choice.recompute else ["none", "block"]
+
+
+def _stages(ranks: int, tensor: int, layers: int) -> list[int]:
+    """Numbers of pipeline stages: few enough that each has two layers or more, and even enough that none has twice another's."""
+    found = []
+    for stages in range(1, ranks // tensor + 1):
+        if ranks % (tensor * stages) == 0 and (stages == 1 or layers / stages >= 2 or stages == layers):
+            found.append(stages)
+    return found
+
+
+def _expert_groups(work: Workload, ranks: int) -> list[int]:
+    """Sizes of expert-parallel groups: powers of two that divide experts and ranks."""
+    if work.shape.experts is None:
+        return [1]
+    count = work.shape.experts.count
+    return [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256) if count % n == 0 and ranks % n == 0]
+
+
+def _divisors(key: str, number: int) -> str:
+    divisors = [n for n in range(1, number + 1) if number % n == 0]
+    return f"--set {key}=N with N one of {divisors[:8]}"

@@ -1,0 +1,197 @@
+"""Memory of one rank of the package's own engine: FSDP2 over blocks, one moment of a step after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..layout import Layout
+from .activations import BF16, FP32
+from .constants import CausalConstants
+from .ledger import Ledger, Memory
+from .totals import Totals
+from .workload import STATE_BYTES, Workload
+
+SOURCES: Mapping[str, str] = {
+    "weights": "bf16 weights, or frozen ones as they are held, this rank's share",
+    "master_weights": "fp32 weights that the optimizer updates, 4 B a trained parameter, this rank's share",
+    "gradients": "reduced ones, this rank's share, and those of the block at work",
+    "optimizer_states": "AdamW's two moments, this rank's share",
+    "reference": "bf16 copy of the policy as it was, this rank's share",
+    "activations": "what autograd keeps between forward and backward pass, and what the block at work needs",
+    "loss": "one chunk of logits, gradients of the last hidden states and of the head",
+    "gathered_weights": "copies of the blocks at work in compute precision: gathered, or cast",
+    "communication": "buffers of collectives: gathering the next block, reducing the last one's gradients",
+    "workspaces": "of cuBLAS and cuDNN",
+    "context": "CUDA context and loaded kernels, outside PyTorch's allocator",
+    "nccl": "communicators' buffers, outside PyTorch's allocator",
+    "fragmentation": "reserved over allocated: pools of other streams that idle at the peak, rounding",
+    "correction": "by measurements on this kind of GPU",
+}
+
+
+def loss_chunk(vocab: int) -> int:
+    """Tokens whose logits exist at a time: half a GiB in bf16, in whole 256s."""
+    return max(256, 2**29 // vocab // 256 * 256)
+
+
+def static_bytes(sums: Totals, shards: int) -> dict[str, float]:
+    """Bytes that a rank holds all the time, by component, with states and weights over `shards` ranks."""
+    work = sums.work
+    if work.adapter is not None:
+        held = {"weights": sums.frozen, "master_weights": FP32 * sums.trained}
+    elif work.master:
+        held = {"master_weights": FP32 * sums.trained}
+    else:
+        held = {"weights": BF16 * sums.trained}
+    held["optimizer_states"] = state_bytes(work) * sums.trained
+    if work.frozen_copy:
+        held["reference"] = BF16 * work.shape.parameters
+    return {name: size / shards for name, size in held.items()}
+
+
+def least_gib(work: Workload) -> float:
+    """GiB that all ranks together must hold however they are laid out: weights and states once, each."""
+    held = STATE_BYTES[work.states] if not _in_place(work) else min(STATE_BYTES[work.states], STATE_BYTES["bf16"])
+    if work.adapter is not None:
+        return sum(n * work.frozen_bytes(block) for block, n in work.kinds.items()) / 2**30
+    if work.choice.offload == "optimizer":
+        return BF16 * work.trained / 2**30
+    return (held + (BF16 if _in_place(work) else FP32)) * work.trained / 2**30
+
+
+def state_bytes(work: Workload) -> float:
+    """Bytes of AdamW's moments per trained parameter; beside bf16 weights that are updated in place they are bf16 at most."""
+    return min(STATE_BYTES[work.states], STATE_BYTES["bf16"]) if _in_place(work) else STATE_BYTES[work.states]
+
+
+def gradient_bytes(work: Workload) -> float:
+    """Bytes of a reduced gradient per trained parameter."""
+    return BF16 if _in_place(work) else FP32
+
+
+def memory(sums: Totals, layout: Layout, c: CausalConstants) -> Memory:
+    """The moments of one optimizer step; where it has several micro-batches, of the last one."""
+    return _Step(sums, layout, c).run()
+
+
+class _Step:
+    """Sizes in bytes that the moments are put together from."""
+
+    def __init__(self, sums: Totals, layout: Layout, c: CausalConstants) -> None:
+        work = sums.work
+        self.work, self.layout, self.c, self.kind = work, layout, c, sums.largest
+        self.tokens = layout.micro_tokens
+        self.shards = layout.data if layout.shard != "none" else 1
+        self.ledger = Ledger(static_bytes(sums, self.shards))
+        self.root = BF16 * work.root_parameters
+        self.block = self.kind.copied
+        self.all_blocks = sum(kind.count * kind.copied for kind in sums.kinds)
+        self.layers = work.shape.layers
+        kept, again = self.kind.kept, layout.recompute == "block"
+        self.kept = self.tokens * (sums.inputs if again else sums.whole)
+        self.kept_by_one = self.tokens * (kept.entry if again else kept.whole)
+        self.forward = self.tokens * (kept.forward_again if again else kept.forward)
+        self.backward = self.tokens * (kept.backward_again if again else kept.backward)
+        self.scratch = BF16 * self.kind.largest_matrix
+        if any(kind.block.window is not None and kind.block.window < layout.sequence for kind in sums.kinds):
+            # Attention within a window takes a mask: a byte a pair of positions, and as many again in bf16.
+            masks = 3.0 * layout.sequence**2
+            self.forward, self.backward = self.forward + masks, self.backward + masks
+        reduced = gradient_bytes(work)
+        trained_block = self.kind.trained + self.kind.trained_experts
+        self.block_gradients, self.block_reduce = BF16 * trained_block, reduced * trained_block
+        self.root_gradients, self.root_reduce = BF16 * work.trained_root, reduced * work.trained_root
+        self.gradients = reduced * sums.trained / self.shards
+        self.blocks_gradients = self.gradients - self.root_reduce / self.shards
+        # Earlier micro-batches have left their gradients.
+        self.before = self.gradients if layout.accumulation > 1 else 0.0
+
+    def run(self) -> Memory:
+        self._note("before the step", (0.0, 0.0), {}, self.before)
+        self._forward()
+        self._backward()
+        self._note("optimizer", (1.0, 1.0), {}, self.gradients)
+        wasted = self.c.fragmentation + (self.c.quantised_fragmentation if self.scratch else 0.0)
+        return Memory(self.ledger, self.layout.ranks, self.c, wasted, self._misplaced())
+
+    def _misplaced(self) -> float:
+        """Bytes beyond the sum of what is alive: the buffer that reduces embedding and head must lie in one piece.
+
+        Of the memory that a rank's computing stream freed since the loss a hole may be large enough, or not.
+        """
+        if self.layout.ranks == 1 or not self.root_reduce:
+            return 0.0
+        at_loss = next(sum(e.held.values()) for e in self.ledger.entries if e.name == "loss")
+        hole = at_loss - sum(self.ledger.static.values()) - self.root - self.root_gradients
+        return self.c.misplaced * self.root_reduce if hole < 2 * self.root_reduce else 0.0
+
+    def _forward(self) -> None:
+        copies = self._copies(gathered=1.0)
+        self._note(
+            "forward, last block", (1.0, 0.0), {"activations": self.kept + self.forward, **copies}, self.before, self._gathering()
+        )
+        norm = self.tokens * self.work.shape.dim * (FP32 + (BF16 if self.work.trained_root else 0.0))
+        copies = {"gathered_weights": self.root + self._kept_copies(1.0)}
+        self._note("loss", (1.0, 0.0), {"activations": self.kept + norm, "loss": self._loss(), **copies}, self.before)
+
+    def _backward(self) -> None:
+        head = BF16 * self.work.shape.head_matrix_parameters if self.work.trained_root else 0.0
+        at_work = {"loss": head, "gradients": self.block_gradients}
+        last = {"activations": self.kept + self.backward, **at_work, **self._copies(1.0)}
+        self._note("backward, last block", (1.0, 0.0), last, self.before, self.block)
+        if self.layers > 1:
+            share = 1 - 1 / self.layers
+            later = {"activations": self.kept - self.kept_by_one + self.backward, **at_work, **self._copies(share)}
+            later["communication"] = self.block_reduce
+            self._note("backward, a block later", (1.0, 1 / self.layers), later, self.before, self.block)
+        first = {"activations": self.kept_by_one + self.backward, **at_work, **self._copies(0.0)}
+        first["communication"] = self.block_reduce
+        self._note("backward, first block", (1.0, 0.95), first, max(self.before, self.blocks_gradients))
+        if self.work.trained_root:
+            both = {"gradients": self.root_gradients, "communication": self.root_reduce}
+            reduced = max(self.before, self.blocks_gradients)
+            if self.shards == 1 and self.layout.ranks > 1:
+                reduced = self.gradients + self.root_reduce  # replicated gradients are scaled through a copy
+            self._note("backward, embedding and head", (1.0, 1.0), both, reduced)
+
+    def _note(
+        self, name: str, done: tuple[float, float], held: dict[str, float], gradients: float, gathering: float = 0.0
+    ) -> None:
+        if self.layout.ranks == 1:
+            # All on one stream, and so in one pool.
+            self.ledger.note(name, done, held | {"gradients": held.get("gradients", 0.0) + gradients})
+            return
+        pools = {"reduce": {"gradients": gradients}}
+        if self.shards > 1 and gathering:
+            pools["gather"] = {"communication": gathering}
+        self.ledger.note(name, done, held, **pools)
+
+    def _copies(self, gathered: float) -> dict[str, float]:
+        """Copies in compute precision while a block is at work; `gathered`: share of the other blocks that still lie gathered."""
+        return {"gathered_weights": self.root + max(self.block, self._kept_copies(gathered)) + self.scratch}
+
+    def _kept_copies(self, share: float) -> float:
+        """With only the optimizer's states sharded, blocks stay gathered from the forward pass to their backward pass."""
+        return share * self.all_blocks if self.layout.shard == "optimizer" and self.shards > 1 else 0.0
+
+    def _gathering(self) -> float:
+        """Buffers of the gather stream: the last block's lives until the next one's has been copied out; and the cast share."""
+        cast = 1 / self.shards
+        return max(self.root * (1 + cast), max(self.root, self.block) + self.block * (1 + cast))
+
+    def _loss(self) -> float:
+        """Logits of a chunk, gradients of the last hidden states, and the head's: summed in fp32 over several chunks."""
+        shape = self.work.shape
+        chunk = min(loss_chunk(shape.vocab), self.tokens)
+        logits, hidden = BF16 * chunk * shape.vocab, 2 * BF16 * self.tokens * shape.dim
+        if not self.work.trained_root:
+            return logits + hidden
+        head = shape.head_matrix_parameters
+        if chunk == self.tokens:
+            return logits + hidden + BF16 * head
+        return hidden + max(logits + FP32 * head, (FP32 + BF16) * head)
+
+
+def _in_place(work: Workload) -> bool:
+    """Whether bf16 weights are updated themselves; adapters always have fp32 ones."""
+    return work.adapter is None and not work.master

@@ -1,0 +1,140 @@
+"""Engines that answer: how many sequences fit, how fast they are generated, how long new weights take to reach them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from windtunnel.model import CausalShape
+from windtunnel.recipe import GRPO, UserError
+from windtunnel.rig import Rig
+
+from .constants import CausalConstants
+
+GIB = 2**30
+WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0}
+# With fewer sequences at once reading the weights takes most of the time: another GPU per engine is better.
+FEW = 8
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Engines of one kind on `gpus` GPUs, each over `tensor` of them.
+
+    Attributes:
+        components: GiB of one GPU. at_once: sequences of mean length that an engine's KV cache holds.
+        prefill, decode: seconds of a round.
+    """
+
+    gpus: int
+    tensor: int
+    components: dict[str, float]
+    limit_gib: float
+    at_once: float
+    longest_at_once: float
+    prefill: float
+    decode: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether the longest sequence has room beside the weights."""
+        return self.longest_at_once >= 1
+
+    @property
+    def seconds(self) -> float:
+        """All answers of a round."""
+        return self.prefill + self.decode
+
+
+def plan_engines(shape: CausalShape, stage: GRPO, rig: Rig, gpus: int, c: CausalConstants, held_gib: float = 0.0) -> Engine:
+    """The engines on `gpus` GPUs of a rig: over as few GPUs each as hold weights and a few sequences.
+
+    Args:
+        held_gib: what a learner that takes turns on the same GPUs keeps there meanwhile.
+
+    Raises:
+        UserError: engine_tensor does not divide the GPUs or the heads.
+    """
+    sizes = [n for n in (1, 2, 4, 8, 16) if gpus % n == 0 and shape.heads % n == 0 and n <= max(1, rig.gpus_per_node)]
+    if stage.engine_tensor is not None:
+        if stage.engine_tensor not in range(1, gpus + 1) or gpus % stage.engine_tensor or shape.heads % stage.engine_tensor:
+            raise UserError(
+                f"stages.rl.engine_tensor: {stage.engine_tensor} must divide the {gpus} GPUs of the engines and the {shape.heads}"
+                f" heads of {shape.name}",
+                f"--set stages.rl.engine_tensor={max(sizes)}",
+            )
+        return _engine(shape, stage, rig, gpus, stage.engine_tensor, c, held_gib)
+    engines = [_engine(shape, stage, rig, gpus, size, c, held_gib) for size in sizes]
+    roomy = next((engine for engine in engines if engine.longest_at_once >= FEW), None)
+    return roomy or next((engine for engine in reversed(engines) if engine.fits), engines[-1])
+
+
+def _engine(shape: CausalShape, stage: GRPO, rig: Rig, gpus: int, tensor: int, c: CausalConstants, held_gib: float) -> Engine:
+    assert rig.gpu is not None
+    limit = rig.gpu.memory_gib * stage.engine_memory
+    weights = WEIGHT_BYTES[stage.engine_weights] * shape.parameters / tensor / GIB
+    fixed = {"engine_weights": weights, "engine_workspaces": c.engine_workspace_gib, "context": c.context_gib}
+    if tensor > 1:
+        fixed["nccl"] = c.nccl_gib
+    if held_gib:
+        fixed["learner"] = held_gib
+    cache = max(0.0, limit - sum(fixed.values()))
+    answer = stage.mean_answer * stage.answer_tokens
+    longest = stage.prompt_tokens + stage.answer_tokens
+    at_once = cache * GIB * tensor / _cached(shape, stage.prompt_tokens + answer, tensor)
+    longest_at_once = cache * GIB * tensor / _cached(shape, longest, tensor)
+    prefill, decode = _generation(shape, stage, rig, gpus // tensor, tensor, max(1.0, at_once), c)
+    return Engine(gpus, tensor, fixed | {"kv_cache": cache}, limit, at_once, longest_at_once, prefill, decode)
+
+
+def _cached(shape: CausalShape, tokens: float, tensor: int) -> float:
+    """Bytes of KV cache of one sequence over all GPUs of an engine; what cannot be split lies on each."""
+    copies = tensor if shape.mla else max(1.0, tensor / shape.kv_heads)
+    return shape.kv_bytes(math.ceil(tokens)) * copies
+
+
+def _generation(
+    shape: CausalShape, stage: GRPO, rig: Rig, engines: int, tensor: int, at_once: float, c: CausalConstants
+) -> tuple[float, float]:
+    """Seconds of prefill and of decoding a round's answers.
+
+    Answers start as others end until the last are under way; then ever fewer remain until the longest is done.
+    """
+    assert rig.gpu is not None
+    sequences = math.ceil(stage.prompts * stage.samples / engines)
+    answer = stage.mean_answer * stage.answer_tokens
+    # Answers to one prompt share its prefill.
+    prompts = math.ceil(stage.prompts / engines) * stage.prompt_tokens
+    prefill = 2.0 * shape.active_parameters * prompts / (tensor * rig.gpu.bf16_tflops * 1e12 * c.generate_efficiency)
+    batch = min(float(sequences), at_once)
+    early = (sequences - batch) * answer / batch
+    full = _token_seconds(shape, stage, rig, tensor, batch, c)
+    thinning = _token_seconds(shape, stage, rig, tensor, max(1.0, batch * stage.mean_answer), c)
+    return prefill, early * full + stage.answer_tokens * thinning
+
+
+def _token_seconds(shape: CausalShape, stage: GRPO, rig: Rig, tensor: int, batch: float, c: CausalConstants) -> float:
+    """One token of `batch` sequences: products or reading weights and KV cache, whichever takes longer."""
+    assert rig.gpu is not None
+    context = stage.prompt_tokens + stage.mean_answer * stage.answer_tokens / 2
+    used = shape.parameters if shape.experts is None else _touched(shape, batch)
+    read = WEIGHT_BYTES[stage.engine_weights] * used + batch * _cached(shape, context, tensor)
+    reading = read / tensor / (rig.gpu.bandwidth_gbs * 1e9 * c.decode_bandwidth)
+    peak = rig.gpu.fp8_tflops if stage.engine_weights == "fp8" and rig.gpu.fp8_tflops else rig.gpu.bf16_tflops
+    computing = 2.0 * shape.active_parameters * batch / (tensor * peak * 1e12 * c.generate_efficiency)
+    talking = 2 * shape.layers * c.reduce_latency_seconds if tensor > 1 else 0.0
+    return max(reading, computing) + talking + c.decode_overhead_seconds
+
+
+def _touched(shape: CausalShape, batch: float) -> float:
+    """Parameters read for a batch: an expert is read if any of the sequences chose it."""
+    assert shape.experts is not None
+    missed = (1 - shape.experts.per_token / shape.experts.count) ** batch
+    return shape.parameters - shape.expert_parameters * missed
+
+
+def sync_seconds(shape: CausalShape, stage: GRPO, rig: Rig, apart: bool, c: CausalConstants) -> float:
+    """New weights from learners to every engine: over links inside a node, over the network between nodes."""
+    size = WEIGHT_BYTES[stage.engine_weights] * shape.parameters
+    rate = rig.network_gbs if apart and rig.nodes > 1 else rig.link_gbs
+    return c.sync_seconds + size / (max(rate, 1.0) * 1e9 * c.sync_efficiency)

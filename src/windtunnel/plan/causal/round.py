@@ -1,0 +1,197 @@
+"""One round of GRPO: answers, log-probabilities, updates, new weights to the engines; and how the GPUs are shared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from windtunnel.recipe import GRPO, HuggingFaceModel, Recipe, UserError
+from windtunnel.rig import Rig
+
+from .constants import CausalConstants
+from .ledger import GIB
+from .memory import static_bytes
+from .products import forward_seconds
+from .rollout import Engine, plan_engines, sync_seconds
+from .search import Candidate, gpu_limit, search
+from .totals import Totals, totals
+from .workload import Workload, read_shape
+
+# What an engine that waits for its turn keeps on the GPU beside its CUDA context.
+ASLEEP_GIB = 1.0
+
+
+@dataclass(frozen=True)
+class Round:
+    """Learners and engines with a round's seconds by term.
+
+    Attributes:
+        in_turn: learners and engines share all GPUs, one after the other.
+        hidden: seconds that pass beside others, where rounds overlap.
+    """
+
+    learner: Candidate
+    learners: int
+    engine: Engine
+    in_turn: bool
+    terms: dict[str, float]
+    hidden: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether both do."""
+        return self.learner.fits and self.engine.fits
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of a round."""
+        return sum(self.terms.values()) - self.hidden
+
+
+def grpo_workload(recipe: Recipe, c: CausalConstants) -> Workload:
+    """What learners do in one optimizer step.
+
+    Raises:
+        UserError: the longest sample does not fit a packed sequence; model.config cannot be read.
+    """
+    stage, model = recipe.stages.rl, recipe.model
+    assert isinstance(stage, GRPO)
+    assert isinstance(model, HuggingFaceModel)
+    longest = stage.prompt_tokens + stage.answer_tokens
+    if longest > model.sequence:
+        raise UserError(
+            f"model.sequence: {model.sequence:,} tokens, and a prompt of {stage.prompt_tokens:,} with an answer of"
+            f" {stage.answer_tokens:,} takes {longest:,}: it would be cut",
+            f"--set model.sequence={longest}",
+        )
+    tokens = round_tokens(stage) / stage.updates / c.packing
+    sequences = max(1, round(tokens / model.sequence))
+    return Workload(
+        shape=read_shape(model),
+        stage="stages.rl",
+        sequence=model.sequence,
+        batch_tokens=sequences * model.sequence,
+        adapter=model.adapter,
+        weights=model.weights,
+        master=stage.master,
+        states=stage.states,
+        precision="bf16",
+        compile=stage.compile,
+        micro_batch=stage.micro_batch,
+        choice=recipe.layout,
+        frozen_copy=stage.reference and model.adapter is None,
+    )
+
+
+def round_tokens(stage: GRPO) -> float:
+    """Tokens of a round that learners see: prompts and answers of mean length."""
+    return stage.prompts * stage.samples * (stage.prompt_tokens + stage.mean_answer * stage.answer_tokens)
+
+
+def search_round(recipe: Recipe, rig: Rig, c: CausalConstants) -> tuple[Round, Totals]:
+    """The fastest way to share the rig's GPUs that fits, else the one that is nearest to fitting.
+
+    Raises:
+        UserError: the GPUs asked for are not there, or a layout contradicts itself.
+    """
+    stage = recipe.stages.rl
+    assert stage is not None
+    work = grpo_workload(recipe, c)
+    if rig.gpu is None:
+        raise UserError(f"rig {rig.name} has no GPU; GRPO of {work.shape.name} is planned for GPUs", "for example --on 8xH100")
+    sums = totals(work)
+    best: Round | None = None
+    for learners, engines in _splits(stage, rig):
+        try:
+            found = _round(sums, stage, rig, learners, engines, c)
+        except UserError:
+            # Of many ways to share only some divide evenly; what the recipe itself asks for is said.
+            if stage.learners or stage.engines or rig.gpus == 1:
+                raise
+            continue
+        if best is None or _order(found) < _order(best):
+            best = found
+    if best is None:
+        raise UserError(
+            f"no way to share the {rig.gpus} GPUs of {rig.name} divides this recipe evenly",
+            "set stages.rl.learners and stages.rl.engines",
+        )
+    return best, sums
+
+
+def _order(found: Round) -> tuple[float, float]:
+    """Those that fit by their time, then the others by what is missing."""
+    if found.fits:
+        return (0.0, found.seconds)
+    return (1.0, found.learner.peak_gib / found.learner.limit_gib + (0.0 if found.engine.fits else 1.0))
+
+
+def _splits(stage: GRPO, rig: Rig) -> Iterator[tuple[int, int]]:
+    """(learners, engines); (all, all) where they take turns.
+
+    Raises:
+        UserError: more GPUs than the rig has, or none left.
+    """
+    total = rig.gpus
+    if stage.learners or stage.engines:
+        learners = stage.learners or total - (stage.engines or 0)
+        engines = stage.engines or total - learners
+        if learners < 1 or engines < 1 or learners + engines > total:
+            asked = ", ".join(f"stages.rl.{key}={value}" for key in ("learners", "engines") if (value := getattr(stage, key)))
+            fix = f"--set stages.rl.learners={max(1, total // 2)} --set stages.rl.engines={max(1, total - total // 2)}"
+            if total == 1:
+                fix = "--set stages.rl.learners=null --set stages.rl.engines=null (they take turns on one GPU)"
+            raise UserError(f"{asked}: rig {rig.name} has {total} GPUs for learners and engines together", fix)
+        yield learners, engines
+        return
+    if not stage.overlap:
+        yield total, total
+    per_node = rig.gpus_per_node
+    for learners in range(1, total):
+        whole = learners % per_node == 0 if learners > per_node else per_node % learners == 0
+        if whole or learners == total - 1:
+            yield learners, total - learners
+    if stage.overlap and total == 1:
+        raise UserError(
+            "stages.rl.overlap: true needs GPUs for engines beside those of learners, and the rig has one",
+            "--set stages.rl.overlap=false",
+        )
+
+
+def part_of(rig: Rig, gpus: int) -> Rig:
+    """So many GPUs of a rig, on as few nodes as hold them.
+
+    Raises:
+        UserError: they cannot be spread evenly over whole nodes.
+    """
+    if gpus == rig.gpus:
+        return rig
+    nodes = -(-gpus // rig.gpus_per_node)
+    if gpus % nodes:
+        even = gpus // rig.gpus_per_node * rig.gpus_per_node
+        raise UserError(f"{gpus} GPUs do not spread evenly over nodes of {rig.gpus_per_node}", f"use {even} of them")
+    return replace(
+        rig, nodes=nodes, gpus_per_node=gpus // nodes, network_gbs=rig.network_gbs * (gpus // nodes) / rig.gpus_per_node
+    )
+
+
+def _round(sums: Totals, stage: GRPO, rig: Rig, learners: int, engines: int, c: CausalConstants) -> Round:
+    in_turn = learners == rig.gpus
+    part = part_of(rig, learners)
+    asleep = c.context_gib + ASLEEP_GIB if in_turn else 0.0
+    learner = search(sums, part, c, learners, gpu_limit(rig, c) - asleep).best
+    shards = learners if learner.layout.shard != "none" else 1
+    held = sum(static_bytes(sums, shards).values()) / GIB if in_turn else 0.0
+    engine = plan_engines(sums.work.shape, stage, rig, engines, c, held)
+    assert learner.time is not None
+    updates = {name: stage.updates * seconds for name, seconds in learner.time.terms.items()}
+    passes = int(stage.reference) + int(stage.updates > 1)
+    terms = {
+        "generation": engine.seconds,
+        "log-probabilities": passes * stage.updates * forward_seconds(sums, learner.layout, rig, c),
+        **updates,
+        "weight sync": sync_seconds(sums.work.shape, stage, rig, not in_turn, c),
+    }
+    learning = sum(updates.values()) + terms["log-probabilities"] - stage.updates * learner.time.hidden
+    hidden = stage.updates * learner.time.hidden + (min(engine.seconds, learning) if stage.overlap and not in_turn else 0.0)
+    return Round(learner, learners, engine, in_turn, {n: s for n, s in terms.items() if s > 0}, hidden)

@@ -1,0 +1,151 @@
+"""What is trained, and how: the parts of a recipe that memory and time follow from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from windtunnel.model import Block, CausalShape, causal_shape
+from windtunnel.recipe import FineTune, HuggingFaceModel, LayoutChoice, LoRA, Recipe, UserError
+
+# Bytes a parameter of a frozen matrix, and beside it bytes per output row, by the format it is held in.
+# int4 is NF4 with doubly quantised scales of 64 elements (Dettmers et al. 2023).
+FORMATS = {"bf16": (2.0, 0.0), "fp8": (1.0, 2.0), "int8": (1.0, 4.0), "int4": (0.516, 0.0)}
+METHODS = {"bf16": "lora", "fp8": "fp8-lora", "int8": "qlora", "int4": "qlora"}
+STATE_BYTES = {"fp32": 8.0, "bf16": 4.0, "int8": 2.0 + 8.0 / 256}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One kind of optimizer step on a model.
+
+    Attributes:
+        stage: the recipe's section, for messages: 'stages.sft' or 'stages.rl'.
+        adapter: None where every weight is trained. weights: format of the frozen matrices of the blocks.
+        master: fp32 weights that are updated, with copies in bf16 to compute with; else bf16 weights are updated.
+        states: precision of AdamW's moments. batch_tokens: tokens of one optimizer step over all ranks.
+        micro_batch: sequences per rank per forward pass, None where the plan chooses.
+        frozen_copy: a bf16 copy of the model as it was is held beside it (a reference policy).
+    """
+
+    shape: CausalShape
+    stage: str
+    sequence: int
+    batch_tokens: int
+    adapter: LoRA | None
+    weights: str
+    master: bool
+    states: str
+    precision: str
+    compile: bool
+    micro_batch: int | None
+    choice: LayoutChoice
+    frozen_copy: bool = False
+
+    @property
+    def method(self) -> str:
+        """'full', 'lora', 'qlora' or 'fp8-lora'."""
+        return METHODS[self.weights] if self.adapter else "full"
+
+    @cached_property
+    def kinds(self) -> dict[Block, int]:
+        """Blocks that differ, with how many there are of each."""
+        counts: dict[Block, int] = {}
+        for block in self.shape.blocks:
+            counts[block] = counts.get(block, 0) + 1
+        return counts
+
+    @property
+    def root_parameters(self) -> int:
+        """Embedding, final norm and head."""
+        shape = self.shape
+        return shape.embedding_parameters + shape.final_norm_parameters + shape.head_parameters
+
+    @property
+    def trained_root(self) -> int:
+        """Trained parameters outside the blocks."""
+        return 0 if self.adapter else self.root_parameters
+
+    @cached_property
+    def trained(self) -> int:
+        """All parameters that change."""
+        return self.trained_root + sum(n * self.trained_in(block) for block, n in self.kinds.items())
+
+    @property
+    def flops_per_token(self) -> float:
+        """Model FLOPs of a trained token (PaLM, appendix B); frozen matrices have no gradients: 4 in the place of 6."""
+        shape = self.shape
+        whole = shape.flops_per_token(self.sequence)
+        if self.adapter is None:
+            return whole
+        return whole - 2.0 * (shape.active_matrix_parameters + shape.head_matrix_parameters) + 6.0 * self.trained
+
+    def trained_in(self, block: Block) -> int:
+        """Parameters of a block that change: all, or its adapters."""
+        return block.lora_parameters(self.adapter.rank, self.adapter.targets) if self.adapter else block.parameters
+
+    def frozen_bytes(self, block: Block, experts: bool | None = None) -> float:
+        """Bytes of a block's frozen weights as they are held; only routed experts, or all but them, where `experts` is given."""
+        if self.adapter is None:
+            return 0.0
+        each, row = FORMATS[self.weights]
+        held, matrices = 0.0, 0
+        for linear in block.linears:
+            is_expert = linear.part == "experts"
+            matrices += linear.matrix_parameters
+            if experts is not None and is_expert != experts:
+                continue
+            small = linear.part == "router"
+            held += linear.matrix_parameters * (2.0 if small else each) + (0.0 if small else row * linear.count * linear.outputs)
+            held += 2.0 * (linear.parameters - linear.matrix_parameters)
+        if experts is not True:
+            held += 2.0 * (block.norm_parameters + block.scalar_parameters)
+        return held
+
+    def largest_matrix(self, block: Block) -> int:
+        """Parameters of the block's largest matrix that is held in fewer bits and turned into bf16 for each product."""
+        if self.adapter is None or self.weights == "bf16":
+            return 0
+        return max(linear.matrix_parameters for linear in block.linears if linear.part != "router")
+
+
+def fine_tuning(recipe: Recipe) -> Workload:
+    """The workload of a recipe's `stages.sft`.
+
+    Raises:
+        UserError: model.config cannot be read, is no causal language model that is supported, or has too few positions.
+    """
+    stage, model = recipe.stages.sft, recipe.model
+    assert isinstance(stage, FineTune)
+    assert isinstance(model, HuggingFaceModel)
+    shape = read_shape(model)
+    sequences = max(1, round(stage.batch_tokens / model.sequence))
+    return Workload(
+        shape=shape,
+        stage="stages.sft",
+        sequence=model.sequence,
+        batch_tokens=sequences * model.sequence,
+        adapter=model.adapter,
+        weights=model.weights,
+        master=stage.master,
+        states=stage.states,
+        precision="bf16" if stage.precision == "auto" else stage.precision,
+        compile=stage.compile,
+        micro_batch=stage.micro_batch,
+        choice=recipe.layout,
+    )
+
+
+def read_shape(model: HuggingFaceModel) -> CausalShape:
+    """The model's shape.
+
+    Raises:
+        UserError: unknown, unreadable or not supported; or sequences longer than the model has positions for.
+    """
+    shape = causal_shape(model.config)
+    if shape.max_positions and model.sequence > shape.max_positions:
+        raise UserError(
+            f"model.sequence: {model.sequence:,} tokens, and {shape.name} has positions for {shape.max_positions:,}",
+            f"--set model.sequence={shape.max_positions}, or give a config.json with a longer context",
+        )
+    return shape

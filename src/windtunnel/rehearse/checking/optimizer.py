@@ -1,0 +1,111 @@
+"""The optimizer and its schedule: rates near what works, every trained weight changed by a step, none of the others."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from windtunnel.recipe import Schedule
+
+from . import model
+from .context import Context
+from .model_learning import one_thread
+from .optimizer_causal import causal
+from .optimizer_rates import judge_rates
+from .types import Check, CheckFailed, Evidence, Findings, Say
+
+if TYPE_CHECKING:
+    from windtunnel.model import GPT
+
+STEPS = 12
+LEAST_PEAK, FLAT_END = 0.5, 0.9
+
+
+def _applies(context: Context) -> bool:
+    return context.has_data or not context.is_gpt
+
+
+@one_thread()
+def optimizer(context: Context, say: Say) -> Evidence:
+    """Rates against their rules, then steps of the scale model with them."""
+    return _gpt(context, say) if context.is_gpt else causal(context, say)
+
+
+def _gpt(context: Context, say: Say) -> Evidence:
+    import torch
+
+    from windtunnel.model import derive
+    from windtunnel.train import MuonAdamW, Scalars
+
+    found = Findings()
+    judge_rates(context, found)
+    gpt = model.build(context)
+    before = {name: p.detach().clone() for name, p in gpt.named_parameters()}
+    stepper = MuonAdamW(gpt, derive(context.scale, gpt.shape.vocab))
+    _one_group_each(gpt, [name for group in stepper.groups for name, _ in group.named])
+    x, y = model.batch(context, gpt)
+    losses = []
+    for step in range(STEPS):
+        say(f"step {step + 1} of {STEPS}")
+        loss = gpt(x, y, reduction="sum") / x.numel()
+        loss.backward()
+        losses.append(float(loss.detach()))
+        stepper.step(Scalars(1.0, context.recipe.stages.pretrain.optimizer.momentum, 0.0))
+    same = [name for name, p in gpt.named_parameters() if torch.equal(before[name], p.detach())]
+    if same:
+        found.problem(
+            f"{STEPS} steps leave {', '.join(same[:3])} as it was", "raise the learning rate of it in stages.pretrain.optimizer"
+        )
+    if not all(map(math.isfinite, losses)) or min(losses[1:]) >= losses[0]:
+        what = f"{STEPS} steps on one batch with the recipe's rates take the loss from {losses[0]:.3f} to {losses[-1]:.3f}"
+        found.problem(what, "leave stages.pretrain.optimizer's rates out: they are then derived", shows="first steps")
+    groups = f"{len(before)} tensors, each in one of {len(stepper.groups)} groups"
+    text = f"{groups}; {STEPS} steps change all of them: loss {losses[0]:.3f} to {losses[-1]:.3f}"
+    return found.evidence(text, {"tensors": len(before), "groups": len(stepper.groups), "losses": losses})
+
+
+def _one_group_each(gpt: GPT, grouped: list[str]) -> None:
+    names = [name for name, _ in gpt.named_parameters()]
+    odd = sorted({n for n in names if grouped.count(n) != 1} | (set(grouped) - set(names)))
+    if odd:
+        raise CheckFailed(
+            f"{', '.join(odd[:3])}: not in exactly one group of the optimizer", "report this: the package is at fault"
+        )
+
+
+def schedule(context: Context, say: Say) -> Evidence:
+    """The learning rate over the planned steps."""
+    plan, given, found = context.plan(), context.recipe.stages.pretrain.schedule, Findings()
+    steps = max(1, plan.steps)
+    shares = [_scale(given, step, step / steps) for step in range(0, steps, max(1, steps // 2000))]
+    peak, last = max(shares), _scale(given, steps, 1.0)
+    if peak < LEAST_PEAK:
+        what = f"over {steps:,} steps the learning rate never passes {peak:.0%} of its peak: warm-up and warm-down meet"
+        found.problem(what, "lower stages.pretrain.schedule.warmup_steps or warmdown", shows="end")
+    if last > FLAT_END * peak:
+        found.warn(f"the learning rate ends at {last:.0%} of its peak: the last loss will be higher than it need be")
+    text = f"over {steps:,} steps: {given.warmup_steps} of warm-up to {peak:.0%} of the peak, down to {last:.0%} at the end"
+    return found.evidence(text, {"steps": steps, "peak": peak, "last": last})
+
+
+def _scale(schedule: Schedule, step: int, progress: float) -> float:
+    from windtunnel.train import learning_rate_scale
+
+    return float(learning_rate_scale(schedule, step, progress))
+
+
+def _has_schedule(context: Context) -> bool:
+    return context.is_gpt
+
+
+CHECKS = (
+    Check(
+        "optimizer", "its rates are near what works; a step changes every trained weight, no other",
+        "leave the rates to the rules", optimizer,
+        shows="first steps", needs=("recipe", "torch", "data", "model"), applies=_applies, limit=120.0,
+    ),
+    Check(
+        "schedule", "the learning rate reaches its peak and falls within the planned steps", "look at stages.pretrain.schedule",
+        schedule, shows="end", rung="target", needs=("recipe", "rig", "plan", "torch"), applies=_has_schedule,
+    ),
+)  # fmt: skip

@@ -1,0 +1,138 @@
+"""Plans beside what was measured and counted: the committed measurements, and what the engine's blocks really keep."""
+
+import json
+import statistics
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from windtunnel.model import causal_shape
+from windtunnel.plan import make_plan
+from windtunnel.plan.causal.activations import kept
+from windtunnel.plan.causal.memory import loss_chunk
+from windtunnel.plan.causal.workload import Workload
+from windtunnel.recipe import LayoutChoice, LoRA
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+RESULTS = BENCHMARKS / "results" / "planning-h200.json"
+
+
+@pytest.fixture(autouse=True)
+def no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("WINDTUNNEL_CALIBRATION", raising=False)
+
+
+@pytest.fixture
+def planning(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The benchmark's reader of configurations."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import planning
+
+    return planning
+
+
+@pytest.mark.parametrize("split", ["calibrate", "held_out"])
+def test_memory_and_time_are_near_what_was_measured(planning: ModuleType, split: str) -> None:
+    entries = {entry["name"]: entry["trial"] for entry in json.loads(RESULTS.read_text())["configs"]}
+    memory, seconds = [], []
+    for config in planning.load_configs():
+        if config.split != split or config.name not in entries:
+            continue
+        trial, plan = entries[config.name], config.plan()
+        assert plan.layout == config.layout()
+        if trial["failure"] is not None:
+            assert trial["out_of_memory"]
+            assert not plan.fits, f"{config.name} is said to fit and ran out"
+            continue
+        memory.append(abs(plan.reserved_gib / trial["reserved_gib"] - 1))
+        seconds.append(abs(plan.step_seconds / trial["step_seconds"] - 1))
+    assert len(memory) >= 12
+    assert statistics.median(memory) <= 0.03
+    assert max(memory) <= 0.08
+    assert statistics.median(seconds) <= 0.08
+    assert max(seconds) <= 0.20
+
+
+def test_constants_were_fitted_to_one_half_only(planning: ModuleType) -> None:
+    import fit_planning
+
+    held_out = {config.name for config in planning.load_configs() if config.split == "held_out"}
+    read = {m.config.name for base in ("charlm", "finetune") for m in fit_planning.read(base)}
+    assert read
+    assert not read & held_out
+
+
+DENSE = dict(
+    hidden_size=96, intermediate_size=352, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2, head_dim=16,
+    vocab_size=512, max_position_embeddings=256, tie_word_embeddings=False,
+)  # fmt: skip
+SPARSE = DENSE | dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=40, decoder_sparse_step=1, norm_topk_prob=True)
+T = 64
+
+
+@pytest.mark.parametrize("way", ["weights", "adapters", "attention"])
+@pytest.mark.parametrize(
+    ("family", "compiled"),
+    [("llama", False), ("qwen3_moe", False)]
+    + [pytest.param(family, True, marks=pytest.mark.slow) for family in ("llama", "qwen3", "olmo2", "qwen3_moe")],
+)
+def test_what_blocks_keep_is_what_was_counted(family: str, compiled: bool, way: str, tmp_path: Path) -> None:
+    lora = None if way == "weights" else LoRA(rank=4, alpha=8.0, targets="all" if way == "adapters" else "attention")
+    config = {"model_type": family} | (SPARSE if "moe" in family else DENSE)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape = causal_shape(str(tmp_path))
+    work = Workload(shape, "stages.sft", T, T, lora, "bf16", True, "fp32", "bf16", compiled, 1, LayoutChoice())
+    planned = kept(shape.blocks[1], work).whole
+    counted = _bytes_kept(config, lora, compiled, layers=3) - _bytes_kept(config, lora, compiled, layers=2)
+    assert planned == pytest.approx(counted / T, rel=0.03)
+
+
+def _bytes_kept(config: dict[str, Any], lora: LoRA | None, compiled: bool, layers: int) -> int:
+    """Bytes of all tensors of T tokens that autograd keeps in one forward pass of the engine."""
+    import torch
+
+    from windtunnel.train.causal import build_causal
+    from windtunnel.train.ranks import Ranks
+
+    torch._dynamo.reset()
+    job = build_causal(
+        config | {"num_hidden_layers": layers}, lora=lora, weights="bf16", master=True, states="fp32", recompute="none",
+        compile=compiled, shard="full", ranks=Ranks(0, 1, torch.device("cpu"), None), sequence=T, seed=0,
+    )  # fmt: skip
+    try:
+        tokens = torch.randint(0, 512, (1, T))
+        job.step([(tokens, tokens)], T, 1e-4)
+        sizes: dict[int, int] = {}
+        alive = []  # so that no address is used twice
+
+        def pack(tensor: Any) -> Any:
+            if any(size % T == 0 for size in tensor.shape):
+                alive.append(tensor)
+                sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            job.network(tokens, tokens)
+        return sum(sizes.values())
+    finally:
+        job.close()
+
+
+def test_chunks_of_logits_are_the_engines() -> None:
+    from windtunnel.train.causal.loss import chunk_tokens
+
+    for vocab in (512, 32_000, 50_304, 128_256, 151_936, 262_144):
+        assert loss_chunk(vocab) == chunk_tokens(vocab)
+
+
+def test_one_rank_reserves_what_is_alive() -> None:
+    from windtunnel.recipe import load_recipe
+    from windtunnel.rig import parse_rig
+
+    overrides = ["model.config=qwen2.5-7b", "model.adapter=null", "layout.shard=full", "stages.sft.micro_batch=1"]
+    recipe = load_recipe("finetune", overrides)
+    one, two = (make_plan(recipe, parse_rig(rig)).components["fragmentation"] for rig in ("H200", "2xH200"))
+    assert two > one + 2, "pools of other streams idle only where there are other ranks"

@@ -1,0 +1,154 @@
+"""Plans for GRPO: learners and engines, what fits, what a round takes, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from windtunnel.model import causal_shape
+from windtunnel.plan import Plan, lines, make_plan
+from windtunnel.plan.causal.constants import CausalConstants, load_causal_constants
+from windtunnel.plan.causal.rollout import plan_engines, sync_seconds
+from windtunnel.recipe import Recipe, UserError, load_recipe
+from windtunnel.rig import parse_rig
+
+
+@pytest.fixture(autouse=True)
+def no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name in ("WINDTUNNEL_RIGS", "WINDTUNNEL_PRICE", "WINDTUNNEL_CALIBRATION"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def rl(*overrides: str) -> Recipe:
+    return load_recipe("rl", overrides)
+
+
+def plan(rig: str, *overrides: str) -> Plan:
+    return make_plan(rl(*overrides), parse_rig(rig))
+
+
+def apart(learners: int, *more: str) -> tuple[str, ...]:
+    return (f"stages.rl.learners={learners}", *more)
+
+
+@pytest.mark.parametrize("rig", ["H200", "8xH100", "2x(8xH100)", "8x(4xGH200)"])
+def test_plans_are_whole(rig: str) -> None:
+    made = plan(rig)
+    assert made.fits, made.reasons
+    assert made.method == "grpo"
+    json.dumps(made.to_json(), allow_nan=False)
+    learner, engine = made.roles["learner"], made.roles["engine"]
+    assert learner.components == made.components
+    assert made.layout.ranks == learner.gpus
+    assert engine.gpus % engine.layout.tensor == 0
+    assert engine.peak_gib == pytest.approx(engine.limit_gib)
+    assert engine.facts["sequences_at_once"] >= engine.facts["longest_sequences_at_once"] >= 1
+    assert made.step_seconds == pytest.approx(sum(made.step_terms.values()) - made.hidden_seconds)
+    assert made.steps == 200
+    assert all(value >= 0 for value in [*made.step_terms.values(), *made.startup.values()])
+    assert all(label and value for label, value, _ in lines(made))
+
+
+def test_seven_billion_need_two_learners_of_95_gb_and_32_billion_need_eight() -> None:
+    assert not plan("2x(4xGH200)", *apart(1)).fits
+    two = plan("2x(4xGH200)", *apart(2))
+    assert two.fits
+    assert two.roles["engine"].layout.tensor == 1
+    large = ("model.config=qwen2.5-32b", "stages.rl.engine_memory=0.55")
+    assert not plan("8x(4xGH200)", *apart(4), *large).fits
+    eight = plan("8x(4xGH200)", *apart(8), *large)
+    assert eight.fits
+    assert eight.roles["engine"].layout.tensor in (2, 4), "61 GiB of weights do not fit 52 GiB of one GPU"
+
+
+def test_refusals_say_who_lacks_what_and_what_works() -> None:
+    made = plan("2x(4xGH200)", *apart(1))
+    assert made.reasons[0].startswith("learners: ")
+    assert "91.4 GB" in made.reasons[0]
+    for alternative in made.alternatives:
+        words = alternative.change.replace("'", "").split()
+        sets = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+        rig = next((words[i + 1] for i, word in enumerate(words) if word == "--rig"), "2x(4xGH200)")
+        assert plan(rig, *apart(1), *sets).fits, alternative
+    engines = plan(
+        "8x(4xGH200)", *apart(8), "model.config=qwen2.5-32b", "stages.rl.engine_memory=0.55", "stages.rl.engine_tensor=1"
+    )
+    assert not engines.fits
+    assert "engines: 65.5 GB" in engines.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("rig", "overrides", "says"),
+    [
+        ("8xH100", apart(6, "stages.rl.engines=4"), ("8 GPUs", "learners=6", "engines=4")),
+        ("H100", apart(1, "stages.rl.engines=1"), ("1 GPUs", "null")),
+        ("H100", ("stages.rl.overlap=true",), ("overlap", "false")),
+        ("8xH100", ("stages.rl.answer_tokens=16384",), ("model.sequence", "16,896")),
+        ("8xH100", apart(4, "stages.rl.engine_tensor=3"), ("engine_tensor: 3", "28")),
+        ("2x(4xH100)", apart(5), ("5 GPUs", "nodes of 4")),
+        ("cpu@$0", (), ("no GPU", "8xH100")),
+    ],
+)
+def test_contradictions_are_refused(rig: str, overrides: tuple[str, ...], says: tuple[str, ...]) -> None:
+    with pytest.raises(UserError) as error:
+        plan(rig, *overrides)
+    for word in says:
+        assert word in str(error.value), error.value
+
+
+def test_without_a_choice_all_gpus_take_turns_or_are_split() -> None:
+    made = plan("8xH100")
+    assert any("take turns on all 8 GPUs" in note or "GPUs learn" in note for note in made.notes)
+    assert made.step_seconds <= min(plan("8xH100", *apart(n)).step_seconds for n in (2, 4))
+
+
+def test_overlap_hides_the_shorter_part_and_is_one_round_stale() -> None:
+    one_after_the_other, beside = plan("8xH100", *apart(4)), plan("8xH100", *apart(4), "stages.rl.overlap=true")
+    assert beside.step_seconds < 0.9 * one_after_the_other.step_seconds
+    assert beside.step_seconds >= beside.step_terms["generation"]
+    assert beside.roles["engine"].facts["stale_rounds"] == 1
+    assert one_after_the_other.roles["engine"].facts["stale_rounds"] == 0
+
+
+def test_longer_answers_take_longer_and_fewer_fit() -> None:
+    rounds = [plan("8xH100", *apart(4), f"stages.rl.answer_tokens={n}") for n in (1024, 2048, 4096)]
+    seconds = [made.step_terms["generation"] for made in rounds]
+    at_once = [made.roles["engine"].facts["sequences_at_once"] for made in rounds]
+    assert seconds == sorted(seconds)
+    assert at_once == sorted(at_once, reverse=True)
+
+
+def test_a_reference_policy_takes_memory_and_a_pass() -> None:
+    without, beside = plan("8xH200", *apart(4)), plan("8xH200", *apart(4), "stages.rl.reference=true")
+    assert "reference" in beside.components
+    assert beside.step_terms["log-probabilities"] > 0
+    assert "log-probabilities" not in without.step_terms
+
+
+def test_an_engine_is_as_fast_and_starts_as_slowly_as_vllm_did() -> None:
+    """vLLM 0.25.1 on one H200, a random 7 B model: 512 sequences at 29,000 tokens/s, start 80 s."""
+    stage = rl("stages.rl.prompts=512", "stages.rl.samples=2", "stages.rl.prompt_tokens=128", "stages.rl.answer_tokens=256",
+               "stages.rl.mean_answer=1.0").stages.rl  # fmt: skip
+    assert stage is not None
+    stage = stage.model_copy(update={"prompts": 256})
+    engine = plan_engines(causal_shape("qwen2.5-7b"), stage, parse_rig("H200"), 1, load_causal_constants("H200"))
+    assert 512 * 256 / engine.decode == pytest.approx(29_000, rel=0.15)
+    made = plan("H200")
+    start = sum(made.startup.values()) - made.startup["last checkpoint"]
+    assert start == pytest.approx(80, rel=0.25)
+
+
+PUBLISHED = [
+    ("qwen2.5-32b", "bf16", "4x(8xH200)", (1.0, 18.0)),
+    ("qwen3-30b-a3b", "bf16", "4x(8xH200)", (0.7, 12.0)),
+    ("deepseek-v3", "fp8", "32x(8xH200)", (8.0, 40.0)),
+]
+
+
+@pytest.mark.parametrize(("model", "weights", "rig", "published"), PUBLISHED)
+def test_weight_sync_lies_among_published_times(model: str, weights: str, rig: str, published: tuple[float, float]) -> None:
+    stage = rl(f"stages.rl.engine_weights={weights}").stages.rl
+    assert stage is not None
+    seconds = sync_seconds(causal_shape(model), stage, parse_rig(rig), True, CausalConstants())
+    assert published[0] <= seconds <= published[1]
