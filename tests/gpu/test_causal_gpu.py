@@ -103,8 +103,10 @@ def test_gradients_leave_no_memory_behind_on_another_stream() -> None:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+        # Blocks that earlier tests in this process left half used stay reserved.
+        left = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         losses_of(job, 3)
-        assert torch.cuda.max_memory_reserved() < 1.12 * torch.cuda.max_memory_allocated()
+        assert torch.cuda.max_memory_reserved() - left < 1.12 * torch.cuda.max_memory_allocated()
 
 
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="cuDNN's first on Hopper")

@@ -34,6 +34,7 @@ def test_a_trial_reserves_the_memory_that_a_run_does(tmp_path: Path, monkeypatch
     run = RunFolder.open(folder)
     with MetricsReader(run.metrics_path) as reader:
         held = max(point.value for point in reader.series("memory_gib"))
+    free, total = torch.cuda.mem_get_info()
     trial = try_steps(
         load_recipe("charlm", KEYS), Layout(1, 32, 2, 1024, "bf16", True, "cuda"), vocab=run.manifest["plan"]["vocab"]
     )
@@ -41,7 +42,8 @@ def test_a_trial_reserves_the_memory_that_a_run_does(tmp_path: Path, monkeypatch
     assert trial.reserved_gib == pytest.approx(held, rel=0.01, abs=0.05)
     assert trial.allocation_retries == 0
     assert trial.context_gib is not None
-    assert 0.2 < trial.context_gib < 3
+    others = (total - free) / 2**30  # what this process and others hold on the GPU counts as outside the allocator too
+    assert 0.2 < trial.context_gib - others < 3
     assert trial.phases["forward"].peak_gib <= trial.allocated_gib + 0.01
 
 

@@ -190,14 +190,14 @@ def test_shipped_constants_are_by_family(family: str) -> None:
     assert shipped_constants("no such GPU", family) == {}
 
 
-def finished_run(tmp_path: Path, rig: str, steps: int) -> tuple[Path, Plan]:
+def finished_run(tmp_path: Path, rig: str, steps: int, seconds: float = 8.4) -> tuple[Path, Plan]:
     """A run folder as training leaves it: slow first steps, then 1.2 s and 40 GiB."""
     recipe = charlm()
     plan = make_plan(recipe, parse_rig(rig))
     with RunFolder.create(tmp_path / "runs", recipe, rig=asdict(parse_rig(rig)), plan=plan.to_json()) as run:
         with Metrics(run.metrics_path) as metrics:
             for step in range(1, steps + 1):
-                metrics.log(step, {"step_seconds": 60.0 if step < 5 else 1.2 + 0.001 * (step % 3 - 1), "memory_gib": 40.0})
+                metrics.log(step, {"step_seconds": 60.0 if step < 5 else seconds + 0.001 * (step % 3 - 1), "memory_gib": 40.0})
         return run.path, plan
 
 
@@ -206,12 +206,19 @@ def test_a_finished_run_on_a_gpu_is_a_measurement(tmp_path: Path) -> None:
     assert observe_run(path) == user_path("H200")
     after = make_plan(charlm(), parse_rig("H200"))
     assert after.reserved_gib == pytest.approx(40.0)
-    assert after.step_seconds == pytest.approx(1.2, rel=0.001)
+    assert after.step_seconds == pytest.approx(8.4, rel=0.001)
     assert after.reserved_gib != before.reserved_gib
 
 
 @pytest.mark.parametrize(("rig", "steps"), [("H200", 25), ("cpu", 60)])
 def test_a_short_run_or_one_on_a_cpu_is_none(rig: str, steps: int, tmp_path: Path, folder: Path) -> None:
     path, _ = finished_run(tmp_path, rig, steps)
+    assert observe_run(path) is None
+    assert not folder.exists()
+
+
+def test_a_run_far_from_its_plan_tells_nothing_about_the_gpu(tmp_path: Path, folder: Path) -> None:
+    path, before = finished_run(tmp_path, "H200", 60, seconds=20.0)
+    assert before.step_seconds < 10.0
     assert observe_run(path) is None
     assert not folder.exists()

@@ -158,6 +158,18 @@ def test_files_that_hide_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "tokenizers hides the module tokenizers" in made.evidence
 
 
+def test_packages_in_a_folder_of_their_own_hide_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `pip install --target FOLDER` leaves them."""
+    (tmp_path / "tokenizers").mkdir()
+    (tmp_path / "tokenizers" / "__init__.py").write_text("")
+    facts = tmp_path / "tokenizers-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: tokenizers\nVersion: 1.0\n")
+    (facts / "RECORD").write_text("tokenizers/__init__.py,,\ntokenizers-1.0.dist-info/METADATA,,\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert "hides" not in outcome("imports", tmp_path).evidence
+
+
 def test_a_package_that_does_not_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     made = outcome("imports", tmp_path)

@@ -21,6 +21,8 @@ WARM_UP = 10
 LEAST_STEPS = 20
 MOST_STEPS = 500
 HERE = "here"
+BELIEVABLE = 1.5
+"""A run slower or faster than its plan by more than this was held up by something else, or too small to load the GPU."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,9 @@ def _measurable(rigs: Sequence[Rig]) -> Rig:
 
 
 def observe_run(run: Path) -> Path | None:
-    """Add what a run on GPUs measured to the corrections; None where it was too short, on a CPU, or they are switched off.
+    """Add what a run on GPUs measured to the corrections.
+
+    None where it was too short, on a CPU, too far from its plan to tell about the GPU, or they are switched off.
 
     Raises:
         UserError: the run's metrics or the file of corrections cannot be read or written.
@@ -127,7 +131,11 @@ def observe_run(run: Path) -> Path | None:
         memory = [point.value for point in metrics.series("memory_gib")][WARM_UP:][-MOST_STEPS:]
     if len(seconds) < LEAST_STEPS or not memory:
         return None
-    return observe(plan, gpu, memory_gib=max(memory), step_seconds=statistics.median(seconds), steps=len(seconds))
+    step = statistics.median(seconds)
+    planned = plan["step_seconds"] / (plan.get("correction") or {}).get("time_factor", 1.0)
+    if not 1 / BELIEVABLE <= step / planned <= BELIEVABLE:
+        return None
+    return observe(plan, gpu, memory_gib=max(memory), step_seconds=step, steps=len(seconds))
 
 
 def _milliseconds(seconds: float) -> str:

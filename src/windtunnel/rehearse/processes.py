@@ -43,7 +43,8 @@ class Child:
             stdin=subprocess.DEVNULL,
             stdout=self._file,
             stderr=subprocess.STDOUT,
-            env={**own, "PYTHONUNBUFFERED": "1", **(environment or {})},
+            # A scale model tells nothing about the speed of a GPU: its runs must not correct plans.
+            env={**own, "PYTHONUNBUFFERED": "1", "WINDTUNNEL_CALIBRATION": "none", **(environment or {})},
             start_new_session=True,
             preexec_fn=stop_with_parent,
         )

@@ -129,9 +129,16 @@ def _shadows(names: set[str]) -> list[Path]:
     for folder in dict.fromkeys(folder.resolve() for folder in folders if folder.is_dir()):
         if folder in installed or folder == Path(metadata.__file__).resolve().parents[2]:
             continue
-        found += [path for path in folder.glob("*.py") if path.stem in known]
-        found += [path for path in folder.glob("*/__init__.py") if path.parent.name in names]
+        # `pip install --target` makes folders of whole packages: what is installed there hides nothing by accident.
+        placed = {name for made in metadata.distributions(path=[str(folder)]) for name in _top_names(made)}
+        found += [path for path in folder.glob("*.py") if path.stem in known - placed]
+        found += [path for path in folder.glob("*/__init__.py") if path.parent.name in names - placed]
     return [path.parent if path.name == "__init__.py" else path for path in sorted(found)]
+
+
+def _top_names(made: metadata.Distribution) -> set[str]:
+    """Modules and packages that an installed distribution's own list of files names."""
+    return {file.parts[0].removesuffix(".py") for file in made.files or ()}
 
 
 CHECKS = (
