@@ -341,3 +341,12 @@ def _busy() -> float:
 
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
     return max(1.0, min(4.0, math.ceil(load)))
+
+
+def test_what_no_engine_runs_is_refused_with_its_reason() -> None:
+    with pytest.raises(UserError, match="attention sinks"):
+        plan("H100", "model.config=gpt-oss-20b")
+    assert plan("8xH100", "model.config=gpt-oss-20b").layout.engine == "megatron-bridge"
+    with pytest.raises(UserError, match=r"layout\.shard: full") as error:
+        plan("8xH100", FULL, "stages.sft.precision=fp8", "layout.shard=full")
+    assert "layout.shard=optimizer" in (error.value.fix or "")

@@ -11,6 +11,8 @@ from windtunnel.rig import Rig
 from ..layout import MEGATRON, OWN_ENGINE, Layout
 from .workload import Workload
 
+# Families that the package's own engine refuses, and what of them it lacks.
+NOT_OURS = {"gpt_oss": "attention sinks", "gemma2": "capped logits"}
 LARGEST_MICRO = 64
 # Along a pipeline and with split matrices small micro-batches do: what is saved is the bubble and memory.
 SPLIT_MICRO = (1, 2, 4, 8)
@@ -116,6 +118,12 @@ def _check_offload(work: Workload) -> None:
 
 
 def _check_fp8(work: Workload, rig: Rig) -> None:
+    if work.choice.shard == "full":
+        raise UserError(
+            f"layout.shard: full, with {work.stage}.precision fp8: products in fp8 are Megatron-Bridge's, "
+            "which shards optimizer states only",
+            f"--set layout.shard=optimizer, or --set {work.stage}.precision=bf16",
+        )
     assert rig.gpu is not None
     if rig.gpu.capability < (8, 9) or rig.gpu.fp8_tflops is None:
         raise UserError(
@@ -126,7 +134,7 @@ def _check_fp8(work: Workload, rig: Rig) -> None:
 
 def layouts(work: Workload, rig: Rig, ranks: int) -> Iterator[Layout]:
     """Every layout worth computing, cheapest kinds first; only those that the recipe's choice allows."""
-    if not is_split(work.choice) and work.precision == "bf16":
+    if not is_split(work.choice) and work.precision == "bf16" and work.shape.family not in NOT_OURS:
         yield from _own(work, ranks)
     yield from _megatron(work, rig, ranks)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from windtunnel.recipe import UserError
 from windtunnel.rig import Rig
 
 from ..layout import MEGATRON, OWN_ENGINE, Layout
 from .constants import CausalConstants
-from .layouts import check_choice, layouts
+from .layouts import NOT_OURS, check_choice, layouts
 from .ledger import Memory
 from .megatron import host_gib, megatron_memory
 from .memory import memory
@@ -104,8 +105,16 @@ def search(
         too_large.add(same)
         if smallest is None or candidate.peak_gib < smallest.peak_gib:
             smallest = candidate
+    if smallest is None and not fitting:
+        keys = ", ".join(f"layout.{key}={value}" for key, value in sums.work.choice.model_dump().items() if value is not None)
+        lacking = NOT_OURS.get(sums.work.shape.family)
+        why = f"; the package's own engine has no {lacking}" if lacking else ""
+        raise UserError(
+            f"no engine runs {sums.work.shape.name} with {keys or 'any layout'} and {sums.work.stage}'s keys on {rig.name}{why}",
+            "more GPUs, or leave layout's keys null and let the plan search",
+        )
     if not fitting:
-        assert smallest is not None, "every workload has a layout"
+        assert smallest is not None
         return Found(weigh(sums, smallest.layout, rig, c, limit_gib, timed=True), ())
     ranked = sorted(fitting, key=_seconds)
     return Found(_best(ranked), tuple(ranked[:RANKED]))
