@@ -110,21 +110,18 @@ def test_a_loss_spike_past_its_limit_goes_back(new_run: NewRun) -> None:
 
 
 def test_a_budget_in_hours_ends_in_time_with_the_schedule_finished(new_run: NewRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds, progress, rate = 25.0, 0.0, 1.0
-    # Always in time. With the schedule finished, unless other work on this machine begins in the last seconds: then once more.
-    for attempt in ("first", "second"):
-        sets = ("budget.steps=null", f"budget.hours={seconds / 3600}", "checkpoints.every=100 s")
-        folder = new_run(*sets, root=attempt, options={"yes": True})
-        monkeypatch.setenv("WINDTUNNEL_STARTED", repr(time.time()))
-        began = time.monotonic()
-        code = train(folder)
-        took = time.monotonic() - began
-        assert seconds * 0.7 <= took <= seconds * 1.01
-        assert code in (0, 3)
-        with MetricsReader(folder / "metrics.sqlite") as reader:
-            rate, progress = (reader.latest()[name].value for name in ("learning_rate", "progress"))
-        if progress > 0.9:
-            break
+    seconds = 25.0
+    folder = new_run("budget.steps=null", f"budget.hours={seconds / 3600}", "checkpoints.every=100 s", options={"yes": True})
+    monkeypatch.setenv("WINDTUNNEL_STARTED", repr(time.time()))
+    began = time.monotonic()
+    code = train(folder)
+    took = time.monotonic() - began
+    assert took <= seconds * 1.01
+    assert took >= seconds * 0.7
+    assert code in (0, 3)
+    with MetricsReader(folder / "metrics.sqlite") as reader:
+        rate = reader.latest()["learning_rate"].value
+        progress = reader.latest()["progress"].value
     assert progress > 0.9
     assert rate < 0.25  # warmed down
 
@@ -226,8 +223,7 @@ def test_a_budget_in_dollars_ends_in_time(new_run: NewRun, monkeypatch: pytest.M
     assert train(folder) in (0, 3)
     with MetricsReader(folder / "metrics.sqlite") as reader:
         spent = reader.latest()["dollars"].value
-    second = 3.0 / 3600  # of a run of twelve: what a save may take longer on a machine that is busy
-    assert 0.006 < spent <= 0.01 * 1.01 + second / 2
+    assert 0.006 < spent <= 0.01 * 1.01
     assert RunFolder.open(folder).manifest["summary"]["step"] > 5
 
 

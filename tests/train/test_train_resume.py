@@ -50,26 +50,32 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(new_run: NewRun) -> No
     assert "resumed" in events(halted)
 
 
-def kill_at_random(folder: Path, ranks: int, kills: int, seed: int) -> int:
-    """SIGKILL the run at random moments of its training, resume, until it ends; returns the kills that hit."""
-    dice, hit = random.Random(seed), 0
-    for _ in range(kills * 4 + 4):
-        process = train_in_processes(folder, ranks, start_new_session=True)
-        if hit < kills:
-            # Not before training has begun: wait for a loss, then strike at some moment of the next second.
-            for line in process.stdout or ():
-                if '"loss"' in line and "null" not in line.split('"loss"')[1][:8]:
-                    break
-            time.sleep(dice.random() * 0.8)
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                hit += 1
-            process.wait()
-            continue
-        output = process.communicate(timeout=120)[0]
-        assert process.returncode == 0, output
-        return hit
-    raise AssertionError("the run did not end")
+def kill_at_random(folder: Path, kills: int, steps: int, seed: int) -> int:
+    """SIGKILL the run at random moments of its training, resume, until it ends; returns the kills that hit.
+
+    Each kill comes some checkpoints after the one before, within an equal share of the run's `steps`:
+    what counts is how far the run is, so that a fast machine is not through before it.
+    """
+    dice, hit, share = random.Random(seed), 0, steps // (kills + 2)
+    for kill in range(kills):
+        process = train_in_processes(folder, 1, start_new_session=True)
+        target = kill * share + dice.randrange(1, share)
+        while newest_step(folder) < target and process.poll() is None:
+            time.sleep(0.001)
+        time.sleep(dice.random() * 0.02)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            hit += 1
+        process.communicate()
+    process = train_in_processes(folder, 1, start_new_session=True)
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 0, output
+    return hit
+
+
+def newest_step(folder: Path) -> int:
+    """The step of the newest whole checkpoint, 0 before the first."""
+    return max((int(path.name[5:]) for path in (folder / "checkpoints").glob("step-????????")), default=0)
 
 
 @pytest.mark.timeout(400)
@@ -77,7 +83,7 @@ def test_a_killed_run_resumes_bit_for_bit(new_run: NewRun) -> None:
     sets = ("budget.steps=100", "checkpoints.every=5 steps", "stages.pretrain.validate_every=50 steps")
     whole, killed = new_run(*sets), new_run(*sets)
     assert train(whole) == 0
-    assert kill_at_random(killed, 1, kills=2, seed=1) == 2
+    assert kill_at_random(killed, kills=2, steps=100, seed=1) == 2
     assert_same(whole, killed)
 
 
@@ -88,7 +94,7 @@ def test_fifty_kills_at_random_moments_change_nothing(new_run: NewRun) -> None:
     sets += ("bands.overfit_patience=1000",)
     whole, killed = (new_run(*sets, options={"yes": True}) for _ in range(2))
     assert train(whole) == 0
-    assert kill_at_random(killed, 1, kills=50, seed=2) >= 50
+    assert kill_at_random(killed, kills=50, steps=3000, seed=2) == 50
     assert_same(whole, killed)
 
 

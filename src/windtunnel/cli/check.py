@@ -8,23 +8,13 @@ from typing import Annotated
 
 import typer
 
-from .options import DEFAULT_ROOT, JsonOption, RecipeArgument, RootOption, SetOption
+from .options import DEFAULT_ROOT, DEFAULT_TARGET, JsonOption, RecipeArgument, RootOption, SetOption, TargetsOption
 from .output import print_json, print_table
-
-DEFAULT_TARGET = "8xH100"
 
 
 def check(
     recipe: RecipeArgument = "charlm",
-    on: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--on",
-            "--rig",
-            metavar="RIG",
-            help=f"A rig to be ready for (repeatable, the target last); otherwise {DEFAULT_TARGET}.",
-        ),
-    ] = None,
+    on: TargetsOption = None,
     sets: SetOption = None,
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="NAME", help="Only this check and what it needs (repeatable).")

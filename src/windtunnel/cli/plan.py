@@ -56,7 +56,9 @@ def plan(
     """What the recipe would take, with where each number comes from. Exits 1 when it does not fit the (last) rig."""
     if calibration is not None:
         # One switch for every reader: the planner, and the measuring processes started from here.
-        os.environ["WINDTUNNEL_CALIBRATION"] = calibration
+        from windtunnel.plan import CALIBRATION
+
+        os.environ[CALIBRATION] = calibration
 
     from windtunnel.recipe import load_recipe
 

@@ -7,23 +7,13 @@ from typing import Annotated
 
 import typer
 
-from .options import DEFAULT_ROOT, JsonOption, RecipeArgument, RootOption, SetOption
+from .options import DEFAULT_ROOT, DEFAULT_TARGET, JsonOption, RecipeArgument, RootOption, SetOption, TargetsOption
 from .output import print_json
-
-DEFAULT_TARGET = "8xH100"
 
 
 def rehearse(
     recipe: RecipeArgument,
-    on: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--on",
-            "--rig",
-            metavar="RIG",
-            help=f"A rig to be ready for (repeatable, the target last); otherwise {DEFAULT_TARGET}.",
-        ),
-    ] = None,
+    on: TargetsOption = None,
     sets: SetOption = None,
     steps: Annotated[
         int | None, typer.Option("--steps", min=1, help="Optimizer steps of the scale model; otherwise by rule.")

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +12,7 @@ from typing import Any
 from windtunnel.plan import Opinion, Plan, second_opinion
 from windtunnel.recipe import HuggingFaceModel, Recipe, UserError
 
-from .orphans import stop_with_parent
+from .child import run_child
 
 TIMEOUT = 600.0
 TRAINED_WEIGHTS = ("bf16", "fp8")
@@ -92,34 +87,12 @@ def _model(recipe: Recipe) -> tuple[dict[str, Any] | None, list[int]]:
 def _run(folder: Path, timeout: float, say: Callable[[str], None]) -> dict[str, Any]:
     # No GPU is looked for: a trace is the same on every machine.
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
-    command = [sys.executable, "-m", "windtunnel.launch.trace_worker", str(folder)]
-    with open(folder / "log", "wb") as log:
-        process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            preexec_fn=stop_with_parent,
-        )  # fmt: skip
-    try:
-        _wait(process, folder, timeout, say)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    module = ["-m", "windtunnel.launch.trace_worker", str(folder)]
+    code, stopped = run_child(module, environment, folder / "log", folder / "stage", timeout, say)
+    if stopped is not None:
+        raise UserError(f"the trace was {stopped}", "plan without --trace")
     try:
         return dict(json.loads((folder / "trace.json").read_text()))
     except OSError:
         last = (folder / "log").read_text(errors="replace").strip().splitlines()[-1:] or ["nothing was printed"]
-        return {"failure": f"the process ended with {process.returncode}: {last[0]}"}
-
-
-def _wait(process: subprocess.Popen[bytes], folder: Path, timeout: float, say: Callable[[str], None]) -> None:
-    began, told = time.monotonic(), ""
-    while process.poll() is None:
-        stage = ""
-        with contextlib.suppress(OSError):
-            stage = (folder / "stage").read_text()
-        if stage != told:
-            say(stage)
-            told = stage
-        if time.monotonic() - began > timeout:
-            raise UserError(f"the trace was stopped after {timeout:,.0f} s, while {stage or 'starting'}", "plan without --trace")
-        time.sleep(0.05)
+        return {"failure": f"the process ended with {code}: {last[0]}"}

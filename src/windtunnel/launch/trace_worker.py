@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.recipe import Recipe, UserError
+from windtunnel.run import write_atomic
 
 from .orphans import stop_with_parent
 
@@ -21,7 +22,7 @@ def main() -> int:
     folder = Path(sys.argv[1])
 
     def say(stage: str) -> None:
-        _write(folder / "stage", stage)
+        write_atomic(folder / "stage", stage, durable=False)
 
     try:
         say("starting PyTorch")
@@ -31,7 +32,7 @@ def main() -> int:
     except Exception as error:  # whatever a model of others, run where it never ran, may raise
         traceback.print_exc()
         outcome = {"failure": f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"}
-    _write(folder / "trace.json", json.dumps(outcome))
+    write_atomic(folder / "trace.json", json.dumps(outcome), durable=False)
     return 0
 
 
@@ -40,13 +41,6 @@ def _trace(request: dict[str, Any], say: Any) -> dict[str, Any]:
 
     request["recipe"] = Recipe.model_validate(request["recipe"])
     return run_trace(TraceRequest(**request), say)
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all: another process reads it."""
-    part = path.with_suffix(".part")
-    part.write_text(text)
-    part.rename(path)
 
 
 if __name__ == "__main__":

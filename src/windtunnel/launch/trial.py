@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,7 +15,7 @@ from windtunnel.plan import Layout
 from windtunnel.recipe import Recipe, UserError
 from windtunnel.rig import detect_rig
 
-from .orphans import stop_with_parent
+from .child import run_child, stage_of
 
 LOG_LINES = 60  # of a failed trial's output that are kept
 
@@ -174,49 +170,8 @@ def _run(folder: Path, ranks: int, timeout: float, say: Callable[[str], None]) -
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
         **os.environ,
     }
-    command = [sys.executable, *(torchrun if ranks > 1 else []), *module]
-    with open(folder / "log", "wb") as log:
-        process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            preexec_fn=stop_with_parent,
-        )  # fmt: skip
-    try:
-        return _wait(process, folder, timeout, say)
-    finally:
-        _kill(process)
-
-
-def _wait(process: subprocess.Popen[bytes], folder: Path, timeout: float, say: Callable[[str], None]) -> str | None:
-    deadline, told = time.monotonic() + timeout, ""
-    while process.poll() is None:
-        stage = _stage(folder)
-        if stage != told:
-            say(stage)
-            told = stage
-        if time.monotonic() > deadline:
-            return f"stopped after {timeout:,.0f} s, while {stage or 'starting'}"
-        time.sleep(0.05)
-    return None
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End the process and all that it started: torchrun gives its workers sessions of their own."""
-    import psutil
-
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # what its own death has orphaned, such as compilers
-    process.wait()
-
-
-def _stage(folder: Path, rank: int = 0) -> str:
-    try:
-        return (folder / f"stage-{rank}").read_text()
-    except OSError:
-        return ""
+    arguments = [*(torchrun if ranks > 1 else []), *module]
+    return run_child(arguments, environment, folder / "log", folder / "stage-0", timeout, say)[1]
 
 
 def _outcomes(folder: Path, ranks: int) -> list[dict[str, Any]]:
@@ -228,7 +183,7 @@ def _trial(layout: Layout, folder: Path, outcomes: list[dict[str, Any]], trouble
     for outcome in outcomes:
         if "refused" in outcome:
             raise UserError(*outcome["refused"])
-    stage, spread = _stage(folder), layout.as_dict()
+    stage, spread = stage_of(folder / "stage-0"), layout.as_dict()
     failed = [outcome for outcome in outcomes if "failure" in outcome]
     if failed or trouble or len(outcomes) < layout.ranks:
         # Where memory ran out on one rank, others may have failed for want of it.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.recipe import Recipe, UserError
+from windtunnel.run import write_atomic
 
 from .orphans import stop_with_parent
 
@@ -22,17 +23,17 @@ def main() -> int:
 
     def say(stage: str) -> None:
         print(f"rank {rank}: {stage}", flush=True)
-        _write(folder / f"stage-{rank}", stage)
+        write_atomic(folder / f"stage-{rank}", stage, durable=False)
 
     try:
         say("starting")
         outcome = _measure(json.loads((folder / "request.json").read_text()), folder, say)
     except Exception as error:
         traceback.print_exc()
-        _write(folder / f"rank-{rank}.json", json.dumps(_explained(error)))
+        write_atomic(folder / f"rank-{rank}.json", json.dumps(_explained(error)), durable=False)
         sys.stderr.flush()
         os._exit(1)
-    _write(folder / f"rank-{rank}.json", json.dumps(outcome))
+    write_atomic(folder / f"rank-{rank}.json", json.dumps(outcome), durable=False)
     return 0
 
 
@@ -61,13 +62,6 @@ def out_of_memory(error: BaseException) -> bool:
     text = str(error).lower()
     words = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed")
     return isinstance(error, MemoryError) or any(word in text for word in words)
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all: another process reads it."""
-    part = path.with_suffix(".part")
-    part.write_text(text)
-    part.rename(path)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from .calibration import observe, shipped_constants, user_path
+from .calibration import CALIBRATION, CALIBRATION_OFF, observe, shipped_constants, user_path
 from .constants import Constants, load_constants
 from .ladder import Ladder, Rung, climb
 from .ladder_text import COLUMNS, ladder_remarks, ladder_rows
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .plots import check_plot_path, cost_svg, memory_svg, step_svg, write_plot
 
 __all__ = [
+    "CALIBRATION",
+    "CALIBRATION_OFF",
     "COLUMNS",
     "Alternative",
     "Constants",

@@ -23,8 +23,9 @@ from .layout import Layout
 
 FORMAT = 1
 FAMILIES = ("gpt", "causal")
-VARIABLE = "WINDTUNNEL_CALIBRATION"
-OFF = "none"
+CALIBRATION = "WINDTUNNEL_CALIBRATION"
+"""Environment: a folder of corrections, or CALIBRATION_OFF."""
+CALIBRATION_OFF = "none"
 KEPT = 64
 """Observations kept in a file: the newest of each configuration, the oldest dropped first."""
 LEAST_ERROR = {"memory": 0.02, "time": 0.03}
@@ -182,8 +183,8 @@ def observe(
 
 def user_path(gpu: str) -> Path | None:
     """The user's calibration of a GPU; None where $WINDTUNNEL_CALIBRATION is 'none'. It may name another folder."""
-    named = os.environ.get(VARIABLE, "").strip()
-    if named.lower() == OFF:
+    named = os.environ.get(CALIBRATION, "").strip()
+    if named.lower() == CALIBRATION_OFF:
         return None
     home = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "windtunnel" / "calibration"
     folder = Path(named).expanduser() if named else home
@@ -259,4 +260,4 @@ def _write(path: Path, gpu: str, constants: dict[str, Any], observations: list[O
         temporary.replace(path)
     except OSError as error:
         message = f"calibration {path} cannot be written: {error.strerror or error}"
-        raise UserError(message, f"give another folder: {VARIABLE}=FOLDER") from None
+        raise UserError(message, f"give another folder: {CALIBRATION}=FOLDER") from None

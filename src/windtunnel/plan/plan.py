@@ -15,6 +15,7 @@ from .corpus import estimate_corpus_tokens, vocabulary
 from .cost import EPOCHS_ASK, Length, Pace, pace, run_length
 from .depth import Sized, at_depth, pick_depth, size_up
 from .disk import checkpoint_gib, run_disk_gib
+from .limits import money_and_disk
 from .memory import SOURCES as MEMORY_SOURCES
 from .search import Candidate, check_own_layout
 from .types import Alternative, Moment, Plan
@@ -190,21 +191,8 @@ def _refusal(
         reasons.append(_memory_reason(sized, recipe.stages.pretrain.micro_batch))
         if suggest:
             alternatives += memory_alternatives(recipe, rig, vocab, constants)
-    if length.steps < 1:
-        least = speed.hours(1)
-        cost = f", ${least * rig.dollars_per_hour:,.2f}" if rig.dollars_per_hour else ""
-        reasons.append(f"{length.ended_by} ends before the first step: starting up and one step take {least * 60:.1f} min{cost}")
-        if length.ended_by == "budget.dollars":
-            worth = 10 * least * (rig.dollars_per_hour or 0.0)
-            alternatives.append(Alternative(f"--set budget.dollars={worth:.2f}", "room for steps beyond starting up"))
-        else:
-            alternatives.append(Alternative(f"--set budget.hours={10 * least:.2g}", "room for steps beyond starting up"))
-    if rig.disk_free_gib is not None and disk > rig.disk_free_gib:
-        reasons.append(f"the run needs {disk:.1f} GiB of disk at its peak, {rig.disk_free_gib:.1f} GiB are free")
-        alternatives.append(
-            Alternative("--set checkpoints.keep_hourly=false --set checkpoints.keep_best=1", "keeps fewer checkpoints")
-        )
-    return reasons, alternatives
+    more_reasons, more_alternatives = money_and_disk(rig, speed, length, disk)
+    return reasons + more_reasons, alternatives + more_alternatives
 
 
 def _memory_reason(sized: Sized, given: int | None) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from windtunnel.launch import stop_with_parent
+from windtunnel.plan import CALIBRATION, CALIBRATION_OFF
 from windtunnel.run import STARTED
 
 from .checking import CheckFailed
@@ -44,7 +45,7 @@ class Child:
             stdout=self._file,
             stderr=subprocess.STDOUT,
             # A scale model tells nothing about the speed of a GPU: its runs must not correct plans.
-            env={**own, "PYTHONUNBUFFERED": "1", "WINDTUNNEL_CALIBRATION": "none", **(environment or {})},
+            env={**own, "PYTHONUNBUFFERED": "1", CALIBRATION: CALIBRATION_OFF, **(environment or {})},
             start_new_session=True,
             preexec_fn=stop_with_parent,
         )

@@ -2,6 +2,7 @@
 
 from .bands import Alert, BandWatch, Targets
 from .budget import STARTED, BudgetClock, BudgetSpent, EpochsVerdict, Spent, epochs_over_data, load_spent
+from .files import write_atomic
 from .folder import RunFolder, RunSummary, is_live, list_runs, new_folder, newest_run
 from .metrics import Event, Metrics, MetricsReader, Point
 from .names import METRICS
@@ -42,4 +43,5 @@ __all__ = [
     "load_spent",
     "new_folder",
     "newest_run",
+    "write_atomic",
 ]

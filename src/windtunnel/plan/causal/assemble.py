@@ -8,9 +8,9 @@ from windtunnel.model import CausalShape
 from windtunnel.recipe import Recipe
 from windtunnel.rig import Rig
 
-from ..cost import Length, Pace
+from ..cost import Length
 from ..layout import MEGATRON, Layout
-from ..types import Alternative, Moment
+from ..types import Moment
 from .constants import CausalConstants
 from .search import Candidate
 from .workload import Workload
@@ -94,26 +94,6 @@ def notes(recipe: Recipe, rig: Rig, work: Workload, layout: Layout, fits: bool) 
     if recipe.budget.dollars is not None and not rig.dollars_per_hour:
         found.append(f"budget.dollars cannot limit the run: {rig.price_note or 'no price known'}")
     return found
-
-
-def money_and_disk(rig: Rig, speed: Pace, length: Length, disk: float) -> tuple[list[str], list[Alternative]]:
-    """Reasons against a plan that lie in its budget or its disk, and what would help."""
-    reasons: list[str] = []
-    options: list[Alternative] = []
-    if length.steps < 1:
-        least = speed.hours(1)
-        cost = f", ${least * rig.dollars_per_hour:,.2f}" if rig.dollars_per_hour else ""
-        reasons.append(f"{length.ended_by} ends before the first step: starting up and one step take {least * 60:.1f} min{cost}")
-        if length.ended_by == "budget.dollars":
-            worth = 10 * least * (rig.dollars_per_hour or 0.0)
-            options.append(Alternative(f"--set budget.dollars={worth:.2f}", "room for steps beyond starting up"))
-        else:
-            options.append(Alternative(f"--set budget.hours={10 * least:.2g}", "room for steps beyond starting up"))
-    if rig.disk_free_gib is not None and disk > rig.disk_free_gib:
-        reasons.append(f"the run needs {disk:,.1f} GiB of disk at its peak, {rig.disk_free_gib:,.1f} GiB are free")
-        fewer = "--set checkpoints.keep_hourly=false --set checkpoints.keep_best=1"
-        options.append(Alternative(fewer, "keeps fewer checkpoints"))
-    return reasons, options
 
 
 def common_sources(rig: Rig, c: CausalConstants, best: Candidate, length: Length, corpus: str) -> dict[str, str]:

@@ -10,9 +10,10 @@ from windtunnel.rig import Rig
 from ..calibration import correction_of
 from ..corpus import estimate_corpus_tokens
 from ..cost import EPOCHS_ASK, Length, Pace, run_length
+from ..limits import money_and_disk
 from ..types import Alternative, Option, Plan
 from ..words import epoch_warnings
-from .assemble import Weighed, common_sources, describe_model, money_and_disk, notes, parameter_counts, stated_errors, timeline
+from .assemble import Weighed, common_sources, describe_model, notes, parameter_counts, stated_errors, timeline
 from .constants import CausalConstants, load_causal_constants
 from .disk import checkpoint_gib, disk_gib
 from .memory import SOURCES, least_gib

@@ -83,11 +83,13 @@ def _driver() -> dict[str, str] | None:
     """Version of the driver and the newest CUDA that it knows."""
     try:
         import pynvml
-
+    except ImportError:
+        return None
+    try:
         pynvml.nvmlInit()
         version, cuda = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetCudaDriverVersion()
         pynvml.nvmlShutdown()
-    except Exception:
+    except pynvml.NVMLError:  # no driver, or none that answers
         return None
     return {"version": version if isinstance(version, str) else version.decode(), "cuda": f"{cuda // 1000}.{cuda % 1000 // 10}"}
 

@@ -1,0 +1,73 @@
+"""A measuring process beside this one: started, followed through the stages that it writes down, and ended for certain."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from .orphans import stop_with_parent
+
+
+def run_child(
+    arguments: Sequence[str], environment: Mapping[str, str], log: Path, stage: Path, timeout: float, say: Callable[[str], None]
+) -> tuple[int, str | None]:
+    """Run the interpreter to its end, or for `timeout` seconds; nothing that it started outlives this call.
+
+    Args:
+        arguments: what follows the interpreter.
+        log: gets standard output and standard error.
+        stage: a file in which the process keeps what it is doing; `say` is told each.
+
+    Returns:
+        the exit code, and why the process was stopped, or None where it ended by itself.
+    """
+    with open(log, "wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, *arguments], env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            start_new_session=True, preexec_fn=stop_with_parent,
+        )  # fmt: skip
+    try:
+        stopped = _wait(process, stage, timeout, say)
+    finally:
+        _kill(process)
+    return process.returncode, stopped
+
+
+def stage_of(path: Path) -> str:
+    """What a process last wrote that it does; '' before it wrote anything."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _wait(process: subprocess.Popen[bytes], path: Path, timeout: float, say: Callable[[str], None]) -> str | None:
+    deadline, told = time.monotonic() + timeout, ""
+    while process.poll() is None:
+        stage = stage_of(path)
+        if stage != told:
+            say(stage)
+            told = stage
+        if time.monotonic() > deadline:
+            return f"stopped after {timeout:,.0f} s, while {stage or 'starting'}"
+        time.sleep(0.05)
+    return None
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End the process and all that it started: torchrun gives its workers sessions of their own."""
+    import psutil
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # what its own death has orphaned, such as compilers
+    process.wait()
