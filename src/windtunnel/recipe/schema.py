@@ -12,6 +12,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from .errors import UserError
 from .finetuning import GRPO, FineTune, HuggingFaceModel, LayoutChoice
+from .phases import Phase
+from .recursion import Recursion
 from .section import Section
 from .units import Count, Dollars, Every, Hours, Interval
 
@@ -37,6 +39,7 @@ class GPTModel(Section):
     )
     softcap: float = Field(15.0, gt=0, description="logits are squashed into (-softcap, softcap) by tanh")
     rope_base: float = Field(100_000.0, gt=1)
+    causal: bool = Field(True, description="false: every position sees all others, for puzzles instead of text")
 
 
 class TextCorpus(Section):
@@ -62,6 +65,17 @@ class StdlibCorpus(Section):
 
     kind: Literal["stdlib"] = "stdlib"
     megabytes: float = Field(20.0, gt=0, description="stop after this much text")
+
+
+class SudokuCorpus(Section):
+    """Generated Sudoku puzzles, each with one solution; for models that are not causal (model.causal=false)."""
+
+    kind: Literal["sudoku"] = "sudoku"
+    box: Literal[2, 3] = Field(3, description="3: 9x9 grids, 2: 4x4 grids")
+    puzzles: Count = Field(20_000, ge=10, description="puzzles generated; symmetries of each are drawn anew every epoch")
+    grade: Literal["easy", "medium", "hard"] = Field(
+        "hard", description="easy: single candidates do; medium: single places too; hard: only with guessing"
+    )
 
 
 class CountedCorpus(Section):
@@ -91,7 +105,7 @@ class BPETokenizer(Section):
 class Data(Section):
     """Where the tokens come from and how they are split."""
 
-    corpus: Annotated[TextCorpus | ArithmeticCorpus | StdlibCorpus | CountedCorpus, Field(discriminator="kind")]
+    corpus: Annotated[TextCorpus | ArithmeticCorpus | StdlibCorpus | SudokuCorpus | CountedCorpus, Field(discriminator="kind")]
     tokenizer: Annotated[CharacterTokenizer | BPETokenizer, Field(discriminator="kind")] = CharacterTokenizer()
     validation: float = Field(0.01, gt=0, lt=0.5, description="share of documents held out, chosen by a hash of their text")
 
@@ -105,6 +119,7 @@ class Optimizer(Section):
     scalar_lr: float | None = Field(None, gt=0)
     weight_decay: float | None = Field(None, ge=0, description="of the matrices at the start; falls to zero on a cosine")
     momentum: float = Field(0.95, gt=0, lt=1, description="Muon's momentum after its warm-up")
+    clip: float | None = Field(None, gt=0, description="gradients are scaled down to this norm; null: never")
 
 
 class Schedule(Section):
@@ -217,6 +232,9 @@ class Recipe(Section):
     description: str = ""
     seed: int = Field(1337, ge=0, lt=2**32)
     model: Model = GPTModel()
+    trm: Recursion | None = Field(None, description="the model's blocks recurse, supervised after every supervision step")
+    phases: tuple[Phase, ...] = Field((), description="runs that follow one another, each only if the gates of the last held")
+    phase: str | None = Field(None, description="the phase that this recipe is of, once it is resolved")
     layout: LayoutChoice = LayoutChoice()
     data: Data
     stages: Stages = Stages()
