@@ -63,7 +63,7 @@ def test_a_model_of_another_size_than_planned_is_named(tmp_path: Path, monkeypat
 def test_attention_to_the_future_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from windtunnel.model import gpt
 
-    def everywhere(q: Any, k: Any, v: Any, window: int | None) -> Any:
+    def everywhere(q: Any, k: Any, v: Any, *_: Any) -> Any:
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2)
 
@@ -75,7 +75,7 @@ def test_attention_to_nothing_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     from windtunnel.model import gpt
     from windtunnel.rehearse.checking import model
 
-    monkeypatch.setattr(gpt, "attend", lambda q, k, v, window: v.repeat_interleave(q.shape[2] // v.shape[2], dim=2))
+    monkeypatch.setattr(gpt, "attend", lambda q, k, v, *_: v.repeat_interleave(q.shape[2] // v.shape[2], dim=2))
     with pytest.raises(CheckFailed, match="attention passes nothing on"):
         model.causality(Context("charlm", folder=tmp_path), print)
 
@@ -98,9 +98,9 @@ def test_products_that_lose_precision_are_named(tmp_path: Path, monkeypatch: pyt
 
 
 def test_an_optimizer_that_forgets_weights_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from windtunnel.train.optimizer import _VectorGroup
+    from windtunnel.train.groups import VectorGroup
 
-    monkeypatch.setattr(_VectorGroup, "update", lambda self, scalars: None)
+    monkeypatch.setattr(VectorGroup, "update", lambda self, scalars: None)
     made = outcome("optimizer", tmp_path)
     assert "leave" in made.evidence
     assert "embedding" in made.evidence

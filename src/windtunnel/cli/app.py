@@ -10,7 +10,7 @@ import typer
 
 from windtunnel.recipe import UserError
 
-from . import check, evaluate, export, plan, rehearse, runs, serve, train, watch
+from . import check, evaluate, export, plan, rehearse, runs, serve, train, verify, watch
 from .output import print_error
 
 INTERRUPTED = 130
@@ -47,6 +47,7 @@ def build_app() -> typer.Typer:
     app.command("watch")(watch.watch)
     app.command("runs")(runs.runs)
     app.command("export")(export.export)
+    app.add_typer(verify.build(), name="verify")
     return app
 
 

@@ -42,9 +42,9 @@ def export(
         raise UserError(f"run {folder} has no good checkpoint", "train it first, or name another run")
 
     from windtunnel.data import load_tokenizer
-    from windtunnel.model import export_weights, gpt_shape
+    from windtunnel.model import export_weights, recipe_shape
 
-    shape = gpt_shape(opened.recipe.gpt, load_tokenizer(opened.tokenizer_path).vocab)
+    shape = recipe_shape(opened.recipe, load_tokenizer(opened.tokenizer_path).vocab)
     target = to or folder / "export"
     try:
         path = export_weights(target, shape, checkpoint.weights(), dtype=dtype.value)

@@ -13,7 +13,7 @@ from .options import JsonOption, RecipeArgument, SetOption
 from .output import print_json, print_remarks, print_table
 
 if TYPE_CHECKING:
-    from windtunnel.plan import Ladder, Opinion, Plan, Rung
+    from windtunnel.plan import Ladder, Opinion, PhasedPlan, Plan, Rung
     from windtunnel.recipe import Recipe
     from windtunnel.rig import Rig
 
@@ -36,6 +36,9 @@ def plan(
         ),
     ] = None,
     sets: SetOption = None,
+    phase: Annotated[
+        str | None, typer.Option("--phase", metavar="NAME", help="Of a recipe with phases, only this one; otherwise all.")
+    ] = None,
     plot: Annotated[
         list[Path] | None,
         typer.Option("--plot", metavar="FILE", help="Draw memory, step and cost into a .png or .html file (repeatable)."),
@@ -60,45 +63,67 @@ def plan(
 
         os.environ[CALIBRATION] = calibration
 
-    from windtunnel.recipe import load_recipe
+    from windtunnel.recipe import load_recipe, phase_recipe, recipe_notes
 
     loaded = load_recipe(recipe, sets or ())
+    contradictions = [("note", note) for note in recipe_notes(loaded)]
+    if phase is not None:
+        loaded = phase_recipe(loaded, phase)
 
     from windtunnel.rig import parse_rig
 
     rigs = [parse_rig(name) for name in on or [HERE]]
     _check_pictures(plot or [])
+    if loaded.phases:
+        one = phase_recipe(loaded, loaded.phases[0].name)
+        if calibrate or trace:
+            contradictions.append(("note", f"measured and traced is phase {one.phase}; another: --phase NAME"))
+    else:
+        one = loaded
     if calibrate:
-        _calibrate(loaded, rigs, json)
+        _calibrate(one, rigs, json, contradictions)
         return
 
-    ladder = _climb(loaded, rigs, from_here=len(rigs) > 1 and not json)
-    opinion = _trace(loaded, rigs[-1], ladder.plan) if trace else None
+    ladder, phased = _climb(loaded, rigs, from_here=len(rigs) > 1 and not json)
+    opinion = _trace(one, rigs[-1], ladder.plan) if trace else None
     if json:
-        print_json([_finite(_entry(rung, opinion)) for rung in ladder.rungs])
-    elif len(rigs) == 1:
-        _print_plan(loaded.name, rigs[0].name, ladder.plan)
-    else:
+        entries = [_entry(rung, opinion, phased) for rung in ladder.rungs]
+        noted = [{**entry, "notes": [*(text for _, text in contradictions), *entry.get("notes", ())]} for entry in entries]
+        print_json([_finite(entry) for entry in noted])
+    elif len(rigs) > 1:
         _print_ladder(ladder)
+    elif phased is None:
+        _print_plan(f"{loaded.name} on {rigs[0].name}", ladder.plan)
+    if phased is not None and not json:
+        _print_phases(phased, whole=len(rigs) == 1)
     if opinion is not None and not json:
         print_table(
             f"{loaded.name} on {rigs[-1].name}: memory a rank, traced", ["", "planned", "traced", "off by"], opinion.rows()
         )
         print_remarks(opinion.remarks())
+    if not json:
+        print_remarks(contradictions)
     _draw(ladder, rigs, plot or [], silent=json)
-    raise typer.Exit(0 if ladder.plan.fits else NO_PLAN)
+    fits = ladder.plan.fits if phased is None else phased.fits
+    raise typer.Exit(0 if fits else NO_PLAN)
 
 
-def _climb(recipe: Recipe, rigs: list[Rig], *, from_here: bool) -> Ladder:
-    """The ladder over the rigs, with this machine as its first rung where that is wanted, possible and not named already."""
-    from windtunnel.plan import climb
+def _climb(recipe: Recipe, rigs: list[Rig], *, from_here: bool) -> tuple[Ladder, PhasedPlan | None]:
+    """The ladder over the rigs, with this machine as its first rung where that is wanted, possible and not named already.
+
+    Of a recipe with phases also the plans of all of them on the last rig.
+    """
+    from windtunnel.plan import climb, climb_phases
     from windtunnel.recipe import UserError
     from windtunnel.rig import detect_rig
 
+    def go(rigs: list[Rig]) -> tuple[Ladder, PhasedPlan | None]:
+        return climb_phases(recipe, rigs) if recipe.phases else (climb(recipe, rigs), None)
+
     if from_here and not any(rig.gpu is None or rig.name == HERE for rig in rigs):
         with contextlib.suppress(UserError):  # the rigs that were named then have it too, or this machine does not matter
-            return climb(recipe, [detect_rig(), *rigs])
-    return climb(recipe, rigs)
+            return go([detect_rig(), *rigs])
+    return go(rigs)
 
 
 def _check_pictures(paths: list[Path]) -> None:
@@ -118,9 +143,9 @@ def _draw(ladder: Ladder, rigs: list[Rig], paths: list[Path], *, silent: bool) -
             print(f"wrote {path}")
 
 
-def _entry(rung: Rung, opinion: Opinion | None) -> dict[str, Any]:
-    """Of a rung with a plan also the trace, which is of the target's."""
-    entry = rung.to_json()
+def _entry(rung: Rung, opinion: Opinion | None, phased: PhasedPlan | None) -> dict[str, Any]:
+    """Of a rung with a plan also the trace, which is of the target's; of the target all phases."""
+    entry = rung.to_json() | (phased.to_json() if phased is not None and rung.target else {})
     if rung.plan is None:
         return entry
     return entry | {"trace": opinion.to_json() if opinion is not None and rung.target else None}
@@ -136,12 +161,24 @@ def _trace(recipe: Recipe, rig: Rig, made: Plan) -> Opinion:
     return trace_plan(recipe, made, say=lambda text: typer.echo(text, err=True))
 
 
-def _print_plan(recipe: str, rig: str, made: Plan) -> None:
+def _print_plan(title: str, made: Plan) -> None:
     from windtunnel.plan import lines
 
     rows = lines(made)
-    print_table(f"{recipe} on {rig}", ["", "value", "where it comes from"], [row for row in rows if row[0] not in REMARKS])
+    print_table(title, ["", "value", "where it comes from"], [row for row in rows if row[0] not in REMARKS])
     print_remarks([(label, value + (f" ({source})" if source else "")) for label, value, source in rows if label in REMARKS])
+
+
+def _print_phases(phased: PhasedPlan, *, whole: bool) -> None:
+    """Each phase's plan where that is wanted, and all of them side by side with what they cost together."""
+    from windtunnel.plan import PHASE_COLUMNS, phase_remarks, phase_rows
+
+    for number, phase in enumerate(phased.phases if whole else (), start=1):
+        title = f"{phased.recipe} on {phased.rig}: phase {phase.name} ({number} of {len(phased.phases)}), {phase.description}"
+        _print_plan(title.removesuffix(", "), phase.plan)
+    print_table(f"{phased.recipe} on {phased.rig}: all phases", PHASE_COLUMNS, phase_rows(phased))
+    if not whole:
+        print_remarks(phase_remarks(phased))
 
 
 def _print_ladder(ladder: Ladder) -> None:
@@ -153,7 +190,7 @@ def _print_ladder(ladder: Ladder) -> None:
     print_remarks(ladder_remarks(ladder))
 
 
-def _calibrate(recipe: Recipe, rigs: list[Rig], json: bool) -> None:
+def _calibrate(recipe: Recipe, rigs: list[Rig], json: bool, notes: list[tuple[str, str]]) -> None:
     from windtunnel.launch import calibrate
 
     done = calibrate(recipe, rigs, say=lambda text: typer.echo(text, err=True))
@@ -161,7 +198,7 @@ def _calibrate(recipe: Recipe, rigs: list[Rig], json: bool) -> None:
         print_json(_finite(done.to_json()))
         return
     print_table(f"{recipe.name} on {rigs[0].name}: {done.steps} steps", ["", "planned", "measured", "off by"], done.rows())
-    print_remarks(done.remarks())
+    print_remarks([*done.remarks(), *notes])
 
 
 def _finite(value: Any) -> Any:

@@ -14,7 +14,8 @@ from .output import print_json, print_table
 if TYPE_CHECKING:
     from windtunnel.run import RunSummary
 
-COLUMNS = ["run", "recipe", "created", "status", "step", "loss", "validation", "best step", "$", "note"]
+COLUMNS = ["run", "recipe", "phase", "created", "status", "gates", "step", "loss", "validation", "best step", "$", "note"]
+OPTIONAL = ("phase", "gates")
 
 
 def runs(root: RootOption = DEFAULT_ROOT, json: JsonOption = False) -> None:
@@ -27,7 +28,10 @@ def runs(root: RootOption = DEFAULT_ROOT, json: JsonOption = False) -> None:
     elif not found:
         typer.echo(f"no runs under {root}/; start one with: windtunnel train charlm")
     else:
-        print_table(f"runs under {root}/", COLUMNS, [_row(item) for item in found])
+        rows = [_row(item) for item in found]
+        # Most recipes have no phases: no empty columns for them.
+        shown = [i for i, name in enumerate(COLUMNS) if name not in OPTIONAL or any(row[i] for row in rows)]
+        print_table(f"runs under {root}/", [COLUMNS[i] for i in shown], [[row[i] for i in shown] for row in rows])
 
 
 def _row(item: RunSummary) -> list[str]:
@@ -35,7 +39,17 @@ def _row(item: RunSummary) -> list[str]:
     values = [item.step, item.loss, item.validation_loss, item.best_step]
     money = "" if item.dollars is None else f"{item.dollars:,.2f}"
     note = item.problem or item.reason or ""
-    return [item.path.name, item.recipe, created, item.status, *map(_text, values), money, note]
+    return [
+        item.path.name, item.recipe, item.phase or "", created, item.status, _gates(item.gates), *map(_text, values), money, note,
+    ]  # fmt: skip
+
+
+def _gates(gates: dict[str, bool] | None) -> str:
+    """'held', or the gates that did not hold; empty before they were judged."""
+    if gates is None:
+        return ""
+    failed = [name for name, held in gates.items() if not held]
+    return f"failed: {', '.join(failed)}" if failed else "held"
 
 
 def _text(value: float | None) -> str:

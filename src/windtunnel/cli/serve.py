@@ -19,6 +19,9 @@ def serve(
     device: Annotated[str | None, typer.Option("--device", help="cpu or cuda; otherwise the GPU if there is one.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without a token.")] = False,
     step: Annotated[int | None, typer.Option("--step", min=0, help="The checkpoint of this step; otherwise the best.")] = None,
+    supervision: Annotated[
+        int | None, typer.Option("--supervision", min=1, help="Supervision steps of a recursive model; also more than trained.")
+    ] = None,
     root: RootOption = DEFAULT_ROOT,
 ) -> None:
     """Serve /v1/completions, /v1/models, /health, /metrics and a page at /."""
@@ -26,4 +29,4 @@ def serve(
 
     from windtunnel.serve import serve as serve_run
 
-    serve_run(folder, host=host, port=port, token=token, step=step, device=device, insecure=insecure)
+    serve_run(folder, host=host, port=port, token=token, step=step, device=device, insecure=insecure, supervision=supervision)

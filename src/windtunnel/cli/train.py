@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json as json_format
+import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .options import DEFAULT_ROOT, GpusOption, JsonOption, PriceOption, RecipeArgument, RootOption, SetOption, YesOption
+from .output import print_remarks, print_table
+
+if TYPE_CHECKING:
+    from windtunnel.launch import PhaseReport
+
+GATE_COLUMNS = ("gate", "held", "measured", "asked for")
 
 
 def train(
     recipe: RecipeArgument,
     sets: SetOption = None,
+    phase: Annotated[str | None, typer.Option("--phase", metavar="NAME", help="Of a recipe with phases, only this one.")] = None,
     run: Annotated[Path | None, typer.Option("--run", help="The run's folder; otherwise a new one under --root.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest good checkpoint of --run or the latest run.")
@@ -23,14 +32,43 @@ def train(
     root: RootOption = DEFAULT_ROOT,
     json: JsonOption = False,
 ) -> None:
-    """Train within the budget. The same command on a laptop and on eight GPUs."""
-    from windtunnel.recipe import load_recipe
+    """Train within the budget. The same command on a laptop and on eight GPUs. Exits 1 when a phase's gate does not hold."""
+    from windtunnel.recipe import load_recipe, phase_recipe, recipe_notes
 
     loaded = load_recipe(recipe, sets or ())
+    if phase is not None:
+        phase_recipe(loaded, phase)  # refused before anything heavy is imported
 
-    from windtunnel.launch import Options, run_training
+    from windtunnel.launch import Options, run_phases, run_training
     from windtunnel.watch import JsonLines, TerminalView
 
-    view = JsonLines() if json else TerminalView()
+    def make_view() -> JsonLines | TerminalView:
+        return JsonLines() if json else TerminalView()
+
+    for note in recipe_notes(loaded):
+        typer.echo(f"note: {note}", err=True)
     options = Options(run=run, resume=resume, yes=yes, root=root, price=price, gpus=gpus)
-    raise typer.Exit(run_training(loaded, options, view, as_json=json))
+    if not loaded.phases:
+        raise typer.Exit(run_training(loaded, options, make_view(), as_json=json))
+
+    def report(ended: PhaseReport) -> None:
+        show_gates(ended, as_json=json)
+
+    again = " ".join(["windtunnel train", shlex.quote(recipe), *(f"--set {shlex.quote(item)}" for item in sets or ())])
+    raise typer.Exit(run_phases(loaded, options, make_view, report, phase=phase, again=again, as_json=json))
+
+
+def show_gates(ended: PhaseReport, *, as_json: bool) -> None:
+    """The gates of a phase that has ended, as a table with advice, or as one JSON line."""
+    if as_json:
+        from windtunnel.watch import finite
+
+        print(json_format.dumps(finite(ended.to_json()), ensure_ascii=False), flush=True)
+        return
+    rows = [[gate.name, "yes" if gate.held else "NO", gate.measured, gate.limit] for gate in ended.gates]
+    print_table(f"gates of phase {ended.phase}", GATE_COLUMNS, rows)
+    remarks = [(gate.name, gate.advice) for gate in ended.gates if gate.advice]
+    if ended.next_phase is not None:
+        follows = "starts" if ended.held else "is not started: nothing more is spent"
+        remarks.append(("next", f"phase {ended.next_phase} {follows}"))
+    print_remarks(remarks)

@@ -14,6 +14,7 @@ def watch(
     run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run's folder or name; otherwise the latest run.")] = None,
     once: Annotated[bool, typer.Option("--once", help="Print one screen and exit.")] = False,
     interval: Annotated[float, typer.Option("--interval", min=0.2, help="Seconds between looks.")] = 2.0,
+    html: Annotated[bool, typer.Option("--html", help="Write the run's report.html and exit.")] = False,
     root: RootOption = DEFAULT_ROOT,
     json: JsonOption = False,
 ) -> None:
@@ -22,6 +23,11 @@ def watch(
     from windtunnel.watch import watch_run
 
     folder = find_run(run, root) if run else newest_run(root)
+    if html:
+        from windtunnel.watch import write_run_page
+
+        typer.echo(f"report: {write_run_page(folder)}")
+        return
     if json:
         from dataclasses import asdict
 

@@ -14,30 +14,46 @@ if TYPE_CHECKING:
     from .prepared import PreparedData, open_prepared, prepare
     from .problems import Problem, held_out_problems, parse_problem
     from .sample import sample_documents
+    from .sudoku_file import PuzzleFile
+    from .sudoku_make import GRADES, Puzzles, make_batch
+    from .sudoku_solve import Solutions, count_solutions, grades_of, solve_grids
+    from .sudoku_symmetry import draw_symmetries, symmetry_key
+    from .sudoku_write import make_puzzles
     from .tokenizer import Characters, StreamDecoder, Tokenizer, UnknownCharacter, load_tokenizer
 
 __all__ = [
     "BPE",
+    "GRADES",
     "BatchLoader",
     "Characters",
     "CorpusFile",
     "DocumentBatch",
     "PreparedData",
     "Problem",
+    "PuzzleFile",
+    "Puzzles",
     "SequenceOrder",
+    "Solutions",
     "StreamDecoder",
     "TokenFile",
     "Tokenizer",
     "UnknownCharacter",
     "ValidationBatches",
     "corpus_files",
+    "count_solutions",
+    "draw_symmetries",
+    "grades_of",
     "held_out_problems",
     "load_tokenizer",
+    "make_batch",
+    "make_puzzles",
     "open_prepared",
     "parse_problem",
     "prepare",
     "sample_documents",
     "solve",
+    "solve_grids",
+    "symmetry_key",
 ]
 
 _LAZY = {
@@ -46,21 +62,32 @@ _LAZY = {
     "Characters": "tokenizer",
     "CorpusFile": "corpus",
     "DocumentBatch": "documents",
+    "GRADES": "sudoku_make",
     "PreparedData": "prepared",
     "Problem": "problems",
+    "PuzzleFile": "sudoku_file",
+    "Puzzles": "sudoku_make",
     "SequenceOrder": "order",
+    "Solutions": "sudoku_solve",
     "StreamDecoder": "tokenizer",
     "Tokenizer": "tokenizer",
     "UnknownCharacter": "tokenizer",
     "ValidationBatches": "loader",
     "corpus_files": "corpus",
+    "count_solutions": "sudoku_solve",
+    "draw_symmetries": "sudoku_symmetry",
+    "grades_of": "sudoku_solve",
     "held_out_problems": "problems",
     "load_tokenizer": "tokenizer",
+    "make_batch": "sudoku_make",
+    "make_puzzles": "sudoku_write",
     "open_prepared": "prepared",
     "parse_problem": "problems",
     "prepare": "prepared",
     "sample_documents": "sample",
     "solve": "arithmetic",
+    "solve_grids": "sudoku_solve",
+    "symmetry_key": "sudoku_symmetry",
 }
 
 

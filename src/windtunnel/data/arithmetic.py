@@ -16,10 +16,10 @@ import numpy as np
 from windtunnel.recipe import ArithmeticCorpus
 
 from .documents import Array, DocumentBatch
+from .hashing import GOLDEN, mix
 
 SOURCE = "arithmetic corpus"
 CHUNK = 1 << 16
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _EXPRESSION = re.compile(r"-?\d+(?:\.\d+)?(?:[+-]\d+(?:\.\d+)?)*")
 
 
@@ -84,12 +84,12 @@ class _Draws:
     """Counter-based random numbers (splitmix64): the k-th draw of document i is a function of (seed, i, k) alone."""
 
     def __init__(self, seed: int, first: int, count: int) -> None:
-        start = _mix(np.array([seed & (2**64 - 1)], dtype=np.uint64) + _GOLDEN)
-        self._state = _mix(start + np.arange(first, first + count, dtype=np.uint64) * _GOLDEN)
+        start = mix(np.array([seed & (2**64 - 1)], dtype=np.uint64) + GOLDEN)
+        self._state = mix(start + np.arange(first, first + count, dtype=np.uint64) * GOLDEN)
 
     def _uniform(self) -> Array:
-        self._state = self._state + _GOLDEN
-        return (_mix(self._state) >> np.uint64(11)) * 2.0**-53
+        self._state = self._state + GOLDEN
+        return (mix(self._state) >> np.uint64(11)) * 2.0**-53
 
     def below(self, low: int, high: int) -> Array:
         """(n,) int64, uniform in [low, high)."""
@@ -98,12 +98,6 @@ class _Draws:
     def between(self, low: Array, high: Array) -> Array:
         """(n,) int64, uniform in [low, high) of each document; ranges below 2**53."""
         return (self._uniform() * (high - low)).astype(np.int64) + low
-
-
-def _mix(x: Array) -> Array:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(x ^ (x >> np.uint64(31)))
 
 
 class _Grid:
@@ -151,7 +145,7 @@ class _Grid:
         table = np.ascontiguousarray(columns.T)
         keys = np.zeros(self._count, dtype=np.uint64)
         for word in table.view(np.uint64).T:
-            keys = _mix((keys ^ word) + _GOLDEN)
+            keys = mix((keys ^ word) + GOLDEN)
         present = table != 0
         starts = np.zeros(self._count + 1, dtype=np.int64)
         np.cumsum(np.count_nonzero(present, axis=1), out=starts[1:])

@@ -13,7 +13,7 @@ import numpy as np
 
 from .documents import Array
 from .order import SequenceOrder
-from .tokens import TokenFile
+from .tokens import Draw, TokenFile
 from .transfer import Ready, Transfer, this_device
 
 if TYPE_CHECKING:
@@ -25,9 +25,10 @@ PREFETCH = 4
 class BatchLoader:
     """Micro-batches of one rank, prefetched by a thread.
 
-    Sequence i covers tokens [i*T, (i+1)*T]: inputs i*T .. i*T+T-1 and the targets one further, so that every
+    Of text, sequence i covers tokens [i*T, (i+1)*T]: inputs i*T .. i*T+T-1 and the targets one further, so that every
     token but the very first is a target exactly once an epoch. The last sequence may be partial: -1 marks the
-    positions without a target. Sequences are visited in `SequenceOrder`. The step that starts at position p
+    positions without a target. Of puzzles, sequence i is puzzle i (see `PuzzleFile`). Sequences are visited in
+    `SequenceOrder`. The step that starts at position p
     uses position p + (a*world + rank)*micro_batch + b for micro-batch a and row b; `position` alone resumes,
     and any split of the same global batch over ranks sees the same sequences.
 
@@ -131,8 +132,14 @@ class BatchLoader:
 
     def rows(self, position: int, micro_batch_index: int) -> Array:
         """(micro_batch,) the sequences of one of this rank's micro-batches in the step that starts at `position`."""
-        first = position + (micro_batch_index * self.world + self.rank) * self.micro_batch
-        return self._order(first, self.micro_batch)
+        return self._order(self._first(position, micro_batch_index), self.micro_batch)
+
+    def _first(self, position: int, micro_batch_index: int) -> int:
+        return position + (micro_batch_index * self.world + self.rank) * self.micro_batch
+
+    def _draw(self, position: int, micro_batch_index: int) -> Draw:
+        positions = self._first(position, micro_batch_index) + np.arange(self.micro_batch)
+        return Draw(self._order.seed, positions // self.sequences)
 
     def _start(self) -> None:
         self._stop = threading.Event()
@@ -145,9 +152,11 @@ class BatchLoader:
 
     def _produce(self, stop: threading.Event, out: queue.Queue[Ready | BaseException], position: int, micro: int) -> None:
         try:
-            transfer = Transfer(self._device, (self.micro_batch, self.sequence + 1), self.tokens.dtype, PREFETCH + 2)
+            shape = (self.micro_batch, self.tokens.width(self.sequence))
+            transfer = Transfer(self._device, shape, self.tokens.dtype, PREFETCH + 2, sequence=self.sequence)
             while not stop.is_set():
-                short = read_rows(self.tokens.array, self.rows(position, micro), self.sequence, transfer.buffer())
+                rows, draw = self.rows(position, micro), self._draw(position, micro)
+                short = self.tokens.read(rows, self.sequence, transfer.buffer(), draw=draw)
                 _put(stop, out, transfer.send(short))
                 micro += 1
                 if micro == self.accumulation:
@@ -170,24 +179,6 @@ def _put(stop: threading.Event, out: queue.Queue[Any], item: Any) -> None:
             return
         except queue.Full:
             continue
-
-
-def read_rows(tokens: Array, rows: Array, sequence: int, out: Array, end: int | None = None) -> dict[int, int]:
-    """Copy sequences into `out` (rows, sequence + 1); a negative row stays empty.
-
-    Returns:
-        For each row that lacks some: how many targets it has. `end` limits the tokens in use.
-    """
-    count = len(tokens) if end is None else end
-    short = {}
-    for b, row in enumerate(rows.tolist()):
-        start = row * sequence
-        have = min(sequence + 1, count - start) if row >= 0 else 0
-        out[b, :have] = tokens[start : start + have]
-        if have < sequence + 1:
-            out[b, have:] = 0
-            short[b] = max(0, have - 1)
-    return short
 
 
 class ValidationBatches:
@@ -218,7 +209,8 @@ class ValidationBatches:
         self.micro_batch = micro_batch
         self.rank = rank
         self.world = world
-        self.targets = min(tokens.count - 1, tokens.count - 1 if limit is None else max(1, limit))
+        tokens.sequences(sequence)  # refuses puzzles of another size
+        self.targets = tokens.targets(limit)
         self._device = device
 
     def __len__(self) -> int:
@@ -228,10 +220,11 @@ class ValidationBatches:
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """(x, y) as `BatchLoader.next_batch` gives them."""
-        transfer = Transfer(self._device, (self.micro_batch, self.sequence + 1), self.tokens.dtype, 3)
+        shape = (self.micro_batch, self.tokens.width(self.sequence))
+        transfer = Transfer(self._device, shape, self.tokens.dtype, 3, sequence=self.sequence)
         sequences = -(-self.targets // self.sequence)
         for k in range(len(self)):
             rows = np.arange(self.micro_batch) + (k * self.world + self.rank) * self.micro_batch
             rows[rows >= sequences] = -1
-            short = read_rows(self.tokens.array, rows, self.sequence, transfer.buffer(), self.targets + 1)
+            short = self.tokens.read(rows, self.sequence, transfer.buffer(), targets=self.targets)
             yield transfer.send(short).take()

@@ -7,13 +7,16 @@ import json
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from windtunnel.recipe import ArithmeticCorpus, CountedCorpus, Recipe, UserError
+from windtunnel.recipe import ArithmeticCorpus, CountedCorpus, Recipe, SudokuCorpus, UserError
 
 from .cache import cache_root, check_free_space, locked, new_folder
 from .corpus import CorpusFile, corpus_files
+from .sudoku_file import PuzzleFile
+from .sudoku_write import write_puzzles
 from .tokenizer import Tokenizer, load_tokenizer
 from .tokens import TokenFile, file_checksum
 from .write import Progress, Split, write_splits
@@ -24,7 +27,7 @@ HASHED_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class PreparedData:
-    """A corpus as tokens, ready to be trained on.
+    """A corpus as tokens, ready to be trained on; of puzzles `train` and `validation` are `PuzzleFile`s.
 
     bytes_per_token: UTF-8 bytes of text over all tokens, BOS included. skipped: characters outside the
     alphabet and how often each was left out. fingerprint: of what the data was made from. checksum: of the
@@ -81,7 +84,7 @@ def prepare(recipe: Recipe, cache: str | Path | None = None, progress: Progress 
     corpus = recipe.data.corpus
     if isinstance(corpus, CountedCorpus):
         raise UserError("data.corpus.kind: a counted corpus has no text, it can only be planned with", "give text files")
-    files = [] if isinstance(corpus, ArithmeticCorpus) else corpus_files(corpus)
+    files = [] if isinstance(corpus, ArithmeticCorpus | SudokuCorpus) else corpus_files(corpus)
     fingerprint = _fingerprint(recipe, files, report)
     folder = root / f"{corpus.kind}-{fingerprint}"
     if ready := _reuse(folder, fingerprint):
@@ -118,7 +121,11 @@ def open_prepared(folder: str | Path) -> PreparedData:
 
 def _make(recipe: Recipe, files: list[CorpusFile], folder: Path, fingerprint: str, report: Progress) -> None:
     started = time.monotonic()
-    result = write_splits(recipe, files, folder, lambda needed: check_free_space(folder, needed), report)
+    enough = partial(check_free_space, folder)
+    if isinstance(recipe.data.corpus, SudokuCorpus):
+        result = write_puzzles(recipe, folder, enough, report)
+    else:
+        result = write_splits(recipe, files, folder, enough, report)
     meta = {
         "format": FORMAT,
         "fingerprint": fingerprint,
@@ -144,8 +151,8 @@ def _open(folder: Path, reused: bool) -> PreparedData:
         folder=folder,
         corpus=meta["corpus"],
         tokenizer=load_tokenizer(folder / "tokenizer.json"),
-        train=TokenFile(folder / "train.bin", train.dtype, train.tokens),
-        validation=TokenFile(folder / "validation.bin", validation.dtype, validation.tokens),
+        train=_file(folder / "train.bin", train, meta),
+        validation=_file(folder / "validation.bin", validation, meta),
         train_documents=train.documents,
         validation_documents=validation.documents,
         bytes=train.bytes + validation.bytes,
@@ -156,6 +163,12 @@ def _open(folder: Path, reused: bool) -> PreparedData:
         notes=meta["notes"],
         reused=reused,
     )
+
+
+def _file(path: Path, split: Split, meta: dict[str, Any]) -> TokenFile:
+    if meta["corpus"] == "sudoku":
+        return PuzzleFile(path, split.dtype, split.tokens, cells=(meta["vocab"] - 1) ** 2)
+    return TokenFile(path, split.dtype, split.tokens)
 
 
 def _checksum(splits: dict[str, Split]) -> str:
@@ -195,7 +208,7 @@ def _fingerprint(recipe: Recipe, files: list[CorpusFile], report: Progress) -> s
         "tokenizer": data.tokenizer.model_dump(mode="json"),
         "validation": data.validation,
     }
-    if data.corpus.kind == "arithmetic":
+    if data.corpus.kind in ("arithmetic", "sudoku"):
         definition["seed"] = recipe.seed
     if data.tokenizer.kind == "bpe":
         import tokenizers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from windtunnel.recipe import ArithmeticCorpus, CountedCorpus, Recipe, TextCorpus, UserError
+from windtunnel.recipe import ArithmeticCorpus, CountedCorpus, Recipe, SudokuCorpus, TextCorpus, UserError
 
 from .arithmetic import CHUNK, generate
 from .corpus import corpus_files, read_documents
@@ -21,11 +21,13 @@ def sample_documents(recipe: Recipe, most_bytes: int) -> Iterator[DocumentBatch]
     documents four runs of 65,536 spread over the corpus.
 
     Raises:
-        UserError: the corpus is only counted, or a file is missing, unreadable, binary or not UTF-8.
+        UserError: the corpus is only counted or has puzzles, or a file is missing, unreadable, binary or not UTF-8.
     """
     corpus = recipe.data.corpus
     if isinstance(corpus, CountedCorpus):
         raise UserError("data.corpus.kind: a counted corpus has no text to look at", "give text files")
+    if isinstance(corpus, SudokuCorpus):
+        raise UserError("data.corpus.kind: Sudoku has puzzles and no text to look at")
     if isinstance(corpus, ArithmeticCorpus):
         runs = min(GENERATED, -(-corpus.documents // CHUNK))
         for run in range(runs):

@@ -13,11 +13,20 @@ import numpy as np
 import xxhash
 
 Tokens = np.ndarray[Any, np.dtype[Any]]
+Short = dict[int, int]
 
 
 def token_dtype(vocab: int) -> np.dtype[Any]:
     """The narrowest unsigned type that holds every id of a vocabulary."""
     return np.dtype(np.uint8 if vocab <= 2**8 else np.uint16 if vocab <= 2**16 else np.uint32)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What random changes of a batch's rows depend on: the run's seed, and (rows,) the epoch each row is of."""
+
+    seed: int
+    epochs: Tokens
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,37 @@ class TokenFile:
     def sequences(self, sequence: int) -> int:
         """Sequences of `sequence` targets in one epoch, the last of them perhaps partial."""
         return max(0, -(-(self.count - 1) // sequence))
+
+    def targets(self, limit: int | None = None) -> int:
+        """Targets in the file, or the first `limit` of them (at least one)."""
+        return min(self.count - 1, self.count - 1 if limit is None else max(1, limit))
+
+    def width(self, sequence: int) -> int:
+        """Ids that a row of `read` takes: the targets are the inputs moved by one."""
+        return sequence + 1
+
+    def read(self, rows: Tokens, sequence: int, out: Tokens, *, targets: int | None = None, draw: Draw | None = None) -> Short:
+        """Copy sequences into `out`, (rows, width); a negative row stays empty.
+
+        Sequence i covers tokens [i*T, (i+1)*T]: inputs i*T .. i*T+T-1 and the targets one further.
+
+        Args:
+            targets: how many of the file are in use; None: all.
+            draw: what random changes of the data depend on; text has none.
+
+        Returns:
+            For each row that lacks some: how many targets it has.
+        """
+        count, tokens = self.targets(targets) + 1, self.array
+        short = {}
+        for b, row in enumerate(rows.tolist()):
+            start = row * sequence
+            have = min(sequence + 1, count - start) if row >= 0 else 0
+            out[b, :have] = tokens[start : start + have]
+            if have < sequence + 1:
+                out[b, have:] = 0
+                short[b] = max(0, have - 1)
+        return short
 
 
 class TokenWriter:

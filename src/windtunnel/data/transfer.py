@@ -47,13 +47,19 @@ def this_device(device: str | torch.device) -> torch.device:
 
 
 class Transfer:
-    """Turns (rows, sequence + 1) arrays of tokens into x and y, reusing `slots` host buffers in turn.
+    """Turns (rows, width) arrays of tokens into x and y, reusing `slots` host buffers in turn.
 
-    Belongs to the thread that makes it.
+    x is the first `sequence` of a row and y the last: of width sequence + 1 the same moved by one, of width
+    2 * sequence another. Belongs to the thread that makes it.
     """
 
-    def __init__(self, device: str | torch.device, shape: tuple[int, int], dtype: str, slots: int) -> None:
+    def __init__(
+        self, device: str | torch.device, shape: tuple[int, int], dtype: str, slots: int, *, sequence: int | None = None
+    ) -> None:
+        """sequence: None: one less than the width."""
         import torch
+
+        self._sequence = shape[1] - 1 if sequence is None else sequence
 
         self._device = this_device(device)
         self._mask = _MASK[dtype]
@@ -96,7 +102,7 @@ class Transfer:
         wide = tokens.to(torch.int64)
         if self._mask is not None:
             wide &= self._mask
-        x, y = wide[:, :-1].contiguous(), wide[:, 1:].contiguous()
+        x, y = wide[:, : self._sequence].contiguous(), wide[:, -self._sequence :].contiguous()
         for row, targets in short.items():
             y[row, targets:] = -1
         return x, y

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,9 +159,14 @@ def _training_texts(found: Survey, batches: Iterable[MakeBatch]) -> Iterator[str
             yield batch.document(int(i))
 
 
-def ordered_map(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def ordered_map(work: Callable[[T], R], items: Iterable[T], *, threads: int | None = None) -> Generator[R, None, None]:
     """`work` over items in a few threads, results in order, only a few held at once. NumPy frees the interpreter lock."""
-    threads = max(1, min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))
+    threads = threads or min(8, cores())
     with ThreadPoolExecutor(threads, thread_name_prefix="tokenize") as pool:
         pending: deque[Future[R]] = deque()
         try:

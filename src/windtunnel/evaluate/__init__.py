@@ -5,43 +5,84 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .loss import Measure, Validation, bits_per_byte, validation_loss
     from .match import ExactMatch, exact_match, wilson
+    from .puzzles import PuzzleReport, puzzle_report
     from .report import EvaluationReport, Sample, evaluate_run, export_run, load_run, samples
     from .text import Sampling, generate
+    from .worth import WorthReport, weigh
+    from .worth_measure import Measured, held_out_units, measure
+    from .worth_plot import write_worth_plot
+    from .worth_run import Comparison, compare_run, report_worth
+    from .worth_text import worth_columns, worth_remarks, worth_rows
+    from .worth_twins import Length, Member, worth_members
 
 _LAZY = {
+    "Comparison": "worth_run",
     "EvaluationReport": "report",
     "ExactMatch": "match",
+    "Length": "worth_twins",
     "Measure": "loss",
+    "Measured": "worth_measure",
+    "Member": "worth_twins",
+    "PuzzleReport": "puzzles",
     "Sample": "report",
     "Sampling": "text",
     "Validation": "loss",
+    "WorthReport": "worth",
     "bits_per_byte": "loss",
+    "compare_run": "worth_run",
     "evaluate_run": "report",
     "exact_match": "match",
     "export_run": "report",
     "generate": "text",
+    "held_out_units": "worth_measure",
     "load_run": "report",
+    "measure": "worth_measure",
+    "puzzle_report": "puzzles",
+    "report_worth": "worth_run",
     "samples": "report",
     "validation_loss": "loss",
+    "weigh": "worth",
     "wilson": "match",
+    "worth_columns": "worth_text",
+    "worth_members": "worth_twins",
+    "worth_remarks": "worth_text",
+    "worth_rows": "worth_text",
+    "write_worth_plot": "worth_plot",
 }
 
 __all__ = [
+    "Comparison",
     "EvaluationReport",
     "ExactMatch",
+    "Length",
     "Measure",
+    "Measured",
+    "Member",
+    "PuzzleReport",
     "Sample",
     "Sampling",
     "Validation",
+    "WorthReport",
     "bits_per_byte",
+    "compare_run",
     "evaluate_run",
     "exact_match",
     "export_run",
     "generate",
+    "held_out_units",
     "load_run",
+    "measure",
+    "puzzle_report",
+    "report_worth",
     "samples",
     "validation_loss",
+    "weigh",
     "wilson",
+    "worth_columns",
+    "worth_members",
+    "worth_remarks",
+    "worth_rows",
+    "write_worth_plot",
 ]
 
 

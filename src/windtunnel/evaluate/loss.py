@@ -18,8 +18,16 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
+class StepLoss:
+    """True cross-entropy after one supervision step of a recursive model; as in `Validation`."""
+
+    loss: float
+    bits_per_byte: float
+
+
+@dataclass(frozen=True)
 class Validation:
-    """Sums over every rank's batches.
+    """Sums over every rank's batches. Of a recursive model: after its last supervision step.
 
     Attributes:
         loss: nats a target, BOS targets included: comparable with the training loss.
@@ -27,6 +35,7 @@ class Validation:
         tokens: targets counted by `loss`.
         bytes: bytes of text counted by `bits_per_byte`.
         nats: their loss.
+        steps: of a recursive model, one for each supervision step; else empty.
     """
 
     loss: float
@@ -34,6 +43,7 @@ class Validation:
     tokens: int
     bytes: int
     nats: float
+    steps: tuple[StepLoss, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,7 +65,8 @@ def validation_loss(
     Every rank has to call it, also one without batches. The result is the same on each.
 
     Args:
-        model: called as model(x, y, reduction='none') -> (B, T) nats, 0 where y is -1.
+        model: called as model(x, y, reduction='none') -> (B, T) nats, 0 where y is -1; one that has
+            `step_losses(x, y)` -> (N, B, T), nats after each of N = `supervision` steps, is asked for these instead.
         batches: (x, y), each (B, T) int64; y is -1 where there is no target.
         token_bytes: (vocab,) bytes each token stands for, 0 for BOS.
 
@@ -64,26 +75,34 @@ def validation_loss(
     """
     device = torch.device(device)
     length = torch.as_tensor(token_bytes).to(device=device, dtype=torch.long)
-    # Nats of all targets, nats of those with bytes, targets, bytes. float64 counts exactly up to 2^53.
-    sums = torch.zeros(4, dtype=torch.float64, device=device)
+    per_step = getattr(model, "step_losses", None)
+    steps: int = getattr(model, "supervision", 1)
+    # Of each supervision step, or once: nats of all targets, nats of those with bytes; last targets and bytes.
+    # float64 counts exactly up to 2^53.
+    sums = torch.zeros(2 * steps + 2, dtype=torch.float64, device=device)
     training = model.training
     model.eval()
     try:
         for x, y in batches:
             x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
-            nats = model(x, y, reduction="none").double()
+            found = model(x, y, reduction="none")[None] if per_step is None else per_step(x, y)
             here = y >= 0
             size = torch.where(here, length[y.clamp(min=0)], 0)
-            sums += torch.stack([nats.sum(), torch.where(size > 0, nats, 0).sum(), here.sum().double(), size.sum().double()])
+            pairs = [part for nats in found.double() for part in (nats.sum(), torch.where(size > 0, nats, 0).sum())]
+            sums += torch.stack([*pairs, here.sum().double(), size.sum().double()])
     finally:
         model.train(training)
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(sums)
-    total, text, tokens, size_bytes = sums.tolist()
+    *nats_of, tokens, size_bytes = sums.tolist()
     if not tokens:
         raise UserError("the validation split has no targets to score", "raise data.validation or give more text")
-    bits = text / math.log(2) / size_bytes if size_bytes else math.nan
-    return Validation(total / tokens, bits, int(tokens), int(size_bytes), text)
+    values = [
+        StepLoss(total / tokens, text / math.log(2) / size_bytes if size_bytes else math.nan)
+        for total, text in zip(nats_of[::2], nats_of[1::2], strict=True)
+    ]
+    last, each = values[-1], () if per_step is None else tuple(values)
+    return Validation(last.loss, last.bits_per_byte, int(tokens), int(size_bytes), nats_of[-1], each)
 
 
 def bits_per_byte(

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 
 from windtunnel.data import PreparedData, Tokenizer, ValidationBatches, held_out_problems, load_tokenizer, prepare
-from windtunnel.model import GPT, export_weights, gpt_shape, model_from_weights
+from windtunnel.model import GPT, export_weights, model_from_weights, recipe_shape, use_supervision
 from windtunnel.recipe import Recipe, UserError
 from windtunnel.run import Checkpoint, CheckpointStore, RunFolder
 
 from .loss import Validation, validation_loss
 from .match import ExactMatch, exact_match
+from .puzzles import PuzzleReport, puzzle_report
 from .text import Sampling, generate
 
 FORMAT = 1
@@ -46,7 +47,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """What a checkpoint is worth. `exact_match` is None where the corpus has no answers."""
+    """What a checkpoint is worth. `exact_match` is None where the corpus has no answers, `puzzles` where it has no puzzles.
+
+    `supervision`: with how many supervision steps a recursive model was measured, and trained where that differs.
+    """
 
     run: str
     recipe: str
@@ -57,6 +61,8 @@ class EvaluationReport:
     device: str
     seconds: float
     created: str
+    puzzles: PuzzleReport | None = None
+    supervision: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Stable keys; what is written to evaluation.json."""
@@ -71,6 +77,8 @@ class EvaluationReport:
             "tokens": value.tokens,
             "bytes": value.bytes,
             "exact_match": None if self.exact_match is None else self.exact_match.to_json(),
+            "puzzles": None if self.puzzles is None else self.puzzles.to_json(),
+            "supervision": self.supervision,
             "samples": [sample.to_json() for sample in self.samples],
             "device": self.device,
             "seconds": round(self.seconds, 3),
@@ -100,7 +108,7 @@ def load_run(run: Path, checkpoint: Which = "best", device: str | None = None) -
     tokenizer = load_tokenizer(folder.tokenizer_path)
     weights = {name: torch.from_numpy(array) for name, array in chosen.weights().items()}
     model = model_from_weights(
-        gpt_shape(folder.recipe.gpt, tokenizer.vocab),
+        recipe_shape(folder.recipe, tokenizer.vocab),
         weights,
         device=where,
         compute=torch.bfloat16 if fast else torch.float32,
@@ -116,6 +124,7 @@ def evaluate_run(
     step: int | None = None,
     prepared: PreparedData | None = None,
     device: str | None = None,
+    supervision: int | None = None,
     progress: Progress | None = None,
 ) -> EvaluationReport:
     """Measure a run's checkpoint on held-out data and write RUN/evaluation.json.
@@ -123,6 +132,7 @@ def evaluate_run(
     Args:
         checkpoint: 'best' by validation loss, 'newest', or a step; `step` is the same as a number here.
         prepared: the run's data; None: from the cache, made again if it is no longer there.
+        supervision: supervision steps of a recursive model; None: as its recipe says.
         progress: called with the share done (0 to 1) and what is being done.
 
     Raises:
@@ -138,6 +148,7 @@ def evaluate_run(
             f"{run}: the data's tokenizer differs from the one of the run: the corpus has changed since",
             "bring back the corpus that the run was trained on, or train a new run",
         )
+    used = use_supervision(loaded.model, supervision)
     stage, model = loaded.recipe.stages.evaluate, loaded.model
     device_name = str(model.head.weight.device)
     report(0.1, "bits per byte")
@@ -147,8 +158,13 @@ def evaluate_run(
     if data.corpus == "arithmetic" and stage.exact_match_problems:
         problems = held_out_problems(data, stage.exact_match_problems, loaded.recipe.seed + PROBLEM_SEED)
         match = exact_match(model, loaded.tokenizer, problems) if problems else None
-    report(0.9, "samples")
-    made = samples(model, loaded.tokenizer, _prompts(loaded.recipe, data), stage.sample_tokens, loaded.recipe.seed)
+    puzzles = None
+    made: list[Sample] = []
+    if data.corpus == "sudoku":
+        puzzles = puzzle_report(model, data, most=max(1, stage.exact_match_problems))
+    else:
+        report(0.9, "samples")
+        made = samples(model, loaded.tokenizer, _prompts(loaded.recipe, data), stage.sample_tokens, loaded.recipe.seed)
     result = EvaluationReport(
         run=run.resolve().name,
         recipe=loaded.recipe.name,
@@ -159,6 +175,8 @@ def evaluate_run(
         device=device_name,
         seconds=time.monotonic() - started,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
+        puzzles=puzzles,
+        supervision=used,
     )
     _write(run / "evaluation.json", result)
     report(1.0, "done")
@@ -195,7 +213,7 @@ def export_run(run: Path | str, to: Path | str, *, dtype: str = "bf16", step: in
     folder, chosen = _choose(Path(run), "best" if step is None else step)
     tokenizer = load_tokenizer(folder.tokenizer_path)
     try:
-        path = export_weights(target, gpt_shape(folder.recipe.gpt, tokenizer.vocab), chosen.weights(), dtype)
+        path = export_weights(target, recipe_shape(folder.recipe, tokenizer.vocab), chosen.weights(), dtype)
         if target.resolve() != folder.path.resolve():
             tokenizer.save(target / "tokenizer.json")
     except OSError as error:

@@ -3,25 +3,32 @@
 from .local import run_training
 from .measuring import Calibration, calibrate, observe_run
 from .orphans import stop_with_parent
+from .phases import PhaseReport, run_phases
 from .prepare import Options, prepare_run
 from .slurm import UNLIMITED, BatchScript, parse_time, read_batch_script
 from .trace import trace_plan
 from .trial import Phase, Trial, try_steps
+from .worth import Beside, find_beside, train_beside
 
 __all__ = [
     "UNLIMITED",
     "BatchScript",
+    "Beside",
     "Calibration",
     "Options",
     "Phase",
+    "PhaseReport",
     "Trial",
     "calibrate",
+    "find_beside",
     "observe_run",
     "parse_time",
     "prepare_run",
     "read_batch_script",
+    "run_phases",
     "run_training",
     "stop_with_parent",
     "trace_plan",
+    "train_beside",
     "try_steps",
 ]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -40,25 +41,50 @@ def run_training(recipe: Recipe, options: Options, view: View, *, as_json: bool 
     Raises:
         UserError: see `prepare_run`; budget already spent.
     """
+    return train_run(recipe, options, view, as_json=as_json)[0]
+
+
+def train_run(
+    recipe: Recipe, options: Options, view: View, *, as_json: bool = False, isolated: bool = False, output: Any = None
+) -> tuple[int, Path]:
+    """As `run_training`; returns the run's folder too.
+
+    Args:
+        isolated: in a process of its own also where there is one rank, so that nothing of it is left: another run can
+            follow in a process that has compiled nothing and whose GPU is empty.
+        output: a file in place of the standard output of such processes.
+    """
     os.environ.setdefault(STARTED, repr(time.time()))
     # Read when CUDA starts. Without it freed blocks of other sizes stay reserved: 61.5 GiB instead of 45 at depth 24.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     try:
         run = prepare_run(recipe, options, view.say)
         ranks = run.manifest["plan"]["layout"]["ranks"]
-        if ranks > 1:
+        if ranks > 1 or isolated:
             view.close()  # rank 0 shows its own
             run.close()  # and takes the lock
-            code = _torchrun(run.path, ranks, as_json)
+            code = _start(run.path, ranks, as_json, output)
         else:
             from windtunnel.train import train
 
             with run:
                 code = train(run.path, view=view, run=run)
         _learn(run.path)
-        return code
+        if not isolated:  # whoever asked for that has more to say about the run first
+            write_page(run.path, view.say)
+        return code, run.path
     finally:
         view.close()
+
+
+def write_page(folder: Path, say: Callable[[str], None]) -> None:
+    """The page of a run that has ended, and where it is; that it cannot be written is no failure of the run."""
+    from windtunnel.watch import write_run_page
+
+    try:
+        say(f"report: {write_run_page(folder)}")
+    except UserError as error:
+        say(f"warn: the report was not written: {error.message}")
 
 
 def _learn(folder: Path) -> None:
@@ -69,16 +95,15 @@ def _learn(folder: Path) -> None:
         print(f"warn: this run's measurements were not kept for later plans: {error.message}", file=sys.stderr)
 
 
-def _torchrun(folder: Path, ranks: int, as_json: bool) -> int:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [*torchrun, "-m", "windtunnel.launch.worker", str(folder)]
-    environment = {
-        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)),
-        **os.environ,
-    }
+def _start(folder: Path, ranks: int, as_json: bool, output: Any) -> int:
+    """Train in processes of their own, one a rank; the exit code is the run's."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    command = [sys.executable, *torchrun, "-m", "windtunnel.launch.worker", str(folder)]
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks))} if ranks > 1 else {}
+    environment = {**threads, **os.environ}
     # A session of its own: Ctrl-C must reach rank 0 alone, which saves and tells the others.
     command += ["--json"] if as_json else []
-    process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=stop_with_parent)
+    process = subprocess.Popen(command, env=environment, stdout=output, start_new_session=True, preexec_fn=stop_with_parent)
 
     def forward(number: int, frame: FrameType | None) -> None:
         holder = re.search(r"process (\d+)", (folder / "lock").read_text())

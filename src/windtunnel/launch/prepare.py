@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ class Options:
         root: folder of the runs.
         price: dollars an hour for the whole rig; None: the catalog's.
         gpus: how many of the machine's GPUs; None: all.
+        before: of a phase: the run of the phase before it, and the hours and dollars that all before it took (JSON).
     """
 
     run: Path | None = None
@@ -37,6 +38,7 @@ class Options:
     root: Path = Path("runs")
     price: float | None = None
     gpus: int | None = None
+    before: Mapping[str, Any] | None = None
 
 
 def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
@@ -49,7 +51,7 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
     existing = _existing(recipe, options)
     if existing is not None:
         recipe = _as_trained(RunFolder.open(existing, recipe))
-    rig = _rig(options)
+    rig = rig_of(options)
     if recipe.budget.dollars is not None and rig.dollars_per_hour is None:
         raise UserError(
             f"budget.dollars is {recipe.budget.dollars:g}, and this machine has no known price",
@@ -66,7 +68,7 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
     if existing is not None:
         return _go_on(existing, recipe, rig, plan, facts)
     run = RunFolder.create(options.root, recipe, rig=asdict(rig), plan=plan.to_json(), derived=derived, command=sys.argv)
-    run.update(data=facts)
+    run.update(data=facts, **({} if options.before is None else {"before": dict(options.before)}))
     data.tokenizer.save(run.tokenizer_path)
     say(f"run {run.path}")
     for name, entry in derived.items():
@@ -112,7 +114,12 @@ def _go_on(path: Path, recipe: Recipe, rig: Rig, plan: Plan, facts: dict[str, An
     return run
 
 
-def _rig(options: Options) -> Rig:
+def rig_of(options: Options) -> Rig:
+    """This machine, or as much of it as `windtunnel train` was told to use.
+
+    Raises:
+        UserError: it has fewer GPUs.
+    """
     rig = detect_rig(options.root if options.root.exists() else ".")
     if options.gpus is not None:
         if options.gpus > rig.gpus:

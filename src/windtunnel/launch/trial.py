@@ -138,7 +138,8 @@ def _check(recipe: Recipe, layout: Layout) -> None:
         )
     if layout.offload != "none":
         raise UserError("a trial cannot keep optimizer states in CPU memory yet", "--set layout.offload=none")
-    if recipe.model.kind == "gpt" and (layout.shard, layout.recompute) != ("optimizer", "none"):
+    again = recipe.trm is None and layout.recompute != "none"
+    if recipe.model.kind == "gpt" and (layout.shard != "optimizer" or again):
         raise UserError(
             f"a GPT is trained with optimizer states sharded and nothing recomputed, not shard {layout.shard}, "
             f"recompute {layout.recompute}",

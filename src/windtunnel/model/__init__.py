@@ -3,10 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 from .rules import Derived, HyperParameters, derive
-from .shape import GPTShape, gpt_shape
+from .shape import GPTShape, RecursionShape, gpt_shape, recipe_shape
 
 if TYPE_CHECKING:
     from .attention import deterministic
+    from .build import build_model, new_model
     from .cache import KVCache, extend
     from .causal import CausalShape
     from .causal_parts import Block, Experts, LatentAttention, Linear, Norm
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
     from .frozen_fp8 import FrozenFP8, freeze_experts_fp8, freeze_linear_fp8, holds_experts
     from .gpt import GPT, build_gpt
     from .known import causal_shape, known_models
+    from .recursive import RecursiveGPT, use_supervision
     from .sampling import choose, top_log_probabilities
+    from .supervision import Objective, SupervisedSums, objective_of, train_supervised
     from .weights import export_weights, load_weights, model_from_weights
 
 __all__ = [
@@ -30,7 +33,12 @@ __all__ = [
     "LatentAttention",
     "Linear",
     "Norm",
+    "Objective",
+    "RecursionShape",
+    "RecursiveGPT",
+    "SupervisedSums",
     "build_gpt",
+    "build_model",
     "causal_shape",
     "choose",
     "derive",
@@ -46,7 +54,12 @@ __all__ = [
     "known_models",
     "load_weights",
     "model_from_weights",
+    "new_model",
+    "objective_of",
+    "recipe_shape",
     "top_log_probabilities",
+    "train_supervised",
+    "use_supervision",
 ]
 
 _LAZY = {
@@ -59,7 +72,11 @@ _LAZY = {
     "LatentAttention": "causal_parts",
     "Linear": "causal_parts",
     "Norm": "causal_parts",
+    "Objective": "supervision",
+    "RecursiveGPT": "recursive",
+    "SupervisedSums": "supervision",
     "build_gpt": "gpt",
+    "build_model": "build",
     "causal_shape": "known",
     "deterministic": "attention",
     "disable_fp8": "fp8",
@@ -73,7 +90,11 @@ _LAZY = {
     "known_models": "known",
     "load_weights": "weights",
     "model_from_weights": "weights",
+    "new_model": "build",
+    "objective_of": "supervision",
     "top_log_probabilities": "sampling",
+    "train_supervised": "supervision",
+    "use_supervision": "recursive",
 }
 
 

@@ -1,4 +1,4 @@
-"""Causal attention over (B, T, H, D) tensors, on the fastest backend the device has.
+"""Attention over (B, T, H, D) tensors, causal or not, on the fastest backend the device has.
 
 On Hopper and Blackwell that is FlashAttention-4 where it is installed (the extra `hopper`): fastest, with
 windows, and with a backward pass that can be made to give the same bits every time. Else cuDNN through
@@ -32,36 +32,38 @@ def deterministic(on: bool) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def attend(q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, window: int | None) -> Tensor:
-    """Causal attention, each position over itself and at most `window` positions before it.
+def attend(q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, window: int | None, causal: bool = True) -> Tensor:
+    """Attention of each position over itself and at most `window` positions before it; not causal: over all positions.
 
     Args:
         q_BTHD: queries (B, T, H, D); k_BTHD, v_BTHD: (B, T, KV, D) with H a multiple of KV.
-        window: None for the whole past.
+        window: None for the whole past, and where attention is not causal.
 
     Returns:
         (B, T, H, D).
     """
     window = None if window is None or window >= q_BTHD.size(1) else window
+    assert causal or window is None
     exact = torch.are_deterministic_algorithms_enabled()
     if _flash_applies(q_BTHD):
         flash = flash_attention()
         assert flash is not None
         # The right side of the window is closed by causality.
         sides = (None, None) if window is None else (window, 0)
-        out: Tensor = flash(q_BTHD, k_BTHD, v_BTHD, causal=True, window_size=sides, deterministic=exact)[0]
+        out: Tensor = flash(q_BTHD, k_BTHD, v_BTHD, causal=causal, window_size=sides, deterministic=exact)[0]
         return out
     q, k, v = (t.transpose(1, 2) for t in (q_BTHD, k_BTHD, v_BTHD))
     grouped = q.size(1) != k.size(1)
     if exact and q.is_cuda and q.requires_grad:
-        return _flex()(q, k, v, block_mask=_block_mask(q.size(2), window, q.device), enable_gqa=grouped).transpose(1, 2)
+        blocks = _block_mask(q.size(2), window, q.device) if causal else None
+        return _flex()(q, k, v, block_mask=blocks, enable_gqa=grouped).transpose(1, 2)
     if window is not None:
         position = torch.arange(q.size(2), device=q.device)
         distance = position[:, None] - position[None, :]
         mask = (distance >= 0) & (distance <= window)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped).transpose(1, 2)
     with sdpa_kernel(BACKENDS, set_priority=True):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped).transpose(1, 2)
 
 
 @functools.cache

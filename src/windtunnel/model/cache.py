@@ -6,22 +6,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .fused import norm
-from .gpt import GPT
+from windtunnel.recipe import UserError
+
+from .gpt import GPT, Block
+from .recursive import RecursiveGPT
+from .residual import last_norm
 
 
 class KVCache:
     """Keys and values of up to `slots` sequences of at most `capacity` tokens each.
 
     Slots are independent: each has its own length, so that sequences can join and leave a running
-    batch. Memory is slots * capacity * shape.kv_bytes_per_token.
+    batch. Memory is slots * capacity * shape.kv_bytes_per_token, of as many supervision steps as the model is used with.
+
+    Raises:
+        UserError: the model is not causal: what it says of a position changes with every token that follows.
     """
 
     def __init__(self, model: GPT, slots: int, capacity: int | None = None) -> None:
         shape = model.shape
+        if not shape.causal:
+            raise UserError("this model is not causal: it answers whole sequences and cannot go on with a text")
+        self.supervision = 1
+        if isinstance(model, RecursiveGPT):
+            # Fixed here: another number of steps has another number of keys and values.
+            self.supervision = model.supervision
+            shape = shape.with_supervision(model.supervision)
         self.capacity = min(capacity or shape.sequence, shape.sequence)
         device = model.head.weight.device
-        size = (shape.layers, slots, self.capacity, shape.kv_heads, shape.head_dim)
+        size = (shape.applications, slots, self.capacity, shape.kv_heads, shape.head_dim)
         self.keys = torch.zeros(size, dtype=model.compute, device=device)
         self.values = torch.zeros(size, dtype=model.compute, device=device)
         self.lengths = torch.zeros(slots, dtype=torch.long, device=device)
@@ -42,35 +55,53 @@ def extend(model: GPT, tokens_NT: Tensor, slots_N: Tensor, cache: KVCache) -> Te
     Returns:
         (N, vocab) fp32 softcapped logits. The caller keeps lengths within `cache.capacity`.
     """
-    T = tokens_NT.size(1)
-    start_N = cache.lengths[slots_N]
-    position_NT = start_N[:, None] + torch.arange(T, device=tokens_NT.device)
-    cos, sin = (t[position_NT][:, :, None, :] for t in (model.cos, model.sin))
-    S = int(position_NT.max()) + 1
-    key_position = torch.arange(S, device=tokens_NT.device)
-    distance_NTS = position_NT[:, :, None] - key_position
-    rows = slots_N[:, None]
+    attention = _CachedAttention(model, tokens_NT.size(1), slots_N, cache)
+    if isinstance(model, RecursiveGPT):
+        inputs = model.read(tokens_NT)
+        carry = model.begin(inputs)
+        for _ in range(cache.supervision):
+            carry = model.advance(inputs, carry, attention)
+        x = model.answer(tuple(state[:, -1:] for state in carry))
+    else:
+        embedded, extras = model.look_up(tokens_NT)
+        first = last_norm(embedded, None)
+        x = model.stack(first, first, extras, attention)[:, -1:]
+    assert attention.applied == cache.keys.size(0), "every application of a block has its place in the cache"
+    cache.lengths[slots_N] = attention.start_N + tokens_NT.size(1)
+    return model.logits(x)[:, 0]
 
-    embedded, extras = model.look_up(tokens_NT)
-    extra_of = dict(zip(model.shape.value_layers, extras, strict=True))
-    x = first = norm(embedded)
-    for i, block in enumerate(model.layers()):
-        x = (model.residual_scale[i] * x.float() + model.embedding_mix[i] * first.float()).to(x.dtype)
-        attention = block.attention
-        q, k, v = attention.project(norm(x), extra_of.get(i), cos, sin)
-        cache.keys[i].index_put_((rows, position_NT), k)
-        cache.values[i].index_put_((rows, position_NT), v)
-        mask = distance_NTS >= 0
+
+class _CachedAttention:
+    """Attention over a cache, called once for every application of a block, always in the same order.
+
+    Each application has keys and values of its own: under recursion those of a position differ from pass to pass.
+    """
+
+    def __init__(self, model: GPT, T: int, slots_N: Tensor, cache: KVCache) -> None:
+        device = slots_N.device
+        self.cache, self.slots_N, self.rows = cache, slots_N, slots_N[:, None]
+        self.start_N = cache.lengths[slots_N]
+        self.position_NT = self.start_N[:, None] + torch.arange(T, device=device)
+        self.cos, self.sin = (t[self.position_NT][:, :, None, :] for t in (model.cos, model.sin))
+        self.length = int(self.position_NT.max()) + 1
+        self.distance_NTS = self.position_NT[:, :, None] - torch.arange(self.length, device=device)
+        self.applied = 0
+
+    def __call__(self, block: Block, x: Tensor, extra: Tensor | None, *_: object) -> Tensor:
+        attention, cache, i = block.attention, self.cache, self.applied
+        self.applied += 1
+        q, k, v = attention.project(x, extra, self.cos, self.sin)
+        cache.keys[i].index_put_((self.rows, self.position_NT), k)
+        cache.values[i].index_put_((self.rows, self.position_NT), v)
+        mask = self.distance_NTS >= 0
         if attention.window is not None:
-            mask &= distance_NTS <= attention.window
+            mask &= self.distance_NTS <= attention.window
         mixed = F.scaled_dot_product_attention(
             q.transpose(1, 2),
-            cache.keys[i, slots_N, :S].transpose(1, 2),
-            cache.values[i, slots_N, :S].transpose(1, 2),
+            cache.keys[i, self.slots_N, : self.length].transpose(1, 2),
+            cache.values[i, self.slots_N, : self.length].transpose(1, 2),
             attn_mask=mask[:, None],
             enable_gqa=attention.heads != attention.kv_heads,
         )
-        x = x + attention.output(mixed.transpose(1, 2).flatten(2))
-        x = x + block.mlp(norm(x))
-    cache.lengths[slots_N] = start_N + T
-    return model.logits(norm(x[:, -1:]))[:, 0]
+        out: Tensor = attention.output(mixed.transpose(1, 2).flatten(2))
+        return out

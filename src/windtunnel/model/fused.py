@@ -16,20 +16,25 @@ QK_GAIN = 1.2
 GATE_RANGE = 3.0
 
 
+def wide(x: Tensor) -> Tensor:
+    """x in fp32, or in fp64 where it is that already: what sums and norms are computed in."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):  # type: ignore[no-untyped-def]
-        wide = x.float()
-        factor = torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPSILON)
-        y = (wide * factor).to(x.dtype)
+        value = wide(x)
+        factor = torch.rsqrt(value.square().mean(-1, keepdim=True) + EPSILON)
+        y = (value * factor).to(x.dtype)
         ctx.save_for_backward(y, factor)
         return y
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         y, factor = ctx.saved_tensors
-        wide, dy = y.float(), grad.float()
-        return ((dy - wide * (wide * dy).mean(-1, keepdim=True)) * factor).to(grad.dtype)
+        value, dy = wide(y), wide(grad)
+        return ((dy - value * (value * dy).mean(-1, keepdim=True)) * factor).to(grad.dtype)
 
 
 def norm(x: Tensor) -> Tensor:
@@ -47,7 +52,7 @@ class _ReluSquared(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         (y,) = ctx.saved_tensors
-        return (grad.float() * (2 * torch.sqrt(y.float()))).to(grad.dtype)
+        return (wide(grad) * (2 * torch.sqrt(wide(y)))).to(grad.dtype)
 
 
 def relu_squared(x: Tensor) -> Tensor:
@@ -56,40 +61,43 @@ def relu_squared(x: Tensor) -> Tensor:
 
 
 def split_heads(
-    qkv_BTHD: Tensor, cos: Tensor, sin: Tensor, gate_BTK: Tensor | None, extra_BTKD: Tensor | None, heads: int, kv_heads: int
-) -> tuple[Tensor, Tensor, Tensor]:
+    qkv_BTHD: Tensor, cos: Tensor, sin: Tensor, gate_BTK: Tensor | None, extra_BTKD: Tensor | None,
+    heads: int, kv_heads: int, gain: float = QK_GAIN,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Reference: rotate and norm queries and keys, add gated value embeddings to values.
 
     Args:
         qkv_BTHD: (B, T, heads + 2 kv_heads, D).
         cos, sin: broadcastable to (B, T, 1, D/2), fp32.
         gate_BTK: raw gates (B, T, kv_heads); extra_BTKD: value embeddings; both or neither.
+        gain: normed queries and keys are scaled by it.
 
     Returns:
         q (B, T, heads, D), k and v (B, T, kv_heads, D).
     """
     q, k, v = qkv_BTHD.split([heads, kv_heads, kv_heads], dim=2)
-    q, k = (_rotate_norm(x, cos, sin) for x in (q, k))
+    q, k = (_rotate_norm(x, cos, sin, gain) for x in (q, k))
     if gate_BTK is not None and extra_BTKD is not None:
-        gate = GATE_RANGE * torch.sigmoid(gate_BTK.float())
-        v = (v.float() + gate.unsqueeze(-1) * extra_BTKD.float()).to(v.dtype)
+        gate = GATE_RANGE * torch.sigmoid(wide(gate_BTK))
+        v = (wide(v) + gate.unsqueeze(-1) * wide(extra_BTKD)).to(v.dtype)
     return q, k, v
 
 
-def _rotate_norm(x_BTHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    a, b = x_BTHD.float().chunk(2, dim=-1)
+def _rotate_norm(x_BTHD: Tensor, cos: Tensor, sin: Tensor, gain: float) -> Tensor:
+    a, b = wide(x_BTHD).chunk(2, dim=-1)
     rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
     factor = torch.rsqrt(rotated.square().mean(-1, keepdim=True) + EPSILON)
-    return (rotated * (factor * QK_GAIN)).to(x_BTHD.dtype)
+    return (rotated * (factor * gain)).to(x_BTHD.dtype)
 
 
 class _SplitHeads(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, qkv, cos, sin, gate, extra, heads, kv_heads):  # type: ignore[no-untyped-def]
+    def forward(ctx, qkv, cos, sin, gate, extra, heads, kv_heads, gain):  # type: ignore[no-untyped-def]
         from .triton_heads import split_forward
 
-        q, k, v, factor = split_forward(qkv, cos, sin, gate, extra, heads, kv_heads)
+        q, k, v, factor = split_forward(qkv, cos, sin, gate, extra, heads, kv_heads, gain)
         ctx.save_for_backward(q, k, factor, cos, sin, gate, extra)
+        ctx.gain = gain
         return q, k, v
 
     @staticmethod
@@ -97,19 +105,20 @@ class _SplitHeads(torch.autograd.Function):
         from .triton_heads import split_backward
 
         q, k, factor, cos, sin, gate, extra = ctx.saved_tensors
-        dqkv, dgate, dextra = split_backward(dq, dk, dv, q, k, factor, cos, sin, gate, extra)
-        return dqkv, None, None, dgate if gate is not None else None, dextra if gate is not None else None, None, None
+        dqkv, dgate, dextra = split_backward(dq, dk, dv, q, k, factor, cos, sin, gate, extra, ctx.gain)
+        gated = gate is not None
+        return dqkv, None, None, dgate if gated else None, dextra if gated else None, None, None, None
 
 
 def fused_split_heads(
     qkv_BTHD: Tensor, cos_TD: Tensor, sin_TD: Tensor, gate_BTK: Tensor | None, extra_BTKD: Tensor | None,
-    heads: int, kv_heads: int,
+    heads: int, kv_heads: int, gain: float = QK_GAIN,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """`split_heads` for training: positions 0..T-1, cos and sin (T, D/2) fp32; differentiable in qkv, gate and extra."""
     if qkv_BTHD.is_cuda and is_power_of_two(qkv_BTHD.size(-1)):
-        return _SplitHeads.apply(qkv_BTHD, cos_TD, sin_TD, gate_BTK, extra_BTKD, heads, kv_heads)
+        return _SplitHeads.apply(qkv_BTHD, cos_TD, sin_TD, gate_BTK, extra_BTKD, heads, kv_heads, gain)
     cos, sin = (t[None, :, None, :] for t in (cos_TD, sin_TD))
-    return split_heads(qkv_BTHD, cos, sin, gate_BTK, extra_BTKD, heads, kv_heads)
+    return split_heads(qkv_BTHD, cos, sin, gate_BTK, extra_BTKD, heads, kv_heads, gain)
 
 
 def is_power_of_two(n: int) -> bool:

@@ -8,7 +8,7 @@ multiply in the compute dtype. Axes in names: B batch, T time, C channels (dim),
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -16,29 +16,34 @@ from torch import Tensor, nn
 
 from .attention import attend
 from .fp8 import Quantised, fp8_gated_linear, fp8_linear, fp8_mlp, refresh_fp8
-from .fused import fused_split_heads, relu_squared, split_heads
+from .fused import fused_split_heads, relu_squared, split_heads, wide
 from .layers import Linear, multiply, multiply_gated, rotary_tables
 from .loss import capped_cross_entropy
-from .products import mlp
+from .products import mlp, swiglu
 from .residual import GradientAmax, add_norm, last_norm, mix_norm
 from .shape import GATE_CHANNELS, GPTShape
 from .tables import Table, TokenOrder
 
 
 class Attention(nn.Module):
-    """Causal self-attention of one layer."""
+    """Self-attention of one layer.
+
+    `prepared` holds weights by name of the product in the compute dtype while they are shared between applications.
+    """
 
     def __init__(self, shape: GPTShape, layer: int) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = shape.heads, shape.kv_heads, shape.head_dim
         window = shape.windows[layer]
         self.window = window if window < shape.sequence else None
+        self.causal, self.gain = shape.causal, shape.qk_gain
         self.query = Linear(shape.dim, shape.dim)
         self.key = Linear(shape.dim, shape.kv_dim)
         self.value = Linear(shape.dim, shape.kv_dim)
         self.output = Linear(shape.dim, shape.dim)
         self.value_gate = Linear(GATE_CHANNELS, shape.kv_heads) if layer in shape.value_layers else None
         self.fp8: dict[str, Quantised] = {}
+        self.prepared: dict[str, Tensor] = {}
 
     def products(self) -> dict[str, list[nn.Parameter]]:
         """The weights that are multiplied together, by name of the product."""
@@ -53,7 +58,7 @@ class Attention(nn.Module):
             else:
                 out, gate = fp8_gated_linear(x_BTC, self.fp8["qkv"], self.value_gate.weight, *weights, amax=amax)
         elif self.value_gate is None:
-            out = multiply(x_BTC, *weights)
+            out = multiply(x_BTC, *weights, matrix=self.prepared.get("qkv"))
         else:
             out, gate = multiply_gated(x_BTC, self.value_gate.weight, *weights)
         return out.view(*x_BTC.shape[:2], -1, self.head_dim), gate
@@ -62,7 +67,7 @@ class Attention(nn.Module):
         """Queries, keys and values at any positions: cos and sin broadcast to (B, T, 1, D/2). For inference."""
         qkv, gate = self.qkv(x_BTC)
         extra = None if extra_BTE is None else extra_BTE.view(*extra_BTE.shape[:2], self.kv_heads, self.head_dim)
-        return split_heads(qkv, cos, sin, gate, extra, self.heads, self.kv_heads)
+        return split_heads(qkv, cos, sin, gate, extra, self.heads, self.kv_heads, self.gain)
 
     def forward(
         self, x_BTC: Tensor, extra_BTE: Tensor | None, cos_TD: Tensor, sin_TD: Tensor,
@@ -70,11 +75,11 @@ class Attention(nn.Module):
     ) -> Tensor:  # fmt: skip
         qkv, gate = self.qkv(x_BTC, amax)
         extra = None if extra_BTE is None else extra_BTE.view(*extra_BTE.shape[:2], self.kv_heads, self.head_dim)
-        q, k, v = fused_split_heads(qkv, cos_TD, sin_TD, gate, extra, self.heads, self.kv_heads)
-        mixed = attend(q, k, v, self.window).flatten(2)
+        q, k, v = fused_split_heads(qkv, cos_TD, sin_TD, gate, extra, self.heads, self.kv_heads, self.gain)
+        mixed = attend(q, k, v, self.window, self.causal).flatten(2)
         if fp8_now(self, "output"):
             return fp8_linear(mixed, self.fp8["output"], self.output.weight, gradient_amax=gradient_amax)
-        return self.output(mixed)
+        return multiply(mixed, self.output.weight, matrix=self.prepared.get("output"))
 
 
 class MLP(nn.Module):
@@ -86,6 +91,7 @@ class MLP(nn.Module):
         self.gate = Linear(shape.dim, shape.hidden) if shape.mlp == "swiglu" else None
         self.down = Linear(shape.hidden, shape.dim)
         self.fp8: dict[str, Quantised] = {}
+        self.prepared: dict[str, Tensor] = {}
 
     def products(self) -> dict[str, list[nn.Parameter]]:
         """The weights that are multiplied together, by name of the product."""
@@ -94,24 +100,30 @@ class MLP(nn.Module):
 
     def forward(self, x_BTC: Tensor, amax: Tensor | None = None, gradient_amax: GradientAmax | None = None) -> Tensor:
         quantised = fp8_now(self, "up") and fp8_now(self, "down")
+        up, down = self.prepared.get("up"), self.prepared.get("down")
         if self.gate is not None:
+            if x_BTC.is_cuda and torch.is_grad_enabled() and not quantised:
+                return swiglu(x_BTC, self.up.weight, self.gate.weight, self.down.weight, up, down)
             return self._swiglu(x_BTC, amax, gradient_amax, quantised)
         if quantised:
             return fp8_mlp(
                 x_BTC, self.fp8["up"], self.fp8["down"], self.up.weight, self.down.weight, amax=amax, gradient_amax=gradient_amax
             )
         if x_BTC.is_cuda and torch.is_grad_enabled():
-            return mlp(x_BTC, self.up.weight, self.down.weight)
-        return self.down(relu_squared(self.up(x_BTC)))
+            return mlp(x_BTC, self.up.weight, self.down.weight, up, down)
+        return multiply(relu_squared(multiply(x_BTC, self.up.weight, matrix=up)), self.down.weight, matrix=down)
 
     def _swiglu(self, x_BTC: Tensor, amax: Tensor | None, gradient_amax: GradientAmax | None, quantised: bool) -> Tensor:
         weights = self.products()["up"]
-        both = fp8_linear(x_BTC, self.fp8["up"], *weights, amax=amax) if quantised else multiply(x_BTC, *weights)
+        if quantised:
+            both = fp8_linear(x_BTC, self.fp8["up"], *weights, amax=amax)
+        else:
+            both = multiply(x_BTC, *weights, matrix=self.prepared.get("up"))
         hidden, gate = both.chunk(2, dim=-1)
         hidden = F.silu(gate) * hidden
         if quantised:
             return fp8_linear(hidden, self.fp8["down"], self.down.weight, gradient_amax=gradient_amax)
-        return self.down(hidden)
+        return multiply(hidden, self.down.weight, matrix=self.prepared.get("down"))
 
 
 def fp8_now(part: Attention | MLP, product: str) -> bool:
@@ -126,6 +138,10 @@ class Block(nn.Module):
         super().__init__()
         self.attention = Attention(shape, layer)
         self.mlp = MLP(shape)
+
+
+# How a block attends: (block, normed states, value embeddings, amax, gradient_amax) -> (B, T, C).
+Attend = Callable[[Block, Tensor, Tensor | None, Tensor | None, GradientAmax | None], Tensor]
 
 
 class GPT(nn.Module):
@@ -146,8 +162,11 @@ class GPT(nn.Module):
         self.value_tables = nn.ModuleDict({str(i): Table(shape.padded_vocab, shape.kv_dim) for i in shape.value_layers})
         self.blocks = nn.ModuleList([Block(shape, i) for i in range(shape.layers)])
         self.head = Linear(shape.dim, shape.padded_vocab)
-        self.residual_scale = nn.Parameter(torch.empty(shape.layers))
-        self.embedding_mix = nn.Parameter(torch.empty(shape.layers))
+        if shape.mixes_embedding:
+            self.residual_scale = nn.Parameter(torch.empty(shape.layers))
+            self.embedding_mix = nn.Parameter(torch.empty(shape.layers))
+        # Rotary positions tell distances; where nothing is causal the places themselves have to be told.
+        self.positions = None if shape.causal else nn.Parameter(torch.empty(shape.sequence, shape.dim))
         cos, sin = self.rotary(shape, torch.get_default_device())
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -187,6 +206,10 @@ class GPT(nn.Module):
             mlp.down.weight.zero_()
             if attention.value_gate is not None:
                 attention.value_gate.weight.uniform_(0, 0.02, generator=generator)
+        if self.positions is not None:
+            self.positions.normal_(0, 0.8, generator=generator)
+        if not self.shape.mixes_embedding:
+            return
         depth = torch.linspace(0, 1, self.shape.layers, device=device)
         self.residual_scale.copy_(1.15 - 0.10 * depth)
         self.embedding_mix.copy_(0.20 - 0.15 * depth)
@@ -214,17 +237,36 @@ class GPT(nn.Module):
         """To be called by whoever changes weights after `enable_fp8`: their fp8 copies are made anew before the next step."""
         self._stale = True
 
+    def refresh(self) -> None:
+        """Make the fp8 copies of weights anew, if weights have changed; to be called before a training pass."""
+        if self._stale and self.fp8 and torch.is_grad_enabled():
+            refresh_fp8(self)
+            self._stale = False
+
     def look_up(self, idx_BT: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Token embeddings (B, T, C) and the value embeddings (B, T, E) of each layer in shape.value_layers."""
         tokens = TokenOrder(idx_BT, self.shape.padded_vocab) if torch.is_grad_enabled() else None
         extras = [table(idx_BT, self.compute, tokens) for table in self.value_tables.values()]
-        return self.embedding(idx_BT, self.compute, tokens), extras
+        embedded = self.embedding(idx_BT, self.compute, tokens)
+        if self.positions is not None:
+            embedded = embedded + self.positions[: idx_BT.size(1)].to(self.compute)
+        return embedded, extras
 
     def trunk(self, embedded_BTC: Tensor, extras: list[Tensor]) -> Tensor:
         """Embeddings -> final normed states (B, T, C)."""
-        T = embedded_BTC.size(1)
-        cos, sin = self.cos[:T], self.sin[:T]
-        x = first = last_norm(embedded_BTC, None)
+        first = last_norm(embedded_BTC, None)
+        return self.stack(first, first, extras)
+
+    def attention(
+        self, block: Block, x_BTC: Tensor, extra_BTE: Tensor | None, amax: Tensor | None, gradient_amax: GradientAmax | None
+    ) -> Tensor:
+        """A block's attention over positions 0..T-1: what `stack` uses unless another is given."""
+        T = x_BTC.size(1)
+        return block.attention(x_BTC, extra_BTE, self.cos[:T], self.sin[:T], amax, gradient_amax)
+
+    def stack(self, x: Tensor, first: Tensor, extras: list[Tensor], attention: Attend | None = None) -> Tensor:
+        """All blocks once: states x, with the normed embeddings `first` mixed in -> normed states; each (B, T, C)."""
+        run = attention or self.attention
         scales, mixes = self.residual_scale.unbind(), self.embedding_mix.unbind()
         extra_of = dict(zip(self.shape.value_layers, extras, strict=True))
         delta: Tensor | None = None
@@ -233,14 +275,14 @@ class GPT(nn.Module):
             in_fp8 = fp8_now(block.attention, "qkv")
             x, y, first, amax = mix_norm(x, delta, first, scales[i], mixes[i], want_amax=in_fp8, gradient_amax=from_mlp)
             from_attention, from_mlp = (GradientAmax(), GradientAmax()) if in_fp8 else (None, None)
-            delta = block.attention(y, extra_of.get(i), cos, sin, amax, from_attention)
+            delta = run(block, y, extra_of.get(i), amax, from_attention)
             x, y, amax = add_norm(x, delta, want_amax=in_fp8, gradient_amax=from_attention)
             delta = block.mlp(y, amax, from_mlp)
         return last_norm(x, delta, gradient_amax=from_mlp)
 
     def logits(self, x_BTC: Tensor) -> Tensor:
         """States -> softcapped fp32 logits over the tokens in use (B, T, vocab)."""
-        raw = F.linear(x_BTC, self.head.weight[: self.shape.vocab].to(x_BTC.dtype)).float()
+        raw = wide(F.linear(x_BTC, self.head.weight[: self.shape.vocab].to(x_BTC.dtype)))
         return self.shape.softcap * torch.tanh(raw / self.shape.softcap)
 
     def forward(self, idx_BT: Tensor, targets_BT: Tensor | None = None, reduction: str = "mean") -> Tensor:
@@ -249,9 +291,7 @@ class GPT(nn.Module):
         Args:
             reduction: 'mean' over targets, 'sum', or 'none' for (B, T) with 0 where there is no target.
         """
-        if self._stale and self.fp8 and torch.is_grad_enabled():
-            refresh_fp8(self)
-            self._stale = False
+        self.refresh()
         x = self._trunk(*self.look_up(idx_BT))
         if targets_BT is None:
             return self.logits(x)

@@ -9,10 +9,16 @@ from torch import Tensor, nn
 from .products import gated_linear, linear
 
 
-def multiply(x: Tensor, *weights: Tensor) -> Tensor:
-    """x (..., in) times each weight (out, in) transposed, side by side, in x's precision: master weights stay fp32."""
+def multiply(x: Tensor, *weights: Tensor, matrix: Tensor | None = None) -> Tensor:
+    """x (..., in) times each weight (out, in) transposed, side by side, in x's precision: master weights stay fp32.
+
+    Args:
+        matrix: on GPUs, the weights below one another in x's dtype, where the caller has them.
+    """
     if x.is_cuda and torch.is_grad_enabled():
-        return linear(x, *weights)
+        return linear(x, *weights, matrix=matrix)
+    if matrix is not None:
+        return F.linear(x, matrix)
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
     return F.linear(x, weight.to(x.dtype))
 

@@ -54,8 +54,8 @@ def accumulate(weights: Sequence[Tensor], grad_NO: Tensor, x_NI: Tensor) -> None
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, *weights):  # type: ignore[no-untyped-def]
-        flat, matrix = x.reshape(-1, x.size(-1)), stacked(weights, x.dtype)
+    def forward(ctx, x, matrix, *weights):  # type: ignore[no-untyped-def]
+        flat, matrix = x.reshape(-1, x.size(-1)), stacked(weights, x.dtype) if matrix is None else matrix
         ctx.save_for_backward(flat, matrix)
         ctx.weights = weights
         return (flat @ matrix.t()).view(*x.shape[:-1], -1)
@@ -66,7 +66,7 @@ class _Linear(torch.autograd.Function):
         flat = grad.reshape(-1, grad.size(-1))
         accumulate(ctx.weights, flat, x)
         dx = (flat @ matrix).view(*grad.shape[:-1], -1) if ctx.needs_input_grad[0] else None
-        return dx, *(None for _ in ctx.weights)
+        return dx, None, *(None for _ in ctx.weights)
 
 
 class _GatedLinear(torch.autograd.Function):
@@ -94,11 +94,12 @@ class _GatedLinear(torch.autograd.Function):
 
 class _MLP(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, up, down):  # type: ignore[no-untyped-def]
+    def forward(ctx, x, up, down, up16, down16):  # type: ignore[no-untyped-def]
         from .triton_relu import relu_squared_
 
         flat = x.reshape(-1, x.size(-1))
-        up16, down16 = up.detach().to(x.dtype), down.detach().to(x.dtype)
+        up16 = up.detach().to(x.dtype) if up16 is None else up16
+        down16 = down.detach().to(x.dtype) if down16 is None else down16
         hidden = relu_squared_(flat @ up16.t())
         ctx.save_for_backward(flat, hidden, up16, down16)
         ctx.up, ctx.down = up, down
@@ -113,12 +114,42 @@ class _MLP(torch.autograd.Function):
         accumulate([ctx.down], flat, hidden)
         dhidden = relu_squared_backward_(flat @ down16, hidden)
         accumulate([ctx.up], dhidden, x)
-        return (dhidden @ up16).view(grad.shape), None, None
+        return (dhidden @ up16).view(grad.shape), None, None, None, None
 
 
-def linear(x: Tensor, *weights: Tensor) -> Tensor:
-    """x (..., I) times each weight (O, I) transposed, side by side: (..., sum of O) in x's precision."""
-    return _Linear.apply(x, *weights)
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, up, gate, down, up16, down16):  # type: ignore[no-untyped-def]
+        from .triton_swiglu import swiglu_forward
+
+        flat = x.reshape(-1, x.size(-1))
+        up16 = stacked([up, gate], x.dtype) if up16 is None else up16
+        down16 = down.detach().to(x.dtype) if down16 is None else down16
+        both = flat @ up16.t()
+        ctx.save_for_backward(flat, both, up16, down16)
+        ctx.up, ctx.gate, ctx.down = up, gate, down
+        return (swiglu_forward(both) @ down16.t()).view(x.shape)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        from .triton_swiglu import swiglu_backward_
+
+        x, both, up16, down16 = ctx.saved_tensors
+        flat = grad.reshape(-1, grad.size(-1))
+        product = flat @ down16
+        dboth = swiglu_backward_(product, both)
+        accumulate([ctx.down], flat, product)
+        accumulate([ctx.up, ctx.gate], dboth, x)
+        return (dboth @ up16).view(grad.shape), None, None, None, None, None
+
+
+def linear(x: Tensor, *weights: Tensor, matrix: Tensor | None = None) -> Tensor:
+    """x (..., I) times each weight (O, I) transposed, side by side: (..., sum of O) in x's precision.
+
+    Args:
+        matrix: the weights below one another in x's dtype, where the caller has them.
+    """
+    return _Linear.apply(x, matrix, *weights)
 
 
 def gated_linear(x: Tensor, gate_weight: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,6 +157,21 @@ def gated_linear(x: Tensor, gate_weight: Tensor, *weights: Tensor) -> tuple[Tens
     return _GatedLinear.apply(x, gate_weight, *weights)
 
 
-def mlp(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """relu(x up^T)^2 down^T; keeps relu^2 for the backward pass, not what went into it."""
-    return _MLP.apply(x, up, down)
+def mlp(x: Tensor, up: Tensor, down: Tensor, up16: Tensor | None = None, down16: Tensor | None = None) -> Tensor:
+    """relu(x up^T)^2 down^T; keeps relu^2 for the backward pass, not what went into it.
+
+    Args:
+        up16, down16: the weights in x's dtype, where the caller has them.
+    """
+    return _MLP.apply(x, up, down, up16, down16)
+
+
+def swiglu(
+    x: Tensor, up: Tensor, gate: Tensor, down: Tensor, up16: Tensor | None = None, down16: Tensor | None = None
+) -> Tensor:  # fmt: skip
+    """(silu(x gate^T) * x up^T) down^T; keeps the two factors for the backward pass, not their product.
+
+    Args:
+        up16, down16: up over gate, and down, in x's dtype, where the caller has them.
+    """
+    return _SwiGLU.apply(x, up, gate, down, up16, down16)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .fused import norm
+from .fused import norm, wide
 
 
 class GradientAmax:
@@ -82,7 +82,7 @@ def mix_norm(
         out, y, onward, amax = _Residual.apply(x, delta, first, scale, mix, True, want_amax, gradient_amax)
         return out, y, onward, amax if want_amax else None
     value = x if delta is None else x + delta
-    out = (scale * value.float() + mix * first.float()).to(x.dtype)
+    out = (scale * wide(value) + mix * wide(first)).to(x.dtype)
     y = norm(out)
     return out, y, first, y.detach().abs().amax().float().view(1) if want_amax else None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from windtunnel.recipe import Recipe
 
-from .shape import GPTShape, gpt_shape
+from .shape import GPTShape, gpt_shape, recipe_shape
 
 REFERENCE_DEPTH = 12
 REFERENCE_BATCH = 2**19
@@ -48,7 +48,7 @@ class HyperParameters:
 
 def derive(recipe: Recipe, vocab: int) -> HyperParameters:
     """Derive batch, learning rates, weight decay and tokens for a recipe whose depth is resolved."""
-    shape = gpt_shape(recipe.gpt, vocab)
+    shape = recipe_shape(recipe, vocab)
     reference = gpt_shape(recipe.gpt.model_copy(update={"depth": REFERENCE_DEPTH, "kv_heads": None}), vocab)
     stage, given = recipe.stages.pretrain, recipe.stages.pretrain.optimizer
     ratio = stage.tokens_per_parameter

@@ -1,16 +1,54 @@
-"""Shapes, parameters and FLOPs of the depth-dial GPT as plain arithmetic; no torch."""
+"""Shapes, parameters and FLOPs of the depth-dial GPT and of its recursive variants as plain arithmetic; no torch."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from windtunnel.recipe import GPTModel, UserError
+from windtunnel.recipe import GPTModel, Recipe, UserError
+
+
+@dataclass(frozen=True)
+class RecursionShape:
+    """How often the blocks of a recursive GPT are applied; see `windtunnel.recipe.Recursion` for the fields.
+
+    Attributes:
+        inference: supervision steps when the model is used; None: as many as trained.
+    """
+
+    scheme: str
+    loops: int
+    cycles: int
+    supervision: int
+    gradient_cycles: str = "all"
+    halting: bool = False
+    inference: int | None = None
+
+    @property
+    def cycle_passes(self) -> int:
+        """Applications of each block in one cycle: the latent updates, and the answer's where there is a latent."""
+        return self.loops if self.scheme == "looped" else self.loops + 1
+
+    @property
+    def passes(self) -> int:
+        """Applications of each block in one supervision step."""
+        return self.cycles * self.cycle_passes
+
+    @property
+    def gradient_passes(self) -> int:
+        """Those of `passes` that have a gradient."""
+        return self.passes if self.gradient_cycles == "all" else self.cycle_passes
 
 
 @dataclass(frozen=True)
 class GPTShape:
-    """Every dimension of a GPT. `vocab` counts tokens in use, `padded_vocab` rows of the tables."""
+    """Every dimension of a GPT. `vocab` counts tokens in use, `padded_vocab` rows of the tables.
+
+    Attributes:
+        causal: False where every position sees all others.
+        qk_gain: queries and keys are normed and scaled by this, each.
+        recursion: None for the plain GPT.
+    """
 
     layers: int
     dim: int
@@ -26,6 +64,32 @@ class GPTShape:
     windows: tuple[int, ...]
     softcap: float
     rope_base: float
+    causal: bool = True
+    qk_gain: float = 1.2
+    recursion: RecursionShape | None = None
+
+    @property
+    def mixes_embedding(self) -> bool:
+        """Whether each layer rescales the residual stream and mixes the embedding in by two scalars."""
+        return self.recursion is None or self.recursion.scheme == "looped"
+
+    @property
+    def applications(self) -> int:
+        """Applications of a block in a whole forward pass: all layers, passes and supervision steps."""
+        r = self.recursion
+        return self.layers if r is None else self.layers * r.passes * r.supervision
+
+    def with_supervision(self, steps: int | None) -> GPTShape:
+        """The same model with another number of supervision steps; None changes nothing.
+
+        Raises:
+            UserError: the model does not recurse.
+        """
+        if steps is None:
+            return self
+        if self.recursion is None:
+            raise UserError("this model has no supervision steps: it does not recurse", "leave --supervision out")
+        return replace(self, recursion=replace(self.recursion, supervision=steps))
 
     @property
     def kv_dim(self) -> int:
@@ -41,8 +105,9 @@ class GPTShape:
 
     @property
     def table_parameters(self) -> int:
-        """Parameters that are looked up, not multiplied: token and value embeddings."""
-        return self.padded_vocab * (self.dim + len(self.value_layers) * self.kv_dim)
+        """Parameters that are looked up, not multiplied: token and value embeddings, and places where nothing is causal."""
+        places = 0 if self.causal else self.sequence * self.dim
+        return self.padded_vocab * (self.dim + len(self.value_layers) * self.kv_dim) + places
 
     @property
     def head_parameters(self) -> int:
@@ -51,8 +116,10 @@ class GPTShape:
 
     @property
     def parameters(self) -> int:
-        """All parameters, the two scalars a layer included."""
-        return self.matrix_parameters + self.table_parameters + self.head_parameters + 2 * self.layers
+        """All parameters, the two scalars a layer and the halting head included."""
+        scalars = 2 * self.layers if self.mixes_embedding else 0
+        halting = self.dim + 1 if self.recursion is not None and self.recursion.halting else 0
+        return self.matrix_parameters + self.table_parameters + self.head_parameters + scalars + halting
 
     @property
     def scaling_parameters(self) -> int:
@@ -64,21 +131,59 @@ class GPTShape:
         """Training FLOPs a token, forward and backward: 6 a multiplied parameter + attention (PaLM, appendix B).
 
         Attention is counted as 12 * heads * head_dim * window, that is without halving it for
-        causality: the convention that published MFU figures use.
+        causality: the convention that published MFU figures use. Under recursion every pass counts,
+        those without a gradient a third (forward only), and the head after every supervision step.
         """
+        head = 6.0 * self.head_parameters
+        if self.recursion is None:
+            return self._pass_flops + head
+        r = self.recursion
+        blind = r.passes - r.gradient_passes
+        return r.supervision * (self._pass_flops * (r.gradient_passes + blind / 3) + head)
+
+    @property
+    def forward_flops_per_token(self) -> float:
+        """FLOPs a token of the model in use: every pass of every supervision step, and the head once."""
+        passes = 1 if self.recursion is None else self.recursion.passes * self.recursion.supervision
+        return self._pass_flops * passes / 3 + 2.0 * self.head_parameters
+
+    @property
+    def _pass_flops(self) -> float:
+        """One pass through all blocks, forward and backward."""
         attention = sum(12 * self.heads * self.head_dim * min(w, self.sequence) for w in self.windows)
-        return 6.0 * (self.matrix_parameters + self.head_parameters) + attention
+        return 6.0 * self.matrix_parameters + attention
 
     def kv_bytes_per_token(self, element_bytes: int = 2) -> int:
-        """Bytes of KV cache one token takes over all layers."""
-        return 2 * self.layers * self.kv_dim * element_bytes
+        """Bytes of KV cache one token takes: every application of a block has keys and values of its own."""
+        return 2 * self.applications * self.kv_dim * element_bytes
 
 
 GATE_CHANNELS = 12
 
 
+def recipe_shape(recipe: Recipe, vocab: int) -> GPTShape:
+    """The shape of a recipe's model, plain or recursive, for a vocabulary of `vocab` tokens (BOS included).
+
+    Raises:
+        UserError: as `gpt_shape`; value embeddings in a scheme that has no place for them.
+    """
+    shape = gpt_shape(recipe.gpt, vocab)
+    if recipe.trm is None:
+        return shape
+    r = recipe.trm
+    if shape.value_layers and r.scheme != "looped":
+        raise UserError(
+            f"model.value_embeddings=true and trm.scheme={r.scheme}: only the scheme 'looped' has value embeddings",
+            "--set model.value_embeddings=false",
+        )
+    recursion = RecursionShape(
+        r.scheme, r.loops, r.cycles, r.supervision, r.gradient_cycles, r.halting, r.inference_supervision
+    )  # fmt: skip
+    return replace(shape, recursion=recursion)
+
+
 def gpt_shape(model: GPTModel, vocab: int) -> GPTShape:
-    """The shape of a recipe's GPT for a vocabulary of `vocab` tokens (BOS included).
+    """The shape of a recipe's GPT, without recursion, for a vocabulary of `vocab` tokens (BOS included).
 
     Raises:
         UserError: depth is still 'auto', or kv_heads does not divide the query heads.
@@ -92,9 +197,14 @@ def gpt_shape(model: GPTModel, vocab: int) -> GPTShape:
         problem = f"model.kv_heads: {kv_heads} does not divide the {heads} query heads of depth {model.depth}"
         raise UserError(problem, f"use one of {divisors}")
     dim = heads * model.head_dim
-    # swiglu has three matrices where relu2 has two: 8/3 keeps the parameters equal.
-    hidden = 4 * dim if model.mlp == "relu2" else math.ceil(8 * dim / 3 / 128) * 128
+    if model.mlp_ratio is not None:
+        hidden = max(1, round(model.mlp_ratio * dim))
+    else:
+        # swiglu has three matrices where relu2 has two: 8/3 keeps the parameters equal.
+        hidden = 4 * dim if model.mlp == "relu2" else math.ceil(8 * dim / 3 / 128) * 128
     short = math.ceil(model.sequence / 4 / 128) * 128
+    if not model.causal and "S" in model.window:
+        raise UserError(f"model.window={model.window}: sliding windows are for causal models", "--set model.window=L")
     pattern = [model.window[i % len(model.window)] for i in range(model.depth - 1)] + ["L"]
     return GPTShape(
         layers=model.depth,
@@ -112,4 +222,6 @@ def gpt_shape(model: GPTModel, vocab: int) -> GPTShape:
         windows=tuple(model.sequence if c == "L" else min(short, model.sequence) for c in pattern),
         softcap=model.softcap,
         rope_base=model.rope_base,
+        causal=model.causal,
+        qk_gain=model.qk_gain,
     )

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .fused import EPSILON, GATE_RANGE, QK_GAIN
+from .fused import EPSILON, GATE_RANGE
 
 TOKENS = 16
 
@@ -105,7 +105,7 @@ def _backward(
 
 
 def split_forward(
-    qkv: Tensor, cos: Tensor, sin: Tensor, gate: Tensor | None, extra: Tensor | None, heads: int, kv_heads: int
+    qkv: Tensor, cos: Tensor, sin: Tensor, gate: Tensor | None, extra: Tensor | None, heads: int, kv_heads: int, gain: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """q, k, v and the norm factors (B, T, heads + kv_heads) of qkv (B, T, heads + 2 kv_heads, D); D / 2 a power of two."""
     B, T, _, D = qkv.shape
@@ -118,14 +118,14 @@ def split_forward(
     grid = (triton.cdiv(B * T, TOKENS), heads + 2 * kv_heads)
     _forward[grid](
         qkv, cos, sin, gate, extra, q, k, v, factor, B * T, T, kv_heads,
-        HEADS=heads, KV=kv_heads, HALF=D // 2, GATED=gated, EPS=EPSILON, GAIN=QK_GAIN, RANGE=GATE_RANGE, TOKENS=TOKENS,
+        HEADS=heads, KV=kv_heads, HALF=D // 2, GATED=gated, EPS=EPSILON, GAIN=gain, RANGE=GATE_RANGE, TOKENS=TOKENS,
     )  # fmt: skip
     return q, k, v, factor
 
 
 def split_backward(
     dq: Tensor, dk: Tensor, dv: Tensor, q: Tensor, k: Tensor, factor: Tensor, cos: Tensor, sin: Tensor,
-    gate: Tensor | None, extra: Tensor | None,
+    gate: Tensor | None, extra: Tensor | None, gain: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of qkv, gate and extra (the last two empty without a gate)."""
     B, T, heads, D = q.shape
@@ -140,6 +140,6 @@ def split_backward(
     _backward[grid](
         dq, dk, dv, q, k, factor, cos, sin, gate, extra, dqkv, dgate, dextra, B * T, T, kv_heads,
         *dq.stride()[:3], *dk.stride()[:3], *dv.stride()[:3],
-        HEADS=heads, KV=kv_heads, HALF=D // 2, GATED=gated, GAIN=QK_GAIN, RANGE=GATE_RANGE, TOKENS=TOKENS,
+        HEADS=heads, KV=kv_heads, HALF=D // 2, GATED=gated, GAIN=gain, RANGE=GATE_RANGE, TOKENS=TOKENS,
     )  # fmt: skip
     return dqkv, dgate, dextra

@@ -15,8 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from windtunnel.recipe import UserError
 
+from .build import empty_model
 from .gpt import GPT
-from .shape import GPTShape
+from .recursive import RecursiveGPT
+from .shape import GPTShape, RecursionShape
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -39,7 +41,7 @@ def export_weights(folder: Path, shape: GPTShape, weights: Mapping[str, np.ndarr
 
 
 def load_weights(folder: Path, *, device: torch.device | str = "cpu", compute: torch.dtype = torch.float32) -> GPT:
-    """Rebuild a GPT from an exported folder.
+    """Rebuild a GPT, plain or recursive, from an exported folder.
 
     Raises:
         UserError: a file is missing, damaged, or its tensors do not match shape.json.
@@ -47,6 +49,8 @@ def load_weights(folder: Path, *, device: torch.device | str = "cpu", compute: t
     try:
         fields = json.loads((folder / "shape.json").read_text())
         lists: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+        if lists.get("recursion") is not None:
+            lists["recursion"] = RecursionShape(**lists["recursion"])
         shape = GPTShape(**lists)
         tensors = load_file(folder / "model.safetensors", device="cpu")
     except (OSError, ValueError, TypeError, SafetensorError) as error:
@@ -62,14 +66,12 @@ def model_from_weights(
     compute: torch.dtype = torch.float32,
     source: str = "weights",
 ) -> GPT:
-    """A GPT with the given weights, fp32 on `device`, computing in `compute`."""
-    with torch.device("meta"):
-        model = GPT(shape, compute)
-    model.to_empty(device=device)
-    reference = GPT.rotary(shape, torch.device(device))
-    model.cos, model.sin = reference
+    """A GPT, plain or recursive, with the given weights, fp32 on `device`, computing in `compute`."""
+    model = empty_model(shape, device, compute)
     try:
         model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
     except RuntimeError as error:
         raise UserError(f"{source}: the tensors do not fit the shape: {str(error).splitlines()[-1].strip()}") from None
+    if isinstance(model, RecursiveGPT) and model.recursion.inference is not None:
+        model.supervision = model.recursion.inference
     return model.eval()

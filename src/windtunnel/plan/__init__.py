@@ -8,8 +8,9 @@ from .ladder import Ladder, Rung, climb
 from .ladder_text import COLUMNS, ladder_remarks, ladder_rows
 from .layout import Layout
 from .opinion import Opinion, second_opinion
+from .phases import PHASE_COLUMNS, PhasedPlan, PlannedPhase, climb_phases, phase_remarks, phase_rows, plan_phases, with_rest
 from .plan import make_plan, refuse, resolve
-from .text import count_text, lines
+from .text import count_text, hours_text, lines
 from .types import Alternative, Moment, Option, Plan, Role
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ __all__ = [
     "CALIBRATION",
     "CALIBRATION_OFF",
     "COLUMNS",
+    "PHASE_COLUMNS",
     "Alternative",
     "Constants",
     "Ladder",
@@ -26,13 +28,17 @@ __all__ = [
     "Moment",
     "Opinion",
     "Option",
+    "PhasedPlan",
     "Plan",
+    "PlannedPhase",
     "Role",
     "Rung",
     "check_plot_path",
     "climb",
+    "climb_phases",
     "cost_svg",
     "count_text",
+    "hours_text",
     "ladder_remarks",
     "ladder_rows",
     "lines",
@@ -40,12 +46,16 @@ __all__ = [
     "make_plan",
     "memory_svg",
     "observe",
+    "phase_remarks",
+    "phase_rows",
+    "plan_phases",
     "refuse",
     "resolve",
     "second_opinion",
     "shipped_constants",
     "step_svg",
     "user_path",
+    "with_rest",
     "write_plot",
 ]
 

@@ -16,19 +16,56 @@ MORE_NODES = (2, 4, 8)
 
 
 def memory_alternatives(recipe: Recipe, rig: Rig, vocab: int, constants: Constants) -> tuple[Alternative, ...]:
-    """What would fit: a smaller micro-batch, the largest depth, more of the same GPU, other GPUs; the cheapest change first."""
-    found = []
+    """What would fit, the cheapest first: recomputation, a smaller micro-batch, fewer passes, less depth, more or other GPUs."""
+    found = [*_again(recipe, rig, vocab, constants)]
     if recipe.stages.pretrain.micro_batch is not None:
         sized = size_up(_free_micro_batch(recipe), rig, vocab, constants)
         if sized.candidate.fits:
             micro = sized.candidate.layout.micro_batch
             found.append(Alternative(f"--set stages.pretrain.micro_batch={micro}", _gives(sized)))
+    found += _fewer_passes(recipe, rig, vocab, constants)
     depth = deepest_that_fits(_free_micro_batch(recipe), rig, vocab, constants)
     if depth is not None and depth < int(recipe.gpt.depth):
         free = "" if recipe.stages.pretrain.micro_batch is None else " --set stages.pretrain.micro_batch=null"
         found.append(Alternative(f"--set model.depth={depth}{free}", f"the largest depth that fits {rig.name}"))
     more = _more_of_the_same(recipe, rig, vocab, constants)
     return tuple(found + ([more] if more else []) + _other_gpus(recipe, rig, vocab))
+
+
+def _again(recipe: Recipe, rig: Rig, vocab: int, constants: Constants) -> list[Alternative]:
+    """Of a recursive GPT: the same batch with more computed again."""
+    found = []
+    if recipe.trm is not None and recipe.layout.recompute is not None:
+        for again in ("step", "block"):
+            layout = recipe.layout.model_copy(update={"recompute": again})
+            sized = size_up(recipe.model_copy(update={"layout": layout}), rig, vocab, constants)
+            if sized.candidate.fits:
+                found.append(Alternative(f"--set layout.recompute={again}", _gives(sized)))
+                break
+    return found
+
+
+def _fewer_passes(recipe: Recipe, rig: Rig, vocab: int, constants: Constants) -> list[Alternative]:
+    """Of a recursive GPT: gradients that end sooner, or the most supervision steps, loops or cycles that fit; each by itself."""
+    if recipe.trm is None:
+        return []
+    found = []
+    given = recipe.trm.resolved
+    tried = {key: _fewer(getattr(given, key)) for key in ("supervision", "loops", "cycles")}
+    # Of the steps that one backward pass covers nothing is freed before it.
+    tried = {"detach_from": [0] if given.detach_from > 0 and given.supervision > 1 else []} | tried
+    for key, values in tried.items():
+        for value in values:
+            trm = recipe.trm.model_copy(update={key: value})
+            sized = size_up(recipe.model_copy(update={"trm": trm}), rig, vocab, constants)
+            if sized.candidate.fits:
+                found.append(Alternative(f"--set trm.{key}={value}", _gives(sized)))
+                break
+    return found
+
+
+def _fewer(count: int) -> list[int]:
+    return sorted(({count * quarters // 4 for quarters in (3, 2, 1)} | {1}) - {0, count}, reverse=True)
 
 
 def _more_of_the_same(recipe: Recipe, rig: Rig, vocab: int, constants: Constants) -> Alternative | None:
@@ -86,5 +123,7 @@ def _name(gpu: str, nodes: int, count: int) -> str:
 
 
 def _gives(sized: Sized) -> str:
-    candidate = sized.candidate
-    return f"depth {sized.depth} needs {candidate.peak_gib:.1f} of {candidate.limit_gib:.1f} GiB a rank there"
+    candidate, layout = sized.candidate, sized.candidate.layout
+    again = "" if layout.recompute == "none" else f" with recompute={layout.recompute}"
+    how = f" at micro-batch {layout.micro_batch}{again}" if sized.passes.recursive else ""
+    return f"depth {sized.depth} needs {candidate.peak_gib:.1f} of {candidate.limit_gib:.1f} GiB a rank there{how}"

@@ -45,6 +45,7 @@ class Constants:
     attention_efficiency: float = 0.34  # of the bf16 peak, causal FLOPs, forward and backward together
     fp8_efficiency: float = 0.60  # of the fp8 peak, quantisation included
     traffic_bytes: float = 165.0  # moved per layer, token and channel by what is not a product: norms, RoPE, relu^2, residuals
+    combine_traffic: float = 36.0  # recursion, counted: x + y + z, its norm and the state's update, forwards and backwards
     eager_traffic: float = 2.5  # times that without torch.compile
     bandwidth_efficiency: float = 0.80
     optimizer_bytes: float = 30.0  # moved per parameter owned by a rank: states, gradient, weight

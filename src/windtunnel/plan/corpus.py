@@ -5,7 +5,15 @@ from __future__ import annotations
 import glob
 import os
 
-from windtunnel.recipe import ArithmeticCorpus, BPETokenizer, CharacterTokenizer, CountedCorpus, Recipe, StdlibCorpus
+from windtunnel.recipe import (
+    ArithmeticCorpus,
+    BPETokenizer,
+    CharacterTokenizer,
+    CountedCorpus,
+    Recipe,
+    StdlibCorpus,
+    SudokuCorpus,
+)
 
 # English text and code: about four bytes a token with vocabularies of thousands.
 BYTES_PER_BPE_TOKEN = 3.5
@@ -13,7 +21,9 @@ BYTES_PER_BPE_TOKEN = 3.5
 
 def vocabulary(recipe: Recipe) -> tuple[int, str]:
     """(tokens of the vocabulary with BOS, where that came from), as far as the recipe tells."""
-    tokenizer = recipe.data.tokenizer
+    tokenizer, corpus = recipe.data.tokenizer, recipe.data.corpus
+    if isinstance(corpus, SudokuCorpus):
+        return corpus.box**2 + 1, "digits and blank"
     if isinstance(tokenizer, BPETokenizer):
         return tokenizer.vocab_size, "data.tokenizer.vocab_size"
     assert isinstance(tokenizer, CharacterTokenizer)
@@ -36,6 +46,9 @@ def estimate_corpus_tokens(recipe: Recipe) -> tuple[float | None, str]:
     if isinstance(corpus, StdlibCorpus):
         size = corpus.megabytes * 1e6
         what = f"{corpus.megabytes:g} MB of the standard library"
+    elif isinstance(corpus, SudokuCorpus):
+        cells = corpus.box**4
+        return share * corpus.puzzles * cells, f"{corpus.puzzles:,} puzzles of {cells} cells"
     elif isinstance(corpus, CountedCorpus):
         return float(corpus.tokens), "data.corpus.tokens"
     else:

@@ -51,7 +51,7 @@ def pace(recipe: Recipe, candidate: Candidate, constants: Constants, corpus_toke
     if corpus_tokens is not None:
         held_out = recipe.data.validation
         tokens = min(tokens, corpus_tokens * held_out / (1 - held_out))
-    validation = constants.validation_share * step * tokens / layout.batch_tokens
+    validation = constants.validation_share * candidate.time.validation * step * tokens / layout.batch_tokens
     every = stage.validate_every
     between = every.steps if every.steps else max(1.0, (every.seconds or 0.0) / step)
     startup = constants.cpu_startup_seconds if layout.device == "cpu" else constants.startup_seconds

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from windtunnel.model import GPTShape, HyperParameters, derive, gpt_shape
+from windtunnel.model import GPTShape, HyperParameters, derive, recipe_shape
 from windtunnel.recipe import Recipe
 from windtunnel.rig import Rig
 
 from .constants import Constants
 from .cost import budget_hours, budget_tokens, pace, round_steps
+from .passes import Passes, passes_of
 from .search import Candidate, search_layout
 
 DEPTHS = tuple(range(2, 65, 2))
@@ -26,6 +27,7 @@ class Sized:
     hyper: HyperParameters
     candidate: Candidate
     notes: tuple[str, ...]
+    passes: Passes
 
 
 def at_depth(recipe: Recipe, depth: int) -> Recipe:
@@ -36,10 +38,13 @@ def at_depth(recipe: Recipe, depth: int) -> Recipe:
 def size_up(recipe: Recipe, rig: Rig, vocab: int, constants: Constants) -> Sized:
     """Shape, hyper-parameters and best layout of a recipe whose depth is a number."""
     assert recipe.gpt.depth != "auto"
-    shape = gpt_shape(recipe.gpt, vocab)
-    hyper = derive(recipe, vocab)
-    candidate, notes = search_layout(recipe.stages.pretrain, shape, int(hyper.batch_tokens.value), rig, constants)
-    return Sized(recipe.gpt.depth, shape, hyper, candidate, tuple(notes))
+    shape = recipe_shape(recipe, vocab)
+    hyper, passes = derive(recipe, vocab), passes_of(recipe, shape)
+    batch = int(hyper.batch_tokens.value)
+    candidate, notes = search_layout(
+        recipe.stages.pretrain, shape, batch, rig, constants, passes, recipe.layout.recompute if passes.recursive else None
+    )
+    return Sized(recipe.gpt.depth, shape, hyper, candidate, tuple(notes), passes)
 
 
 def pick_depth(recipe: Recipe, rig: Rig, vocab: int, constants: Constants, corpus: float | None) -> tuple[int, str]:

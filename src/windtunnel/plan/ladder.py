@@ -223,6 +223,6 @@ def brief(layout: Layout) -> str:
     split = [f"{name} {size}" for name, size in axes if size > 1] + ([f"{shard} {layout.data}"] if layout.data > 1 else [])
     parts = [" ".join(split) or "1 rank", f"{layout.accumulation} x {layout.micro_batch}"]
     parts += [layout.precision] if layout.precision != "bf16" else []
-    parts += ["recompute"] if layout.recompute == "block" else []
+    parts += ["recompute"] if layout.recompute != "none" else []
     parts += ["offload"] if layout.offload != "none" else []
     return ", ".join(parts)

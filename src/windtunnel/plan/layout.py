@@ -31,7 +31,7 @@ class Layout:
     tensor: int = 1
     expert: int = 1
     pipeline: int = 1
-    recompute: str = "none"  # or 'block'
+    recompute: str = "none"  # or 'step' (a supervision step of a recursive GPT), or 'block'
     offload: str = "none"  # or 'optimizer'
     engine: str = OWN_ENGINE
 
@@ -65,8 +65,8 @@ class Layout:
             f"{self.accumulation} x {self.micro_batch} sequences" if self.accumulation > 1 else f"{self.micro_batch} sequences"
         )
         parts = [f"{per_rank} of {self.sequence:,} a step each", self.precision + (", compiled" if self.compile else "")]
-        if self.recompute == "block":
-            parts.append("blocks recomputed")
+        if self.recompute != "none":
+            parts.append({"step": "supervision steps recomputed", "block": "blocks recomputed"}[self.recompute])
         if self.offload == "optimizer":
             parts.append("optimizer states in CPU memory")
         if self.engine != OWN_ENGINE:

@@ -9,17 +9,22 @@ from windtunnel.model import GPTShape
 from .calibration import with_correction
 from .constants import Constants
 from .layout import Layout
+from .passes import Passes, plain
 from .types import Moment
 
 GIB = 2**30
+# Of a recursive GPT: each state carried, and with it what it is summed from and its gradients. (Traced: 4.5 to 6.)
+STATES_AT_WORK = 5
 
 SOURCES = {
     "weights": "fp32 master weights, 4 B a parameter, whole on each rank",
     "gradients": "fp32, 4 B a parameter, whole on each rank (reduce-scattered at the step)",
     "muon_momentum": "fp32, 4 B a matrix parameter, over the ranks",
     "adamw_moments": "two fp32 moments, 8 B a parameter of tables, head and scalars, over the ranks",
+    "averaged_weights": "fp32 moving average, 4 B a parameter, over the ranks (trm.ema)",
     "compute_weights": "copies in compute precision that the backward pass keeps",
     "activations": "what autograd keeps per layer and token",
+    "states": "recursion's states at the borders of what is computed again",
     "loss": "logits of a chunk or two, gradients of the last hidden states and of the head",
     "optimizer_workspace": "what the optimizer step needs beyond the freed activations",
     "workspaces": "of cuBLAS and Triton",
@@ -44,8 +49,9 @@ class Memory:
         return max(self.moments, key=lambda moment: moment.gib)
 
 
-def memory(shape: GPTShape, layout: Layout, constants: Constants) -> Memory:
-    """The moments of one optimizer step."""
+def memory(shape: GPTShape, layout: Layout, constants: Constants, passes: Passes | None = None) -> Memory:
+    """The moments of one optimizer step; of a recursive GPT, of the supervision steps that one backward pass covers."""
+    passes = passes or plain(shape)
     element = 4 if layout.precision == "fp32" else 2
     other = shape.parameters - shape.matrix_parameters
     static = {
@@ -54,20 +60,31 @@ def memory(shape: GPTShape, layout: Layout, constants: Constants) -> Memory:
         "muon_momentum": 4.0 * shape.matrix_parameters / layout.ranks,
         "adamw_moments": 8.0 * other / layout.ranks,
     }
+    if passes.averaged:
+        static["averaged_weights"] = 4.0 * shape.parameters / layout.ranks
     quantised = 2.0 * shape.matrix_parameters if layout.precision == "fp8" else 0.0
     kept = {
-        "activations": _activation_bytes(shape, layout, constants, element),
+        "activations": _activation_bytes(shape, layout, constants, element, passes),
         # In 8 bits they are kept in both orders, from step to step; in 16 bits only until the backward pass has used them.
+        # Applications of the same block share them.
         "compute_weights": quantised or (2.0 * shape.matrix_parameters if element == 2 else 0.0),
     }
+    if passes.recursive:
+        kept["states"] = _state_bytes(shape, layout, passes, element)
     between = {"compute_weights": quantised}
-    head = {"loss": element * layout.micro_tokens * shape.dim + 4.0 * shape.head_parameters}
-    worked = {"loss": head["loss"] + 2.0 * element * layout.micro_tokens * shape.dim}
+    # Every supervision step's loss leaves gradients of its last states and of the head until the backward pass takes them.
+    head = passes.joined * (element * layout.micro_tokens * shape.dim + 4.0 * shape.head_parameters)
+    worked = {"loss": head + 2.0 * element * layout.micro_tokens * shape.dim}
+    if layout.recompute != "none":
+        # Where activations are there again as a whole, the gradients of the first block come on top.
+        worked["activations"] = kept["activations"] + element * layout.micro_tokens * (
+            2.0 * shape.dim + (3.0 if shape.mlp == "swiglu" else 1.0) * shape.hidden
+        )
     optimizer = {"optimizer_workspace": _optimizer_bytes(shape, layout)} | between
     moments = [
         ("before the step", (0.0, 0.0), between),
         ("forward", (1.0, 0.0), kept),
-        ("loss", (1.0, 0.0), kept | {"loss": _loss_bytes(shape, layout, constants, element)}),
+        ("loss", (1.0, 0.0), kept | {"loss": _loss_bytes(shape, layout, constants, element, passes)}),
         ("backward", (1.0, 0.0), kept | worked),
         ("optimizer", (1.0, 1.0), optimizer),
     ]
@@ -93,7 +110,7 @@ def _closed(held: dict[str, float], layout: Layout, constants: Constants) -> dic
     return with_correction(gib, constants.extra_gib)
 
 
-def _activation_bytes(shape: GPTShape, layout: Layout, constants: Constants, element: int) -> float:
+def _activation_bytes(shape: GPTShape, layout: Layout, constants: Constants, element: int, passes: Passes) -> float:
     kv_share = shape.kv_dim / shape.dim
     # Of saved_dims k and v have the width of the key/value heads.
     dims = shape.dim * (constants.saved_dims - 2 + 2 * kv_share)
@@ -103,15 +120,25 @@ def _activation_bytes(shape: GPTShape, layout: Layout, constants: Constants, ele
     per_layer = element * (dims + hidden) + 4 * shape.heads  # + log-sum-exp of attention
     values = element * shape.kv_dim * len(shape.value_layers)
     factor = 1.0 if layout.device == "cuda" else constants.eager_factor
-    return layout.micro_tokens * (factor * (shape.layers * per_layer + values) + 2 * element * shape.dim)
+    kept = passes.kept(layout.recompute)
+    return layout.micro_tokens * (factor * (kept * per_layer + values) + 2 * element * shape.dim)
 
 
-def _loss_bytes(shape: GPTShape, layout: Layout, constants: Constants, element: int) -> float:
+def _state_bytes(shape: GPTShape, layout: Layout, passes: Passes, element: int) -> float:
+    """The states at work, those at the borders, and with an update a supervision step those of the other micro-batches."""
+    waiting = passes.carried * (layout.accumulation - 1) if passes.updates > 1 else 0
+    at_work = STATES_AT_WORK if layout.recompute == "none" else 1
+    states = at_work * passes.carried + passes.borders(layout.recompute) + waiting
+    return float(element * layout.micro_tokens * shape.dim * states)
+
+
+def _loss_bytes(shape: GPTShape, layout: Layout, constants: Constants, element: int, passes: Passes) -> float:
     """Logits of a chunk, beside those of the one before; the head in compute precision; gradients."""
     chunks = min(2.0, layout.micro_tokens / constants.loss_chunk_tokens)
     logits = chunks * constants.loss_chunk_tokens * shape.padded_vocab * element
     copy = 0.0 if element == 4 else 2.0 * shape.head_parameters
-    return logits + copy + element * layout.micro_tokens * shape.dim + 4.0 * shape.head_parameters
+    gradients = element * layout.micro_tokens * shape.dim + 4.0 * shape.head_parameters
+    return logits + copy + passes.joined * gradients
 
 
 def _optimizer_bytes(shape: GPTShape, layout: Layout) -> float:

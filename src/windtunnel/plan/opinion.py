@@ -23,12 +23,16 @@ class _Group:
 # The plan's components and the trace's kinds that hold the same.
 GROUPS = (
     _Group("weights", ("weights", "master_weights"), ("weights",)),
-    _Group("optimizer states", ("optimizer_states", "muon_momentum", "adamw_moments"), ("optimizer_states",)),
+    _Group(
+        "optimizer states",
+        ("optimizer_states", "muon_momentum", "adamw_moments", "averaged_weights"),
+        ("optimizer_states",),
+    ),
     _Group("gathered weights", ("gathered_weights",), ("gathered_weights",)),
     _Group("gradients and collectives", ("gradients", "communication"), ("gradients", "communication")),
     _Group(
         "activations and temporaries",
-        ("activations", "loss", "compute_weights", "optimizer_workspace"),
+        ("activations", "states", "loss", "compute_weights", "optimizer_workspace"),
         ("activations", "loss", "compute_weights", "temporaries", "other"),
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from windtunnel.recipe import HuggingFaceModel, Recipe, UserError
+from windtunnel.recipe import HuggingFaceModel, Recipe, SudokuCorpus, UserError
 from windtunnel.rig import Rig
 
 from .alternatives import memory_alternatives
@@ -112,17 +112,20 @@ def _assemble(
     suggest: bool,
 ) -> Plan:
     shape, candidate, layout = sized.shape, sized.candidate, sized.candidate.layout
-    checkpoint, disk = checkpoint_gib(shape), run_disk_gib(shape, recipe.checkpoints, length.hours, corpus)
+    checkpoint = checkpoint_gib(shape, sized.passes.averaged)
+    disk = run_disk_gib(shape, recipe.checkpoints, length.hours, corpus, sized.passes.averaged)
     reasons, alternatives = _refusal(recipe, rig, vocab, sized, speed, length, constants, disk, suggest)
     tokens_per_second = layout.batch_tokens / candidate.time.seconds
     epochs = length.epochs
+    # A puzzle is another one every epoch: under a symmetry drawn anew.
+    repeated = None if isinstance(recipe.data.corpus, SudokuCorpus) else epochs
     return Plan(
         recipe=recipe.name,
         rig=rig.name,
         machine=rig.describe(),
         fits=not reasons,
-        needs_yes=epochs is not None and epochs > EPOCHS_ASK,
-        model=f"GPT of depth {sized.depth}",
+        needs_yes=repeated is not None and repeated > EPOCHS_ASK,
+        model=_model(sized),
         method="pretrain",
         depth=sized.depth,
         params=shape.parameters,
@@ -158,7 +161,7 @@ def _assemble(
         options=(),
         reasons=tuple(reasons),
         alternatives=tuple(alternatives),
-        warnings=tuple(epoch_warnings(epochs)),
+        warnings=tuple(epoch_warnings(repeated)),
         notes=tuple(notes),
         error={"memory": constants.memory_error, "time": constants.time_error},
         sources=sources,
@@ -198,12 +201,26 @@ def _refusal(
 def _memory_reason(sized: Sized, given: int | None) -> str:
     shape, candidate = sized.shape, sized.candidate
     parts = sorted(candidate.components.items(), key=lambda item: -item[1])
+    again = f", {_applications(sized)}" if sized.passes.recursive else ""
     listed = " + ".join(f"{name.replace('_', ' ')} {gib:.1f}" for name, gib in parts if gib >= 0.05)
     count = f"{shape.parameters / 1e9:.1f} B" if shape.parameters >= 1e9 else f"{shape.parameters / 1e6:.0f} M"
-    size = f"depth {sized.depth} has {count} parameters, {4 * shape.parameters / 1e9:.1f} GB of fp32 weights alone"
+    size = f"depth {sized.depth} has {count} parameters, {4 * shape.parameters / 1e9:.1f} GB of fp32 weights alone{again}"
     at = f"at the recipe's micro-batch {given}" if given else f"even at micro-batch {candidate.layout.micro_batch}"
     needs = f"each rank needs {candidate.peak_gib:.1f} GiB ({listed}) {at}"
     return f"{size}; {needs}; the limit is {candidate.limit_gib:.1f} GiB"
+
+
+def _model(sized: Sized) -> str:
+    name = f"GPT of depth {sized.depth}"
+    return f"recursive {name} ({_applications(sized)})" if sized.passes.recursive else name
+
+
+def _applications(sized: Sized) -> str:
+    """'12 blocks x 3 passes x 4 supervision steps = 144 applications'."""
+    recursion = sized.shape.recursion
+    assert recursion is not None
+    counts = f"{sized.shape.layers} blocks x {recursion.passes} passes x {recursion.supervision} supervision steps"
+    return f"{counts} = {sized.shape.applications:,} applications"
 
 
 def _length_notes(recipe: Recipe, rig: Rig, sized: Sized, length: Length, corpus: float | None, auto: bool) -> list[str]:

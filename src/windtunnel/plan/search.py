@@ -12,6 +12,7 @@ from windtunnel.rig import Rig
 from .constants import Constants
 from .layout import Layout
 from .memory import Memory, memory
+from .passes import Passes, plain
 from .steptime import StepTime, step_time
 
 # Layouts this close to the fastest count as equal: the one that needs least memory wins.
@@ -67,12 +68,14 @@ def choose_precision(stage: Pretrain, rig: Rig) -> str:
 def check_own_layout(recipe: Recipe, rig: Rig) -> None:
     """Refuse what the recipe's `layout` asks for beyond what trains a GPT: data-parallel ranks with sharded optimizer states.
 
+    A recursive GPT may compute supervision steps or blocks again.
+
     Raises:
         UserError: names the key and the value that works.
     """
     runs: dict[str, str | int] = {
         "shard": "optimizer",
-        "recompute": "none",
+        "recompute": "none" if recipe.trm is None else recipe.layout.recompute or "none",
         "offload": "none",
         "tensor": 1,
         "expert": 1,
@@ -89,9 +92,18 @@ def check_own_layout(recipe: Recipe, rig: Rig) -> None:
 
 
 def search_layout(
-    stage: Pretrain, shape: GPTShape, batch_tokens: int, rig: Rig, constants: Constants
+    stage: Pretrain,
+    shape: GPTShape,
+    batch_tokens: int,
+    rig: Rig,
+    constants: Constants,
+    passes: Passes | None = None,
+    recompute: str | None = None,
 ) -> tuple[Candidate, list[str]]:
     """The fastest layout that fits, else the one that needs least memory; and notes on what was adjusted.
+
+    Args:
+        passes: of a recursive GPT. recompute: what of it is computed again; None: the search decides.
 
     Raises:
         UserError: the recipe's micro_batch does not divide a rank's share of the batch, or fp8 is not to be had.
@@ -104,18 +116,42 @@ def search_layout(
     compiled = rig.gpu is not None and rig.gpu.capability >= (7, 0) if stage.compile == "auto" else stage.compile
     device = "cuda" if rig.gpu else "cpu"
     limit = memory_limit(rig, constants)
+    passes = passes or plain(shape)
     found = []
-    for micro in _micro_batches(stage.micro_batch, share, ranks, shape.sequence):
-        layout = Layout(ranks, micro, share // micro, shape.sequence, precision, compiled, device)
-        candidate = Candidate(layout, memory(shape, layout, constants), step_time(shape, layout, rig, constants), limit)
-        found.append(candidate)
-        if not candidate.fits:
-            break  # larger micro-batches need more
+    for again in _recomputes(passes, recompute):
+        for micro in _micro_batches(stage.micro_batch, share, ranks, shape.sequence):
+            layout = Layout(ranks, micro, share // micro, shape.sequence, precision, compiled, device, recompute=again)
+            time = step_time(shape, layout, rig, constants, passes)
+            candidate = Candidate(layout, memory(shape, layout, constants, passes), time, limit)
+            found.append(candidate)
+            if not candidate.fits:
+                break  # larger micro-batches need more
     fitting = [c for c in found if c.fits]
     if not fitting:
-        return found[0], notes
+        return min(found, key=lambda c: c.peak_gib), notes
     fastest = min(c.time.seconds for c in fitting)
-    return next(c for c in fitting if c.time.seconds <= SAME_SPEED * fastest), notes
+    chosen = next(c for c in fitting if c.time.seconds <= SAME_SPEED * fastest)
+    return chosen, notes + _turned_down(chosen, found)
+
+
+def _recomputes(passes: Passes, given: str | None) -> tuple[str, ...]:
+    """What may be computed again, the cheapest first."""
+    if given is not None:
+        return (given,)
+    return ("none", "step", "block") if passes.recursive else ("none",)
+
+
+def _turned_down(chosen: Candidate, found: list[Candidate]) -> list[str]:
+    """Why no larger micro-batch without recomputation: what it would need."""
+    if not any(c.layout.recompute != "none" for c in found):
+        return []
+    too_big = next((c for c in found if c.layout.recompute == "none" and not c.fits), None)
+    if too_big is None:
+        return []
+    room = f"{too_big.peak_gib:.1f} of {too_big.limit_gib:.1f} GiB"
+    needs = f"micro-batch {too_big.layout.micro_batch} with nothing recomputed would need {room}"
+    how = "a smaller micro-batch does" if chosen.layout.recompute == "none" else f"recompute={chosen.layout.recompute} does"
+    return [f"{needs} a rank: {how}, {chosen.peak_gib:.1f} GiB at micro-batch {chosen.layout.micro_batch}"]
 
 
 def _share(batch_tokens: int, sequence: int, ranks: int) -> tuple[int, list[str]]:

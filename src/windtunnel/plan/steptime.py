@@ -9,8 +9,11 @@ from windtunnel.rig import Rig
 
 from .constants import Constants
 from .layout import Layout
+from .passes import Passes, plain
 
 NEWTON_SCHULZ_ITERATIONS = 5
+# Of the bytes that move per weight and micro-step: 6 of 14 make the copy in compute precision, 8 add the gradient.
+CONVERSION = 6 / 14
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,7 @@ class StepTime:
     seconds: float
     terms: dict[str, float]
     peak_flops: float
+    validation: float = 1.0  # cost of a token that is only scored, relative to that of a plain GPT's
 
     @property
     def bound(self) -> str:
@@ -27,58 +31,96 @@ class StepTime:
         return max(self.terms, key=lambda name: self.terms[name])
 
 
-def step_time(shape: GPTShape, layout: Layout, rig: Rig, constants: Constants) -> StepTime:
+@dataclass(frozen=True)
+class _Load:
+    """A step's work beside a plain GPT's, whose is 1 in each: of the blocks, the head, the blocks' weights, and validation."""
+
+    blocks: float
+    head: float
+    weights: float
+    combine: float  # applications that combine states
+    validation: float
+
+
+def _load(shape: GPTShape, layout: Layout, passes: Passes) -> _Load:
+    """A backward pass takes twice a forward pass; what is computed again takes a forward pass more."""
+    forward = passes.forward(layout.recompute)
+    blocks = (forward + 2 * passes.graded) / (3 * shape.layers)
+    # Scored tokens take one forward pass of every application, beside training's `blocks` of three passes.
+    validation = passes.applications / shape.layers / blocks
+    # Weights are converted once a backward pass, or an update; each application adds its gradients to them.
+    weights = CONVERSION * passes.updates + (1 - CONVERSION) * passes.graded / shape.layers
+    return _Load(blocks, float(passes.heads), weights, float(passes.combined), validation)
+
+
+def step_time(shape: GPTShape, layout: Layout, rig: Rig, constants: Constants, passes: Passes | None = None) -> StepTime:
     """Estimate one optimizer step: all ranks do `accumulation` forward and backward passes, exchange, and update."""
+    passes = passes or plain(shape)
+    load = _load(shape, layout, passes)
     if layout.device == "cpu":
-        return _cpu(shape, layout, rig, constants)
-    time, factor = _gpu(shape, layout, rig, constants), constants.time_factor
-    return StepTime(factor * time.seconds, {name: factor * value for name, value in time.terms.items()}, time.peak_flops)
+        return _cpu(shape, layout, rig, constants, passes, load)
+    time, factor = _gpu(shape, layout, rig, constants, passes, load), constants.time_factor
+    terms = {name: factor * value for name, value in time.terms.items()}
+    return StepTime(factor * time.seconds, terms, time.peak_flops, load.validation)
 
 
-def _gpu(shape: GPTShape, layout: Layout, rig: Rig, c: Constants) -> StepTime:
+def _gpu(shape: GPTShape, layout: Layout, rig: Rig, c: Constants, passes: Passes, load: _Load) -> StepTime:
     assert rig.gpu is not None
     gpu = rig.gpu
     rank_tokens = layout.micro_tokens * layout.accumulation
     bandwidth = gpu.bandwidth_gbs * 1e9 * c.bandwidth_efficiency
     peak = 1e12 * (gpu.fp32_tflops if layout.precision == "fp32" else gpu.bf16_tflops)
     size = size_efficiency(shape, layout, c)
-    products = 6.0 * (shape.matrix_parameters + shape.head_parameters) * rank_tokens / (peak * c.matmul_efficiency * size)
+    products = _product_flops(shape, load) * rank_tokens / (peak * c.matmul_efficiency * size)
     if layout.precision == "fp8" and gpu.fp8_tflops:
-        head = 6.0 * shape.head_parameters * rank_tokens / (peak * c.matmul_efficiency * size)
-        blocks = 6.0 * shape.matrix_parameters * rank_tokens / (gpu.fp8_tflops * 1e12 * c.fp8_efficiency * size)
+        head = load.head * 6.0 * shape.head_parameters * rank_tokens / (peak * c.matmul_efficiency * size)
+        blocks = load.blocks * 6.0 * shape.matrix_parameters * rank_tokens / (gpu.fp8_tflops * 1e12 * c.fp8_efficiency * size)
         products = head + blocks
     width = 2 if layout.precision == "fp32" else 1
-    traffic = c.traffic_bytes * width * (1 if layout.compile else c.eager_traffic)
-    moved = traffic * shape.layers * shape.dim * rank_tokens + c.micro_step_bytes * shape.parameters * layout.accumulation
+    eager = 1 if layout.compile else c.eager_traffic
     terms = {
         "matrix products": products,
-        "attention": _attention_flops(shape) * rank_tokens / (peak * c.attention_efficiency),
-        "memory bandwidth": moved / bandwidth,
-        "optimizer": _optimizer_seconds(shape, layout, peak * c.matmul_efficiency * size, bandwidth, c),
-        "communication": _communication_seconds(shape, layout, rig, c),
+        "attention": load.blocks * _attention_flops(shape) * rank_tokens / (peak * c.attention_efficiency),
+        "memory bandwidth": _moved(shape, layout, rank_tokens, width * eager, c, load) / bandwidth,
+        "optimizer": passes.updates * _optimizer_seconds(shape, layout, peak * c.matmul_efficiency * size, bandwidth, c),
+        "communication": passes.updates * _communication_seconds(shape, layout, rig, c),
     }
     busy = sum(terms.values()) - c.overlap * min(terms["communication"], products)
-    launch = (c.launch_seconds if layout.compile else c.eager_launch_seconds) * shape.layers * (layout.accumulation + 1)
+    host = c.launch_seconds if layout.compile else c.eager_launch_seconds
+    launch = host * passes.forward(layout.recompute) * (layout.accumulation + 1)
     if launch > busy:
         return StepTime(launch, terms | {"kernel launches": launch}, peak)
     return StepTime(busy, terms, peak)
 
 
-def _cpu(shape: GPTShape, layout: Layout, rig: Rig, c: Constants) -> StepTime:
+def _cpu(shape: GPTShape, layout: Layout, rig: Rig, c: Constants, passes: Passes, load: _Load) -> StepTime:
     gflops = rig.cpu_gflops or c.cpu_gflops_per_core * rig.cpu_cores
     tokens = layout.batch_tokens
     peak = gflops * 1e9
     rate = peak * c.cpu_efficiency * (c.cpu_bf16_share if layout.precision != "fp32" else 1.0)
     bandwidth = c.cpu_bandwidth_gbs * 1e9
-    moved = 2 * c.traffic_bytes * shape.layers * shape.dim * tokens + c.micro_step_bytes * shape.parameters * layout.accumulation
+    attention = load.blocks * _attention_flops(shape) * tokens
     terms = {
-        "matrix products": 6.0 * (shape.matrix_parameters + shape.head_parameters) * tokens / rate,
-        "attention": _attention_flops(shape) * tokens * c.cpu_efficiency / c.cpu_attention_efficiency / rate,
-        "memory bandwidth": moved / bandwidth,
-        "optimizer": _optimizer_seconds(shape, layout, rate, bandwidth, c),
-        "kernel launches": c.eager_launch_seconds * shape.layers * layout.accumulation,
+        "matrix products": _product_flops(shape, load) * tokens / rate,
+        "attention": attention * c.cpu_efficiency / c.cpu_attention_efficiency / rate,
+        "memory bandwidth": _moved(shape, layout, tokens, 2, c, load) / bandwidth,
+        "optimizer": passes.updates * _optimizer_seconds(shape, layout, rate, bandwidth, c),
+        "kernel launches": c.eager_launch_seconds * passes.forward(layout.recompute) * layout.accumulation,
     }
-    return StepTime(sum(terms.values()), terms, peak)
+    return StepTime(sum(terms.values()), terms, peak, load.validation)
+
+
+def _product_flops(shape: GPTShape, load: _Load) -> float:
+    """FLOPs a token of the products with weights, those that are done again included."""
+    return 6.0 * (load.blocks * shape.matrix_parameters + load.head * shape.head_parameters)
+
+
+def _moved(shape: GPTShape, layout: Layout, tokens: int, width: float, c: Constants, load: _Load) -> float:
+    """Bytes through memory: activations by what is no product, and weights, which every application converts anew."""
+    activations = c.traffic_bytes * load.blocks * shape.layers + c.combine_traffic * load.combine
+    rest = shape.parameters - shape.matrix_parameters - shape.head_parameters
+    weights = load.weights * shape.matrix_parameters + load.head * shape.head_parameters + rest
+    return width * activations * shape.dim * tokens + c.micro_step_bytes * weights * layout.accumulation
 
 
 def size_efficiency(shape: GPTShape, layout: Layout, c: Constants) -> float:
@@ -99,8 +141,9 @@ def newton_schulz_flops(shape: GPTShape) -> float:
 
 
 def _attention_flops(shape: GPTShape) -> float:
-    """FLOPs a token really done, forward and backward: the causal half of the published convention, 12 h d s."""
-    return sum(6.0 * shape.heads * shape.head_dim * min(w, shape.sequence) for w in shape.windows)
+    """FLOPs a token really done by one pass, forward and backward; causal attention does half of them, 12 h d s."""
+    done = 6.0 if shape.causal else 12.0
+    return sum(done * shape.heads * shape.head_dim * min(w, shape.sequence) for w in shape.windows)
 
 
 def _optimizer_seconds(shape: GPTShape, layout: Layout, rate: float, bandwidth: float, c: Constants) -> float:

@@ -9,8 +9,11 @@ from .errors import GateFailed, UserError
 
 if TYPE_CHECKING:
     from .finetuning import GRPO, FineTune, HuggingFaceModel, LayoutChoice, LoRA
-    from .load import dump_recipe, load_recipe, recipe_names, template_names, validate
-    from .scale import scale_model
+    from .load import dump_recipe, load_recipe, recipe_names, template_names
+    from .phased import phase_recipe, recipe_notes, validate
+    from .phases import Gates, Phase
+    from .recursion import PRESETS, Preset, Recursion, ResolvedRecursion
+    from .scale import scale_model, scale_phases
     from .schema import (
         ARITHMETIC_ALPHABET,
         ArithmeticCorpus,
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
         Schedule,
         Serve,
         StdlibCorpus,
+        SudokuCorpus,
         TextCorpus,
     )
     from .units import Every, parse_count, parse_dollars, parse_every, parse_hours
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ARITHMETIC_ALPHABET",
     "GRPO",
+    "PRESETS",
     "ArithmeticCorpus",
     "BPETokenizer",
     "Bands",
@@ -49,15 +54,21 @@ __all__ = [
     "FineTune",
     "GPTModel",
     "GateFailed",
+    "Gates",
     "HuggingFaceModel",
     "LayoutChoice",
     "LoRA",
     "Optimizer",
+    "Phase",
+    "Preset",
     "Pretrain",
     "Recipe",
+    "Recursion",
+    "ResolvedRecursion",
     "Schedule",
     "Serve",
     "StdlibCorpus",
+    "SudokuCorpus",
     "TextCorpus",
     "UserError",
     "dump_recipe",
@@ -66,16 +77,22 @@ __all__ = [
     "parse_dollars",
     "parse_every",
     "parse_hours",
+    "phase_recipe",
     "recipe_names",
+    "recipe_notes",
     "scale_model",
+    "scale_phases",
     "template_names",
     "validate",
 ]
 
 _MODULES = {
     "finetuning": ("GRPO", "FineTune", "HuggingFaceModel", "LayoutChoice", "LoRA"),
-    "load": ("dump_recipe", "load_recipe", "recipe_names", "template_names", "validate"),
-    "scale": ("scale_model",),
+    "load": ("dump_recipe", "load_recipe", "recipe_names", "template_names"),
+    "phased": ("phase_recipe", "recipe_notes", "validate"),
+    "phases": ("Gates", "Phase"),
+    "recursion": ("PRESETS", "Preset", "Recursion", "ResolvedRecursion"),
+    "scale": ("scale_model", "scale_phases"),
     "schema": (
         "ARITHMETIC_ALPHABET",
         "ArithmeticCorpus",
@@ -94,6 +111,7 @@ _MODULES = {
         "Schedule",
         "Serve",
         "StdlibCorpus",
+        "SudokuCorpus",
         "TextCorpus",
     ),
     "units": ("Every", "parse_count", "parse_dollars", "parse_every", "parse_hours"),

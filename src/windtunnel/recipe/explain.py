@@ -20,6 +20,7 @@ _EXPECTED = {
     "bool_type": "true or false",
     "string_type": "text",
     "list_type": "a list, such as [a, b]",
+    "tuple_type": "a list",
     "model_type": "a section of keys",
     "dict_type": "a section of keys",
     "greater_than": "more than {gt}",
@@ -123,6 +124,8 @@ def _readable(location: Path_) -> tuple[Path_, type[BaseModel] | None]:
     while rest:
         part = rest.pop(0)
         parts.append(part)
+        if part.isdigit():
+            continue  # an item of a list of sections
         owner = model
         field = model.model_fields.get(part) if model else None
         options = list(_models(field.annotation)) if field else []

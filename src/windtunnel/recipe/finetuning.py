@@ -39,8 +39,10 @@ class LayoutChoice(Section):
     tensor: int | None = Field(None, ge=1, description="ranks that share each matrix")
     expert: int | None = Field(None, ge=1, description="ranks that share the experts of a layer")
     pipeline: int | None = Field(None, ge=1, description="ranks that share the layers")
-    recompute: Literal["none", "block"] | None = Field(
-        None, description="'block' keeps only the input of each block and computes the rest again"
+    recompute: Literal["none", "step", "block"] | None = Field(
+        None,
+        description="'block' keeps only the input of each block and computes the rest again; "
+        "'step' (recursive models) the states between supervision steps",
     )
     offload: Literal["none", "optimizer"] | None = Field(None, description="'optimizer' keeps optimizer states in CPU memory")
 

@@ -8,13 +8,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import ValidationError
-
 from .errors import UserError
-from .explain import explain
+from .overlay import apply_overrides, merge
+from .phased import validate
 from .schema import Recipe
-from .yamlfile import Path_, dump_yaml, parse_scalar, read_yaml
+from .yamlfile import Path_, dump_yaml, read_yaml
 
 
 def recipe_names() -> list[str]:
@@ -36,19 +34,10 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         UserError: names the file, line and key, what was expected and the nearest valid name.
     """
     data, origin, path = _read_extended(str(source), seen=())
-    # A change of kind clears the section, so it comes before the keys of the new kind.
-    for override in sorted(overrides, key=lambda o: not o.partition("=")[0].strip().endswith(".kind")):
-        where = _apply(data, override)
-        origin[where] = f"--set {override}"
-    return validate(data, str(path), origin)
-
-
-def validate(data: dict[str, Any], file: str, origin: dict[Path_, str] | None = None) -> Recipe:
-    """Validate a mapping as a Recipe; `origin` tells where each key came from, for messages."""
-    try:
-        return Recipe.model_validate(data)
-    except ValidationError as error:
-        raise UserError("\n".join(explain(error.errors(), origin or {}, file))) from None
+    changed = apply_overrides(data, overrides)
+    # What stood below a key that was replaced is gone, and so are its lines.
+    kept = {where: line for where, line in origin.items() if not any(where[: len(key)] == key for key in changed)}
+    return validate(data, str(path), kept | changed)
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -96,7 +85,7 @@ def _read_extended(source: str, seen: tuple[str, ...]) -> tuple[dict[str, Any], 
         raise UserError(f"{origin[('extends',)]}: extends: expected a recipe's name or file (got {parent!r})")
     beside = path.parent / parent
     base, base_origin, _ = _read_extended(str(beside) if beside.is_file() else parent, (*seen, str(path.resolve())))
-    return _merge(base, data), {**base_origin, **origin}, path
+    return merge(base, data), {**base_origin, **origin}, path
 
 
 def _anchor_files(data: dict[str, Any], path: Path) -> None:
@@ -125,35 +114,3 @@ def _stands_in(folder: Path, pattern: str) -> bool:
         return bool(pattern) and not Path(pattern).is_absolute() and any(folder.glob(pattern))
     except (OSError, ValueError):  # not a path at all; the corpus will say so
         return False
-
-
-def _merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in top.items():
-        old = merged.get(key)
-        # Another kind of corpus or tokenizer shares no keys with the one it replaces.
-        both = isinstance(old, dict) and isinstance(value, dict) and value.get("kind", old.get("kind")) == old.get("kind")
-        merged[key] = _merge(old or {}, value) if both else value
-    return merged
-
-
-def _apply(data: dict[str, Any], override: str) -> Path_:
-    key, equals, text = override.partition("=")
-    parts = tuple(key.strip().split("."))
-    if not equals or not all(parts):
-        raise UserError(f"--set {override}: expected key.path=value", "for example --set model.depth=12")
-    try:
-        value = parse_scalar(text)
-    except (yaml.YAMLError, ValueError):
-        value = text
-    here = data
-    for i, part in enumerate(parts[:-1]):
-        child = here.get(part)
-        if child is not None and not isinstance(child, dict):
-            raise UserError(f"--set {override}: {'.'.join(parts[: i + 1])} is a value, not a section")
-        here[part] = dict(child or {})
-        here = here[part]
-    if parts[-1] == "kind" and here.get("kind") != value:
-        here.clear()  # the other keys belonged to the kind it was
-    here[parts[-1]] = value
-    return parts

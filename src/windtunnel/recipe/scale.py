@@ -2,70 +2,150 @@
 
 from __future__ import annotations
 
-from .schema import ArithmeticCorpus, BPETokenizer, GPTModel, Recipe, StdlibCorpus
+from typing import Any
+
+from .overlay import flatten
+from .phased import phase_recipe
+from .phases import Gates, Phase
+from .recursion import Recursion
+from .schema import ArithmeticCorpus, BPETokenizer, GPTModel, Pretrain, Recipe, StdlibCorpus, SudokuCorpus
 from .units import Every
 
-STEPS = 240
-DEPTH, HEAD_DIM, HEADS = 3, 32, 3
+STEPS, RECURSIVE_STEPS = 240, 48
+DEPTH, RECURSIVE_DEPTH, HEAD_DIM, HEADS = 3, 2, 32, 3
 MOST_HEADS = 4  # the width grows with them
+SEQUENCE, RECURSIVE_SEQUENCE = 128, 64
+SEQUENCES, RECURSIVE_SEQUENCES = 32, 16
+LOOPS, CYCLES, SUPERVISION = 2, 2, 3
+# Presets have the rates of models many times as wide and runs many times as long: with them a scale model would not learn.
+RECURSIVE_RATES = {"matrix_lr": 0.005, "embedding_lr": 0.05}
+PHASE_STEPS = 24
+NO_GATES: dict[str, Any] = {
+    "order": False, "refinement": None, "gradient_norm": None, "decreasing": False, "utilisation": None,
+}  # fmt: skip
+# What a phase changes and a scale model leaves as it is; the rest is of sizes and lengths.
+STRUCTURAL = ("trm.preset", "trm.weight_base", "trm.improvement_reward", "trm.detach_from", "trm.updates", "trm.ema")
 
 
-def scale_model(recipe: Recipe, *, steps: int = STEPS) -> Recipe:
-    """The recipe's scale model.
+def scale_model(recipe: Recipe, *, steps: int | None = None) -> Recipe:
+    """The recipe's scale model; of a recipe with phases, the last one's.
 
     Rules: depth 3 and heads of 32 channels (3 of them, 4 where grouped queries need them), sequence
     128, 32 sequences a step, the same kind of corpus and tokenizer but megabytes of it, checkpoints
     and validations every few steps, and a budget of steps. What is structural (kinds, value
     embeddings, windows, softcap, GQA ratio up to 4, precision) is left as it is. The user's own text
     stays what it is: a recipe has no size for it, whoever rehearses takes an excerpt.
+
+    A recursive model has depth 2, sequence 64 and 16 sequences a step, at most 2 loops, 2 cycles and 3
+    supervision steps, and rates of its own; scheme, weights and detaching stay. Sudoku becomes 4x4.
+
+    Args:
+        steps: of the run; None: 240, of a recursive model 48.
     """
-    heads, kv_heads = _heads(recipe.gpt)
-    corpus = recipe.data.corpus
-    if isinstance(corpus, ArithmeticCorpus):
-        corpus = corpus.model_copy(update={"documents": 60_000, "digits": 2, "decimals": min(corpus.decimals, 1), "terms": 2})
-    elif isinstance(corpus, StdlibCorpus):
-        corpus = corpus.model_copy(update={"megabytes": min(corpus.megabytes, 2.0)})
+    if recipe.phases:
+        recipe = phase_recipe(recipe, recipe.phases[-1].name)
+    if steps is None:
+        steps = STEPS if recipe.trm is None else RECURSIVE_STEPS
     tokenizer = recipe.data.tokenizer
     if isinstance(tokenizer, BPETokenizer):
         tokenizer = tokenizer.model_copy(update={"vocab_size": min(tokenizer.vocab_size, 512)})
-    pretrain = recipe.stages.pretrain
-    small_pretrain = pretrain.model_copy(
-        update={
-            "batch_tokens": 32 * 128,
-            "micro_batch": 16,
-            "validate_every": Every(steps=max(1, steps // 6)),
-            "validation_tokens": 65_536,
-            "schedule": pretrain.schedule.model_copy(update={"warmup_steps": max(1, steps // 20)}),
-        }
-    )
     evaluate = recipe.stages.evaluate
     small_evaluate = evaluate.model_copy(
         update={
-            "bits_per_byte_tokens": 65_536,
+            "bits_per_byte_tokens": 65_536 if recipe.trm is None else 8_192,
             "exact_match_problems": min(evaluate.exact_match_problems, 100),
             "samples": min(evaluate.samples, 2),
             "sample_tokens": 32,
         }
     )
+    data = recipe.data.model_copy(update={"corpus": _corpus(recipe), "tokenizer": tokenizer, "validation": 0.05})
+    model = _model(recipe, data.corpus)
+    pretrain = _pretrain(recipe, model.sequence, steps)
     return recipe.model_copy(
         update={
-            "model": recipe.gpt.model_copy(
-                update={
-                    "depth": DEPTH,
-                    "aspect": heads * HEAD_DIM // DEPTH,
-                    "head_dim": HEAD_DIM,
-                    "kv_heads": kv_heads,
-                    "sequence": 128,
-                }
-            ),
-            "data": recipe.data.model_copy(update={"corpus": corpus, "tokenizer": tokenizer, "validation": 0.05}),
-            "stages": recipe.stages.model_copy(update={"pretrain": small_pretrain, "evaluate": small_evaluate}),
+            "phase": None,
+            "model": model,
+            "trm": _recursion(recipe.trm),
+            "data": data,
+            "stages": recipe.stages.model_copy(update={"pretrain": pretrain, "evaluate": small_evaluate}),
             "budget": recipe.budget.model_copy(
                 update={"dollars": None, "hours": None, "tokens": None, "epochs": None, "steps": steps}
             ),
             "checkpoints": recipe.checkpoints.model_copy(update={"every": Every(steps=max(1, steps // 8))}),
         }
     )
+
+
+def scale_phases(recipe: Recipe, *, steps: int = PHASE_STEPS) -> Recipe:
+    """The scale model with all phases of the recipe, `steps` each, whose gates ask for nothing: a toy's numbers mean nothing."""
+    phases = []
+    for phase in recipe.phases:
+        kept: dict[str, Any] = {key: value for key, value in flatten(phase.set).items() if key in STRUCTURAL}
+        trm = phase_recipe(recipe, phase.name).trm
+        if trm is not None:
+            kept["trm.detach_from"] = _detach_from(trm)
+        gates = None if phase.gates is None else Gates(**NO_GATES)
+        phases.append(Phase(name=phase.name, description=phase.description, set=kept, gates=gates))
+    small = scale_model(recipe.model_copy(update={"phases": ()}), steps=steps)
+    return small.model_copy(update={"phases": tuple(phases)})
+
+
+def _corpus(recipe: Recipe) -> Any:
+    corpus = recipe.data.corpus
+    if isinstance(corpus, ArithmeticCorpus):
+        return corpus.model_copy(update={"documents": 60_000, "digits": 2, "decimals": min(corpus.decimals, 1), "terms": 2})
+    if isinstance(corpus, StdlibCorpus):
+        return corpus.model_copy(update={"megabytes": min(corpus.megabytes, 2.0)})
+    if isinstance(corpus, SudokuCorpus):
+        return corpus.model_copy(update={"box": 2, "puzzles": min(corpus.puzzles, 600), "grade": "easy"})
+    return corpus
+
+
+def _model(recipe: Recipe, corpus: Any) -> GPTModel:
+    heads, kv_heads = _heads(recipe.gpt)
+    plain = recipe.trm is None
+    depth, sequence = (DEPTH, SEQUENCE) if plain else (RECURSIVE_DEPTH, RECURSIVE_SEQUENCE)
+    if isinstance(corpus, SudokuCorpus):
+        sequence = corpus.box**4
+    size = {"depth": depth, "aspect": heads * HEAD_DIM // depth, "head_dim": HEAD_DIM, "kv_heads": kv_heads, "sequence": sequence}
+    return recipe.gpt.model_copy(update=size)
+
+
+def _pretrain(recipe: Recipe, sequence: int, steps: int) -> Pretrain:
+    pretrain, plain = recipe.stages.pretrain, recipe.trm is None
+    sequences = SEQUENCES if plain else RECURSIVE_SEQUENCES
+    rates = {} if plain else RECURSIVE_RATES
+    return pretrain.model_copy(
+        update={
+            "batch_tokens": sequences * sequence,
+            "micro_batch": sequences // 2,
+            "validate_every": Every(steps=max(1, steps // 6)),
+            "validation_tokens": 65_536 if plain else 4_096,
+            "optimizer": pretrain.optimizer.model_copy(update=rates),
+            "schedule": pretrain.schedule.model_copy(update={"warmup_steps": max(1, steps // 20)}),
+        }
+    )
+
+
+def _recursion(trm: Recursion | None) -> Recursion | None:
+    if trm is None:
+        return None
+    given = trm.inference_supervision
+    return trm.model_copy(
+        update={
+            "loops": min(trm.loops, LOOPS),
+            "cycles": min(trm.cycles, CYCLES),
+            "supervision": min(trm.supervision, SUPERVISION),
+            "detach_from": _detach_from(trm),
+            "inference_supervision": None if given is None else min(given, SUPERVISION + 1),
+        }
+    )
+
+
+def _detach_from(trm: Recursion) -> int | None:
+    """Of fewer supervision steps: gradients still end before the last one where they do in the recipe."""
+    whole, small = trm.resolved.detach_from, min(trm.supervision, SUPERVISION)
+    return min(whole, max(0, small - 2)) if whole < trm.supervision - 1 else trm.detach_from
 
 
 def _heads(model: GPTModel) -> tuple[int, int | None]:

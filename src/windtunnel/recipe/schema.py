@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from .consistent import phases_problem, puzzle_problem, recursion_problem
 from .errors import UserError
 from .finetuning import GRPO, FineTune, HuggingFaceModel, LayoutChoice
 from .phases import Phase
@@ -31,6 +32,10 @@ class GPTModel(Section):
     head_dim: int = Field(128, ge=2, multiple_of=2, description="channels per attention head")
     kv_heads: int | None = Field(None, ge=1, description="key/value heads (GQA); null: as many as query heads")
     mlp: Literal["relu2", "swiglu"] = "relu2"
+    mlp_ratio: float | None = Field(
+        None, gt=0, description="width of the MLP / dim; null: 4, for swiglu 8/3 (up to a multiple of 128)"
+    )
+    qk_gain: float = Field(1.2, gt=0, description="normed queries and keys are scaled by this, each")
     sequence: int = Field(2048, ge=8, description="tokens per training sequence")
     vocab_pad: int = Field(32, ge=1, description="the vocabulary is padded up to a multiple of this")
     value_embeddings: bool = Field(True, description="token embeddings added to the values of every other layer (ResFormer)")
@@ -154,7 +159,7 @@ class Evaluate(Section):
     """What the best checkpoint is measured on."""
 
     bits_per_byte_tokens: Count = Field(10_485_760, ge=1)
-    exact_match_problems: int = Field(500, ge=0, description="held-out sums answered greedily (arithmetic corpora)")
+    exact_match_problems: int = Field(500, ge=0, description="held-out sums answered greedily, or puzzles solved")
     samples: int = Field(4, ge=0)
     sample_tokens: int = Field(64, ge=1)
     prompts: list[str] = Field(
@@ -255,7 +260,16 @@ class Recipe(Section):
             raise ValueError(f"stages.{stage} needs a model of kind huggingface; this one is a gpt, which has stages.pretrain")
         if isinstance(self.model, HuggingFaceModel) and (self.stages.sft is None) == (self.stages.rl is None):
             raise ValueError("a model of kind huggingface needs either stages.sft or stages.rl")
+        for problem in (recursion_problem(self), puzzle_problem(self), phases_problem(self)):
+            if problem is not None:
+                raise ValueError(problem)
         return self
+
+    @field_validator("phases", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        """YAML has lists, no tuples."""
+        return tuple(value) if isinstance(value, list) else value
 
     @property
     def gpt(self) -> GPTModel:

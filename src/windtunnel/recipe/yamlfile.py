@@ -73,6 +73,10 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
 
 
 def _walk(node: yaml.Node, prefix: Path_, lines: dict[Path_, int], path: Path) -> None:
+    if isinstance(node, yaml.SequenceNode):
+        for number, item in enumerate(node.value):
+            lines[(*prefix, str(number))] = item.start_mark.line + 1
+            _walk(item, (*prefix, str(number)), lines, path)
     if not isinstance(node, yaml.MappingNode):
         return
     for key, value in node.value:

@@ -53,6 +53,8 @@ def evaluate(rehearsal: Rehearsal, say: Say) -> Evidence:
     text = f"{report.validation.bits_per_byte:.3f} bits per byte at step {report.step}"
     if report.exact_match is not None:
         text += f"; exact match {report.exact_match}"
+    if report.puzzles is not None:
+        text += f"; held-out puzzles solved exactly: {report.puzzles.exact}"
     return Evidence(text, {key: value for key, value in report.to_json().items() if key != "samples"})
 
 

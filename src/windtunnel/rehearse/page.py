@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.plan import Plan, lines, memory_svg
 from windtunnel.recipe import UserError, dump_recipe
 from windtunnel.run import MetricsReader
-from windtunnel.watch import CheckRow, Curve, Memory, PlanRow, Report, Sample, write_report
+from windtunnel.watch import (
+    CheckRow,
+    Curve,
+    Memory,
+    PlanRow,
+    Report,
+    Sample,
+    recursion_curves,
+    write_report,
+)
 
-from .checking import Outcome
+from .checking import Context, Outcome
 from .late import Late
 from .readiness import Readiness
 
@@ -41,6 +50,7 @@ def write_page(report: Readiness, path: Path) -> Path:
         checks=[_row(outcome, report.late_of(outcome)) for outcome in sorted(report.outcomes, key=lambda o: o.status != "fail")],
         plans=[_plan(plan, number) for number, plan in enumerate(report.plans())],
         loss=_loss(getattr(context, "run", None)),
+        recursion=_recursion(context),
         memory=[Curve(f"{name} run, resident", points) for name, points in memory.items() if points],
         cost=_cost(report),
         budget_dollars=recipe.budget.dollars if recipe else None,
@@ -105,6 +115,18 @@ def _loss(run: Path | None) -> list[Curve]:
     return [Curve(name, [(p.step, p.value) for p in points]) for name, points in found.items() if points]
 
 
+def _recursion(context: Context) -> Any:
+    """Losses after each supervision step, of a recursive model that was trained."""
+    run: Path | None = getattr(context, "run", None)
+    if run is None or not context.recurses or not (run / "metrics.sqlite").exists():
+        return None
+    try:
+        with MetricsReader(run / "metrics.sqlite") as metrics:
+            return recursion_curves(metrics, context.prepared.tokenizer.vocab)
+    except UserError:
+        return None
+
+
 def _cost(report: Readiness) -> list[Curve]:
     """Dollars over the planned run on each target: starting up costs the first of them."""
     curves = []
@@ -125,4 +147,6 @@ def _evaluation(found: EvaluationReport) -> tuple[list[tuple[str, str, str]], li
         match = found.exact_match
         interval = f"{match.right} of {match.n} held-out sums; 95 % interval {match.low:.1%} to {match.high:.1%}"
         rows.append(("exact match", f"{match.share:.1%}", interval))
+    if found.puzzles is not None:
+        rows += [(name, value, "") for name, value in found.puzzles.rows()]
     return rows, [Sample(sample.prompt, sample.text) for sample in found.samples]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .checking import CheckFailed, Evidence, Say
 from .processes import TICK, Child
-from .state import Rehearsal, Stage
+from .state import Rehearsal, Stage, has_text
 
 if TYPE_CHECKING:
     import httpx
@@ -154,5 +154,6 @@ CHECKS = (
         serve,
         shows="end",
         needs=("resume",),
+        applies=has_text,
     ),
 )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from . import after, climbing, comparing, learning, serving, training
+from . import after, climbing, comparing, learning, phases, serving, training
 from .checking import Check, all_checks
 
 
 def stages() -> list[Check]:
     """The stages of a rehearsal; they share what they find through it."""
-    modules = (training, learning, comparing, after, serving, climbing)
+    modules = (training, learning, comparing, phases, after, serving, climbing)
     return [stage for module in modules for stage in module.CHECKS]
 
 

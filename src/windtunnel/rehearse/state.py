@@ -60,5 +60,10 @@ def is_gpt(context: Context) -> bool:
     return context.is_gpt and context.has_data
 
 
+def has_text(context: Context) -> bool:
+    """The same, and the data are text."""
+    return is_gpt(context) and context.has_text
+
+
 # A stage runs here: it starts processes of its own, follows them, and leaves what it made for the next stages.
 Stage: Callable[..., Check] = partial(Check, apart=False, applies=is_gpt)

@@ -1,11 +1,14 @@
 """Runs: the folder, metrics, checkpoints, budget and bands of one execution. No torch."""
 
 from .bands import Alert, BandWatch, Targets
+from .bands_recursion import RecursionLimits
 from .budget import STARTED, BudgetClock, BudgetSpent, EpochsVerdict, Spent, epochs_over_data, load_spent
 from .files import write_atomic
 from .folder import RunFolder, RunSummary, is_live, list_runs, new_folder, newest_run
+from .gates import GateResult, gate_series, judge_gates
+from .identity import first_difference
 from .metrics import Event, Metrics, MetricsReader, Point
-from .names import METRICS
+from .names import METRICS, STEP_METRICS, described, of_step, step_values
 from .retention import DiskNeed, apply_retention, disk_needed
 from .signals import StopRequest
 from .store import Checkpoint, CheckpointStore, DamagedCheckpoint
@@ -14,6 +17,7 @@ from .writer import CheckpointWriter, DiskFull, Saved
 __all__ = [
     "METRICS",
     "STARTED",
+    "STEP_METRICS",
     "Alert",
     "BandWatch",
     "BudgetClock",
@@ -26,9 +30,11 @@ __all__ = [
     "DiskNeed",
     "EpochsVerdict",
     "Event",
+    "GateResult",
     "Metrics",
     "MetricsReader",
     "Point",
+    "RecursionLimits",
     "RunFolder",
     "RunSummary",
     "Saved",
@@ -36,12 +42,18 @@ __all__ = [
     "StopRequest",
     "Targets",
     "apply_retention",
+    "described",
     "disk_needed",
     "epochs_over_data",
+    "first_difference",
+    "gate_series",
     "is_live",
+    "judge_gates",
     "list_runs",
     "load_spent",
     "new_folder",
     "newest_run",
+    "of_step",
+    "step_values",
     "write_atomic",
 ]

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from windtunnel.recipe import Bands
 
 from . import names
+from .bands_recursion import RecursionLimits, findings
 
 Level = Literal["warn", "bad"]
 Action = Literal["rewind", "stop_overfit"]
@@ -27,10 +28,11 @@ START_STEPS = 10  # steps whose speed is not judged: compilation, warming caches
 
 @dataclass(frozen=True)
 class Targets:
-    """What this run was planned to reach; None: not known, and that band is silent."""
+    """What this run was planned to reach; None: not known, and that band is silent. `recursion`: of a recursive model."""
 
     tokens_per_second: float | None = None
     dollars: float | None = None
+    recursion: RecursionLimits | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,9 @@ class BandWatch:
     def __init__(self, bands: Bands, targets: Targets | None = None, *, first_step: int = 0) -> None:
         self._bands = bands
         self._first_step = first_step
-        self._plain = _plain_bands(bands, targets or Targets())
+        targets = targets or Targets()
+        self._plain = _plain_bands(bands, targets)
+        self._recursion = targets.recursion
         self._advice: dict[str, str] = json.loads((resources.files(__package__) / "advice.json").read_text(encoding="utf-8"))
         self._active: dict[str, Alert] = {}
         self._streaks: dict[str, int] = {}  # > 0: observations in a row past the limit; < 0: good ones
@@ -127,13 +131,15 @@ class BandWatch:
         for limits in self._plain:
             if limits.metric in metrics and step - self._first_step >= START_STEPS:
                 raised.append(self._check_plain(step, limits, metrics[limits.metric]))
+        if finite and self._recursion is not None and step - self._first_step >= START_STEPS:
+            raised += self._check_recursion(step, metrics, self._recursion)
         return [alert for alert in raised if alert is not None]
 
     def rewound(self, step: int) -> None:
         """The run went back to `step`: what was seen since does not count."""
         self._spikes = 0
         self._streaks.clear()
-        for band in ("not_finite", "loss_spike", "gradient_norm"):
+        for band in ("not_finite", "loss_spike", "gradient_norm", "gradient_norm_limit"):
             self._active.pop(band, None)
         self._first_step = step
 
@@ -190,8 +196,8 @@ class BandWatch:
     def _check_norm(self, step: int, norm: float) -> Alert | None:
         usual = _median(self._norms) if len(self._norms) >= ENOUGH else None
         self._norms.append(norm)
-        if usual is None:
-            return None
+        if usual is None or (self._recursion is not None and norm > self._recursion.gradient_norm):
+            return None  # too large whatever is usual: a band of its own
         if norm <= self._bands.gradient_norm_warn * usual:
             self._clear_after("gradient_norm", good=10)
             return None
@@ -230,17 +236,29 @@ class BandWatch:
 
     def _check_plain(self, step: int, limits: _Limits, value: float) -> Alert | None:
         level = limits.level(value)
-        streak = self._streaks.get(limits.band, 0)
-        if level is not None:
-            streak = max(streak, 0) + 1
-        elif limits.good(value):
-            streak = min(streak, 0) - 1
-        self._streaks[limits.band] = streak
-        if streak <= -limits.patience:
-            self._active.pop(limits.band, None)
-        if level is None or streak < limits.patience:
+        lasting = self._lasts(limits.band, level is not None, limits.good(value), limits.patience)
+        if level is None or not lasting:
             return None
         return self._raise(limits.band, level, step, limits.words.format(value=value, warn=limits.warn))
+
+    def _check_recursion(self, step: int, metrics: Mapping[str, float], limits: RecursionLimits) -> list[Alert | None]:
+        raised = []
+        for found in findings(metrics, limits):
+            if self._lasts(found.band, found.message is not None, found.message is None, found.patience) and found.message:
+                raised.append(self._raise(found.band, found.level, step, found.message))
+        return raised
+
+    def _lasts(self, band: str, past: bool, good: bool, patience: int) -> bool:
+        """Count observations past the limit, or good ones, in a row: whether the first are enough; the others clear the band."""
+        streak = self._streaks.get(band, 0)
+        if past:
+            streak = max(streak, 0) + 1
+        elif good:
+            streak = min(streak, 0) - 1
+        self._streaks[band] = streak
+        if streak <= -patience:
+            self._active.pop(band, None)
+        return streak >= patience
 
     def _raise(self, band: str, level: Level, step: int, message: str, action: Action | None = None) -> Alert | None:
         known = self._active.get(band)

@@ -60,15 +60,16 @@ class RunFolder:
         derived: Mapping[str, Any] | None = None,
         command: Sequence[str] = (),
     ) -> RunFolder:
-        """Make `root/<recipe>-<UTC time>[-n]/` and lock it. The mappings must be JSON.
+        """Make `root/<recipe>[-<phase>]-<UTC time>[-n]/` and lock it. The mappings must be JSON.
 
         Raises:
             UserError: the folder cannot be made.
         """
-        path = new_folder(Path(root), recipe.name)
+        path = new_folder(Path(root), recipe.name if recipe.phase is None else f"{recipe.name}-{recipe.phase}")
         manifest = {
             "format": FORMAT,
             "recipe": recipe.name,
+            "phase": recipe.phase,
             "created": time.time(),
             "status": "running",
             "reason": None,
@@ -204,6 +205,7 @@ class RunSummary:
         status: running, done, stopped, failed; 'killed' when it says running and no process holds it; 'damaged'.
         step, loss, validation_loss, dollars: the latest logged, if any.
         best_step: step of the checkpoint with the lowest validation loss, as listed (not verified).
+        phase: of the recipe, where it has phases; gates: name -> whether it held, once they were judged.
     """
 
     path: Path
@@ -217,6 +219,8 @@ class RunSummary:
     dollars: float | None = None
     best_step: int | None = None
     problem: str | None = None
+    phase: str | None = None
+    gates: dict[str, bool] | None = None
 
 
 def list_runs(root: Path | str) -> list[RunSummary]:
@@ -350,4 +354,13 @@ def _summary(path: Path) -> RunSummary:
         value.get("dollars"),
         best,
         problem,
+        manifest.get("phase"),
+        _gates(manifest.get("gates")),
     )
+
+
+def _gates(judged: Any) -> dict[str, bool] | None:
+    """Name -> whether it held, as far as the manifest tells."""
+    if not isinstance(judged, list):
+        return None
+    return {str(gate["name"]): bool(gate.get("held")) for gate in judged if isinstance(gate, dict) and "name" in gate}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from windtunnel.recipe import Recipe
 
-_WHOLE = ("name", "seed", "model", "data")
+_WHOLE = ("name", "seed", "model", "trm", "data")
+# How a trained model is used may change.
+_USE = "inference_supervision"
 _PRETRAIN = ("batch_tokens", "precision", "optimizer", "schedule")
 
 
@@ -14,6 +17,10 @@ def identity(recipe: Recipe) -> dict[str, Any]:
     """The identity keys of a recipe and their values, by dotted path."""
     dump = recipe.model_dump(mode="json")
     keys = {name: dump[name] for name in _WHOLE}
+    if recipe.trm is not None:
+        # Presets spelled out: what a section leaves to its preset is not left open. No averaging is a choice too.
+        trm = asdict(recipe.trm.resolved)
+        keys["trm"] = {name: value for name, value in trm.items() if name != _USE} | {"ema": recipe.trm.ema or 0.0}
     keys["stages"] = {"pretrain": {name: dump["stages"]["pretrain"][name] for name in _PRETRAIN}}
     return dict(_flatten(keys, ""))
 
@@ -35,7 +42,10 @@ def resumed(run: Recipe, asked: Recipe) -> Recipe:
     """The asked recipe's budget, checkpoints, bands and the like with the run's identity keys."""
     pretrain = asked.stages.pretrain.model_copy(update={k: getattr(run.stages.pretrain, k) for k in _PRETRAIN})
     stages = asked.stages.model_copy(update={"pretrain": pretrain})
-    return asked.model_copy(update={**{k: getattr(run, k) for k in _WHOLE}, "stages": stages})
+    update = {**{k: getattr(run, k) for k in _WHOLE}, "phase": run.phase, "stages": stages}
+    if run.trm is not None and asked.trm is not None:
+        update["trm"] = run.trm.model_copy(update={_USE: asked.trm.inference_supervision})
+    return asked.model_copy(update=update)
 
 
 def _flatten(value: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:

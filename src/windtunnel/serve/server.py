@@ -25,6 +25,7 @@ def serve(
     token: str | None = None,
     step: int | None = None,
     device: str | None = None,
+    supervision: int | None = None,
     insecure: bool = False,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
@@ -34,6 +35,7 @@ def serve(
         port: 0 takes any free one.
         token: bearer token that clients must send; None: $WINDTUNNEL_TOKEN, if set.
         step: the checkpoint of this step in place of the best.
+        supervision: supervision steps of a recursive model; None: as its recipe says.
         insecure: allow other addresses than loopback without a token.
         on_ready: told the URL once requests are answered; None prints it.
 
@@ -53,7 +55,7 @@ def serve(
     with contextlib.closing(bind(host, port)) as listener:
         from .source import load_source
 
-        source = load_source(run, step=step, device=device)
+        source = load_source(run, step=step, device=device, supervision=supervision)
         url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
 
         from .app import create_app

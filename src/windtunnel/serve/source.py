@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from windtunnel.data import Tokenizer, load_tokenizer
-from windtunnel.model import GPT, gpt_shape, load_weights, model_from_weights
+from windtunnel.model import GPT, load_weights, model_from_weights, recipe_shape, use_supervision
 from windtunnel.recipe import Serve, UserError
 from windtunnel.run import CheckpointStore, RunFolder
 
@@ -25,8 +25,11 @@ class Source:
     created: int
 
 
-def load_source(path: Path, *, step: int | None = None, device: str | None = None) -> Source:
+def load_source(path: Path, *, step: int | None = None, device: str | None = None, supervision: int | None = None) -> Source:
     """Load a run folder's best checkpoint (or that of a step), or an exported folder.
+
+    Args:
+        supervision: supervision steps of a recursive model; None: as its recipe says.
 
     On CUDA the model computes in bf16, elsewhere in fp32.
 
@@ -52,12 +55,15 @@ def load_source(path: Path, *, step: int | None = None, device: str | None = Non
                 f"go on with: windtunnel train {run.recipe.name} --run {path} --resume",
             )
         tokenizer = load_tokenizer(run.tokenizer_path)
-        shape = gpt_shape(run.recipe.gpt, tokenizer.vocab)
+        shape = recipe_shape(run.recipe, tokenizer.vocab)
         weights = {name: torch.from_numpy(array) for name, array in checkpoint.weights().items()}
         model = model_from_weights(shape, weights, device=where, compute=compute, source=str(checkpoint.path))
         loss = "" if checkpoint.validation_loss is None else f", validation loss {checkpoint.validation_loss:.4f}"
         what = f"step {checkpoint.step:,}{loss}"
         source = Source(path.resolve().name, model, tokenizer, run.recipe.serve, what, int(checkpoint.created))
+    used = use_supervision(source.model, supervision)
+    if used is not None:
+        source = replace(source, what=f"{source.what}, {used}")
     if source.tokenizer.vocab != source.model.shape.vocab:
         raise UserError(f"{path}: the tokenizer has {source.tokenizer.vocab} tokens, the model {source.model.shape.vocab}")
     for weight in source.model.parameters():

@@ -10,13 +10,14 @@ import torch
 
 from windtunnel.data import BatchLoader, PreparedData, ValidationBatches, prepare
 from windtunnel.evaluate import Validation, validation_loss
-from windtunnel.model import GPT, HyperParameters, build_gpt, derive, deterministic, gpt_shape
+from windtunnel.model import GPT, HyperParameters, build_model, derive, deterministic, recipe_shape
 from windtunnel.recipe import Recipe, UserError
 from windtunnel.run import Checkpoint
 
 from .optimizer import MuonAdamW
 from .ranks import Ranks
 from .staging import Staging, restore
+from .supervised import step_function
 
 COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 
@@ -32,12 +33,13 @@ class Layout:
     compile: bool
     device: str
     sequence: int
+    recompute: str = "none"  # of a recursive model's activations: or 'step', or 'block'
 
     @classmethod
     def from_manifest(cls, manifest: dict[str, Any]) -> Layout:
         """The layout that the run's plan chose."""
         layout = manifest["plan"]["layout"]
-        return cls(**{key: layout[key] for key in cls.__dataclass_fields__})
+        return cls(**{key: layout[key] for key in cls.__dataclass_fields__ if key in layout})
 
     @property
     def batch_sequences(self) -> int:
@@ -56,13 +58,18 @@ def build(recipe: Recipe, layout: Layout, ranks: Ranks, vocab: int) -> tuple[Hyp
         deterministic(recipe.stages.pretrain.deterministic)
     torch.set_float32_matmul_precision("highest" if layout.precision == "fp32" else "high")
     rates = derive(recipe, vocab)
-    shape = gpt_shape(recipe.gpt, vocab)
-    model = build_gpt(shape, device=ranks.device, compute=COMPUTE[layout.precision], seed=recipe.seed)
+    shape = recipe_shape(recipe, vocab)
+    model = build_model(
+        shape, device=ranks.device, compute=COMPUTE[layout.precision], seed=recipe.seed, recompute=layout.recompute
+    )
     if layout.precision == "fp8":
         from windtunnel.model import enable_fp8  # its kernels need a GPU's packages
 
         enable_fp8(model)
-    optimizer = MuonAdamW(model, rates, rank=ranks.rank, world=ranks.world, compiled=layout.compile)
+    optimizer = MuonAdamW(
+        model, rates, rank=ranks.rank, world=ranks.world, compiled=layout.compile,
+        clip=recipe.stages.pretrain.optimizer.clip, ema=recipe.trm.ema if recipe.trm else None,
+    )  # fmt: skip
     if layout.compile:
         model.compile()
     return rates, model, optimizer
@@ -91,6 +98,7 @@ class Job:
             self.data.train, sequence=layout.sequence, micro_batch=layout.micro_batch, accumulation=layout.accumulation,
             rank=ranks.rank, world=ranks.world, seed=recipe.seed, device=ranks.device,
         )  # fmt: skip
+        self.run_step = step_function(recipe)
         self._token_bytes = torch.as_tensor(self.data.tokenizer.token_bytes())
         gc.collect()
         gc.freeze()  # the collector need not look at long-lived objects again and stall a step
@@ -103,18 +111,17 @@ class Job:
     def start_over(self, position: int) -> None:
         """Initial weights and empty states, as at step 0, but with the data from `position` on."""
         self.model.initialise(self.recipe.seed)
-        for _, tensor in self.optimizer.states():
-            tensor.zero_()
-        self.optimizer.adamw_steps = 0
+        self.optimizer.start_over()
         self.loader.seek(position)
 
     def validate(self) -> Validation:
-        """Loss on the first tokens of the validation split, reduced over ranks."""
+        """Loss on the first tokens of the validation split, reduced over ranks; of the averaged weights, where these are kept."""
         batches = ValidationBatches(
             self.data.validation, sequence=self.layout.sequence, micro_batch=self.layout.micro_batch, rank=self.ranks.rank,
             world=self.ranks.world, limit=self.recipe.stages.pretrain.validation_tokens, device=self.ranks.device,
         )  # fmt: skip
-        return validation_loss(self.model, batches, self._token_bytes, self.ranks.device)
+        with self.optimizer.averaged():
+            return validation_loss(self.model, batches, self._token_bytes, self.ranks.device)
 
     def close(self) -> None:
         """End the loader's thread."""

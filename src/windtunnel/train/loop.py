@@ -12,7 +12,7 @@ from windtunnel.run import CheckpointWriter
 
 from .job import Job
 from .schedule import scalars
-from .step import Pending, run_step
+from .step import Pending
 from .supervisor import Directive, Supervisor
 
 AfterStep = Callable[[int, Job], None]
@@ -84,7 +84,7 @@ class Loop:
             progress=progress,
         )
         self.step += 1
-        self._pending = self._since = run_step(
+        self._pending = self._since = job.run_step(
             job.model, job.optimizer, job.loader, now, job.ranks, job.staging, self.step, job.layout.batch_tokens, self._since
         )
         if self._after_step is not None:

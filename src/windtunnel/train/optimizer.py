@@ -1,14 +1,9 @@
-"""Muon and AdamW over parameters kept in contiguous buffers, their states sharded over ranks (ZeRO-2).
-
-Every parameter is a view into a group's buffer, and its gradient into another, so that reducing,
-updating and gathering touch each group once and copy nothing. Each rank owns one contiguous part of
-every buffer: it reduces, updates and sends out that part only.
-"""
+"""Muon and AdamW over a GPT's parameters, their states and averages sharded over ranks; see `groups`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,132 +12,14 @@ from torch import Tensor, nn
 
 from windtunnel.model import GPT, HyperParameters
 
+from .groups import Group, MatrixGroup, Scalars, StateKey, VectorGroup
 from .muon import adamw_update, muon_update
 
-StateKey = tuple[str, str, int, int]
-"""(parameter name, state name, start, stop): a range of the flattened parameter."""
+__all__ = ["MuonAdamW", "Scalars", "StateKey"]
 
-
-@dataclass
-class Scalars:
-    """What changes from step to step: the schedule's factor on all learning rates, momentum, matrix weight decay."""
-
-    lr_scale: float
-    momentum: float
-    weight_decay: float
-
-
-class _Group:
-    """Parameters of one kind in one buffer of `world` equal parts."""
-
-    def __init__(self, named: list[tuple[str, nn.Parameter]], size: int, rank: int, world: int, device: torch.device) -> None:
-        self.named, self.rank, self.world = named, rank, world
-        self.part = -(-size // world)
-        self.weights = torch.zeros(self.part * world, device=device)
-        self.grads = torch.zeros(self.part * world, device=device)
-        self.offsets: dict[str, int] = {}
-        at = 0
-        for name, parameter in named:
-            span = slice(at, at + parameter.numel())
-            self.weights[span].copy_(parameter.detach().reshape(-1))
-            parameter.data = self.weights[span].view(parameter.shape)
-            parameter.grad = self.grads[span].view(parameter.shape)
-            self.offsets[name] = at
-            at = span.stop
-
-    @property
-    def owned(self) -> slice:
-        return slice(self.rank * self.part, (self.rank + 1) * self.part)
-
-    def reduce(self) -> Any:
-        """Sum gradients over ranks into the owned part; returns a handle to wait for, or None."""
-        if self.world == 1:
-            return None
-        if dist.get_backend() == "gloo":
-            return dist.all_reduce(self.grads, async_op=True)
-        return dist.reduce_scatter_tensor(self.grads[self.owned], self.grads, async_op=True)
-
-    def gather(self) -> Any:
-        """Send the owned weights to all ranks; returns a handle to wait for, or None."""
-        if self.world == 1:
-            return None
-        return dist.all_gather_into_tensor(self.weights, self.weights[self.owned].clone(), async_op=True)
-
-    def owned_ranges(self) -> Iterator[tuple[str, int, int, int]]:
-        """(name, start, stop within the parameter, start within the owned part) of each parameter this rank owns some of."""
-        low, high = self.owned.start, self.owned.stop
-        for name, parameter in self.named:
-            begin = self.offsets[name]
-            start, stop = max(low, begin), min(high, begin + parameter.numel())
-            if start < stop:
-                yield name, start - begin, stop - begin, start - low
-
-    def update(self, scalars: Scalars) -> None:
-        raise AssertionError("groups update themselves")
-
-    def states(self) -> Iterator[tuple[StateKey, Tensor]]:
-        raise AssertionError("groups know their states")
-
-
-def _scalar(value: float) -> Tensor:
-    # 0-d CPU tensors enter compiled graphs as arguments: a new learning rate does not recompile.
-    return torch.tensor(value, dtype=torch.float32)
-
-
-class _MatrixGroup(_Group):
-    """Matrices of one shape under Muon; a rank owns whole matrices."""
-
-    def __init__(self, named, shape, rate, rank, world, device, update: Callable[..., None]) -> None:  # type: ignore[no-untyped-def]
-        rows, columns = shape
-        per_rank = -(-len(named) // world)
-        super().__init__(named, per_rank * world * rows * columns, rank, world, device)
-        self.shape, self.rate, self._update = shape, rate * max(1.0, rows / columns) ** 0.5, update
-        self.count = max(0, min(per_rank, len(named) - rank * per_rank))
-        self.momentum = torch.zeros(self.count, rows, columns, device=device)
-        small = (rows, 1) if rows >= columns else (1, columns)
-        self.second = torch.zeros(self.count, *small, device=device)
-        self.low_precision = device.type == "cuda"
-
-    def _stack(self, buffer: Tensor) -> Tensor:
-        rows, columns = self.shape
-        return buffer[self.owned][: self.count * rows * columns].view(self.count, rows, columns)
-
-    def update(self, scalars: Scalars) -> None:
-        if self.count:
-            self._update(
-                self._stack(self.weights), self._stack(self.grads), self.momentum, self.second,
-                _scalar(self.rate * scalars.lr_scale), _scalar(scalars.momentum), _scalar(0.9),
-                _scalar(scalars.weight_decay), self.low_precision,
-            )  # fmt: skip
-
-    def states(self) -> Iterator[tuple[StateKey, Tensor]]:
-        for i, (name, start, stop, _) in enumerate(self.owned_ranges()):
-            yield (name, "momentum", start, stop), self.momentum[i].view(-1)
-            yield (name, "second", 0, self.second[i].numel()), self.second[i].view(-1)
-
-
-class _VectorGroup(_Group):
-    """Tables, head and scalars under AdamW; a rank owns a range of the flat buffer."""
-
-    def __init__(self, named, rate, betas, decay, rank, world, device, update: Callable[..., None]) -> None:  # type: ignore[no-untyped-def]
-        super().__init__(named, sum(p.numel() for _, p in named), rank, world, device)
-        self.rate, self.betas, self.decay, self._update = rate, betas, decay, update
-        self.first = torch.zeros(self.part, device=device)
-        self.second = torch.zeros(self.part, device=device)
-        self.steps = 0
-
-    def update(self, scalars: Scalars) -> None:
-        self.steps += 1
-        self._update(
-            self.weights[self.owned], self.grads[self.owned], self.first, self.second,
-            _scalar(self.rate * scalars.lr_scale), _scalar(self.betas[0]), _scalar(self.betas[1]),
-            _scalar(self.decay), _scalar(self.steps),
-        )  # fmt: skip
-
-    def states(self) -> Iterator[tuple[StateKey, Tensor]]:
-        for name, start, stop, at in self.owned_ranges():
-            yield (name, "first", start, stop), self.first[at : at + stop - start]
-            yield (name, "second", start, stop), self.second[at : at + stop - start]
+CLIP_EPSILON = 1e-6
+# An average of the first updates must not be made of initial weights: its decay begins at 1/10 and grows to its own.
+AVERAGE_WARMUP = 10
 
 
 class MuonAdamW:
@@ -152,51 +29,59 @@ class MuonAdamW:
         model: on its final device, weights the same on every rank.
         rates: peak learning rates (`windtunnel.model.derive`).
         compiled: compile the updates.
+        clip: gradients are scaled down to this norm over all parameters and ranks; None: never.
+        ema: decay of a running average of the weights, taken after every update; None: none is kept. After t
+            updates the decay is at most (1 + t) / (10 + t), so that a short run's average is not its beginning.
     """
 
-    def __init__(self, model: GPT, rates: HyperParameters, *, rank: int = 0, world: int = 1, compiled: bool = False) -> None:
+    def __init__(
+        self, model: GPT, rates: HyperParameters, *, rank: int = 0, world: int = 1, compiled: bool = False,
+        clip: float | None = None, ema: float | None = None,
+    ) -> None:  # fmt: skip
         device = model.head.weight.device
         wrap = (lambda f: torch.compile(f, dynamic=False, fullgraph=True)) if compiled else (lambda f: f)
         muon, adamw = wrap(muon_update), wrap(adamw_update)
-        self._model = model
+        self._model, self._clip, self._ema = model, clip, ema
         self.rank, self.world = rank, world
-        self.groups: list[_Group] = []
+        self.groups: list[Group] = []
         matrices = [(n, p) for n, p in model.named_parameters() if n.startswith("blocks.")]
         for shape in sorted({tuple(p.shape) for _, p in matrices}):
             named = [(n, p) for n, p in matrices if tuple(p.shape) == shape]
-            self.groups.append(_MatrixGroup(named, shape, rates.matrix_lr.value, rank, world, device, muon))
-        tables = [(f"value_tables.{n}", p) for n, p in model.value_tables.named_parameters()]
-        embedding = rates.embedding_lr.value
-        # Betas and decays of the vectors: nanochat's tuned values, July 2026.
-        for named, rate, betas, decay in (
-            ([("head.weight", model.head.weight)], rates.unembedding_lr.value, (0.8, 0.96), 0.01),
-            ([("embedding.weight", model.embedding.weight)], embedding, (0.8, 0.995), 0.001),
-            (tables, 0.5 * embedding, (0.8, 0.995), 0.01),
-            ([("residual_scale", model.residual_scale)], 0.01 * rates.scalar_lr.value, (0.8, 0.95), 0.05),
-            ([("embedding_mix", model.embedding_mix)], rates.scalar_lr.value, (0.96, 0.95), 0.0),
-        ):
+            self.groups.append(MatrixGroup(named, shape, rates.matrix_lr.value, rank, world, device, muon))
+        for named, rate, betas, decay in _vectors(model, rates):
             if named:
-                self.groups.append(_VectorGroup(named, rate, betas, decay, rank, world, device, adamw))
+                self.groups.append(VectorGroup(named, rate, betas, decay, rank, world, device, adamw))
         covered = {n for g in self.groups for n, _ in g.named}
         missing = {n for n, _ in model.named_parameters()} - covered
         assert not missing, f"parameters without an optimizer: {missing}"
+        if ema is not None:
+            for group in self.groups:
+                group.start_average()
 
     @torch.no_grad()
     def step(self, scalars: Scalars) -> Tensor:
-        """Reduce gradients over ranks, update, gather weights, clear gradients.
+        """Reduce gradients over ranks, clip, update, average, gather weights, clear gradients. The host never waits.
 
         Returns:
-            This rank's part of the squared gradient norm (0-d): sum it over ranks, then take the root.
+            This rank's part of the squared gradient norm before clipping (0-d): sum it over ranks, then take the root.
         """
         pending = [group.reduce() for group in self.groups]
         square = torch.zeros((), device=self.groups[0].grads.device)
+        if self._clip is not None:
+            square = self._clipped(pending, self._clip)
+            pending = [None] * len(pending)
         gathers = []
         for group, handle in zip(self.groups, pending, strict=True):
             if handle is not None:
                 handle.wait()
-            square += torch.linalg.vector_norm(group.grads[group.owned]).square()
+            if self._clip is None:
+                square += torch.linalg.vector_norm(group.grads[group.owned]).square()
             group.update(scalars)
             gathers.append(group.gather())
+        if self._ema is not None:
+            decay = min(self._ema, (1 + self.adamw_steps) / (AVERAGE_WARMUP + self.adamw_steps))
+            for group in self.groups:
+                group.average_in(decay)
         for group, handle in zip(self.groups, gathers, strict=True):
             if handle is not None:
                 handle.wait()
@@ -204,18 +89,90 @@ class MuonAdamW:
         self._model.weights_changed()
         return square
 
+    def _clipped(self, pending: list[Any], limit: float) -> Tensor:
+        """Scale the owned gradients so that the norm of all is at most `limit`; this rank's squared norm before it."""
+        square = torch.zeros((), device=self.groups[0].grads.device)
+        for group, handle in zip(self.groups, pending, strict=True):
+            if handle is not None:
+                handle.wait()
+            square += torch.linalg.vector_norm(group.grads[group.owned]).square()
+        whole = square.clone()
+        if self.world > 1:
+            dist.all_reduce(whole)
+        scale = (limit / (whole.sqrt() + CLIP_EPSILON)).clamp(max=1.0)
+        for group in self.groups:
+            group.grads[group.owned].mul_(scale)
+        return square
+
+    @property
+    def averages(self) -> bool:
+        """Whether a running average of the weights is kept."""
+        return self._ema is not None
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange the model's weights with their running averages, on every rank; the same again undoes it exactly."""
+        for group in self.groups:
+            group.swap()
+        for handle in [group.gather() for group in self.groups]:
+            if handle is not None:
+                handle.wait()
+        self._model.weights_changed()
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The model's weights are the averages, where these are kept. Every rank has to enter it."""
+        if self.averages:
+            self.swap()
+        try:
+            yield
+        finally:
+            if self.averages:
+                self.swap()
+
+    @torch.no_grad()
+    def start_over(self) -> None:
+        """Empty states, as before the first update of the weights as they are now."""
+        for _, tensor in self.states():
+            tensor.zero_()
+        self.adamw_steps = 0
+        if self.averages:
+            for group in self.groups:
+                group.start_average()
+
     def states(self) -> Iterator[tuple[StateKey, Tensor]]:
-        """This rank's states: ((parameter, state, start, stop), flat tensor)."""
+        """This rank's states: ((parameter, state, start, stop), flat tensor).
+
+        'raw' is there where averages are kept: the running average, or the raw weights while they are swapped.
+        """
         for group in self.groups:
             yield from group.states()
+            yield from group.averages()
 
     @property
     def adamw_steps(self) -> int:
         """Updates done, for bias correction."""
-        return next(g.steps for g in self.groups if isinstance(g, _VectorGroup))
+        return next(g.steps for g in self.groups if isinstance(g, VectorGroup))
 
     @adamw_steps.setter
     def adamw_steps(self, value: int) -> None:
         for group in self.groups:
-            if isinstance(group, _VectorGroup):
+            if isinstance(group, VectorGroup):
                 group.steps = value
+
+
+Named = list[tuple[str, nn.Parameter]]
+
+
+def _vectors(model: GPT, rates: HyperParameters) -> Iterator[tuple[Named, float, tuple[float, float], float]]:
+    """(parameters, peak rate, betas, weight decay) of what AdamW updates; nanochat's tuned values, July 2026."""
+    parts = (
+        (("head.",), rates.unembedding_lr.value, (0.8, 0.96), 0.01),
+        (("embedding.", "positions"), rates.embedding_lr.value, (0.8, 0.995), 0.001),
+        (("value_tables.",), 0.5 * rates.embedding_lr.value, (0.8, 0.995), 0.01),
+        (("residual_scale",), 0.01 * rates.scalar_lr.value, (0.8, 0.95), 0.05),
+        (("embedding_mix",), rates.scalar_lr.value, (0.96, 0.95), 0.0),
+        (("halt_",), rates.unembedding_lr.value, (0.8, 0.96), 0.0),  # a head of one output
+    )
+    for prefixes, rate, betas, decay in parts:
+        yield [(n, p) for n, p in model.named_parameters() if n.startswith(prefixes)], rate, betas, decay

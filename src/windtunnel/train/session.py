@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from windtunnel.model import gpt_shape
-from windtunnel.recipe import UserError
+from windtunnel.model import recipe_shape
+from windtunnel.recipe import PRESETS, Recipe, UserError
 from windtunnel.run import (
     STARTED,
     BandWatch,
@@ -19,6 +19,7 @@ from windtunnel.run import (
     CheckpointStore,
     CheckpointWriter,
     Metrics,
+    RecursionLimits,
     RunFolder,
     StopRequest,
     Targets,
@@ -107,9 +108,10 @@ def _first(run: RunFolder, layout: Layout, ranks: Ranks, view: View, after_step:
         writer = CheckpointWriter(store, ranks.rank, ranks.world, policy=recipe.checkpoints, on_event=record, before_commit=flush)
         plan, gpu = run.manifest["plan"], run.manifest["rig"].get("gpu")
         peak = gpu["bf16_tflops"] * 1e12 * layout.ranks if gpu else (run.manifest["rig"].get("cpu_gflops") or 0) * 1e9 or None
-        targets = Targets(plan["tokens_per_second"] if layout.device == "cuda" else None, recipe.budget.dollars)
+        recursion = _recursion(recipe, job.data.tokenizer.vocab)
+        targets = Targets(plan["tokens_per_second"] if layout.device == "cuda" else None, recipe.budget.dollars, recursion)
         bands = BandWatch(recipe.bands, targets, first_step=step)
-        flops = gpt_shape(recipe.gpt, job.data.tokenizer.vocab).flops_per_token
+        flops = recipe_shape(recipe, job.data.tokenizer.vocab).flops_per_token
         supervisor = Supervisor(
             run=run, recipe=recipe, job=job, metrics=metrics, clock=clock, bands=bands, stop=stop, writer=writer, view=view,
             flops_per_token=flops, peak_flops=peak,
@@ -149,6 +151,13 @@ def _clock(run: RunFolder, layout: Layout, checkpoint: Checkpoint | None) -> Bud
         spent=load_spent(run.spent_path, checkpoint.state["budget"] if checkpoint else None),
         elapsed=max(0.0, time.time() - started),
     )
+
+
+def _recursion(recipe: Recipe, vocab: int) -> RecursionLimits | None:
+    if recipe.trm is None:
+        return None
+    promised = PRESETS[recipe.trm.preset].refinement
+    return RecursionLimits(vocab, promised[0] if promised else None)
 
 
 def _record(run: RunFolder, supervisor: Supervisor, ending: Ending, view: View) -> None:

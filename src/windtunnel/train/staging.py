@@ -27,11 +27,15 @@ class Staging:
     Parameters and states are views into a few large buffers, and it is those that are copied: a GPU's
     queue takes about a thousand operations before the host has to wait for it.
 
+    Where the optimizer keeps averages of the weights it is those that are staged as the model's, and the raw
+    ones go with the optimizer states: weights and averages are exchanged for as long as the copy takes.
+
     Args:
         weights: whether this rank stages the weights too (rank 0).
     """
 
     def __init__(self, model: GPT, optimizer: MuonAdamW, *, weights: bool) -> None:
+        self._optimizer = optimizer
         self._twins: dict[int, tuple[Tensor, Tensor]] = {}
         self._cuda = model.head.weight.is_cuda
         self._stream = torch.cuda.Stream() if self._cuda else None
@@ -55,21 +59,37 @@ class Staging:
         return host.as_strided(view.shape, view.stride(), view.storage_offset())
 
     def begin(self) -> None:
-        """Start copying the present values. The buffers must not be in use by a writer any more."""
+        """Start copying the present values, on every rank. The buffers must not be in use by a writer any more."""
+        if not self._optimizer.averages:
+            self._start(None)
+            return
+        raw = self._sound()
+        with self._optimizer.averaged():
+            self._start(raw)
+            self.before_update()
+
+    def _start(self, raw: Tensor | None) -> None:
         if self._stream is None or self._event is None:
-            self._copy()
+            self._copy(raw)
             return
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            self._copy()
+            self._copy(raw)
             self._event.record()
 
     @torch.no_grad()
-    def _copy(self) -> None:
-        if self._checked:
-            # A sum is finite only if everything in it is, and needs no memory of the tensor's size.
-            finite = torch.stack([buffer.sum() for buffer in self._checked]).isfinite().all()
-            self._finite.copy_(finite, non_blocking=True)
+    def _sound(self) -> Tensor | None:
+        """Whether all weights are finite (0-d, on the device), on ranks that stage them."""
+        if not self._checked:
+            return None
+        # A sum is finite only if everything in it is, and needs no memory of the tensor's size.
+        return torch.stack([buffer.sum() for buffer in self._checked]).isfinite().all()
+
+    @torch.no_grad()
+    def _copy(self, raw: Tensor | None) -> None:
+        finite = self._sound()
+        if finite is not None:
+            self._finite.copy_(finite if raw is None else finite & raw, non_blocking=True)
         for device, host in self._twins.values():
             host.copy_(device, non_blocking=True)
 
@@ -116,3 +136,5 @@ def restore(model: GPT, optimizer: MuonAdamW, checkpoint: Checkpoint, state: Map
     for (parameter_name, state_name, start, stop), tensor in optimizer.states():
         tensor.copy_(torch.from_numpy(checkpoint.optimizer_slice(parameter_name, state_name, start, stop)))
     optimizer.adamw_steps = int(state["updates"])
+    if optimizer.averages:
+        optimizer.swap()  # the checkpoint's weights are the averages, its raw ones are among the states

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +29,25 @@ class Batches(Protocol):
 
 
 @dataclass(frozen=True)
+class Supervised:
+    """What a recursive model's step has beside its last loss; reduced over ranks.
+
+    Attributes:
+        losses: mean true cross-entropy after each supervision step, nats a target.
+        objective: the weighted sum that the gradient is of.
+        gradient_norms: of the update after each supervision step; empty where there is one update a step.
+        halting: binary cross-entropy (nats) and accuracy (0 to 1) of the halting head; None: there is none.
+        solved: with a halting head, the share of samples answered wholly right after each supervision step.
+    """
+
+    losses: tuple[float, ...]
+    objective: float
+    gradient_norms: tuple[float, ...] = ()
+    halting: tuple[float, float] | None = None
+    solved: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
 class StepResult:
     """Reduced over ranks: mean loss in nats a target, gradient norm. `seconds` since the step before ended."""
 
@@ -36,6 +55,7 @@ class StepResult:
     loss: float
     gradient_norm: float
     seconds: float
+    supervised: Supervised | None = None
 
 
 class Moment:
@@ -59,11 +79,21 @@ class Moment:
         return earlier._event.elapsed_time(self._event) / 1e3
 
 
-class Pending:
-    """A step's results on their way to the host."""
+Reading = Callable[[list[float]], tuple[float, float, Supervised | None]]
+"""From a step's sums to its loss, gradient norm and, of a recursive model, more."""
 
-    def __init__(self, step: int, sums: Tensor, began: Moment, since: Pending | None) -> None:
-        self.step = step
+
+def read_plain(sums: list[float]) -> tuple[float, float, None]:
+    """Of (nats, targets, squared gradient norm)."""
+    loss, targets, square = sums
+    return loss / max(targets, 1.0), square**0.5, None
+
+
+class Pending:
+    """A step's results on their way to the host: sums over ranks, and how they are read."""
+
+    def __init__(self, step: int, sums: Tensor, began: Moment, since: Pending | None, read: Reading = read_plain) -> None:
+        self.step, self._read = step, read
         self._host = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=sums.is_cuda)
         self._host.copy_(sums, non_blocking=True)
         self._ended = Moment(sums.device)
@@ -72,8 +102,8 @@ class Pending:
     def result(self) -> StepResult:
         """Wait until the step is done."""
         self._ended.wait()
-        loss, targets, square = self._host.tolist()
-        return StepResult(self.step, loss / max(targets, 1.0), square**0.5, self._ended.seconds_since(self._began))
+        loss, norm, supervised = self._read(self._host.tolist())
+        return StepResult(self.step, loss, norm, self._ended.seconds_since(self._began), supervised)
 
 
 def run_step(
@@ -99,7 +129,7 @@ def run_step(
     """
     began = Moment(ranks.device)
     sums = torch.zeros(3, dtype=torch.float64, device=ranks.device)
-    for x, y in _take(batches):
+    for x, y in take(batches):
         loss = model(x, y, reduction="sum")
         (loss * (1.0 / batch_tokens)).backward()
         sums[0] += loss.detach()
@@ -111,6 +141,7 @@ def run_step(
     return Pending(step, sums, began, since)
 
 
-def _take(batches: Batches) -> Iterable[tuple[Tensor, Tensor]]:
+def take(batches: Batches) -> Iterable[tuple[Tensor, Tensor]]:
+    """The micro-batches of one step."""
     for _ in range(batches.accumulation):
         yield batches.next_batch()

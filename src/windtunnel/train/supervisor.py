@@ -9,9 +9,21 @@ from typing import Any, Protocol
 
 from windtunnel.evaluate import Validation
 from windtunnel.recipe import Every, Recipe
-from windtunnel.run import METRICS, Alert, BandWatch, BudgetClock, CheckpointWriter, DiskFull, Metrics, RunFolder, StopRequest
+from windtunnel.run import (
+    Alert,
+    BandWatch,
+    BudgetClock,
+    CheckpointWriter,
+    DiskFull,
+    Metrics,
+    RunFolder,
+    StopRequest,
+    described,
+    step_values,
+)
 
 from .job import Job
+from .readings import step_readings, validation_readings
 from .schedule import learning_rate_scale
 from .step import Pending, StepResult
 from .telemetry import GpuMonitor, memory
@@ -23,6 +35,7 @@ LOSSES_SHOWN = 400
 SPENT_PERIOD = 5.0
 FINISHED = 0.97  # a run whose schedule got this far ended as planned
 RETRY_SECONDS = 60.0
+SHOWN = ("loss", "tokens_per_second", "mfu", "gradient_norm", "memory_gib", "gpu_utilisation", "dollars", "dollars_forecast")
 
 
 class View(Protocol):
@@ -151,7 +164,7 @@ class Supervisor:
 
     def _reserve(self) -> float:
         """Seconds for the last validation and checkpoint."""
-        size = 4 * 3 * self.run.manifest["plan"]["params"]
+        size = 4 * (4 if self.job.optimizer.averages else 3) * self.run.manifest["plan"]["params"]
         save = self._save_seconds if self._save_seconds is not None else 1.0 + size / DISK_BYTES_PER_SECOND
         validate = self._validate_seconds if self._validate_seconds is not None else FIRST_VALIDATION_SECONDS
         return 1.2 * (save + validate)
@@ -206,8 +219,7 @@ class Supervisor:
         layout, step = self.job.layout, result.step
         speed = layout.batch_tokens / max(seconds, 1e-9)
         values = {
-            "loss": result.loss,
-            "gradient_norm": result.gradient_norm,
+            **step_readings(result),
             "step_seconds": seconds,
             "tokens_per_second": speed,
             "data_wait_share": min(1.0, waited / max(seconds, 1e-9)),
@@ -229,7 +241,7 @@ class Supervisor:
             values["dollars"] = spent
         if forecast is not None:
             values["dollars_forecast"] = forecast
-        assert set(values) <= set(METRICS)
+        assert all(described(name) for name in values)
         return values
 
     def _judge(self, step: int, values: dict[str, float]) -> None:
@@ -249,10 +261,11 @@ class Supervisor:
         """Record a validation."""
         self.validate_timer.done(step)
         self.validated, self._validate_seconds = (step, result), seconds
-        values = {"validation_loss": result.loss, "validation_bits_per_byte": result.bits_per_byte}
+        values = validation_readings(result)
         self.metrics.log(step, values)
         self._judge(step, values)
         self._fields |= {"validation": result.loss, "bpb": result.bits_per_byte}
+        self._fields["validation_steps"] = [item.loss for item in result.steps]
 
     def saving(self, step: int) -> None:
         """A save of `step` has begun."""
@@ -289,18 +302,8 @@ class Supervisor:
             "eta": self.clock.seconds_to_go(step), "losses": list(self._losses), "alerts": alerts, "phase": "training",
             "dollars_budget": self.recipe.budget.dollars, "data_wait": values["data_wait_share"],
         }  # fmt: skip
-        for name in (
-            "loss",
-            "tokens_per_second",
-            "mfu",
-            "gradient_norm",
-            "memory_gib",
-            "gpu_utilisation",
-            "dollars",
-            "dollars_forecast",
-        ):
-            if name in values:
-                self._fields[name] = values[name]
+        self._fields |= {name: values[name] for name in SHOWN if name in values}
+        self._fields["step_losses"] = step_values(values, "loss")
         self.view.update(dict(self._fields))
 
     def _collect_save(self) -> None:

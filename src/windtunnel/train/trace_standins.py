@@ -27,8 +27,10 @@ KERNELS = (
     "windtunnel.model.triton_fp8",
     "windtunnel.model.triton_heads",
     "windtunnel.model.triton_loss",
+    "windtunnel.model.triton_refine",
     "windtunnel.model.triton_relu",
     "windtunnel.model.triton_residual",
+    "windtunnel.model.triton_swiglu",
     "windtunnel.model.triton_tables",
     "windtunnel.train.causal.triton_loss",
 )

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from windtunnel.model import GPT, GPTShape
+from windtunnel.model import GPT, GPTShape, RecursiveGPT, new_model
 from windtunnel.recipe import HuggingFaceModel, Recipe
 
 from . import job
@@ -22,10 +22,10 @@ from .optimizer import MuonAdamW
 from .ranks import Ranks
 from .schedule import scalars
 from .staging import Staging
-from .step import run_step
+from .supervised import step_function
 from .trace_ledger import MemoryLedger, Peak
 from .trace_standins import like_a_gpu, outside_fake, partitioned_compile, patched
-from .trace_watch import OPTIMIZER, watch_blocks, watch_sharding
+from .trace_watch import OPTIMIZER, watch_blocks, watch_sharding, watch_supervision
 from .trial_steps import PROGRESS
 
 # With accumulation the second micro-batch finds the first one's gradients; those after it find no more.
@@ -51,7 +51,7 @@ def trace_gpt(recipe: Recipe, layout: Layout, vocab: int) -> list[Peak]:
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(fake_ranks(layout.ranks))
         stack.enter_context(like_a_gpu() if gpu else partitioned_compile())
-        stack.enter_context(patched(job, "build_gpt", _build_gpt))
+        stack.enter_context(patched(job, "build_model", _build_gpt))
         stack.enter_context(FakeTensorMode())
         # On a GPU the blocks are fused kernels of their own, and only the optimizer is compiled.
         rates, model, optimizer = job.build(recipe, replace(layout, compile=layout.compile and not gpu), ranks, vocab)
@@ -60,23 +60,26 @@ def trace_gpt(recipe: Recipe, layout: Layout, vocab: int) -> list[Peak]:
                 group.low_precision = gpu
         ledger = MemoryLedger()
         _hold_gpt(ledger, model, optimizer)
-        watch_blocks(ledger, model, [(block.attention, block.mlp) for block in model.layers()])
+        if isinstance(model, RecursiveGPT):
+            stack.enter_context(watch_supervision(ledger, model))
+        else:
+            watch_blocks(ledger, model, [(block.attention, block.mlp) for block in model.layers()])
         now = scalars(
             recipe.stages.pretrain.schedule, momentum=recipe.stages.pretrain.optimizer.momentum,
             weight_decay=rates.weight_decay.value, step=0, progress=PROGRESS,
         )  # fmt: skip
         stack.enter_context(ledger)
-        run_step(
+        step_function(recipe)(
             model, optimizer, _Batches(layout), now, ranks, cast(Staging, _BeforeUpdate(ledger)), 1, layout.batch_tokens, None
         )
         _hold_gpt(ledger, model, optimizer)
         return ledger.peaks()
 
 
-def _build_gpt(shape: GPTShape, *, device: torch.device, compute: torch.dtype, seed: int) -> GPT:
-    """As `build_gpt` does it, but not by way of 'meta': a fake tensor cannot be replaced where it is."""
+def _build_gpt(shape: GPTShape, *, device: torch.device, compute: torch.dtype, seed: int, recompute: str) -> GPT:
+    """As `build_model` does it, but not by way of 'meta': a fake tensor cannot be replaced where it is."""
     with device:
-        model = GPT(shape, compute)
+        model = new_model(shape, compute, recompute)
     model.initialise(seed)
     return model
 

@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_iter
 
+from windtunnel.model import RecursiveGPT
+
 from .trace_ledger import MemoryLedger
 from .trace_standins import patched
 
@@ -69,6 +71,46 @@ def _when_gradient(ledger: MemoryLedger, tensors: Any, phase: str) -> None:
         if isinstance(tensor, Tensor) and tensor.requires_grad:
             tensor.register_hook(lambda _: ledger.begin(phase))
             return
+
+
+@contextlib.contextmanager
+def watch_supervision(ledger: MemoryLedger, model: RecursiveGPT) -> Iterator[None]:
+    """Begin the ledger's phases as a step of a recursive model comes to them: forward, loss and backward of supervision steps."""
+    read, advance, answer, backward = model.read, model.advance, model.answer, Tensor.backward
+    number = 0
+
+    def enter(phase: str, kind: str) -> None:
+        ledger.begin(phase)
+        ledger.kind = kind
+
+    def reading(*args: Any) -> Any:
+        nonlocal number
+        enter(EMBEDDING, "activations")
+        number = 0
+        return read(*args)
+
+    def advancing(*args: Any) -> Any:
+        nonlocal number
+        number += 1
+        enter(f"forward, supervision step {number}", "activations")
+        return advance(*args)
+
+    def answering(*args: Any) -> Any:
+        answered = answer(*args)
+        enter(f"loss, supervision step {number}", "loss")
+        return answered
+
+    def going_back(loss: Tensor, *args: Any, **keywords: Any) -> Any:
+        enter(f"backward, from supervision step {number}", "temporaries")
+        return backward(loss, *args, **keywords)
+
+    with contextlib.ExitStack() as stack:
+        for target, name, stand_in in (
+            (model, "read", reading), (model, "advance", advancing), (model, "answer", answering),
+            (Tensor, "backward", going_back),
+        ):  # fmt: skip
+            stack.enter_context(patched(target, name, stand_in))
+        yield
 
 
 @contextlib.contextmanager

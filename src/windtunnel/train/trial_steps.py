@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
+from torch import Tensor
 
 from windtunnel.data import BatchLoader, TokenFile
-from windtunnel.model import GPT
+from windtunnel.model import GPT, RecursiveGPT
 from windtunnel.recipe import Recipe
 
 from .job import Layout, build
@@ -18,7 +20,8 @@ from .optimizer import MuonAdamW, Scalars
 from .ranks import Ranks
 from .schedule import scalars
 from .staging import Staging
-from .step import Pending, run_step
+from .step import Pending
+from .supervised import step_function
 
 Mark = Callable[[str], None]
 """Called on the host at the end of each 'forward', 'backward' and 'optimizer' of a step."""
@@ -64,6 +67,7 @@ class GPTSteps:
         self._recipe, self._layout, self._ranks = recipe, layout, ranks
         self._rates, self._model, self._optimizer = build(recipe, layout, ranks, vocab)
         self._loader = random_batches(layout, ranks, vocab, folder, recipe.seed)
+        self._step = step_function(recipe)
         self._done = 0
         self._since: Pending | None = None
         self.parameters = self.trained = self._model.shape.parameters
@@ -73,13 +77,19 @@ class GPTSteps:
     def step(self, mark: Mark | None = None) -> Pending:
         """One step. Marked, it is no part of a series: the next one is timed from its own beginning."""
         model, optimizer = self._model, self._optimizer
+        marking: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if mark is not None:
-            model, optimizer = cast(GPT, _Marked(model, mark)), cast(MuonAdamW, _MarkedOptimizer(optimizer, mark))
+            optimizer = cast(MuonAdamW, _MarkedOptimizer(optimizer, mark))
+            if isinstance(model, RecursiveGPT):
+                marking = _marked_backward(mark)
+            else:
+                model = cast(GPT, _Marked(model, mark))
         self._done += 1
-        pending = run_step(
-            model, optimizer, self._loader, self._scalars(), self._ranks, cast(Staging, _NoStaging()), self._done,
-            self._layout.batch_tokens, self._since,
-        )  # fmt: skip
+        with marking:
+            pending = self._step(
+                model, optimizer, self._loader, self._scalars(), self._ranks, cast(Staging, _NoStaging()), self._done,
+                self._layout.batch_tokens, self._since,
+            )  # fmt: skip
         self._since = pending if mark is None else None
         return pending
 
@@ -100,6 +110,23 @@ class _NoStaging:
 
     def before_update(self) -> None:
         """Nothing is being copied."""
+
+
+@contextlib.contextmanager
+def _marked_backward(mark: Mark) -> Iterator[None]:
+    """Backward passes are marked, of a model that goes backward several times between its forward passes."""
+    true = Tensor.backward
+
+    def backward(loss: Tensor, *arguments: Any, **keywords: Any) -> None:
+        mark("forward")
+        true(loss, *arguments, **keywords)
+        mark("backward")
+
+    Tensor.backward = backward  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        Tensor.backward = true  # type: ignore[method-assign]
 
 
 class _Marked:

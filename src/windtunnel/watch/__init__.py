@@ -7,8 +7,10 @@ from .snapshot import Snapshot
 
 if TYPE_CHECKING:
     from .follow import read_snapshot, watch_run
+    from .recursion import recursion_curves
     from .report import write_report
-    from .report_model import CheckRow, Curve, Memory, PlanRow, Report, Sample
+    from .report_model import CheckRow, Curve, Memory, PlanRow, RecursionCurves, Report, Sample
+    from .run_page import write_run_page
 
 __all__ = [
     "CheckRow",
@@ -17,21 +19,26 @@ __all__ = [
     "Memory",
     "PlainLines",
     "PlanRow",
+    "RecursionCurves",
     "Report",
     "Sample",
     "Snapshot",
     "TerminalView",
     "finite",
     "read_snapshot",
+    "recursion_curves",
     "watch_run",
     "write_report",
+    "write_run_page",
 ]
 
 _LAZY = {
     "read_snapshot": "follow",
     "watch_run": "follow",
     "write_report": "report",
-    **dict.fromkeys(("CheckRow", "Curve", "Memory", "PlanRow", "Report", "Sample"), "report_model"),
+    "recursion_curves": "recursion",
+    "write_run_page": "run_page",
+    **dict.fromkeys(("CheckRow", "Curve", "Memory", "PlanRow", "RecursionCurves", "Report", "Sample"), "report_model"),
 }
 
 

@@ -18,10 +18,15 @@ MOST_POINTS = 1500
 
 
 def line_chart(
-    curves: Sequence[Curve], *, x: str, y: str, limit: float | None = None, limit_name: str = "limit", name: str = "chart"
-) -> str:
-    """Lines over a common x axis, with a dashed limit if given. Empty text when there is nothing finite to draw."""
-    clean = [(c.name, thin([p for p in c.points if math.isfinite(p[0]) and math.isfinite(p[1])])) for c in curves]
+    curves: Sequence[Curve], *, x: str, y: str, limit: float | None = None, limit_name: str = "limit", name: str = "chart",
+    log: bool = False,
+) -> str:  # fmt: skip
+    """Lines over a common x axis, with a dashed limit if given. Empty text when there is nothing finite to draw.
+
+    `log`: a logarithmic y axis, without what is not positive.
+    """
+    least = 0.0 if log else -math.inf
+    clean = [(c.name, thin([p for p in c.points if math.isfinite(p[0]) and least < p[1] < math.inf])) for c in curves]
     clean = [(label, points) for label, points in clean if points]
     if not clean:
         return ""
@@ -31,12 +36,26 @@ def line_chart(
             marker = "o" if len(points) <= 30 else None
             axes.plot(*zip(*points, strict=True), label=label, color=colour, linewidth=1.8, marker=marker, markersize=3.5)
         if limit is not None:
-            axes.axhline(limit, color=_COLOURS[3], linestyle="--", linewidth=1.4, label=limit_name)
+            # The limits' own colour may be a line's.
+            axes.axhline(limit, color=_COLOURS[3] if len(clean) <= 3 else _INK, linestyle="--", linewidth=1.4, label=limit_name)
         axes.set_xlabel(x)
         axes.set_ylabel(y)
-        axes.legend(frameon=False, labelcolor=_INK)
+        if log:
+            _logarithmic(axes)
+        axes.legend(frameon=False, labelcolor=_INK, ncols=2 if len(clean) > 3 else 1)
 
     return _svg(draw, (7.2, 3.1), name)
+
+
+def _logarithmic(axes: Any) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    marks = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0) if high / low < 30 else (1.0, 2.0, 5.0) if high / low < 1000 else (1.0,)
+    axes.yaxis.set_major_locator(LogLocator(subs=marks))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def memory_chart(plans: Sequence[tuple[str, Memory]], *, name: str = "memory") -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from windtunnel.run import MetricsReader, Point, RunFolder, is_live
+from windtunnel.run import MetricsReader, Point, RunFolder, is_live, step_values
 
 from .live import TerminalView
 from .snapshot import Snapshot
@@ -65,6 +65,8 @@ def read_snapshot(folder: Path) -> Snapshot:
         title=_title(run),
         dollars_budget=run.recipe.budget.dollars,
         memory_limit_gib=_memory_limit(latest),
+        step_losses=step_values({name: point.value for name, point in latest.items()}, "loss"),
+        validation_steps=step_values({name: point.value for name, point in latest.items()}, "validation_loss"),
         **{field: latest[name].value for field, name in _FIELDS.items() if name in latest},
     )
 

@@ -168,6 +168,7 @@ def plain_line(now: Snapshot) -> str:
     if now.progress is not None:
         parts[0] += f" ({100 * now.progress:.0f} %)"
     parts += [f"loss {number(now.loss)}"] if now.loss is not None else []
+    parts += [f"refinement {now.refinement:.1f} %"] if now.refinement is not None else []
     parts += [f"validation {number(now.validation)}"] if now.validation is not None else []
     parts += [f"bpb {number(now.bpb)}"] if now.bpb is not None else []
     parts += [f"{count(now.tokens_per_second)} tokens/s"] if now.tokens_per_second is not None else []

@@ -57,6 +57,26 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class RecursionCurves:
+    """A recursive run over its steps; see `recursion_curves`.
+
+    Attributes:
+        training, held_out: true cross-entropy (nats per token) after each supervision step.
+        refinement: percent by which the last of these is below the first.
+        order: percent of the steps around in which each is below the one before.
+        solved: percent of training samples (puzzles) answered wholly right after each supervision step.
+        uniform: loss of a model that knows nothing; None: not known.
+    """
+
+    training: list[Curve]
+    held_out: list[Curve] = field(default_factory=list)
+    refinement: list[Curve] = field(default_factory=list)
+    order: list[Curve] = field(default_factory=list)
+    solved: list[Curve] = field(default_factory=list)
+    uniform: float | None = None
+
+
+@dataclass(frozen=True)
 class Sample:
     """A prompt and what the model made of it."""
 
@@ -74,6 +94,7 @@ class Report:
         ready: whether every check held. subtitle: date, machine, run folder.
         rungs: (name, whether it is ready, in words) of the ladder from a CPU to a cluster.
         loss: training and validation loss (nats per token) over steps. memory: GiB over steps. cost: dollars over steps.
+        recursion: of a recursive run.
         budget_dollars: drawn as a limit in the cost chart. memory_limit_gib: likewise for memory.
         evaluation: (name, value, explanation). environment: (name, value). recipe: the resolved recipe as YAML.
     """
@@ -90,6 +111,7 @@ class Report:
     memory_limit_gib: float | None = None
     cost: list[Curve] = field(default_factory=list)
     budget_dollars: float | None = None
+    recursion: RecursionCurves | None = None
     evaluation: list[tuple[str, str, str]] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     environment: list[tuple[str, str]] = field(default_factory=list)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .snapshot import Snapshot
-from .text import count, dollars, duration, number, share, sparkline
+from .text import chain, count, dollars, duration, number, share, sparkline
 
 MOST_ALERTS = 4
 _STYLES = {"info": "cyan", "warn": "yellow", "bad": "bold red"}
@@ -22,7 +22,14 @@ _SIGNS = {"info": "i", "warn": "!", "bad": "✗"}
 def screen(now: Snapshot, width: int) -> RenderableType:
     """The whole view, at most 100 columns wide and some 15 lines high."""
     inner = min(width, 100) - 4
-    parts: list[RenderableType] = [_progress(now, inner), Text(""), _figures(now), Text(""), _curve(now, inner)]
+    parts: list[RenderableType] = [
+        _progress(now, inner),
+        Text(""),
+        _figures(now),
+        Text(""),
+        _curve(now, inner),
+        *_supervision(now, inner),
+    ]
     if now.alerts:
         parts += [Text(""), *_alerts(now)]
     title = Text(now.title or "windtunnel", style="bold", overflow="ellipsis", no_wrap=True)
@@ -79,6 +86,24 @@ def _value(label: str, text: str, now: Snapshot) -> Text:
 def _curve(now: Snapshot, width: int) -> Text:
     label = "loss  "
     return Text.assemble((label, "dim"), (sparkline(now.losses, width - len(label)) if now.losses else "no steps yet", "cyan"))
+
+
+def _supervision(now: Snapshot, width: int) -> list[RenderableType]:
+    """Losses after each supervision step of a recursive model, and whether each is below the one before."""
+    if len(now.step_losses) < 2:
+        return []
+    table = Table.grid(padding=(0, 2), expand=False)
+    for title, losses in (("loss by step", now.step_losses), ("validation", now.validation_steps)):
+        if losses:
+            order = ("in order", "green") if sorted(losses, reverse=True) == losses else ("not in order", "bold red")
+            refined = 100 * (losses[0] - losses[-1]) / losses[0] if losses[0] else 0.0
+            table.add_row(
+                Text(title, style="dim"),
+                Text(chain(losses, 6 if width > 90 else 2)),
+                Text(f"refined {refined:.1f} %"),
+                Text(*order),
+            )
+    return [Text(""), table]
 
 
 def _alerts(now: Snapshot) -> list[RenderableType]:

@@ -14,6 +14,8 @@ class Snapshot:
         bpb: validation bits per byte; `validation` is the validation loss.
         data_wait: share of the step time spent waiting for data.
         gpu_utilisation: percent, mean over the GPUs, as `windtunnel.run.METRICS` has it.
+        step_losses: of a recursive model, the training loss after each supervision step; validation_steps: likewise in the
+            last validation. Else empty.
         losses: the training loss so far, oldest first, thinned as one likes.
         alerts: (level 'info' | 'warn' | 'bad', message, advice), the newest last.
         phase: what is going on, such as 'training', 'validating', 'saving', 'finished'.
@@ -36,6 +38,8 @@ class Snapshot:
     dollars: float | None = None
     dollars_forecast: float | None = None
     dollars_budget: float | None = None
+    step_losses: list[float] = field(default_factory=list)
+    validation_steps: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     alerts: list[tuple[str, str, str]] = field(default_factory=list)
     phase: str = "training"
@@ -45,6 +49,12 @@ class Snapshot:
     def progress(self) -> float | None:
         """Share of the steps done, 0 to 1."""
         return min(1.0, self.step / self.total_steps) if self.total_steps else None
+
+    @property
+    def refinement(self) -> float | None:
+        """Percent by which the last supervision step's training loss is below the first's; None: there is one step at most."""
+        first, *later = self.step_losses or [0.0]
+        return 100 * (first - later[-1]) / first if later and first else None
 
 
 def as_snapshot(value: Snapshot | dict[str, Any]) -> Snapshot:

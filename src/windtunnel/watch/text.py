@@ -17,8 +17,10 @@ def sparkline(values: Sequence[float], width: int) -> str:
     finite = [m for m in means if m is not None]
     if not finite:
         return "×" * count
-    low, span = min(finite), (max(finite) - min(finite)) or 1.0
-    return "".join("×" if m is None else _BARS[round((m - low) / span * (len(_BARS) - 1))] for m in means)
+    # In units of the largest, so that a difference cannot overflow.
+    unit = max(map(abs, finite)) or 1.0
+    low, span = min(finite) / unit, (max(finite) / unit - min(finite) / unit) or 1.0
+    return "".join("×" if m is None else _BARS[round((m / unit - low) / span * (len(_BARS) - 1))] for m in means)
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -45,6 +47,15 @@ def count(value: float | None) -> str:
         if abs(value) >= scale:
             return f"{value / scale:.3g} {letter}"
     return f"{value:.3g}"
+
+
+def chain(values: Sequence[float], most: int = 8) -> str:
+    """'3.412 → 3.201 → 2.977'; of more than `most` values those in the middle are left out."""
+    texts = [f"{value:.3f}" for value in values]
+    if len(texts) <= most:
+        return " → ".join(texts)
+    ends = most // 2
+    return f"{' → '.join(texts[:ends])} … {' → '.join(texts[-ends:])}"
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -7,6 +7,7 @@ import faults_environment
 import faults_later
 import faults_recipe
 import faults_records
+import faults_recursion
 import faults_reward
 import faults_rig
 from planting import Fault
@@ -18,6 +19,7 @@ PLANTED: tuple[Fault, ...] = (
     *faults_reward.FAULTS,
     *faults_environment.FAULTS,
     *faults_rig.FAULTS,
+    *faults_recursion.FAULTS,
 )
 LATER: tuple[Fault, ...] = faults_later.FAULTS
 ALL = (*PLANTED, *LATER)

@@ -18,7 +18,9 @@ MODULES: tuple[str, ...] = (
     "data",
     "tokenizer",
     "planning",  # with the corpus as the check of the data found it
+    "gates",
     "model",
+    "recursion",
     "optimizer",
     "layout",
     "checkpoint",

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 STEPS, EVERY = 40, 4
 """Enough saves to be caught in the middle of one."""
+RECURSIVE_STEPS, RECURSIVE_EVERY = 24, 3
+"""A recursive model's steps take longer."""
 EXACT = ("loss", "gradient_norm", "learning_rate")
 SAMPLES = 3
 TOKENS = 4096
@@ -30,12 +32,14 @@ TOKENS = 4096
 def small_run(context: Context) -> Recipe:
     """The scale model for a few dozen steps, a save every few of them, and three samples to be measured by."""
     scale = context.scale
+    steps, every = (STEPS, EVERY) if scale.trm is None else (RECURSIVE_STEPS, RECURSIVE_EVERY)
+    micro = 8 if scale.trm is None else 4
     pretrain = scale.stages.pretrain.model_copy(
         update={
-            "validate_every": Every(steps=STEPS // 2),
+            "validate_every": Every(steps=steps // 2),
             "validation_tokens": TOKENS,
-            "batch_tokens": 1024,
-            "micro_batch": 8,
+            "batch_tokens": 1024 if scale.trm is None else 2 * micro * scale.gpt.sequence,
+            "micro_batch": micro,
             "compile": False,  # takes longer than the run
         }
     )
@@ -43,8 +47,8 @@ def small_run(context: Context) -> Recipe:
         update={"bits_per_byte_tokens": TOKENS, "exact_match_problems": SAMPLES, "samples": SAMPLES, "sample_tokens": 16}
     )
     stages = scale.stages.model_copy(update={"pretrain": pretrain, "evaluate": evaluate})
-    checkpoints = scale.checkpoints.model_copy(update={"every": Every(steps=EVERY)})
-    budget = scale.budget.model_copy(update={"steps": STEPS})
+    checkpoints = scale.checkpoints.model_copy(update={"every": Every(steps=every)})
+    budget = scale.budget.model_copy(update={"steps": steps})
     return scale.model_copy(update={"stages": stages, "checkpoints": checkpoints, "budget": budget})
 
 
@@ -68,8 +72,9 @@ def checkpoint(context: Context, say: Say) -> Evidence:
     if code:
         raise CheckFailed(f"the run that was left alone ended with exit code {code}: {words}")
     assert rehearsal.run is not None
-    compared = _compare(rehearsal.run, next((folder / "alone").glob("*/manifest.json")).parent)
-    text = f"{killed.text}; resumed to step {STEPS}: {compared} values and all weights are those of a run that was not killed"
+    steps = rehearsal.scale.budget.steps or STEPS
+    compared = _compare(rehearsal.run, next((folder / "alone").glob("*/manifest.json")).parent, steps)
+    text = f"{killed.text}; resumed to step {steps}: {compared} values and all weights are those of a run that was not killed"
     return Evidence(text, {"run": str(rehearsal.run), "resumed_from": rehearsal.resumed_from, "compared": compared})
 
 
@@ -96,7 +101,7 @@ def _left_alone(rehearsal: Rehearsal) -> Iterator[Child]:
         yield child
 
 
-def _compare(ours: Path, theirs: Path) -> int:
+def _compare(ours: Path, theirs: Path, steps: int = STEPS) -> int:
     """How many logged values are equal; also every last weight. Raises CheckFailed at the first that is not."""
     import numpy as np
 
@@ -112,10 +117,10 @@ def _compare(ours: Path, theirs: Path) -> int:
                     what = f"{name} at step {step}: {resumed.get(step)!r} resumed, {alone.get(step)!r} left alone"
                     raise CheckFailed(what, "something outside the package decides results: other software, changed files")
             compared += len(resumed)
-    last = [CheckpointStore(run / "checkpoints").at(STEPS).weights() for run in (ours, theirs)]
+    last = [CheckpointStore(run / "checkpoints").at(steps).weights() for run in (ours, theirs)]
     differ = [name for name, weights in last[0].items() if not np.array_equal(weights, last[1][name])]
     if differ:
-        raise CheckFailed(f"after step {STEPS} the weights differ: {', '.join(differ[:3])}")
+        raise CheckFailed(f"after step {steps} the weights differ: {', '.join(differ[:3])}")
     return compared
 
 
@@ -150,7 +155,7 @@ CHECKS = (
         "checkpoint", "SIGKILL inside a save costs only the steps since the one before; resumed, the run is the same to a bit",
         "runs need a local or POSIX-conforming file system; read the logs named", checkpoint,
         shows="first interruption", needs=("recipe", "torch", "data", "model"), applies=is_gpt_with_data,
-        limit=150.0, stage="kill",
+        limit=240.0, stage="kill",
     ),
     Check(
         "export", "the exported weights alone give the same model", "look at the free disk", export,

@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.plan import Plan, make_plan, resolve
-from windtunnel.recipe import CountedCorpus, GPTModel, Recipe, TextCorpus, UserError, load_recipe, scale_model
+from windtunnel.recipe import (
+    CountedCorpus,
+    GPTModel,
+    Recipe,
+    SudokuCorpus,
+    TextCorpus,
+    UserError,
+    load_recipe,
+    phase_recipe,
+    scale_model,
+)
 from windtunnel.rig import Rig, detect_rig, parse_rig
 
 from ..excerpt import write_excerpt
@@ -49,9 +59,19 @@ class Context:
     _plans: dict[tuple[Any, ...], Plan] = field(default_factory=dict, repr=False)
 
     @cached_property
-    def recipe(self) -> Recipe:
-        """The whole recipe. Raises UserError when it cannot be loaded."""
+    def loaded(self) -> Recipe:
+        """The recipe with all its phases. Raises UserError when it cannot be loaded."""
         return self.given or load_recipe(self.source, self.overrides)
+
+    @cached_property
+    def phases(self) -> tuple[Recipe, ...]:
+        """The recipe of each phase, in order; of a recipe without phases, itself. Raises UserError."""
+        return tuple(phase_recipe(self.loaded, phase.name) for phase in self.loaded.phases) or (self.loaded,)
+
+    @property
+    def recipe(self) -> Recipe:
+        """What is trained in the end: the recipe, or its last phase's. Raises UserError when it cannot be loaded."""
+        return self.phases[-1]
 
     @cached_property
     def rigs(self) -> tuple[Rig, ...]:
@@ -96,6 +116,21 @@ class Context:
         """Whether the recipe names data that can be read, not only its size."""
         return not isinstance(self.recipe.data.corpus, CountedCorpus)
 
+    @property
+    def has_text(self) -> bool:
+        """Whether that data is text: puzzles are not."""
+        return self.has_data and not self.has_puzzles
+
+    @property
+    def has_puzzles(self) -> bool:
+        """Whether the recipe's data are puzzles."""
+        return isinstance(self.recipe.data.corpus, SudokuCorpus)
+
+    @property
+    def recurses(self) -> bool:
+        """Whether the model's blocks recurse."""
+        return self.recipe.trm is not None
+
     @cached_property
     def resolved(self) -> Recipe:
         """The recipe as the target would train it: depth 'auto' made a number. Raises UserError."""
@@ -108,25 +143,33 @@ class Context:
         with contextlib.suppress(UserError):  # the check of the plan will say it
             # The ratio of heads to key/value heads depends on the depth that the target gets.
             whole = self.resolved
-        return self._excerpted(scale_model(whole) if self.steps is None else scale_model(whole, steps=self.steps))
+        return self.excerpted(scale_model(whole, steps=self.steps))
 
     @cached_property
     def prepared(self) -> PreparedData:
         """The scale model's data (of other models: an excerpt of the recipe's own) as training prepares it. Raises UserError."""
         from windtunnel.data import prepare
 
-        return prepare(self.scale if self.is_gpt else self._excerpted(self.recipe))
+        return prepare(self.scale if self.is_gpt else self.excerpted(self.recipe))
 
     def plan(self, rig: Rig | None = None) -> Plan:
         """The recipe's plan for a rig (the target), with the corpus as the check of the data found it. Raises UserError."""
+        return self.plans(rig)[-1]
+
+    def plans(self, rig: Rig | None = None) -> list[Plan]:
+        """The same of every phase, in order; one where the recipe has none. Raises UserError."""
         rig = rig or self.rig
         whole = self.facts.get("data", {}).get("whole") or {}
-        key = (rig.name, whole.get("vocabulary"), whole.get("train_tokens"))
-        if key not in self._plans:
-            self._plans[key] = make_plan(self.recipe, rig, key[1], corpus_tokens=key[2])
-        return self._plans[key]
+        vocab, tokens = whole.get("vocabulary"), whole.get("train_tokens")
+        made = []
+        for recipe in self.phases:
+            key = (recipe.phase, rig.name, vocab, tokens)
+            if key not in self._plans:
+                self._plans[key] = make_plan(recipe, rig, vocab, corpus_tokens=tokens)
+            made.append(self._plans[key])
+        return made
 
-    def _excerpted(self, recipe: Recipe) -> Recipe:
+    def excerpted(self, recipe: Recipe) -> Recipe:
         """The recipe with an excerpt where its text is large."""
         from windtunnel.data import corpus_files
 

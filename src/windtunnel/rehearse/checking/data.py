@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel.recipe import Recipe, TextCorpus, UserError
 
-from . import data_amount, data_answers, data_documents, data_files, data_records, data_splits
+from . import data_amount, data_answers, data_documents, data_files, data_records, data_splits, puzzles
 from .context import Context
 from .data_profile import SAMPLE_BYTES, profile
 from .types import Check, CheckFailed, Evidence, Say
@@ -26,6 +26,8 @@ def data(context: Context, say: Say) -> Evidence:
         if context.is_gpt:
             raise CheckFailed("data.corpus.kind is counted: there is no text to train on", "give text files")
         return Evidence("data that is only counted: there is no text to look at", absent="give text files in data.corpus")
+    if context.has_puzzles:
+        return _puzzles(context)
     say("reading documents")
     seen = profile(sample_documents(_by_line(context), SAMPLE_BYTES))
     facts: dict[str, Any] = {"profile": seen.to_json()}
@@ -42,6 +44,16 @@ def data(context: Context, say: Say) -> Evidence:
     facts["scale"] = _size(prepared) | {"notes": prepared.notes, "skipped": dict(list((whole or prepared).skipped.items())[:5])}
     text += f"; the scale model gets {prepared.tokens / 1e6:,.2f} M tokens of {prepared.tokenizer.vocab:,}, all in range"
     return Evidence(text, facts)
+
+
+def _puzzles(context: Context) -> Evidence:
+    prepared = context.prepared
+    _in_range(prepared)
+    text = (
+        f"puzzles of the scale model: {prepared.train_documents:,} to train on, {prepared.validation_documents:,} held out, "
+        f"{prepared.tokenizer.vocab} tokens, all in range"
+    )
+    return Evidence(text, {"scale": _size(prepared) | {"notes": prepared.notes, "skipped": {}}})
 
 
 def _by_line(context: Context) -> Recipe:
@@ -82,7 +94,7 @@ def _in_range(prepared: PreparedData) -> None:
         largest = int(tokens.max())
         if largest >= prepared.tokenizer.vocab:
             raise CheckFailed(f"the {name} split has token {largest}, the vocabulary ends at {prepared.tokenizer.vocab - 1}")
-        if int(tokens[0]) != prepared.tokenizer.bos:
+        if prepared.corpus != "sudoku" and int(tokens[0]) != prepared.tokenizer.bos:
             raise CheckFailed(f"the {name} split does not begin with BOS")
 
 
@@ -97,5 +109,6 @@ CHECKS = (
     *data_documents.CHECKS,
     *data_splits.CHECKS,
     *data_answers.CHECKS,
+    *puzzles.CHECKS,
     *data_amount.CHECKS,
 )  # fmt: skip

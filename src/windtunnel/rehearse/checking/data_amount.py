@@ -15,7 +15,7 @@ LOPSIDED = 5.0
 
 
 def _tokenized(context: Context) -> bool:
-    return context.has_data and context.is_gpt
+    return context.has_text and context.is_gpt
 
 
 def amount(context: Context, say: Say) -> Evidence:

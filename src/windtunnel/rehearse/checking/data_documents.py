@@ -25,7 +25,7 @@ CUT_BYTES, SAME_LENGTH = 64, 0.5
 
 
 def _has_profile(context: Context) -> bool:
-    return context.has_data
+    return context.has_text
 
 
 def _own_text(context: Context) -> bool:

@@ -15,7 +15,7 @@ SAME, COPIED, MOSTLY_COPIED = 0.01, 0.02, 0.2
 
 
 def _tokenized(context: Context) -> bool:
-    return context.has_data and context.is_gpt
+    return context.has_text and context.is_gpt
 
 
 def _data(context: Context) -> PreparedData:

@@ -127,6 +127,7 @@ def build_job(context: Context, raw: dict[str, Any], compute: dtype) -> CausalJo
     alone = Ranks(0, 1, torch.device("cpu"), None)
     return build_causal(
         raw, lora=recipe.model.adapter, weights=recipe.model.weights, master=stage.master, states=stage.states,
-        recompute=recipe.layout.recompute or "none", compile=False, shard=recipe.layout.shard or "full", ranks=alone,
+        recompute="block" if recipe.layout.recompute == "block" else "none", compile=False,
+        shard=recipe.layout.shard or "full", ranks=alone,
         sequence=SEQUENCE, seed=context.seed, compute=compute,
     )  # fmt: skip

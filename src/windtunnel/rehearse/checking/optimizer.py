@@ -47,9 +47,7 @@ def _gpt(context: Context, say: Say) -> Evidence:
     losses = []
     for step in range(STEPS):
         say(f"step {step + 1} of {STEPS}")
-        loss = gpt(x, y, reduction="sum") / x.numel()
-        loss.backward()
-        losses.append(float(loss.detach()))
+        losses.append(model.learn(context, gpt, x, y))
         stepper.step(Scalars(1.0, context.recipe.stages.pretrain.optimizer.momentum, 0.0))
     same = [name for name, p in gpt.named_parameters() if torch.equal(before[name], p.detach())]
     if same:

@@ -19,16 +19,27 @@ def _plan(context: Context, say: Say) -> Evidence:
     found, parts, facts = Findings(), [], {}
     for rig in context.rigs:
         say(rig.name)
-        plan = context.plan(rig)
-        facts[rig.name] = {"fits": plan.fits, "hours": plan.hours, "dollars": plan.dollars, "peak_gib": plan.peak_gib}
-        if not plan.fits:
-            options = "; or ".join(f"{a.change} ({a.why})" for a in plan.alternatives)
-            found.problem(f"{plan.recipe} does not fit {rig.name}: " + "; ".join(plan.reasons), options or None)
-            continue
-        parts.append(f"{rig.name}: {summary(plan)}")
-        for warning in plan.warnings:
-            found.warn(f"{rig.name}: {warning}" if len(context.rigs) > 1 else warning)
+        plans = context.plans(rig)
+        for recipe, plan in zip(context.phases, plans, strict=True):
+            name = f"{rig.name}, phase {recipe.phase}" if len(plans) > 1 else rig.name
+            facts[name] = {"fits": plan.fits, "hours": plan.hours, "dollars": plan.dollars, "peak_gib": plan.peak_gib}
+            if not plan.fits:
+                options = "; or ".join(f"{a.change} ({a.why})" for a in plan.alternatives)
+                found.problem(f"{plan.recipe} does not fit {name}: " + "; ".join(plan.reasons), options or None)
+                continue
+            parts.append(f"{name}: {summary(plan)}")
+            for warning in plan.warnings:
+                found.warn(f"{name}: {warning}" if len(context.rigs) * len(plans) > 1 else warning)
+        if len(plans) > 1:
+            parts.append(_together(rig, plans))
     return found.evidence("; ".join(parts), {"plans": facts})
+
+
+def _together(rig: Rig, plans: list[Plan]) -> str:
+    """Hours and dollars of all phases."""
+    dollars = [plan.dollars for plan in plans]
+    cost = "" if None in dollars else f", ${sum(d for d in dollars if d is not None):,.2f}"
+    return f"{rig.name}: all {len(plans)} phases {sum(plan.hours for plan in plans):.2f} h{cost}"
 
 
 def summary(plan: Plan) -> str:
@@ -41,16 +52,17 @@ def summary(plan: Plan) -> str:
 
 
 def _budget(context: Context, say: Say) -> Evidence:
-    found, recipe, parts = Findings(), context.recipe, []
+    found, parts = Findings(), []
     for rig in context.rigs:
         say(rig.name)
-        if recipe.budget.dollars is not None and rig.dollars_per_hour is None:
+        dollars = context.recipe.budget.dollars
+        if dollars is not None and rig.dollars_per_hour is None:
             fix = f"name its price: --on '{rig.name}@$2.50' (a GPU-hour), or WINDTUNNEL_PRICE on the machine"
-            found.problem(f"budget.dollars is {recipe.budget.dollars:g}, and {rig.name} has no known price", fix)
-        plan = context.plan(rig)
-        if not plan.fits:
-            continue  # the check of the plan says it
-        parts.append(_length(found, recipe, rig, plan))
+            found.problem(f"budget.dollars is {dollars:g}, and {rig.name} has no known price", fix)
+        for recipe, plan in zip(context.phases, context.plans(rig), strict=True):
+            if plan.fits:  # else the check of the plan says it
+                phase = f"phase {recipe.phase} " if len(context.phases) > 1 else ""
+                parts.append(phase + _length(found, recipe, rig, plan))
     return found.evidence("; ".join(parts) or "nothing fits")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from windtunnel.recipe import UserError
+from windtunnel.recipe import Recipe, UserError
 from windtunnel.run import CheckpointStore, RunFolder, is_live, load_spent
 
 from .context import Context
@@ -13,7 +13,8 @@ from .types import Check, Evidence, Findings, Say
 
 def _resume(context: Context, say: Say) -> Evidence:
     assert context.resume is not None
-    run = RunFolder.open(context.resume, context.recipe)  # refuses a folder of another recipe
+    recipe = _recipe_of(context, context.resume)
+    run = RunFolder.open(context.resume, recipe)  # refuses a folder of another recipe
     found = Findings()
     if is_live(context.resume):
         found.problem(f"{context.resume} is being trained by another process", "wait for it, or stop it with SIGTERM")
@@ -27,14 +28,20 @@ def _resume(context: Context, say: Say) -> Evidence:
     elif newest is None:
         found.warn(f"{context.resume} has no checkpoint yet: training begins at step 0")
     state = newest.state.get("budget") if newest else None
-    _budget(found, context, run, newest.step if newest else 0, state)
+    _budget(found, recipe, run, newest.step if newest else 0, state)
     _data(found, context, run)
     text = f"{context.resume}: goes on at step {newest.step if newest else 0:,} of {run.manifest.get('recipe')}"
     return found.evidence(text, {"step": newest.step if newest else 0, "status": run.manifest.get("status")})
 
 
-def _budget(found: Findings, context: Context, run: RunFolder, step: int, state: dict[str, object] | None) -> None:
-    budget, spent = context.recipe.budget, load_spent(run.spent_path, state)
+def _recipe_of(context: Context, run: Path) -> Recipe:
+    """Of the phase that the run is of, else of the last."""
+    phase = RunFolder.open(run).recipe.phase if len(context.phases) > 1 else None
+    return next((recipe for recipe in context.phases if recipe.phase == phase), context.recipe)
+
+
+def _budget(found: Findings, recipe: Recipe, run: RunFolder, step: int, state: dict[str, object] | None) -> None:
+    budget, spent = recipe.budget, load_spent(run.spent_path, state)
     used = {"dollars": spent.dollars, "hours": spent.seconds / 3600, "steps": float(step)}
     batch = ((run.manifest.get("plan") or {}).get("layout") or {}).get("batch_tokens")
     if batch:

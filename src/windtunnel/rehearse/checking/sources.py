@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from windtunnel.recipe import recipe_notes
 from windtunnel.rig import Rig
 
 from .context import Context
@@ -12,8 +13,16 @@ def _recipe(context: Context, say: Say) -> Evidence:
     recipe = context.recipe
     model = recipe.gpt.depth if context.is_gpt else None
     what = f"a GPT of depth {model}" if context.is_gpt else f"Hugging Face model {getattr(recipe.model, 'config', '')}"
+    if recipe.trm is not None:
+        how = f"{recipe.trm.scheme}, {recipe.trm.loops} loops, {recipe.trm.supervision} supervision steps"
+        what = f"{what} that recurses ({how}, preset {recipe.trm.preset})"
     data = recipe.data.corpus.kind
     changed = f", {len(context.overrides)} keys overridden" if context.overrides else ""
+    if context.loaded.phases:
+        changed = f", phases {' then '.join(phase.name for phase in context.loaded.phases)}{changed}"
+    notes = recipe_notes(context.loaded)
+    if notes:
+        changed = f"{changed}; {'; '.join(notes)}"
     return Evidence(f"{recipe.name}: {what} on {data} data{changed}", {"name": recipe.name, "corpus": data})
 
 

@@ -26,18 +26,18 @@ FEW_BYTES = 1.5
 
 
 def _has_own(context: Context) -> bool:
-    return context.has_data and context.is_gpt
+    return context.has_text and context.is_gpt
 
 
 def tokenizer(context: Context, say: Say) -> Evidence:
     """Ids against the model's tables; text there and back; prompts."""
     from windtunnel.data import prepare
-    from windtunnel.model import gpt_shape
+    from windtunnel.model import recipe_shape
 
     prepared = prepare(context.recipe) if context.facts["data"].get("whole") else context.prepared
     own, found = prepared.tokenizer, Findings()
     _special(own)
-    shape = gpt_shape(context.scale.gpt, own.vocab)
+    shape = recipe_shape(context.scale, own.vocab)
     if shape.padded_vocab < own.vocab:
         raise CheckFailed(f"the model's tables have {shape.padded_vocab} rows, the tokenizer {own.vocab} tokens")
     say("text there and back")

@@ -1,0 +1,315 @@
+"""What recursion costs, and the public TRM fork of nanochat beside it.
+
+    python benchmarks/recursion.py --parts speed memory --out benchmarks/results/recursion-h200.json
+    PEER=fork's checkout python benchmarks/recursion.py --parts fork --out benchmarks/results/recursion-fork-h200.json
+    PEER=fork's checkout python benchmarks/recursion.py --parts losses --out benchmarks/results/recursion-fork-losses.json
+
+speed   model FLOP/s of the recursive pass (forward and backward) over that of the plain GPT of the same shape and micro-batch,
+        in turns in one process; every pass counts, what is computed again does not
+memory  tokens a second and peak memory of whole steps at the phase-1 shape of the 8 x H100 guide, by recompute and micro-batch
+fork    does the fork run at that shape? At which batch does it? Its tokens a second compiled and eager, ours at the same batch
+losses  the same weights and the same batch: objective, losses of supervision steps and gradients of both
+`losses` is in fp32; with `--sequence 128` a CPU does it at d12 in minutes. `--tiny` runs everything on a CPU, where only
+`losses` means anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from recursion_peer import DETACH_FROM, PRESETS, as_ours, fill, fork_model, settings
+
+from windtunnel.model import (
+    GPT,
+    Objective,
+    RecursiveGPT,
+    build_model,
+    derive,
+    gpt_shape,
+    objective_of,
+    recipe_shape,
+    train_supervised,
+)
+from windtunnel.recipe import load_recipe
+
+CHILD_SECONDS = 330
+
+
+class Size:
+    """The shape of everything here: the guide's, or a toy's."""
+
+    def __init__(self, tiny: bool, sequence: int | None = None) -> None:
+        self.depth, self.sequence, self.vocab, self.batch = (2, 64, 512, 4) if tiny else (12, sequence or 1024, 50304, 32)
+        self.settings = settings(self.depth, self.sequence, *((32, 32) if tiny else ()))
+        self.micro = [4] if tiny else [8, 16]
+        self.device = torch.device("cpu" if tiny or not torch.cuda.is_available() else "cuda")
+        self.compute = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+
+    def recipe(self, *changes: str) -> Any:
+        """A recipe with the fork's model."""
+        return load_recipe("charlm", [*self.settings, *changes])
+
+
+def wait(device: torch.device) -> None:
+    """Until the device is idle."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def batch_of(size: Size, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random tokens and targets."""
+    made = torch.randint(0, size.vocab, (2, rows, size.sequence), device=size.device)
+    return made[0], made[1]
+
+
+def our_step(size: Size, batch: int, micro: int, recompute: str) -> tuple[Any, Callable[[], None]]:
+    """The model and a whole training step of ours: preset aggressive, gradients, update."""
+    from windtunnel.train.optimizer import MuonAdamW, Scalars
+
+    recipe = size.recipe("trm.preset=aggressive")
+    model = build_model(
+        recipe_shape(recipe, size.vocab), device=size.device, compute=size.compute, seed=1, recompute=recompute
+    )  # fmt: skip
+    assert isinstance(model, RecursiveGPT)
+    optimizer = MuonAdamW(model, derive(recipe, size.vocab), compiled=size.device.type == "cuda")
+    objective = objective_of(recipe.trm.resolved)
+    x, y = batch_of(size, batch)
+    pieces = list(zip(x.split(micro), y.split(micro), strict=True))
+
+    def step() -> None:
+        train_supervised(model, pieces, objective, scale=1 / y.numel())
+        optimizer.step(Scalars(1.0, 0.95, 0.0))
+
+    return model, step
+
+
+def passes(size: Size, micro: int) -> dict[str, tuple[Callable[[], None], float]]:
+    """Forward and backward of the plain and the recursive model: (function, FLOPs)."""
+    recipe = size.recipe()
+    x, y = batch_of(size, micro)
+    shapes = {"plain": gpt_shape(recipe.gpt, size.vocab), "recursive": recipe_shape(recipe, size.vocab)}
+    count = recipe.trm.supervision
+    # Nothing is rewarded and every step detached: what is timed is the recursion itself.
+    objective = Objective(tuple([1 / count] * count), 0.0, 0, "once")
+
+    def run(model: GPT) -> Callable[[], None]:
+        if isinstance(model, RecursiveGPT):
+            return lambda: void(train_supervised(model, [(x, y)], objective, scale=1 / y.numel()))
+        return lambda: (model(x, y, reduction="sum") * (1 / y.numel())).backward()
+
+    def void(_: object) -> None:
+        return None
+
+    made = {}
+    for name, shape in shapes.items():
+        model = build_model(shape, device=size.device, compute=size.compute, seed=1)
+        made[name] = (run(model), shape.flops_per_token * x.numel())
+    return made
+
+
+def timed(function: Callable[[], None], device: torch.device, times: int) -> float:
+    """Seconds of one of `times` calls, from idle to idle."""
+    wait(device)
+    began = time.perf_counter()
+    for _ in range(times):
+        function()
+    wait(device)
+    return (time.perf_counter() - began) / times
+
+
+def speed(size: Size, rounds: int) -> list[dict[str, Any]]:
+    """Part `speed`."""
+    results = []
+    for micro in size.micro:
+        sides = passes(size, micro)
+        seconds: dict[str, list[float]] = {name: [] for name in sides}
+        for function, _ in sides.values():
+            timed(function, size.device, 2)
+        for _ in range(rounds):
+            for name, (function, _) in sides.items():
+                # About as long a look at each: the recursive pass does an order of magnitude more.
+                seconds[name].append(timed(function, size.device, 2 if name == "recursive" else 16))
+        rates = {name: flops / statistics.median(seconds[name]) / 1e12 for name, (_, flops) in sides.items()}
+        entry = {"micro_batch": micro, "seconds": seconds, "tflops": rates, "ratio": rates["recursive"] / rates["plain"]}
+        print(f"speed, micro-batch {micro}: {rates} TFLOP/s, recursive / plain {entry['ratio']:.3f}", flush=True)
+        results.append(entry)
+    return results
+
+
+def measure(step: Callable[[], None], size: Size, batch: int, steps: int) -> dict[str, Any]:
+    """Tokens a second and peak memory of a step, or that it runs out of memory."""
+    cuda = size.device.type == "cuda"
+    try:
+        began = time.perf_counter()
+        step()
+        wait(size.device)
+        first = time.perf_counter() - began
+        step()
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
+        seconds = [timed(step, size.device, 1) for _ in range(steps)]
+    except torch.OutOfMemoryError as error:
+        return {"batch": batch, "out_of_memory": str(error).splitlines()[0][:200]}
+    tokens = batch * size.sequence
+    peaks = (
+        {"peak_allocated": torch.cuda.max_memory_allocated(), "peak_reserved": torch.cuda.max_memory_reserved()} if cuda else {}
+    )
+    rate = tokens / statistics.median(seconds)
+    return {"batch": batch, "first_step_seconds": first, "seconds": seconds, "tokens_per_second": rate, **peaks}
+
+
+def child(size: Size, what: dict[str, Any], tiny: bool) -> dict[str, Any]:
+    """`measure` in a process of its own: running out of memory or time leaves nothing behind."""
+    command = [sys.executable, __file__, "--child", json.dumps(what), *(["--tiny"] if tiny else [])]
+    environment = {**os.environ, "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=CHILD_SECONDS, env=environment, check=False)
+    except subprocess.TimeoutExpired:
+        return {**what, "timed_out_after": CHILD_SECONDS}
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    return {**what, **(json.loads(lines[-1]) if lines else {"exit_code": done.returncode})}
+
+
+def run_child(size: Size, what: dict[str, Any]) -> dict[str, Any]:
+    """What `child` asks for."""
+    if what["side"] == "ours":
+        return measure(our_step(size, what["batch"], what["micro"], what["recompute"])[1], size, what["batch"], 3)
+    recipe = size.recipe()
+    try:
+        model = fork_model(Path(os.environ["PEER"]), recipe_shape(recipe, size.vocab), "aggressive", size.device)
+        runs = torch.compile(model, dynamic=False) if what["compiled"] else model
+        optimizers = model.setup_optimizers()
+    except torch.OutOfMemoryError as error:
+        return {"out_of_memory": str(error).splitlines()[0][:200]}
+    x, y = batch_of(size, what["batch"])
+
+    def step() -> None:
+        with torch.autocast(size.device.type, torch.bfloat16, enabled=size.device.type == "cuda"):
+            loss, _ = runs(x, y)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        model.zero_grad(set_to_none=True)
+
+    return measure(step, size, what["batch"], 3)
+
+
+def memory(size: Size, tiny: bool) -> list[dict[str, Any]]:
+    """Part `memory`."""
+    results = []
+    for micro, recompute in ((size.batch, "step"), (size.batch, "block"), (size.micro[0], "none")):
+        what = {"side": "ours", "batch": size.batch, "micro": micro, "recompute": recompute}
+        results.append(child(size, what, tiny))
+        print(f"memory: {results[-1]}", flush=True)
+    return results
+
+
+def fork(size: Size, tiny: bool, modes: list[str]) -> list[dict[str, Any]]:
+    """Part `fork`: from the guide's batch down to one that the fork can run; then ours at that batch."""
+    results = []
+    for mode in modes:
+        batch = size.batch
+        while batch:
+            results.append(child(size, {"side": "fork", "batch": batch, "compiled": mode == "compiled"}, tiny))
+            print(f"fork, {mode}: {results[-1]}", flush=True)
+            if "tokens_per_second" in results[-1]:
+                break
+            batch //= 2
+    ran = {r["batch"] for r in results if "tokens_per_second" in r}
+    for batch in sorted(ran):
+        for recompute in ("none", "step"):
+            results.append(child(size, {"side": "ours", "batch": batch, "micro": batch, "recompute": recompute}, tiny))
+            print(f"ours: {results[-1]}", flush=True)
+    return results
+
+
+def losses(size: Size, rows: int, presets: list[str]) -> list[dict[str, Any]]:
+    """Part `losses`."""
+    results = []
+    for preset in presets:
+        base, reward = PRESETS[preset]
+        for exact_tables in (True, False):
+            changes = [f"trm.weight_base={base}", f"trm.improvement_reward={reward}", f"trm.detach_from={DETACH_FROM}"]
+            recipe = size.recipe(*changes, "trm.updates=once")
+            shape = recipe_shape(recipe, size.vocab)
+            theirs = fork_model(Path(os.environ["PEER"]), shape, preset, size.device, exact_tables).train()
+            fill(theirs, 7)
+            ours = build_model(shape, device=size.device, compute=torch.float32)
+            assert isinstance(ours, RecursiveGPT)
+            ours.load_state_dict(as_ours(dict(theirs.state_dict()), shape))
+            torch.manual_seed(3)
+            x, y = batch_of(size, rows)
+            y[0, : size.sequence // 4] = -1
+            total, each = theirs(x, y)
+            total.backward()
+            targets = int((y >= 0).sum())
+            sums = train_supervised(ours, [(x, y)], objective_of(recipe.trm.resolved), scale=1 / targets)
+            wanted = as_ours({n: p.grad for n, p in theirs.named_parameters()}, shape)
+            worst = max(
+                float((p.grad - wanted[n]).norm() / wanted[n].norm()) for n, p in ours.named_parameters() if p.grad is not None
+            )
+            mine = {"objective": sums.objective / targets, "step_0": sums.losses[0] / targets, "final": sums.losses[-1] / targets}
+            fork_says = {"objective": total.item(), "step_0": float(each["step_0"]), "final": float(each["final"])}
+            entry = {
+                "preset": preset, "depth": size.depth, "dim": shape.dim, "sequence": size.sequence, "rows": rows,
+                "fork_rotary_tables": "fp32" if exact_tables else "bf16, as it has them",
+                "ours": {name: float(value) for name, value in mine.items()}, "fork": fork_says,
+                "relative_difference": max(abs(float(mine[n]) / fork_says[n] - 1) for n in mine),
+                "worst_gradient_difference": worst,
+            }  # fmt: skip
+            print(f"losses: {entry}", flush=True)
+            results.append(entry)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", default=["speed", "memory"], choices=["speed", "memory", "fork", "losses"])
+    parser.add_argument("--modes", nargs="+", default=["eager", "compiled"], choices=["eager", "compiled"], help="of the fork")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--sequence", type=int, help="for `losses`: shorter than the guide's 1,024")
+    parser.add_argument("--presets", nargs="+", default=list(PRESETS), choices=list(PRESETS), help="for `losses`")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    size = Size(args.tiny, args.sequence)
+    if size.device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    if args.child:
+        print(json.dumps(run_child(size, args.child)), flush=True)
+        return
+    report: dict[str, Any] = {
+        "what": __doc__.split("\n")[0] if __doc__ else "",
+        "date": datetime.date.today().isoformat(),
+        "machine": torch.cuda.get_device_name() if size.device.type == "cuda" else f"CPU, {platform.machine()}",
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda},
+        "shape": {"depth": size.depth, "sequence": size.sequence, "vocab": size.vocab, "settings": size.settings},
+    }
+    parts: dict[str, Callable[[], object]] = {
+        "speed": lambda: speed(size, args.rounds),
+        "memory": lambda: memory(size, args.tiny),
+        "fork": lambda: fork(size, args.tiny, args.modes),
+        "losses": lambda: losses(size, 3 if args.tiny else 1, args.presets),
+    }
+    for part in args.parts:
+        report[part] = parts[part]()
+        if args.out is not None:
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            args.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,283 @@
+"""A tiny recursive model and a plain one on the same Sudoku for the same FLOPs, both trained and measured by `windtunnel`.
+
+    python benchmarks/sudoku.py --out build/measured/sudoku.json --tiny          # 4x4, minutes on a CPU
+    python benchmarks/sudoku.py --out benchmarks/results/sudoku-h200.json        # hard 9x9, under nine minutes of an H200
+    python benchmarks/sudoku.py --sweep 50 --variants recipe looped each deep-steps wide --out build/measured/sudoku-sweep.json
+    python benchmarks/sudoku.py --puzzles --out benchmarks/results/sudoku-puzzles.json  # how fast puzzles are made, and which
+
+A variant is a few keys of the recipe trm-sudoku (VARIANTS). The recursive model trains for --minutes; then the plain
+one (PLAIN) for as many FLOPs on the same puzzles, with a limit of time of its own that the result names if it was met
+first. FLOPs are the model's own: of every pass and of every supervision step's head, recomputation not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from windtunnel.data import GRADES, make_batch, prepare
+from windtunnel.model import recipe_shape
+from windtunnel.recipe import load_recipe
+from windtunnel.run import MetricsReader, RunFolder
+
+Keys = dict[str, Any]
+
+LIMITS = {"budget.hours": "null", "checkpoints.every": "10 min", "checkpoints.keep_hourly": "false"}
+VARIANTS: dict[str, Keys] = {
+    # Two latent states, gradients through all supervision steps, one update a batch.
+    "recipe": {},
+    # The same passes as a loop over the stack that sees the puzzle again each time.
+    "looped": {"trm.scheme": "looped", "trm.loops": 1, "trm.supervision": 24},
+    # An update after every supervision step: the gradient ends there.
+    "each": {"trm.updates": "each", "stages.pretrain.batch_tokens": 1024 * 81},
+    # More, cheaper steps: most passes have no gradient.
+    "deep-steps": {
+        "trm.loops": 4, "trm.cycles": 3, "trm.gradient_cycles": "last", "trm.updates": "each",
+        "stages.pretrain.batch_tokens": 1024 * 81,
+    },
+    # Samsung's numbers.
+    "samsung": {
+        "model.aspect": 256, "trm.loops": 6, "trm.cycles": 3, "trm.supervision": 16, "trm.gradient_cycles": "last",
+        "trm.updates": "each", "stages.pretrain.batch_tokens": 768 * 81,
+    },
+    "wide": {"model.aspect": 256},
+}  # fmt: skip
+# No recursion, as much depth as the FLOPs of one pass through the recursive model would buy parameters for.
+PLAIN: Keys = {"trm": "null", "model.depth": 12, "model.aspect": 32}
+TINY: Keys = {
+    "data.corpus.box": 2, "data.corpus.grade": "easy", "data.corpus.puzzles": 20000, "model.sequence": 16,
+    "model.head_dim": 32, "stages.pretrain.batch_tokens": 1024, "stages.pretrain.optimizer.matrix_lr": 0.005,
+    "stages.pretrain.validate_every": "20 steps", "stages.evaluate.exact_match_problems": 400,
+}  # fmt: skip
+TINY_RECURSIVE: Keys = {
+    "model.aspect": 32, "trm.loops": 2, "trm.cycles": 1, "trm.supervision": 4, "trm.updates": "each",
+}  # fmt: skip
+TINY_PLAIN: Keys = {"trm": "null", "model.depth": 6, "model.aspect": 16}
+
+
+@dataclass(frozen=True)
+class Job:
+    """Where runs go and what all of them have in common."""
+
+    root: Path
+    common: Keys
+
+    def recipe(self, keys: Keys) -> Any:
+        return load_recipe("trm-sudoku", self.settings(keys))
+
+    def settings(self, keys: Keys) -> list[str]:
+        return [f"{key}={value}" for key, value in (LIMITS | self.common | keys).items()]
+
+    def windtunnel(self, *arguments: str) -> str:
+        """Standard output of a command; its messages go to a log beside the runs."""
+        command = [sys.executable, "-m", "windtunnel", *arguments]
+        with open(self.root / "log.txt", "a") as log:
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, text=True)
+            log.write(done.stdout)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: see {self.root / 'log.txt'}")
+        return done.stdout
+
+    def train(self, name: str, keys: Keys) -> dict[str, Any]:
+        """Train and evaluate; everything that is to be kept of it."""
+        root = self.root / name
+        sets = [part for setting in self.settings(keys) for part in ("--set", setting)]
+        started = time.monotonic()
+        self.windtunnel("train", "trm-sudoku", "--root", str(root), "--yes", "--json", *sets)
+        seconds = time.monotonic() - started
+        (run,) = [path for path in root.iterdir() if path.is_dir()]
+        started = time.monotonic()
+        evaluation = json.loads(self.windtunnel("evaluate", str(run), "--json"))
+        return result_of(run, keys, seconds, time.monotonic() - started, evaluation)
+
+
+def result_of(run: Path, keys: Keys, seconds: float, evaluating: float, evaluation: dict[str, Any]) -> dict[str, Any]:
+    folder = RunFolder.open(run)
+    recipe = folder.recipe
+    shape = recipe_shape(recipe, (recipe.data.corpus.box**2) + 1)
+    curves = read_curves(folder)
+    steps = max(step for step, _ in curves["loss"])
+    layout = folder.manifest["plan"]["layout"]
+    flops = steps * layout["batch_tokens"] * shape.flops_per_token
+    training = sum(value for _, value in curves.pop("step_seconds"))
+    return {
+        "keys": {key: str(value) for key, value in keys.items()},
+        "parameters": shape.parameters,
+        "flops_per_puzzle": shape.flops_per_token * shape.sequence,
+        "steps": steps,
+        "batch": layout["batch_tokens"] // shape.sequence,
+        "puzzles_seen": steps * layout["batch_tokens"] // shape.sequence,
+        "flops": flops,
+        "teraflops_per_second": flops / training / 1e12,
+        "training_seconds": round(training, 1),
+        "train_command_seconds": round(seconds, 1),
+        "evaluate_command_seconds": round(evaluating, 1),
+        "evaluation": evaluation,
+        "curves": {name: thinned(points) for name, points in curves.items()},
+    }
+
+
+def read_curves(folder: RunFolder) -> dict[str, list[tuple[int, float]]]:
+    """(step, value) of whatever the run has of these."""
+    recursion = folder.recipe.trm
+    names = ["loss", "validation_loss", "step_seconds", "gradient_norm", "halting_accuracy", "solved"]
+    names += [f"validation_loss_step_{i}" for i in range(recursion.supervision if recursion else 0)]
+    with MetricsReader(folder.metrics_path) as reader:
+        found = {name: [(point.step, point.value) for point in reader.series(name)] for name in names}
+    return {name: points for name, points in found.items() if points}
+
+
+def thinned(points: list[tuple[int, float]], most: int = 120) -> list[tuple[int, float]]:
+    """About `most` of the points, the last among them."""
+    every = -(-len(points) // most)
+    return [(step, round(value, 5)) for i, (step, value) in enumerate(points) if (len(points) - 1 - i) % every == 0]
+
+
+def summary(name: str, result: dict[str, Any]) -> str:
+    puzzles = result["evaluation"]["puzzles"]
+    kinds = "; ".join(f"{kind['kind']} {kind['exact']['share']:.1%}" for kind in puzzles["kinds"])
+    exact = puzzles["exact"]
+    text = f"{name}: {exact['share']:.1%} exact ({exact['low']:.1%} to {exact['high']:.1%}) of {exact['n']:,} held out"
+    size = f"{result['parameters'] / 1e6:.2f} M parameters, {result['flops']:.2e} FLOPs, {result['puzzles_seen']:,} puzzles"
+    return f"{text}, {size}, {result['teraflops_per_second']:.3g} TFLOP/s\n   {kinds}"
+
+
+def equal_flops(job: Job, keys: Keys, flops: float, vocab: int) -> Keys:
+    """The steps of another model that take as many FLOPs."""
+    recipe = job.recipe(keys)
+    shape = recipe_shape(recipe, vocab)
+    batch = recipe.stages.pretrain.batch_tokens
+    return {**keys, "budget.steps": max(1, round(flops / (batch * shape.flops_per_token)))}
+
+
+def sweep(job: Job, chosen: list[str], seconds: float) -> dict[str, Any]:
+    results = {}
+    for name in chosen:
+        results[name] = job.train(name, {**VARIANTS[name], "budget.hours": seconds / 3600})
+        print(summary(name, results[name]), flush=True)
+    return results
+
+
+def compare(job: Job, args: argparse.Namespace, vocab: int) -> dict[str, Any]:
+    if args.tiny:
+        recursive, plain = {**TINY_RECURSIVE, "budget.steps": args.steps}, TINY_PLAIN
+    else:
+        recursive, plain = {**VARIANTS[args.variant], "budget.hours": args.minutes / 60}, PLAIN
+    results = {"recursive": job.train("recursive", recursive)}
+    print(summary("recursive", results["recursive"]), flush=True)
+    twin = equal_flops(job, plain, results["recursive"]["flops"], vocab)
+    if not args.tiny:
+        twin["budget.hours"] = args.twin_minutes / 60
+    results["plain"] = job.train("plain", twin)
+    results["plain"]["flops_share"] = results["plain"]["flops"] / results["recursive"]["flops"]
+    print(summary("plain", results["plain"]), flush=True)
+    return results
+
+
+def making(tries: int) -> dict[str, Any]:
+    """What one core makes of each grade: a second of its time, whatever else the machine does."""
+    results = {}
+    for box, grade in [(3, 0), (3, 1), (3, 2), (2, 0)]:
+        started = time.process_time()
+        made = make_batch(box, grade, 1, 0, tries)
+        seconds = time.process_time() - started
+        clues = (made.inputs > 0).sum(axis=1)
+        results[f"{box * box}x{box * box} {GRADES[grade]}"] = {
+            "tries": tries, "puzzles": len(made),
+            "core_seconds": round(seconds, 2), "per_core_second": round(len(made) / seconds),
+            "clues": {"mean": round(float(clues.mean()), 2), "least": int(clues.min()), "most": int(clues.max())},
+            "guesses_percentiles": {q: int(np.percentile(made.splits, q)) for q in (10, 50, 90, 99)} if grade == 2 else None,
+        }  # fmt: skip
+        print(f"{box * box}x{box * box} {GRADES[grade]}: {len(made) / seconds:,.0f} a core-second", flush=True)
+    return results
+
+
+def without_paths(arguments: list[str]) -> list[str]:
+    """The command line but for where things go."""
+    kept, skip = [], False
+    for argument in arguments:
+        name = argument.partition("=")[0]
+        if not skip and name not in ("--out", "--root"):
+            kept.append(argument)
+        skip = not skip and argument in ("--out", "--root")
+    return kept
+
+
+def write(path: Path, started: float, content: dict[str, Any]) -> None:
+    head = {
+        "what": __doc__.splitlines()[0] if __doc__ else "",
+        "command": ["python", "benchmarks/sudoku.py", *without_paths(sys.argv[1:])],
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(head | content, indent=1) + "\n")
+    print(f"wrote {path} after {head['seconds']} s")
+
+
+def machine() -> dict[str, Any]:
+    import torch
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "gpu": gpu,
+        "cpu": platform.machine(),
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--root", type=Path, help="where the runs go; without it a folder that is removed at the end")
+    parser.add_argument("--tiny", action="store_true", help="4x4 puzzles and a tiny model, for a CPU")
+    parser.add_argument("--steps", type=int, default=150, help="of the recursive model, with --tiny")
+    parser.add_argument("--minutes", type=float, default=3.7, help="of training, of the recursive model")
+    parser.add_argument("--twin-minutes", type=float, default=2.7, help="most of training, of the plain one")
+    parser.add_argument("--variant", choices=VARIANTS, default="recipe")
+    parser.add_argument("--puzzles", action="store_true", help="only measure how puzzles are made")
+    parser.add_argument("--sweep", type=float, metavar="SECONDS", help="instead: train each variant for so long")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="those of the sweep")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the recipe, for all runs")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    started = time.monotonic()
+    if args.puzzles:
+        write(args.out, started, {"results": making(2048)})
+        return
+    given = dict(setting.partition("=")[::2] for setting in args.set)
+    with tempfile.TemporaryDirectory() as temporary:
+        root = args.root or Path(temporary)
+        root.mkdir(parents=True, exist_ok=True)
+        job = Job(root, (TINY if args.tiny else {}) | given)
+        data = prepare(job.recipe({}))
+        seconds = time.monotonic() - started
+        print(f"{data.notes[0]}; {seconds:.1f} s", flush=True)
+        puzzles = {"notes": data.notes, "seconds": round(seconds, 1), "reused": data.reused, "checksum": data.checksum}
+        if args.sweep:
+            results = sweep(job, args.variants, args.sweep)
+        else:
+            results = compare(job, args, data.tokenizer.vocab)
+    write(args.out, started, {"puzzles": puzzles, "results": results})
+
+
+if __name__ == "__main__":
+    main()

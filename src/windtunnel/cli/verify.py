@@ -1,0 +1,130 @@
+"""windtunnel verify: judge answers of a model; kernels, code, mathematics, exact texts, formats; also as a service."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .options import JsonOption
+from .output import print_json, print_remarks, print_table
+from .verify_kernel import kernel
+
+if TYPE_CHECKING:
+    from windtunnel.verify import Layers
+
+LONGEST_ANSWER = 16 << 20
+NOTHING_KNOWN = 4
+
+TaskOption = Annotated[Path, typer.Option("--task", metavar="FILE", help="The task: JSON, as docs/verify.md describes.")]
+AnswerOption = Annotated[str, typer.Option("--answer", metavar="FILE", help="The answer's file; - reads standard input.")]
+
+
+def build() -> typer.Typer:
+    """The verb with its parts."""
+    app = typer.Typer(rich_markup_mode=None, add_completion=False)
+    app.callback(invoke_without_command=True)(_top)
+    app.command("kernel")(kernel)
+    app.command("code")(_judge_of("code", "Judge Python code by hidden tests, each in a fresh child."))
+    app.command("math")(_judge_of("math", "Judge a mathematical expression: is it equal to the right one?"))
+    app.command("exact")(_judge_of("exact", "Judge an answer by comparison with accepted texts."))
+    app.command("format")(_judge_of("format", "Judge an answer's form: tags, a box, JSON by a schema."))
+    app.command("layers")(layers)
+    return app
+
+
+def _top(
+    context: typer.Context,
+    serve: Annotated[bool, typer.Option("--serve", help="Answer POST /verify until stopped.")] = False,
+    show_layers: Annotated[bool, typer.Option("--layers", help="The same as: windtunnel verify layers.")] = False,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on; the default is this machine only.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free port, which is printed.")] = 8200,
+    token: Annotated[
+        str | None, typer.Option("--token", envvar="WINDTUNNEL_TOKEN", help="Require this bearer token.", show_envvar=True)
+    ] = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Answers judged at once; otherwise one a core.")] = None,
+    queue: Annotated[int | None, typer.Option("--queue", min=1, help="Answers that may wait; otherwise 32 a worker.")] = None,
+    tasks: Annotated[Path | None, typer.Option("--tasks", help="A folder of NAME.json tasks that requests may name.")] = None,
+    unhardened: Annotated[bool, typer.Option("--unhardened", help="Serve although the sandbox is not hardened here.")] = False,
+) -> None:
+    """Judge a model's answer. Exits 0 accepted, 1 refused, 2 bad input, 4 the machinery failed and nothing is known."""
+    if context.invoked_subcommand is not None:
+        return
+    if show_layers:
+        layers(json=False)
+        return
+    if not serve:
+        typer.echo(context.get_help())
+        return
+    from windtunnel.verify import serve as run
+
+    run(host=host, port=port, token=token, workers=workers, waiting=queue, tasks=tasks, unhardened=unhardened)
+
+
+def layers(json: JsonOption = False) -> None:
+    """Which layers of the sandbox this machine gives, and whether it is hardened. Exits 1 when it is not."""
+    from windtunnel.verify import Sandbox
+
+    with Sandbox() as sandbox:
+        found = sandbox.start()
+    if json:
+        print_json(found.as_json())
+    else:
+        _print_layers(found)
+    raise typer.Exit(0 if found.hardened else 1)
+
+
+def _print_layers(found: Layers) -> None:
+    rows = [[name, "no" if fault else "active", fault] for name, fault in found.faults.items()]
+    print_table(f"sandbox: {'hardened' if found.hardened else 'NOT hardened'}", ["layer", "state", "why not"], rows)
+    remarks = [("missing", what) for what in found.missing]
+    remarks += [("breach", f"a trial child {what}") for what in found.breaches or ()]
+    print_remarks(remarks or [("tried", "a trial child tried to get past each protection and could not")])
+
+
+def _judge_of(kind: str, doc: str):  # type: ignore[no-untyped-def]  # a command, whose type is typer's business
+    def judge(task: TaskOption, answer: AnswerOption = "-", json: JsonOption = False) -> None:
+        from windtunnel.verify import Verifiers, read_json
+
+        spec, text = read_json(task), _read(answer)
+        if isinstance(spec, dict) and set(spec) == {"kind", "task"} and spec["kind"] == kind:
+            spec = spec["task"]
+        with Verifiers(1) as verifiers:
+            verdict = verifiers.make(kind, spec).verify(text)
+        if json:
+            print_json(verdict.as_json())
+        else:
+            word = "accepted" if verdict.accepted else "nothing known" if verdict.infrastructure else "refused"
+            reward = [] if verdict.reward is None else [("reward", f"{verdict.reward:g}")]
+            lines = [("verdict", word), ("stage", verdict.stage), ("reason", verdict.reason), ("why", verdict.message)]
+            lines += (
+                [("times", ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in verdict.times.items()))]
+                if verdict.times
+                else []
+            )
+            print_remarks(lines + reward)
+        raise typer.Exit(0 if verdict.accepted else NOTHING_KNOWN if verdict.infrastructure else 1)
+
+    judge.__doc__ = doc
+    return judge
+
+
+def _read(name: str) -> str:
+    from windtunnel.recipe import UserError
+
+    try:
+        if name == "-":
+            data = sys.stdin.buffer.read(LONGEST_ANSWER + 1)
+        else:
+            with open(name, "rb") as file:
+                data = file.read(LONGEST_ANSWER + 1)
+    except OSError as error:
+        raise UserError(f"--answer {name}: {error.strerror or error}", "name a readable file, or - for standard input") from None
+    if len(data) > LONGEST_ANSWER:
+        raise UserError(f"--answer {name} is longer than {LONGEST_ANSWER:,} bytes", "give one answer")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"--answer {name} is not UTF-8 at byte {error.start}", "give text") from None

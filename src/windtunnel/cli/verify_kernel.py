@@ -1,0 +1,150 @@
+"""windtunnel verify kernel: is this Triton kernel right, and does it do the work itself?"""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .options import JsonOption
+from .output import print_json, print_remarks, print_table
+
+if TYPE_CHECKING:
+    from windtunnel.verify import Layers, Task, Verdict
+
+NOTHING_KNOWN = 4
+LONGEST_CANDIDATE = 1_000_000  # bytes
+
+
+def kernel(
+    task: Annotated[
+        str | None,
+        typer.Option("--task", metavar="FILE|NAME", help="A task file (KernelBench's form) or a generated task's name."),
+    ] = None,
+    candidate: Annotated[
+        str | None, typer.Option("--candidate", metavar="FILE", help="The file with class ModelNew; - reads standard input.")
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the generated tasks.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the task's reference instead of judging.")] = False,
+    gpu: Annotated[
+        bool | None, typer.Option("--gpu/--no-gpu", help="Full shapes and timing; otherwise where there is an NVIDIA GPU.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Judge one candidate: syntax, allow-list, compile, tiny shapes; on a GPU also full shapes and timing.
+
+    Exits 0 when it is accepted, 1 when it is refused, 2 when the task or file cannot be used, 4 when the machinery failed and
+    nothing is known about the candidate.
+    """
+    from windtunnel.recipe import UserError
+
+    if listed:
+        _list(json)
+        return
+    if task is None:
+        raise UserError("--task is missing", "--task softmax, or --task FILE; --list names the generated tasks")
+    chosen = _task(task)
+    if show:
+        typer.echo(chosen.source)
+        return
+    if candidate is None:
+        raise UserError("--candidate is missing", "--candidate FILE with class ModelNew(torch.nn.Module)")
+    verdict, layers = _judge(chosen, _read(candidate), _use_gpu(gpu))
+    if json:
+        print_json({"task": chosen.name, **verdict.as_json(), "hardened": None if layers is None else layers.hardened})
+    else:
+        _print(chosen, verdict, layers)
+    raise typer.Exit(0 if verdict.accepted else NOTHING_KNOWN if verdict.infrastructure else 1)
+
+
+def _judge(task: Task, source: str, use_gpu: bool) -> tuple[Verdict, Layers | None]:
+    """The verdict, and how locked in the candidate was; None where the text alone decided."""
+    from windtunnel.verify import (
+        GpuStages,
+        KernelVerifier,
+        check_source,
+        compiler_sandbox,
+        gpu_sandbox,
+        kernel_sandbox,
+        reference_sandbox,
+        refuse,
+    )
+
+    # Without the workers, whose start takes seconds.
+    found = check_source(source, task)
+    if found is not None:
+        return refuse(found.stage, found.reason, found.message), None
+    with ExitStack() as opened:
+        boxes = [opened.enter_context(make()) for make in (kernel_sandbox, compiler_sandbox)]
+        if use_gpu:
+            boxes += [opened.enter_context(make()) for make in (gpu_sandbox, reference_sandbox)]
+        with ThreadPoolExecutor(len(boxes)) as together:
+            layers = list(together.map(lambda box: box.start(), boxes))
+        gpu = GpuStages(task, boxes[2], boxes[3]) if use_gpu else None
+        return KernelVerifier(task, boxes[0], compiler=boxes[1], gpu=gpu).verify(source), layers[-2 if use_gpu else 0]
+
+
+def _use_gpu(asked: bool | None) -> bool:
+    from windtunnel.recipe import UserError
+    from windtunnel.verify import has_gpu
+
+    if asked and not has_gpu():
+        raise UserError("--gpu: this machine has no NVIDIA GPU (no /dev/nvidia0)", "leave out --gpu for the correctness half")
+    return has_gpu() if asked is None else asked
+
+
+def _task(name: str) -> Task:
+    from windtunnel.recipe import UserError
+    from windtunnel.verify import find_task, load_task
+
+    path = Path(name)
+    if path.is_file():
+        return load_task(path)
+    if path.suffix == ".py" or "/" in name:
+        raise UserError(f"--task {name}: there is no such file", "name an existing file, or a generated task (--list)")
+    return find_task(name)
+
+
+def _read(name: str) -> str:
+    from windtunnel.recipe import UserError
+
+    try:
+        data = sys.stdin.buffer.read(LONGEST_CANDIDATE + 1) if name == "-" else Path(name).read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"--candidate {name}: {error.strerror or error}", "name a readable file, or - for standard input"
+        ) from None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise UserError(f"--candidate {name}: not UTF-8 text", "give a Python source file") from None
+
+
+def _list(as_json: bool) -> None:
+    from windtunnel.verify import kernel_tasks
+
+    tasks = list(kernel_tasks().values())
+    if as_json:
+        print_json([{"name": t.name, "level": t.level, "family": t.family, "summary": t.summary} for t in tasks])
+        return
+    print_table("tasks", ["name", "level", "family", "what"], [[t.name, str(t.level), t.family, t.summary] for t in tasks])
+
+
+def _print(task: Task, verdict: Verdict, layers: Layers | None) -> None:
+    from windtunnel.verify import stage_states
+
+    word = "accepted" if verdict.accepted else "nothing known" if verdict.infrastructure else "refused"
+    rows = [[stage, state, verdict.reason if state in ("refused", "failed") else ""] for stage, state in stage_states(verdict)]
+    print_table(f"{task.name}: {word}", ["stage", "state", "reason"], rows)
+    times = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in verdict.times.items())
+    remarks = [("why", verdict.message)]
+    remarks += [("reward", f"{verdict.reward:g}")] if verdict.reward is not None else []
+    remarks += [("times", times)] if times else []
+    remarks += [("not judged", entry) for entry in verdict.evidence.get("left", ())]
+    if layers is not None and not layers.hardened:
+        remarks.append(("sandbox", "not hardened here: run only candidates that you trust (windtunnel verify layers)"))
+    print_remarks(remarks)

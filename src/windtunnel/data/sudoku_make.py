@@ -1,0 +1,144 @@
+"""Makes Sudoku: full grids by guessing and propagating, then clues are taken away while the puzzle keeps its grade.
+
+A batch depends on (seed, batch number) alone, so any number of processes makes the same puzzles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .documents import Array
+from .sudoku_solve import (
+    IMPOSSIBLE,
+    SOLVED,
+    candidates_of,
+    fewest,
+    grades_of,
+    grids_of,
+    propagate,
+    search,
+    solve_grids,
+)
+
+GRADES = ("easy", "medium", "hard")
+_ONE = np.uint16(1)
+
+
+@dataclass(frozen=True)
+class Puzzles:
+    """n puzzles with one solution each.
+
+    Attributes:
+        inputs: (n, cells) uint8, 0 for a blank.
+        solutions: (n, cells) uint8, 1 to side.
+        grades: (n,) uint8, an index into GRADES.
+        splits: (n,) uint16, times a search had to divide a cell's candidates to prove the solution unique; 0 below hard.
+    """
+
+    inputs: Array
+    solutions: Array
+    grades: Array
+    splits: Array
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def take(self, which: Array) -> Puzzles:
+        """The puzzles of an index or mask."""
+        return Puzzles(self.inputs[which], self.solutions[which], self.grades[which], self.splits[which])
+
+
+def join(parts: list[Puzzles]) -> Puzzles:
+    """All puzzles of several batches."""
+    names = ("inputs", "solutions", "grades", "splits")
+    return Puzzles(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+def full_grids(n: int, box: int, rng: np.random.Generator) -> Array:
+    """(n, cells) uint8 solved grids: guess in a cell with fewest candidates and propagate; begin anew on a contradiction."""
+    side = box * box
+    done = np.zeros((n, side**2), dtype=np.uint8)
+    blank = candidates_of(np.zeros((1, side**2), dtype=np.uint8))
+    left = np.arange(n)
+    c = np.repeat(blank, n, axis=2)
+    while len(left):
+        c = _guess(c, rng)
+        c, status = propagate(c)
+        solved = status == SOLVED
+        done[left[solved]] = grids_of(c[:, :, solved])
+        c[:, :, status == IMPOSSIBLE] = blank
+        c, left = np.ascontiguousarray(c[:, :, ~solved]), left[~solved]
+    return done
+
+
+def _guess(c: Array, rng: np.random.Generator) -> Array:
+    """Each grid's cell with fewest candidates (among equals the first) gets one of them at random."""
+    n = c.shape[2]
+    flat = c.reshape(-1, n).copy()
+    cell, each = fewest(c), np.arange(n)
+    value = flat[cell, each]
+    # The digit whose random key is highest among the candidates.
+    side = len(c)
+    keys = rng.random((side, n))
+    possible = (value[None] >> np.arange(side, dtype=np.uint16)[:, None]) & _ONE
+    flat[cell, each] = _ONE << np.where(possible == 1, keys, -1.0).argmax(axis=0).astype(np.uint16)
+    return flat.reshape(c.shape)
+
+
+def dig(solutions: Array, grade: int, clues: Array, rng: np.random.Generator) -> Array:
+    """Take clues away in random order while the puzzle can still be solved as its grade allows.
+
+    Args:
+        solutions: (n, cells) full grids.
+        grade: 0: single candidates must suffice, 1: single places may help, 2: one solution, however it is found.
+        clues: (n,) clues at which a puzzle is left as it is; 0: take away all that can be.
+
+    Returns:
+        (n, cells) uint8 puzzles.
+    """
+    n, cells = solutions.shape
+    order = rng.random((n, cells)).argsort(axis=1)
+    puzzles, left = solutions.copy(), np.full(n, cells)
+    for k in range(cells):
+        at = np.flatnonzero(left > clues)
+        if not len(at):
+            break
+        cell = order[at, k]
+        fewer = puzzles[at]
+        fewer[np.arange(len(at)), cell] = 0
+        good = at[_still_fine(fewer, cell, solutions[at, cell], grade)]
+        puzzles[good, order[good, k]] = 0
+        left[good] -= 1
+    return puzzles
+
+
+def _still_fine(puzzles: Array, cell: Array, digit: Array, grade: int) -> Array:
+    """(n,) whether puzzles that have just lost `digit` in `cell`, and were fine with it, are still."""
+    c = candidates_of(puzzles)
+    if grade < 2:
+        return propagate(c, places=grade == 1)[1] == SOLVED
+    # Another solution would have another digit there: is there any?
+    each = np.arange(len(cell))
+    c.reshape(-1, len(cell))[cell, each] &= ~(_ONE << (digit.astype(np.uint16) - _ONE))
+    return search(c, limit=1).count == 0
+
+
+def make_batch(box: int, grade: int, seed: int, number: int, size: int) -> Puzzles:
+    """Batch `number` of a seed: of `size` tries, the puzzles that came out with this grade. At most `size` of them.
+
+    9x9 puzzles are minimal: no clue can go. There are too few different minimal 4x4 puzzles, so these keep a random
+    number of clues.
+    """
+    key = np.array([(seed << 8 | box << 4 | grade) & (2**64 - 1), number], dtype=np.uint64)
+    rng = np.random.Generator(np.random.Philox(key=key))
+    solutions = full_grids(size, box, rng)
+    clues = np.zeros(size, dtype=np.int64) if box == 3 else rng.integers(4, 12, size)
+    inputs = dig(solutions, grade, clues, rng)
+    found = grades_of(inputs)
+    keep = found == grade
+    splits = np.zeros(size, dtype=np.uint16)
+    if grade == 2 and keep.any():
+        splits[keep] = np.minimum(solve_grids(inputs[keep]).splits, 2**16 - 1)
+    return Puzzles(inputs, solutions, found, splits).take(keep)

@@ -1,0 +1,239 @@
+"""What recursion is worth: a recursive model beside plain ones on the same held-out data, and the verdict in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from .worth_fit import Phi, Plain, Recurrent, fit_phi, resamples
+from .worth_measure import Measured
+from .worth_spoilt import Spoilt, spoilt
+from .worth_twins import CLOSE, Member
+
+FORMAT = 1
+ONE_TRAINING = (
+    "intervals are over held-out data, of one training of each model: another seed moves losses too, and by how much is not known"
+)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value with its 95 % interval by bootstrap over held-out units."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def sign(self) -> int:
+        """1 or -1 where zero lies outside, else 0."""
+        return 1 if self.low > 0 else -1 if self.high < 0 else 0
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How a member was trained.
+
+    Attributes:
+        run: its folder. step: of the checkpoint that is measured, the best by validation loss. seconds: training took.
+        losses: training loss after each supervision step (one of a plain model), median over the last tenth of the run.
+        rates: peak learning rates that differ between members, in words.
+    """
+
+    run: str
+    step: int
+    seconds: float | None
+    losses: tuple[float, ...]
+    rates: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A member as measured.
+
+    Attributes:
+        flops: training FLOPs a token, of the run's. loss: nats a target, of the last supervision step.
+        behind: how much its loss is above the run's; paired. step_losses: after each supervision step.
+        solved: share of puzzles; solved_behind: the run's share less its own, paired. refinement: percent.
+        trained: None where nobody tells.
+    """
+
+    name: str
+    role: str
+    kind: str
+    layers: int
+    dim: int
+    parameters: int
+    recurrences: int
+    flops: float
+    loss: Interval
+    behind: Interval
+    bits_per_byte: float | None
+    step_losses: tuple[float, ...]
+    refinement: float | None
+    solved: Interval | None
+    solved_behind: Interval | None
+    trained: Trained | None
+
+
+@dataclass(frozen=True)
+class WorthReport:
+    """What recursion is worth in a run.
+
+    Attributes:
+        rows: the run's model first. units: what the bootstrap draws, such as 'documents'. targets: held-out targets scored.
+        uniform: nats of a model that knows nothing. preset: of the run. spoilt: refinement that is bought, on held-out
+            data and in training. notes: what limits the comparison.
+    """
+
+    run: str
+    preset: str
+    verdict: str
+    rows: tuple[Row, ...]
+    phi: Phi
+    spoilt: tuple[Spoilt, ...]
+    uniform: float
+    units: str
+    unit_count: int
+    targets: int
+    steps: int
+    batch_tokens: int
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Stable keys; what is written to worth.json."""
+        return {
+            "format": FORMAT,
+            "run": self.run,
+            "preset": self.preset,
+            "verdict": self.verdict,
+            "spoilt": [item.to_json() for item in self.spoilt],
+            "models": [asdict(row) for row in self.rows],
+            "phi": self.phi.to_json(),
+            "uniform": self.uniform,
+            "held_out": {"targets": self.targets, "units": self.units, "unit_count": self.unit_count},
+            "steps": self.steps,
+            "batch_tokens": self.batch_tokens,
+            "notes": list(self.notes),
+        }
+
+
+def weigh(
+    members: Sequence[Member],
+    measured: Mapping[str, Measured],
+    *,
+    run: str,
+    units: str,
+    trained: Mapping[str, Trained] | None = None,
+    preset: str,
+    uniform: float,
+    length: tuple[int, int] = (0, 0),
+    notes: Sequence[str] = (),
+) -> WorthReport:
+    """The report on members that have been measured on the same held-out units.
+
+    Args:
+        members: as from `worth_members`: the run's own first, with 'same-parameters' and 'same-flops' among them.
+        measured: by name. trained: likewise. length: optimizer steps and tokens a step.
+        uniform: nats of a model that knows nothing.
+    """
+    own, told = members[0], trained or {}
+    ours = measured[own.name]
+    draws = resamples(len(ours.targets))
+    rows = tuple(_row(m, measured[m.name], own, ours, draws, told.get(m.name)) for m in members)
+    plain = [Plain(m.shape.scaling_parameters, measured[m.name].nats[-1]) for m in members if m.kind == "plain"]
+    again = [
+        Recurrent(m.recurrences, m.shape.head_parameters, m.shape.matrix_parameters, measured[m.name].nats[-1])
+        for m in members
+        if m.kind != "plain"
+    ]
+    same = next(row for row in rows if row.name == "same-flops")
+    found = [spoilt("held-out data", ours.losses, measured["same-parameters"].loss, uniform, preset)]
+    if told:
+        plain_loss = told["same-parameters"].losses
+        if told[own.name].losses and plain_loss:
+            found.append(spoilt("the training batches", told[own.name].losses, plain_loss[-1], uniform, preset))
+    return WorthReport(
+        run=run,
+        preset=preset,
+        verdict=verdict(same),
+        rows=rows,
+        phi=fit_phi(plain, again, ours.targets, draws),
+        spoilt=tuple(item for item in found if item is not None),
+        uniform=uniform,
+        units=units,
+        unit_count=len(ours.targets),
+        targets=int(ours.targets.sum()),
+        steps=length[0],
+        batch_tokens=length[1],
+        notes=(*notes, ONE_TRAINING),
+    )
+
+
+def verdict(same: Row) -> str:
+    """One sentence on the plain model of the same FLOPs against the run's."""
+    equal = "equal FLOPs" if abs(same.flops - 1) <= CLOSE else f"{100 * same.flops:.0f} % of its FLOPs"
+    if same.solved_behind is not None and same.solved is not None:
+        d, unit, form = same.solved_behind, "percentage points of puzzles solved", "{:.1f}"
+        d = Interval(100 * d.value, 100 * d.low, 100 * d.high)
+    else:
+        d, unit, form = same.behind, "nats a token", _form(same.behind)
+    if d.sign == 0:
+        return (
+            f"At {equal} the plain model cannot be told from the recursive one: {_signed(form, d.value)} {unit} "
+            f"(95 % {_signed(form, d.low)} to {_signed(form, d.high)}): here recursion does not show that it pays."
+        )
+    low, high = sorted((abs(d.low), abs(d.high)))
+    size = f"by {form.format(abs(d.value))} {unit} (95 % {form.format(low)} to {form.format(high)})"
+    if d.sign > 0:
+        return f"At {equal} the recursive model is better {size}: here recursion pays."
+    return f"At {equal} the plain model is better {size}: here recursion does not pay."
+
+
+def _form(interval: Interval) -> str:
+    """As many decimals as tell the interval's ends apart."""
+    width = interval.high - interval.low
+    return "{:.2f}" if width >= 0.01 else "{:.3f}" if width >= 0.001 else "{:.4f}"
+
+
+def _signed(form: str, value: float) -> str:
+    return form.replace(":", ":+").format(value)
+
+
+def _row(member: Member, found: Measured, own: Member, ours: Measured, draws: np.ndarray, trained: Trained | None) -> Row:
+    nats, base, targets = found.nats[-1], ours.nats[-1], ours.targets
+    steps = tuple(found.losses)
+    refinement = 100 * (steps[0] - steps[-1]) / steps[0] if len(steps) > 1 and steps[0] else None
+    solved = behind = None
+    if found.solved is not None and ours.solved is not None:
+        ones = np.ones(len(targets))
+        solved = ratio(found.solved, ones, draws)
+        behind = ratio(ours.solved - found.solved, ones, draws)
+    shape = member.shape
+    return Row(
+        name=member.name,
+        role=member.role,
+        kind=member.kind,
+        layers=shape.layers,
+        dim=shape.dim,
+        parameters=shape.parameters,
+        recurrences=member.recurrences,
+        flops=shape.flops_per_token / own.shape.flops_per_token,
+        loss=ratio(nats, targets, draws),
+        behind=ratio(nats - base, targets, draws),
+        bits_per_byte=found.bits_per_byte,
+        step_losses=steps if len(steps) > 1 else (),
+        refinement=refinement,
+        solved=solved,
+        solved_behind=behind,
+        trained=trained,
+    )
+
+
+def ratio(values: np.ndarray, weights: np.ndarray, draws: np.ndarray) -> Interval:
+    """Sum of values over sum of weights, all (units,), with its interval over the resamples."""
+    low, high = np.quantile((draws @ values) / (draws @ weights), [0.025, 0.975])
+    return Interval(float(values.sum() / weights.sum()), float(low), float(high))

@@ -1,0 +1,94 @@
+"""The worth of recursion as a picture: held-out loss, or puzzles solved, against FLOPs. matplotlib is imported on use."""
+
+from __future__ import annotations
+
+import io
+import os
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from windtunnel.recipe import UserError
+
+from .worth import Row, WorthReport
+
+# Blue and vermilion of Okabe and Ito's palette: told apart by colour-blind eyes too; markers differ as well.
+PLAIN, RECURSIVE, INK, GRID = "#0072b2", "#d55e00", "#2b3440", "#cfd5dc"
+INCHES, DOTS = (8.5, 5.2), 150
+TITLE_WIDTH = 92
+
+
+def write_worth_plot(report: WorthReport, path: Path) -> Path:
+    """Draw the report into a .png file.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    buffer = io.BytesIO()
+    with rc_context({"font.family": "sans-serif", "font.size": 10, "text.parse_math": False}):
+        figure = Figure(figsize=INCHES, facecolor="white", layout="constrained")
+        _draw(figure.add_subplot(), report)
+        figure.savefig(buffer, format="png", dpi=DOTS, facecolor="white")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(buffer.getvalue())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
+    return path
+
+
+def _draw(axes: Any, report: WorthReport) -> None:
+    puzzles = report.rows[0].solved is not None
+    for kinds, colour, marker, label in (
+        (("plain",), PLAIN, "s", "plain models"),
+        (("run", "recurrent"), RECURSIVE, "o", "this run's recursion, applied more and more often"),
+    ):
+        rows = sorted((row for row in report.rows if row.kind in kinds), key=lambda row: row.flops)
+        values = [_value(row, puzzles) for row in rows]
+        x, y = [row.flops for row in rows], [value for value, _, _ in values]
+        spread = [[value - low for value, low, _ in values], [high - value for value, _, high in values]]
+        axes.errorbar(x, y, yerr=spread, color=colour, marker=marker, markersize=7, linewidth=1.6, capsize=3, label=label)
+        for row, value in zip(rows, y, strict=True):
+            above = (row.kind == "plain") == puzzles
+            axes.annotate(
+                _name(row), (row.flops, value), xytext=(0, 9 if above else -9), textcoords="offset points", ha="center",
+                va="bottom" if above else "top", color=colour, fontsize=8.5,
+            )  # fmt: skip
+    _frame(axes, report, puzzles)
+
+
+def _value(row: Row, puzzles: bool) -> tuple[float, float, float]:
+    if puzzles:
+        assert row.solved is not None
+        return 100 * row.solved.value, 100 * row.solved.low, 100 * row.solved.high
+    return row.loss.value, row.loss.low, row.loss.high
+
+
+def _name(row: Row) -> str:
+    return f"{row.layers} x {row.dim}" if row.kind == "plain" else f"applied {row.recurrences}x"
+
+
+def _frame(axes: Any, report: WorthReport, puzzles: bool) -> None:
+    from matplotlib.ticker import FuncFormatter, NullLocator
+
+    axes.set_xscale("log")
+    ticks = [t for t in (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0) if t > 0.7 * min(row.flops for row in report.rows)]
+    axes.set_xticks(ticks)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.margins(x=0.09, y=0.14)
+    axes.set_xlabel("training FLOPs, of this run's", color=INK)
+    axes.set_ylabel("held-out puzzles solved, percent" if puzzles else "held-out loss, nats a token", color=INK)
+    axes.set_title(textwrap.fill(report.verdict, TITLE_WIDTH), loc="left", color=INK, fontsize=10.5)
+    axes.grid(True, color=GRID, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=INK, length=0)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(GRID)
+    axes.legend(frameon=False, labelcolor=INK)

@@ -1,0 +1,177 @@
+"""The worth of recursion of a run: what it is compared with, and the report once all of these are trained."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from windtunnel.data import PreparedData, load_tokenizer, prepare
+from windtunnel.model import derive
+from windtunnel.recipe import UserError
+from windtunnel.run import MetricsReader, RunFolder, load_spent, of_step, write_atomic
+
+from .report import load_run
+from .worth import Trained, WorthReport, weigh
+from .worth_measure import held_out_units, measure
+from .worth_twins import Length, Member, worth_members
+
+LATE = 10
+"""A tenth of the run's end is what its training losses are the medians of."""
+RATES = ("matrix_lr", "embedding_lr")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a run is compared with.
+
+    Attributes:
+        members: the run's own model first. itself: whether that is the run as it is; else it too is trained, shorter or longer.
+        seconds_per_flop: of the run's own training; None where it measured none.
+        flops: of the run itself. notes: what limits the comparison.
+    """
+
+    run: Path
+    members: tuple[Member, ...]
+    length: Length
+    itself: bool
+    seconds_per_flop: float | None
+    flops: float
+    notes: tuple[str, ...]
+
+    def member_flops(self, member: Member) -> float:
+        """Training FLOPs of a member."""
+        return member.shape.flops_per_token * self.length.batch_tokens * self.length.steps
+
+
+def compare_run(folder: Path, steps: int | None = None) -> Comparison:
+    """What a run that has come to its end is compared with, at as many steps as it took, or at `steps`.
+
+    Raises:
+        UserError: no run folder, a plain model, or a run that has not ended while `steps` is not given.
+    """
+    run = RunFolder.open(folder)
+    layout = run.manifest["plan"]["layout"]
+    taken = int((run.manifest.get("summary") or {}).get("step") or 0)
+    ended = run.manifest.get("status") == "done" and run.manifest.get("exit_code") == 0 and taken > 0
+    if steps is None and not ended:
+        raise UserError(
+            f"{folder} has not come to its end: its learning rate has not fallen, so its twins would have an advantage",
+            f"windtunnel train {run.manifest['recipe']} --run {folder} --resume, "
+            f"or compare shorter trainings of all: --worth-steps {max(100, taken // 2)}",
+        )
+    length = Length(steps or taken, int(layout["batch_tokens"]), str(layout["precision"]))
+    vocab = load_tokenizer(run.tokenizer_path).vocab
+    members = worth_members(run.recipe, vocab, length)
+    each = members[0].shape.flops_per_token * length.batch_tokens
+    seconds = _step_seconds(run)
+    return Comparison(
+        run=folder,
+        members=members,
+        length=length,
+        itself=ended and length.steps == taken,
+        seconds_per_flop=None if seconds is None else seconds / each,
+        flops=each * max(taken, 1),
+        notes=_notes(run, members),
+    )
+
+
+def report_worth(
+    comparison: Comparison, runs: Mapping[str, Path], *, device: str | None = None, progress: Callable[[str], None] | None = None
+) -> WorthReport:
+    """Measure the trained members on the same held-out data and weigh them; writes RUN/worth.json.
+
+    Args:
+        runs: member name -> folder of its run.
+
+    Raises:
+        UserError: a member has no good checkpoint, or was trained on other data.
+    """
+    say = progress or (lambda what: None)
+    own = RunFolder.open(comparison.run)
+    data, tokens = prepare(own.recipe), own.recipe.stages.evaluate.bits_per_byte_tokens
+    _require_data(comparison.run, own, data)
+    units = held_out_units(data, own.recipe.gpt.sequence, tokens)
+    measured, trained = {}, {}
+    for member in comparison.members:
+        say(f"measuring {member.name}")
+        folder = runs[member.name]
+        _require_data(folder, RunFolder.open(folder), data)
+        loaded = load_run(folder, "best", device)
+        measured[member.name] = measure(loaded.model, data, units)
+        trained[member.name] = _trained(folder, member, loaded.checkpoint.step, data.tokenizer.vocab)
+    assert own.recipe.trm is not None
+    report = weigh(
+        comparison.members,
+        measured,
+        run=comparison.run.resolve().name,
+        units=units.words,
+        trained=trained,
+        preset=own.recipe.trm.preset,
+        uniform=math.log(data.tokenizer.vocab),
+        length=(comparison.length.steps, comparison.length.batch_tokens),
+        notes=comparison.notes,
+    )
+    path = comparison.run / "worth.json"
+    try:
+        write_atomic(path, json.dumps(report.to_json(), ensure_ascii=False, indent=2) + "\n")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
+    return report
+
+
+def _require_data(folder: Path, run: RunFolder, data: PreparedData) -> None:
+    known = (run.manifest.get("data") or {}).get("checksum")
+    if known not in (None, data.checksum):
+        raise UserError(
+            f"{folder} was trained on other data: checksum {known}, now {data.checksum}",
+            "bring back the corpus that the run was trained on, or remove that folder",
+        )
+
+
+def _step_seconds(run: RunFolder) -> float | None:
+    if not run.metrics_path.exists():
+        return None
+    with MetricsReader(run.metrics_path) as metrics:
+        values = [p.value for p in metrics.series("step_seconds") if math.isfinite(p.value)]
+    return statistics.median(values) if values else None
+
+
+def _trained(folder: Path, member: Member, step: int, vocab: int) -> Trained:
+    run, losses = RunFolder.open(folder), list[float]()
+    recursion = member.shape.recursion
+    wanted = (
+        ["loss"] if member.kind == "plain" or recursion is None else [of_step("loss", i) for i in range(recursion.supervision)]
+    )
+    if run.metrics_path.exists():
+        with MetricsReader(run.metrics_path) as metrics:
+            series = [metrics.series(name) for name in wanted]
+        late = [[p.value for p in points[-max(1, len(points) // LATE) :] if math.isfinite(p.value)] for points in series]
+        losses = [statistics.median(values) for values in late] if all(late) else []
+    seconds = None
+    with contextlib.suppress(OSError, UserError):
+        seconds = load_spent(run.spent_path).seconds
+    rates = derive(run.recipe, vocab)
+    words = ", ".join(f"{name} {getattr(rates, name).value:.3g}" for name in RATES)
+    return Trained(str(folder), step, seconds, tuple(losses), words)
+
+
+def _notes(run: RunFolder, members: Sequence[Member]) -> tuple[str, ...]:
+    own, same = members[0], next(m for m in members if m.name == "same-flops")
+    notes = []
+    share = same.shape.flops_per_token / own.shape.flops_per_token
+    if abs(share - 1) >= 0.0005:
+        notes.append(f"the plain model of the same FLOPs has {100 * share:.1f} % of them")
+    before, after = (m.recipe.stages.pretrain.optimizer for m in (own, same))
+    if (before.matrix_lr, before.embedding_lr) != (after.matrix_lr, after.embedding_lr):
+        assert own.recipe.trm is not None
+        preset = own.recipe.trm.preset
+        notes.append(f"recursive models have the learning rates of preset {preset}, plain ones those of a plain recipe")
+    reason = str(run.manifest.get("reason") or "")
+    if "overfit" in reason:
+        notes.append(f"the run ended early ({reason}): its learning rate had not fallen to the end")
+    return tuple(notes)

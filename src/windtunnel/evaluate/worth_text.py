@@ -1,0 +1,80 @@
+"""The worth of recursion as rows and remarks for a terminal."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from itertools import pairwise
+
+from .worth import Row, WorthReport
+from .worth_fit import Phi
+
+COLUMNS = ("model", "size", "params", "FLOPs", "nats", "bits/byte", "above this run (95 %)")
+PUZZLE_COLUMNS = ("model", "size", "params", "FLOPs", "nats", "solved", "less than this run (95 %)")
+
+
+def worth_columns(report: WorthReport) -> tuple[str, ...]:
+    """Headings of `worth_rows`."""
+    return PUZZLE_COLUMNS if report.rows[0].solved is not None else COLUMNS
+
+
+def worth_rows(report: WorthReport) -> list[list[str]]:
+    """A row a model: size, FLOPs, held-out loss, and how much that is above the run's."""
+    return [_cells(row) for row in report.rows]
+
+
+def worth_remarks(report: WorthReport) -> list[tuple[str, str]]:
+    """(label, text): the verdict first, refinement with what it is worth, phi, and what limits the comparison."""
+    remarks = [("verdict", report.verdict)]
+    remarks += [("spoilt", item.words) for item in report.spoilt]
+    own = report.rows[0]
+    if own.step_losses:
+        falls = all(later < earlier for earlier, later in pairwise(own.step_losses))
+        chain = (" > " if falls else ", ").join(f"{loss:.3f}" for loss in own.step_losses)
+        remarks.append(("by step", f"{chain} nats; knowing nothing: {report.uniform:.3f}"))
+    if own.refinement is not None:
+        same = next(row for row in report.rows if row.name == "same-parameters")
+        earned = 100 * (same.loss.value - own.loss.value) / same.loss.value
+        remarks.append(
+            ("refinement", f"{own.refinement:.1f} % (last step against its own first); against the plain model of the same "
+             f"parameters {earned:+.1f} %")
+        )  # fmt: skip
+    remarks.append(("phi", phi_words(report.phi)))
+    held_out = f"{report.targets:,} targets in {report.unit_count:,} {report.units}"
+    remarks.append(("measured", f"{held_out}; each model trained for {report.steps:,} steps of {report.batch_tokens:,} tokens"))
+    return remarks + [("note", note) for note in report.notes]
+
+
+def phi_words(phi: Phi) -> str:
+    """The exponent with its interval, or why there is none."""
+    if phi.value is None:
+        return f"not known: {phi.words}"
+    sign = {"=": "", "<=": "at most ", ">=": "at least "}[phi.bound]
+    ends = ["?" if end is None else f"{end:.2f}" for end in (phi.low, phi.high)]
+    interval = f" (95 % {ends[0]} to {ends[1]})" if phi.bound == "=" else ""
+    meaning = "blocks applied r times count as r^phi times their parameters; 1: as good as more blocks, 0: worth nothing"
+    return f"{sign}{phi.value:.2f}{interval}: {meaning}" + (f"; {phi.words}" if phi.words else "")
+
+
+def _cells(row: Row) -> list[str]:
+    above = f"{row.behind.value:+.3f} ({row.behind.low:+.3f} to {row.behind.high:+.3f})"
+    measure = "-" if row.bits_per_byte is None else f"{row.bits_per_byte:.4f}"
+    if row.solved is not None and row.solved_behind is not None:
+        measure = f"{100 * row.solved.value:.1f} %"
+        above = "{:+.1f} ({:+.1f} to {:+.1f})".format(*(100 * v for v in astuple(row.solved_behind)))
+    return [
+        row.role,
+        f"{row.layers} x {row.dim}",
+        count_text(row.parameters),
+        f"{row.flops:.2f}",
+        f"{row.loss.value:.4f}",
+        measure,
+        "" if row.kind == "run" else above,
+    ]
+
+
+def count_text(count: float) -> str:
+    """A count in at most four digits."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f}"

@@ -1,0 +1,190 @@
+"""What a recursive run is compared with: plain GPTs of the same parameters, of the same FLOPs and between, and the same
+model applied fewer times. Recipes and shapes by arithmetic; no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from windtunnel.model import GPTShape, gpt_shape, recipe_shape
+from windtunnel.recipe import PRESETS, Budget, GPTModel, LayoutChoice, Recipe, Recursion, Schedule, UserError
+
+Kind = Literal["run", "plain", "recurrent"]
+CLOSE = 0.03
+"""Largest share by which the FLOPs of the twin of the same FLOPs may differ."""
+FEWER = 2
+MOST_DEPTH, MOST_STRETCH = 256, 3.0
+"""Layers that are tried, and by how much depth to width may differ from the run's."""
+HIDDEN_RANGE = (0.6, 1.6)
+
+
+@dataclass(frozen=True)
+class Length:
+    """What all models have in common besides data and seed: optimizer steps, tokens a step, precision."""
+
+    steps: int
+    batch_tokens: int
+    precision: str
+
+
+@dataclass(frozen=True)
+class Member:
+    """One of the models that are compared.
+
+    Attributes:
+        name: of its folder. role: what it is, in words. recipe: how it is trained.
+    """
+
+    name: str
+    kind: Kind
+    role: str
+    recipe: Recipe
+    shape: GPTShape
+
+    @property
+    def recurrences(self) -> int:
+        """Applications of each block; 1 of a plain model."""
+        return self.shape.applications // self.shape.layers
+
+
+def worth_members(recipe: Recipe, vocab: int, length: Length) -> tuple[Member, ...]:
+    """The run's own model first, then the plain ones by size, then the same model with fewer applications.
+
+    Raises:
+        UserError: the model does not recurse.
+    """
+    if recipe.trm is None:
+        raise UserError(
+            f"recipe {recipe.name} trains a plain model: there is no recursion to weigh", "leave --worth out, or train recipe trm"
+        )
+    base = _common(recipe, length)
+    own = _member(base, vocab, "recursive", "run", "")
+    own = replace(own, role=f"this run, {own.recurrences}x")
+    if own.recurrences == 1:
+        raise UserError(f"recipe {recipe.name} applies its blocks once: there is no recursion to weigh", "leave --worth out")
+    plain = _as_plain(base)
+    once = gpt_shape(recipe.gpt, vocab)
+    middle = math.sqrt(once.flops_per_token * own.shape.flops_per_token)
+    models = {
+        "same-parameters": ("plain, same params", recipe.gpt),
+        "between": ("plain, in between", matching_gpt(recipe.gpt, vocab, middle)),
+        "same-flops": ("plain, same FLOPs", matching_gpt(recipe.gpt, vocab, own.shape.flops_per_token)),
+    }
+    twins = [
+        _member(plain.model_copy(update={"model": model}), vocab, name, "plain", role) for name, (role, model) in models.items()
+    ]
+    fewer = []
+    for trm in fewer_applications(recipe.trm):
+        member = _member(base.model_copy(update={"trm": trm}), vocab, "", "recurrent", "")
+        if member.recurrences > 1:
+            r = member.recurrences
+            fewer.append(_named(member, f"recurrence-{r}", f"applied {r}x"))
+    return (own, *twins, *fewer)
+
+
+def fewer_applications(trm: Recursion) -> list[Recursion]:
+    """The same recursion halved and halved again: supervision steps first, then cycles, then loops."""
+    found: list[Recursion] = []
+    while len(found) < FEWER:
+        halved = next((name for name in ("supervision", "cycles", "loops") if getattr(trm, name) > 1), None)
+        if halved is None:
+            break
+        trm = trm.model_copy(update={halved: getattr(trm, halved) // 2, "inference_supervision": None})
+        found.append(trm)
+    return found
+
+
+def matching_gpt(model: GPTModel, vocab: int, flops: float) -> GPTModel:
+    """The plain GPT whose training FLOPs a token are within `CLOSE` of `flops` and whose proportions are most like `model`'s.
+
+    Depth and width in whole heads are searched; the MLP's width closes what is left. Where nothing is that close the
+    closest is returned.
+    """
+    own = gpt_shape(model, vocab)
+    best: tuple[float, float, GPTModel] | None = None
+    for candidate, stretch in _candidates(model, own, flops):
+        shape = gpt_shape(candidate, vocab)
+        error = abs(shape.flops_per_token / flops - 1)
+        key = (max(0.0, error - CLOSE), stretch + 3 * error)
+        if best is None or key < best[:2]:
+            best = (*key, candidate)
+    assert best is not None
+    return best[2]
+
+
+def _candidates(model: GPTModel, own: GPTShape, flops: float) -> Iterator[tuple[GPTModel, float]]:
+    """GPTs near the FLOPs, with how far their proportions are from the run's (sums of logarithms)."""
+    group = own.heads // own.kv_heads
+    for depth in range(1, MOST_DEPTH + 1):
+        for heads in range(group, 100_000, group):
+            dim = heads * own.head_dim
+            stretch = abs(math.log(dim / depth / (own.dim / own.layers)))
+            if stretch > math.log(MOST_STRETCH):
+                if dim / depth > own.dim / own.layers:
+                    break
+                continue
+            aspect = max(1, dim // depth)
+            if math.ceil(depth * aspect / own.head_dim) != heads:  # no whole aspect gives this width
+                continue
+            wider = model.model_copy(update={"depth": depth, "aspect": aspect, "kv_heads": heads // group if group > 1 else None})
+            shape = gpt_shape(wider, own.vocab)
+            share = shape.flops_per_token / flops
+            if share > 2:
+                break
+            if share >= 0.5:
+                yield wider, stretch
+                yield from _other_hidden(wider, shape, flops, stretch)
+
+
+def _other_hidden(model: GPTModel, shape: GPTShape, flops: float, stretch: float) -> Iterator[tuple[GPTModel, float]]:
+    each = 6.0 * (3 if shape.mlp == "swiglu" else 2) * shape.dim * shape.layers
+    step = 64 if shape.hidden >= 1024 else 8
+    hidden = round((shape.hidden + (flops - shape.flops_per_token) / each) / step) * step
+    if hidden > 0 and HIDDEN_RANGE[0] <= hidden / shape.hidden <= HIDDEN_RANGE[1] and hidden != shape.hidden:
+        yield model.model_copy(update={"mlp_ratio": hidden / shape.dim}), stretch + abs(math.log(hidden / shape.hidden))
+
+
+def _common(recipe: Recipe, length: Length) -> Recipe:
+    pretrain = recipe.stages.pretrain.model_copy(
+        update={"batch_tokens": length.batch_tokens, "precision": length.precision, "micro_batch": None}
+    )
+    return recipe.model_copy(
+        update={
+            "stages": recipe.stages.model_copy(update={"pretrain": pretrain}),
+            "budget": Budget(steps=length.steps),
+            "phases": (),
+            "phase": None,
+        }
+    )
+
+
+def _as_plain(recipe: Recipe) -> Recipe:
+    """Without recursion, and at the rates that a plain recipe has where the run has its preset's."""
+    assert recipe.trm is not None
+    preset, stage = PRESETS[recipe.trm.preset], recipe.stages.pretrain
+    own = {name: getattr(stage.optimizer, name) for name in ("matrix_lr", "embedding_lr")}
+    rates = {name: None for name, value in own.items() if value is not None and value == getattr(preset, name)}
+    schedule = stage.schedule
+    if preset.warmup_steps is not None and schedule.warmup_steps == preset.warmup_steps:
+        schedule = schedule.model_copy(update={"warmup_steps": Schedule().warmup_steps})
+    stage = stage.model_copy(update={"optimizer": stage.optimizer.model_copy(update=rates), "schedule": schedule})
+    # Averaged weights for all or for none: a stack looped once is the plain model.
+    looped_once = Recursion(scheme="looped", preset="honest", loops=1, cycles=1, supervision=1, ema=recipe.trm.ema)
+    return recipe.model_copy(
+        update={
+            "trm": None if recipe.trm.ema is None else looped_once,
+            "layout": LayoutChoice() if recipe.layout.recompute == "step" else recipe.layout,
+            "stages": recipe.stages.model_copy(update={"pretrain": stage}),
+        }
+    )
+
+
+def _member(recipe: Recipe, vocab: int, name: str, kind: Kind, role: str) -> Member:
+    return _named(Member(name, kind, role, recipe, recipe_shape(recipe, vocab)), name, role)
+
+
+def _named(member: Member, name: str, role: str) -> Member:
+    recipe = member.recipe.model_copy(update={"name": f"{member.recipe.name}-{name}"}) if name else member.recipe
+    return replace(member, name=name, role=role, recipe=recipe)

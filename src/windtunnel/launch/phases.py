@@ -1,0 +1,209 @@
+"""A recipe with phases: each phase an ordinary run, the next one started only if the gates of the last held."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from windtunnel.plan import PhasedPlan, hours_text, plan_phases, with_rest
+from windtunnel.recipe import Phase, Recipe, UserError, phase_recipe
+from windtunnel.run import STARTED, GateResult, RunFolder
+
+from .local import View, train_run, write_page
+from .phase_runs import PhaseRun, held_run, judge, newest_of_job, position_of
+from .prepare import Options, Say, rig_of
+
+STOPPED = 3
+GATE_FAILED = 1
+
+
+@dataclass(frozen=True)
+class PhaseReport:
+    """How a phase ended.
+
+    Attributes:
+        phase: its name. run: its folder. gates: what was asked for and what the run showed.
+        next_phase: the phase that follows; None after the last, whose gates are only reported.
+    """
+
+    phase: str
+    run: Path
+    gates: tuple[GateResult, ...]
+    next_phase: str | None
+
+    @property
+    def held(self) -> bool:
+        """Whether all gates did."""
+        return all(gate.held for gate in self.gates)
+
+    def to_json(self) -> dict[str, Any]:
+        """Stable keys."""
+        gates = [gate.to_json() for gate in self.gates]
+        return {"phase": self.phase, "run": str(self.run), "gates": gates, "held": self.held, "next": self.next_phase}
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a job stands: the number of the phase to go on with, its run or None for a new one, and what came before."""
+
+    number: int
+    run: Path | None = None
+    before: PhaseRun | None = None
+
+
+def run_phases(
+    recipe: Recipe,
+    options: Options,
+    views: Callable[[], View],
+    report: Callable[[PhaseReport], None],
+    *,
+    phase: str | None = None,
+    again: str = "windtunnel train RECIPE",
+    as_json: bool = False,
+) -> int:
+    """Run the phases of a recipe one after the other, or one of them; returns the exit code.
+
+    A job that was stopped goes on where it stood with `options.resume`: in the phase that was running, or after the
+    last one that ended. Every phase trains in processes of its own.
+
+    Args:
+        views: makes the view of a run; each phase has its own.
+        report: told the gates of a phase when it has ended.
+        phase: run only this one, after a run of the phase before it whose gates held.
+        again: the command line without --phase and --resume, for messages.
+
+    Returns:
+        0 done; 1 a run failed, or a gate did not hold and the phases after it were not started; 3 stopped by a signal or
+        by the budget.
+
+    Raises:
+        UserError: no such phase; the gates of the phase before it did not hold; a phase that does not fit or cannot be paid.
+    """
+    position = _position(recipe, options, phase, again)
+    last = position.number if phase is not None else len(recipe.phases) - 1
+    while True:
+        here = recipe.phases[position.number]
+        ended = position.run is not None and position_of(position.run).ended and position.number < len(recipe.phases) - 1
+        if not ended:
+            code, folder = _train(recipe, here, position, options, views, as_json)
+            if code != 0:
+                _page(folder, views)
+                return code
+            position = replace(position, run=folder)
+        assert position.run is not None
+        held = _gates(recipe, here, position, report)
+        _page(position.run, views)
+        if position.number >= last:
+            return 0 if held or here is recipe.phases[-1] else GATE_FAILED
+        if not held:
+            return GATE_FAILED
+        position = Position(position.number + 1, None, replace(position_of(position.run), before=position.before).with_spent())
+
+
+def _position(recipe: Recipe, options: Options, phase: str | None, again: str) -> Position:
+    names = [each.name for each in recipe.phases]
+    if phase is not None:
+        phase_recipe(recipe, phase)  # refuses one that is not there
+    if options.run is not None:
+        found = position_of(options.run)
+        if found.phase not in names or phase not in (None, found.phase):
+            what = f"phase {found.phase}" if found.phase else "no phase"
+            raise UserError(
+                f"run {options.run} is of {what} of {found.recipe}", f"the phases of {recipe.name}: {', '.join(names)}"
+            )
+        return Position(names.index(found.phase), options.run, found.before)
+    if phase is not None:
+        number = names.index(phase)
+        own = newest_of_job(recipe, options.root, (phase,)) if options.resume else None
+        if own is not None:
+            return Position(number, own.path, own.before)
+        return Position(number, None, held_run(recipe, number - 1, options.root, again) if number else None)
+    if options.resume:
+        newest = newest_of_job(recipe, options.root, names)
+        if newest is None:
+            raise UserError(f"no run of the phases of this recipe in {options.root}", f"start one with: {again}")
+        return Position(names.index(newest.phase or ""), newest.path, newest.before)
+    return Position(0)
+
+
+def _train(
+    recipe: Recipe, phase: Phase, position: Position, options: Options, views: Callable[[], View], as_json: bool
+) -> tuple[int, Path]:
+    if position.number:
+        # Starting up is paid for by the phase that starts: the first one's began with the command.
+        os.environ[STARTED] = repr(time.time())
+    with contextlib.closing(views()) as view:
+        if position.run is None:
+            _look_ahead(recipe, position, options, view.say)
+        own, before = phase_recipe(recipe, phase.name), position.before
+        if before is not None:
+            own = with_rest(own, hours=before.hours, dollars=before.dollars)
+            gone = [name for name in ("dollars", "hours") if getattr(own.budget, name) == 0]
+            if gone:
+                view.say(f"budget.{gone[0]} is for all phases and is spent: phase {phase.name} does not begin")
+                return STOPPED, before.path
+        view.say(f"phase {phase.name} ({position.number + 1} of {len(recipe.phases)})" + _described(phase))
+        facts = None if before is None else {"run": before.path.name, "hours": before.hours, "dollars": before.dollars}
+        mine = replace(options, run=position.run, resume=position.run is not None, before=facts)
+        return train_run(own, mine, view, as_json=as_json, isolated=True)
+
+
+def _look_ahead(recipe: Recipe, position: Position, options: Options, say: Say) -> None:
+    """Before money is spent on a phase: the ones after it must fit and be paid for too."""
+    rig = rig_of(options)
+    if recipe.budget.dollars is not None and rig.dollars_per_hour is None:
+        return  # refused with the price that is missing
+    planned = plan_phases(recipe, rig)
+    ahead = planned.phases[position.number :]
+    for phase in ahead[1:]:
+        if not phase.plan.fits:
+            fixes = [f"{a.change} ({a.why})" for a in phase.plan.alternatives]
+            raise UserError(
+                f"phase {phase.name}, which follows, does not fit {rig.name}: {'; '.join(phase.plan.reasons)}",
+                "; or ".join(fixes) or f"run the first alone: --phase {ahead[0].name}",
+            )
+    asking = [phase.name for phase in ahead if phase.plan.needs_yes]
+    if asking and not options.yes:
+        warnings = "; ".join(dict.fromkeys(f"{p.name}: {w}" for p in ahead for w in p.plan.warnings))
+        raise UserError(
+            f"the plan asks for confirmation: {warnings}", "give more data or a smaller budget, or confirm with --yes"
+        )
+    if position.number == 0:
+        say(_announced(planned))
+
+
+def _announced(planned: PhasedPlan) -> str:
+    def cost(hours: float, dollars: float | None) -> str:
+        return hours_text(hours) + ("" if dollars is None else f", ${dollars:,.2f}")
+
+    each = "; ".join(f"{phase.name} {cost(phase.plan.hours, phase.plan.dollars)}" for phase in planned.phases)
+    return f"planned: {each}; together {cost(planned.hours, planned.dollars)}"
+
+
+def _gates(recipe: Recipe, phase: Phase, position: Position, report: Callable[[PhaseReport], None]) -> bool:
+    """Judge a run that has ended, write down the verdict and tell it."""
+    assert position.run is not None
+    number = position.number + 1
+    if phase.gates is None:
+        return True
+    results = judge(recipe, phase, position.run)
+    following = recipe.phases[number].name if number < len(recipe.phases) else None
+    report(PhaseReport(phase.name, position.run, results, following))
+    with RunFolder.open(position.run) as run:
+        run.lock()
+        run.update(gates=[result.to_json() for result in results])
+    return all(result.held for result in results)
+
+
+def _page(folder: Path, views: Callable[[], View]) -> None:
+    with contextlib.closing(views()) as view:
+        write_page(folder, view.say)
+
+
+def _described(phase: Phase) -> str:
+    return f": {phase.description}" if phase.description else ""

@@ -1,0 +1,79 @@
+"""Trainings beside a run, in its own folder: ordinary runs, taken up again where they stopped, used again where they ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from windtunnel.recipe import Recipe
+from windtunnel.run import STARTED, RunFolder, first_difference, list_runs
+
+from .local import View, train_run
+from .prepare import Options
+
+FOLDER = "worth"
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A training beside a run.
+
+    Attributes:
+        root: folder of its runs. run: the newest run of the same recipe and length, if any. ended: it came to its end.
+    """
+
+    root: Path
+    run: Path | None
+    ended: bool
+
+
+def find_beside(folder: Path, name: str, recipe: Recipe) -> Beside:
+    """What is there of a training `name` beside the run in `folder`; runs of other recipes or lengths do not count."""
+    root = folder / FOLDER / name
+    for summary in list_runs(root):
+        if summary.status == "damaged":
+            continue
+        run = RunFolder.open(summary.path)
+        if _same(run.recipe, recipe):
+            ended = run.manifest.get("status") == "done" and run.manifest.get("exit_code") == 0
+            return Beside(root, summary.path, ended)
+    return Beside(root, None, False)
+
+
+def train_beside(
+    beside: Beside,
+    recipe: Recipe,
+    options: Options,
+    view: View,
+    *,
+    as_json: bool = False,
+    output: Any = None,
+    isolated: bool = True,
+) -> tuple[int, Path]:
+    """Train to the end what is not there yet; returns the exit code and the run's folder.
+
+    Args:
+        options: price and GPUs; root, run and resume are this function's.
+        output: where processes of their own print; None: where this one does.
+        isolated: in a process of its own, with an empty GPU.
+
+    Raises:
+        UserError: it does not fit this machine, or another process trains it.
+    """
+    if beside.ended:
+        assert beside.run is not None
+        return 0, beside.run
+    os.environ[STARTED] = repr(time.time())
+    own = Options(run=beside.run, resume=beside.run is not None, yes=options.yes, root=beside.root, price=options.price,
+                  gpus=options.gpus)  # fmt: skip
+    return train_run(recipe, own, view, as_json=as_json, isolated=isolated, output=output)
+
+
+def _same(trained: Recipe, asked: Recipe) -> bool:
+    """The same training of the same length; what one of the two leaves to be derived is so in both."""
+    left, right = (json.dumps(r.budget.model_dump(mode="json"), sort_keys=True) for r in (trained, asked))
+    return left == right and first_difference(trained, asked) is None and first_difference(asked, trained) is None

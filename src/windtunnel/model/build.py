@@ -1,0 +1,41 @@
+"""Models from shapes: the plain GPT, or the recursive one where the shape says so."""
+
+from __future__ import annotations
+
+import torch
+
+from .gpt import GPT
+from .recursive import RecursiveGPT
+from .shape import GPTShape
+
+
+def new_model(shape: GPTShape, compute: torch.dtype, recompute: str = "none") -> GPT:
+    """A model on the current default device whose weights are not yet there."""
+    return GPT(shape, compute) if shape.recursion is None else RecursiveGPT(shape, compute, recompute)
+
+
+def build_model(
+    shape: GPTShape,
+    *,
+    device: torch.device | str = "cpu",
+    compute: torch.dtype = torch.float32,
+    seed: int = 0,
+    recompute: str = "none",
+) -> GPT:
+    """A model with initial weights on `device`; memory for the weights is allocated there directly.
+
+    Args:
+        recompute: see `RecursiveGPT`; the plain GPT keeps everything.
+    """
+    model = empty_model(shape, device, compute, recompute)
+    model.initialise(seed)
+    return model
+
+
+def empty_model(shape: GPTShape, device: torch.device | str, compute: torch.dtype, recompute: str = "none") -> GPT:
+    """A model on `device` whose weights hold whatever was there."""
+    with torch.device("meta"):
+        model = new_model(shape, compute, recompute)
+    model.to_empty(device=device)
+    model.cos, model.sin = GPT.rotary(shape, torch.device(device))
+    return model

@@ -1,0 +1,208 @@
+"""Deep supervision: the loss after every supervision step, and its gradients, in as little memory as detaching allows.
+
+    w_i = b^i / sum_j b^j
+    L = (1/N) (sum_i w_i l_i - s sum_{i>0} (l_{i-1} - l_i) / (l_{i-1} + 1e-8)),  l_{i-1} taken as a constant
+
+l_i is the mean cross-entropy of a micro-batch after supervision step i of N. Without the reward (s = 0) gradients do not
+depend on how a batch is cut into micro-batches; the reward is relative to each micro-batch's own loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from windtunnel.recipe import ResolvedRecursion
+
+from .loss import scored_cross_entropy
+from .recursive import RecursiveGPT
+from .schemes import Carry, Inputs
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+TINY = 1e-8
+
+
+@dataclass(frozen=True)
+class Objective:
+    """How supervision steps are scored.
+
+    Attributes:
+        weights: w_i of each supervision step; their sum is 1.
+        improvement_reward: s.
+        detach_from: states are detached after supervision steps of this number and above, counted from 0.
+        updates: 'once' a batch, or after 'each' supervision step. With 'each' states are always detached, and an update's
+            loss is N^2 times its term of L, so that equal weights make it plain cross-entropy.
+        halting_weight: of the halting head's cross-entropy beside l_i.
+    """
+
+    weights: tuple[float, ...]
+    improvement_reward: float
+    detach_from: int
+    updates: str
+    halting_weight: float = 0.5
+
+
+def objective_of(recursion: ResolvedRecursion, supervision: int | None = None) -> Objective:
+    """The objective of a recipe's `trm` section, in which the preset is resolved.
+
+    Args:
+        supervision: supervision steps; None: the section's.
+    """
+    base, reward, detach, updates = (
+        recursion.weight_base, recursion.improvement_reward, recursion.detach_from, recursion.updates,
+    )  # fmt: skip
+    count = supervision or recursion.supervision
+    # The largest exponent is 0, so that no base overflows.
+    raw = [base ** (i - (count - 1 if base > 1 else 0)) for i in range(count)]
+    return Objective(tuple(w / sum(raw) for w in raw), reward, detach, updates)
+
+
+@dataclass
+class SupervisedSums:
+    """Sums over the micro-batches seen, float64 on the device; N supervision steps.
+
+    Attributes:
+        losses: (N,) true cross-entropy in nats; divide by `targets`.
+        targets: targets counted.
+        objective: L of each micro-batch times its targets; divide by `targets`. Not a cross-entropy.
+        halting: (N,) the halting head's cross-entropy; solved: (N,) sequences answered right; judged: (N,) sequences of
+            which the halting head told so or not rightly. Divide by `sequences`. Zero without a halting head.
+    """
+
+    losses: Tensor
+    targets: Tensor
+    objective: Tensor
+    halting: Tensor
+    solved: Tensor
+    judged: Tensor
+    sequences: int = 0
+
+
+def train_supervised(
+    model: RecursiveGPT,
+    batches: Batches,
+    objective: Objective,
+    *,
+    scale: float,
+    after_step: Callable[[int], None] | None = None,
+) -> SupervisedSums:
+    """Forward, loss and backward over micro-batches and supervision steps; gradients are added to those that are there.
+
+    Args:
+        batches: (x, y), each (B, T); y is -1 where there is no target.
+        scale: factor of every micro-batch's L times its targets: 1 / targets of the whole batch.
+        after_step: with updates='each', called after supervision step i of all micro-batches: update the weights there.
+    """
+    count, device = len(objective.weights), model.head.weight.device
+    zeros = torch.zeros(5, count, dtype=torch.float64, device=device)
+    sums = SupervisedSums(zeros[0], zeros[4, 0].clone(), zeros[4, 0].clone(), zeros[1], zeros[2], zeros[3])
+    work = _Work(model, objective, scale, sums)
+    if objective.updates == "each":
+        work.each(list(batches), after_step)
+    else:
+        for x, y in batches:
+            work.once(x, y)
+    return sums
+
+
+class _Work:
+    """One call of `train_supervised`."""
+
+    def __init__(self, model: RecursiveGPT, objective: Objective, scale: float, sums: SupervisedSums) -> None:
+        self.model, self.objective, self.scale, self.sums = model, objective, scale, sums
+        self.count = len(objective.weights)
+
+    def once(self, x: Tensor, y: Tensor) -> None:
+        """All supervision steps of a micro-batch; each stretch between detached states goes backward as soon as it ends."""
+        cuts = range(self.objective.detach_from, self.count - 1)
+        with self.model.shared_weights():
+            read = self.model.read(x)
+            # Embeddings are read by every stretch: their own gradients wait for the last.
+            inputs = _leaves(read) if cuts else read
+            carry = self.model.begin(inputs)
+            before: Tensor | None = None
+            pending: Tensor | None = None
+            self._count(x, y)
+            for i in range(self.count):
+                carry = self.model.advance(inputs, carry)
+                loss, before = self._loss(i, carry, y, before)
+                pending = loss if pending is None else pending + loss
+                if i in cuts:
+                    pending.backward()
+                    carry, pending = tuple(t.detach() for t in carry), None
+            assert pending is not None
+            del carry
+            pending.backward()
+            if cuts:
+                _backward(read, inputs)
+
+    def each(self, batches: list[tuple[Tensor, Tensor]], after_step: Callable[[int], None] | None) -> None:
+        """Supervision step by supervision step, all micro-batches in each; the detached states wait in between."""
+        carries: list[Carry | None] = [None] * len(batches)
+        before: list[Tensor | None] = [None] * len(batches)
+        for x, y in batches:
+            self._count(x, y)
+        for i in range(self.count):
+            for j, (x, y) in enumerate(batches):
+                with self.model.shared_weights():
+                    inputs = self.model.read(x)
+                    carry = carries[j]
+                    carry = self.model.advance(inputs, self.model.begin(inputs) if carry is None else carry)
+                    loss, before[j] = self._loss(i, carry, y, before[j])
+                    carries[j] = tuple(t.detach() for t in carry)
+                    del carry, inputs
+                    (loss * self.count**2).backward()
+            if after_step is not None:
+                after_step(i)
+
+    def _count(self, x: Tensor, y: Tensor) -> None:
+        self.sums.targets += (y >= 0).sum()
+        self.sums.sequences += len(x)
+
+    def _loss(self, i: int, carry: Carry, y: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What supervision step i adds to the objective, times `scale` and the targets; and l_i, detached."""
+        model, o, sums = self.model, self.objective, self.sums
+        answer = model.answer(carry)
+        halting = model.recursion.halting
+        _, hits, total = scored_cross_entropy(
+            answer, model.head.weight, y, model.shape.vocab, model.shape.softcap, hits=halting
+        )  # fmt: skip
+        valid = y >= 0
+        targets = valid.sum()
+        value = total.detach() / targets.clamp(min=1)
+        sums.losses[i] += total.detach()
+        loss = o.weights[i] * total
+        constant = torch.zeros_like(value)
+        if before is not None and o.improvement_reward:
+            slope = o.improvement_reward / (before + TINY)
+            loss = loss + slope * total
+            constant = slope * before * targets
+        if hits is not None:
+            loss = loss + o.weights[i] * o.halting_weight * targets * self._halting(i, model.halting(answer), hits | ~valid)
+        loss = loss / self.count
+        sums.objective += loss.detach() - constant / self.count
+        return loss * self.scale, value
+
+    def _halting(self, i: int, logits: Tensor, right: Tensor) -> Tensor:
+        """Cross-entropy of the halting head, mean over sequences."""
+        solved = right.all(-1)
+        each = F.binary_cross_entropy_with_logits(logits, solved.float(), reduction="sum")
+        self.sums.halting[i] += each.detach()
+        self.sums.solved[i] += solved.sum()
+        self.sums.judged[i] += ((logits.detach() > 0) == solved).sum()
+        return each / len(logits)
+
+
+def _leaves(read: Inputs) -> Inputs:
+    return Inputs(read.first.detach().requires_grad_(), [e.detach().requires_grad_() for e in read.extras])
+
+
+def _backward(read: Inputs, leaves: Inputs) -> None:
+    """Hand the gradients that the leaves have gathered on to the embeddings."""
+    pairs = zip([read.first, *read.extras], [leaves.first, *leaves.extras], strict=True)
+    with_gradient = [(t, leaf.grad) for t, leaf in pairs if leaf.grad is not None]
+    torch.autograd.backward([t for t, _ in with_gradient], [grad for _, grad in with_gradient])

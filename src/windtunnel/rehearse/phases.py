@@ -1,0 +1,91 @@
+"""The phases of a recipe, one after the other by one command; and what its gates would say of the scale model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from windtunnel.recipe import Phase, Recipe, UserError, dump_recipe, phase_recipe, scale_phases
+
+from .checking import CheckFailed, Context, Evidence, Say
+from .processes import Child
+from .state import Rehearsal, Stage, is_gpt
+from .training import Follower, train_command
+
+
+def phases(rehearsal: Rehearsal, say: Say) -> Evidence:
+    """Train a few steps of each phase; the gates between them ask for nothing. Then judge the recipe's own on what was logged."""
+    recipe, small = rehearsal.loaded, rehearsal.excerpted(scale_phases(rehearsal.loaded))
+    path, root = rehearsal.folder / "phases.yaml", rehearsal.folder / "phases"
+    path.write_text(dump_recipe(small), encoding="utf-8")
+    with Child(train_command(path, root=root), rehearsal.folder / "phases.log", rehearsal.environment) as child:
+        code = child.wait(Follower(rehearsal, child, say).look)
+        words = child.last_words()
+    if code != 0:
+        raise CheckFailed(f"`windtunnel train` of all phases ended with exit code {code}: {words}")
+    runs = _runs(root)
+    names = [phase.name for phase in recipe.phases]
+    if list(runs) != names:
+        raise CheckFailed(f"phases {', '.join(names)} should have been run, {', '.join(runs) or 'none'} were")
+    shown, facts = [], {}
+    for phase in recipe.phases:
+        if phase.gates is None:
+            continue
+        judged = _judge(runs[phase.name], phase, recipe, rehearsal)
+        facts[phase.name] = judged
+        shown.append(f"{phase.name}: " + ", ".join(f"{name.replace('_', ' ')} {text}" for name, text in judged.items()))
+    gates = f"; the recipe's gates on these toys, shown and not obeyed: {'; '.join(shown)}" if shown else ""
+    text = f"{' then '.join(names)}, {small.budget.steps} steps each, by one command{gates}"
+    return Evidence(text, {"phases": names, "gates": facts})
+
+
+def _runs(root: Path) -> dict[str, Path]:
+    """Folders of the runs by phase, in the order in which they began."""
+    from windtunnel.run import RunFolder
+
+    found = []
+    for path in root.glob("*/manifest.json"):
+        manifest = RunFolder.open(path.parent).manifest
+        if "gates" not in manifest and manifest.get("status") != "done":
+            raise CheckFailed(f"run {path.parent.name} did not end: {manifest.get('status')}")
+        found.append((float(manifest["created"]), str(manifest.get("phase")), path.parent))
+    return {phase: folder for _, phase, folder in sorted(found)}
+
+
+def _judge(run: Path, phase: Phase, recipe: Recipe, rehearsal: Rehearsal) -> dict[str, str]:
+    """Each gate of the recipe: what the run shows, and whether it would hold. Raises CheckFailed where one cannot be judged."""
+    from windtunnel.run import MetricsReader, RunFolder, gate_series, judge_gates
+
+    assert phase.gates is not None
+    folder = RunFolder.open(run)
+    own = phase_recipe(recipe, phase.name)
+    # The limits are the recipe's, the number of supervision steps is the toy's.
+    if own.trm is not None and folder.recipe.trm is not None:
+        trm = own.trm.model_copy(update={"supervision": folder.recipe.trm.supervision})
+        own = own.model_copy(update={"trm": trm})
+    with MetricsReader(folder.metrics_path) as metrics:
+        series = gate_series(metrics, own)
+    results = judge_gates(phase.gates, own, series, gpus=rehearsal.here.gpu is not None)
+    missing = [result.name for result in results if result.value is None]
+    if missing:
+        raise CheckFailed(f"phase {phase.name}: gates {', '.join(missing)} cannot be judged", blocks=False)
+    return {result.name: f"{result.measured} ({'held' if result.held else 'not held'})" for result in results}
+
+
+def _has_phases(context: Context) -> bool:
+    try:
+        return is_gpt(context) and bool(context.loaded.phases)
+    except UserError:
+        return False
+
+
+CHECKS = (
+    Stage(
+        "phases",
+        "one command trains all phases, and the gates between them are judged",
+        "read phases.log in the rehearsal's folder",
+        phases,
+        shows="end",
+        needs=("resume",),
+        applies=_has_phases,
+    ),
+)

@@ -1,0 +1,179 @@
+"""Gates of a phase: what its run must have shown before the next phase may spend money.
+
+Pure functions of a run's metrics. Limits that are left to the preset, and the advice, are those of the guide which the
+two-phase recipe comes from.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+from windtunnel.recipe import PRESETS, Gates, Recipe
+
+from . import names
+from .metrics import MetricsReader, Point
+
+PARTS = 10
+"""A run is judged by its last tenth, and its loss by the medians of its tenths."""
+LEAST_STEPS = 2 * PARTS
+RISE = 2.0
+"""Percent by which the loss of a tenth may be above the lowest before it: noise; more is no smooth fall."""
+TOO_LARGE = 20.0
+"""Gradient norm from which learning rates are too high whatever the preset."""
+
+ADVICE = {
+    "order": "halve the learning rates, see that gradients are clipped (stages.pretrain.optimizer.clip=1.0) and that the "
+    "warm-up works (stages.pretrain.schedule.warmup_steps)",
+    "refinement": "train longer (5,000 steps or more), take preset extreme, lower the learning rates (matrix_lr 0.0005 to "
+    "0.0003) or raise trm.weight_base (5, 7, 10)",
+    "gradient_norm_high": "lower the learning rates or clip harder (stages.pretrain.optimizer.clip)",
+    "gradient_norm_low": "below what this preset shows: see that the loss falls at all, that the warm-up is over, and that "
+    "the learning rates are the preset's",
+    "not_finite": "too aggressive: go back to preset aggressive",
+    "spiky": "a larger batch (stages.pretrain.batch_tokens) or lower learning rates",
+    "diverging": "the learning rates are too high, or the recipe is wrong",
+    "utilisation": "look for a bottleneck: data loading (data_wait_share in `windtunnel watch`), too small a micro-batch",
+    "not_measured": "the run logged no such metric: train it again, or leave the gate out with {off}",
+}
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """One gate and what a run showed.
+
+    Attributes:
+        name: its key in the recipe. held: whether the condition holds.
+        value: the number or numbers judged; None: not measured. measured: the same as text.
+        limit: what was asked for, as text. advice: what to do where it does not hold.
+    """
+
+    name: str
+    held: bool
+    value: float | list[float] | None
+    measured: str
+    limit: str
+    advice: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Stable keys: what the manifest's `gates` holds. JSON has no NaN: null stands for it, `measured` says it."""
+        numbers = self.value if isinstance(self.value, list) else [self.value]
+        finite = [number if number is not None and math.isfinite(number) else None for number in numbers]
+        return asdict(self) | {"value": finite if isinstance(self.value, list) else finite[0]}
+
+
+def judge_gates(gates: Gates, recipe: Recipe, series: Mapping[str, Sequence[Point]], *, gpus: bool) -> tuple[GateResult, ...]:
+    """The gates that apply to the recipe, judged on a run's metrics.
+
+    Args:
+        recipe: the phase's, for its preset and supervision steps.
+        series: by metric (see `gate_series`).
+        gpus: whether the run had GPUs; without, their utilisation is not asked for.
+    """
+    results: list[GateResult] = []
+    trm = recipe.trm
+    if trm is not None and trm.supervision > 1:
+        preset = PRESETS[trm.preset]
+        if gates.order:
+            results.append(_order(series, trm.supervision))
+        least = gates.refinement if gates.refinement != "preset" else preset.refinement[0] if preset.refinement else None
+        if least is not None:
+            results.append(_refinement(series.get(names.REFINEMENT, ()), float(least)))
+    band = gates.gradient_norm
+    if band == "preset":
+        band = PRESETS[trm.preset].gradient_norm if trm is not None else None
+    if isinstance(band, tuple):
+        results.append(_gradient_norm(series.get(names.GRADIENT_NORM, ()), band))
+    if gates.decreasing:
+        results.append(_decreasing(series.get(names.LOSS, ())))
+    if gates.utilisation is not None and gpus:
+        results.append(_utilisation(series.get(names.GPU_UTILISATION, ()), gates.utilisation))
+    return tuple(results)
+
+
+def gate_series(metrics: MetricsReader, recipe: Recipe) -> dict[str, list[Point]]:
+    """The series that `judge_gates` asks for."""
+    steps = range(recipe.trm.supervision if recipe.trm is not None else 0)
+    wanted = [names.LOSS, names.GRADIENT_NORM, names.REFINEMENT, names.GPU_UTILISATION]
+    wanted += [names.of_step(names.VALIDATION_LOSS, step) for step in steps]
+    return {name: metrics.series(name) for name in wanted}
+
+
+def _order(series: Mapping[str, Sequence[Point]], steps: int) -> GateResult:
+    limit = "each below the one before"
+    found = [_late(series.get(names.of_step(names.VALIDATION_LOSS, step), ())) for step in range(steps)]
+    losses = [value for value in found if value is not None]
+    if len(losses) < steps:
+        return _not_measured("order", limit, "order=false")
+    held = all(later < earlier for earlier, later in pairwise(losses))  # NaN is below nothing
+    measured = (" > " if held else ", ").join(f"{loss:.3f}" for loss in losses)
+    return GateResult("order", held, losses, measured, limit, None if held else ADVICE["order"])
+
+
+def _refinement(points: Sequence[Point], least: float) -> GateResult:
+    limit, value = f"at least {least:g} %", _late(points)
+    if value is None:
+        return _not_measured("refinement", limit, "refinement=null")
+    held = value >= least
+    advice = None if held else ADVICE["refinement"] if math.isfinite(value) else ADVICE["not_finite"]
+    return GateResult("refinement", held, value, f"{value:.1f} %", limit, advice)
+
+
+def _gradient_norm(points: Sequence[Point], band: tuple[float, float]) -> GateResult:
+    low, high = band
+    limit, value = f"{low:g} to {high:g}", _late(points)
+    if value is None:
+        return _not_measured("gradient_norm", limit, "gradient_norm=null")
+    advice = None
+    if not math.isfinite(value):
+        advice = ADVICE["not_finite"]
+    elif value > high:
+        advice = ADVICE["gradient_norm_high"]
+    elif value < low:
+        advice = ADVICE["gradient_norm_low"]
+    above = f" (above {TOO_LARGE:g})" if value > TOO_LARGE else ""
+    return GateResult("gradient_norm", advice is None, value, f"{value:.2f}{above}", limit, advice)
+
+
+def _decreasing(points: Sequence[Point]) -> GateResult:
+    limit = f"falls, no tenth of the run over {RISE:g} % up"
+    losses = [point.value for point in points]
+    if len(losses) < LEAST_STEPS:
+        missing = f"{len(losses)} steps, {LEAST_STEPS} needed"
+        return GateResult("decreasing", False, None, missing, limit, "train at least so many steps")
+    medians = [statistics.median(losses[i * len(losses) // PARTS : (i + 1) * len(losses) // PARTS]) for i in range(PARTS)]
+    if not all(math.isfinite(loss) for loss in losses[-(len(losses) // PARTS) :]) or not all(map(math.isfinite, medians)):
+        return GateResult("decreasing", False, math.nan, "not finite", limit, ADVICE["not_finite"])
+    fall = 100 * (medians[0] - medians[-1]) / medians[0]
+    rise = max(100 * (loss / min(medians[:i]) - 1) for i, loss in enumerate(medians) if i)
+    held = fall > 0 and rise <= RISE
+    end = 100 * (medians[-1] / min(medians) - 1)
+    advice = None if held else ADVICE["diverging"] if fall <= 0 or end > RISE else ADVICE["spiky"]
+    return GateResult("decreasing", held, [fall, max(0.0, rise)], f"{fall:.1f} % down, {max(0.0, rise):.1f} % up", limit, advice)
+
+
+def _utilisation(points: Sequence[Point], least: float) -> GateResult:
+    limit = f"at least {least:g} %"
+    values = [point.value for point in points]
+    if not values:
+        return _not_measured("utilisation", limit, "utilisation=null")
+    value = statistics.fmean(values)
+    held = value >= least
+    return GateResult("utilisation", held, value, f"{value:.0f} %", limit, None if held else ADVICE["utilisation"])
+
+
+def _not_measured(name: str, limit: str, off: str) -> GateResult:
+    return GateResult(name, False, None, "not measured", limit, ADVICE["not_measured"].format(off=f"gates.{off}"))
+
+
+def _late(points: Sequence[Point]) -> float | None:
+    """The median of a series' last tenth by steps; NaN where one of its values is; None where there are no points."""
+    if not points:
+        return None
+    since = points[-1].step * (1 - 1 / PARTS)
+    values = [point.value for point in points if point.step >= since]
+    return statistics.median(values) if all(map(math.isfinite, values)) else math.nan

@@ -1,0 +1,99 @@
+"""One step of a recursive GPT: every supervision step of a batch is scored, and the weights follow once or after each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from windtunnel.model import GPT, Objective, RecursiveGPT, SupervisedSums, objective_of, train_supervised
+from windtunnel.recipe import Recipe
+
+from .optimizer import MuonAdamW, Scalars
+from .ranks import Ranks
+from .staging import Staging
+from .step import Batches, Moment, Pending, Supervised, run_step, take
+
+
+class StepFunction(Protocol):
+    """`run_step`, or what stands in its place for a recursive GPT."""
+
+    def __call__(
+        self, model: GPT, optimizer: MuonAdamW, batches: Batches, scalars: Scalars, ranks: Ranks, staging: Staging, step: int,
+        batch_tokens: int, since: Pending | None,
+    ) -> Pending:  # fmt: skip
+        """See `run_step`."""
+        ...
+
+
+def step_function(recipe: Recipe) -> StepFunction:
+    """How a step of this recipe is done."""
+    if recipe.trm is None:
+        return run_step
+    return partial(run_supervised_step, objective=objective_of(recipe.trm.resolved))
+
+
+def run_supervised_step(
+    model: GPT,
+    optimizer: MuonAdamW,
+    batches: Batches,
+    scalars: Scalars,
+    ranks: Ranks,
+    staging: Staging,
+    step: int,
+    batch_tokens: int,
+    since: Pending | None,
+    *,
+    objective: Objective,
+) -> Pending:
+    """As `run_step`, with `objective` for the loss; `updates` says whether the weights follow once or N times.
+
+    All updates of a step have the same learning rates: the schedule goes by batches.
+    """
+    began = Moment(ranks.device)
+    squares: list[Tensor] = []
+
+    def update(_: int) -> None:
+        staging.before_update()
+        squares.append(optimizer.step(scalars))
+
+    each = objective.updates == "each"
+    found = train_supervised(
+        cast(RecursiveGPT, model), take(batches), objective, scale=1.0 / batch_tokens, after_step=update if each else None
+    )
+    if not each:
+        update(0)
+    sums = _packed(found, squares)
+    if ranks.world > 1:
+        dist.all_reduce(sums)
+    halting = cast(RecursiveGPT, model).recursion.halting
+    return Pending(step, sums, began, since, _reading(len(objective.weights), len(squares), halting))
+
+
+def _packed(found: SupervisedSums, squares: list[Tensor]) -> Tensor:
+    """Everything in one float64 vector: one reduction, one copy to the host."""
+    sequences = found.targets.new_full((1,), float(found.sequences))
+    alone = torch.stack([found.targets.double(), found.objective.double(), *(square.double() for square in squares)])
+    return torch.cat([alone, found.losses, found.halting, found.judged, found.solved, sequences])
+
+
+def _reading(steps: int, updates: int, halting: bool) -> Callable[[list[float]], tuple[float, float, Supervised]]:
+    def read(sums: list[float]) -> tuple[float, float, Supervised]:
+        targets, objective = max(sums[0], 1.0), sums[1]
+        squares, rest = sums[2 : 2 + updates], sums[2 + updates :]
+        losses = tuple(nats / targets for nats in rest[:steps])
+        norms = tuple(square**0.5 for square in squares)
+        supervised = Supervised(losses, objective / targets, norms if updates > 1 else ())
+        if halting:
+            entropy, right, solved = (rest[i * steps : (i + 1) * steps] for i in (1, 2, 3))
+            sequences = max(rest[-1], 1.0)
+            head = sum(entropy) / (steps * sequences), sum(right) / (steps * sequences)
+            supervised = replace(supervised, halting=head, solved=tuple(count / sequences for count in solved))
+        return losses[-1], (sum(squares) / updates) ** 0.5, supervised
+
+    return read

@@ -1,0 +1,106 @@
+"""Verifiers: what turns a model's answer into a judgement and a reward, and cannot be cheated.
+
+Names are imported on use: the warm workers import this package too, and want little of it.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from .types import Verdict, Verifier, accept, broken, refuse
+
+if TYPE_CHECKING:
+    from .code import CodeTask, CodeVerifier
+    from .exact import ExactVerifier
+    from .format import FormatVerifier
+    from .kernel import (
+        GpuStages,
+        KernelVerifier,
+        Task,
+        check_source,
+        compiler_sandbox,
+        gpu_sandbox,
+        has_gpu,
+        kernel_sandbox,
+        load_task,
+        reference_sandbox,
+        stage_states,
+    )
+    from .kinds import KINDS, Verifiers, read_json
+    from .mathematics import MathVerifier
+    from .pool import Full, Pool, Sandboxes
+    from .sandbox import Layers, Limits, Sandbox
+    from .service import serve
+    from .tasks import catalogue as kernel_tasks
+    from .tasks import find as find_task
+
+__all__ = [
+    "KINDS",
+    "CodeTask",
+    "CodeVerifier",
+    "ExactVerifier",
+    "FormatVerifier",
+    "Full",
+    "GpuStages",
+    "KernelVerifier",
+    "Layers",
+    "Limits",
+    "MathVerifier",
+    "Pool",
+    "Sandbox",
+    "Sandboxes",
+    "Task",
+    "Verdict",
+    "Verifier",
+    "Verifiers",
+    "accept",
+    "broken",
+    "check_source",
+    "compiler_sandbox",
+    "find_task",
+    "gpu_sandbox",
+    "has_gpu",
+    "kernel_sandbox",
+    "kernel_tasks",
+    "load_task",
+    "read_json",
+    "reference_sandbox",
+    "refuse",
+    "serve",
+    "stage_states",
+]
+
+_MODULES = {
+    "code": ("CodeTask", "CodeVerifier"),
+    "exact": ("ExactVerifier",),
+    "format": ("FormatVerifier",),
+    "kernel": (
+        "GpuStages",
+        "KernelVerifier",
+        "Task",
+        "check_source",
+        "compiler_sandbox",
+        "gpu_sandbox",
+        "has_gpu",
+        "kernel_sandbox",
+        "load_task",
+        "reference_sandbox",
+        "stage_states",
+    ),
+    "kinds": ("KINDS", "Verifiers", "read_json"),
+    "mathematics": ("MathVerifier",),
+    "pool": ("Full", "Pool", "Sandboxes"),
+    "sandbox": ("Layers", "Limits", "Sandbox"),
+    "service": ("serve",),
+}
+_LAZY = {name: (module, name) for module, names in _MODULES.items() for name in names} | {
+    "kernel_tasks": ("tasks", "catalogue"),
+    "find_task": ("tasks", "find"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        from importlib import import_module
+
+        module, inner = _LAZY[name]
+        return getattr(import_module(f"{__name__}.{module}"), inner)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,51 @@
+"""Tests that were written as assertions, taken apart so that the candidate's process need not see what is expected."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from windtunnel.recipe import UserError
+
+from .cases import Call
+
+FIX = "write lines such as: assert f(1, [2]) == 3, with literals on both sides"
+
+
+def cases_of_asserts(source: str) -> list[Call]:
+    """'assert f(1) == 2', 'assert f(1)' or 'assert not f(1)', one a line, as calls and expected values.
+
+    Raises:
+        UserError: an assertion of another form.
+    """
+    try:
+        body = ast.parse(source).body
+    except SyntaxError as error:
+        raise UserError(f"asserts: line {error.lineno}: {error.msg}", FIX) from None
+    return [_case(statement) for statement in body]
+
+
+def _case(statement: ast.stmt) -> Call:
+    if isinstance(statement, ast.Assert):
+        test, expected = statement.test, True
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            return _call(test.operand, False, statement.lineno)
+        if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq | ast.Is):
+            return _call(test.left, _literal(test.comparators[0], statement.lineno), statement.lineno)
+        return _call(test, expected, statement.lineno)
+    raise UserError(f"asserts: line {statement.lineno} is not an assertion", FIX)
+
+
+def _call(node: ast.expr, expected: Any, line: int) -> Call:
+    if not isinstance(node, ast.Call):
+        raise UserError(f"asserts: line {line} tests no call", FIX)
+    args = [_literal(arg, line) for arg in node.args]
+    kwargs = {k.arg: _literal(k.value, line) for k in node.keywords if k.arg}
+    return Call(ast.unparse(node.func), args, expected, kwargs)
+
+
+def _literal(node: ast.expr, line: int) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        raise UserError(f"asserts: line {line}: {ast.unparse(node)[:60]} is not a literal", FIX) from None

@@ -1,0 +1,71 @@
+"""Runs in the candidate's child: one call, or one run as a program. What is expected is not here."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..sandbox.channel import note
+from .values import decode, encode
+
+Reply = tuple[dict[str, Any], list[bytes]]
+FILE = "answer.py"
+
+
+def call(message: dict[str, Any], buffers: list[memoryview]) -> Reply:
+    """Load the answer, call one function, return its value in plain form.
+
+    message: source, function, args and kwargs (encoded).
+    """
+    module = _load(message["source"], "answer")
+    note("call")
+    value = _function(module, message["function"])(*decode(message["args"]), **decode(message["kwargs"]))
+    note("return")
+    return {"value": encode(value)}, []
+
+
+def program(message: dict[str, Any], buffers: list[memoryview]) -> Reply:
+    """Run the answer as a program; what it prints is its child's log."""
+    Path("stdin").write_text(message["stdin"])
+    fd = os.open("stdin", os.O_RDONLY)
+    os.dup2(fd, 0)
+    os.close(fd)
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8")
+    quiet = os.open("stderr", os.O_WRONLY | os.O_CREAT)
+    os.dup2(quiet, 2)
+    try:
+        _load(message["source"], "__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    return {"done": True}, []
+
+
+def _load(source: str, name: str) -> types.ModuleType:
+    note("load")
+    Path(FILE).write_text(source)
+    module = types.ModuleType(name)
+    module.__file__ = FILE
+    sys.modules[name] = module
+    exec(compile(source, FILE, "exec", dont_inherit=True), module.__dict__)
+    return module
+
+
+def _function(module: types.ModuleType, path: str) -> Callable[..., Any]:
+    found: Any = module
+    for part in path.split("."):
+        name = part.removesuffix("()")
+        if name != part or isinstance(found, type):
+            found = found() if isinstance(found, type) else found
+        found = getattr(found, name)
+        if name != part:
+            found = found()
+    with contextlib.suppress(TypeError):
+        assert callable(found), f"{path} is not a function"
+    return found  # type: ignore[no-any-return]

@@ -1,0 +1,116 @@
+"""Plain Python values as JSON and back, by exact type: no class of the candidate's ever reaches a comparison.
+
+bool, None, str, int, float, list as themselves; large ints, NaN and infinities, tuple, set, frozenset, dict, bytes and complex
+as an object with one tag.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+MOST_DEPTH = 60
+MOST_VALUES = 1_000_000
+EXACT_IN_JSON = 1 << 62
+
+
+class NotPlain(Exception):
+    """A value that has no plain form; its text says which."""
+
+
+def encode(value: Any) -> Any:
+    """A JSON value for a plain Python value.
+
+    Raises:
+        NotPlain: an instance of another class (subclasses too), nested too deeply, or too much.
+    """
+    return _encode(value, 0, [MOST_VALUES])
+
+
+def decode(value: Any) -> Any:
+    """The Python value of what encode made, checked as untrusted input.
+
+    Raises:
+        NotPlain: encode never makes this.
+    """
+    return _decode(value, 0)
+
+
+def _encode(value: Any, depth: int, left: list[int]) -> Any:
+    left[0] -= 1
+    if depth > MOST_DEPTH:
+        raise NotPlain(f"nested more than {MOST_DEPTH} deep")
+    if left[0] < 0:
+        raise NotPlain(f"more than {MOST_VALUES:,} values")
+    kind = type(value)
+    if value is None or kind is bool or kind is str:
+        return value
+    if kind is int:
+        return value if abs(value) < EXACT_IN_JSON else {"int": hex(value)}
+    if kind is float:
+        return value if math.isfinite(value) else {"float": repr(value)}
+    if kind is list:
+        return [_encode(item, depth + 1, left) for item in value]
+    if kind in (tuple, set, frozenset):
+        return {kind.__name__: [_encode(item, depth + 1, left) for item in value]}
+    if kind is dict:
+        return {"dict": [[_encode(k, depth + 1, left), _encode(v, depth + 1, left)] for k, v in value.items()]}
+    if kind in (bytes, bytearray):
+        return {kind.__name__: value.hex()}
+    if kind is complex:
+        return {"complex": [repr(value.real), repr(value.imag)]}
+    raise NotPlain(
+        f"a value of class {kind.__name__}; tests compare plain values: numbers, text, lists, tuples, sets, dicts, bytes"
+    )
+
+
+def tag_of(value: Any) -> tuple[str, Any]:
+    """The kind of a value in plain form and its content: members for containers (pairs for a dict), else the value itself.
+
+    Raises:
+        NotPlain: encode never makes this.
+    """
+    if isinstance(value, list):
+        return "list", value
+    if not isinstance(value, dict):
+        return "value", value
+    if len(value) != 1:
+        raise NotPlain("not a tagged value")
+    ((tag, body),) = value.items()
+    if tag in ("dict", "set", "frozenset", "tuple") and not isinstance(body, list):
+        raise NotPlain(f"a malformed {tag}")
+    if tag == "dict" and not all(isinstance(pair, list) and len(pair) == 2 for pair in body):
+        raise NotPlain("a malformed dict")
+    return tag, body
+
+
+def _decode(value: Any, depth: int) -> Any:
+    if depth > MOST_DEPTH + 2:
+        raise NotPlain("nested too deeply")
+    tag, body = tag_of(value)
+    if tag == "value":
+        return body
+    if tag == "list":
+        return [_decode(item, depth + 1) for item in body]
+    try:
+        return _tagged(tag, body, depth)
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
+        raise NotPlain(f"a malformed {tag[:40]}: {error}") from None
+
+
+def _tagged(tag: str, body: Any, depth: int) -> Any:
+    if tag == "int":
+        return int(body, 16)
+    if tag == "float":
+        return float(body)
+    if tag == "dict":
+        return {_decode(k, depth + 1): _decode(v, depth + 1) for k, v in body}
+    if tag in ("tuple", "set", "frozenset"):
+        return {"tuple": tuple, "set": set, "frozenset": frozenset}[tag](_decode(item, depth + 1) for item in body)
+    if tag == "bytes":
+        return bytes.fromhex(body)
+    if tag == "bytearray":
+        return bytearray.fromhex(body)
+    if tag == "complex":
+        return complex(float(body[0]), float(body[1]))
+    raise NotPlain(f"unknown tag {tag[:40]}")

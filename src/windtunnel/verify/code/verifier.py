@@ -1,0 +1,122 @@
+"""The verifier of code."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from ..sandbox import Job, Outcome, Runner
+from ..types import Verdict, accept, broken, refuse
+from .cases import Call, CodeTask, Program
+from .compare import matches, same_print
+from .values import NotPlain, encode
+
+FENCE = re.compile(r"^```([^`\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+LANGUAGES = ("", "python", "py", "python3")
+MOST_SOURCE = 1 << 20
+REASONS = {
+    "timeout": ("timeout", "the code was too slow: it {detail}"),
+    "memory": ("memory", "the code needs too much memory: it {detail}"),
+    "output": ("too-much-output", "the code {detail}"),
+    "killed": ("crashed", "the process {detail}"),
+    "exited": ("exited", "the code ended the process before the test was over: it {detail}"),
+    "raised": ("raised", "the code raised {detail}"),
+}
+
+
+@dataclass(frozen=True)
+class CodeVerifier:
+    """Judges Python code against hidden tests.
+
+    The answer may be bare code or text with fenced code, of which the last block counts. Each test runs in a fresh child with
+    that test's input alone; results come back in plain form and are compared here.
+    """
+
+    task: CodeTask
+    runner: Runner
+
+    def verify(self, answer: str) -> Verdict:
+        """The judgement of one answer."""
+        started = time.monotonic()
+        if len(answer) > MOST_SOURCE:
+            return refuse("syntax", "too-long", f"the answer has {len(answer):,} characters, at most {MOST_SOURCE:,}")
+        source = source_of(answer)
+        if not source.strip():
+            return refuse("syntax", "no-code", "the answer holds no code")
+        source = f"{self.task.preface}\n{source}" if self.task.preface else source
+        passed, first = 0, None
+        for at, case in enumerate(self.task.cases):
+            fault = self._test(at, case, source)
+            if fault is None:
+                passed += 1
+                continue
+            if fault.infrastructure:
+                return fault
+            first = first or fault
+            if not self.task.partial:
+                break
+        total = len(self.task.cases)
+        times = {"total": time.monotonic() - started}
+        if first is None:
+            return accept("tests", f"all {total} tests pass", times=times, evidence={"passed": passed, "tests": total})
+        evidence = {**first.evidence, "passed": passed, "tests": total}
+        reward = passed / total if self.task.partial else 0.0
+        return refuse(first.stage, first.reason, first.message, reward=reward, times=times, evidence=evidence)
+
+    def _test(self, at: int, case: Call | Program, source: str) -> Verdict | None:
+        """None when the test passes."""
+        if isinstance(case, Call):
+            args = {"function": case.function, "args": encode(list(case.args)), "kwargs": encode(dict(case.kwargs))}
+            outcome = self.runner.run(Job("windtunnel.verify.code.child:call", {"source": source, **args}, (), self.task.limits))
+        else:
+            message = {"source": source, "stdin": case.stdin}
+            outcome = self.runner.run(Job("windtunnel.verify.code.child:program", message, (), self.task.limits))
+        if outcome.status == "infrastructure":
+            return broken("run", outcome.detail)
+        where = f"test {at + 1} of {len(self.task.cases)}"
+        ended = isinstance(case, Program) and outcome.status == "exited" and outcome.exit_code == 0
+        if not outcome.finished and not ended:
+            return self._failed(outcome, where, case)
+        if isinstance(case, Program):
+            right, got = same_print(case.stdout, outcome.log, self.task.tolerance), outcome.log
+        else:
+            got = outcome.message.get("value", {})
+            try:
+                right = matches(case.expected, got, tolerance=self.task.tolerance, any_sequence=self.task.any_sequence)
+            except (NotPlain, TypeError, RecursionError) as error:
+                return refuse("tests", "not-plain", f"{where}: the answer returned {error}")
+        if right:
+            return None
+        return refuse("tests", "wrong-result", f"{where} fails: a wrong result{self._shown(case, got)}", evidence={"test": at})
+
+    def _failed(self, outcome: Outcome, where: str, case: Call | Program) -> Verdict:
+        kind = str(outcome.message.get("type", ""))
+        if kind == "NotPlain":
+            return refuse("tests", "not-plain", f"{where}: the answer returned {outcome.detail.partition(': ')[2]}")
+        if outcome.phase == "load" and kind in ("SyntaxError", "IndentationError", "TabError"):
+            return refuse("syntax", "syntax", f"the code does not parse: {outcome.detail}")
+        reason, text = REASONS[outcome.status]
+        if kind == "SystemExit":
+            reason, text = "exited", "the code called exit: {detail}"
+        stage = "run" if outcome.phase in ("", "load") else "tests"
+        detail = outcome.detail if self.task.reveal or outcome.status != "raised" else kind
+        return refuse(stage, reason, f"{where}: {text.format(detail=detail)}{self._shown(case, None)}")
+
+    def _shown(self, case: Call | Program, got: Any) -> str:
+        if not self.task.reveal:
+            return ""
+        given = case.stdin if isinstance(case, Program) else f"{case.function}{tuple(case.args)!r}"
+        return f"; for {_short(given)} it gave {_short(got)}" if got is not None else f"; for {_short(given)}"
+
+
+def source_of(answer: str) -> str:
+    """The code in an answer: the last fenced block, or all of it when there is none."""
+    blocks = [body for language, body in FENCE.findall(answer) if language.strip().lower() in LANGUAGES]
+    return blocks[-1] if blocks else answer
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 200 else text[:197] + "..."

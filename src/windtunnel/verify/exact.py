@@ -1,0 +1,61 @@
+"""Exact match: the answer's last line, boxed text, tagged text or all of it equals one of the accepted texts."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from windtunnel.recipe import UserError
+
+from .extract import Where, extract
+from .types import Verdict, accept, refuse
+
+Fold = Literal["none", "blanks", "case"]
+
+
+@dataclass(frozen=True)
+class ExactVerifier:
+    """accepted: any of these texts is right. where: which part of the answer counts. fold: 'none' compares as it is, 'blanks'
+    treats any run of blanks as one space, 'case' also ignores case; both compare Unicode in its composed form (NFC)."""
+
+    accepted: Sequence[str]
+    where: Where = "all"
+    fold: Fold = "blanks"
+
+    @staticmethod
+    def of(spec: Mapping[str, Any]) -> ExactVerifier:
+        """From plain JSON: {'answer': text or list of texts, 'where': ..., 'fold': ...}.
+
+        Raises:
+            UserError: a key is missing, unknown or of another type.
+        """
+        known = {"answer", "where", "fold"}
+        if unknown := sorted(set(spec) - known):
+            raise UserError(f"exact task: unknown key {unknown[0]!r}", f"known keys: {', '.join(sorted(known))}")
+        answers = spec.get("answer")
+        answers = [answers] if isinstance(answers, str) else answers
+        if not isinstance(answers, list) or not answers or not all(isinstance(a, str) for a in answers):
+            raise UserError("exact task: 'answer' is not a text or a list of texts", "for example: answer: '42'")
+        where, fold = spec.get("where", "all"), spec.get("fold", "blanks")
+        if where not in ("all", "last-line", "boxed", "answer-tag"):
+            raise UserError(f"exact task: where is {where!r}", "one of all, last-line, boxed, answer-tag")
+        if fold not in ("none", "blanks", "case"):
+            raise UserError(f"exact task: fold is {fold!r}", "one of none, blanks, case")
+        return ExactVerifier(answers, where, fold)
+
+    def verify(self, answer: str) -> Verdict:
+        """The judgement of one answer."""
+        found = extract(answer, self.where)
+        if found is None:
+            return refuse("extract", "no-answer", f"the answer holds no {self.where.replace('-', ' ')} text")
+        if self._folded(found) in {self._folded(text) for text in self.accepted}:
+            return accept("match", "the answer matches")
+        return refuse("match", "wrong-result", "the answer is another one", evidence={"found": found[:200]})
+
+    def _folded(self, text: str) -> str:
+        if self.fold == "none":
+            return text
+        text = " ".join(unicodedata.normalize("NFC", text).split())
+        return text.casefold() if self.fold == "case" else text

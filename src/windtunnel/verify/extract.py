@@ -1,0 +1,40 @@
+"""Which part of an answer counts. Plain scanning: no pattern whose time could grow faster than the text."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Where = Literal["all", "last-line", "boxed", "answer-tag"]
+BOX = "\\boxed{"
+
+
+def extract(answer: str, where: Where) -> str | None:
+    """The part of an answer that counts, or None when there is none."""
+    if where == "all":
+        return answer
+    if where == "last-line":
+        lines = [line.strip() for line in answer.splitlines() if line.strip()]
+        return lines[-1] if lines else None
+    if where == "boxed":
+        return boxed(answer)
+    return tagged(answer, "answer")
+
+
+def boxed(answer: str) -> str | None:
+    """What stands in the last \\boxed{...}, braces balanced."""
+    start = answer.rfind(BOX)
+    if start < 0:
+        return None
+    depth, at = 1, start + len(BOX)
+    for end in range(at, len(answer)):
+        depth += {"{": 1, "}": -1}.get(answer[end], 0) if answer[end - 1] != "\\" else 0
+        if depth == 0:
+            return answer[at:end].strip()
+    return None
+
+
+def tagged(answer: str, tag: str) -> str | None:
+    """What stands between the last <tag> and the </tag> that follows it."""
+    start = answer.rfind(f"<{tag}>")
+    end = answer.find(f"</{tag}>", start)
+    return answer[start + len(tag) + 2 : end].strip() if 0 <= start < end else None

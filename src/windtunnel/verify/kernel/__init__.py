@@ -1,0 +1,23 @@
+"""Judging Triton kernels: tasks, static rules, the interpreter's tiny stage, full shapes and timing on a GPU.
+
+Nothing here imports torch or triton; the modules named child_* do, inside the sandbox.
+"""
+
+from windtunnel.verify.kernel.funnel import STAGES, KernelVerifier, check_source, compiler_sandbox, kernel_sandbox, stage_states
+from windtunnel.verify.kernel.gpu import GpuStages, gpu_sandbox, has_gpu, reference_sandbox
+from windtunnel.verify.kernel.task import Task, load_task
+
+__all__ = [
+    "STAGES",
+    "GpuStages",
+    "KernelVerifier",
+    "Task",
+    "check_source",
+    "compiler_sandbox",
+    "gpu_sandbox",
+    "has_gpu",
+    "kernel_sandbox",
+    "load_task",
+    "reference_sandbox",
+    "stage_states",
+]

@@ -1,0 +1,281 @@
+"""Refuses a candidate by its text: only what is needed to allocate, launch Triton kernels and return may be written.
+
+The text is parsed, never executed, so that comments, strings and encodings hide nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+
+from windtunnel.verify.kernel import rules
+from windtunnel.verify.kernel.expressions import Expressions, Scope, root_of
+from windtunnel.verify.kernel.kernelrules import KernelCheck
+from windtunnel.verify.kernel.names import bound_names
+from windtunnel.verify.kernel.problem import Problem
+
+FORBIDDEN_STATEMENTS: dict[type[ast.AST], tuple[str, str]] = {
+    ast.Try: ("try-except", "try"),
+    ast.TryStar: ("try-except", "try"),
+    ast.Global: ("keeps-state", "global"),
+    ast.Nonlocal: ("keeps-state", "nonlocal"),
+    ast.AsyncFunctionDef: ("statement", "async def"),
+    ast.AsyncFor: ("statement", "async for"),
+    ast.AsyncWith: ("statement", "async with"),
+    ast.Await: ("statement", "await"),
+    ast.Yield: ("statement", "yield"),
+    ast.YieldFrom: ("statement", "yield from"),
+    ast.Match: ("statement", "match"),
+}
+MODULE_STATEMENTS = (
+    ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.Expr, ast.Pass, ast.Assert,
+    ast.AugAssign,
+)  # fmt: skip
+
+
+def check_text(tree: ast.Module, *, tf32: bool = True) -> Problem | None:
+    """The first thing in a candidate that is not allowed, or None."""
+    check = _Check(tree, tf32)
+    check.module()
+    return min(check.found, key=lambda p: p.line) if check.found else None
+
+
+class _Check(Expressions):
+    def module(self) -> None:
+        for node in ast.walk(self.tree):
+            if type(node) in FORBIDDEN_STATEMENTS:
+                reason, word = FORBIDDEN_STATEMENTS[type(node)]
+                self.refuse(reason, node, word)
+        self._shadowed()
+        self.asking = _only_asserted(self.tree)
+        top = Scope(frozenset(), constructing=True)
+        for node in self.tree.body:
+            if _never_runs(node) or self._unused_helper(node):
+                continue
+            if not isinstance(node, MODULE_STATEMENTS):
+                self.refuse("statement", node, f"{type(node).__name__.lower()} at module level")
+            elif isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
+                self.refuse("statement", node, f"{ast.unparse(node)[:60]} at module level")
+            else:
+                self.statement(node, top)
+        self._model()
+
+    def _model(self) -> None:
+        if "ModelNew.forward" not in self.names.functions:
+            self.refuse("no-model", self.tree, "ModelNew")
+        elif not self.names.kernels:
+            self.refuse("no-kernel", self.tree, "kernel")
+
+    def _unused_helper(self, node: ast.stmt) -> bool:
+        """get_inputs() and get_init_inputs() of KernelBench's files, if a candidate repeats them and calls them nowhere."""
+        if not isinstance(node, ast.FunctionDef) or node.name not in ("get_inputs", "get_init_inputs") or node.decorator_list:
+            return False
+        live = [part for part in self.tree.body if not _never_runs(part)]
+        return not any(isinstance(n, ast.Name) and n.id == node.name for part in live for n in ast.walk(part)) and not _defaults(
+            node
+        )
+
+    def _shadowed(self) -> None:
+        """An import or builtin that is bound again would no longer be what the rules take it for."""
+        for name in bound_names(self.tree):
+            if name in self.names.imports and self.names.imports[name].split(".")[0] in ("torch", "triton"):
+                self.refuse("patches", self.tree, f"{name} = ...")
+        for name in self.names.level & rules.BUILTINS:
+            self.refuse("patches", self.tree, f"{name} = ...")
+
+    # ---- statements
+
+    def statement(self, node: ast.AST, scope: Scope) -> None:
+        match node:
+            case ast.Import():
+                for alias in node.names:
+                    if alias.name not in rules.MODULES:
+                        self.refuse("import", node, alias.name)
+            case ast.ImportFrom():
+                self._import_from(node)
+            case ast.FunctionDef():
+                self.function(node, scope)
+            case ast.ClassDef():
+                self._class(node, scope)
+            case ast.Assign() | ast.AugAssign() | ast.AnnAssign():
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                for target in targets:
+                    self.target(target, scope)
+                if node.value is not None:
+                    self.expression(node.value, scope)
+            case ast.For():
+                self.target(node.target, scope)
+                self._children(node, scope, skip=("target",))
+            case ast.With():
+                for item in node.items:
+                    self._context(item.context_expr, scope)
+                for part in node.body:
+                    self.statement(part, scope)
+            case ast.Delete():
+                for target in node.targets:
+                    if not isinstance(target, ast.Name):
+                        self.refuse("patches", target, f"del {ast.unparse(target)}")
+            case _ if type(node) in FORBIDDEN_STATEMENTS:
+                pass  # said already
+            case _:
+                self._children(node, scope)
+
+    def _children(self, node: ast.AST, scope: Scope, skip: tuple[str, ...] = ()) -> None:
+        for name, value in ast.iter_fields(node):
+            if name in skip:
+                continue
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.stmt):
+                    self.statement(child, scope)
+                elif isinstance(child, ast.expr):
+                    self.expression(child, scope)
+                elif isinstance(child, ast.AST):
+                    self._children(child, scope)
+
+    def _import_from(self, node: ast.ImportFrom) -> None:
+        module = node.module or ""
+        allowed = rules.MODULES.get(module, frozenset())
+        for alias in node.names:
+            whole = f"{module}.{alias.name}"
+            if node.level or module not in rules.MODULES or alias.name == "*":
+                self.refuse("import", node, whole)
+            elif whole in rules.MODULES:
+                continue
+            elif allowed is not None and alias.name not in allowed:
+                self.refuse("host-compute" if module.startswith("torch") else "import", node, whole)
+            elif alias.name in rules.KERNEL_BANNED:
+                self.refuse("kernel-call", node, whole)
+
+    def function(self, node: ast.FunctionDef, scope: Scope, owner: ast.ClassDef | None = None) -> None:
+        for decorator in node.decorator_list:
+            self._decorator(decorator, scope)
+        if node.name in self.names.kernels and self.names.kernels[node.name] is node:
+            self.found += KernelCheck(node, self.names, self.tf32).problems()
+            return
+        for default in [*node.args.defaults, *node.args.kw_defaults]:
+            if isinstance(default, ast.Dict | ast.List | ast.Set | ast.ListComp | ast.DictComp | ast.Call):
+                self.refuse("keeps-state", default, f"the default argument {ast.unparse(default)}")
+            elif default is not None:
+                self.expression(default, scope)
+        own = node.args.args[0].arg if owner is not None and node.args.args else scope.own
+        # Names of an enclosing function are not this one's: changing their contents would keep state in a closure.
+        local = frozenset(_local_names(node))
+        inner = Scope(local, scope.seen | local, bool(owner) and node.name in ("__init__", "__post_init__"), own)
+        for part in node.body:
+            self.statement(part, inner)
+
+    def _decorator(self, node: ast.expr, scope: Scope) -> None:
+        target = node.func if isinstance(node, ast.Call) else node
+        dotted = self.names.dotted(target)
+        if isinstance(target, ast.Name) and target.id in ("staticmethod", "classmethod", "property"):
+            return
+        known = (
+            "triton.jit",
+            "triton.autotune",
+            "triton.heuristics",
+            "torch.no_grad",
+            "torch.inference_mode",
+            "dataclasses.dataclass",
+        )
+        if dotted not in known:
+            computes = dotted is not None and dotted.startswith("torch.")
+            self.refuse("host-compute" if computes else "unknown-call", node, f"@{ast.unparse(node)[:60]}")
+        elif isinstance(node, ast.Call):
+            for argument in [*node.args, *(keyword.value for keyword in node.keywords)]:
+                self.expression(argument, replace(scope, constructing=True))
+
+    def _class(self, node: ast.ClassDef, scope: Scope) -> None:
+        bases = [self.names.dotted(base) or ast.unparse(base) for base in node.bases]
+        plain = ("typing.NamedTuple", "enum.Enum", "enum.IntEnum", "object")
+        if node.keywords or any(base not in (*plain, "torch.nn.Module") for base in bases):
+            self.refuse("inherits", node, f"class {node.name}({', '.join(bases)})")
+        if node.name == "ModelNew" and bases != ["torch.nn.Module"]:
+            self.refuse("inherits", node, f"class ModelNew({', '.join(bases)})")
+        for decorator in node.decorator_list:
+            self._decorator(decorator, scope)
+        for part in node.body:
+            if isinstance(part, ast.FunctionDef):
+                dunder = part.name.startswith("__") and part.name not in rules.OVERRIDABLE
+                if dunder or part.name in rules.MODULE_METHODS:
+                    self.refuse("overrides", part, part.name)
+                self.function(part, scope, owner=node)
+            elif isinstance(part, ast.Assign | ast.AnnAssign | ast.Expr | ast.Pass):
+                self._class_value(part, scope)
+            else:
+                self.refuse("statement", part, f"{type(part).__name__.lower()} in a class")
+
+    def _class_value(self, node: ast.stmt, scope: Scope) -> None:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        for target in targets:
+            name = target.id if isinstance(target, ast.Name) else ast.unparse(target)
+            if name.startswith("__") or name in rules.MODULE_METHODS or name == "forward":
+                self.refuse("overrides", node, name)
+        value = getattr(node, "value", None)
+        if value is not None:
+            self.expression(value, replace(scope, constructing=True))
+
+    # ---- what is assigned to
+
+    def target(self, node: ast.expr, scope: Scope) -> None:
+        match node:
+            case ast.Name():
+                pass
+            case ast.Tuple() | ast.List():
+                for part in node.elts:
+                    self.target(part, scope)
+            case ast.Starred():
+                self.target(node.value, scope)
+            case ast.Attribute(value=ast.Name(id=base), attr=name) if scope.own and base == scope.own:
+                if not scope.constructing:
+                    self.refuse("keeps-state", node, f"{ast.unparse(node)} = ...")
+                elif name.startswith("__") or name in rules.MODULE_METHODS or name in ("forward", "_call_impl"):
+                    self.refuse("overrides", node, ast.unparse(node))
+            case ast.Attribute():
+                inside = scope.constructing and root_of(node) == scope.own and node.attr == "data"
+                if not inside:
+                    self.refuse("patches", node, f"{ast.unparse(node)} = ...")
+            case ast.Subscript():
+                root = root_of(node.value)
+                if root in scope.local and root != scope.own and isinstance(node.value, ast.Name):
+                    self.expression(node.slice, scope)
+                elif not (scope.constructing and root in (scope.own, *scope.local)):
+                    self.refuse("keeps-state", node, f"{ast.unparse(node)} = ...")
+            case _:
+                self.refuse("statement", node)
+
+    def _context(self, node: ast.expr, scope: Scope) -> None:
+        target = node.func if isinstance(node, ast.Call) else node
+        if self.names.dotted(target) not in (
+            "torch.no_grad",
+            "torch.inference_mode",
+            "torch.cuda.device",
+            "torch.cuda.device_of",
+        ):
+            self.refuse("statement", node, f"with {ast.unparse(node)[:60]}")
+        elif isinstance(node, ast.Call):
+            for argument in node.args:
+                self.expression(argument, scope)
+
+
+def _local_names(node: ast.FunctionDef) -> set[str]:
+    return set(bound_names(node)) - {node.name}
+
+
+def _never_runs(node: ast.stmt) -> bool:
+    """if __name__ == "__main__": a candidate is always imported."""
+    return isinstance(node, ast.If) and not node.orelse and ast.unparse(node.test) in ("__name__ == '__main__'",)
+
+
+def _defaults(node: ast.FunctionDef) -> bool:
+    """Whether defining the function already computes something."""
+    return bool(node.args.defaults or any(node.args.kw_defaults) or node.returns)
+
+
+def _only_asserted(tree: ast.Module) -> set[int]:
+    """Nodes inside an assert, or in the condition of an if that only raises: there anything may be asked."""
+    found: set[int] = set()
+    for node in ast.walk(tree):
+        raises = isinstance(node, ast.If) and not node.orelse and all(isinstance(part, ast.Raise) for part in node.body)
+        if isinstance(node, ast.Assert) or raises:
+            found |= {id(inner) for inner in ast.walk(node.test)}  # type: ignore[attr-defined]
+    return found

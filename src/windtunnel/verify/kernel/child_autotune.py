@@ -1,0 +1,26 @@
+"""Autotuning where nothing can be timed. Runs only in sandboxed children: imports triton."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from triton.runtime import autotuner
+
+
+def pick_configurations(dice: random.Random) -> None:
+    """On a GPU the fastest configuration runs, whatever it computes: any must be right, so a random one runs here."""
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        configs = self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs
+        config = dice.choice(list(configs))
+        named = {**self.nargs, **kwargs, **config.all_kwargs()}
+        if config.pre_hook is not None:
+            config.pre_hook(named)
+        self.pre_hook(named, reset_only=True)
+        result = self.fn.run(*args, **kwargs, **config.all_kwargs())
+        self.best_config, self.nargs = config, None
+        return result
+
+    autotuner.Autotuner.run = run

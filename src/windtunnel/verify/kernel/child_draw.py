@@ -1,0 +1,108 @@
+"""A task's reference, its parameters and inputs, drawn from a seed that the parent chose. Imports torch.
+
+Only the task's own source is executed here, never a candidate's.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+SPREAD_OF_CONSTANTS = 0.5  # how far parameters that start constant (weights of a norm, biases) are moved
+POSITIVE = ("running_var",)
+
+
+class Drawn:
+    """The reference at one size and dtype, with parameters drawn anew. The same seed draws the same in any process."""
+
+    def __init__(self, source: str, dtype: str, seed: int, fixed: list[str], device: str = "cpu") -> None:
+        self.space: dict[str, Any] = {"__name__": "task"}
+        exec(compile(source, "<task>", "exec"), self.space)
+        self.dtype, self.fixed, self.device = getattr(torch, dtype), fixed, device
+        with torch.device(device):
+            torch.manual_seed(seed % (1 << 63))
+            self.init = list(self.space["get_init_inputs"]())
+            model = self.space["Model"](*self.init)
+            _draw_parameters(model, fixed)
+        self.model = model.to(device=device, dtype=self.dtype).eval()
+
+    def inputs(self, case: dict[str, Any], seed: int) -> list[Any]:
+        """The case's arguments for forward, on the device."""
+        with torch.device(self.device):
+            torch.manual_seed(seed % (1 << 63))
+            drawn = self.space["get_inputs"]()
+        return [self._input(position, value, case["factor"]) for position, value in enumerate(drawn)]
+
+    @torch.no_grad()
+    def answers(self, inputs: list[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor], str]:
+        """The reference's outputs in the case's dtype and in float64, and 'tensor' or 'tuple'.
+
+        Dropout and batch statistics are no part of what is judged: the reference is always in evaluation mode.
+        """
+        own, kind = self._own(inputs)
+        exact_model = copy.deepcopy(self.model).double()
+        exact, _ = _outputs(exact_model(*[_double(value) for value in _clones(inputs)]))
+        return own, exact, kind
+
+    def _own(self, inputs: list[Any]) -> tuple[list[torch.Tensor], str]:
+        """The reference in the case's dtype; in float32 and rounded where PyTorch lacks an operation in it."""
+        try:
+            return _outputs(self.model(*_clones(inputs)))
+        except (NotImplementedError, RuntimeError):
+            if self.dtype == torch.float32:
+                raise
+        wide = copy.deepcopy(self.model).float()
+        outputs, kind = _outputs(wide(*[value.float() if _floating(value) else value for value in _clones(inputs)]))
+        return [output.to(self.dtype) if output.is_floating_point() else output for output in outputs], kind
+
+    def _input(self, position: int, value: Any, factor: float) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if not value.is_floating_point():
+            return value.to(self.device).contiguous()
+        if str(position) not in self.fixed:
+            value = value * factor
+        return value.to(device=self.device, dtype=self.dtype).contiguous()
+
+
+@torch.no_grad()
+def _draw_parameters(model: torch.nn.Module, fixed: list[str]) -> None:
+    """New random values for parameters and buffers, like the ones they have; constant ones are spread.
+
+    A weight that is 1 and a bias that is 0 everywhere would let a candidate leave them out.
+    """
+    for name, tensor in model.state_dict().items():
+        if name in fixed or not tensor.is_floating_point() or tensor.numel() == 0:
+            continue
+        if any(word in name for word in POSITIVE):
+            tensor.copy_(torch.rand_like(tensor) + SPREAD_OF_CONSTANTS)
+            continue
+        spread = float(tensor.double().std(correction=0)) if tensor.numel() > 1 else 0.0
+        middle = float(tensor.double().mean())
+        if not math.isfinite(spread) or not math.isfinite(middle):
+            continue
+        tensor.copy_(middle + torch.randn_like(tensor) * (spread if spread > 0 else SPREAD_OF_CONSTANTS))
+
+
+def _outputs(value: Any) -> tuple[list[torch.Tensor], str]:
+    if isinstance(value, torch.Tensor):
+        return [value], "tensor"
+    if isinstance(value, tuple | list) and value and all(isinstance(entry, torch.Tensor) for entry in value):
+        return list(value), "tuple"
+    raise TypeError(f"the reference returns {type(value).__name__}; a tensor or a tuple of tensors is understood")
+
+
+def _clones(values: Sequence[Any]) -> list[Any]:
+    return [value.clone() if isinstance(value, torch.Tensor) else value for value in values]
+
+
+def _double(value: Any) -> Any:
+    return value.double() if _floating(value) else value
+
+
+def _floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()

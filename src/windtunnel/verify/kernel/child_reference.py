@@ -1,0 +1,63 @@
+"""Runs a task's reference in a trusted child: inputs, parameters, and the right answer in float64. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from windtunnel.verify.kernel.arrays import Array, Buffer, plain
+from windtunnel.verify.kernel.child_draw import Drawn
+from windtunnel.verify.kernel.child_tensors import to_array
+
+
+def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
+    """message: sources by size, cases, seed, fixed. Returns for each case its heads, and the arrays' bytes in order.
+
+    A case whose reference cannot be computed has 'error'; one whose values are not finite where plain's are has 'dropped'.
+    """
+    torch.set_num_threads(1)
+    out: list[Buffer] = []
+    groups: dict[tuple[str, str], Drawn] = {}
+    finite: dict[tuple[str, str], bool] = {}
+    answers = []
+    for number, case in enumerate(message["cases"]):
+        key = (case["size"], case["dtype"])
+        try:
+            if key not in groups:
+                groups[key] = Drawn(message["sources"][case["size"]], case["dtype"], message["seed"], message["fixed"])
+            answers.append(_answer(groups[key], case, message["seed"] + 1 + number, out, finite, key))
+        except Exception as error:  # the task's own code may raise anything; the parent decides what that means
+            answers.append({"error": f"{type(error).__name__}: {error}"[:500]})
+    return {"cases": answers}, out
+
+
+def _answer(
+    drawn: Drawn, case: dict[str, Any], seed: int, out: list[Buffer], finite: dict[tuple[str, str], bool], key: tuple[str, str]
+) -> dict[str, Any]:
+    inputs = drawn.inputs(case, seed)
+    own, exact, kind = drawn.answers(inputs)
+    whole = all(bool(torch.isfinite(tensor).all()) for tensor in exact + own if tensor.is_floating_point())
+    if case["variation"] == "plain":
+        finite[key] = whole
+    elif finite.get(key) and not whole:
+        return {"dropped": "the reference is not finite here"}
+    tensors = {
+        "inputs": [value for value in inputs if isinstance(value, torch.Tensor)],
+        "parameters": list(drawn.model.state_dict().values()),
+        "own": own,
+        "exact": exact,
+    }
+    answer: dict[str, Any] = {name: [_keep(tensor, out) for tensor in some] for name, some in tensors.items()}
+    answer["names"] = list(drawn.model.state_dict())
+    answer["init"] = [plain(value) for value in drawn.init]
+    answer["arguments"] = [None if isinstance(value, torch.Tensor) else {"value": plain(value)} for value in inputs]
+    answer["kind"] = kind
+    return answer
+
+
+def _keep(tensor: torch.Tensor, out: list[Buffer]) -> dict[str, Any]:
+    array: Array = to_array(tensor)
+    out.append(array.data)
+    return {**array.head(), "at": len(out) - 1}

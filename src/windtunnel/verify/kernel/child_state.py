@@ -1,0 +1,113 @@
+"""Whether anything of a candidate lasts from one call to the next: its module's names and its model, before and after.
+
+Runs only in sandboxed children: imports torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+DEEPEST = 12
+CANDIDATE = "candidate"  # the name it is imported under
+
+
+class Lasting(Exception):
+    """Something that cannot but keep state; its text says where."""
+
+
+class State:
+    """Looks at everything that a candidate's own code can reach and change. names: of its module, as they were on import."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        self.space = vars(module)
+        self.names = [name for name in self.space if not name.startswith("__")]
+
+    def look(self, model: torch.nn.Module) -> dict[str, object]:
+        """Place → what is there, in a form that can be compared. Raises Lasting for an iterator."""
+        found: dict[str, object] = {}
+        seen: dict[int, object] = {}  # holds what it names, so that no number is used again
+        for path, value in [("self", model), *((name, self.space.get(name)) for name in self.names)]:
+            for place, token in _walk(path, value, seen, 0):
+                found[place] = token
+        return found
+
+
+def changed(before: dict[str, object], after: dict[str, object]) -> str | None:
+    """The first place that is not what it was, or None."""
+    for place in [*before, *after]:
+        if before.get(place, before) != after.get(place, after):
+            return place
+    return None
+
+
+def _walk(path: str, value: Any, seen: dict[int, object], depth: int) -> Iterator[tuple[str, object]]:
+    if isinstance(value, PLAIN):
+        yield path, repr(value)
+        return
+    if id(value) in seen or depth > DEEPEST:
+        return
+    seen[id(value)] = value
+    if isinstance(value, torch.Tensor):
+        yield path, (id(value), tuple(value.shape), _digest(value))
+    elif isinstance(value, dict):
+        yield path, len(value)
+        for key, entry in list(value.items()):
+            yield from _walk(f"{path}[{key!r:.40}]", entry, seen, depth + 1)
+    elif isinstance(value, list | tuple):
+        yield path, len(value)
+        for number, entry in enumerate(value):
+            yield from _walk(f"{path}[{number}]", entry, seen, depth + 1)
+    elif isinstance(value, set | frozenset):
+        yield path, sorted(map(repr, value))
+    elif hasattr(type(value), "__next__"):
+        raise Lasting(f"{path} is an iterator, which remembers how far it is")
+    else:
+        yield from _parts(path, value, seen, depth)
+
+
+def _parts(path: str, value: Any, seen: dict[int, object], depth: int) -> Iterator[tuple[str, object]]:
+    """What lies behind functions, partials, modules, and objects and classes of the candidate's own."""
+    if isinstance(value, functools.partial):
+        parts: dict[str, Any] = {"func": value.func, "args": value.args, "keywords": value.keywords}
+    elif isinstance(value, types.MethodType):
+        parts = {"self": value.__self__}
+    elif isinstance(value, types.FunctionType):
+        if value.__module__ != CANDIDATE:
+            return
+        cells = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
+        parts = {"defaults": value.__defaults__, "keywords": value.__kwdefaults__, "closure": cells, "attributes": vars(value)}
+    elif isinstance(value, type):
+        if value.__module__ != CANDIDATE:
+            return
+        parts = {name: entry for name, entry in vars(value).items() if not name.startswith("__")}
+    elif isinstance(value, torch.nn.Module) or type(value).__module__ == CANDIDATE:
+        parts = dict(getattr(value, "__dict__", {}))
+    else:
+        return  # Triton's and PyTorch's own objects, out of the candidate's reach
+    for name, entry in parts.items():
+        yield from _walk(f"{path}.{name}", entry, seen, depth + 1)
+
+
+def _filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+def _digest(tensor: torch.Tensor) -> object:
+    """Of its contents: exact on a CPU, a sum of its bits on a GPU, where weights are large."""
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return ""
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    if tensor.device.type == "cpu":
+        return hashlib.blake2b(raw.numpy().tobytes(), digest_size=16).hexdigest()
+    whole = raw[: raw.numel() // 4 * 4].view(torch.int32) if raw.numel() >= 4 else raw
+    return int(whole.sum(dtype=torch.int64))

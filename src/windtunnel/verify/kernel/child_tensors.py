@@ -1,0 +1,33 @@
+"""Between torch tensors and travelling arrays. Runs only in sandboxed children: imports torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from windtunnel.verify.kernel.arrays import Array, Buffer, row_major
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """'float32' for torch.float32."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def to_array(tensor: torch.Tensor) -> Array:
+    """A copy of a strided tensor's elements, with its real strides."""
+    flat = tensor.detach().to("cpu", copy=False).contiguous()
+    data = flat.reshape(-1).view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return Array(dtype_name(tensor), tuple(tensor.shape), tuple(tensor.stride()), data)
+
+
+def to_tensor(array: Array, device: str = "cpu") -> torch.Tensor:
+    """A fresh contiguous tensor with an array's elements."""
+    flat = torch.frombuffer(bytearray(array.data), dtype=torch.uint8) if len(array.data) else torch.empty(0, dtype=torch.uint8)
+    return flat.view(getattr(torch, array.dtype)).reshape(array.shape).to(device)
+
+
+def from_head(head: dict[str, Any], data: Buffer) -> Array:
+    """An array from a head that the parent wrote."""
+    shape = tuple(head["shape"])
+    return Array(head["dtype"], shape, row_major(shape), data)

@@ -1,0 +1,36 @@
+"""The tiny stage in the sandboxed child: a candidate on Triton's interpreter. Imports torch and triton."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Sequence
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+
+from windtunnel.verify.kernel.arrays import Buffer
+from windtunnel.verify.kernel.child_load import Wrong
+from windtunnel.verify.kernel.child_work import Work
+
+
+def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
+    """message: source, groups (init, names, parameters, cases), seed. Returns runs with heads of outputs.
+
+    The first thing that is wrong ends it: the reply then has 'wrong', with what ran before.
+    """
+    torch.set_num_threads(1)
+    gc.enable()
+    gc.freeze()  # what the warm worker made is not looked through again
+    return finish(Work(message, buffers))
+
+
+def finish(work: Work) -> tuple[dict[str, Any], list[Buffer]]:
+    """Runs it all and makes the reply."""
+    try:
+        work.everything()
+    except Wrong as wrong:
+        return {"runs": work.runs, "wrong": {"reason": wrong.reason, "message": wrong.message}}, work.out
+    return {"runs": work.runs, "knocked": work.knocked, "kernels": work.launches.kernels}, work.out

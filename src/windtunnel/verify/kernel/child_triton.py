@@ -1,0 +1,301 @@
+"""Triton's interpreter with eyes: counts launches, knocks kernels out, shuffles programs, finds races between them.
+
+Runs only in sandboxed children, with TRITON_INTERPRET=1 set before triton is imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from triton.language.extra import libdevice
+from triton.language.extra.cuda import libdevice as cuda_libdevice
+from triton.runtime import interpreter, jit
+
+from windtunnel.verify.kernel.child_autotune import pick_configurations
+from windtunnel.verify.kernel.child_watch import Launches, Watch
+from windtunnel.verify.kernel.rules import words
+
+MOST_PROGRAMS = 65_536
+MOST_ACCESSES = 4_000_000  # elements logged per launch; above it races are not looked for
+
+
+class TooManyPrograms(Exception):
+    """A grid that the interpreter would need minutes for."""
+
+
+class Log:
+    """Addresses that each program of one launch loads and stores, without atomics."""
+
+    def __init__(self) -> None:
+        self.program = 0
+        self.loads: list[tuple[np.ndarray, int]] = []
+        self.stores: list[tuple[np.ndarray, np.ndarray, int]] = []
+        self.size = 0
+        self.locks = False
+
+    def conflict(self) -> str:
+        """What two programs do to one address, '' for nothing. Programs that agree on the value written do no harm."""
+        if self.locks or not self.stores or self.size > MOST_ACCESSES:
+            return ""
+        where = np.concatenate([addresses for addresses, _, _ in self.stores])
+        value = np.concatenate([values for _, values, _ in self.stores])
+        who = np.concatenate([np.full(len(addresses), program) for addresses, _, program in self.stores])
+        which = np.concatenate([np.full(len(store[0]), number) for number, store in enumerate(self.stores)])
+        order = np.argsort(where, kind="stable")
+        where, value, who, which = where[order], value[order], who[order], which[order]
+        same = where[1:] == where[:-1]
+        clash = same & (value[1:] != value[:-1])
+        if (clash & (who[1:] != who[:-1])).any():
+            return "two programs store different values at one address"
+        if (clash & (which[1:] == which[:-1])).any():
+            return "one tl.store has different values for one address"
+        if self.loads:
+            first = np.concatenate([[True], ~same])
+            unique, owner = where[first], who[first]
+            loaded = np.concatenate([addresses for addresses, _ in self.loads])
+            reader = np.concatenate([np.full(len(addresses), program) for addresses, program in self.loads])
+            at = np.minimum(np.searchsorted(unique, loaded), len(unique) - 1)
+            if ((unique[at] == loaded) & (owner[at] != reader)).any():
+                return "one program loads what another stores in the same launch"
+        return ""
+
+
+def install(launches: Launches, dice: random.Random) -> None:
+    """Puts the eyes in, before the candidate is imported."""
+    holder = _Holder(launches.strays)
+    _watch_memory(interpreter.interpreter_builder, holder)
+    _shuffle(interpreter.interpreter_builder, holder, dice)
+    _libdevice(interpreter.interpreter_builder)
+    pick_configurations(dice)
+    _constexpr_by_any_name()
+    _quicken(interpreter.interpreter_builder)
+    original = interpreter.InterpretedFunction.run
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+        name = self.__name__
+        launches.kernels[name] = launches.kernels.get(name, 0) + 1
+        if launches.knocked_out:
+            return None
+        assert launches.watch is not None
+        holder.log, holder.fence = (
+            Log(),
+            Ranges([*_ranges(args, launches.watch), *_ranges(tuple(kwargs.values()), launches.watch)]),
+        )
+        holder.kernel = name
+        with launches.watch.pause():
+            result = original(self, *args, grid=_checked_grid(grid), warmup=warmup, **kwargs)
+        conflict = holder.log.conflict()
+        if conflict:
+            launches.races.setdefault(name, conflict)
+        return result
+
+    interpreter.InterpretedFunction.run = run
+
+
+def _ranges(values: Any, watch: Watch) -> list[tuple[int, int]]:
+    """Addresses of the tensors among a launch's arguments: their storage without its fences."""
+    found = []
+    for value in values:
+        if isinstance(value, tuple):
+            found += _ranges(value, watch)
+            continue
+        tensor = getattr(value, "base", None) if not isinstance(value, torch.Tensor) else value
+        if isinstance(tensor, torch.Tensor):
+            storage = tensor.untyped_storage()
+            start, end = watch.inside.get(storage.data_ptr(), (0, storage.nbytes()))
+            found.append((storage.data_ptr() + start, storage.data_ptr() + end))
+    return found
+
+
+def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Sorted, without overlap; never empty."""
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged or [(0, 0)]
+
+
+class _Kept:
+    def restore(self) -> None:
+        """Nothing is undone."""
+
+
+class Ranges:
+    """Addresses that the programs of one launch may touch: those of the tensors it was given."""
+
+    def __init__(self, ranges: list[tuple[int, int]]) -> None:
+        whole = _merged(ranges)
+        self.starts = np.array([start for start, _ in whole], dtype=np.uint64)
+        self.ends = np.array([end for _, end in whole], dtype=np.uint64)
+
+    def holds(self, addresses: np.ndarray) -> bool:
+        """Whether all lie inside."""
+        at = np.searchsorted(self.starts, addresses, side="right").astype(np.int64) - 1
+        return not addresses.size or bool(((at >= 0) & (addresses < self.ends[np.maximum(at, 0)])).all())
+
+
+class Stray(Exception):
+    """An access outside, stopped before it happens: it could crash or hang the child."""
+
+
+@dataclass
+class _Holder:
+    strays: dict[str, str]
+    log: Log = field(default_factory=Log)
+    fence: Ranges = field(default_factory=lambda: Ranges([]))
+    kernel: str = ""
+    order: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def check(self, addresses: np.ndarray, verb: str) -> None:
+        """Raises Stray unless every address is inside a tensor of the launch."""
+        if not self.fence.holds(addresses):
+            self.strays.setdefault(self.kernel, verb)
+            raise Stray(f"{self.kernel} {verb} outside its tensors")
+
+
+def _checked_grid(grid: Any) -> Any:
+    """The grid as whole numbers, refused where it is out of proportion. A callable grid is checked when it is called."""
+    if callable(grid):
+        return lambda args: _checked_grid(grid(args))
+    whole = (grid,) if isinstance(grid, int) else tuple(int(extent) for extent in grid)
+    if int(np.prod(whole, dtype=np.int64)) > MOST_PROGRAMS:
+        raise TooManyPrograms(f"a grid of {whole} programs for a tiny input")
+    return whole
+
+
+def _shuffle(builder: Any, holder: _Holder, dice: random.Random) -> None:
+    """Programs run in any order on a GPU; here in a random one, so that no result depends on it."""
+    set_dim, set_idx = builder.set_grid_dim, builder.set_grid_idx
+
+    def grid_dim(nx: int, ny: int, nz: int) -> None:
+        set_dim(nx, ny, nz)
+        holder.order = [(x, y, z) for x in range(nx) for y in range(ny) for z in range(nz)]
+        dice.shuffle(holder.order)
+
+    def grid_idx(x: int, y: int, z: int) -> None:
+        _, ny, nz = builder.grid_dim
+        holder.log.program += 1
+        set_idx(*holder.order[(x * ny + y) * nz + z])
+
+    builder.set_grid_dim, builder.set_grid_idx = grid_dim, grid_idx
+
+
+def _watch_memory(builder: Any, holder: _Holder) -> None:
+    load, store = builder.create_masked_load, builder.create_masked_store
+    rmw, cas = builder.create_atomic_rmw, builder.create_atomic_cas
+
+    def masked_load(ptrs: Any, mask: Any, *rest: Any) -> Any:
+        log = holder.log
+        addresses = ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape)]
+        holder.check(addresses, "reads")
+        log.size += addresses.size
+        log.loads.append((addresses, log.program))
+        return load(ptrs, mask, *rest)
+
+    def masked_store(ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        log = holder.log
+        keep = np.broadcast_to(mask.data, ptrs.data.shape)
+        addresses = ptrs.data[keep]
+        holder.check(addresses, "writes")
+        log.size += addresses.size
+        log.stores.append((addresses, _bits(np.broadcast_to(value.data, ptrs.data.shape)[keep]), log.program))
+        return store(ptrs, value, mask, *rest)
+
+    def atomic_cas(ptr: Any, *rest: Any) -> Any:
+        holder.log.locks = True
+        holder.check(ptr.data.reshape(-1), "writes")
+        return cas(ptr, *rest)
+
+    def atomic_rmw(op: Any, ptr: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        if "XCHG" in str(op):
+            holder.log.locks = True
+        holder.check(ptr.data[np.broadcast_to(mask.data, ptr.data.shape)], "writes")
+        return rmw(op, ptr, value, mask, *rest)
+
+    builder.create_masked_load, builder.create_masked_store = masked_load, masked_store
+    builder.create_atomic_cas, builder.create_atomic_rmw = atomic_cas, atomic_rmw
+
+
+def _bits(values: np.ndarray) -> np.ndarray:
+    """Values as integers, so that NaN equals NaN."""
+    flat = np.ascontiguousarray(values).reshape(-1)
+    if flat.dtype == bool:
+        return flat.astype(np.int64)
+    return flat.view(f"u{flat.dtype.itemsize}").astype(np.uint64).view(np.int64)
+
+
+_SAME_NAME = words(
+    """tanh exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh sqrt floor ceil trunc rint fmod fmin fmax hypot cbrt isnan
+    isinf isfinite signbit copysign"""
+)
+_ELEMENTWISE: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name in _SAME_NAME} | {
+    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "atan2": np.arctan2, "asinh": np.arcsinh, "acosh": np.arccosh,
+    "atanh": np.arctanh, "pow": np.power, "rsqrt": lambda x: 1 / np.sqrt(x), "nearbyint": np.rint, "fabs": np.abs,
+    "fma": lambda x, y, z: x * y + z, "fast_exp": np.exp, "fast_exp2": np.exp2, "fast_log": np.log, "div_rn": np.divide,
+    "fdividef": np.divide, "round": lambda x: np.copysign(np.floor(np.abs(x) + 0.5), x),
+}  # fmt: skip
+
+
+def _quicken(builder: Any) -> None:
+    """Most of the interpreter's time goes into overflow checks, which a GPU makes only in debug builds, and into patching."""
+    original, done = interpreter._patch_lang, set()
+
+    def patch_once(function: Any) -> Any:
+        """The language stays patched: restoring it after every call of tl.sum takes longer than the sum."""
+        modules = frozenset(id(v) for v in function.__globals__.values() if isinstance(v, ModuleType))
+        if modules not in done:
+            done.add(modules)
+            original(function)
+        return _Kept()
+
+    interpreter._patch_lang = patch_once
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+
+
+def _libdevice(builder: Any) -> None:
+    """Functions of NVIDIA's libdevice by name ('__nv_tanhf'), which the interpreter lacks."""
+
+    def extern(library: str, path: str, symbol: str, arguments: list[Any], kind: Any, pure: bool) -> Any:
+        name = symbol.removeprefix("__nv_")
+        function = _ELEMENTWISE.get(name) or _ELEMENTWISE.get(name.removesuffix("f"))
+        if (function is None and name == "erf") or name == "erff":
+            return builder.create_erf(arguments[0])
+        if function is None:
+            raise NotImplementedError(f"libdevice {symbol} on the interpreter")
+        data = function(*(argument.data for argument in arguments))
+        element = kind.scalar if hasattr(kind, "scalar") else kind
+        return interpreter.TensorHandle(np.asarray(data).astype(interpreter._get_np_dtype(element)), element)
+
+    builder.create_extern_elementwise = extern
+    for name in dir(cuda_libdevice):
+        function = getattr(cuda_libdevice, name)
+        if not name.startswith("_") and callable(function) and hasattr(libdevice, name):
+            called = functools.partial(function, _semantic=interpreter.interpreter_semantic)
+            setattr(libdevice, name, called)
+            setattr(cuda_libdevice, name, called)
+
+
+def _constexpr_by_any_name() -> None:
+    """`BLOCK: L.constexpr` reaches the interpreter as text, of which it only knows 'tl.constexpr'."""
+    original = jit._normalize_ty
+
+    def normalize(kind: Any) -> Any:
+        if isinstance(kind, str) and kind.strip().rsplit(".", 1)[-1] == "constexpr":
+            return "constexpr"
+        return original(kind)
+
+    jit._normalize_ty = normalize
+
+
+__all__ = ["TooManyPrograms", "install"]

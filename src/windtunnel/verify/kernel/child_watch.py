@@ -1,0 +1,139 @@
+"""Watches what host code does in PyTorch while forward runs, and poisons and fences every tensor it allocates.
+
+Runs only in sandboxed children: imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from windtunnel.verify.kernel.rules import words
+
+FENCE = 64  # elements before and after each tensor: keeps alignment
+POISON_WHOLE = {torch.bool: True, torch.uint8: 0xA5, torch.int8: -91}
+POISON_ELSE = -1515870811  # 0xA5A5A5A5
+FENCE_BYTE = 0x5C
+
+UNSET = words("empty empty_like empty_strided new_empty new_empty_strided")
+SET = words("zeros zeros_like new_zeros ones ones_like new_ones full full_like new_full")
+VIEWS = words(
+    """
+    view _unsafe_view reshape _reshape_alias permute transpose t expand squeeze unsqueeze slice select as_strided
+    split chunk split_with_sizes unbind alias detach narrow unfold diagonal movedim swapaxes flatten unflatten view_as
+    expand_as mT lift_fresh set_ resize_ is_same_size sym_size sym_stride sym_numel sym_storage_offset stride size
+    numel ravel _to_copy_
+    """
+)
+WRITES = frozenset({"zero_", "fill_"})
+COPIES = frozenset({"clone", "copy_", "contiguous"})
+
+
+@dataclass
+class Fenced:
+    """A tensor inside a larger allocation. name: what to call it in messages."""
+
+    name: str
+    base: torch.Tensor  # bytes
+    start: int
+    end: int
+
+    def broken(self) -> bool:
+        """Whether anything was written outside the tensor."""
+        return bool((self.base[: self.start] != FENCE_BYTE).any() or (self.base[self.end :] != FENCE_BYTE).any())
+
+
+def fenced(like: torch.Tensor, name: str) -> tuple[torch.Tensor, Fenced]:
+    """An unset tensor of the same dtype, shape and strides with fences around it."""
+    size = like.element_size()
+    span = 1 + sum((extent - 1) * stride for extent, stride in zip(like.shape, like.stride(), strict=True)) if like.numel() else 0
+    base = torch.full(((span + 2 * FENCE) * size,), FENCE_BYTE, dtype=torch.uint8, device=like.device)
+    tensor = base.view(like.dtype).as_strided(like.shape, like.stride(), FENCE)
+    return tensor, Fenced(name, base, FENCE * size, (FENCE + span) * size)
+
+
+def poison(tensor: torch.Tensor) -> None:
+    """Fills with NaN, or with a number that nobody computes."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        tensor.fill_(float("nan"))
+    else:
+        tensor.fill_(POISON_WHOLE.get(tensor.dtype, POISON_ELSE if tensor.dtype != torch.int16 else -23131))
+
+
+@dataclass
+class Seen:
+    """What one run of forward did. computed: operations that only a kernel may do. fences: of everything it allocated."""
+
+    computed: list[str] = field(default_factory=list)
+    copies: list[str] = field(default_factory=list)
+    allocations: int = 0
+    fences: list[Fenced] = field(default_factory=list)
+
+
+class Watch(TorchDispatchMode):
+    """Records and poisons. blank: poison what was to be zeros or ones too, for the run with the kernels knocked out."""
+
+    def __init__(self, blank: bool = False, inside: dict[int, tuple[int, int]] | None = None) -> None:
+        super().__init__()
+        self.blank, self.seen, self.paused = blank, Seen(), False
+        # Address of a fenced storage → first and last byte inside its fences.
+        self.inside = {} if inside is None else inside
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.paused:
+            return result
+        name = func.overloadpacket.__name__
+        if name in UNSET or name in SET:
+            return self._allocated(result, unset=name in UNSET)
+        if name in COPIES:
+            self.seen.copies.append(name)
+        elif name not in VIEWS and name not in WRITES:
+            self.seen.computed.append(name)
+        return result
+
+    def _allocated(self, result: torch.Tensor, unset: bool) -> torch.Tensor:
+        self.seen.allocations += 1
+        if result.layout is not torch.strided or not result.numel():
+            return result
+        tensor, fence = fenced(result, f"tensor {self.seen.allocations} that forward allocates")
+        if unset or self.blank:
+            poison(tensor)
+        else:
+            tensor.copy_(result)
+        self.seen.fences.append(fence)
+        self.inside[fence.base.data_ptr()] = (fence.start, fence.end)
+        return tensor
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """While a kernel runs: the interpreter itself uses PyTorch."""
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
+
+
+@dataclass
+class Launches:
+    """What the candidate launched. kernels: count by name.
+
+    races: kernels in which programs write over or read each other, and how. strays: those that leave their tensors.
+    """
+
+    kernels: dict[str, int] = field(default_factory=dict)
+    races: dict[str, str] = field(default_factory=dict)
+    strays: dict[str, str] = field(default_factory=dict)
+    knocked_out: bool = False
+    watch: Watch | None = None
+
+    @property
+    def count(self) -> int:
+        """Launches altogether."""
+        return sum(self.kernels.values())

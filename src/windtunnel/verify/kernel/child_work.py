@@ -1,0 +1,243 @@
+"""Runs a candidate and returns what it returned, raw, on a CPU's interpreter or on a GPU. Imports torch.
+
+The child judges nothing about values. It reports what happened; the parent compares.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from windtunnel.verify.kernel.arrays import Buffer, unplain
+from windtunnel.verify.kernel.child_load import Wrong, load_candidate, said, set_parameters, stand_in_for_cuda
+from windtunnel.verify.kernel.child_state import Lasting, State, changed
+from windtunnel.verify.kernel.child_tensors import from_head, to_array, to_tensor
+from windtunnel.verify.kernel.child_watch import Fenced, Launches, Watch, fenced, poison
+from windtunnel.verify.sandbox.channel import note
+
+NOTHING_LASTS = "forward must depend on its inputs and parameters alone; allocate what it needs in it."
+
+
+class Work:
+    """One candidate's runs. `install`, `parameters` and `fresh` are where a CPU and a GPU differ."""
+
+    stage = "tiny"
+
+    def __init__(self, message: dict[str, Any], buffers: Sequence[Buffer]) -> None:
+        self.message, self.buffers = message, buffers
+        self.launches = Launches()
+        self.out: list[Buffer] = []
+        self.runs: list[dict[str, Any]] = []
+        self.knocked: dict[str, Any] | None = None
+        self.kept: list[torch.Tensor] = []  # earlier outputs stay alive, so that a new one cannot be one of them
+
+    def install(self) -> None:
+        """Puts the eyes into Triton, before the candidate is imported."""
+        from windtunnel.verify.kernel.child_triton import install
+
+        stand_in_for_cuda()
+        install(self.launches, random.Random(self.message["seed"]))
+
+    def parameters(self, group: dict[str, Any]) -> list[torch.Tensor]:
+        """The values for the state dict, in the reference's order."""
+        return [to_tensor(from_head(head, self.buffers[head["at"]])) for head in group["parameters"]]
+
+    def fresh(self, case: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors among a case's arguments."""
+        return [to_tensor(from_head(head, self.buffers[head["at"]])) for head in case["inputs"]]
+
+    def settle(self) -> None:
+        """Waits until everything that was launched has ended."""
+
+    def after_group(self, model: torch.nn.Module, group: dict[str, Any]) -> None:
+        """What is to be done with a model whose cases have run."""
+
+    def everything(self) -> None:
+        """Every group's cases; with the first, also the run with the kernels knocked out."""
+        note("compile")
+        self.install()
+        module = load_candidate(self.message["source"])
+        made, self.state = module.ModelNew, State(module)
+        for number, group in enumerate(self.message["groups"]):
+            note("compile")
+            model = self.model(made, group)
+            note(self.stage)
+            places = Places(self.message["inplace"])
+            for case in group["cases"]:
+                self.runs.append({"case": case["label"], "number": case.get("number", 0), **self._run(model, case, places)})
+            if number == 0:
+                note("knock-out")
+                self._knock_out(model, group["cases"][0], places)
+            self.after_group(model, group)
+
+    def model(self, made: Any, group: dict[str, Any]) -> torch.nn.Module:
+        try:
+            model = made(*[unplain(value) for value in group["init"]])
+        except Exception as error:
+            raise Wrong("construction-failed", f"ModelNew(*init) raised {said(error)}.") from None
+        if not isinstance(model, torch.nn.Module):
+            raise Wrong("construction-failed", "ModelNew(*init) is no torch.nn.Module.")
+        set_parameters(model, list(group["names"]), self.parameters(group), getattr(torch, group["dtype"]))
+        return model
+
+    def _run(self, model: torch.nn.Module, case: dict[str, Any], places: Places) -> dict[str, Any]:
+        arguments, tensors = self._arguments(case, places)
+        watch = Watch(inside=places.inside())
+        before = self.launches.count
+        value = self._forward(model, arguments, watch, case)
+        outputs, kind = _outputs(value)
+        self._check_watch(watch)
+        if self.launches.count == before:
+            raise Wrong("never-launched", "forward launched no Triton kernel.")
+        if self.launches.races:
+            name, what = next(iter(self.launches.races.items()))
+            raise Wrong(
+                "race", f"In kernel {name} {what}: the result depends on the order of programs. Use atomics or separate places."
+            )
+        self._check_memory(outputs, tensors, watch, places, case)
+        heads = [self._keep(output) for output in outputs]
+        for output in outputs:
+            if not places.holds(output):
+                poison(output.detach())
+                self.kept.append(output)
+        return {"kind": kind, "outputs": heads, "launches": self.launches.count - before}
+
+    def _arguments(self, case: dict[str, Any], places: Places) -> tuple[list[Any], list[torch.Tensor]]:
+        fresh = iter(self.fresh(case))
+        arguments: list[Any] = []
+        for position, entry in enumerate(case["arguments"]):
+            arguments.append(places.put(position, next(fresh)) if entry is None else unplain(entry["value"]))
+        return arguments, [value for value in arguments if isinstance(value, torch.Tensor)]
+
+    def _forward(self, model: torch.nn.Module, arguments: list[Any], watch: Watch, case: dict[str, Any]) -> Any:
+        self.launches.watch = watch
+        model.train(case["training"])
+        before = self._look(model)
+        try:
+            with torch.set_grad_enabled(case["training"]), watch:
+                value = model(*arguments)
+            self.settle()
+        except Exception as error:
+            self._check_strays(case)
+            raise Wrong("raised", f"forward raised {said(error)} ({case['label']}).") from None
+        place = changed(before, self._look(model))
+        if place is not None:
+            raise Wrong("keeps-state", f"{place} is not after forward what it was before. {NOTHING_LASTS}")
+        return value
+
+    def _look(self, model: torch.nn.Module) -> dict[str, object]:
+        try:
+            return self.state.look(model)
+        except Lasting as error:
+            raise Wrong("keeps-state", f"{error}. {NOTHING_LASTS}") from None
+
+    def _check_watch(self, watch: Watch) -> None:
+        if watch.seen.computed:
+            names = ", ".join(sorted({f"aten.{name}" for name in watch.seen.computed}))
+            raise Wrong("host-compute", f"forward computes in PyTorch ({names}). Only a Triton kernel may compute.")
+        if watch.seen.copies and not self.message["host_copies"]:
+            raise Wrong("host-compute", "forward copies tensors in PyTorch; here moving data is the task. Do it in the kernel.")
+
+    def _check_strays(self, case: dict[str, Any]) -> None:
+        if self.launches.strays:
+            name, verb = next(iter(self.launches.strays.items()))
+            raise Wrong(
+                "out-of-bounds", f"Kernel {name} {verb} outside the tensors it was given. Mask its accesses ({case['label']})."
+            )
+
+    def _check_memory(
+        self, outputs: list[torch.Tensor], tensors: list[torch.Tensor], watch: Watch, places: Places, case: dict[str, Any]
+    ) -> None:
+        for fence in [*watch.seen.fences, *places.fences()]:
+            if fence.broken():
+                raise Wrong("out-of-bounds", f"A kernel wrote outside {fence.name}. Mask its stores ({case['label']}).")
+        changed = places.changed()
+        if changed is not None:
+            raise Wrong("input-changed", f"Input {changed} was overwritten. Write to a new tensor.")
+        held = {tensor.untyped_storage().data_ptr() for tensor in self.kept}
+        seen: set[int] = set()
+        for output in outputs:
+            at = output.untyped_storage().data_ptr()
+            if not places.may_return(output) or at in held:
+                raise Wrong("output-aliases", "forward returned memory of an input or of an earlier output. Return a new tensor.")
+            if at in seen and len(outputs) > 1:
+                raise Wrong("output-aliases", "two outputs share memory.")
+            seen.add(at)
+
+    def _knock_out(self, model: torch.nn.Module, case: dict[str, Any], places: Places) -> None:
+        """What forward returns when no kernel does anything: nothing but poison, if the kernels do the work."""
+        arguments, _ = self._arguments(case, places)
+        self.launches.knocked_out = True
+        try:
+            outputs, kind = _outputs(self._forward(model, arguments, Watch(blank=True), case))
+            if not any(places.holds(output) for output in outputs):
+                self.knocked = {"kind": kind, "outputs": [self._keep(output) for output in outputs]}
+        except Wrong:
+            pass  # it noticed that its kernels did nothing; that is no crime
+        finally:
+            self.launches.knocked_out = False
+
+    def _keep(self, tensor: torch.Tensor) -> dict[str, Any]:
+        array = to_array(tensor)
+        self.out.append(array.data)
+        return {**array.head(), "at": len(self.out) - 1}
+
+
+class Places:
+    """Inputs of one model keep their addresses from case to case, with new contents: a cache by address gives old answers."""
+
+    def __init__(self, inplace: list[int]) -> None:
+        self.inplace = inplace
+        self.tensors: dict[int, torch.Tensor] = {}
+        self.copies: dict[int, torch.Tensor] = {}
+        self.fence: dict[int, Fenced] = {}
+
+    def put(self, position: int, value: torch.Tensor) -> torch.Tensor:
+        held = self.tensors.get(position)
+        if held is None or held.shape != value.shape or held.dtype != value.dtype:
+            held, fence = fenced(value, f"input {position}")
+            self.tensors[position], self.fence[position] = held, fence
+        held.copy_(value)
+        self.copies[position] = value
+        return held
+
+    def fences(self) -> list[Fenced]:
+        return list(self.fence.values())
+
+    def inside(self) -> dict[int, tuple[int, int]]:
+        return {fence.base.data_ptr(): (fence.start, fence.end) for fence in self.fence.values()}
+
+    def changed(self) -> int | None:
+        for position, copy in self.copies.items():
+            held = self.tensors[position]
+            if position not in self.inplace and not torch.equal(_bits(held), _bits(copy)):
+                return position
+        return None
+
+    def holds(self, output: torch.Tensor) -> bool:
+        at = output.untyped_storage().data_ptr()
+        return any(tensor.untyped_storage().data_ptr() == at for tensor in self.tensors.values())
+
+    def may_return(self, output: torch.Tensor) -> bool:
+        at = output.untyped_storage().data_ptr()
+        return not any(
+            tensor.untyped_storage().data_ptr() == at and position not in self.inplace
+            for position, tensor in self.tensors.items()
+        )
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else tensor
+
+
+def _outputs(value: Any) -> tuple[list[torch.Tensor], str]:
+    values, kind = ([value], "tensor") if not isinstance(value, tuple | list) else (list(value), "tuple")
+    for entry in values:
+        if type(entry) is not torch.Tensor:
+            raise Wrong("wrong-type", f"forward returned {type(entry).__name__}, expected torch.Tensor exactly.")
+        if entry.layout is not torch.strided or entry.device.type not in ("cpu", "cuda"):
+            raise Wrong("wrong-type", f"forward returned a tensor on {entry.device} with layout {entry.layout}.")
+    return values, kind

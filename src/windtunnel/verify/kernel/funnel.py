@@ -1,0 +1,180 @@
+"""A candidate's way through the stages, the cheap ones first: syntax, allow-list, compile, tiny; full and timing on a GPU."""
+
+from __future__ import annotations
+
+import ast
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from windtunnel.verify.kernel.allowlist import check_text
+from windtunnel.verify.kernel.bombs import too_much
+from windtunnel.verify.kernel.dataflow import check_flow
+from windtunnel.verify.kernel.gpu import GpuStages
+from windtunnel.verify.kernel.hidden import GPU_ONLY
+from windtunnel.verify.kernel.prepared import Batch, Preparation, ReferenceBroken
+from windtunnel.verify.kernel.task import Task
+from windtunnel.verify.kernel.tiny import Finding, compile_job, judge_compile, judge_tiny, tiny_job
+from windtunnel.verify.sandbox import Runner, Sandbox
+from windtunnel.verify.types import Verdict, accept, broken, refuse
+
+STAGES = ("syntax", "allow-list", "compile", "tiny", "full", "timing")
+PRELOAD = (
+    "torch",
+    "triton",
+    "triton.language",
+    "triton.runtime.interpreter",
+    "windtunnel.verify.kernel.child_tiny",
+    "windtunnel.verify.kernel.child_triton",
+    "windtunnel.verify.kernel.child_reference",
+    "windtunnel.verify.kernel.child_warm",
+)
+HALF = "the correctness half: the interpreter ran it; full shapes and timing need a GPU"
+
+
+COMPILER_PRELOAD = (
+    "torch",
+    "triton",
+    "triton.language",
+    "windtunnel.verify.kernel.child_compile",
+    "windtunnel.verify.kernel.child_warm_compile",
+)
+HOPPER = 90
+
+
+def compiler_sandbox() -> Sandbox:
+    """A warm worker with Triton's compiler loaded, which needs no GPU. A context manager."""
+    return Sandbox(preload=COMPILER_PRELOAD)
+
+
+def kernel_sandbox() -> Sandbox:
+    """A warm worker with torch and Triton's interpreter loaded. A context manager."""
+    return Sandbox(preload=PRELOAD, environment={"TRITON_INTERPRET": "1"})
+
+
+def check_source(source: str, task: Task | None = None) -> Finding | None:
+    """The stages that need no process: syntax, allow-list, dataflow. What is wrong, or None."""
+    refused = too_much(source)
+    if refused is not None:
+        return Finding("syntax", "too-large", f"The candidate is not read: {refused}.")
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = getattr(error, "lineno", None)
+        text = f"Line {line}: {error.msg}." if isinstance(error, SyntaxError) else f"{error}."
+        return Finding("syntax", "syntax-error", f"The candidate is not Python. {text}")
+    try:
+        found = check_text(tree, tf32=task is None or task.tf32) or check_flow(tree)
+    except RecursionError:
+        return Finding("syntax", "too-large", "The candidate nests too deeply to be read.")
+    return None if found is None else Finding("allow-list", found.reason, found.message)
+
+
+class KernelVerifier:
+    """Judges candidates for one task. Safe to call from several threads at once when the runner is.
+
+    runner: runs candidates on the interpreter (`kernel_sandbox`). trusted: runs the reference, by default the same workers
+    in other children. compiler: compiles kernels for a GPU of this capability (`compiler_sandbox`); without it that part of
+    the compile stage is left out. gpu: runs full shapes and timing (`gpu.GpuStages`); without it the verdict is the
+    correctness half.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        runner: Runner,
+        trusted: Runner | None = None,
+        *,
+        compiler: Runner | None = None,
+        capability: int = HOPPER,
+        gpu: GpuStages | None = None,
+    ) -> None:
+        self.task, self.runner, self.compiler, self.capability, self.gpu = task, runner, compiler, capability, gpu
+        self.preparation = Preparation(task, trusted or runner)
+
+    def prepare(self) -> None:
+        """Run the reference now. Raises UserError where the task cannot be used, which verify would do later."""
+        self.preparation.batch()
+
+    def verify(self, answer: str) -> Verdict:
+        """The judgement of one candidate. Raises UserError only where the task itself cannot be used."""
+        clock = _Clock()
+        with clock("static"):
+            found = check_source(answer, self.task)
+        if found is None:
+            try:
+                with clock("reference"):
+                    batch = self.preparation.batch()
+            except ReferenceBroken as error:
+                return broken("tiny", f"the reference could not be run: {error}", times=clock.times)
+            found, kernels = self._run(answer, batch, clock)
+        evidence: dict[str, Any] = {}
+        if found is None:
+            evidence = {
+                "cases": [ready.case.label() for ready in batch.ready],
+                "dropped": dict(batch.dropped),
+                "kernels": kernels,
+                "left": self._left(),
+            }
+            if self.gpu is None:
+                return accept("tiny", f"Right on every case of {HALF}.", times=clock.times, evidence=evidence)
+            with clock("gpu"):
+                result = self.gpu.judge(answer)
+            found, evidence = result.finding, evidence | {"gpu": dict(result.evidence)}
+        if found is None:
+            return accept("timing", "Right on every case, at full shapes too, and timed.", times=clock.times, evidence=evidence)
+        if found.reason == "infrastructure":
+            return broken(found.stage, found.message, times=clock.times)
+        return refuse(found.stage, found.reason, found.message, times=clock.times, evidence=dict(found.evidence))
+
+    def _run(self, answer: str, batch: Batch, clock: _Clock) -> tuple[Finding | None, dict[str, Any]]:
+        """Compile and tiny: what is wrong, and what is known of the kernels."""
+        kernels: dict[str, Any] = {}
+        if self.compiler is not None:
+            with clock("compile"):
+                outcome = self.compiler.run(compile_job(answer, self.task, batch, self.capability))
+            found = judge_compile(outcome)
+            if found is not None:
+                return found, {}
+            kernels = outcome.message.get("kernels", {})
+        with clock("tiny"):
+            outcome = self.runner.run(tiny_job(answer, self.task, batch))
+        with clock("compare"):
+            return judge_tiny(outcome, self.task, batch), {"launches": outcome.message.get("kernels", {}), "compiled": kernels}
+
+    def _left(self) -> list[str]:
+        """What this verdict does not cover."""
+        if self.gpu is not None:
+            return []
+        left = ["full shapes", "timing"] if self.compiler is not None else ["compile for a GPU", "full shapes", "timing"]
+        return left + [f"{dtype} (the interpreter cannot compute in it)" for dtype in self.task.dtypes if dtype in GPU_ONLY]
+
+
+class _Clock:
+    """Seconds by stage."""
+
+    def __init__(self) -> None:
+        self.times: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.times[stage] = time.perf_counter() - start
+
+
+def stage_states(verdict: Verdict) -> list[tuple[str, str]]:
+    """(stage, 'passed' | 'refused' | 'failed' | 'not run') for every stage, for people."""
+    at = STAGES.index(verdict.stage) if verdict.stage in STAGES else 0
+    states = []
+    for number, stage in enumerate(STAGES):
+        if number < at:
+            states.append((stage, "passed"))
+        elif number > at:
+            states.append((stage, "not run"))
+        else:
+            states.append((stage, "passed" if verdict.accepted else "failed" if verdict.infrastructure else "refused"))
+    return states

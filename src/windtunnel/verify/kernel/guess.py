@@ -1,0 +1,46 @@
+"""Tiny sizes for a task file that names none: its numbers made small by rule; the reference decides which suit.
+
+A number above the cap becomes the cap, so that what divided keeps dividing (caps are powers of two). The ragged size adds
+one to the numbers that were cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from windtunnel.recipe import UserError
+
+if TYPE_CHECKING:
+    from windtunnel.verify.kernel.task import Task
+
+CAPS = (16, 8, 32, 64)  # in the order of trying
+BATCH_CAP = 2
+BATCH_WORDS = ("batch", "bs")
+MOST_ELEMENTS = 8_192  # of all outputs: the interpreter needs seconds for more
+
+
+def guessed_sizes(task: Task, where: str) -> Iterator[dict[str, Mapping[str, int | float]]]:
+    """Sizes with 'tiny' and 'tiny_ragged' added, the first choice first.
+
+    Raises UserError where the file has no number to make smaller.
+    """
+    from windtunnel.verify.kernel.task import numbers
+
+    whole = {name: value for name, value in numbers(task.source).items() if isinstance(value, int)}
+    if not any(_cut(name, value, min(CAPS)) != value for name, value in whole.items()):
+        raise UserError(
+            f"{where}: no module-level number above {min(CAPS)}, so no tiny size can be made for the interpreter",
+            "add TASK = {'sizes': {'tiny': {...}}} or name the dimensions at module level (BATCH = 128)",
+        )
+    for cap in CAPS:
+        tiny = {name: _cut(name, value, cap) for name, value in whole.items() if _cut(name, value, cap) != value}
+        if tiny:
+            ragged = {name: value + 1 for name, value in tiny.items()}
+            yield {"full": {}, **task.sizes, "tiny": tiny, "tiny_ragged": ragged}
+
+
+def _cut(name: str, value: int, cap: int) -> int:
+    low = name.lower()
+    batch = "batch" in low or low in BATCH_WORDS
+    return min(value, BATCH_CAP if batch else cap)

@@ -1,0 +1,79 @@
+"""Which inputs a candidate is run on that it has not seen: other values, other signs, other magnitudes, other shapes."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from windtunnel.verify.kernel.task import Task
+
+FACTORS = {"plain": 1.0, "scaled": 3.0, "small": 0.01, "negated": -1.0, "large": 100.0}
+GPU_ONLY = ("bfloat16",)  # the interpreter's bfloat16 arithmetic is wrong
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run of reference and candidate. factor multiplies the floating inputs that the task does not fix.
+
+    training: the module is in training mode and gradients are on, as nothing that a kernel may depend on.
+    """
+
+    size: str
+    dtype: str
+    variation: str
+    training: bool = False
+
+    @property
+    def factor(self) -> float:
+        """What its floating inputs are multiplied with."""
+        return FACTORS[self.variation]
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """Cases of one group share a model."""
+        return self.size, self.dtype
+
+    def label(self) -> str:
+        """'tiny float32 negated', for messages."""
+        words = [self.size.replace("_", " "), self.dtype, self.variation]
+        return " ".join([*words, "in training mode"] if self.training else words)
+
+    def as_json(self) -> dict[str, Any]:
+        """For a child."""
+        return {**asdict(self), "factor": self.factor}
+
+
+def new_seed() -> int:
+    """From the operating system: no candidate can replay it."""
+    return secrets.randbits(62)
+
+
+def tiny_cases(task: Task) -> list[Case]:
+    """What the interpreter runs: every variation once or twice over two shapes and the dtypes that it can compute in.
+
+    A task of bfloat16 alone is run in float32.
+    """
+    dtypes = [dtype for dtype in task.dtypes if dtype not in GPU_ONLY] or ["float32"]
+    first, others = dtypes[0], dtypes[1:]
+    cases = [Case("tiny", first, variation) for variation in _ordered(task)]
+    cases.insert(1, Case("tiny", first, "plain", training=True))
+    if "tiny_ragged" in task.sizes:
+        hidden = [variation for variation in _ordered(task) if variation != "plain"]
+        cases += [Case("tiny_ragged", first, "plain"), *(Case("tiny_ragged", first, v) for v in hidden[:1])]
+    cases += [Case("tiny", dtype, "plain") for dtype in others]
+    return cases
+
+
+def full_cases(task: Task) -> list[Case]:
+    """What a GPU runs before anything is timed."""
+    cases = []
+    for number, dtype in enumerate(task.dtypes):
+        cases += [Case("full", dtype, variation) for variation in (_ordered(task) if number == 0 else ("plain", "scaled"))]
+        if "full_ragged" in task.sizes:
+            cases.append(Case("full_ragged", dtype, "plain"))
+    return [case for case in cases if case.variation in task.variations]
+
+
+def _ordered(task: Task) -> tuple[str, ...]:
+    return ("plain", *(variation for variation in task.variations if variation != "plain"))

@@ -1,0 +1,113 @@
+"""What may stand inside a @triton.jit function. Under the interpreter its body is ordinary Python, so it is checked too."""
+
+from __future__ import annotations
+
+import ast
+
+from windtunnel.verify.kernel import rules
+from windtunnel.verify.kernel.names import Names, bound_names
+from windtunnel.verify.kernel.problem import Problem, problem
+
+STATEMENTS = (
+    ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.While, ast.If, ast.Expr, ast.Return, ast.Pass, ast.Assert, ast.Break,
+    ast.Continue,
+)  # fmt: skip
+# Methods and properties of values inside a kernel.
+MEMBERS = rules.words(
+    """
+    to T shape dtype type element_ty value sum max min argmax argmin reshape trans broadcast_to expand_dims split view
+    permute load store advance cast gather reduce numel exp log sqrt rsqrt abs sigmoid softmax cos sin cumsum cumprod
+    flip item cdiv ravel logical_and logical_or join atomic_add scatter primitive_bitwidth is_floating is_int is_ptr
+    is_fp16 is_bf16 is_fp32 xor_sum sort associative_scan histogram scalar is_fp8 floor ceil erf int_bitwidth
+    fp_mantissa_width
+    """
+)
+
+
+class KernelCheck:
+    """Checks one kernel's arguments, statements, names and calls."""
+
+    def __init__(self, kernel: ast.FunctionDef, names: Names, tf32: bool) -> None:
+        self.kernel, self.names, self.tf32 = kernel, names, tf32
+        self.local = set(bound_names(kernel))
+        self.found: list[Problem] = []
+
+    def problems(self) -> list[Problem]:
+        """Everything in the kernel that is not allowed."""
+        for part in self.kernel.body:
+            for node in ast.walk(part):
+                self._node(node)
+        return self.found
+
+    def _refuse(self, reason: str, node: ast.AST, what: str = "") -> None:
+        self.found.append(problem(reason, node, what or ast.unparse(node)))
+
+    def _node(self, node: ast.AST) -> None:
+        match node:
+            case ast.stmt() if not isinstance(node, STATEMENTS):
+                self._refuse("kernel-call", node, f"{type(node).__name__.lower()} inside the kernel {self.kernel.name}")
+            case ast.Lambda() | ast.Await() | ast.Yield():
+                self._refuse("kernel-call", node)
+            case ast.Name():
+                self._name(node)
+            case ast.Attribute():
+                self._attribute(node)
+            case ast.Call():
+                self._call(node)
+            case ast.Assign() | ast.AugAssign() | ast.AnnAssign():
+                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                    if not isinstance(target, ast.Name | ast.Tuple | ast.List):
+                        self._refuse("patches", target, f"{ast.unparse(target)} = ...")
+
+    def _name(self, node: ast.Name) -> None:
+        name = node.id
+        if (
+            isinstance(node.ctx, ast.Load)
+            and name not in self.local
+            and name not in self.names.level
+            and name not in self.names.imports
+        ):
+            if name not in rules.KERNEL_BUILTINS:
+                self._refuse("kernel-call", node)
+        elif name in self.names.functions and name not in self.local:
+            self._refuse("kernel-call", node, f"{name}, which is no @triton.jit function,")
+
+    def _attribute(self, node: ast.Attribute) -> None:
+        dotted = self.names.dotted(node)
+        if dotted is not None:
+            parts = dotted.split(".")
+            language = (
+                dotted.startswith("triton.language") or dotted in ("triton.cdiv", "triton.next_power_of_2") or parts[0] == "math"
+            )
+            if not language or any(part in rules.KERNEL_BANNED or part.startswith("_") for part in parts):
+                self._refuse("kernel-call", node)
+        elif node.attr.startswith("_") or node.attr not in MEMBERS:
+            constant = isinstance(node.value, ast.Name) and node.value.id in self.names.classes
+            if node.attr.startswith("_") or not constant:
+                self._refuse("kernel-call", node)
+
+    def _call(self, node: ast.Call) -> None:
+        match node.func:
+            case ast.Name(id=name):
+                known = (
+                    name in self.names.kernels
+                    or name in rules.KERNEL_BUILTINS
+                    or name in self.names.imports
+                    or name in self.local
+                )
+                if not known and name not in self.names.callables:
+                    self._refuse("kernel-call", node, f"{name}(...)")
+            case ast.Attribute():
+                self._precision(node)
+            case _:
+                self._refuse("kernel-call", node)
+
+    def _precision(self, node: ast.Call) -> None:
+        """tl.dot rounds fp32 to TF32 unless told otherwise; some tasks forbid that."""
+        if self.tf32 or self.names.dotted(node.func) != "triton.language.dot":
+            return
+        said = {keyword.arg: keyword.value for keyword in node.keywords}
+        precision, allow = said.get("input_precision"), said.get("allow_tf32")
+        exact = isinstance(precision, ast.Constant) and precision.value in ("ieee", "tf32x3")
+        if not exact and not (isinstance(allow, ast.Constant) and allow.value is False):
+            self._refuse("tf32", node)

@@ -1,0 +1,109 @@
+"""What the names of a candidate's text stand for: imports, functions, kernels, classes, lambdas."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+Function = ast.FunctionDef | ast.Lambda
+
+
+@dataclass
+class Names:
+    """Module-level view of a candidate.
+
+    imports: local name → dotted origin ('tl' → 'triton.language'). kernels: functions decorated with triton.jit (or passed
+    to it). functions: host functions by name, methods as 'Class.method'. callables: other names that hold something
+    callable (lambdas, partials). levels: every name bound at module level.
+    """
+
+    imports: dict[str, str] = field(default_factory=dict)
+    kernels: dict[str, ast.FunctionDef] = field(default_factory=dict)
+    functions: dict[str, ast.FunctionDef] = field(default_factory=dict)
+    classes: dict[str, ast.ClassDef] = field(default_factory=dict)
+    callables: set[str] = field(default_factory=set)
+    level: set[str] = field(default_factory=set)
+
+    def dotted(self, node: ast.expr) -> str | None:
+        """'torch.nn.Linear' for nn.Linear under `import torch.nn as nn`; None where the root is no import."""
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name) or node.id not in self.imports:
+            return None
+        return ".".join([self.imports[node.id], *reversed(parts)])
+
+
+def read_names(tree: ast.Module) -> Names:
+    """The names of a candidate."""
+    names = Names()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                # `import torch.nn` binds torch.
+                names.imports[alias.asname or alias.name.split(".")[0]] = alias.name if alias.asname else alias.name.split(".")[0]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                names.imports[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    for statement in tree.body:
+        _read_statement(statement, names)
+    for wrapped in _jit_calls(tree, names):
+        if wrapped in names.functions:
+            names.kernels[wrapped] = names.functions.pop(wrapped)
+    return names
+
+
+def _read_statement(node: ast.stmt, names: Names) -> None:
+    if isinstance(node, ast.FunctionDef):
+        names.level.add(node.name)
+        (names.kernels if is_kernel(node, names) else names.functions)[node.name] = node
+    elif isinstance(node, ast.ClassDef):
+        names.level.add(node.name)
+        names.classes[node.name] = node
+        for part in node.body:
+            if isinstance(part, ast.FunctionDef):
+                if is_kernel(part, names):
+                    names.kernels[part.name] = part
+                else:
+                    names.functions[f"{node.name}.{part.name}"] = part
+    else:
+        names.level |= set(bound_names(node))
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Assign) and isinstance(inner.value, ast.Lambda | ast.Call):
+                names.callables |= {target.id for target in inner.targets if isinstance(target, ast.Name)}
+
+
+def is_kernel(node: ast.FunctionDef, names: Names) -> bool:
+    """Whether it is decorated with triton.jit, with or without arguments."""
+    for decorator in node.decorator_list:
+        target = decorator.func if isinstance(decorator, ast.Call) else decorator
+        if names.dotted(target) == "triton.jit":
+            return True
+    return False
+
+
+def _jit_calls(tree: ast.Module, names: Names) -> Iterator[str]:
+    """Names of functions that are passed to triton.jit as a call: kernel = triton.jit(_kernel)."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and names.dotted(node.func) == "triton.jit":
+            for argument in node.args:
+                if isinstance(argument, ast.Name):
+                    yield argument.id
+
+
+def bound_names(node: ast.AST) -> Iterator[str]:
+    """Every name that a piece of code binds: assignments, loops, arguments, walruses, nested functions."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store | ast.Del):
+            yield inner.id
+        elif isinstance(inner, ast.arg):
+            yield inner.arg
+        elif isinstance(inner, ast.FunctionDef | ast.ClassDef):
+            yield inner.name
+
+
+def host_methods(names: Names) -> set[str]:
+    """Names of methods that the candidate defines itself."""
+    return {key.split(".")[1] for key in names.functions if "." in key}

@@ -1,0 +1,159 @@
+"""Cases with their inputs, parameters and right answers, drawn once for a number of candidates."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from windtunnel.recipe import UserError
+from windtunnel.verify.kernel.arrays import Array, array_from
+from windtunnel.verify.kernel.compare import is_flat
+from windtunnel.verify.kernel.guess import MOST_ELEMENTS, guessed_sizes
+from windtunnel.verify.kernel.hidden import Case, new_seed, tiny_cases
+from windtunnel.verify.kernel.task import Task
+from windtunnel.verify.sandbox.types import Job, Limits, MiB, Outcome, Runner
+
+ENTRY = "windtunnel.verify.kernel.child_reference:main"
+LIMITS = Limits(wall_seconds=60, cpu_seconds=60, memory_bytes=4096 * MiB, result_bytes=1024 * MiB)
+USES_OF_A_BATCH = 64
+
+
+class ReferenceBroken(Exception):
+    """The machinery failed while the reference ran: nothing is known about task or candidate."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """One case with everything to run and judge it.
+
+    arguments: None for the next of inputs, else {'value': a plain value}. own: the reference in the case's dtype.
+    exact: in float64. kind: 'tensor' or 'tuple', what forward returns.
+    """
+
+    case: Case
+    init: Sequence[Any]
+    names: Sequence[str]
+    parameters: Sequence[Array]
+    arguments: Sequence[Any]
+    inputs: Sequence[Array]
+    own: Sequence[Array]
+    exact: Sequence[Array]
+    kind: str
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The cases of one seed. dropped: label of a case → why it is not run."""
+
+    ready: Sequence[Ready]
+    dropped: Mapping[str, str] = field(default_factory=dict)
+
+
+class Preparation:
+    """Draws batches for one task and gives each to at most `uses` candidates. Safe to call from several threads."""
+
+    def __init__(self, task: Task, runner: Runner, uses: int = USES_OF_A_BATCH) -> None:
+        self.task, self.runner, self.uses = task, runner, uses
+        self._lock = threading.Lock()
+        self._batch: Batch | None = None
+        self._left = 0
+
+    def batch(self) -> Batch:
+        """A batch. Raises UserError where the task cannot be used, ReferenceBroken where the machinery failed."""
+        with self._lock:
+            if self._batch is None or self._left == 0:
+                if self.task.guessed:
+                    self.task = settled(self.task, self.runner)
+                self._batch, self._left = prepare(self.task, self.runner, tiny_cases(self.task)), self.uses
+            self._left -= 1
+            return self._batch
+
+
+def prepare(task: Task, runner: Runner, cases: Sequence[Case]) -> Batch:
+    """Runs the reference on every case, with a seed from the operating system."""
+    sizes = {case.size for case in cases}
+    outcome = runner.run(
+        Job(
+            ENTRY,
+            {
+                "sources": {size: task.at(size) for size in sizes},
+                "cases": [case.as_json() for case in cases],
+                "seed": new_seed(),
+                "fixed": list(task.fixed),
+            },
+            limits=LIMITS,
+        )
+    )
+    _check_outcome(task, outcome)
+    ready, dropped = [], {}
+    for case, answer in zip(cases, outcome.message["cases"], strict=True):
+        if "dropped" in answer:
+            dropped[case.label()] = answer["dropped"]
+        elif "error" in answer:
+            _check_error(task, case, answer["error"])
+            dropped[case.label()] = answer["error"]
+        else:
+            ready.append(_ready(case, answer, outcome.buffers))
+    if all(is_flat(r, task) for r in ready if r.case.variation == "plain"):
+        raise UserError(
+            f"task {task.name}: its output is constant (or zero) within the tolerance, so a constant would be accepted",
+            "choose inputs or sizes with which the output varies",
+        )
+    return Batch(ready, dropped)
+
+
+def settled(task: Task, runner: Runner) -> Task:
+    """The task with the first guessed tiny size at which its reference runs and is small enough.
+
+    Raises UserError where none is.
+    """
+    problem = "none was tried"
+    for sizes in guessed_sizes(task, f"task {task.name}"):
+        trial = replace(task, sizes=sizes, guessed=False)
+        try:
+            batch = prepare(trial, runner, [Case("tiny", "float32", "plain"), Case("tiny_ragged", "float32", "plain")])
+        except UserError as error:
+            problem = error.message
+            continue
+        elements = max(sum(array.raw().size for array in ready.own) for ready in batch.ready)
+        if elements > MOST_ELEMENTS:
+            problem = f"its output still has {elements:,} elements"
+            continue
+        ragged = any(ready.case.size == "tiny_ragged" for ready in batch.ready)
+        return trial if ragged else replace(trial, sizes={key: value for key, value in sizes.items() if key != "tiny_ragged"})
+    raise UserError(
+        f"task {task.name}: no tiny size was found for the interpreter: {problem}",
+        "add TASK = {'sizes': {'tiny': {...}, 'tiny_ragged': {...}}} with small values of the file's module-level numbers",
+    )
+
+
+def _check_outcome(task: Task, outcome: Outcome) -> None:
+    if outcome.status == "infrastructure":
+        raise ReferenceBroken(outcome.detail)
+    if not outcome.finished:
+        detail = outcome.message.get("error", outcome.detail)
+        fix = "run the file's Model(*init)(*inputs) in PyTorch"
+        raise UserError(f"task {task.name}: its reference did not run ({outcome.status}: {detail})", fix)
+
+
+def _check_error(task: Task, case: Case, error: str) -> None:
+    """A ragged size that was guessed may not suit the reference; anything else is an error of the task."""
+    if case.size.endswith("ragged") or case.variation != "plain":
+        return
+    raise UserError(
+        f"task {task.name}: its reference fails at size {case.size} in {case.dtype}: {error}",
+        f"make Model, get_inputs and get_init_inputs run there, or set TASK['sizes']['{case.size}'] or TASK['dtypes']",
+    )
+
+
+def _ready(case: Case, answer: Mapping[str, Any], buffers: Sequence[bytes]) -> Ready:
+    arrays = {kind: [_array(head, buffers) for head in answer[kind]] for kind in ("inputs", "parameters", "own", "exact")}
+    return Ready(case, answer["init"], answer["names"], arguments=answer["arguments"], kind=answer["kind"], **arrays)
+
+
+def _array(head: Mapping[str, Any], buffers: Sequence[bytes]) -> Array:
+    array = array_from({key: head[key] for key in ("dtype", "shape", "stride")}, buffers[head["at"]])
+    assert array is not None, "our own child wrote it"
+    return array

@@ -1,0 +1,167 @@
+"""What a candidate's text may name. Everything that is not here is refused, with a reason that says what to do instead."""
+
+from __future__ import annotations
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text, for tables that are read more easily without quotation marks."""
+    return frozenset(text.split())
+
+
+# Module → names that may be taken from it or used on it; None: any name.
+TORCH = words(
+    """
+    empty empty_like empty_strided zeros zeros_like ones ones_like full full_like Tensor Size device dtype nn no_grad
+    inference_mode finfo iinfo promote_types result_type broadcast_shapes is_tensor is_floating_point numel cuda
+    contiguous_format float16 float32 float64 bfloat16 half float double int8 int16 int32 int64 uint8 uint16 uint32
+    uint64 int long short bool float8_e4m3fn float8_e5m2 strided channels_last preserve_format LongTensor FloatTensor
+    """
+)
+# While a module is constructed random and constant tensors may be made: their values are drawn anew afterwards.
+TORCH_CONSTRUCTION = words(
+    """
+    randn rand randint arange linspace eye tensor as_tensor manual_seed sqrt ones zeros full triu tril
+    """
+)
+TORCH_CUDA = words("device current_device get_device_properties get_device_capability device_of is_available")
+NN_HOLDERS = words(
+    """
+    Module Parameter ParameterList ParameterDict ModuleList ModuleDict Identity Linear Bilinear Embedding Conv1d
+    Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d LayerNorm GroupNorm RMSNorm BatchNorm1d BatchNorm2d
+    BatchNorm3d InstanceNorm1d InstanceNorm2d InstanceNorm3d Dropout MultiheadAttention Sequential ReLU GELU SiLU
+    Softmax init Buffer LSTM GRU RNN PReLU MaxPool1d MaxPool2d MaxPool3d AvgPool1d AvgPool2d AvgPool3d Sigmoid Tanh
+    LeakyReLU Flatten
+    """
+)
+TRITON = words("jit autotune heuristics Config cdiv next_power_of_2 language testing") - {"testing"}
+TYPING = None
+MODULES: dict[str, frozenset[str] | None] = {
+    "torch": TORCH,
+    "torch.nn": NN_HOLDERS,
+    "torch.nn.init": None,
+    "torch.nn.functional": frozenset(),  # may be imported, not used
+    "torch.cuda": TORCH_CUDA,
+    "triton": TRITON,
+    "triton.language": None,
+    "triton.language.extra": frozenset({"libdevice", "cuda"}),
+    "triton.language.extra.libdevice": None,
+    "triton.language.extra.cuda": frozenset({"libdevice"}),
+    "triton.language.extra.cuda.libdevice": None,
+    "triton.language.math": None,
+    "math": None,
+    "typing": TYPING,
+    "typing_extensions": TYPING,
+    "collections.abc": words("Sequence Mapping Callable Iterable"),
+    "collections": frozenset({"namedtuple", "abc", "OrderedDict"}),
+    "dataclasses": frozenset({"dataclass", "field", "replace", "asdict"}),
+    "functools": frozenset({"partial", "reduce", "wraps"}),
+    "itertools": frozenset({"product", "chain", "accumulate", "repeat"}),
+    "enum": frozenset({"Enum", "IntEnum", "auto"}),
+    "operator": frozenset({"mul"}),
+    "__future__": frozenset({"annotations"}),
+}
+# Of triton.language: what leaves the language or reaches into the compiler.
+KERNEL_BANNED = words(
+    """
+    inline_asm_elementwise core semantic builtin ir extern_elementwise dispatch extra_ target_info standard _semantic
+    """
+)
+
+BUILTINS = words(
+    """
+    abs all any bool dict divmod enumerate filter float frozenset int isinstance issubclass len list map max min pow
+    print property range repr reversed round set slice sorted staticmethod classmethod str sum super tuple zip
+    ValueError TypeError AssertionError RuntimeError NotImplementedError IndexError KeyError True False None Ellipsis
+    NotImplemented object callable
+    """
+)
+KERNEL_BUILTINS = words("range min max abs len float int bool tuple isinstance sum print True False None pow round")
+
+# Methods that host code may call: on tensors (allocation, views, questions), numbers, strings and its own containers.
+TENSOR_METHODS = words(
+    """
+    size stride numel nelement dim ndimension element_size is_contiguous contiguous view view_as reshape reshape_as
+    permute transpose swapaxes swapdims movedim moveaxis t flatten unflatten ravel squeeze unsqueeze expand expand_as
+    narrow select chunk split tensor_split unbind as_strided detach new_empty new_zeros new_ones new_full
+    new_empty_strided zero_ fill_ is_floating_point is_complex requires_grad_ storage_offset diagonal
+    register_buffer register_parameter unfold
+    """
+)
+CONSTRUCTION_METHODS = words(
+    """
+    to float half bfloat16 double normal_ uniform_ copy_ add_ mul_ div_ sub_ clone add_module append extend
+    reset_parameters update cuda eval train set_ register_module squeeze_
+    """
+)
+CONTAINER_METHODS = words(
+    """
+    get items keys values append extend insert pop copy index count join split strip lower upper startswith endswith
+    replace format update setdefault bit_length is_integer as_integer_ratio add union _asdict _replace sort reverse
+    warn
+    """
+)
+CHANGING = words("append extend insert pop update setdefault add clear remove discard sort reverse popitem")
+
+# Attributes that say what a value is; any attribute may be read but these.
+BANNED_ATTRIBUTES: dict[str, str] = {
+    "data_ptr": "reads-addresses",
+    "untyped_storage": "reads-addresses",
+    "storage": "reads-addresses",
+    "_version": "reads-addresses",
+    "training": "reads-mode",
+    "requires_grad": "reads-mode",
+    "is_inference": "reads-mode",
+    "grad": "reads-mode",
+    "grad_fn": "reads-mode",
+    "item": "host-compute",
+    "tolist": "host-compute",
+    "numpy": "host-compute",
+    "handle": "reaches-into-triton",
+    "cache": "reaches-into-triton",
+    "device_caches": "reaches-into-triton",
+    "warmup": "reaches-into-triton",
+    "run": "reaches-into-triton",
+    "fn": "reaches-into-triton",
+    "rewriter": "reaches-into-triton",
+    "pre_hook": "reaches-into-triton",
+    "gi_frame": "reaches-into-python",
+    "f_back": "reaches-into-python",
+    "f_locals": "reaches-into-python",
+    "f_globals": "reaches-into-python",
+    "tb_frame": "reaches-into-python",
+    "func_globals": "reaches-into-python",
+}
+OVERRIDABLE = frozenset({"__init__", "__post_init__", "forward", "extra_repr"})
+# Methods of torch.nn.Module through which an answer could be swapped.
+MODULE_METHODS = words(
+    """
+    apply parameters named_parameters buffers named_buffers children modules named_modules state_dict load_state_dict
+    train eval to cuda cpu half float double bfloat16 type zero_grad share_memory register_forward_hook
+    register_forward_pre_hook add_module register_full_backward_hook requires_grad_ compile get_parameter get_buffer
+    get_submodule register_buffer register_parameter register_module set_extra_state get_extra_state
+    """
+)
+
+MESSAGES: dict[str, str] = {
+    "host-compute": "{what} computes in PyTorch. Only a Triton kernel may; host code allocates, views, launches and returns.",
+    "import": "{what} may not be imported. Use torch, triton, triton.language and math.",
+    "dynamic-code": "{what} runs or finds code at run time. Write the code out.",
+    "try-except": "{what}: a candidate may not catch errors, since a fallback hides a kernel that fails. Remove it.",
+    "keeps-state": "{what} keeps something between calls. forward must depend on its inputs and parameters alone.",
+    "reads-addresses": "{what} looks at memory addresses. A result may depend on values and shapes only.",
+    "reads-mode": "{what} depends on the module's mode or on gradients. The result must be the same in every mode.",
+    "reaches-into-triton": "{what} reaches into Triton's machinery. Launch kernels as kernel[grid](...).",
+    "reaches-into-python": "{what} reaches into the interpreter. Use plain attributes and calls.",
+    "patches": "{what} changes something that is not the candidate's own. Assign to local names and, in __init__, to self.",
+    "unknown-name": "{what} is neither defined in the candidate nor allowed.",
+    "unknown-call": "{what} is not a call that host code may make (allocate, view, shape, size, launch).",
+    "kernel-call": "{what} may not be used inside a kernel. Use triton.language and other @triton.jit functions.",
+    "statement": "{what} is not allowed there.",
+    "inherits": "{what}: ModelNew derives from torch.nn.Module directly and helpers from nothing.",
+    "overrides": "{what} may not be overridden. Define __init__, forward and methods of your own.",
+    "no-model": "the candidate defines no class ModelNew(torch.nn.Module) with a forward method.",
+    "no-kernel": "the candidate defines no @triton.jit function. Write the computation as a Triton kernel.",
+    "never-launched": "no code that forward reaches launches a kernel as kernel[grid](...).",
+    "output-not-from-kernel": "forward returns {what}, which no kernel was given. Return the tensor that the kernel writes.",
+    "tf32": "{what}: this task is to be computed in full fp32. Use input_precision='ieee'.",
+}

@@ -1,0 +1,199 @@
+"""What a kernel task is: a reference in PyTorch with an input generator, sizes, dtypes, tolerances and hidden variations.
+
+A task is kept as the text of a module in KernelBench's form: numbers at module level, `class Model(torch.nn.Module)`,
+`get_inputs()` and `get_init_inputs()`. A literal dictionary `TASK = {...}` may set any field of `Task` but the source.
+Nothing of it is executed here.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from windtunnel.recipe import UserError
+
+Number = int | float
+
+SIZES = ("tiny", "tiny_ragged", "full", "full_ragged")
+DTYPES = ("float32", "float16", "bfloat16")
+VARIATIONS = ("plain", "scaled", "small", "negated", "large")
+DEFAULT_VARIATIONS = ("plain", "scaled", "small", "negated")
+NEEDED = ("Model", "get_inputs", "get_init_inputs")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing to write a kernel for.
+
+    source: text of the reference module; it must run in float64 too. sizes: for 'tiny' and 'tiny_ragged' (run on the
+    interpreter) and 'full' and 'full_ragged' (run on a GPU), values of the source's module-level numbers; numbers derived
+    from them follow. dtypes: what inputs and parameters are cast to, one after the other. variations: names from
+    `hidden`, applied to floating inputs. tolerance: relative error by dtype instead of `compare`'s. fixed: floating inputs
+    by position ('0') and entries of the state dict whose values are kept as the reference made them. inplace: positions of
+    inputs that may be overwritten. host_copies: host code may copy (`.contiguous()`); False where moving data is the task.
+    tf32: on a GPU tl.dot may round fp32 inputs to TF32, Triton's default. mismatched: share of elements of an integer
+    output that may be off by one. guessed: the tiny sizes are still to be found, by `prepared.settled`.
+    """
+
+    name: str
+    source: str
+    family: str = ""
+    level: int = 1
+    summary: str = ""
+    sizes: Mapping[str, Mapping[str, Number]] = field(default_factory=dict)
+    dtypes: tuple[str, ...] = ("float32", "float16")
+    variations: tuple[str, ...] = DEFAULT_VARIATIONS
+    tolerance: Mapping[str, float] = field(default_factory=dict)
+    fixed: tuple[str, ...] = ()
+    inplace: tuple[int, ...] = ()
+    host_copies: bool = True
+    tf32: bool = True
+    mismatched: float = 0.0
+    guessed: bool = False
+
+    def at(self, size: str) -> str:
+        """The source with the numbers of one size written into it."""
+        return with_numbers(self.source, self.sizes.get(size, {}))
+
+
+def load_task(path: Path) -> Task:
+    """A task from a file: KernelBench's as it is, or one with TASK = {...}. Raises UserError that says what is missing.
+
+    Without sizes of its own the file's numbers are its full size, and a tiny one is guessed when the reference first runs.
+    """
+    try:
+        source = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        fix = "name a Python file with Model, get_inputs and get_init_inputs"
+        raise UserError(f"--task {path}: cannot be read ({error})", fix) from None
+    return task_from_source(source, name=path.stem, where=str(path))
+
+
+def task_from_source(source: str, *, name: str, where: str = "the task") -> Task:
+    """A task from the text of such a file."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError) as error:
+        raise UserError(f"{where}: not Python ({error})", "give the reference module in Python") from None
+    defined = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    missing = [needed for needed in NEEDED if needed not in defined]
+    if missing:
+        raise UserError(
+            f"{where}: defines no {', '.join(missing)}",
+            "a task file needs class Model(torch.nn.Module), get_inputs() and get_init_inputs() at module level",
+        )
+    task = Task(name=name, source=source, **_declared(tree, where))
+    check_task(task, where)
+    return task if "tiny" in task.sizes else replace(task, guessed=True)
+
+
+def check_task(task: Task, where: str) -> None:
+    """Raises UserError when a field names something that does not exist."""
+    known = numbers(task.source)
+    for size, values in task.sizes.items():
+        _among(size, SIZES, f"{where}: TASK['sizes'] key")
+        for key in values:
+            _among(key, tuple(known), f"{where}: TASK['sizes']['{size}'] key")
+    for dtype in task.dtypes:
+        _among(dtype, DTYPES, f"{where}: TASK['dtypes'] entry")
+    for variation in task.variations:
+        _among(variation, VARIATIONS, f"{where}: TASK['variations'] entry")
+    if "plain" not in task.variations or not task.dtypes:
+        raise UserError(f"{where}: a task needs the variation 'plain' and at least one dtype", "leave TASK's defaults")
+
+
+def numbers(source: str) -> dict[str, Number]:
+    """The module-level numbers of a source: NAME = 128, or an arithmetic expression of literals and earlier ones."""
+    found: dict[str, Number] = {}
+    for node in ast.parse(source).body:
+        name = _assigned_name(node)
+        if name is None:
+            continue
+        value = _number(node.value, found)  # type: ignore[attr-defined]
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def with_numbers(source: str, values: Mapping[str, Number]) -> str:
+    """The source with new values at the module-level assignments of these names."""
+    if not values:
+        return source
+    tree = ast.parse(source)
+    for node in tree.body:
+        name = _assigned_name(node)
+        if name is not None and name in values:
+            node.value = ast.Constant(values[name])  # type: ignore[attr-defined]
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def _assigned_name(node: ast.stmt) -> str | None:
+    if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+        return node.targets[0].id
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+        return node.target.id
+    return None
+
+
+def _number(node: ast.expr, known: Mapping[str, Number]) -> Number | None:
+    """The value of an arithmetic expression, None for anything else."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, int | float) and not isinstance(node.value, bool) else None
+    if isinstance(node, ast.Name):
+        return known.get(node.id)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        inner = _number(node.operand, known)
+        return None if inner is None else -inner
+    if isinstance(node, ast.BinOp):
+        left, right = _number(node.left, known), _number(node.right, known)
+        if left is None or right is None:
+            return None
+        return _combined(node.op, left, right)
+    return None
+
+
+def _combined(op: ast.operator, left: Number, right: Number) -> Number | None:
+    try:
+        match op:
+            case ast.Add():
+                return left + right
+            case ast.Sub():
+                return left - right
+            case ast.Mult():
+                return left * right
+            case ast.FloorDiv():
+                return left // right
+            case ast.Div():
+                return left / right
+            case ast.Pow() if abs(right) <= 64 and abs(left) <= 1024:
+                return left**right
+    except (ZeroDivisionError, OverflowError):
+        return None
+    return None
+
+
+def _declared(tree: ast.Module, where: str) -> dict[str, Any]:
+    """The fields that TASK = {...} sets."""
+    allowed = {f.name: f for f in fields(Task) if f.name != "source"}
+    for node in tree.body:
+        if _assigned_name(node) != "TASK":
+            continue
+        try:
+            value = ast.literal_eval(node.value)  # type: ignore[attr-defined]
+        except (ValueError, TypeError, SyntaxError):
+            raise UserError(f"{where}: TASK is not a literal", "write TASK = {...} with plain values only") from None
+        if not isinstance(value, dict):
+            raise UserError(f"{where}: TASK is {type(value).__name__}, not a dictionary", "write TASK = {...}")
+        for key in value:
+            _among(key, tuple(allowed), f"{where}: TASK key")
+        value.pop("name", None)
+        return {key: tuple(entry) if isinstance(entry, list) else entry for key, entry in value.items()}
+    return {}
+
+
+def _among(value: object, allowed: tuple[str, ...], what: str) -> None:
+    if value not in allowed:
+        raise UserError(f"{what} {value!r} is not known", f"use one of: {', '.join(allowed) or '(none is defined)'}")

@@ -1,0 +1,101 @@
+"""What is believed of times that a candidate's process measured, seen from the parent.
+
+The clock runs in the candidate's CUDA context, so no single number is trusted: events must agree with the wall clock, no call
+may beat the roofline, and the parent's own clock bounds the sum. The result is a median with an interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from windtunnel.verify.kernel.roofline import Work, floor_seconds
+
+LEAST = 10  # samples
+APART = 0.35  # relative, between events and wall clock
+LAUNCH_SECONDS = 60e-6  # host work around one call that the wall clock sees and events do not
+Z = 1.96  # 95 %
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Seconds of single calls. events: by CUDA events; wall: the same calls by the host's clock, with a synchronisation.
+
+    probe: seconds of a copy of fixed size, run between the calls: how fast the GPU was meanwhile.
+    """
+
+    events: Sequence[float]
+    wall: Sequence[float]
+    probe: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds: the median of single calls with its 95 % interval."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Why times are not believed."""
+
+    reason: str
+    message: str
+
+
+def median_with_interval(seconds: Sequence[float]) -> Timing:
+    """The median and the order statistics that bound it with 95 %, whatever the distribution."""
+    ordered = sorted(seconds)
+    count = len(ordered)
+    assert count, "no samples"
+    half = Z * math.sqrt(count) / 2
+    low = max(0, math.floor(count / 2 - half))
+    high = min(count - 1, math.ceil(count / 2 + half))
+    middle = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
+    return Timing(middle, ordered[low], ordered[high], count)
+
+
+def read_samples(value: object) -> Samples | None:
+    """Samples from a child's reply, None unless they are equally many positive finite numbers."""
+    if not isinstance(value, Mapping):
+        return None
+    lists = []
+    for name in ("events", "wall", "probe"):
+        numbers = value.get(name)
+        if not isinstance(numbers, list) or not all(isinstance(n, float) and 0 < n < math.inf for n in numbers):
+            return None
+        lists.append(numbers)
+    if len(lists[0]) != len(lists[1]) or len(lists[0]) < LEAST or not lists[2]:
+        return None
+    return Samples(*lists)
+
+
+def doubt(samples: Samples, work: Work, gpu: str, parent_seconds: float) -> Doubt | None:
+    """Why these times cannot be, or None. parent_seconds: how long the parent saw the child live."""
+    event, wall = median_with_interval(samples.events).median, median_with_interval(samples.wall).median
+    if wall > event * (1 + APART) + LAUNCH_SECONDS or event > wall * (1 + APART):
+        return Doubt(
+            "clock-disagrees",
+            f"CUDA events say {event * 1e6:.1f} us a call, the wall clock {wall * 1e6:.1f} us: work hides from one of them.",
+        )
+    if sum(samples.wall) > parent_seconds:
+        return Doubt("clock-disagrees", "the times add up to more than the process lived.")
+    floor = floor_seconds(work, gpu)
+    if event < floor:
+        return Doubt(
+            "impossible-speed",
+            f"{event * 1e6:.2f} us a call is below the least possible {floor * 1e6:.2f} us: not all work was done.",
+        )
+    return None
+
+
+def speedup(candidate: Samples, baseline: Samples) -> float:
+    """How many times faster than the baseline, both put in relation to the copy that ran between their calls."""
+    ours = median_with_interval(candidate.events).median / median_with_interval(candidate.probe).median
+    theirs = median_with_interval(baseline.events).median / median_with_interval(baseline.probe).median
+    return theirs / ours

@@ -1,0 +1,195 @@
+"""The tiny stage seen from the parent: the job for the child, and the judgement of what comes back."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from windtunnel.verify.kernel.arrays import Array, Buffer, array_from
+from windtunnel.verify.kernel.compare import difference, unmoved_share
+from windtunnel.verify.kernel.neutral import as_on_gpu
+from windtunnel.verify.kernel.prepared import Batch, Ready
+from windtunnel.verify.kernel.task import Task
+from windtunnel.verify.sandbox import Job, Limits, MiB, Outcome
+
+ENTRY = "windtunnel.verify.kernel.child_tiny:main"
+COMPILE_ENTRY = "windtunnel.verify.kernel.child_compile:main"
+LIMITS = Limits(wall_seconds=30, cpu_seconds=30, memory_bytes=2048 * MiB, processes=0)
+UNMOVED_AT_MOST = 0.001
+COMPILE_PHASES = ("", "compile")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a stage found wrong. reason 'infrastructure': the machinery failed, nothing is known."""
+
+    stage: str
+    reason: str
+    message: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+def tiny_job(source: str, task: Task, batch: Batch, limits: Limits = LIMITS) -> Job:
+    """Everything the child needs to run the candidate on every case; no right answer is among it."""
+    buffers: list[Buffer] = []
+
+    def keep(array: Array) -> dict[str, Any]:
+        buffers.append(array.data)
+        return {**array.head(), "at": len(buffers) - 1}
+
+    groups: dict[tuple[str, str], dict[str, Any]] = {}
+    for ready in batch.ready:
+        if ready.case.group not in groups:
+            groups[ready.case.group] = {
+                "dtype": ready.case.dtype,
+                "init": ready.init,
+                "names": ready.names,
+                "parameters": [keep(array) for array in ready.parameters],
+                "cases": [],
+            }
+        groups[ready.case.group]["cases"].append(
+            {
+                "label": ready.case.label(),
+                "training": ready.case.training,
+                "arguments": ready.arguments,
+                "inputs": [keep(array) for array in ready.inputs],
+            }
+        )
+    message = {
+        "source": as_on_gpu(source),
+        "groups": list(groups.values()),
+        "inplace": list(task.inplace),
+        "host_copies": task.host_copies,
+        "seed": secrets.randbits(32),
+    }
+    return Job(ENTRY, message, buffers, limits)
+
+
+def compile_job(source: str, task: Task, batch: Batch, capability: int, limits: Limits = LIMITS) -> Job:
+    """Everything the compiling child needs: the plain tiny inputs, for their types and shapes alone."""
+    ready = batch.ready[0]
+    heads = [{**array.head(), "at": at} for at, array in enumerate(ready.inputs)]
+    message = {
+        "source": as_on_gpu(source),
+        "capability": capability,
+        "init": ready.init,
+        "dtypes": list(task.dtypes),
+        "inputs": heads,
+        "arguments": ready.arguments,
+        "seed": secrets.randbits(32),
+    }
+    return Job(COMPILE_ENTRY, message, [array.data for array in ready.inputs], limits)
+
+
+def judge_compile(outcome: Outcome) -> Finding | None:
+    """What is wrong with the candidate according to the compiling child, or None."""
+    if not outcome.finished:
+        return ended(outcome, "compile")
+    return wrong_of(outcome, "compile")
+
+
+def wrong_of(outcome: Outcome, stage: str) -> Finding | None:
+    """What a child says is wrong, or None."""
+    wrong = outcome.message.get("wrong")
+    if not isinstance(wrong, dict):
+        return None
+    text = str(wrong.get("message", ""))
+    return Finding(stage, str(wrong.get("reason", "raised")), text[:1].upper() + text[1:])
+
+
+def judge_tiny(outcome: Outcome, task: Task, batch: Batch) -> Finding | None:
+    """What is wrong with the candidate according to what its child returned, or None. Trusts nothing in it."""
+    stage = "compile" if outcome.phase in COMPILE_PHASES else "tiny"
+    if not outcome.finished:
+        return ended(outcome, stage)
+    runs = outcome.message.get("runs")
+    if not isinstance(runs, list):
+        return Finding(stage, "no-answer", "the candidate's process did not report its runs.")
+    for run, ready in zip(runs, _in_groups(batch), strict=False):
+        found = _judge_run(run, ready, outcome, task)
+        if found is not None:
+            return found
+    wrong = wrong_of(outcome, stage)
+    if wrong is not None:
+        return wrong
+    if len(runs) != len(batch.ready):
+        return Finding("tiny", "no-answer", "the candidate's process did not run every case.")
+    return _judge_knocked(outcome, batch)
+
+
+def _in_groups(batch: Batch) -> list[Ready]:
+    """In the order in which the child runs them."""
+    groups: dict[tuple[str, str], list[Ready]] = {}
+    for ready in batch.ready:
+        groups.setdefault(ready.case.group, []).append(ready)
+    return [ready for group in groups.values() for ready in group]
+
+
+def _judge_run(run: object, ready: Ready, outcome: Outcome, task: Task) -> Finding | None:
+    if not isinstance(run, dict):
+        return Finding("tiny", "no-answer", "the candidate's process did not report its runs.")
+    outputs = outputs_of(run, outcome.buffers)
+    if outputs is None:
+        return Finding("tiny", "no-answer", "what the candidate returned does not fit its own description.")
+    found = difference(outputs, str(run.get("kind")), ready, task)
+    if found is None:
+        return None
+    text = f"{found.message[:1].upper()}{found.message[1:]} ({ready.case.label()})"
+    return Finding("tiny", found.reason, text, {"case": ready.case.label()})
+
+
+def _judge_knocked(outcome: Outcome, batch: Batch) -> Finding | None:
+    knocked = outcome.message.get("knocked")
+    if not isinstance(knocked, dict):
+        return None
+    outputs = outputs_of(knocked, outcome.buffers)
+    if outputs is None:
+        return Finding("tiny", "no-answer", "what the candidate returned does not fit its own description.")
+    share = unmoved_share(outputs, batch.ready[0])
+    if share <= UNMOVED_AT_MOST:
+        return None
+    return Finding(
+        "tiny",
+        "output-not-from-kernel",
+        f"With every kernel knocked out, {share:.0%} of the output is still there: it does not come from a kernel.",
+        {"share": share},
+    )
+
+
+def outputs_of(run: Mapping[str, Any], buffers: Sequence[bytes]) -> list[Array] | None:
+    """The arrays that a child describes, None where the description does not fit."""
+    heads = run.get("outputs")
+    if not isinstance(heads, list):
+        return None
+    arrays = []
+    for head in heads:
+        at = head.get("at") if isinstance(head, dict) else None
+        if type(at) is not int or not 0 <= at < len(buffers):
+            return None
+        array = array_from(head, buffers[at])
+        if array is None:
+            return None
+        arrays.append(array)
+    return arrays
+
+
+def ended(outcome: Outcome, stage: str) -> Finding:
+    """How a child that gave no answer ended, in words."""
+    match outcome.status:
+        case "infrastructure" | "raised":
+            return Finding(stage, "infrastructure", str(outcome.message.get("error", outcome.detail)))
+        case "timeout":
+            return Finding(
+                stage, "timeout", "The candidate took too long on tiny inputs. Look for an endless loop or a huge grid."
+            )
+        case "memory":
+            return Finding(stage, "memory", "The candidate used too much memory on tiny inputs.")
+        case "output":
+            return Finding(stage, "too-much-output", "The candidate printed or returned too much.")
+        case "killed":
+            return Finding(
+                stage, "crash", "The candidate crashed: a kernel reads or writes far outside its tensors. Mask its accesses."
+            )
+    return Finding(stage, "crash", "The candidate's process ended by itself.")

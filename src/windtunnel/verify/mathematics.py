@@ -1,0 +1,100 @@
+"""Mathematics: is an expression equal to the right one, whatever it looks like. math-verify judges, inside the sandbox.
+
+Only one part of the answer counts (the last \\boxed{...} unless told otherwise), so that an answer which lists many guesses does
+not pass because one of them is right.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from windtunnel.recipe import UserError
+
+from .extract import Where, extract
+from .sandbox import Job, Limits, MiB, Runner
+from .types import Verdict, accept, broken, refuse
+
+CHILD = "windtunnel.verify.mathematics_child"
+LIMITS = Limits(wall_seconds=5, cpu_seconds=5, memory_bytes=512 * MiB, result_bytes=64 << 10)
+MOST_EXPRESSION = 2000
+# An expression is text, and its parser evaluates some of it: nothing in it may look like code.
+CODE = ("__", "lambda", "import", "eval", "exec", "getattr", "`")
+WHERE = ("boxed", "answer-tag", "last-line", "all")
+
+
+@dataclass(frozen=True)
+class MathVerifier:
+    """gold: the right expression, as LaTeX or plain. where: which part of the answer counts. digits: decimals to which numbers
+    are compared when they are not exact."""
+
+    gold: str
+    runner: Runner
+    where: Where = "boxed"
+    digits: int = 6
+
+    @staticmethod
+    def of(spec: Mapping[str, Any], runner: Runner) -> MathVerifier:
+        """From plain JSON: {'answer': '\\\\frac{1}{2}', 'where': 'boxed', 'digits': 6}.
+
+        Raises:
+            UserError: a key is missing, unknown or of another type, or math-verify is not installed.
+        """
+        from importlib.util import find_spec
+
+        if find_spec("math_verify") is None:
+            raise UserError("mathematics is judged by math-verify, which is not installed", "pip install 'windtunnel[verify]'")
+        if unknown := sorted(set(spec) - {"answer", "where", "digits"}):
+            raise UserError(f"math task: unknown key {unknown[0]!r}", "known keys: answer, where, digits")
+        gold, where, digits = spec.get("answer"), spec.get("where", "boxed"), spec.get("digits", 6)
+        if isinstance(gold, bool) or not isinstance(gold, str | int | float) or not str(gold).strip():
+            raise UserError("math task: 'answer' is not an expression", "for example: answer: '\\frac{1}{2}'")
+        if where not in WHERE:
+            raise UserError(f"math task: where is {where!r}", f"one of {', '.join(WHERE)}")
+        if isinstance(digits, bool) or not isinstance(digits, int) or not 1 <= digits <= 15:
+            raise UserError(f"math task: digits is {digits!r}", "a whole number from 1 to 15")
+        return MathVerifier(str(gold), runner, where, digits)
+
+    def verify(self, answer: str) -> Verdict:
+        """The judgement of one answer."""
+        started = time.monotonic()
+        found = extract(answer, self.where)
+        if not found:
+            return refuse("extract", "no-answer", f"the answer holds no {self.where.replace('-', ' ')} expression")
+        evidence = {"found": found[:200]}
+        if len(found) > MOST_EXPRESSION:
+            return refuse("extract", "too-long", f"the expression has {len(found):,} characters, at most {MOST_EXPRESSION:,}")
+        if any(word in found for word in CODE):
+            return refuse("extract", "code", "the expression looks like code, not mathematics", evidence=evidence)
+        gold, found = _bare(self.gold), _bare(found)
+        if "".join(gold.split()) == "".join(found.split()):
+            return accept("compare", "the expression is the right one", times={"total": time.monotonic() - started})
+        message = {"gold": gold, "found": found, "digits": self.digits}
+        outcome = self.runner.run(Job(f"{CHILD}:compare", message, (), LIMITS))
+        times = {"total": time.monotonic() - started}
+        if outcome.status == "infrastructure":
+            return broken("compare", outcome.detail, times=times)
+        if not outcome.finished:
+            slow = outcome.status in ("timeout", "memory")
+            reason = outcome.status if slow else "not-parsed"
+            return refuse(
+                "compare", reason, f"the expression cannot be compared: {outcome.detail}", times=times, evidence=evidence
+            )
+        if outcome.message.get("gold") is not True:
+            return broken("compare", f"the task's own answer {self.gold[:80]!r} is no expression", times=times)
+        if outcome.message.get("equal") is True:
+            return accept("compare", "the expression equals the right one", times=times)
+        if outcome.message.get("parsed") is not True:
+            return refuse("compare", "not-parsed", "the answer is no single expression", times=times, evidence=evidence)
+        return refuse("compare", "wrong-result", "the expression is another one", times=times, evidence=evidence)
+
+
+def _bare(text: str) -> str:
+    """An expression without the signs that only set it off from text: $...$, \\(...\\), \\[...\\], a full stop at the end."""
+    text = text.strip()
+    for first, last in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
+        if len(text) > len(first + last) and text.startswith(first) and text.endswith(last):
+            text = text[len(first) : -len(last)].strip()
+    return text.rstrip(".,").strip() or text

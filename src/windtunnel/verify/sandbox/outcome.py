@@ -1,0 +1,80 @@
+"""From how a child ended to what the verifiers are told."""
+
+from __future__ import annotations
+
+import os
+import signal as signals
+from typing import Any
+
+from .channel import BadReply, read_phase, read_reply
+from .types import Limits, MiB, Outcome
+
+MEMORY_WORDS = ("MemoryError", "can't allocate memory", "Cannot allocate memory", "std::bad_alloc")
+
+
+def infrastructure(detail: str) -> Outcome:
+    """The machinery failed; nothing is known about the candidate."""
+    return Outcome("infrastructure", detail)
+
+
+def judge_end(end: dict[str, Any], reply: int, log: int, limits: Limits) -> Outcome:
+    """The outcome of a job. end: what the worker saw. reply, log: the child's files, read now that it is dead."""
+    if end["ended"] == "setup":
+        return infrastructure(f"the child could not lock itself in: {end['word'] or 'it died before'}")
+    code = os.waitstatus_to_exitcode(end["status"])
+    printed = min(max(os.lseek(log, 0, os.SEEK_CUR), 0), limits.log_bytes)
+    text = os.pread(log, printed, 0).decode("utf-8", "replace")
+    common: dict[str, Any] = {
+        "log": text,
+        "phase": read_phase(reply),
+        "exit_code": code if code >= 0 else None,
+        "signal": -code if code < 0 else None,
+        "wall_seconds": end["wall"],
+        "cpu_seconds": end["cpu"],
+        "peak_bytes": end["peak"],
+    }
+    stopped = _stopped(end, code, limits)
+    if stopped:
+        return Outcome(stopped[0], stopped[1], **common)  # type: ignore[arg-type]
+    if code < 0:
+        return Outcome("killed", f"crashed with {signals.Signals(-code).name}", **common)
+    full = printed >= limits.log_bytes
+    try:
+        answer = read_reply(reply)
+    except BadReply as error:
+        return Outcome("exited", f"the reply was tampered with: {error}", **common)
+    if answer is None:
+        if full:
+            return Outcome("output", f"printed more than {limits.log_bytes:,} bytes", **common)
+        return Outcome("exited", f"ended with exit code {code} and without a reply", **common)
+    return _reply(answer[0], answer[1], full, limits, common)
+
+
+def _reply(body: dict[str, Any], buffers: tuple[bytes, ...], full: bool, limits: Limits, common: dict[str, Any]) -> Outcome:
+    kind, message = body.get("kind"), body.get("reply")
+    if not isinstance(message, dict):
+        return Outcome("exited", "the reply was tampered with: no message", **common)
+    if kind == "reply":
+        return Outcome("finished", "", message=message, buffers=buffers, **common)
+    error = str(message.get("error", ""))[:2000]
+    if kind == "output":
+        return Outcome("output", error, message=message, **common)
+    if full:
+        return Outcome("output", f"printed more than {limits.log_bytes:,} bytes", message=message, **common)
+    if any(word in error for word in MEMORY_WORDS):
+        return Outcome("memory", f"needs more than {limits.memory_bytes // MiB} MiB: {error}", message=message, **common)
+    return Outcome("raised", error, message=message, **common)
+
+
+def _stopped(end: dict[str, Any], code: int, limits: Limits) -> tuple[str, str] | None:
+    if end["ended"] == "timeout":
+        return "timeout", f"did not end within {limits.wall_seconds:g} s"
+    if end["ended"] == "memory":
+        return "memory", f"used more than {limits.memory_bytes // MiB} MiB"
+    if end["ended"] == "disk":
+        return "output", f"wrote more than {limits.file_bytes // MiB} MiB of files"
+    if code in (-signals.SIGKILL, -signals.SIGXCPU):
+        if end["cpu"] >= limits.cpu_seconds:
+            return "timeout", f"used more than {limits.cpu_seconds:g} s of CPU time"
+        return "memory", "was killed by the kernel, which was out of memory"
+    return None

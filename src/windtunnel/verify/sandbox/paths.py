@@ -1,0 +1,48 @@
+"""What a candidate may read, and where its worker imports from."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+
+SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
+DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
+# What a GPU's driver and its libraries look up; a process namespace gives children a /proc that shows them alone.
+FOR_DEVICES = (
+    "/sys/devices", "/sys/bus", "/sys/class", "/sys/module", "/proc/driver", "/proc/devices", "/proc/cpuinfo", "/proc/meminfo",
+)  # fmt: skip
+
+
+def readable_paths(devices: Iterable[str]) -> tuple[str, ...]:
+    """What a candidate may read: the system's libraries, this Python with its packages, this package, a few devices.
+
+    Not all of the worker's path: the folder from which it imports this package may hold tasks and their answers.
+    """
+    import windtunnel
+
+    python = [sys.prefix, sys.base_prefix, *filter(holds_packages, sys.path), *windtunnel.__path__]
+    more = (*devices, *FOR_DEVICES) if devices else ()
+    wanted = {p for p in (*SYSTEM, *python, *DEVICES, *more) if p.startswith("/") and p != "/" and os.path.exists(p)}
+    wanted |= {os.path.realpath(p) for p in wanted if not is_system_link(p)}
+    return tuple(p for p in sorted(wanted) if not any(p.startswith(other + "/") for other in wanted))
+
+
+def import_path() -> list[str]:
+    """The judge's path as a worker should have it: Python, its packages and the folder that this package is imported from; not
+    the folder that the judge happens to run in."""
+    import windtunnel
+
+    home = [os.path.dirname(folder) for folder in windtunnel.__path__]
+    own = [p for p in sys.path if p and (holds_packages(p) or p.startswith((sys.prefix + "/", sys.base_prefix + "/")))]
+    return [*own, *(p for p in home if p not in own)]
+
+
+def holds_packages(path: str) -> bool:
+    """Whether a folder of the path is one that packages are installed into."""
+    return os.path.basename(path.rstrip("/")) in ("site-packages", "dist-packages")
+
+
+def is_system_link(path: str) -> bool:
+    """Whether this is one of the root's links into /usr, which are made again instead of mounted."""
+    return path in SYSTEM and os.path.islink(path) and path.count("/") == 1

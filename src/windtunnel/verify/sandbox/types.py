@@ -1,0 +1,79 @@
+"""What goes into the sandbox and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+MiB = 1 << 20
+
+Status = Literal["finished", "raised", "exited", "killed", "timeout", "memory", "output", "infrastructure"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one candidate may use.
+
+    memory_bytes counts beyond what the warm worker already holds. processes: 0 forbids fork and exec altogether; n > 0 is for
+    compilers and bounds processes and threads together. file_bytes: all its temporary files together. result_bytes,
+    log_bytes: what comes back, and what it prints.
+    """
+
+    wall_seconds: float = 10.0
+    cpu_seconds: float = 10.0
+    memory_bytes: int = 1024 * MiB
+    processes: int = 0
+    threads: int = 16
+    file_bytes: int = 64 * MiB
+    result_bytes: int = 64 * MiB
+    log_bytes: int = 64 << 10
+    open_files: int = 256
+
+
+@dataclass(frozen=True)
+class Job:
+    """One piece of work for a fresh child.
+
+    entry: 'package.module:function', our own code that runs in the child and there loads the candidate:
+    function(message, buffers) -> (message, buffers). message: JSON values. buffers: raw bytes (inputs, tensors).
+    """
+
+    entry: str
+    message: Mapping[str, Any]
+    buffers: Sequence[bytes | bytearray | memoryview] = ()
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job. Nothing in it that came from the child may be trusted: message, buffers, log, phase.
+
+    status: 'finished' a reply came; 'raised' the entry raised (message has 'error' and 'traceback'); 'exited' it ended without
+    a reply; 'killed' by a signal (crash); 'timeout' wall or CPU time; 'memory'; 'output' the reply or the prints were too long;
+    'infrastructure' the worker itself failed: judge nothing.
+    """
+
+    status: Status
+    detail: str
+    message: dict[str, Any] = field(default_factory=dict)
+    buffers: tuple[bytes, ...] = ()
+    log: str = ""
+    phase: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    wall_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_bytes: int = 0
+
+    @property
+    def finished(self) -> bool:
+        """A reply came."""
+        return self.status == "finished"
+
+
+class Runner(Protocol):
+    """Something that runs jobs: one Sandbox or a pool of them."""
+
+    def run(self, job: Job) -> Outcome:
+        """Run a job in a fresh child and wait for it. Raises nothing because of the candidate."""

@@ -1,0 +1,200 @@
+"""The judge's handle on one warm worker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from windtunnel.recipe import UserError
+
+from .channel import memory_file, write_request
+from .layers import Layers
+from .outcome import infrastructure, judge_end
+from .paths import import_path
+from .removing import remove
+from .types import Job, Limits, Outcome
+
+START_SECONDS = 300.0
+# Beyond the job's own time: fork, layers, killing. A worker that is silent for longer is sick.
+GRACE_SECONDS = 60.0
+MOST_MESSAGE = 1 << 16
+QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+HOME = {"HOME": "/tmp", "TMPDIR": "/tmp", "TRITON_CACHE_DIR": "/tmp/triton", "XDG_CACHE_HOME": "/tmp"}
+PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "LANG")
+
+
+class Sandbox:
+    """One warm worker, which runs one job at a time in a fresh child of its own; threads wait their turn.
+
+    It starts on first use and is replaced when it is sick. Use as a context manager, or call close.
+
+    Args:
+        preload: modules imported once, before any candidate; those that the entries need belong here. 'module:function' is
+            also called, to pay once for what would be computed in each child.
+        environment: variables for the worker and its children, beside a few of this process's.
+        devices: files of /dev that children may use, such as /dev/nvidia0.
+        namespaces: False does as if the kernel gave none, to see what is left then.
+    """
+
+    def __init__(
+        self,
+        preload: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        devices: Sequence[str] = (),
+        *,
+        namespaces: bool = True,
+    ) -> None:
+        if not sys.platform.startswith("linux"):
+            raise UserError("candidates are only run on Linux: the sandbox is made of its namespaces, Landlock and seccomp")
+        self._setup = {"preload": list(preload), "devices": list(devices), "namespaces": namespaces}
+        self._environment = dict(environment or {})
+        self._lock = threading.Lock()
+        self._worker: _Worker | None = None
+        self._closed = False
+        self.restarts = 0
+
+    def start(self) -> Layers:
+        """Start the worker if it does not run, let a trial child try to get out, and say which layers stand."""
+        from .types import Job
+
+        with self._lock:
+            faults = self._running().layers
+        with tempfile.NamedTemporaryFile(prefix="windtunnel-secret-") as secret:
+            job = Job("windtunnel.verify.sandbox.selfcheck:main", {"parent": os.getpid(), "secret": secret.name})
+            outcome = self.run(job)
+        worked = outcome.message.get("worked") if outcome.finished else [f"the trial failed: {outcome.detail}"]
+        return Layers(faults, tuple(map(str, worked or ())))
+
+    def run(self, job: Job) -> Outcome:
+        """Run a job in a fresh child and wait for it; what the candidate does is told in the outcome, never raised."""
+        with self._lock:
+            try:
+                worker = self._running()
+            except UserError as error:
+                return infrastructure(error.message)
+            try:
+                return worker.run(job)
+            except (OSError, EOFError, ValueError) as error:
+                self.restarts += 1
+                self._stop()
+                return infrastructure(f"the warm worker failed and will be replaced: {error}")
+
+    def close(self) -> None:
+        """End the worker and all it started."""
+        with self._lock:
+            self._closed = True
+            self._stop()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _running(self) -> _Worker:
+        assert not self._closed, "this sandbox was closed"
+        if self._worker is None:
+            self._worker = _Worker(self._setup, self._environment)
+            if self._worker.again:
+                # The kernel gives half of what namespaces need: what is left does without them.
+                self._stop()
+                self._setup["namespaces"] = False
+                self._worker = _Worker(self._setup, self._environment)
+        return self._worker
+
+    def _stop(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+
+class _Worker:
+    """A started worker process and the socket to it."""
+
+    def __init__(self, setup: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+        self.folder = tempfile.mkdtemp(prefix="windtunnel-worker-")
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the worker)
+        scratch = os.path.join(self.folder, "scratch")
+        os.mkdir(scratch)
+        os.chmod(self.folder, 0o711)
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control = here
+        kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        path = import_path()
+        code = f"import sys; sys.path[:] = {path!r}; from windtunnel.verify.sandbox.zygote import main; main({there.fileno()})"
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-c", code],
+                env=QUIET | kept | HOME | dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=self.errors,
+                stderr=self.errors,
+                pass_fds=[there.fileno()],
+                start_new_session=True,
+                cwd="/",
+            )
+        finally:
+            there.close()
+        try:
+            here.send(json.dumps({**setup, "scratch": scratch}).encode())
+            answer = self._receive(START_SECONDS)
+            self.again = "again" in answer
+            self.layers: dict[str, str] = answer.get("layers", {})
+            if answer.get("scratch") != scratch:  # not needed; what does not exist cannot be left behind
+                remove(self.folder)
+        except (OSError, EOFError, ValueError) as error:
+            text = self._printed()
+            self.close()
+            raise UserError(f"the sandbox's worker did not start: {text or error}") from None
+
+    def run(self, job: Job) -> Outcome:
+        limits = job.limits
+        request = write_request(job.message, job.buffers)
+        reply, log = memory_file("reply", limits.result_bytes + 4096), memory_file("log", limits.log_bytes)
+        try:
+            order = json.dumps({"entry": job.entry, "limits": asdict(limits)}).encode()
+            socket.send_fds(self.control, [order], [request, reply, log])
+            end = self._receive(limits.wall_seconds + GRACE_SECONDS)
+            return judge_end(end, reply, log, limits)
+        finally:
+            for fd in (request, reply, log):
+                os.close(fd)
+
+    def close(self) -> None:
+        """End the worker: it dies with its children, and its folder goes."""
+        self.control.close()
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+        self.errors.close()
+        remove(self.folder)
+
+    def _receive(self, seconds: float) -> dict[str, Any]:
+        poll = select.poll()
+        poll.register(self.control, select.POLLIN)
+        deadline = time.monotonic() + seconds
+        while not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise OSError(f"no answer within {seconds:.0f} s")
+        data = self.control.recv(MOST_MESSAGE)
+        if not data:
+            raise EOFError(f"it ended: {self._printed()}")
+        return json.loads(data)  # type: ignore[no-any-return]
+
+    def _printed(self) -> str:
+        size = self.errors.seek(0, os.SEEK_END)
+        self.errors.seek(max(0, size - 2000))
+        return self.errors.read().decode(errors="replace").strip()
+
+
+__all__ = ["Limits", "Sandbox"]

@@ -1,0 +1,152 @@
+"""The warm worker: imports what jobs need once, isolates itself, then forks a fresh child for each job and watches over it.
+
+Started by the judge with one socket. It never runs a candidate's code and holds nothing secret: the tests' answers, seeds and
+references stay with the judge.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+from dataclasses import replace
+from typing import Any
+
+from . import outer
+from .child import become, probe
+from .inner import Room
+from .paths import readable_paths
+from .removing import remove
+from .syscalls import SET_CHILD_SUBREAPER, SET_PDEATHSIG, prctl
+from .types import Limits
+from .watching import supervise
+
+MOST_MESSAGE = 1 << 16
+PROBE_SECONDS = 20
+
+
+def main(control_fd: int) -> None:
+    """Serve until the judge closes the socket."""
+    control = socket.socket(fileno=os.dup2(control_fd, 10, inheritable=False))
+    os.close(control_fd)
+    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    os.dup2(proc, outer.PROC_FD, inheritable=False)
+    os.close(proc)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # a Ctrl-C is the judge's to handle; it closes the socket
+    setup = json.loads(control.recv(MOST_MESSAGE))
+    for name in setup["preload"]:
+        module, _, function = name.partition(":")
+        loaded = importlib.import_module(module)
+        if function:
+            getattr(loaded, function)()
+    devices, was_root = tuple(setup["devices"]), os.geteuid() == 0
+    entered = outer.enter(setup["scratch"], devices, namespaces=setup["namespaces"])
+    if entered.active("process namespace") and (worker := os.fork()):
+        control.close()
+        _, status = os.waitpid(worker, 0)
+        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    prctl(SET_PDEATHSIG, signal.SIGKILL)
+    prctl(SET_CHILD_SUBREAPER, 1)
+    mounts = entered.active("mount namespace")
+    room = Room(
+        readable=("/",) if mounts else readable_paths(devices),
+        scratch="/tmp" if mounts else setup["scratch"],
+        devices=devices,
+        mounts=mounts,
+        alone=entered.active("process namespace"),
+        root=was_root and not entered.active("another user"),
+        # A user namespace counts its own processes: the stub, the worker and the child.
+        same_user_processes=3 if entered.active("user namespace") else None,
+        proc_fd=outer.PROC_FD,
+    )
+    serve(control, room, entered)
+
+
+def serve(control: socket.socket, room: Room, entered: outer.Outer) -> None:
+    """Answer jobs one at a time."""
+    gc.collect()
+    gc.freeze()  # what is here now is not walked in the children, so its pages stay shared
+    gc.disable()
+    layers = _probe(room)
+    entered.layers.update(layers)
+    if room.mounts and layers.get("private tmpfs"):
+        # A file system of its own, but nowhere to write: better without.
+        control.send(json.dumps({"again": f"private tmpfs: {layers['private tmpfs']}"}).encode())
+        os._exit(0)
+    active = [name for name, fault in layers.items() if not fault]
+    if not room.mounts:
+        entered.layers["watched folder"] = ""
+    control.send(json.dumps({"layers": entered.layers, "scratch": room.scratch}).encode())
+    while True:
+        data, fds, _, _ = socket.recv_fds(control, MOST_MESSAGE, 3)
+        if not data:
+            if not room.mounts:
+                remove(room.scratch)
+            os._exit(0)
+        job = json.loads(data)
+        try:
+            answer = _run(control, job, fds, room, active)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        control.send(json.dumps(answer).encode())
+
+
+def _run(control: socket.socket, job: dict[str, Any], fds: list[int], room: Room, active: list[str]) -> dict[str, Any]:
+    read, write = os.pipe()
+    me = os.getpid()
+    if not room.mounts:
+        # A new name each time: even what cannot be removed of an earlier candidate's is out of reach.
+        room = replace(room, scratch=os.path.join(room.scratch, os.urandom(8).hex()))
+        os.mkdir(room.scratch, 0o700)
+    child = _fork_alone(room)
+    if child == 0:
+        os.close(read)
+        become(job, fds, write, room, active, me)
+    os.close(write)
+    try:
+        return supervise(child, read, control, Limits(**job["limits"]), room)
+    finally:
+        os.close(read)
+
+
+def _fork_alone(room: Room) -> int:
+    """Fork, the child in a process namespace of its own where there can be one."""
+    if not room.alone:
+        return os.fork()
+    from .syscalls import NEWPID, libc, unshare
+
+    own = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=room.proc_fd)
+    try:
+        unshare(NEWPID)
+        child = os.fork()
+        if child:
+            libc("setns", own, NEWPID)  # else the next unshare is refused
+        return child
+    finally:
+        os.close(own)
+
+
+def _probe(room: Room) -> dict[str, str]:
+    """Try the layers in a child that then ends."""
+    read, write = os.pipe()
+    child = _fork_alone(room)
+    if child == 0:
+        try:
+            os.write(write, json.dumps(probe(replace(Limits(), wall_seconds=PROBE_SECONDS), room)).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as answers:
+        answer = answers.read()
+    os.waitpid(child, 0)
+    return json.loads(answer) if answer else {"resource limits": "the trial child died"}
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

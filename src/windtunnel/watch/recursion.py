@@ -1,0 +1,95 @@
+"""A recursive run's losses after each supervision step, its refinement and order, as curves for a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from windtunnel.run import MetricsReader, Point, of_step
+
+from .charts import line_chart
+from .report_model import Curve, RecursionCurves
+
+SMOOTHED = 100  # points that a noisy series is averaged into
+SHARES = 40  # likewise of a series that is 0 or 1
+MOST_CURVES = 8
+
+Points = list[tuple[float, float]]
+
+
+def recursion_curves(metrics: MetricsReader, vocab: int | None = None) -> RecursionCurves | None:
+    """Curves from a run's metrics; None: the run has no supervision steps.
+
+    Args:
+        vocab: tokens of the vocabulary, for the loss of a model that knows nothing.
+    """
+    known = set(metrics.names())
+    training = _steps(metrics, known, "loss")
+    if not training:
+        return None
+    held_out = _steps(metrics, known, "validation_loss")
+    percent = [
+        Curve("training", smoothed(_points(metrics.series("refinement")))),
+        Curve("held-out", _refinement(held_out)),
+    ]
+    order = smoothed(_points(metrics.series("supervision_order")), SHARES)
+    return RecursionCurves(
+        training=_named([smoothed(points) for points in training]),
+        held_out=_named(held_out),
+        refinement=[curve for curve in percent if curve.points],
+        order=[Curve("training", [(x, 100 * y) for x, y in order])] if order else [],
+        solved=_named([[(x, 100 * y) for x, y in smoothed(points)] for points in _steps(metrics, known, "solved")]),
+        uniform=math.log(vocab) if vocab else None,
+    )
+
+
+def recursion_charts(curves: RecursionCurves | None) -> dict[str, str]:
+    """SVG by name; empty text where there is nothing to draw."""
+    if curves is None:
+        return dict.fromkeys(("supervision", "held_out", "refinement", "order", "solved"), "")
+    nothing = "knowing nothing, ln(vocabulary)"
+    loss = "loss, nats per token"
+    return {
+        "supervision": line_chart(
+            curves.training, x="step", y=loss, limit=curves.uniform, limit_name=nothing, name="supervision", log=True
+        ),
+        "held_out": line_chart(
+            curves.held_out, x="step", y=loss, limit=curves.uniform, limit_name=nothing, name="held-out", log=True
+        ),
+        "refinement": line_chart(curves.refinement, x="step", y="refinement, percent", name="refinement"),
+        "solved": line_chart(curves.solved, x="step", y="percent solved", name="solved"),
+        "order": line_chart(curves.order, x="step", y="percent in order", name="order"),
+    }
+
+
+def smoothed(points: Points, most: int = SMOOTHED) -> Points:
+    """Means of neighbours, `most` of them at most; numbers that are not finite are left out."""
+    clean = [(x, y) for x, y in points if math.isfinite(y)]
+    stretch = max(1, math.ceil(len(clean) / most))
+    parts = [clean[i : i + stretch] for i in range(0, len(clean), stretch)]
+    return [(part[-1][0], sum(y for _, y in part) / len(part)) for part in parts]
+
+
+def _steps(metrics: MetricsReader, known: set[str], name: str) -> list[Points]:
+    found: list[Points] = []
+    while of_step(name, len(found)) in known:
+        found.append(_points(metrics.series(of_step(name, len(found)))))
+    return found
+
+
+def _points(series: Sequence[Point]) -> Points:
+    return [(float(point.step), point.value) for point in series]
+
+
+def _named(steps: list[Points]) -> list[Curve]:
+    """As many as can be told apart: the first, the last and some between."""
+    count = min(len(steps), MOST_CURVES)
+    chosen = sorted({round(i * (len(steps) - 1) / max(1, count - 1)) for i in range(count)})
+    return [Curve(f"after step {i}", steps[i]) for i in chosen]
+
+
+def _refinement(held_out: list[Points]) -> Points:
+    if len(held_out) < 2:
+        return []
+    last = dict(held_out[-1])
+    return [(x, 100 * (first - last[x]) / first) for x, first in held_out[0] if x in last and first]

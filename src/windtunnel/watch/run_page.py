@@ -1,0 +1,166 @@
+"""report.html of a run: how it ended, its gates, figures and curves, in one file that needs nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from windtunnel.recipe import dump_recipe
+from windtunnel.run import MetricsReader, RunFolder
+
+from .charts import line_chart
+from .follow import read_snapshot
+from .page import save, template
+from .recursion import recursion_charts, recursion_curves, smoothed
+from .report_model import Curve, RecursionCurves
+from .snapshot import Snapshot
+from .text import chain, count, dollars, duration, number, share
+from .worth import worth_part
+
+MOST_EVENTS = 40
+GOOD = ("running", "done")
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A gate as the page shows it: texts."""
+
+    name: str
+    held: bool
+    value: str
+    limit: str
+    advice: str
+
+
+@dataclass(frozen=True)
+class RunPage:
+    """All of the page of a run; empty parts are left out.
+
+    Attributes:
+        status: in a word; reason: of its end. good: neither failed nor stopped.
+        figures: (name, value, explanation). events: (step, level, message, advice) of warnings, the oldest first.
+        recipe: YAML.
+    """
+
+    title: str
+    subtitle: str
+    status: str
+    reason: str
+    good: bool
+    gates: list[Gate] = field(default_factory=list)
+    figures: list[tuple[str, str, str]] = field(default_factory=list)
+    events: list[tuple[str, str, str, str]] = field(default_factory=list)
+    recipe: str = ""
+
+
+def write_run_page(folder: Path, to: Path | None = None) -> Path:
+    """Write the page of a running or finished run; returns its path.
+
+    Args:
+        to: the file; None: report.html in the run's folder.
+
+    Raises:
+        UserError: not a run folder, damaged metrics, or the file cannot be written.
+    """
+    run, now = RunFolder.open(folder), read_snapshot(folder)
+    status, _, reason = now.phase.partition(": ")
+    failed = [str(gate["name"]) for gate in run.manifest.get("gates") or [] if not gate["held"]]
+    page = RunPage(
+        title=now.title.split("  /")[0],
+        subtitle=str(run.path),
+        status=f"{status}, gate failed: {', '.join(failed)}" if failed else status,
+        reason=reason,
+        good=str(run.manifest.get("status", "running")) in GOOD and not failed,
+        gates=[_gate(item) for item in run.manifest.get("gates") or []],
+        figures=_figures(now),
+        events=_events(run),
+        recipe=dump_recipe(run.recipe),
+    )
+    text = template("run.html").render(report=page, charts=_charts(run), worth=worth_part(run.path))
+    return save(to or run.report_path, text)
+
+
+def _gate(item: dict[str, Any]) -> Gate:
+    return Gate(
+        str(item["name"]), bool(item["held"]), str(item.get("measured") or _text(item.get("value"))), _text(item.get("limit")),
+        str(item.get("advice") or ""),
+    )  # fmt: skip
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float | int):
+        return f"{value:.4g}"
+    if isinstance(value, list | tuple):
+        return " – ".join(_text(item) for item in value)
+    return "-" if value is None else str(value)
+
+
+def _figures(now: Snapshot) -> list[tuple[str, str, str]]:
+    rows = [
+        ("steps", f"{now.step:,}" + (f" of {now.total_steps:,}" if now.total_steps else ""), f"in {duration(now.elapsed)}"),
+        ("training loss", number(now.loss), "nats per token, of the last step"),
+        ("validation loss", number(now.validation), "nats per token"),
+        ("bits per byte", number(now.bpb), "of held-out text"),
+    ]
+    if now.step_losses[1:]:
+        rows.append(("training, by step", chain(now.step_losses), f"refinement {now.refinement or 0.0:.1f} %"))
+    if now.validation_steps[1:]:
+        rows.append(("validation, by step", chain(now.validation_steps), "true cross-entropy after each supervision step"))
+    rows += [
+        ("tokens per second", count(now.tokens_per_second), f"MFU {share(now.mfu)}"),
+        ("peak memory", "-" if now.memory_gib is None else f"{now.memory_gib:.1f} GiB", "of a GPU"),
+        ("spent", dollars(now.dollars), f"budget {dollars(now.dollars_budget)}"),
+    ]
+    return [row for row in rows if row[1] != "-"]
+
+
+def _events(run: RunFolder) -> list[tuple[str, str, str, str]]:
+    if not run.metrics_path.exists():
+        return []
+    with MetricsReader(run.metrics_path) as metrics:
+        found = [event for event in metrics.events() if event.level in ("warn", "bad")]
+    return [
+        ("-" if e.step is None else f"step {e.step:,}", e.level, e.message, str(e.data.get("advice", "")))
+        for e in found[-MOST_EVENTS:]
+    ]
+
+
+def _charts(run: RunFolder) -> dict[str, Any]:
+    from markupsafe import Markup
+
+    if not run.metrics_path.exists():
+        return dict.fromkeys(("loss", "norm", "speed", "cost", *recursion_charts(None)), "")
+    with MetricsReader(run.metrics_path) as metrics:
+
+        def curve(label: str, series: str, *, smooth: bool = False) -> Curve:
+            points = [(float(p.step), p.value) for p in metrics.series(series)]
+            return Curve(label, smoothed(points, 400) if smooth else points)
+
+        recursion: RecursionCurves | None = recursion_curves(metrics, _vocab(run))
+        drawn = {
+            "loss": line_chart(
+                [curve("training", "loss"), curve("validation", "validation_loss")],
+                x="step",
+                y="loss, nats per token",
+                name="loss",
+            ),
+            "norm": line_chart([curve("gradient norm", "gradient_norm")], x="step", y="before clipping", name="norm"),
+            "speed": line_chart([curve("tokens/s", "tokens_per_second", smooth=True)], x="step", y="tokens/s", name="speed"),
+            "cost": line_chart(
+                [curve("spent", "dollars")],
+                x="step",
+                y="dollars",
+                limit=run.recipe.budget.dollars,
+                limit_name="budget",
+                name="cost",
+            ),
+        }
+    return {name: Markup(svg) for name, svg in (drawn | recursion_charts(recursion)).items()}
+
+
+def _vocab(run: RunFolder) -> int | None:
+    found = (run.manifest.get("plan") or {}).get("vocab")
+    return found if isinstance(found, int) and found > 1 else None

@@ -1,0 +1,88 @@
+"""What `windtunnel evaluate RUN --worth` found, for the run's page: read from worth.json."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .charts import line_chart
+from .report_model import Curve
+
+
+@dataclass(frozen=True)
+class WorthPart:
+    """Texts for the page.
+
+    Attributes:
+        spoilt: sentences on refinement that is bought. columns, rows: the table. remarks: (label, text). chart: SVG.
+    """
+
+    verdict: str
+    spoilt: list[str]
+    columns: list[str]
+    rows: list[list[str]]
+    remarks: list[tuple[str, str]]
+    chart: str
+
+
+def worth_part(folder: Path) -> WorthPart | None:
+    """The comparison of a run's folder; None where there is none, or none that can be read."""
+    found = None
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        found = _part(json.loads((folder / "worth.json").read_text(encoding="utf-8")))
+    return found
+
+
+def _part(report: dict[str, Any]) -> WorthPart:
+    models, own = report["models"], report["models"][0]
+    puzzles = own["solved"] is not None
+    columns = ["model", "parameters", "FLOPs", "nats", "solved" if puzzles else "bits/byte", "above this run (95 %)"]
+    remarks = [("phi", _phi(report["phi"]))]
+    if own["refinement"] is not None:
+        steps = ", ".join(f"{loss:.3f}" for loss in own["step_losses"])
+        remarks.insert(0, ("refinement", f"{own['refinement']:.1f} %: {steps}; knowing nothing {report['uniform']:.3f}"))
+    held_out = report["held_out"]
+    remarks.append(("held out", f"{held_out['targets']:,} targets in {held_out['unit_count']:,} {held_out['units']}"))
+    return WorthPart(
+        verdict=report["verdict"],
+        spoilt=[item["words"] for item in report["spoilt"]],
+        columns=columns,
+        rows=[_row(model, puzzles) for model in models],
+        remarks=remarks + [("note", note) for note in report["notes"]],
+        chart=_chart(models, puzzles),
+    )
+
+
+def _row(model: dict[str, Any], puzzles: bool) -> list[str]:
+    bits, behind = model["bits_per_byte"], model["behind"]
+    measure = f"{model['solved']['value']:.1%}" if puzzles else "-" if bits is None else f"{bits:.4f}"
+    return [
+        f"{model['role']} ({model['layers']} x {model['dim']})",
+        f"{model['parameters'] / 1e6:,.2f} M",
+        f"{model['flops']:.2f}",
+        f"{model['loss']['value']:.4f}",
+        measure,
+        "" if model["kind"] == "run" else f"{behind['value']:+.3f} ({behind['low']:+.3f} to {behind['high']:+.3f})",
+    ]
+
+
+def _phi(phi: dict[str, Any]) -> str:
+    if phi["value"] is None:
+        return f"not known: {phi['words']}"
+    if phi["bound"] != "=":
+        return f"{phi['bound']} {phi['value']:.2f}; {phi['words']}"
+    ends = ["?" if phi[end] is None else f"{phi[end]:.2f}" for end in ("low", "high")]
+    return f"{phi['value']:.2f} (95 % {ends[0]} to {ends[1]}); 1: a recurrence is as good as more blocks, 0: worth nothing"
+
+
+def _chart(models: list[dict[str, Any]], puzzles: bool) -> str:
+    def curve(name: str, kinds: tuple[str, ...]) -> Curve:
+        chosen = sorted((m for m in models if m["kind"] in kinds), key=lambda m: m["flops"])
+        return Curve(name, [(m["flops"], 100 * m["solved"]["value"] if puzzles else m["loss"]["value"]) for m in chosen])
+
+    curves = [curve("plain models", ("plain",)), curve("this run's recursion", ("run", "recurrent"))]
+    y = "held-out puzzles solved, percent" if puzzles else "held-out loss, nats per token"
+    return line_chart(curves, x="training FLOPs, of this run's", y=y, name="worth")

@@ -1,0 +1,107 @@
+"""Phases on the command line: both in the plan, gates that fit 100 columns, refusals before anything heavy is loaded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from windtunnel.cli.train import show_gates
+from windtunnel.launch import PhaseReport
+from windtunnel.recipe import Gates, load_recipe, phase_recipe
+from windtunnel.run import Point, judge_gates
+
+
+def windtunnel(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "windtunnel", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=cwd, check=False)
+
+
+def test_plan_prints_both_phases_what_they_cost_together_and_which_value_wins() -> None:
+    done = windtunnel("plan", "trm", "--on", "8xH100", "--set", "trm.preset=extreme")
+    assert done.returncode == 0, done.stderr
+    for text in ("phase validation (1 of 2)", "phase quality (2 of 2)", "all phases", "total"):
+        assert text in done.stdout
+    assert done.stdout.count("--set trm.preset=extreme wins over the phase's own honest") == 1
+
+
+def test_plan_json_has_the_phases_the_total_and_the_notes() -> None:
+    done = windtunnel("plan", "trm", "--on", "8xH100", "--set", "trm.weight_base=3", "--json")
+    (entry,) = json.loads(done.stdout)
+    assert [phase["phase"] for phase in entry["phases"]] == ["validation", "quality"]
+    assert entry["total"]["dollars"] == pytest.approx(sum(phase["dollars"] for phase in entry["phases"]))
+    assert any("trm.weight_base=3 wins over preset aggressive" in note for note in entry["notes"])
+
+
+def test_plan_of_one_phase_is_a_plan_like_any_other() -> None:
+    (entry,) = json.loads(windtunnel("plan", "trm", "--on", "8xH100", "--phase", "quality", "--json").stdout)
+    assert "phases" not in entry
+    assert entry["steps"] == 5000
+
+
+def test_a_phase_without_its_gates_is_refused_with_the_command_that_runs_the_one_before(tmp_path: Path) -> None:
+    done = windtunnel("train", "trm", "--phase", "quality", "--set", "model.depth=2", "--yes", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "fix: windtunnel train trm --set model.depth=2 --phase validation" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("arguments", [("--phase", "qualty"), ("--set", "trm.preset=extrem"), ("--set", "trm.halting=true")])
+def test_bad_input_is_refused_before_torch_is_loaded(arguments: tuple[str, str]) -> None:
+    code = f"""
+import sys
+from windtunnel.cli import main
+try:
+    main(["train", "trm", *{arguments!r}])
+except SystemExit as end:
+    print(end.code, "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == ["2", "False"]
+    assert done.stderr.startswith("error: ")
+
+
+def test_gates_fit_100_columns_and_name_number_and_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = phase_recipe(load_recipe("trm"), "validation")
+    falling = [Point(step, 9.0 - step / 50, 0.0) for step in range(100)]
+    series = {f"validation_loss_step_{i}": [Point(90, 10.0 + i, 0.0)] for i in range(4)} | {
+        "loss": falling, "refinement": [Point(90, -12.5, 0.0)], "gradient_norm": [Point(90, 123.4, 0.0)],
+        "gpu_utilisation": [Point(90, 41.0, 0.0)],
+    }  # fmt: skip
+    report = PhaseReport("validation", Path("runs/x"), judge_gates(Gates(), recipe, series, gpus=True), "quality")
+    show_gates(report, as_json=False)
+    shown = capsys.readouterr().out
+    table = [line for line in shown.splitlines() if "yes" in line or "NO" in line]
+    assert len(table) == 5
+    assert max(map(len, table)) <= 100
+    for text in ("-12.5 %", "123.40", "halve the learning rates", "phase quality is not started"):
+        assert text in shown
+    show_gates(report, as_json=True)
+    verdict = json.loads(capsys.readouterr().out)
+    assert (verdict["held"], verdict["next"], len(verdict["gates"])) == (False, "quality", 5)
+
+
+def test_runs_shows_phases_and_gates_and_no_empty_columns_without_them(tmp_path: Path) -> None:
+    from windtunnel.run import RunFolder
+
+    judged = [{"name": "order", "held": True}, {"name": "refinement", "held": False}]
+    for recipe, gates in (
+        (load_recipe("charlm"), None),
+        (phase_recipe(load_recipe("trm"), "validation"), judged),
+        (phase_recipe(load_recipe("trm"), "quality"), judged[:1]),
+    ):
+        with RunFolder.create(tmp_path / ("plain" if gates is None else "phased"), recipe, rig={}) as run:
+            run.update(gates=gates)
+    plain = windtunnel("runs", "--root", str(tmp_path / "plain")).stdout
+    (columns,) = [line.split() for line in plain.splitlines() if "created" in line]
+    assert not {"gates", "phase"} & set(columns)
+    phased = windtunnel("runs", "--root", str(tmp_path / "phased")).stdout
+    (first,) = [line for line in phased.splitlines() if "trm-validation-" in line]
+    (second,) = [line for line in phased.splitlines() if "trm-quality-" in line]
+    assert "failed: refinement" in first
+    assert "held" in second
+    listed = json.loads(windtunnel("runs", "--root", str(tmp_path / "phased"), "--json").stdout)
+    assert {run["phase"]: run["gates"] for run in listed}["validation"] == {"order": True, "refinement": False}

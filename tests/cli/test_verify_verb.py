@@ -1,0 +1,71 @@
+"""`windtunnel verify` as it is called: verdicts, exit codes, JSON, and what is told about bad input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def verify(*arguments: str, text: str = "", cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "windtunnel", "verify", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=cwd, check=False, input=text)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("verify")
+    (folder / "square.json").write_text(json.dumps({"cases": [{"function": "f", "args": [3], "expected": 9}]}))
+    (folder / "named.json").write_text(json.dumps({"kind": "exact", "task": {"answer": "42", "where": "last-line"}}))
+    (folder / "bad.json").write_text("{")
+    (folder / "typo.json").write_text(json.dumps({"casse": []}))
+    (folder / "right.py").write_text("def f(x): return x * x")
+    (folder / "binary").write_bytes(b"\xff\xfe")
+    return folder
+
+
+def test_right_and_wrong_code(folder: Path) -> None:
+    right = verify("code", "--task", "square.json", "--answer", "right.py", cwd=folder)
+    assert right.returncode == 0, right.stderr
+    assert "accepted" in right.stdout
+    assert max(map(len, right.stdout.splitlines())) <= 100
+    wrong = verify("code", "--task", "square.json", "--json", text="def f(x): return x", cwd=folder)
+    assert wrong.returncode == 1
+    assert json.loads(wrong.stdout)["reason"] == "wrong-result"
+
+
+def test_exact_text_from_a_task_file_with_its_kind(folder: Path) -> None:
+    assert verify("exact", "--task", "named.json", text="so\n42", cwd=folder).returncode == 0
+    assert verify("exact", "--task", "named.json", text="41", cwd=folder).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("code", "--task", "none.json"), "none.json"),
+        (("code", "--task", "bad.json"), "not JSON"),
+        (("code", "--task", "typo.json"), "casse"),
+        (("code", "--task", "square.json", "--answer", "none.py"), "none.py"),
+        (("code", "--task", "square.json", "--answer", "binary"), "UTF-8"),
+        (("--serve", "--host", "0.0.0.0"), "no token"),
+        (("--serve", "--tasks", "none"), "no such folder"),
+    ],
+)
+def test_bad_input_is_named(folder: Path, arguments: tuple[str, ...], words: str) -> None:
+    done = verify(*arguments, cwd=folder)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_layers_are_shown_and_judged(folder: Path) -> None:
+    done = verify("layers", "--json", cwd=folder)
+    found = json.loads(done.stdout)
+    assert done.returncode == (0 if found["hardened"] else 1)
+    assert found["layers"]["seccomp"] == "active"
+    text = verify("--layers", cwd=folder).stdout
+    assert "hardened" in text
+    assert max(map(len, text.splitlines())) <= 100

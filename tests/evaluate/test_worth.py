@@ -1,0 +1,295 @@
+"""The worth of recursion: twins of the same FLOPs, the exponent, verdicts, and refinement that is bought."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from windtunnel.evaluate import (
+    Length,
+    Measured,
+    Member,
+    WorthReport,
+    weigh,
+    worth_columns,
+    worth_members,
+    worth_remarks,
+    worth_rows,
+)
+from windtunnel.evaluate.worth_fit import Phi, Plain, Recurrent, fit_phi, resamples
+from windtunnel.evaluate.worth_spoilt import spoilt
+from windtunnel.model import GPT, RecursionShape, build_model, gpt_shape, objective_of, train_supervised
+from windtunnel.model.shape import GPTShape
+from windtunnel.recipe import GPTModel, Recipe, Recursion, UserError, load_recipe, phase_recipe
+
+LENGTH = Length(100, 4096, "fp32")
+
+
+def recipe_of(name: str, *sets: str) -> Recipe:
+    recipe = load_recipe(name, sets)
+    return phase_recipe(recipe, recipe.phases[-1].name) if recipe.phases else recipe
+
+
+# --- twins ---
+
+
+@pytest.mark.parametrize(
+    ("name", "sets", "vocab"),
+    [
+        ("trm", (), 8193),
+        ("trm", ("model.depth=4", "model.aspect=32", "model.head_dim=32", "model.sequence=128"), 300),
+        ("trm", ("model.depth=1", "model.aspect=16", "model.head_dim=16", "model.sequence=32"), 18),
+        ("trm", ("trm.scheme=looped", "trm.loops=3", "trm.supervision=1", "model.depth=6", "model.value_embeddings=true"), 8193),
+        ("trm", ("model.kv_heads=2", "model.mlp=relu2"), 50_000),
+        ("trm", ("trm.cycles=3", "trm.gradient_cycles=last", "trm.loops=6", "trm.supervision=8", "model.depth=3"), 4096),
+        ("trm-sudoku", (), 11),
+    ],
+)
+def test_twins_have_the_same_flops_or_the_same_blocks(name: str, sets: tuple[str, ...], vocab: int) -> None:
+    recipe = recipe_of(name, *sets)
+    own, same_parameters, between, same_flops, *fewer = worth_members(recipe, vocab, LENGTH)
+    assert abs(same_flops.shape.flops_per_token / own.shape.flops_per_token - 1) <= 0.03
+    assert replace(own.shape, recursion=None) == replace(same_parameters.shape, recursion=None)
+    flops = [m.shape.flops_per_token for m in (same_parameters, between, same_flops)]
+    assert flops == sorted(flops)
+    for plain in (same_parameters, between, same_flops):
+        assert plain.recurrences == 1
+    for member in fewer:
+        assert 1 < member.recurrences < own.recurrences
+        assert replace(member.shape, recursion=None) == replace(own.shape, recursion=None)
+    assert len({m.name for m in (own, same_parameters, between, same_flops, *fewer)}) == 4 + len(fewer)
+
+
+def test_members_share_data_seed_length_and_rules() -> None:
+    recipe = recipe_of("trm", "trm.preset=extreme", "trm.ema=0.99", "layout.recompute=step")
+    members = worth_members(recipe, 300, LENGTH)
+    for member in members:
+        # What is written to a run folder must be a recipe that can be read.
+        again = Recipe.model_validate(member.recipe.model_dump(mode="json"))
+        assert again.data == recipe.data
+        assert again.seed == recipe.seed
+        assert again.budget.steps == 100
+        assert again.stages.pretrain.batch_tokens == 4096
+        assert again.stages.pretrain.optimizer.clip == recipe.stages.pretrain.optimizer.clip
+        assert again.trm is not None  # averaged weights for all
+        assert again.trm.ema == 0.99
+        # The preset's low rate is the recursion's; a plain model has a plain recipe's.
+        assert again.stages.pretrain.optimizer.matrix_lr == (None if member.kind == "plain" else 0.0005)
+
+
+def test_rates_that_the_recipe_names_are_everyones() -> None:
+    recipe = recipe_of("trm", "stages.pretrain.optimizer.matrix_lr=0.004", "trm.preset=extreme")
+    assert {m.recipe.stages.pretrain.optimizer.matrix_lr for m in worth_members(recipe, 300, LENGTH)} == {0.004}
+
+
+def test_plain_models_are_refused() -> None:
+    with pytest.raises(UserError, match="no recursion to weigh"):
+        worth_members(recipe_of("charlm", "model.depth=2"), 20, LENGTH)
+    once = recipe_of("trm", "trm.scheme=looped", "trm.loops=1", "trm.supervision=1")
+    with pytest.raises(UserError, match="applies its blocks once"):
+        worth_members(once, 20, LENGTH)
+
+
+# --- phi ---
+
+TARGETS = np.full(400, 50.0)
+
+
+def synthetic(
+    phi: float, noise: float = 0.02, sizes: tuple[float, ...] = (1e6, 3e6, 1e7, 3e7)
+) -> tuple[list[Plain], list[Recurrent]]:
+    """Losses of the paper's form in 400 units, with the units' own difficulty and independent noise."""
+    dice = np.random.default_rng(3)
+    hard = dice.normal(0, 0.3, len(TARGETS))
+
+    def nats(parameters: float) -> np.ndarray:
+        loss = 1.7 + 400 * parameters**-0.35
+        return (loss + hard + dice.normal(0, noise, len(TARGETS))) * TARGETS
+
+    plain = [Plain(n, nats(n)) for n in sizes]
+    recurrent = [Recurrent(r, 2e5, 8e5, nats(2e5 + r**phi * 8e5)) for r in (2, 4, 12)]
+    return plain, recurrent
+
+
+@pytest.mark.parametrize("phi", [0.2, 0.46, 0.8])
+def test_a_known_phi_is_found_again(phi: float) -> None:
+    plain, recurrent = synthetic(phi)
+    found = fit_phi(plain, recurrent, TARGETS, resamples(400))
+    assert found.bound == "="
+    assert found.value == pytest.approx(phi, abs=0.05)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low < phi < found.high
+    assert found.high - found.low < 0.15
+    assert list(found.equivalent) == [2, 4, 12]
+
+
+def test_outside_the_plain_models_there_is_a_bound() -> None:
+    worse = fit_phi(*synthetic(-0.4), TARGETS, resamples(400))
+    assert worse.value == pytest.approx(0, abs=1e-6)  # the smallest plain model is the blocks once
+    assert (worse.bound, worse.low) == ("<=", None)
+    assert "worse than the smallest" in worse.words
+    better = fit_phi(*synthetic(0.9, sizes=(1e6, 1.5e6, 2e6)), TARGETS, resamples(400))
+    assert (better.bound, better.high) == (">=", None)
+    assert better.value is not None
+    assert better.value < 0.9
+
+
+def test_what_the_data_do_not_tell_is_not_told() -> None:
+    plain, recurrent = synthetic(0.5)
+    assert fit_phi(plain[:2], recurrent, TARGETS, resamples(400)).value is None
+    assert fit_phi(plain, [], TARGETS, resamples(400)).value is None
+    turned = [Plain(p.parameters, q.nats) for p, q in zip(plain, reversed(plain), strict=True)]
+    found = fit_phi(turned, recurrent, TARGETS, resamples(400))
+    assert found.value is None
+    assert "no curve" in found.words
+    # Noise as large as the differences: no interval that pretends otherwise.
+    wide = fit_phi(*synthetic(0.5, noise=5.0), TARGETS, resamples(400))
+    assert wide.low is None or wide.high is None or wide.high - wide.low > 0.5
+
+
+# --- reports ---
+
+
+def made(losses: dict[str, list[float]], solved: dict[str, float] | None = None) -> tuple[list[Member], dict[str, Measured]]:
+    """Members and measurements with given losses by step; differences between models vary little over units."""
+    dice = np.random.default_rng(0)
+    hard = dice.normal(0, 0.5, 300)
+    base = gpt_shape(GPTModel(depth=2, aspect=16, head_dim=16, sequence=32, value_embeddings=False), 20)
+    recipe = recipe_of("trm")
+    members, measured = [], {}
+    for i, (name, steps) in enumerate(losses.items()):
+        kind = "run" if not i else "recurrent" if name.startswith("recurrence") else "plain"
+        shape = base if kind == "plain" else replace(base, recursion=RecursionShape("layerwise", 1, 1, len(steps)))
+        if kind == "plain" and name != "same-parameters":
+            shape = replace(
+                base, layers={"between": 4, "same-flops": 8}[name], windows=(32,) * {"between": 4, "same-flops": 8}[name]
+            )
+        members.append(Member(name, kind, name, recipe, shape))  # type: ignore[arg-type]
+        nats = np.stack([(loss + hard + dice.normal(0, 0.05, 300)) * 40 for loss in steps])
+        right = None if solved is None else (dice.random(300) < solved[name]).astype(float)
+        measured[name] = Measured(nats, np.full(300, 40.0), nats[-1], np.full(300, 80.0), right)
+    return members, measured
+
+
+def report_on(losses: dict[str, list[float]], solved: dict[str, float] | None = None, preset: str = "honest") -> WorthReport:
+    members, measured = made(losses, solved)
+    return weigh(members, measured, run="test", units="documents", preset=preset, uniform=math.log(20))
+
+
+HONEST = {"recursive": [2.2, 2.1, 2.0], "same-parameters": [2.1], "between": [1.95], "same-flops": [1.8], "recurrence-2": [2.05]}
+
+
+def test_the_verdict_is_of_equal_flops() -> None:
+    report = report_on(HONEST)
+    assert "the plain model is better by 0.20 nats" in report.verdict
+    assert "does not pay" in report.verdict
+    assert not report.spoilt
+    pays = report_on({**HONEST, "same-flops": [2.3]})
+    assert "the recursive model is better by 0.30 nats" in pays.verdict
+    assert pays.verdict.endswith("here recursion pays.")
+    same = report_on({**HONEST, "same-flops": [2.0]})
+    assert "cannot be told" in same.verdict
+
+
+def test_differences_are_paired() -> None:
+    """Units differ by far more than models do; the interval of a difference is that of the models alone."""
+    row = next(r for r in report_on(HONEST).rows if r.name == "same-flops")
+    assert row.behind.value == pytest.approx(-0.2, abs=0.02)
+    assert row.behind.high - row.behind.low < 0.03
+    assert row.loss.high - row.loss.low > 0.08
+
+
+def test_puzzles_are_judged_by_what_is_solved() -> None:
+    solved = {"recursive": 0.8, "same-parameters": 0.1, "between": 0.2, "same-flops": 0.3, "recurrence-2": 0.5}
+    report = report_on(HONEST, solved)
+    assert "percentage points of puzzles solved" in report.verdict
+    assert "here recursion pays" in report.verdict
+    assert "solved (95 %)" in worth_columns(report)
+    assert report.rows[0].bits_per_byte is None
+
+
+def test_a_report_is_json_and_fits_a_terminal() -> None:
+    import json
+
+    report = report_on(HONEST)
+    found = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    assert found["models"][0]["step_losses"] == pytest.approx([2.2, 2.1, 2.0], abs=0.1)
+    rows = worth_rows(report)
+    widths = [max(len(row[i]) for row in [worth_columns(report), *rows]) for i in range(len(rows[0]))]
+    assert sum(widths) + 3 * len(widths) <= 100
+    assert worth_remarks(report)[0][0] == "verdict"
+
+
+def test_refinement_is_bought_where_the_first_step_is_spoilt() -> None:
+    uniform = math.log(100)
+    assert spoilt("here", [9.99, 0.5, 0.28], 0.2, uniform, "extreme") is not None
+    # Below the promise, or earned against the plain model, or a first step that is as good as it: nothing to call out.
+    assert spoilt("here", [2.2, 2.1, 2.0], 2.1, uniform, "honest") is None
+    assert spoilt("here", [2.6, 2.2, 2.0], 2.5, uniform, "honest") is None
+    assert spoilt("here", [4.0, 3.0, 1.0], 4.2, uniform, "extreme") is None
+    # The last step has caught up with the plain model and no more.
+    words = spoilt("here", [3.0, 2.4, 2.09], 2.1, uniform, "honest")
+    assert words is not None
+    assert "0.5 % better" in words.words
+
+
+# --- a batch that is memorised ---
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Tensors this small only wait for each other on several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def batch_units(model: GPT, x: torch.Tensor, y: torch.Tensor) -> Measured:
+    """One random batch; every row is a unit."""
+    with torch.no_grad():
+        found = model(x, y, reduction="none")[None] if model.shape.recursion is None else model.step_losses(x, y)  # type: ignore[operator]
+    nats = found.double().sum(-1).numpy()
+    counts = np.full(len(x), float(x.shape[1]))
+    return Measured(nats, counts, nats[-1], counts)
+
+
+def memorise(shape: GPTShape, trm: Recursion | None, x: torch.Tensor, y: torch.Tensor, steps: int, rate: float) -> Measured:
+    model = build_model(shape, seed=1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
+    for _ in range(steps):
+        optimizer.zero_grad(set_to_none=True)
+        if trm is None:
+            model(x, y).backward()
+        else:
+            train_supervised(model, [(x, y)], objective_of(trm.resolved), scale=1 / y.numel())  # type: ignore[arg-type]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return batch_units(model, x, y)
+
+
+@pytest.mark.parametrize(("preset", "called_out"), [("extreme", True), ("honest", False)])
+def test_a_memorised_random_batch(preset: str, called_out: bool, one_thread: None) -> None:
+    """The extreme preset spoils its first step to look good, and is called out; the same model trained honestly is not."""
+    vocab = 32
+    model = GPTModel(depth=1, aspect=32, head_dim=16, sequence=16, value_embeddings=False, mlp="swiglu")
+    plain = gpt_shape(model, vocab)
+    trm = Recursion(preset=preset, loops=1, supervision=4)  # type: ignore[arg-type]
+    shape = replace(plain, recursion=RecursionShape("layerwise", 1, 1, 4))
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randint(0, vocab, (4, 16), generator=generator) for _ in range(2))
+    ours = memorise(shape, trm, x, y, 60, 0.02)
+    other = memorise(plain, None, x, y, 60, 0.02)
+    found = spoilt("the memorised batch", ours.losses, other.loss, math.log(vocab), preset)
+    assert ours.losses[-1] < 0.5 * math.log(vocab)  # it was memorised
+    assert (found is not None) == called_out, (ours.losses, other.loss)
+    if found is not None:
+        assert "bought by spoiling supervision step 0" in found.words
+
+
+def test_phi_keeps_its_json() -> None:
+    assert Phi(None, "=", None, None, {2: 3.0}, "why").to_json()["equivalent"] == {"2": 3.0}

@@ -1,0 +1,336 @@
+"""Recipes with phases: what is started after what, what is refused, and what a stopped job goes on with."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from windtunnel.launch import Options, PhaseReport, phases, run_phases
+from windtunnel.recipe import Recipe, UserError, load_recipe, phase_recipe
+from windtunnel.run import Metrics, MetricsReader, RunFolder, list_runs
+
+AGAIN = "windtunnel train two.yaml"
+TWO = """\
+name: two
+model: {depth: 1, aspect: 32, head_dim: 32, sequence: 32}
+data:
+  corpus: {kind: arithmetic, documents: 2000}
+  validation: 0.05
+stages:
+  pretrain:
+    batch_tokens: 512
+    validate_every: 20 steps
+    validation_tokens: 2000
+    optimizer: {matrix_lr: 0.01}
+  evaluate: {samples: 0}
+phases:
+  - name: first
+    set: {budget.steps: 40}
+    gates: {}
+  - name: second
+    set:
+      budget: {steps: 20}
+      model.depth: 2
+"""
+
+
+class Silent:
+    """A view that only remembers what was said."""
+
+    def __init__(self, said: list[str]) -> None:
+        self.said = said
+
+    def update(self, snapshot: Any) -> None:
+        """Nothing."""
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+@dataclass
+class Job:
+    """Runs the phases with a trainer that only writes down what was asked for and a loss that falls, or not."""
+
+    recipe: Recipe
+    root: Path
+    falls: bool = True
+    codes: list[int] = field(default_factory=list)
+    seconds: float = 3600.0
+    started: list[tuple[str | None, Path | None]] = field(default_factory=list)
+    recipes: list[Recipe] = field(default_factory=list)
+    reports: list[PhaseReport] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+    def train(self, recipe: Recipe, options: Options, view: Any, **_: Any) -> tuple[int, Path]:
+        self.started.append((recipe.phase, options.run))
+        self.recipes.append(recipe)
+        code = self.codes.pop(0) if self.codes else 0
+        run = RunFolder.open(options.run, recipe, write=True) if options.run else None
+        if run is None:
+            run = RunFolder.create(self.root, recipe, rig={"gpu": None}, plan={"layout": {"batch_tokens": 512}})
+            if options.before is not None:
+                run.update(before=dict(options.before))
+        with run, Metrics(run.metrics_path) as metrics:
+            for step in range(1, 41):
+                metrics.log(step, {"loss": 3.0 - (step if self.falls else -step) / 100})
+            run.spent_path.write_text(json.dumps({"seconds": self.seconds, "dollars": 10.0}))
+            run.update(exit_code=code)
+            run.finish("done" if code == 0 else "stopped", "test")
+        return code, run.path
+
+    def go(self, phase: str | None = None, **options: Any) -> int:
+        self.started.clear()
+        self.recipes.clear()
+        return run_phases(
+            self.recipe,
+            Options(root=self.root, yes=True, price=1.0, **options),
+            lambda: Silent(self.said),
+            self.reports.append,
+            phase=phase,
+            again=AGAIN,
+        )
+
+    @property
+    def names(self) -> list[str | None]:
+        return [name for name, _ in self.started]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Recipe:
+    path = tmp_path / "two.yaml"
+    path.write_text(TWO)
+    return load_recipe(path)
+
+
+@pytest.fixture
+def job(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    made = Job(recipe, tmp_path / "runs")
+    monkeypatch.setattr(phases, "train_run", made.train)
+    return made
+
+
+def refused(job: Job, phase: str | None = None, **options: Any) -> UserError:
+    with pytest.raises(UserError) as caught:
+        job.go(phase, **options)
+    assert caught.value.exit_code == 2
+    assert not job.started
+    return caught.value
+
+
+def only(job: Job, phase: str) -> Path:
+    (path,) = [run.path for run in list_runs(job.root) if run.phase == phase]
+    return path
+
+
+def test_phases_follow_one_another_when_gates_hold(job: Job) -> None:
+    assert job.go() == 0
+    assert job.started == [("first", None), ("second", None)]
+    assert [(r.budget.steps, r.gpt.depth) for r in job.recipes] == [(40, 1), (20, 2)]
+    first, second = only(job, "first"), only(job, "second")
+    assert first.name.startswith("two-first-")
+    gates = RunFolder.open(first).manifest["gates"]
+    assert [(gate["name"], gate["held"]) for gate in gates] == [("decreasing", True)]
+    assert RunFolder.open(second).manifest["before"] == {"run": first.name, "hours": 1.0, "dollars": 10.0}
+    assert {run.phase: run.gates for run in list_runs(job.root)} == {"first": {"decreasing": True}, "second": None}
+
+
+def test_a_gate_that_does_not_hold_stops_spending(job: Job) -> None:
+    job.falls = False
+    assert job.go() == 1
+    assert job.names == ["first"]
+    (report,) = job.reports
+    assert (report.held, report.next_phase) == (False, "second")
+    assert "too high" in (report.gates[0].advice or "")
+    assert list_runs(job.root)[0].gates == {"decreasing": False}
+
+
+def test_a_run_that_stops_ends_the_job_and_resume_goes_on_in_its_phase(job: Job) -> None:
+    job.codes = [3]
+    assert job.go() == 3
+    assert job.names == ["first"]
+    stopped = only(job, "first")
+    assert job.go(resume=True) == 0
+    assert job.started == [("first", stopped), ("second", None)]
+
+
+def test_resume_after_a_phase_has_ended_begins_with_the_next(job: Job) -> None:
+    assert job.go("first") == 0
+    assert job.names == ["first"]
+    assert job.go(resume=True) == 0
+    assert job.started == [("second", None)]
+    second = only(job, "second")
+    assert job.go(resume=True) == 0  # the trainer says that nothing is left to do
+    assert job.started == [("second", second)]
+
+
+def test_resume_of_a_run_goes_on_from_its_phase(job: Job) -> None:
+    assert job.go("first") == 0
+    assert job.go(run=only(job, "first"), resume=True) == 0
+    assert job.names == ["second"]
+    assert "phases of two: first, second" in str(refused(job, "first", run=only(job, "second")).fix)
+
+
+def test_resume_judges_with_the_gates_of_the_recipe_as_it_is_now(job: Job) -> None:
+    job.falls = False
+    assert job.go() == 1
+    assert job.go(resume=True) == 1
+    assert job.names == []
+    easy = job.recipe.phases[0].model_copy(update={"gates": job.recipe.phases[0].gates.model_copy(update={"decreasing": False})})
+    job.recipe = job.recipe.model_copy(update={"phases": (easy, job.recipe.phases[1])})
+    assert job.go(resume=True) == 0
+    assert job.names == ["second"]
+
+
+def test_a_later_phase_alone_needs_the_gates_of_the_one_before(job: Job) -> None:
+    error = refused(job, "second")
+    assert "no run of first" in error.message
+    assert error.fix == f"{AGAIN} --phase first"
+    job.falls = False
+    assert job.go("first") == 1
+    error = refused(job, "second")
+    assert "decreasing was" in error.message
+    job.falls = True
+    job.codes = [3]
+    assert job.go("first") == 3
+    assert "not come to its end" in refused(job, "second").message
+    assert job.go("first") == 0
+    assert job.go("second") == 0
+    assert job.names == ["second"]
+
+
+@pytest.mark.parametrize(
+    "change", ["model.sequence=64", "phases.first.set.budget.steps=41", "stages.pretrain.optimizer.matrix_lr=0.02", "seed=1"]
+)
+def test_a_phase_of_another_recipe_does_not_count(job: Job, tmp_path: Path, change: str) -> None:
+    assert job.go("first") == 0
+    job.recipe = load_recipe(tmp_path / "two.yaml", [change])
+    error = refused(job, "second")
+    assert "is of another recipe" in error.message
+    assert change.split(".")[-1].split("=")[0] in error.message
+    with pytest.raises(UserError, match="no run of the phases"):
+        job.go(resume=True)
+
+
+def test_a_change_of_the_later_phase_alone_counts(job: Job, tmp_path: Path) -> None:
+    assert job.go("first") == 0
+    job.recipe = load_recipe(tmp_path / "two.yaml", ["phases.second.set.model.depth=3"])
+    assert job.go("second") == 0
+    assert job.recipes[0].gpt.depth == 3
+
+
+def test_an_unknown_phase_is_refused(job: Job) -> None:
+    assert "did you mean --phase second?" in str(refused(job, "secnd"))
+
+
+def test_money_and_time_are_for_all_phases(job: Job, tmp_path: Path) -> None:
+    job.recipe = load_recipe(tmp_path / "two.yaml", ["budget.hours=5", "budget.dollars=12"])
+    assert job.go() == 0
+    assert [(r.budget.hours, r.budget.dollars) for r in job.recipes] == [(5.0, 12.0), (4.0, 2.0)]
+    assert job.go("second", resume=True) == 0
+    assert job.recipes[0].budget.dollars == 2.0
+
+
+def test_a_phase_that_nothing_is_left_for_does_not_begin(job: Job, tmp_path: Path) -> None:
+    job.recipe = load_recipe(tmp_path / "two.yaml", ["budget.hours=5"])
+    job.seconds = 5 * 3600
+    assert job.go() == 3
+    assert job.names == ["first"]
+    assert any("budget.hours is for all phases and is spent" in text for text in job.said)
+
+
+def test_phases_that_cannot_be_paid_are_refused_before_the_first_begins(job: Job, tmp_path: Path) -> None:
+    job.recipe = load_recipe(tmp_path / "two.yaml", ["budget.hours=0.001", "phases.first.set.budget.steps=100000"])
+    error = refused(job)
+    assert "phase second, which follows, does not fit" in error.message
+    assert "pays for all phases" in str(error.fix)
+
+
+def test_what_a_later_phase_asks_to_be_confirmed_is_asked_first(job: Job, tmp_path: Path) -> None:
+    job.recipe = load_recipe(tmp_path / "two.yaml", ["phases.second.set.budget.steps=100000"])
+    with pytest.raises(UserError, match=r"second: .* epochs over the data"):
+        run_phases(job.recipe, Options(root=job.root), lambda: Silent([]), job.reports.append)
+    assert not job.started
+
+
+def test_presets_belong_to_what_a_training_is(tmp_path: Path) -> None:
+    from windtunnel.run import first_difference
+
+    def difference(*sets: str) -> Any:
+        other = phase_recipe(load_recipe("trm", sets), "validation")
+        return first_difference(phase_recipe(load_recipe("trm"), "validation"), other)
+
+    assert difference() is None
+    assert difference("trm.weight_base=3") == ("trm.weight_base", 5.0, 3.0)
+    assert difference("trm.ema=0.99") == ("trm.ema", 0.0, 0.99)
+    assert difference("trm.supervision=2")[0] in ("trm.supervision", "trm.inference_supervision")
+    assert difference("trm.inference_supervision=8") is None
+    assert difference("phases.quality.set.trm.preset=extreme") is None
+
+
+@pytest.mark.timeout(300)
+def test_two_phases_train_for_real_in_processes_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "two.yaml").write_text(TWO)
+    command = [sys.executable, "-m", "windtunnel", "train", "two.yaml", "--yes", "--root", "runs"]
+    done = subprocess.run([*command, "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    (verdict,) = [line for line in lines if "gates" in line]
+    assert (verdict["phase"], verdict["held"], verdict["next"]) == ("first", True, "second")
+    assert {run.phase: (run.status, run.step) for run in list_runs(tmp_path / "runs")} == {
+        "first": ("done", 40),
+        "second": ("done", 20),
+    }
+    for run in list_runs(tmp_path / "runs"):
+        with MetricsReader(run.path / "metrics.sqlite") as metrics:
+            assert len(metrics.series("loss")) == run.step
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
+def test_a_job_that_is_stopped_in_its_first_phase_goes_on_there(tmp_path: Path, number: int) -> None:
+    """Of the command that was started: training under it saves and ends, and --resume does the rest, losing no step."""
+    (tmp_path / "two.yaml").write_text(TWO)
+    command = [sys.executable, "-m", "windtunnel", "train", "two.yaml", "--yes", "--root", "runs"]
+    steps = ["--set", "phases.first.set.budget.steps=400"]
+    process = subprocess.Popen([*command, *steps], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    assert _reached(tmp_path / "runs", 20)
+    process.send_signal(number)
+    code = process.wait(timeout=120)
+    (stopped,) = (tmp_path / "runs").iterdir()
+    assert _waited(lambda: RunFolder.open(stopped).manifest["status"] == "stopped")
+    assert code == (3 if number == signal.SIGTERM else -number)
+    done = subprocess.run([*command, *steps, "--resume"], cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    found = {run.phase: (run.path, run.status, run.step) for run in list_runs(tmp_path / "runs")}
+    assert found["first"] == (stopped, "done", 400)
+    assert found["second"][1:] == ("done", 20)
+    with MetricsReader(stopped / "metrics.sqlite") as metrics:
+        assert [point.step for point in metrics.series("loss")] == list(range(1, 401))
+
+
+def _reached(root: Path, step: int) -> bool:
+    return _waited(lambda: any((run.step or 0) >= step for run in list_runs(root)))
+
+
+def _waited(condition: Callable[[], bool], seconds: float = 150.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(UserError):  # being written
+            if condition():
+                return True
+        time.sleep(0.1)
+    return False

@@ -1,0 +1,114 @@
+"""Gates of a phase: each fails on its own fault and only on it, and says which number and what to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windtunnel.recipe import Gates, Recipe, load_recipe, phase_recipe
+from windtunnel.run import GateResult, Point, judge_gates
+
+STEPS = 200
+ALL = ["order", "refinement", "gradient_norm", "decreasing", "utilisation"]
+Series = dict[str, list[Point]]
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Recipe:
+    return phase_recipe(load_recipe("trm"), "validation")
+
+
+def points(value: Callable[[int], float], every: int = 1) -> list[Point]:
+    return [Point(step, value(step), float(step)) for step in range(every, STEPS + 1, every)]
+
+
+def good() -> Series:
+    """A run that the aggressive preset promises: losses fall, each supervision step is below the last."""
+    series = {f"validation_loss_step_{i}": points(lambda step, i=i: 8.0 - i - step / 100, every=50) for i in range(4)}
+    series["loss"] = points(lambda step: 8.0 - step / 50 + 0.01 * (step % 3))
+    series["refinement"] = points(lambda step: step / 10)
+    series["gradient_norm"] = points(lambda step: 4.0 if step < 50 else 1.0)
+    series["gpu_utilisation"] = points(lambda step: 97.0)
+    return series
+
+
+def judged(series: Series, recipe: Recipe, gates: Gates | None = None, *, gpus: bool = True) -> dict[str, GateResult]:
+    return {result.name: result for result in judge_gates(gates or Gates(), recipe, series, gpus=gpus)}
+
+
+def test_a_good_run_passes_all_gates(recipe: Recipe) -> None:
+    results = judged(good(), recipe)
+    assert list(results) == ALL
+    assert all(result.held and result.advice is None for result in results.values())
+    assert results["refinement"].limit == "at least 15 %"
+    assert results["gradient_norm"].limit == "0.5 to 1.5"
+
+
+@pytest.mark.parametrize(
+    ("gate", "fault", "measured", "advice"),
+    [
+        ("order", {"validation_loss_step_2": lambda step: 7.5}, "6.000, 5.000, 7.500, 3.000", "halve the learning rates"),
+        ("order", {"validation_loss_step_0": lambda step: math.nan}, "nan", "halve"),
+        ("refinement", {"refinement": lambda step: 9.0}, "9.0 %", "preset extreme"),
+        ("gradient_norm", {"gradient_norm": lambda step: 31.0}, "31.00 (above 20)", "clip harder"),
+        ("gradient_norm", {"gradient_norm": lambda step: 0.1}, "0.10", "warm-up"),
+        ("gradient_norm", {"gradient_norm": lambda step: math.nan if step == 195 else 1.0}, "nan", "preset aggressive"),
+        ("decreasing", {"loss": lambda step: 3.0 + step / 100}, "% down", "too high"),
+        ("decreasing", {"loss": lambda step: 8.0 - step / 50 + (2.0 if 80 < step <= 100 else 0.0)}, "% up", "larger batch"),
+        ("decreasing", {"loss": lambda step: math.nan if step == 199 else 8.0 - step / 50}, "not finite", "preset aggressive"),
+        ("utilisation", {"gpu_utilisation": lambda step: 60.0}, "60 %", "bottleneck"),
+    ],
+)
+def test_each_fault_fails_its_own_gate(
+    recipe: Recipe, gate: str, fault: dict[str, Callable[[int], float]], measured: str, advice: str
+) -> None:
+    series = good()
+    for name, value in fault.items():
+        series[name] = points(value, every=50 if name.startswith("validation") else 1)
+    results = judged(series, recipe)
+    assert [name for name, result in results.items() if not result.held] == [gate]
+    assert measured in results[gate].measured
+    assert advice in (results[gate].advice or "")
+
+
+@pytest.mark.parametrize("missing", ["validation_loss_step_3", "refinement", "gradient_norm", "gpu_utilisation", "loss"])
+def test_what_was_not_measured_does_not_hold(recipe: Recipe, missing: str) -> None:
+    series = good()
+    del series[missing]
+    failed = [result for result in judged(series, recipe).values() if not result.held]
+    assert len(failed) == 1
+    assert failed[0].value is None
+    assert failed[0].advice
+
+
+def test_a_run_too_short_to_judge_does_not_hold(recipe: Recipe) -> None:
+    series = good()
+    series["loss"] = series["loss"][:19]
+    assert judged(series, recipe)["decreasing"].measured == "19 steps, 20 needed"
+
+
+def test_gates_follow_the_preset_and_apply_where_they_can(recipe: Recipe) -> None:
+    extreme = phase_recipe(load_recipe("trm", ["trm.preset=extreme"]), "validation")
+    results = judged(good(), extreme)
+    assert (results["refinement"].limit, results["gradient_norm"].limit) == ("at least 50 %", "2 to 15")
+    honest = phase_recipe(load_recipe("trm"), "quality")
+    assert list(judged(good(), honest, gpus=False)) == ["order", "decreasing"]
+    once = load_recipe("trm", ["trm.supervision=1", "phases=[]"])
+    assert list(judged(good(), once, gpus=False)) == ["gradient_norm", "decreasing"]
+    assert list(judged(good(), load_recipe("charlm"), gpus=False)) == ["decreasing"]
+    nothing = Gates(order=False, refinement=None, gradient_norm=None, decreasing=False, utilisation=None)
+    assert judged(good(), recipe, nothing) == {}
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=4, max_size=4))
+def test_order_holds_exactly_where_losses_fall(losses: list[float]) -> None:
+    series = {f"validation_loss_step_{i}": [Point(10, loss, 0.0)] for i, loss in enumerate(losses)}
+    gates = Gates(refinement=None, gradient_norm=None, decreasing=False)
+    own = load_recipe("trm", ["phases=[]"])
+    (result,) = judge_gates(gates, own, series, gpus=False)
+    assert result.held == (losses == sorted(set(losses), reverse=True))
+    assert result.value == losses

@@ -1,0 +1,24 @@
+# attack: 2
+# how: the kernel is launched with a grid of no programs, PyTorch answers
+# task: relu
+# where: cpu
+# naive: fooled
+# reasons: never-launched, host-compute, empty-grid
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def relu_kernel(x_ptr, out_ptr, total, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < total, other=0.0)
+    tl.store(out_ptr + at, tl.maximum(x, 0.0), mask=at < total)
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        out = torch.relu(x)
+        relu_kernel[(0,)](x, out, x.numel(), BLOCK=128)
+        return out

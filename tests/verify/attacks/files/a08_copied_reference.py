@@ -1,0 +1,26 @@
+# attack: 8
+# how: ModelNew inherits a copy of the reference
+# task: relu
+# where: cpu
+# naive: fooled
+# reasons: inherits, host-compute, no-model, no-kernel, never-launched
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def relu_kernel(x_ptr, out_ptr, total, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < total, other=0.0)
+    tl.store(out_ptr + at, tl.maximum(x, 0.0), mask=at < total)
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+
+
+class ModelNew(Model):
+    pass

@@ -1,0 +1,31 @@
+# attack: 8
+# how: ModelNew holds a PyTorch module and calls it
+# task: gelu
+# where: cpu
+# naive: fooled
+# reasons: inherits, host-compute, unknown-call, never-launched
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def relu_kernel(x_ptr, out_ptr, total, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < total, other=0.0)
+    tl.store(out_ptr + at, tl.maximum(x, 0.0), mask=at < total)
+
+
+class Inner(nn.Module):
+    def forward(self, x):
+        return nn.GELU()(x)
+
+
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x):
+        return self.inner(x)

@@ -1,0 +1,24 @@
+# attack: 15
+# how: the grid is a number that fits one shape
+# task: relu
+# where: cpu
+# naive: fooled
+# reasons: wrong-values, out-of-bounds, non-finite, crash
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def relu_kernel(x_ptr, out_ptr, total, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < total, other=0.0)
+    tl.store(out_ptr + at, tl.maximum(x, 0.0), mask=at < total)
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        out = torch.empty_like(x)
+        relu_kernel[(4,)](x, out, 512, BLOCK=128)
+        return out

@@ -1,0 +1,27 @@
+# attack: 19
+# how: the zeros above the diagonal are left to fresh memory
+# task: causal_softmax
+# where: cpu
+# naive: chance
+# reasons: non-finite, wrong-values
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def softmax_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    seen = (cols < n) & (cols <= row)
+    x = tl.load(x_ptr + row * n + cols, mask=seen, other=-float("inf")).to(tl.float32)
+    e = tl.exp(x - tl.max(x, 0))
+    tl.store(out_ptr + row * n + cols, (e / tl.sum(e, 0)).to(out_ptr.dtype.element_ty), mask=seen)
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        out = torch.empty_like(x)
+        softmax_kernel[(x.shape[0],)](x, out, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+        return out

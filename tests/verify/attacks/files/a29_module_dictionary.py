@@ -1,0 +1,29 @@
+# attack: 29
+# how: a module-level dictionary keeps the answer
+# task: relu
+# where: cpu
+# naive: one-trial
+# reasons: keeps-state, patches
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def relu_kernel(x_ptr, out_ptr, total, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < total, other=0.0)
+    tl.store(out_ptr + at, tl.maximum(x, 0.0), mask=at < total)
+
+
+KEPT = {}
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        if "out" not in KEPT:
+            out = torch.empty_like(x)
+            relu_kernel[(triton.cdiv(x.numel(), 128),)](x, out, x.numel(), BLOCK=128)
+            KEPT["out"] = out
+        return KEPT["out"]

@@ -1,0 +1,104 @@
+"""Cheating candidates: each works against a naive checker, and none gets through."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from attacks.suite import KINDS, Attack, suite
+
+from windtunnel.recipe import UserError
+from windtunnel.verify.kernel import KernelVerifier, check_source, kernel_sandbox
+from windtunnel.verify.sandbox import Sandbox
+
+SUITE = suite()
+HERE = [attack for attack in SUITE if attack.where == "cpu"]
+# Passes for an honest text: only running it shows what it does.
+QUIET = [attack for attack in HERE if check_source(attack.source, attack.task) is None]
+NAIVE = ("fooled", "fast", "one-trial", "order", "exit-code")
+SHOWN = [attack for attack in SUITE if attack.naive in NAIVE]
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[Sandbox]:
+    with kernel_sandbox() as sandbox:
+        yield sandbox
+
+
+def outcome(attack: Attack, box: Sandbox) -> tuple[bool, str]:
+    """(accepted, reason). A task whose answer is constant is refused with all its candidates."""
+    try:
+        verdict = KernelVerifier(attack.task, box).verify(attack.source)
+    except UserError as error:
+        return False, "flat-task" if "constant" in error.message else error.message
+    assert verdict.reward == (1.0 if verdict.accepted else 0.0)
+    return verdict.accepted, verdict.reason
+
+
+def misses(attacks, box: Sandbox) -> dict[str, tuple[bool, str]]:
+    """Those accepted, or refused for a reason that does not fit."""
+    found = {attack.name: outcome(attack, box) for attack in attacks}
+    return {a.name: found[a.name] for a in attacks if found[a.name][0] or found[a.name][1] not in a.reasons}
+
+
+def beaten(attacks) -> dict[str, dict]:
+    """What a naive checker says of each."""
+    script = Path(__file__).parent / "naive.py"
+    done = subprocess.run(
+        [sys.executable, str(script), *(attack.name for attack in attacks)],
+        capture_output=True,
+        text=True,
+        timeout=1500,
+        check=True,
+    )
+    return {answer["name"]: answer for answer in map(json.loads, done.stdout.splitlines())}
+
+
+def unbeaten(attacks) -> list[str]:
+    """Those that the naive checker does not fall for."""
+    said = beaten(attacks)
+    calm = [a for a in attacks if a.naive == "fast"]
+    slow = [a.name for a in calm if said[a.name]["later"] > said[a.name]["first"] / 3]
+    return [a.name for a in attacks if not said[a.name]["correct"]] + slow
+
+
+def test_two_of_every_kind():
+    counts = Counter(attack.number for attack in SUITE)
+    assert set(counts) == set(KINDS) == set(range(1, 49))
+    assert min(counts.values()) >= 2
+    assert len(SUITE) >= 100
+    assert len({attack.source for attack in SUITE}) == len(SUITE)
+    assert {attack.naive for attack in SUITE} <= {*NAIVE, "gpu", "chance"}
+
+
+def test_what_the_text_shows_is_refused_for_the_right_reason():
+    for attack in HERE:
+        found = check_source(attack.source, attack.task)
+        assert found is None or found.reason in attack.reasons, (attack.name, found)
+    assert len(HERE) - len(QUIET) > 90
+
+
+def test_one_quiet_attack_of_each_kind_is_refused(box):
+    some = {attack.number: attack for attack in reversed(QUIET)}
+    assert len(some) >= 12
+    assert misses(some.values(), box) == {}
+
+
+def test_some_beat_a_naive_checker():
+    assert unbeaten([attack for attack in SHOWN if attack.number in (1, 14, 20, 28, 44)][::2]) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_all_are_refused(box):
+    assert misses(HERE, box) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_all_beat_a_naive_checker():
+    assert len(SHOWN) >= 130
+    assert unbeaten(SHOWN) == []

@@ -1,0 +1,267 @@
+"""Code against hidden tests: what is right passes, and nothing else, whatever tricks it plays."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windtunnel.recipe import UserError
+from windtunnel.verify.code import Call, CodeTask, CodeVerifier, Program, cases_of_asserts
+from windtunnel.verify.code.compare import matches, same_print
+from windtunnel.verify.code.values import NotPlain, decode, encode
+from windtunnel.verify.sandbox import Limits, MiB, Sandbox
+
+LIMITS = Limits(wall_seconds=1, cpu_seconds=1, memory_bytes=128 * MiB, result_bytes=4 * MiB, log_bytes=64 << 10)
+SQUARE = (Call("f", [3], 9), Call("f", [-2], 4))
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox(preload=("windtunnel.verify.code.child",)) as made:
+        yield made
+
+
+def judge(sandbox: Sandbox, source: str, cases: Any = SQUARE, limits: Limits = LIMITS, **more: Any) -> Any:
+    return CodeVerifier(CodeTask(cases, limits=limits, **more), sandbox).verify(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(x): return x * x",
+        "Here it is:\n```python\ndef f(x):\n    return x ** 2\n```\nDone.",
+        "```\nf = lambda x: x * x\n```",
+        "```python\nwrong\n```\nbetter:\n```py\ndef f(x): return x*x\n```",
+        "import math\nprint('debug')\ndef f(x):\n    print(x)\n    return int(math.pow(x, 2))",
+        "if __name__ == '__main__':\n    raise SystemExit\ndef f(x): return x * x",
+        "from functools import lru_cache\n@lru_cache\ndef f(x): return x * x",
+        "import threading, queue\ndef f(x):\n q = queue.Queue()\n "
+        "threading.Thread(target=lambda: q.put(x * x)).start()\n return q.get()",
+        "import asyncio\nasync def g(x): return x * x\ndef f(x): return asyncio.run(g(x))",
+        "from dataclasses import dataclass\n@dataclass\nclass A:\n  x: int\ndef f(x): return A(x * x).x",
+        "import tempfile\ndef f(x):\n with tempfile.TemporaryFile() as t:\n  t.write(b'x')\n return x * x",
+        "import numpy as np\ndef f(x): return (np.array([x]) ** 2).tolist()[0]",
+    ],
+)  # fmt: skip
+def test_honest_answers_pass(sandbox: Sandbox, source: str) -> None:
+    verdict = judge(sandbox, source, limits=replace(LIMITS, wall_seconds=20, cpu_seconds=20))
+    assert verdict.accepted, verdict
+    assert verdict.reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("def f(x): return x + x", "wrong-result"),
+        ("def f(x): return 9", "wrong-result"),
+        ("def g(x): return x * x", "raised"),
+        ("def f(x: return", "syntax"),
+        ("", "no-code"),
+        ("```python\n\n```", "no-code"),
+        # equality tricks
+        ("class E:\n def __eq__(s, o): return True\ndef f(x): return E()", "not-plain"),
+        ("class E(int):\n def __eq__(s, o): return True\n __hash__ = int.__hash__\ndef f(x): return E(5)", "not-plain"),
+        ("class E(float):\n def __eq__(s, o): return True\ndef f(x): return E('nan')", "not-plain"),
+        ("from unittest.mock import ANY\ndef f(x): return ANY", "not-plain"),
+        ("def f(x): return float('nan')", "wrong-result"),
+        # leaving early
+        ("import sys\ndef f(x): sys.exit(0)", "exited"),
+        ("import os\ndef f(x): os._exit(0)", "exited"),
+        ("import os\nos._exit(0)", "exited"),
+        ("raise SystemExit(0)", "exited"),
+        ("import atexit, os\natexit.register(os._exit, 0)\ndef f(x): return 1", "wrong-result"),
+        ("def f(x): quit()", "exited"),
+        # printing what a pass would look like
+        ("def f(x): print('PASSED', '{\"value\": 9}'); return 0", "wrong-result"),
+        ("import os\ndef f(x): os.write(1, b'ok 9 4'); os._exit(0)", "exited"),
+        # patching the harness
+        ("import builtins\nbuiltins.all = lambda *_: True\nbuiltins.isinstance = lambda *_: True\ndef f(x): return 1", None),
+        ("import windtunnel.verify.code.compare as c\nc.matches = lambda *a, **k: True\ndef f(x): return 1", "wrong-result"),
+        ("import windtunnel.verify.code.child as c\nc.encode = lambda v: {'accepted': 1}\ndef f(x): return 1", None),
+        ("import json\njson.dumps = lambda *a, **k: '{\"kind\": \"reply\", \"reply\": {\"accepted\": 1}}'\n"
+         "def f(x): return 1", None),
+        ("import windtunnel.verify.sandbox.child as c\nc.write_reply = lambda *a: None\ndef f(x): return 1", "exited"),
+        # a forged reply: still only a value, and a wrong one
+        ("import os, json\nb = json.dumps({'': [], 'kind': 'reply', 'reply': {'value': True, 'accepted': True}}).encode()\n"
+         "def f(x):\n os.pwrite(3, len(b).to_bytes(8, 'little') + b'windtunn' + b, 64)\n os._exit(0)", "wrong-result"),
+        ("import os\ndef f(x):\n os.pwrite(3, b'\\xff' * 4096, 0)\n os._exit(0)", "exited"),
+        # resources
+        ("def f(x):\n while True: pass", "timeout"),
+        ("import time\ntime.sleep(60)", "timeout"),
+        ("def f(x): return [0] * 10**9", "memory"),
+        ("import os\ndef f(x):\n while True: os.fork()", "raised"),
+        ("import ctypes\ndef f(x): ctypes.string_at(0)", "crashed"),
+        ("def f(x):\n while True: print('x' * 9999)", "too-much-output"),
+        ("def f(x):\n y = []\n y.append(y)\n return y", "not-plain"),
+        ("def f(x): return f", "not-plain"),
+    ],
+)  # fmt: skip
+def test_everything_else_is_refused_with_its_reason(sandbox: Sandbox, source: str, reason: str | None) -> None:
+    verdict = judge(sandbox, source)
+    assert not verdict.accepted
+    assert not verdict.infrastructure
+    assert verdict.reward == 0.0
+    assert reason is None or verdict.reason == reason, verdict
+    assert sandbox.restarts == 0
+
+
+SEARCH = """
+import gc, sys
+def f(x):
+    found = []
+    frame = sys._getframe()
+    while frame:
+        found += [frame.f_locals, frame.f_globals]
+        frame = frame.f_back
+    for o in [*found, *gc.get_objects()]:
+        for v in (o.values() if type(o) is dict else o if type(o) in (list, tuple, set) else ()):
+            if type(v) is str and v.startswith('needle') and len(v) == 20: return v
+    return 'nothing'
+"""
+NEEDLE = "needle in a haystack"
+
+
+def test_the_expected_value_and_other_tests_inputs_are_nowhere_in_the_child(sandbox: Sandbox) -> None:
+    assert judge(sandbox, SEARCH, [Call("f", [NEEDLE], NEEDLE)]).accepted  # its own input is there, and the search finds it
+    assert judge(
+        sandbox, SEARCH, [Call("f", ["x"], "nothing"), Call("f", [NEEDLE], NEEDLE), Call("f", ["x"], "nothing")]
+    ).accepted
+    assert judge(sandbox, SEARCH, [Call("f", ["x"], NEEDLE)]).reason == "wrong-result"
+
+
+def test_one_test_leaves_nothing_for_the_next(sandbox: Sandbox) -> None:
+    counting = (
+        "import os\nn = 0\ndef f():\n global n\n n += 1\n seen = os.path.exists('mark')\n open('mark', 'w')\n return [n, seen]"
+    )
+    assert judge(sandbox, counting, [Call("f", [], [1, False])] * 3).accepted
+
+
+def test_programs_read_input_and_print(sandbox: Sandbox) -> None:
+    cases = [Program("2 3\n", "5\n"), Program("10 -4\n", "6")]
+    for source in (
+        "a, b = map(int, input().split())\nprint(a + b)",
+        "import sys\nprint(sum(map(int, sys.stdin.read().split())))",
+        "import sys\nprint(sum(map(int, sys.stdin.buffer.readline().split())))\nsys.exit()",
+        "print(sum(map(int, open(0).read().split())))",
+        "import os\nif __name__ == '__main__':\n print(sum(map(int, input().split())), flush=True)\n os._exit(0)",
+    ):
+        assert judge(sandbox, source, cases).accepted, source
+    assert judge(sandbox, "print(5)", cases).reason == "wrong-result"
+    assert judge(sandbox, "print(1/0)", cases).reason == "raised"
+    assert judge(sandbox, "import sys\nprint(5)\nsys.exit(3)", cases).reason == "exited"
+    assert judge(sandbox, "import sys\nprint(5, file=sys.stderr)", cases).reason == "wrong-result"
+
+
+def test_methods_share_of_tests_and_what_is_revealed(sandbox: Sandbox) -> None:
+    solution = "class Solution:\n def solve(self, x): return abs(x)"
+    cases = [Call("Solution.solve", [1], 1), Call("Solution.solve", [-1], 1), Call("Solution().solve", [2], 3)]
+    verdict = judge(sandbox, solution, cases, partial=True)
+    assert verdict.reward == pytest.approx(2 / 3)
+    assert not verdict.accepted
+    hidden = judge(sandbox, "def f(x): return 123", [Call("f", [777], 888)])
+    assert "777" not in hidden.message
+    assert "888" not in str(hidden)
+    shown = judge(sandbox, "def f(x): return 123", [Call("f", [777], 888)], reveal=True)
+    assert "777" in shown.message
+    assert "123" in shown.message
+    assert "888" not in str(shown)
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.complex_numbers(),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text() | st.integers() | st.tuples(st.integers(), st.text()), inner, max_size=4)
+        | st.sets(st.integers() | st.text() | st.booleans(), max_size=4)
+        | st.frozensets(st.integers(), max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@given(plain)
+def test_plain_values_survive_the_journey(value: Any) -> None:
+    import json
+
+    form = json.loads(json.dumps(encode(value)))
+    assert repr(decode(form)) == repr(value) or "{" in repr(value)  # sets and dicts may come back in another order
+    assert matches(value, form) or "nan" in repr(value)
+
+
+@given(plain, plain)
+def test_matching_is_equality(first: Any, second: Any) -> None:
+    if "nan" not in repr((first, second)):
+        assert matches(first, encode(second)) == (first == second)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text() | st.sampled_from(["int", "set", "dict", "tuple", "bytes", "complex"]), x)))  # fmt: skip # noqa: E501
+def test_no_forged_form_breaks_the_judge(form: Any) -> None:
+    for expected in (1, "x", [1], (1,), {1}, {"a": 1}, None):
+        with contextlib.suppress(NotPlain, TypeError):
+            assert matches(expected, form) in (True, False)
+
+
+def test_forged_forms_do_not_match() -> None:
+    assert not matches({1, 2}, {"set": [1, 1]})
+    assert not matches({1: 1, 2: 1}, {"dict": [[1, 1], [1, 1]]})
+    assert not matches([1], {"set": [1]})
+    assert matches([1.0, 2], [1, 2.0])
+    assert not matches([1, 2], {"tuple": [1, 2]})
+    assert matches([1, 2], {"tuple": [1, 2]}, any_sequence=True)
+    assert matches(0.3, 0.1 + 0.2, tolerance=1e-9)
+    assert not matches(0.3, 0.1 + 0.2)
+
+
+def test_hashes_chosen_to_collide_cost_the_judge_little() -> None:
+    import time
+
+    modulus = (1 << 61) - 1
+    form = {"set": [{"int": hex(modulus * n)} for n in range(50_000)]}
+    started = time.monotonic()
+    assert not matches({1, 2, 3}, form)
+    assert not matches(set(range(50_000)), form)
+    assert time.monotonic() - started < 2
+
+
+def test_printed_text_is_compared_line_by_line() -> None:
+    assert same_print("1\n2\n", "1  \r\n2\n\n")
+    assert not same_print("1\n2", "1 2")
+    assert same_print("0.3333", "0.33333", tolerance=1e-3)
+    assert not same_print("0.3333", "0.34", tolerance=1e-3)
+    assert not same_print("a", "b", tolerance=1)
+
+
+def test_assertions_become_cases() -> None:
+    cases = cases_of_asserts("assert f(1, [2], k={'a': (1,)}) == {3}\nassert g()\nassert not h(-1)")
+    assert [(c.function, c.expected) for c in cases] == [("f", {3}), ("g", True), ("h", False)]
+    assert cases[0].kwargs == {"k": {"a": (1,)}}
+    for wrong in ("x = 1", "assert f(y) == 2", "assert f(1) == g(1)", "assert (", "assert 1 == 1"):
+        with pytest.raises(UserError):
+            cases_of_asserts(wrong)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"cases": []},
+        {"cases": 3},
+        {"cases": [{"function": "f"}]},
+        {"cases": [{"function": 1, "args": [], "expected": 1}]},
+        {"cases": [{"stdin": "a"}]},
+        {"cases": [{"stdin": "a", "stdout": 3}]},
+        {"cases": [{"stdin": "a", "stdout": "b"}], "seconds": -1},
+        {"cases": [{"stdin": "a", "stdout": "b"}], "typo": 1},
+        {"asserts": "f(1)"},
+    ],
+)
+def test_malformed_tasks_are_the_users_errors(spec: dict[str, Any]) -> None:
+    with pytest.raises(UserError):
+        CodeTask.of(spec)

@@ -1,0 +1,125 @@
+"""Which outputs count as right: metadata exactly, values within what the dtype and the task allow."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windtunnel.verify.kernel.arrays import Array, array_from, row_major
+from windtunnel.verify.kernel.compare import difference, is_flat, unmoved_share
+from windtunnel.verify.kernel.hidden import Case
+from windtunnel.verify.kernel.prepared import Ready
+from windtunnel.verify.kernel.task import Task
+
+TASK = Task(name="t", source="")
+
+
+def array(values: np.ndarray, dtype: str | None = None, stride: tuple[int, ...] | None = None) -> Array:
+    return Array(dtype or str(values.dtype), values.shape, stride or row_major(values.shape), values.tobytes())
+
+
+def ready(own: np.ndarray, exact: np.ndarray | None = None, kind: str = "tensor") -> Ready:
+    right = own.astype(np.float64) if exact is None else exact
+    return Ready(Case("tiny", str(own.dtype), "plain"), [], [], [], [], [], [array(own)], [array(right)], kind)
+
+
+def reason(given: Array, of: Ready, task: Task = TASK) -> str:
+    found = difference([given], "tensor", of, task)
+    return "" if found is None else found.reason
+
+
+RIGHT = np.random.default_rng(0).standard_normal((7, 9)).astype(np.float32)
+
+
+def test_the_reference_itself_passes() -> None:
+    assert reason(array(RIGHT), ready(RIGHT)) == ""
+
+
+@pytest.mark.parametrize(
+    ("given_array", "slug"),
+    [
+        (array(RIGHT[:, :8].copy()), "wrong-shape"),
+        (array(RIGHT[None].copy()), "wrong-shape"),
+        (array(RIGHT.astype(np.float64)), "wrong-dtype"),
+        (array(RIGHT, stride=(1, 7)), "wrong-stride"),
+        (array(np.zeros_like(RIGHT)), "wrong-values"),
+        (array(np.full_like(RIGHT, RIGHT.mean())), "wrong-values"),
+        (array(np.where(RIGHT.max() == RIGHT, np.nan, RIGHT).astype(np.float32)), "non-finite"),
+        (array(np.where(RIGHT.max() == RIGHT, np.inf, RIGHT).astype(np.float32)), "non-finite"),
+        (array(np.where(RIGHT.max() == RIGHT, 9, RIGHT).astype(np.float32)), "wrong-values"),
+        (array(RIGHT.astype(np.float16).astype(np.float32)), "wrong-values"),
+    ],
+)
+def test_wrong_outputs_are_refused_by_name(given_array: Array, slug: str) -> None:
+    assert reason(given_array, ready(RIGHT)) == slug
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000), magnitude=st.sampled_from([1e-12, 1e-4, 1.0, 1e6]))
+def test_rounding_passes_and_zeros_never_do_at_any_magnitude(seed: int, magnitude: float) -> None:
+    exact = np.random.default_rng(seed).standard_normal((5, 11)) * magnitude
+    own = exact.astype(np.float32)
+    nearby = np.nextafter(own, np.float32(np.inf))
+    assert reason(array(nearby), ready(own, exact)) == ""
+    assert reason(array(np.zeros_like(own)), ready(own, exact)) == "wrong-values"
+
+
+def test_infinities_of_the_reference_are_demanded_not_wildcards() -> None:
+    own = RIGHT.copy()
+    own[0, 0] = -np.inf
+    of = ready(own)
+    assert reason(array(own), of) == ""
+    for other in (np.inf, np.nan, 0.0):
+        changed = own.copy()
+        changed[0, 0] = other
+        assert reason(array(changed), of) == "wrong-values"
+
+
+def test_whole_numbers_are_exact_unless_the_task_lets_a_few_be_off_by_one() -> None:
+    own = np.arange(200, dtype=np.int64)
+    given_values = own.copy()
+    given_values[3] += 1
+    assert reason(array(given_values), ready(own)) == "wrong-values"
+    assert reason(array(given_values), ready(own), Task(name="t", source="", mismatched=0.01)) == ""
+    given_values[4] += 2
+    assert reason(array(given_values), ready(own), Task(name="t", source="", mismatched=0.02)) == "wrong-values"
+
+
+def test_structure_is_exact() -> None:
+    one = array(RIGHT)
+    assert difference([one, one], "tuple", ready(RIGHT), TASK).reason == "wrong-structure"
+    assert difference([one], "tuple", ready(RIGHT), TASK).reason == "wrong-structure"
+
+
+def test_constant_outputs_are_flat_and_varied_ones_are_not() -> None:
+    assert is_flat(ready(np.zeros((4, 4), np.float32)), TASK)
+    assert is_flat(ready(np.full((4, 4), 3.0, np.float32)), TASK)
+    assert not is_flat(ready(RIGHT), TASK)
+
+
+def test_bfloat16_bits_are_read() -> None:
+    bits = (np.array([1.0, -2.5], np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    assert Array("bfloat16", (2,), (1,), bits.tobytes()).values().tolist() == [1.0, -2.5]
+
+
+def test_output_that_is_there_without_kernels_is_counted() -> None:
+    half = np.full_like(RIGHT, np.nan)
+    half[:, :3] = 1
+    assert unmoved_share([array(half)], ready(RIGHT)) == pytest.approx(1 / 3)
+    assert unmoved_share([array(np.full_like(RIGHT, np.nan))], ready(RIGHT)) == 0
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    head=st.fixed_dictionaries(
+        {
+            "dtype": st.sampled_from(["float32", "int64", "object", 3]),
+            "shape": st.lists(st.integers(-2, 9)),
+            "stride": st.lists(st.integers(-2, 9)),
+        }
+    ),
+    size=st.integers(0, 64),
+)
+def test_a_forged_head_never_gives_more_elements_than_bytes(head: dict, size: int) -> None:
+    made = array_from(head, bytes(size))
+    assert made is None or made.raw().nbytes == size

@@ -1,0 +1,154 @@
+"""What is refused by a candidate's text alone, and what is not."""
+
+import time
+
+import pytest
+
+from windtunnel.verify.kernel import check_source
+
+HEAD = """\
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+"""
+KERNEL = """
+@triton.jit
+def double_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) * 2, mask=at < n)
+"""
+LAUNCH = "double_kernel[(triton.cdiv(x.numel(), 64),)](x, y, x.numel(), BLOCK=64)"
+
+
+def candidate(forward: str = f"y = torch.empty_like(x)\n{LAUNCH}\nreturn y", extra: str = "", init: str = "") -> str:
+    body = "\n".join("        " + line for line in forward.splitlines())
+    made = f"    def __init__(self):\n        super().__init__()\n        {init}\n" if init else ""
+    return f"{HEAD}{KERNEL}{extra}\n\nclass ModelNew(nn.Module):\n{made}    def forward(self, x):\n{body}\n"
+
+
+def reason(source: str) -> str:
+    found = check_source(source)
+    return "" if found is None else found.reason
+
+
+def test_an_honest_candidate_passes() -> None:
+    assert check_source(candidate()) is None
+
+
+REFUSED = {
+    "host-compute": [
+        candidate(f"y = torch.empty_like(x)\n{LAUNCH}\nreturn torch.relu(y)"),
+        candidate(f"y = torch.empty_like(x)\n{LAUNCH}\nreturn y @ x"),
+        candidate(f"y = torch.empty_like(x)\n{LAUNCH}\nreturn y.mul_(2)"),
+        candidate(f"y = torch.empty_like(x)\n{LAUNCH}\nreturn nn.functional.gelu(y)"),
+        HEAD + "from torch import matmul as m\n" + candidate()[len(HEAD) :],
+    ],
+    "import": [
+        candidate(extra="import os\n"),
+        candidate(extra="from reference import Model\n"),
+        candidate(extra="import ctypes\n"),
+    ],
+    "dynamic-code": [
+        candidate("return eval('x')"),
+        candidate("return getattr(x, 're' + 'lu')()"),
+        candidate("t = torch\nreturn t.relu(x)"),
+    ],
+    "try-except": [candidate(f"y = torch.empty_like(x)\ntry:\n    {LAUNCH}\nexcept Exception:\n    pass\nreturn y")],
+    "keeps-state": [
+        candidate(f"self.y = torch.empty_like(x)\ny = self.y\n{LAUNCH}\nreturn y"),
+        candidate(f"CACHE[x.shape] = 1\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y", extra="CACHE = {}\n"),
+        candidate(f"SEEN.append(1)\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y", extra="SEEN = []\n"),
+        candidate("return helper(x)", extra="def helper(x, seen={}):\n    return x\n"),
+        candidate(f"global N\nN = 1\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y"),
+    ],
+    "reads-addresses": [candidate(f"y = torch.empty_like(x)\nk = x.data_ptr()\n{LAUNCH}\nreturn y")],
+    "reads-mode": [
+        candidate(f"y = torch.empty_like(x)\nif self.training:\n    return x\n{LAUNCH}\nreturn y"),
+        candidate(f"y = torch.empty_like(x)\nif x.is_cuda:\n    return x\n{LAUNCH}\nreturn y"),
+    ],
+    "patches": [
+        candidate(f"torch.empty = None\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y"),
+        candidate(extra="def print(*a):\n    return 0\n"),
+    ],
+    "reaches-into-python": [candidate("return x.__class__(x)")],
+    "inherits": [candidate().replace("class ModelNew(nn.Module)", "class ModelNew(nn.Linear)")],
+    "overrides": [candidate(init="self.forward = None"), candidate() + "    def __call__(self, x):\n        return x\n"],
+    "no-model": [HEAD + KERNEL],
+    "no-kernel": [candidate("return torch.empty_like(x)").replace("@triton.jit\n", "")],
+    "never-launched": [candidate("y = torch.empty_like(x)\nreturn y")],
+    "output-not-from-kernel": [
+        candidate(f"y = torch.empty_like(x)\n{LAUNCH}\nz = torch.zeros_like(x)\nreturn z"),
+        candidate(f"y = torch.empty_like(x)\n{LAUNCH}\nreturn torch.zeros_like(x) if x.shape[0] > 3 else 7"),
+    ],
+    "kernel-call": [candidate().replace("* 2,", "* torch.ones(1),"), candidate().replace("* 2,", "* x_ptr.handle,")],
+    "syntax-error": [candidate() + "   )"],
+}
+
+
+@pytest.mark.parametrize(("slug", "source"), [(slug, source) for slug, some in REFUSED.items() for source in some])
+def test_refused_with_its_reason_and_words(slug: str, source: str) -> None:
+    found = check_source(source)
+    assert found is not None
+    assert found.reason == slug, found.message
+    assert len(found.message) > 30
+    assert "{what}" not in found.message
+
+
+LEGAL = {
+    "assert on the device": candidate(
+        f"assert x.is_cuda and x.device.type == 'cuda'\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y"
+    ),
+    "raise on the shape": candidate(f"if x.dim() > 9:\n    raise ValueError('dim')\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y"),
+    "helper that allocates": candidate(
+        "return run(x)", extra=f"def run(x):\n    y = torch.empty_like(x)\n    {LAUNCH}\n    return y\n"
+    ),
+    "helper that launches": candidate(
+        "y = torch.empty_like(x)\nrun(x, y)\nreturn y.view(x.shape)", extra=f"def run(x, y):\n    {LAUNCH}\n"
+    ),
+    "lambda grid": candidate(
+        "y = torch.empty_like(x)\nn = x.numel()\ngrid = lambda meta: (triton.cdiv(n, meta['BLOCK']),)\n"
+        "double_kernel[grid](x, y, n, BLOCK=64)\nreturn y"
+    ),
+    "nested grid function": candidate(
+        "y = torch.empty_like(x)\nn = x.numel()\ndef grid(meta):\n    return (triton.cdiv(n, meta['BLOCK']),)\n"
+        "double_kernel[grid](x, y, n, BLOCK=64)\nreturn y"
+    ),
+    "table of options": candidate(
+        f"y = torch.empty_like(x)\nn = OPTIONS['n']\n{LAUNCH}\nreturn y", extra="OPTIONS = {'n': 3, 'm': [1, 2]}\n"
+    ),
+    "parameter in init": candidate(init="self.weight = nn.Parameter(torch.randn(3))"),
+    "main guard": candidate() + "\nif __name__ == '__main__':\n    print(torch.relu(torch.randn(3)))\n",
+    "unused generators": candidate() + "\ndef get_inputs():\n    return [torch.randn(3)]\n",
+    "view of the output": candidate(f"x = x.contiguous().view(-1)\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y.view(3, -1)"),
+}
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_legal_style_passes(name: str) -> None:
+    found = check_source(LEGAL[name])
+    assert found is None, found.message
+
+
+BOMBS = {
+    "dots": "a" + ".b" * 30_000,
+    "signs": "-" * 50_000 + "1",
+    "brackets": "[" * 5_000,
+    "format": "f'{" + "-" * 50_000 + "1}'",
+    "branches": "if a:\n pass\n" + "elif a:\n pass\n" * 6_000,
+    "calls": "a" + "()" * 30_000,
+    "indentation": "".join(" " * i + "if a:\n" for i in range(300)) + " " * 300 + "pass",
+    "lambdas": "lambda:" * 8_000 + "1",
+    "length": "x = 1\n" * 40_000,
+    "zero byte": "a\0b",
+    "digits": "9" * 90_000,
+    "power": "x=10**10**10**10",
+    "continuations": "\\\n" * 30_000,
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_text_that_would_burden_the_parser_is_refused_at_once(name: str) -> None:
+    start = time.process_time()
+    assert check_source(BOMBS[name]) is not None
+    assert time.process_time() - start < 2.0

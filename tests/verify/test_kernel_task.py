@@ -1,0 +1,121 @@
+"""Task files: KernelBench's form, declared fields, sizes written into the source, and what is said about bad ones."""
+
+from pathlib import Path
+
+import pytest
+
+from windtunnel.recipe import UserError
+from windtunnel.verify.kernel.guess import guessed_sizes
+from windtunnel.verify.kernel.neutral import as_on_gpu
+from windtunnel.verify.kernel.task import load_task, numbers, task_from_source, with_numbers
+
+SOURCE = """\
+import torch
+import torch.nn as nn
+
+batch_size = 128
+dim = 1024 * 4
+half = dim // 2
+scale = 0.5
+
+
+class Model(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+
+    def forward(self, x):
+        return torch.relu(x)
+
+
+def get_inputs():
+    return [torch.randn(batch_size, dim)]
+
+
+def get_init_inputs():
+    return [dim]
+"""
+
+
+def test_numbers_follow_those_that_they_are_made_of() -> None:
+    assert numbers(SOURCE) == {"batch_size": 128, "dim": 4096, "half": 2048, "scale": 0.5}
+    assert numbers(with_numbers(SOURCE, {"dim": 12}))["half"] == 6
+
+
+def test_a_kernelbench_file_gets_a_tiny_size_by_rule() -> None:
+    task = task_from_source(SOURCE, name="relu")
+    assert task.guessed
+    first = next(guessed_sizes(task, "here"))
+    assert first["tiny"]["dim"] == 16
+    assert first["tiny"]["batch_size"] < 16
+    assert first["tiny_ragged"]["dim"] == 17
+    assert "scale" not in first["tiny"]
+
+
+def test_declared_fields_are_read_without_running_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "raise SystemExit\n" + SOURCE + "\nTASK = {'level': 2, 'sizes': {'tiny': {'dim': 8}}, 'variations': ['plain']}\n"
+    )
+    task = load_task(file)
+    assert (task.name, task.level, task.variations, task.guessed) == ("mine", 2, ("plain",), False)
+    assert numbers(task.at("tiny"))["dim"] == 8
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("x = (", "not Python"),
+        ("x = 1", "no Model, get_inputs, get_init_inputs"),
+        (SOURCE + "TASK = {'levels': 2}", "'levels'"),
+        (SOURCE + "TASK = {'sizes': {'tiny': {'dims': 8}}}", "'dims'"),
+        (SOURCE + "TASK = {'sizes': {'small': {}}}", "'small'"),
+        (SOURCE + "TASK = {'dtypes': ['float8']}", "'float8'"),
+        (SOURCE + "TASK = {'variations': ['scaled']}", "'plain'"),
+        (SOURCE + "TASK = {'level': dim}", "not a literal"),
+        (SOURCE + "TASK = [1]", "not a dictionary"),
+    ],
+)
+def test_a_bad_task_file_is_named_with_its_fix(source: str, words: str) -> None:
+    with pytest.raises(UserError) as raised:
+        task_from_source(source, name="t", where="t.py")
+    assert words in raised.value.message
+    assert "t.py" in raised.value.message
+    assert raised.value.fix
+
+
+def test_a_missing_file_is_a_user_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError):
+        load_task(tmp_path / "none.py")
+
+
+def test_questions_about_the_device_are_answered_as_on_a_gpu() -> None:
+    source = "assert x.is_cuda and y.is_cuda, 'é'\ny = empty(3, device='cuda:0')\nk = 'cuda'\nt = x.device.type\nx.type(3)\n"
+    assert as_on_gpu(source).splitlines() == [
+        "assert True and True, 'é'",
+        "y = empty(3, device='cpu')",
+        "k = 'cuda'",
+        "t = 'cuda'",
+        "x.type(3)",
+    ]
+
+
+def test_every_attack_has_a_defence_whose_reasons_exist() -> None:
+    """The table that the docs are made of names stages and reasons that the code knows."""
+    import re
+
+    import yaml
+
+    from windtunnel.verify.kernel import STAGES, rules
+
+    folder = Path(rules.__file__).parent
+    table = yaml.safe_load((folder / "defences.yaml").read_text())
+    assert [row["attack"] for row in table] == list(range(1, 49))
+    text = "\n".join(file.read_text() for file in folder.glob("*.py"))
+    for row in table:
+        assert row["cpu"] or row["gpu"]
+        for part in re.split(r";\s*", row["cpu"] + "; " + row["gpu"]):
+            stage, colon, rest = part.partition(": ")
+            if not colon or stage not in STAGES:
+                continue
+            for reason in re.findall(r"\b[a-z0-9]+(?:-[a-z]+)+\b", re.sub(r"\(.*?\)", "", rest)):
+                assert f'"{reason}"' in text, f"attack {row['attack']}: {reason}"

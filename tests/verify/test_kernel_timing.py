@@ -1,0 +1,120 @@
+"""What is believed of measured times; and the GPU stages' motions, gone through on the interpreter at tiny sizes."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windtunnel.verify.kernel import GpuStages, kernel_sandbox
+from windtunnel.verify.kernel.gpu import Plan
+from windtunnel.verify.kernel.roofline import Work, floor_seconds
+from windtunnel.verify.kernel.task import task_from_source
+from windtunnel.verify.kernel.timing import Samples, doubt, median_with_interval, read_samples, speedup
+
+MIB = 1 << 20
+ADD = Work(output_bytes=64 * MIB, input_bytes=128 * MIB, flops=0, dtype="float32")
+GPU = "NVIDIA H200"
+
+
+def samples(event: float, wall: float | None = None, probe: float = 1e-5, count: int = 40) -> Samples:
+    dice = random.Random(0)
+    return Samples(
+        [event * dice.uniform(0.98, 1.02) for _ in range(count)],
+        [(wall or event) * dice.uniform(0.98, 1.02) for _ in range(count)],
+        [probe] * 4,
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=200))
+def test_the_interval_holds_the_median(seconds: list[float]) -> None:
+    found = median_with_interval(seconds)
+    assert min(seconds) <= found.low <= found.median <= found.high <= max(seconds)
+
+
+def test_the_interval_covers_the_true_median_about_as_often_as_it_says() -> None:
+    dice = random.Random(3)
+    hits = sum(
+        found.low <= 2**0.5 <= found.high  # median of 2 ** uniform(0, 1)
+        for found in (median_with_interval([2 ** dice.random() for _ in range(60)]) for _ in range(400))
+    )
+    assert hits / 400 > 0.93
+
+
+def test_an_honest_time_is_believed() -> None:
+    assert doubt(samples(60e-6, 75e-6), ADD, GPU, 5.0) is None
+
+
+@pytest.mark.parametrize(
+    ("taken", "lived", "reason"),
+    [
+        (samples(5e-6, 6e-6), 5.0, "impossible-speed"),  # 192 MiB in 5 us
+        (samples(60e-6, 400e-6), 5.0, "clock-disagrees"),  # work on another stream
+        (samples(400e-6, 60e-6), 5.0, "clock-disagrees"),
+        (samples(60e-3, 60e-3), 1.0, "clock-disagrees"),  # 40 calls of 60 ms in one second
+    ],
+)
+def test_times_that_cannot_be_are_doubted(taken: Samples, lived: float, reason: str) -> None:
+    found = doubt(taken, ADD, GPU, lived)
+    assert found is not None
+    assert found.reason == reason
+
+
+def test_the_floor_follows_memory_and_products() -> None:
+    assert floor_seconds(ADD, GPU) == pytest.approx(0.8 * 192 * MIB / 4.8e12)
+    product = Work(2 * 4096**2, 4 * 4096**2, 2 * 4096**3, "float16")
+    assert floor_seconds(product, GPU) == pytest.approx(0.8 * 2 * 4096**3 / 989e12)
+    lookup = Work(output_bytes=1024, input_bytes=1 << 30, flops=0, dtype="float32", indexed=True)
+    assert floor_seconds(lookup, GPU) < 1e-9
+    assert floor_seconds(ADD, "an unknown device") == 0
+
+
+def test_speed_is_in_relation_to_the_probe() -> None:
+    """A GPU that clocks down by half between baseline and candidate does not make the candidate slower."""
+    assert speedup(samples(2e-4, probe=2e-5), samples(2e-4, probe=1e-5)) == pytest.approx(2.0)
+
+
+ONES = [1.0] * 20
+FORGED = [
+    None,
+    {},
+    {"events": ONES, "wall": ONES[1:], "probe": [1.0]},
+    {"events": [-1.0] * 20, "wall": ONES, "probe": [1.0]},
+    {"events": [float("nan")] * 20, "wall": ONES, "probe": [1.0]},
+    {"events": [1.0] * 3, "wall": [1.0] * 3, "probe": [1.0]},
+    {"events": ONES, "wall": ONES, "probe": []},
+]
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_forged_samples_are_not_read(forged: object) -> None:
+    assert read_samples(forged) is None
+
+
+def test_full_and_timing_go_through_their_motions_on_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    from test_kernel_funnel import KERNEL, REFERENCE
+
+    sizes = "TASK = {'sizes': {'tiny': {'ROWS': 4, 'COLS': 24}, 'tiny_ragged': {'ROWS': 3, 'COLS': 19}}, 'dtypes': ['float32']}"
+    task = task_from_source(REFERENCE + sizes, name="bias_relu")
+    with kernel_sandbox() as box:
+        stages = GpuStages(task, box, box, device="cpu", size="tiny")
+
+        def judge(source: str):
+            plan = stages.plan()
+            return stages.judge(source, Plan(plan.cases, plan.seed, plan.timed, calls=10))
+
+        right = judge(KERNEL.replace("assert x.is_cuda", "assert x.dim() == 2"))
+        assert right.finding is None, right.finding
+        assert right.evidence["cold"]["median"] > 0
+        assert right.evidence["speedup"]["eager"] > 0
+        for old, new, reason in [
+            ("x + b, 0.0", "x, 0.0", "wrong-values"),
+            ("return y", "return y.view(1, *x.shape)", "wrong-shape"),
+            ("triton.cdiv(n, 64)", "n // 64", "non-finite"),
+            ("y = torch.empty_like(x)", "x = x * 1\n        y = torch.empty_like(x)", "host-compute"),
+        ]:
+            found = judge(KERNEL.replace("assert x.is_cuda", "assert x.dim() == 2").replace(old, new)).finding
+            assert found is not None
+            assert found.reason == reason, found.message

@@ -1,0 +1,198 @@
+"""The service over real HTTP: verdicts, refusals, a full queue, and an end that leaves nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from windtunnel.recipe import UserError
+from windtunnel.verify import serve
+
+TOKEN = "a-token-for-tests"
+SQUARE = {"cases": [{"function": "f", "args": [3], "expected": 9}]}
+RIGHT = "def f(x): return x * x"
+
+
+def start(*options: str, token: str | None = None) -> tuple[subprocess.Popen[str], str]:
+    """The service as a process of its own, and its address."""
+    environment = {k: v for k, v in os.environ.items() if k != "WINDTUNNEL_TOKEN"} | (
+        {"WINDTUNNEL_TOKEN": token} if token else {}
+    )
+    command = [sys.executable, "-m", "windtunnel", "verify", "--serve", "--port", "0", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    found = re.search(r"http://\S+", line)
+    assert found, line + process.stdout.read()
+    return process, found[0]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    folder = tmp_path_factory.mktemp("tasks")
+    (folder / "square.json").write_text(json.dumps({"kind": "code", "task": SQUARE}))
+    (folder / "bad.json").write_text("{")
+    process, url = start("--workers", "2", "--queue", "4", "--tasks", str(folder), token=TOKEN)
+    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60) as client:
+        yield client
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+
+
+def ask(service: httpx.Client, kind: str, task: object, answer: object) -> httpx.Response:
+    return service.post("/verify", json={"kind": kind, "task": task, "answer": answer})
+
+
+def test_verdicts_of_each_kind(service: httpx.Client) -> None:
+    right = ask(service, "code", SQUARE, RIGHT)
+    assert right.status_code == 200
+    assert right.json()["accepted"] is True
+    assert right.json()["reward"] == 1.0
+    wrong = ask(service, "code", SQUARE, "def f(x): return x").json()
+    assert (wrong["accepted"], wrong["reason"], wrong["reward"]) == (False, "wrong-result", 0.0)
+    assert ask(service, "code", "square", RIGHT).json()["accepted"] is True
+    assert ask(service, "exact", {"answer": "42"}, "42").json()["accepted"] is True
+    assert ask(service, "format", {"tags": ["think"]}, "no").json()["reason"] == "tags"
+
+
+def test_answers_with_odd_characters_are_judged(service: httpx.Client) -> None:
+    odd = '"\\ud800 \\u0000 \\udfff"'
+    for body in (
+        '{"kind": "exact", "task": {"answer": "42"}, "answer": ODD}',
+        '{"kind": "code", "task": {"asserts": "assert f() == 1", "reveal": true}, "answer": ODD}',
+        '{"kind": "format", "task": {"schema": {"type": "object"}}, "answer": ODD}',
+    ):
+        answer = service.post("/verify", content=body.replace("ODD", odd))
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["accepted"] is False
+    raising = "def f(): raise ValueError(chr(0xD800))"
+    told = ask(service, "code", {"asserts": "assert f() == 1", "reveal": True}, raising)
+    assert (told.status_code, told.json()["reason"]) == (200, "raised")
+
+
+def test_health_is_open_and_says_what_runs(service: httpx.Client) -> None:
+    health = httpx.get(f"{service.base_url}/health").json()
+    assert health["status"] == "ok"
+    assert health["hardened"] is True
+    assert (health["workers"], health["capacity"]) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    "header", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}, {"Authorization": f"Basic {TOKEN}"}]
+)
+def test_the_token_is_needed(service: httpx.Client, header: dict[str, str]) -> None:
+    answer = httpx.post(f"{service.base_url}/verify", json={}, headers=header)
+    assert answer.status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"{", 400),
+        (b"", 400),
+        (b"[]", 400),
+        (b"[" * 100_000, 400),
+        (b"\xff\xfe", 400),
+        (b'{"kind": "code"}', 400),
+        (b'{"kind": 1, "task": {}, "answer": ""}', 400),
+        (b'{"kind": "code", "task": {}, "answer": 3}', 400),
+        (b'{"kind": "poetry", "task": {}, "answer": ""}', 422),
+        (b'{"kind": "code", "task": {}, "answer": ""}', 422),
+        (b'{"kind": "code", "task": [], "answer": ""}', 422),
+        (b'{"kind": "code", "task": "no-such-task", "answer": ""}', 422),
+        (b'{"kind": "code", "task": "../bad", "answer": ""}', 422),
+        (b'{"kind": "code", "task": "bad", "answer": ""}', 422),
+        (b'{"kind": "kernel", "task": "no-such-kernel", "answer": ""}', 422),
+        (b'{"kind": "kernel", "task": {}, "answer": ""}', 422),
+        (b"x" * (10 << 20), 413),
+    ],
+)
+def test_bad_requests_are_told_what_is_wrong(service: httpx.Client, body: bytes, status: int) -> None:
+    answer = service.post("/verify", content=body)
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"]
+    assert "Traceback" not in answer.text
+
+
+def test_a_body_longer_than_it_says_is_cut_off(service: httpx.Client) -> None:
+    def parts() -> Iterator[bytes]:
+        for _ in range(10):
+            yield b"x" * (1 << 20)
+
+    with contextlib.suppress(httpx.WriteError):  # it may close the connection before all is sent
+        assert service.post("/verify", content=parts()).status_code == 413
+
+
+def test_a_full_queue_answers_429_and_the_rest_is_judged(service: httpx.Client) -> None:
+    slow = {**SQUARE, "seconds": 0.5}
+    with ThreadPoolExecutor(12) as threads:
+        answers = list(threads.map(lambda _: ask(service, "code", slow, "def f(x):\n while True: pass"), range(12)))
+    full = [answer for answer in answers if answer.status_code == 429]
+    assert full
+    assert all(answer.headers["Retry-After"] for answer in full)
+    judged = [answer for answer in answers if answer.status_code == 200]
+    assert len(judged) >= 4
+    assert {answer.json()["reason"] for answer in judged} == {"timeout"}
+    assert ask(service, "code", SQUARE, RIGHT).json()["accepted"] is True
+
+
+def test_no_web_page_and_no_other_name_reaches_a_service_without_token() -> None:
+    process, url = start("--workers", "1")
+    try:
+        body = {"kind": "exact", "task": {"answer": "a"}, "answer": "a"}
+        assert httpx.post(f"{url}/verify", json=body).json()["accepted"] is True
+        assert httpx.post(f"{url}/verify", json=body, headers={"Host": "evil.example"}).status_code == 403
+        assert httpx.post(f"{url}/verify", json=body, headers={"Origin": "http://evil.example"}).status_code == 403
+        assert httpx.get(f"{url}/docs").status_code == 404
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+def test_a_killed_service_takes_its_workers_with_it() -> None:
+    process, url = start("--workers", "1")
+    hanging = {"kind": "code", "task": {**SQUARE, "seconds": 60}, "answer": "def f(x):\n while True: pass"}
+    with ThreadPoolExecutor(1) as threads:
+        future = threads.submit(lambda: httpx.post(f"{url}/verify", json=hanging, timeout=30))
+        deadline = time.monotonic() + 20
+        while httpx.get(f"{url}/health").json()["busy"] == 0 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        workers = [pid for pid in _children(process.pid)]
+        assert workers
+        process.kill()
+        process.wait()
+        with pytest.raises(httpx.HTTPError):
+            future.result()
+    while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+
+
+def test_it_does_not_listen_to_the_world_without_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WINDTUNNEL_TOKEN", raising=False)
+    with pytest.raises(UserError, match="no token"):
+        serve(host="0.0.0.0", port=0)
+    with pytest.raises(UserError, match="printable"):
+        serve(port=0, token="two words ")
+    with pytest.raises(UserError, match="no such folder"):
+        serve(port=0, tasks=Path("/no/such/folder"))
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for child in Path(f"/proc/{pid}/task").glob("*/children"):
+        for word in child.read_text().split():
+            found += [int(word), *_children(int(word))]
+    return found

@@ -1,0 +1,175 @@
+"""Exact match, format and mathematics."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windtunnel.recipe import UserError
+from windtunnel.verify.exact import ExactVerifier
+from windtunnel.verify.extract import boxed, extract, tagged
+from windtunnel.verify.format import FormatVerifier
+from windtunnel.verify.schema import violation
+
+
+@pytest.mark.parametrize(
+    ("spec", "answer", "reason"),
+    [
+        ({"answer": "42"}, " 42\n", "accepted"),
+        ({"answer": "42"}, "4 2", "wrong-result"),
+        ({"answer": ["a", "b"]}, "b", "accepted"),
+        ({"answer": "New York", "fold": "case"}, "new   york", "accepted"),
+        ({"answer": "New York"}, "new york", "wrong-result"),
+        ({"answer": "a b", "fold": "none"}, "a  b", "wrong-result"),
+        ({"answer": "é"}, "e\u0301", "accepted"),
+        ({"answer": "7", "where": "last-line"}, "thinking 8\n7\n\n", "accepted"),
+        ({"answer": "7", "where": "last-line"}, "7\n8", "wrong-result"),
+        ({"answer": "7", "where": "boxed"}, "\\boxed{8} no: \\boxed{7}", "accepted"),
+        ({"answer": "7", "where": "boxed"}, "7", "no-answer"),
+        ({"answer": "7", "where": "answer-tag"}, "<answer>8</answer><answer> 7 </answer>", "accepted"),
+        ({"answer": "7", "where": "answer-tag"}, "<answer>7", "no-answer"),
+    ],
+)
+def test_exact(spec: dict[str, Any], answer: str, reason: str) -> None:
+    verdict = ExactVerifier.of(spec).verify(answer)
+    assert verdict.reason == reason
+    assert verdict.reward == float(reason == "accepted")
+
+
+@pytest.mark.parametrize("spec", [{}, {"answer": 4}, {"answer": []}, {"answer": "a", "x": 1}, {"answer": "a", "where": "b"}])
+def test_malformed_exact_tasks(spec: dict[str, Any]) -> None:
+    with pytest.raises(UserError):
+        ExactVerifier.of(spec)
+
+
+def test_boxes_with_braces_inside_and_long_hostile_answers() -> None:
+    assert boxed("a \\boxed{\\frac{1}{2}} b") == "\\frac{1}{2}"
+    assert boxed("\\boxed{\\{1, 2\\}}") == "\\{1, 2\\}"
+    assert boxed("\\boxed{1") is None
+    started = time.monotonic()
+    for text in ("\\boxed{" * 100_000, "<answer>" * 100_000, "{" * 1_000_000, "```" * 300_000, "```" + " " * 1_000_000):
+        for where in ("boxed", "answer-tag", "last-line", "all"):
+            extract(text, where)  # type: ignore[arg-type]
+        from windtunnel.verify.code.verifier import source_of
+
+        source_of(text)
+    assert time.monotonic() - started < 10
+
+
+@given(st.text(alphabet="<answer>/\\boxed{}x \n"))
+def test_extraction_never_fails(text: str) -> None:
+    for found in (boxed(text), tagged(text, "answer")):
+        assert found is None or found in text
+
+
+@pytest.mark.parametrize(
+    ("spec", "answer", "reason"),
+    [
+        ({"tags": ["think", "answer"]}, "<think>a</think> <answer>b</answer>", "accepted"),
+        ({"tags": ["think", "answer"]}, "<answer>b</answer><think>a</think>", "tags"),
+        ({"tags": ["think", "answer"]}, "<think>a</think>", "tags"),
+        ({"tags": ["think", "answer"]}, "<think>a<answer>b</answer></think>", "tags"),
+        ({"tags": ["think"]}, "<think>a</think><think>b</think>", "tags"),
+        ({"tags": ["think"]}, "<think> </think>", "tags"),
+        ({"tags": ["think"], "only_tags": True}, "<think>a</think>\n", "accepted"),
+        ({"tags": ["think"], "only_tags": True}, "x<think>a</think>", "tags"),
+        ({"boxed": True}, "\\boxed{1}", "accepted"),
+        ({"boxed": True}, "\\boxed{}", "not-boxed"),
+        ({"schema": {"type": "object", "required": ["a"]}}, '{"a": 1}', "accepted"),
+        ({"schema": {"type": "object", "required": ["a"]}}, '{"b": 1}', "json"),
+        ({"schema": {"type": "object"}}, "[" * 100_000, "json"),
+        ({"tags": ["answer"], "schema": {"type": "integer"}}, "<answer>4</answer>", "accepted"),
+    ],
+)
+def test_format(spec: dict[str, Any], answer: str, reason: str) -> None:
+    assert FormatVerifier.of(spec).verify(answer).reason == reason
+
+
+@pytest.mark.parametrize(
+    "spec", [{}, {"tags": "x"}, {"tags": ["a", "a"]}, {"schema": {"pattern": "x"}}, {"schema": {"type": "x"}}, {"x": 1}]
+)
+def test_malformed_format_tasks(spec: dict[str, Any]) -> None:
+    with pytest.raises(UserError):
+        FormatVerifier.of(spec)
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "integer"}, [1, 2.0, -3], [1.5, True, "1", None]),
+        ({"type": ["string", "null"]}, ["a", None], [1, []]),
+        ({"type": "number", "minimum": 0, "maximum": 1}, [0, 0.5, 1], [-1, 2, "0"]),
+        ({"enum": [1, "a"]}, [1, "a"], [True, "b"]),
+        ({"const": 1}, [1, 1.0], [True, 2]),
+        ({"type": "array", "items": {"type": "string"}, "minItems": 1}, [["a"]], [[], [1], "a"]),
+        ({"properties": {"a": {"type": "string"}}, "additionalProperties": False}, [{}, {"a": "b"}, 3], [{"a": 1}, {"b": 1}]),
+        ({"anyOf": [{"type": "string", "maxLength": 2}, {"type": "null"}]}, ["ab", None], ["abc", 1]),
+    ],
+)
+def test_schemas(schema: dict[str, Any], good: list[Any], bad: list[Any]) -> None:
+    for value in good:
+        assert violation(json.loads(json.dumps(value)), schema) == "", value
+    for value in bad:
+        assert violation(json.loads(json.dumps(value)), schema), value
+
+
+pytest.importorskip("math_verify")
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Any]:
+    from windtunnel.verify.sandbox import Sandbox
+
+    with Sandbox(preload=("windtunnel.verify.mathematics_child:warm_up",)) as sandbox:
+        yield sandbox
+
+
+@pytest.mark.parametrize(
+    ("gold", "found", "reason"),
+    [
+        ("\\frac{1}{2}", "0.5", "accepted"),
+        ("x^2-1", "(x-1)(x+1)", "accepted"),
+        ("\\{1,2\\}", "\\{2,1\\}", "accepted"),
+        ("12", "12\\text{ cm}", "accepted"),
+        ("1000", "1,000", "accepted"),
+        ("3", "x = 3", "accepted"),
+        ("\\sqrt{2}", "1.414214", "accepted"),
+        ("5", "\\[5\\]", "accepted"),
+        ("5", "$5$.", "accepted"),
+        ("11:00", "11:00", "accepted"),
+        ("42", "41", "wrong-result"),
+        ("42", "41, 42", "wrong-result"),
+        ("42", "41 \\text{ or } 42", "wrong-result"),
+        ("5", "\\pm 5", "wrong-result"),
+        ("(1,2)", "(2,1)", "wrong-result"),
+        ("[1,2)", "[1,2]", "wrong-result"),
+        ("1", "__import__('os').system('true')", "code"),
+        ("1", "1" + "+1" * 2000, "too-long"),
+    ],
+)
+def test_mathematics(runner: Any, gold: str, found: str, reason: str) -> None:
+    from windtunnel.verify.mathematics import MathVerifier
+
+    assert MathVerifier.of({"answer": gold}, runner).verify(f"so \\boxed{{{found}}}").reason == reason
+
+
+def test_hostile_mathematics_ends_and_costs_only_itself(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from windtunnel.verify import mathematics
+
+    monkeypatch.setattr(mathematics, "LIMITS", replace(mathematics.LIMITS, wall_seconds=1.0))
+    verifier = mathematics.MathVerifier.of({"answer": "1"}, runner)
+    for text in ("9^{9^{9^{9}}}", "10000000!", "((((((" * 50, "\\frac{" * 200, "\\int_0^1 e^{e^{x^x}} dx"):
+        verdict = verifier.verify(f"\\boxed{{{text}}} \\boxed{{{text}}}" if "{" not in text else f"\\boxed{{{text}}}")
+        assert not verdict.accepted
+        assert not verdict.infrastructure
+    assert verifier.verify("\\boxed{1}").accepted
+    broken = mathematics.MathVerifier.of({"answer": "\\frac{"}, runner).verify("\\boxed{1}")
+    assert broken.infrastructure or not broken.accepted
