@@ -165,7 +165,8 @@ def document(results: dict[str, Any]) -> str:
 
     rows = results["attacks"]
     here = [row for row in rows if row["where"] == "cpu"]
-    solved = len({row["task"] for row in results["honest"]})
+    solved, refused = len({row["task"] for row in results["honest"]}), len(results["refused_honest"])
+    large = len(rows) - len(here)
     stages = Counter(row["stage"] for row in here if not row["accepted"])
     lines = [
         "# Attacks on the kernel verifier",
@@ -173,17 +174,16 @@ def document(results: dict[str, Any]) -> str:
         "Written by `python benchmarks/attacks.py write`; the numbers are those of `benchmarks/results/verify-suites-cpu.json`.",
         "",
         f"{len(rows)} candidates cheat in {len(KINDS)} ways. {len(here)} of them have to be stopped without a GPU:",
-        f"{len(results['accepted_attacks'])} were accepted. {len(rows) - len(here)} are honest at the sizes that the interpreter",
-        "can run and cheat at full size or on a GPU only: the correctness half accepts them, and its verdict says what it does",
-        "not cover.",
-        f"{len(results['honest'])} honest candidates on {solved} tasks went the same way:",
-        f"{len(results['refused_honest'])} were refused. All of it took {results['seconds']:.0f} s on {results['machine']}",
+        f"{len(results['accepted_attacks'])} were accepted. {large} are honest at the sizes that the interpreter can run",
+        "and cheat at full size only: the correctness half accepts them, and its verdict says what it does not cover.",
+        f"{len(results['honest'])} honest candidates on {solved} tasks went the same way: {refused} were refused.",
+        f"All of it took {results['seconds']:.0f} s on {results['machine']}",
         f"(torch {results['versions']['torch']}, Triton {results['versions']['triton']}, {results['date'][:10]}).",
         "",
         "Of the attacks stopped here, "
         + ", ".join(f"{count} fell at the stage {stage}" for stage, count in stages.most_common())
-        + ". A candidate falls at the first stage that finds something, so an attack may have more reasons than the one shown.",
-        "Times share the machine's cores among all workers.",
+        + ".",
+        "A candidate falls at the first stage that finds something, so an attack may have more reasons than the one shown.",
         "",
         "| # | kind | candidate | what it does | stopped by | reason |",
         "| --- | --- | --- | --- | --- | --- |",

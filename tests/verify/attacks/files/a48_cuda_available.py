@@ -1,7 +1,7 @@
 # attack: 48
 # how: no work where a GPU is there
 # task: softmax
-# where: gpu
+# where: cpu
 # naive: gpu
 # reasons: wrong-values, non-finite, impossible-speed, reads-mode, host-compute
 import torch

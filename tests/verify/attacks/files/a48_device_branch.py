@@ -1,7 +1,7 @@
 # attack: 48
 # how: honest on the CPU, no work on a GPU
 # task: relu
-# where: gpu
+# where: cpu
 # naive: gpu
 # reasons: non-finite, wrong-values, impossible-speed, reads-mode, host-compute
 import torch
