@@ -1,11 +1,14 @@
 """Runs the attack suite and the honest suite through the kernel verifier, and writes docs/verify-attacks.md from what came out.
 
     python benchmarks/attacks.py run   --out benchmarks/results/verify-suites-cpu.json   # minutes on 2 cores
-    python benchmarks/attacks.py run   --gpu --out benchmarks/results/verify-suites-gpu.json  # all stages, on a GPU
+    python benchmarks/attacks.py run   --gpu --minutes 8 --out benchmarks/results/verify-suites-gpu.json   # on a GPU
     python benchmarks/attacks.py write                                                   # the page from the first file
 
-Both suites stand in tests/verify, whose tests run them too. Exit code 1 when an attack that the CPU should stop is accepted,
-an honest candidate is refused, or a refusal has a reason that does not fit.
+Both suites stand in tests/verify, whose tests run them too. On a GPU everything first goes through the stages up to full
+shapes, several candidates at a time; then what still stands goes before the clock, one at a time, attacks first. --minutes bounds
+both: one attack of each kind and one honest candidate of each task come before the others, and what the time did not suffice for
+is named under left_out and not_timed. Exit code 1 when an attack that should be stopped here is accepted, an honest candidate is
+refused, or a refusal has a reason that does not fit.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import os
 import platform
 import sys
@@ -26,6 +30,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from windtunnel import __version__
 from windtunnel.recipe import UserError
 from windtunnel.verify import (
     GpuStages,
@@ -67,9 +72,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--gpu", action="store_true", help="run the stages that need a GPU too")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--gpu-workers", type=int, default=8, help="candidates at full shapes at a time on one GPU")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing new after so many")
     arguments = parser.parse_args()
     if arguments.what == "run":
-        results = run(arguments.workers, arguments.gpu)
+        results = run(arguments.workers, arguments.gpu_workers if arguments.gpu else 0, 60 * arguments.minutes)
         arguments.out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         print(f"{results['summary']}\n{arguments.out}")
         return 0 if not results["accepted_attacks"] and not results["refused_honest"] and not results["wrong_reasons"] else 1
@@ -89,21 +96,36 @@ def entries() -> tuple[list[Entry], list[Entry]]:
     return attacks, [Entry(h.name, tasks[h.task], h.source) for h in honest_suite()]
 
 
-def run(workers: int, gpu: bool) -> dict[str, Any]:
-    """Judge everything, `workers` candidates at a time."""
+def run(workers: int, gpu: int, limit: float) -> dict[str, Any]:
+    """Judge everything, `workers` candidates at a time, `gpu` of them on a GPU, and begin nothing after `limit` seconds."""
     attacks, honest = entries()
     began = time.monotonic()
     with ExitStack() as stack:
         boxes = stack.enter_context(Sandboxes(workers, kernel_sandbox))
-        compilers = stack.enter_context(Sandboxes(1, compiler_sandbox))
-        devices = (stack.enter_context(gpu_sandbox()), stack.enter_context(reference_sandbox())) if gpu else None
+        compilers = stack.enter_context(Sandboxes(max(1, workers // 2), compiler_sandbox))
         layers = boxes.start()
-        verifiers: dict[str, KernelVerifier] = {}
-        for task in {entry.task.name: entry.task for entry in (*attacks, *honest)}.values():
-            stages = GpuStages(task, *devices) if devices else None
-            verifiers[task.name] = KernelVerifier(task, boxes, compiler=compilers, gpu=stages)
-        with ThreadPoolExecutor(workers) as threads:
-            rows = list(threads.map(lambda entry: judged(entry, verifiers[entry.task.name]), (*attacks, *honest)))
+        trusted = stack.enter_context(Sandboxes(max(1, gpu // 2), reference_sandbox)) if gpu else None
+        runner = stack.enter_context(Sandboxes(gpu, gpu_sandbox)) if gpu else None
+
+        def pass_over(todo: list[Entry], threads: int, until: float, clock: bool) -> dict[str, dict[str, Any]]:
+            verifiers: dict[str, KernelVerifier] = {}
+            for task in {entry.task.name: entry.task for entry in todo}.values():
+                stages = GpuStages(task, runner, trusted, clock=clock, baseline=False) if runner and trusted else None
+                verifiers[task.name] = KernelVerifier(task, boxes, compiler=compilers, gpu=stages)
+            with ThreadPoolExecutor(threads) as pool:
+                rows = pool.map(lambda e: judged(e, verifiers[e.task.name]) if time.monotonic() < until else None, todo)
+                return {row["name"]: row for row in rows if row is not None}
+
+        order = spread(attacks, honest)
+        # A third of the time is the clock's.
+        found = pass_over(order, workers, began + limit * (2 / 3 if gpu else 1), clock=False)
+        if runner:
+            standing = [entry for entry in order if entry.name in found and found[entry.name]["accepted"]]
+            standing.sort(key=lambda entry: entry.number == 0)
+            found |= pass_over(standing, 1, began + limit, clock=True)
+    attacks = [entry for entry in attacks if entry.name in found]
+    left_out = [entry.name for entry in order if entry.name not in found]
+    rows = [found[entry.name] for entry in (*attacks, *(entry for entry in honest if entry.name in found))]
     seconds = time.monotonic() - began
     bad, good = rows[: len(attacks)], rows[len(attacks) :]
     for row, entry in zip(bad, attacks, strict=True):
@@ -116,9 +138,12 @@ def run(workers: int, gpu: bool) -> dict[str, Any]:
         "what": f"attack and honest candidates through {'all stages' if gpu else 'the stages that need no GPU'}",
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}, {platform.system()}",
-        "versions": {name: version(name) for name in ("windtunnel", "torch", "triton")} | {"python": platform.python_version()},
+        "versions": {name: version(name) for name in ("torch", "triton", "numpy")}
+        | {"windtunnel": __version__, "python": platform.python_version()},
         "seconds": round(seconds, 1),
         "hardened": layers.hardened,
+        "left_out": left_out,
+        "not_timed": [row["name"] for row in good if row["stage"] == "full" and row["accepted"]],
         "summary": f"{len(here)} attacks to be stopped here: {len(accepted)} accepted, {len(wrong)} refused for a wrong reason; "
         f"{len(bad) - len(here)} need a GPU; {len(good)} honest candidates: {len(refused)} refused; {seconds:.0f} s",
         "accepted_attacks": accepted,
@@ -127,6 +152,17 @@ def run(workers: int, gpu: bool) -> dict[str, Any]:
         "attacks": bad,
         "honest": good,
     }
+
+
+def spread(attacks: list[Entry], honest: list[Entry]) -> list[Entry]:
+    """All, the first of each kind of attack and of each task before the seconds, and so on."""
+    turns: Counter[object] = Counter()
+    placed = []
+    for entry in (*attacks, *honest):
+        key = entry.number or entry.task.name
+        placed.append((turns[key], entry))
+        turns[key] += 1
+    return [entry for _, entry in sorted(placed, key=lambda pair: pair[0])]
 
 
 def judged(entry: Entry, verifier: KernelVerifier) -> dict[str, Any]:

@@ -3,6 +3,7 @@
     python benchmarks/planning.py measure --out benchmarks/results/planning-h200.json
     python benchmarks/planning.py report
 
+planning_recursive.yaml (--configs) has the recursive GPTs.
 `measure` runs as many configurations side by side as the machine has GPUs for, and writes what it
 has after each; one that stands in --out (or --have) already is not run again. `report` never changes
 the planner: its constants were fitted to the `calibrate` half by fit_planning.py.
@@ -28,7 +29,7 @@ import yaml
 
 from windtunnel.launch import try_steps
 from windtunnel.plan import Layout, Plan, make_plan
-from windtunnel.recipe import Recipe, UserError, load_recipe
+from windtunnel.recipe import Recipe, UserError, load_recipe, phase_recipe
 from windtunnel.rig import parse_rig
 
 HERE = Path(__file__).parent
@@ -62,7 +63,8 @@ class Config:
 
     def recipe(self) -> Recipe:
         """The recipe with every key set."""
-        return load_recipe(self.base, self.overrides)
+        recipe = load_recipe(self.base, self.overrides)
+        return phase_recipe(recipe, recipe.phases[0].name) if recipe.phases else recipe
 
     def layout(self) -> Layout:
         """The layout that is measured; the plan of this recipe on this rig must choose the same."""
@@ -90,7 +92,7 @@ def _config(entry: dict[str, Any], common: dict[str, Any], folder: Path) -> Conf
     keys = {**common[entry["recipe"]], **entry["set"]}
     if str(keys.get("model.config", "")).endswith(".json"):
         keys["model.config"] = str(folder / keys["model.config"])
-    stage = "pretrain" if entry["recipe"] == "charlm" else "sft"
+    stage = "sft" if entry["recipe"] == "finetune" else "pretrain"
     sequences = entry["gpus"] * entry["micro_batch"] * entry["accumulation"]
     keys[f"stages.{stage}.micro_batch"] = entry["micro_batch"]
     keys[f"stages.{stage}.batch_tokens"] = sequences * keys["model.sequence"]
@@ -116,7 +118,9 @@ def measure(args: argparse.Namespace) -> None:
     # That memory runs out is an answer; a crash is not.
     answers = (e for e in results.get("configs", []) if e["trial"]["failure"] is None or e["trial"].get("out_of_memory"))
     done = {entry["name"] for entry in answers}
-    waiting = [c for c in load_configs() if (not args.only or c.name in args.only) and (args.again or c.name not in done)]
+    waiting = [
+        c for c in load_configs(args.configs) if (not args.only or c.name in args.only) and (args.again or c.name not in done)
+    ]
     free = list(range(args.gpus or _visible_gpus()))
     # The largest first: a small one never keeps it waiting for the last of its GPUs.
     waiting = sorted((config for config in waiting if config.gpus <= len(free)), key=lambda config: -config.gpus)
@@ -134,7 +138,7 @@ def measure(args: argparse.Namespace) -> None:
             run = running.pop(name)
             free = sorted(free + run.gpus)
             entry = run.entry()
-            results = _merged(results, entry)
+            results = _merged(results, entry, args.configs)
             _write(args.out, results)
             print(_line(entry), flush=True)
     for config in waiting:
@@ -156,7 +160,7 @@ class _Running:
             "CUDA_VISIBLE_DEVICES": ",".join(names[gpu] for gpu in gpus),
         }
         command = [sys.executable, __file__, "one", config.name, "--out", str(self._out), "--timeout", str(timeout)]
-        command += ["--steps", str(args.steps), "--step-seconds", str(args.step_seconds)]
+        command += ["--steps", str(args.steps), "--step-seconds", str(args.step_seconds), "--configs", str(args.configs)]
         self.process = subprocess.Popen(command, env=environment)
 
     def entry(self) -> dict[str, Any]:
@@ -174,7 +178,7 @@ class _Running:
 
 def one(args: argparse.Namespace) -> None:
     """Measure one configuration in this process's view of the machine."""
-    config = next(c for c in load_configs() if c.name == args.name)
+    config = next(c for c in load_configs(args.configs) if c.name == args.name)
     recipe = config.recipe()
     vocab = config.keys.get("data.tokenizer.vocab_size")
     try:
@@ -199,8 +203,8 @@ def _read(path: Path | None) -> dict[str, Any]:
     return dict(json.loads(path.read_text())) if path is not None and path.exists() else {}
 
 
-def _merged(results: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
-    order = [config.name for config in load_configs()]
+def _merged(results: dict[str, Any], entry: dict[str, Any], configs: Path) -> dict[str, Any]:
+    order = [config.name for config in load_configs(configs)]
     kept = [old for old in results.get("configs", []) if old["name"] != entry["name"]]
     return {
         "what": "full-size steps on random tokens: seconds of a step, memory of the rank that had most; "
@@ -270,7 +274,7 @@ def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def report(args: argparse.Namespace) -> None:
     """The table, and the medians and worst of each half."""
-    configs = {config.name: config for config in load_configs()}
+    configs = {config.name: config for config in load_configs(args.configs)}
     entries = [entry for entry in _read(args.results).get("configs", []) if entry["name"] in configs]
     if not entries:
         raise SystemExit(f"{args.results} holds no measurement: run `measure` first")
@@ -325,6 +329,8 @@ def main() -> None:
     verb.set_defaults(do=report)
     verb.add_argument("--results", type=Path, default=RESULTS)
     verb.add_argument("--out", type=Path, default=REPORT)
+    for verb in verbs.choices.values():
+        verb.add_argument("--configs", type=Path, default=CONFIGS, help="what to measure; default: planning_configs.yaml")
     args = parser.parse_args()
     args.do(args)
 

@@ -1,10 +1,14 @@
-"""The same attack and honest files before other public checkers, as far as each runs on this machine.
+"""The same attack and honest files before other public checkers, as far as each runs on this machine, in one run.
 
-    PEER=/path/to/KernelBench .venv/bin/python benchmarks/verify_peers.py --out benchmarks/results/verify-peers-cpu.json
+    .venv/bin/python benchmarks/verify_peers.py --kernelbench FOLDER --robust-kbench FOLDER --backendbench FOLDER
 
-Peers: KernelBench's static checker (its text rules for Triton) and its evaluation, which needs an NVIDIA GPU and runs there with
-five trials. Beside them stand our text rules alone, the counterpart of a static checker, and with --funnel every stage that this
-machine can run. A file that a judge could not judge is counted as such, never as passed or refused.
+FOLDER: checkouts of ScalingIntelligence/KernelBench, SakanaAI/robust-kbench and meta-pytorch/BackendBench, used as they are;
+what is not named is left out. Of KernelBench: its static checker (its text rules for Triton), and its evaluation, on a GPU whole,
+otherwise its correctness functions through the interpreter. Of the others: their correctness functions through the interpreter
+(verify_peers_child.py says how), at the sizes and in the float32 that it can run. Beside them stand our text rules alone, the
+counterpart of a static checker, and every stage of ours that this machine can run.
+A file on which a judge gave no verdict (it crashed, hung or was ended by the candidate) is counted as such, never as passed or
+refused. Attacks that are honest at the sizes of the interpreter are left out where there is no GPU, for all.
 """
 
 from __future__ import annotations
@@ -14,98 +18,120 @@ import contextlib
 import importlib.util
 import io
 import json
-import os
-import re
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SUITES = ROOT / "tests" / "verify"
-Judge = Callable[[str, Any], bool | None]
+CHECKOUTS = {"kernelbench": "src/kernelbench", "robust-kbench": "robust_kbench", "backendbench": "BackendBench"}
+
+
+@dataclass(frozen=True)
+class File:
+    """A candidate. small: the reference at the sizes that the interpreter runs."""
+
+    name: str
+    source: str
+    task: Any
+    small: str
+
+
+Judge = Callable[[File], "bool | None"]
 
 
 def main() -> None:
     """Judge every file by every peer and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "verify-peers-cpu.json")
-    parser.add_argument(
-        "--peer", type=Path, default=Path(os.environ.get("PEER", "KernelBench")), help="a checkout of KernelBench"
-    )
-    parser.add_argument("--funnel", action="store_true", help="also every stage of ours (minutes)")
+    for name in CHECKOUTS:
+        parser.add_argument(f"--{name}", type=Path, help="a checkout")
+    parser.add_argument("--every", type=int, default=1, help="judge only every n-th file, to try it")
+    parser.add_argument("--no-funnel", action="store_true", help="leave out the stages of ours that run candidates")
     options = parser.parse_args()
-    if not (options.peer / "src" / "kernelbench").is_dir():
-        sys.exit(
-            f"error: {options.peer} is no checkout of KernelBench\n"
-            "  fix: --peer FOLDER, from github.com/ScalingIntelligence/KernelBench"
-        )
+    checkouts = {name: folder for name in CHECKOUTS if (folder := getattr(options, name.replace("-", "_"))) is not None}
+    for name, folder in checkouts.items():
+        if not (folder / CHECKOUTS[name]).is_dir():
+            sys.exit(f"error: --{name} {folder} is no checkout: it has no {CHECKOUTS[name]}")
     sys.path.insert(0, str(SUITES))
-    attacks, honest = read_attacks(), read_honest()
-    judges: dict[str, Judge] = {"kernelbench static checker": static_checker(options.peer)}
-    if has_gpu():
-        judges["kernelbench evaluation"] = evaluation(options.peer)
-    judges["windtunnel, text alone"] = ours
+    attacks, honest = read_attacks()[:: options.every], read_honest()[:: options.every]
     with contextlib.ExitStack() as opened:
-        if options.funnel:
+        judges = judges_of(checkouts, opened)
+        judges["windtunnel, text alone"] = ours
+        if not options.no_funnel:
             judges["windtunnel"] = funnel(opened)
-        table = {name: count(judge, attacks, honest) for name, judge in judges.items()}
+        table = {name: count(name, judge, attacks, honest) for name, judge in judges.items()}
     result = {
         "machine": machine(),
-        "peer_commit": commit(options.peer),
+        "peer_commits": {name: commit(folder) for name, folder in checkouts.items()},
         "attacks": len(attacks),
         "honest": len(honest),
         "judges": table,
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=2) + "\n")
-    for name, row in table.items():
-        counts = {key: value for key, value in row.items() if isinstance(value, int)}
-        print(f"{name}: {counts}")
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def read_attacks() -> list[tuple[str, str, Any]]:
-    """(name, source, task) of every attack file."""
-    from windtunnel.verify import find_task, load_task
-
-    found = []
-    for file in sorted((SUITES / "attacks" / "files").glob("*.py")):
-        source = file.read_text()
-        named = re.search(r"^# task: (.*)$", source, re.MULTILINE)
-        assert named is not None, file
-        name = named.group(1).strip()
-        task = load_task(SUITES / "attacks" / "tasks" / name[5:]) if name.startswith("file:") else find_task(name)
-        found.append((file.stem, source, task))
-    return found
+def judges_of(checkouts: dict[str, Path], opened: contextlib.ExitStack) -> dict[str, Judge]:
+    """The peers that this machine can run."""
+    judges: dict[str, Judge] = {}
+    if "kernelbench" in checkouts:
+        judges["kernelbench, static checker"] = static_checker(checkouts["kernelbench"])
+    for name, folder in checkouts.items():
+        if name == "kernelbench" and has_gpu():
+            judges["kernelbench, evaluation on a GPU"] = forked("kernelbench-gpu", folder, opened)
+        else:
+            judges[f"{name}, correctness on a CPU"] = forked(name, folder, opened)
+    return judges
 
 
-def read_honest() -> list[tuple[str, str, Any]]:
-    """(name, source, task) of every honest candidate."""
+def read_attacks() -> list[File]:
+    """Every attack that this machine can show."""
+    from attacks.suite import suite
+
+    from windtunnel.verify.kernel.task import with_numbers
+
+    return [
+        File(a.name, a.source, a.task, with_numbers(a.task.source, {**a.task.sizes["tiny"], **a.sizes}))
+        for a in suite()
+        if a.where == "cpu" or has_gpu()
+    ]
+
+
+def read_honest() -> list[File]:
+    """Every honest candidate."""
     from honest.suite import suite
 
     from windtunnel.verify import find_task
 
-    return [(entry.name, entry.source, find_task(entry.task)) for entry in suite()]
+    return [File(h.name, h.source, task, task.at("tiny")) for h in suite() for task in [find_task(h.task)]]
 
 
-def count(judge: Judge, attacks: list[tuple[str, str, Any]], honest: list[tuple[str, str, Any]]) -> dict[str, Any]:
-    """How many of each kind a judge accepts, refuses or cannot judge, and the names that it gets wrong."""
+def count(name: str, judge: Judge, attacks: list[File], honest: list[File]) -> dict[str, Any]:
+    """How many of each kind a judge accepts, refuses or gives no verdict on, and the names that it gets wrong."""
+    began = time.monotonic()
     row: dict[str, Any] = {}
     for kind, files, wrong in (("attacks", attacks, True), ("honest", honest, False)):
-        said = {name: judge(source, task) for name, source, task in files}
+        said = {file.name: judge(file) for file in files}
         row[f"{kind}_accepted"] = sum(answer is True for answer in said.values())
         row[f"{kind}_refused"] = sum(answer is False for answer in said.values())
-        row[f"{kind}_not_judged"] = sum(answer is None for answer in said.values())
+        row[f"{kind}_no_verdict"] = sum(answer is None for answer in said.values())
         row[f"{kind}_wrong"] = [name for name, answer in said.items() if answer is wrong]
+    row["seconds"] = round(time.monotonic() - began, 1)
+    print(f"{name}: { {key: value for key, value in row.items() if not isinstance(value, list)} }", flush=True)
     return row
 
 
-def ours(source: str, task: Any) -> bool | None:
+def ours(file: File) -> bool | None:
     """The allow-list and dataflow alone, as the counterpart of a static checker."""
     from windtunnel.verify import check_source
 
-    return check_source(source, task) is None
+    return check_source(file.source, file.task) is None
 
 
 def funnel(opened: contextlib.ExitStack) -> Judge:
@@ -117,12 +143,13 @@ def funnel(opened: contextlib.ExitStack) -> Judge:
     boxes = [opened.enter_context(make()) for make in (gpu_sandbox, reference_sandbox)] if has_gpu() else []
     verifiers: dict[str, KernelVerifier] = {}
 
-    def judge(source: str, task: Any) -> bool | None:
+    def judge(file: File) -> bool | None:
+        task = file.task
         if task.name not in verifiers:
             gpu = GpuStages(task, *boxes) if boxes else None
             verifiers[task.name] = KernelVerifier(task, tiny, compiler=compiler, gpu=gpu)
         try:
-            verdict = verifiers[task.name].verify(source)
+            verdict = verifiers[task.name].verify(file.source)
         except UserError:
             return False  # a task that a constant would solve is refused as a whole
         return None if verdict.infrastructure else verdict.accepted
@@ -134,34 +161,46 @@ def static_checker(peer: Path) -> Judge:
     """KernelBench's own function, with its defaults for Triton."""
     module = load(peer / "src" / "kernelbench" / "kernel_static_checker.py", "kernel_static_checker")
 
-    def judge(source: str, task: Any) -> bool | None:
-        valid, _, _ = module.validate_kernel_static(source, backend="triton")
+    def judge(file: File) -> bool | None:
+        valid, _, _ = module.validate_kernel_static(file.source, backend="triton")
         return bool(valid)
 
     return judge
 
 
-def evaluation(peer: Path) -> Judge:
-    """KernelBench's own evaluation in a process of its own for each file: it runs the candidate unprotected."""
-    program = (
-        "import sys, json, torch; sys.path.insert(0, sys.argv[1]); from kernelbench.eval import eval_kernel_against_ref;"
-        "ref, new = json.load(sys.stdin);"
-        "r = eval_kernel_against_ref(ref, new, num_correct_trials=5, measure_performance=False, backend='triton', device=0);"
-        "print('JUDGED', json.dumps(bool(r and r.compiled and r.correctness)))"
-    )
+def forked(name: str, checkout: Path, opened: contextlib.ExitStack) -> Judge:
+    """A peer's own functions, through the interpreter or on a GPU, in a process of its own for each file."""
+    from windtunnel.verify.kernel.neutral import as_on_gpu
 
-    def judge(source: str, task: Any) -> bool | None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            done = subprocess.run(
-                [sys.executable, "-c", program, str(peer / "src")],
-                input=json.dumps([task.at("full"), source]),
-                capture_output=True,
-                text=True,
-                timeout=120,
-            )
-            said = re.search(r"^JUDGED (true|false)$", done.stdout, re.MULTILINE)
-            return None if said is None else said.group(1) == "true"
-        return None
+    folder = opened.enter_context(tempfile.TemporaryDirectory())
+    program = Path(__file__).with_name("verify_peers_child.py")
+    child = subprocess.Popen(
+        [sys.executable, str(program), name, str(checkout.resolve())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+    )
+    opened.callback(child.kill)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    send, receive = child.stdin, child.stdout
+    if receive.readline() != "ready\n":
+        sys.exit(f"error: {name} did not start: run {program.name} {name} {checkout} to see why")
+
+    def ask(reference: str, source: str) -> bool | None:
+        send.write(json.dumps({"reference": reference, "source": source}) + "\n")
+        send.flush()
+        said = json.loads(receive.readline())
+        return said if said is None else bool(said)
+
+    def judge(file: File) -> bool | None:
+        if name.endswith("-gpu"):
+            return ask(file.task.at("full"), file.source)
+        source = file.source
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+            source = as_on_gpu(source)  # `assert x.is_cuda` of honest code must hold here too
+        return ask(file.small, source)
 
     return judge
 

@@ -1,6 +1,8 @@
 """What judging costs: one fresh child, candidates a second by number of workers, and 10,000 candidates that leave nothing behind.
 
-python benchmarks/verify_speed.py --out benchmarks/results/verify-speed.json [--candidates 10000] [--workers 1 2 4 8 16]
+python benchmarks/verify_speed.py --out benchmarks/results/verify-speed.json [--candidates 10000] [--workers 1 2 4 8 16] [--gpu]
+
+With --gpu also the stages that need one: full shapes by number of workers, and with the clock, one candidate at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +20,18 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from windtunnel.verify import KernelVerifier, Pool, Sandboxes, Verifier, find_task, kernel_sandbox
+from windtunnel.verify import (
+    GpuStages,
+    KernelVerifier,
+    Pool,
+    Sandboxes,
+    Verifier,
+    compiler_sandbox,
+    find_task,
+    gpu_sandbox,
+    kernel_sandbox,
+    reference_sandbox,
+)
 from windtunnel.verify.code import Call, CodeTask, CodeVerifier
 from windtunnel.verify.sandbox import Job, Limits, MiB, Sandbox
 
@@ -93,14 +106,35 @@ def throughput(verifier: Verifier, answer: str, workers: int, number: int) -> fl
 
 
 def scaling(counts: list[int]) -> list[dict[str, Any]]:
-    """Candidates a second by number of workers, for code (one test) and for a small kernel's correctness."""
+    """Candidates a second by number of workers, for code (one test) and for a small kernel's correctness: compile and tiny."""
     rows = []
     for workers in counts:
         with Sandboxes(workers, lambda: Sandbox(preload=(CHILD,))) as sandboxes:
             code = throughput(CodeVerifier(CodeTask([Call("f", [3], 9)]), sandboxes), RIGHT, workers, 150 * workers)
-        with Sandboxes(workers, kernel_sandbox) as sandboxes:
-            kernel = throughput(KernelVerifier(find_task("relu"), sandboxes), KERNEL, workers, 30 * workers)
+        with Sandboxes(workers, kernel_sandbox) as sandboxes, Sandboxes(workers, compiler_sandbox) as compilers:
+            verifier = KernelVerifier(find_task("relu"), sandboxes, compiler=compilers)
+            kernel = throughput(verifier, KERNEL, workers, 30 * workers)
         rows.append({"workers": workers, "code_per_second": round(code, 1), "kernel_per_second": round(kernel, 1)})
+        print(rows[-1], flush=True)
+    return rows
+
+
+def on_a_gpu(counts: list[int]) -> list[dict[str, Any]]:
+    """The same kernel through all stages but the clock, by workers of every kind; then the clock too, which one at a time has."""
+    rows = []
+    task = find_task("relu")
+    for workers, clock in [*((count, False) for count in counts), (1, True)]:
+        most = max(counts)
+        with (
+            Sandboxes(most if clock else workers, kernel_sandbox) as tiny,
+            Sandboxes(most if clock else workers, compiler_sandbox) as compilers,
+            Sandboxes(workers, gpu_sandbox) as gpus,
+            Sandboxes(max(1, workers // 2), reference_sandbox) as trusted,
+        ):
+            verifier = KernelVerifier(task, tiny, compiler=compilers, gpu=GpuStages(task, gpus, trusted, clock=clock))
+            # With the clock all earlier stages of later candidates run meanwhile.
+            rate = throughput(verifier, KERNEL, most if clock else workers, 12 if clock else 6 * workers)
+        rows.append({"gpu_workers": workers, "clock": clock, "kernel_per_second": round(rate, 2)})
         print(rows[-1], flush=True)
     return rows
 
@@ -199,6 +233,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--candidates", type=int, default=10_000)
     parser.add_argument("--workers", type=int, nargs="*")
+    parser.add_argument("--gpu", action="store_true", help="also the stages that need a GPU")
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     counts = options.workers or sorted({1, 2, 4, 8, 16, cores} & set(range(1, cores + 1)))
@@ -215,6 +250,9 @@ def main() -> None:
     }
     print(json.dumps(result["child"]), flush=True)
     result["scaling"] = scaling(counts)
+    if options.gpu:
+        result["gpu"] = torch.cuda.get_device_name()
+        result["gpu_scaling"] = on_a_gpu(counts)
     with tempfile.TemporaryDirectory() as folder:
         tempfile.tempdir = folder
         result["leaks"] = leaks(options.candidates, cores)

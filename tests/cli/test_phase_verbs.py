@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import re
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -84,6 +89,16 @@ def test_gates_fit_100_columns_and_name_number_and_advice(capsys: pytest.Capture
     assert (verdict["held"], verdict["next"], len(verdict["gates"])) == (False, "quality", 5)
 
 
+def test_no_gates_is_a_sentence_and_no_empty_table(capsys: pytest.CaptureFixture[str]) -> None:
+    show_gates(PhaseReport("validation", Path("runs/x"), (), "quality"), as_json=False)
+    shown = capsys.readouterr().out
+    assert "none of them asks for anything" in shown
+    assert "phase quality starts" in shown
+    assert "measured" not in shown
+    show_gates(PhaseReport("validation", Path("runs/x"), (), "quality"), as_json=False, alone=True)
+    assert "may start: --phase quality" in capsys.readouterr().out
+
+
 def test_runs_shows_phases_and_gates_and_no_empty_columns_without_them(tmp_path: Path) -> None:
     from windtunnel.run import RunFolder
 
@@ -105,3 +120,28 @@ def test_runs_shows_phases_and_gates_and_no_empty_columns_without_them(tmp_path:
     assert "held" in second
     listed = json.loads(windtunnel("runs", "--root", str(tmp_path / "phased"), "--json").stdout)
     assert {run["phase"]: run["gates"] for run in listed}["validation"] == {"order": True, "refinement": False}
+
+
+def test_runs_of_phases_fit_a_terminal_of_100_columns_with_their_names_whole(tmp_path: Path) -> None:
+    from windtunnel.run import RunFolder
+
+    for phase in ("validation", "quality"):
+        with RunFolder.create(tmp_path / "runs", phase_recipe(load_recipe("trm"), phase), rig={}) as run:
+            run.update(gates=[{"name": "order", "held": True}, {"name": "refinement", "held": False}])
+            run.finish("done", "budget.steps: 1,000 steps done")
+    shown = on_a_terminal(["runs", "--root", str(tmp_path / "runs")], columns=100)
+    assert {path.name for path in (tmp_path / "runs").iterdir()} <= set(shown.split())
+    assert max(map(len, shown.splitlines())) <= 100
+    assert len([line for line in shown.splitlines() if line.strip()]) <= 12  # two runs of a few lines each
+
+
+def on_a_terminal(arguments: list[str], columns: int) -> str:
+    """What a verb writes on a terminal of so many columns, without colours."""
+    leader, follower = os.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    command = [sys.executable, "-m", "windtunnel", *arguments]
+    done = subprocess.run(command, stdout=follower, env=environment | {"TERM": "xterm"}, timeout=60, check=True)
+    assert done.returncode == 0
+    os.close(follower)
+    return re.sub(r"\x1b\[[0-9;]*[a-zA-Z]", "", os.read(leader, 1 << 16).decode()).replace("\r", "")

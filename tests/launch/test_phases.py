@@ -220,8 +220,30 @@ def test_a_phase_of_another_recipe_does_not_count(job: Job, tmp_path: Path, chan
     error = refused(job, "second")
     assert "is of another recipe" in error.message
     assert change.split(".")[-1].split("=")[0] in error.message
-    with pytest.raises(UserError, match="no run of the phases"):
-        job.go(resume=True)
+    if "budget" not in change:
+        with pytest.raises(UserError, match=r"no run of the phases .* is of another: .* there and .* here"):
+            job.go(resume=True)
+
+
+def test_a_run_of_another_recipe_opens_no_phase_by_its_gates(job: Job, tmp_path: Path) -> None:
+    """Named with --run: what another model showed says nothing about this one."""
+    assert job.go("first") == 0
+    job.recipe = load_recipe(tmp_path / "two.yaml", ["model.sequence=64"])
+    assert "model.sequence is 32 there and 64 here" in refused(job, run=only(job, "first"), resume=True).message
+
+
+def test_a_phase_that_is_longer_now_is_trained_on_before_its_gates_are_judged(job: Job, tmp_path: Path) -> None:
+    assert job.go() == 0
+    first, second = only(job, "first"), only(job, "second")
+    job.recipe = load_recipe(tmp_path / "two.yaml", ["phases.first.set.budget.steps=60"])
+    assert job.go(run=first, resume=True) == 0
+    assert job.started == [("first", first), ("second", None)]
+    assert job.go(run=first, resume=True) == 0
+    assert job.names == ["second"]
+    job.recipe = load_recipe(tmp_path / "two.yaml", ["phases.first.set.budget.steps=60", "phases.second.set.budget.steps=30"])
+    assert job.go(resume=True) == 0
+    assert job.names == ["second"]
+    assert job.started[0][1] not in (None, second)
 
 
 def test_a_change_of_the_later_phase_alone_counts(job: Job, tmp_path: Path) -> None:
@@ -293,6 +315,12 @@ def test_two_phases_train_for_real_in_processes_of_their_own(tmp_path: Path) -> 
         "first": ("done", 40),
         "second": ("done", 20),
     }
+    again = subprocess.run(
+        [*command, "--json", "--resume"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert again.returncode == 2
+    assert "--set phases.second.set.budget.steps=40" in json.loads(again.stderr)["fix"]
+    assert {run.status for run in list_runs(tmp_path / "runs")} == {"done"}  # nothing was trained, nothing was killed
     for run in list_runs(tmp_path / "runs"):
         with MetricsReader(run.path / "metrics.sqlite") as metrics:
             assert len(metrics.series("loss")) == run.step

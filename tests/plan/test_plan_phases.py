@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from windtunnel.plan import climb_phases, make_plan, phase_rows, plan_phases
+from windtunnel.model import derive
+from windtunnel.plan import climb_phases, depth_warnings, make_plan, phase_remarks, phase_rows, plan_phases
 from windtunnel.recipe import load_recipe, phase_recipe
 from windtunnel.rig import parse_rig
 
@@ -62,3 +63,24 @@ def test_the_ladders_target_does_all_phases() -> None:
     assert (target.hours, target.dollars) == (phased.hours, phased.dollars)
     assert target.does == "2 phases, 6,000 steps"
     assert ladder.dollars == pytest.approx(sum(rung.dollars or 0.0 for rung in ladder.rungs))
+
+
+def test_no_total_where_nothing_fits_and_a_named_one_where_some_do() -> None:
+    too_much = load_recipe("trm", ["trm.loops=64", "trm.cycles=64", "trm.supervision=64"])
+    assert [row[0] for row in phase_rows(plan_phases(too_much, parse_rig(RIG)))] == ["validation", "quality"]
+    half = plan_phases(load_recipe("trm", ["budget.dollars=10"]), parse_rig(RIG))
+    assert not half.fits
+    assert phase_rows(half)[-1][0] == "those that fit"
+
+
+def test_phases_of_other_depths_are_warned_of() -> None:
+    rig = parse_rig(RIG)
+    assert depth_warnings(plan_phases(load_recipe("trm"), rig)) == []
+    other = plan_phases(load_recipe("trm", ["phases.validation.set.model.depth=4"]), rig)
+    assert "validation 4, quality 12" in dict(phase_remarks(other))["warning"]
+
+
+def test_a_rate_of_the_preset_is_said_to_be_the_presets() -> None:
+    recipe = load_recipe("trm", ["stages.pretrain.optimizer.embedding_lr=0.3"])
+    rules = {name: rule for name, _, rule in derive(phase_recipe(recipe, "validation"), 8192).rows()}
+    assert (rules["matrix_lr"], rules["embedding_lr"]) == ("preset aggressive", "recipe")

@@ -157,3 +157,13 @@ def test_epochs_over_data(epochs: int, level: str) -> None:
     verdict = epochs_over_data(epochs * 1000, 1000)
     assert (verdict.epochs, verdict.level) == (epochs, level)
     assert "epochs over 1,000" in verdict.message
+
+
+def test_a_phase_is_told_the_keys_that_give_it_more() -> None:
+    phase = {"dollars_per_hour": 24.0, "batch_tokens": 1, "epoch_tokens": 100, "phase": "quality"}
+    with pytest.raises(BudgetSpent) as steps:
+        BudgetClock(Budget(steps=100), **phase).require_left(100)
+    assert "--set phases.quality.set.budget.steps=200" in str(steps.value.fix)
+    with pytest.raises(BudgetSpent) as dollars:  # what is left of a budget for all phases says nothing about the whole
+        BudgetClock(Budget(dollars=1.0), **phase, spent=Spent(3600, 2.0)).require_left(5)
+    assert "--set budget.dollars=..." in str(dollars.value.fix)

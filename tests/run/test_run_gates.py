@@ -48,6 +48,11 @@ def test_a_good_run_passes_all_gates(recipe: Recipe) -> None:
     assert results["gradient_norm"].limit == "0.5 to 1.5"
 
 
+def test_losses_that_differ_little_are_shown_as_different(recipe: Recipe) -> None:
+    series = good() | {f"validation_loss_step_{i}": points(lambda step, i=i: 2.887 - i * 2e-5, every=50) for i in range(4)}
+    assert judged(series, recipe)["order"].measured == "2.88700 > 2.88698 > 2.88696 > 2.88694"
+
+
 @pytest.mark.parametrize(
     ("gate", "fault", "measured", "advice"),
     [

@@ -149,8 +149,12 @@ def test_a_spot_notice_stops_with_a_checkpoint(new_run: NewRun, tmp_path: Path, 
 def test_a_spent_budget_says_so(new_run: NewRun) -> None:
     folder = new_run("budget.steps=5")
     assert train(folder) == 0
+    ended = RunFolder.open(folder).manifest
     with pytest.raises(UserError, match=r"budget\.steps is already spent"):
         train(folder)
+    after = RunFolder.open(folder).manifest
+    assert [after[key] for key in ("status", "reason")] == [ended[key] for key in ("status", "reason")]
+    assert after["status"] == "done"
 
 
 def test_a_damaged_checkpoint_is_passed_over(new_run: NewRun) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.verify.kernel import GpuStages, kernel_sandbox
+from windtunnel.verify.kernel import GpuStages, KernelVerifier, kernel_sandbox
 from windtunnel.verify.kernel.gpu import Plan
 from windtunnel.verify.kernel.roofline import Work, floor_seconds
 from windtunnel.verify.kernel.task import task_from_source
@@ -109,6 +109,10 @@ def test_full_and_timing_go_through_their_motions_on_the_interpreter() -> None:
         assert right.finding is None, right.finding
         assert right.evidence["cold"]["median"] > 0
         assert right.evidence["speedup"]["eager"] > 0
+        without = GpuStages(task, box, box, clock=False, device="cpu", size="tiny")
+        unclocked = KernelVerifier(task, box, gpu=without).verify(KERNEL.replace("assert x.is_cuda", "assert x.dim() == 2"))
+        assert (unclocked.accepted, unclocked.stage) == (True, "full"), unclocked.message
+        assert unclocked.evidence["left"] == ["timing"]
         for old, new, reason in [
             ("x + b, 0.0", "x, 0.0", "wrong-values"),
             ("return y", "return y.view(1, *x.shape)", "wrong-shape"),

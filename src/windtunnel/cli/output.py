@@ -28,8 +28,8 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table sized to the terminal; on a pipe the columns keep their full width."""
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], whole: Sequence[str] = ()) -> None:
+    """A table sized to the terminal; on a pipe the columns keep their full width. Those named in `whole` are never folded."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -38,7 +38,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(columns)
     )
     for column in columns:
-        table.add_column(Text(column), overflow="fold")
+        table.add_column(Text(column), overflow="fold", no_wrap=column in whole)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     _print(table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
     from windtunnel.run import RunSummary
 
 COLUMNS = ["run", "recipe", "phase", "created", "status", "gates", "step", "loss", "validation", "best step", "$", "note"]
-OPTIONAL = ("phase", "gates")
+OPTIONAL = ("phase", "gates", "$")
+# On a terminal the rest must stay readable: these are in the folder's name.
+TOLD_BY_NAME = ("recipe", "phase", "created")
+WHOLE = ("run", "status", "loss", "validation")
 
 
 def runs(root: RootOption = DEFAULT_ROOT, json: JsonOption = False) -> None:
@@ -29,9 +33,11 @@ def runs(root: RootOption = DEFAULT_ROOT, json: JsonOption = False) -> None:
         typer.echo(f"no runs under {root}/; start one with: windtunnel train charlm")
     else:
         rows = [_row(item) for item in found]
-        # Most recipes have no phases: no empty columns for them.
+        # Most recipes have no phases, many machines no price: no empty columns for them.
         shown = [i for i, name in enumerate(COLUMNS) if name not in OPTIONAL or any(row[i] for row in rows)]
-        print_table(f"runs under {root}/", [COLUMNS[i] for i in shown], [[row[i] for i in shown] for row in rows])
+        if sys.stdout.isatty() and all(item.path.name.startswith(f"{item.recipe}-") for item in found):
+            shown = [i for i in shown if COLUMNS[i] not in TOLD_BY_NAME]
+        print_table(f"runs under {root}/", [COLUMNS[i] for i in shown], [[row[i] for i in shown] for row in rows], whole=WHOLE)
 
 
 def _row(item: RunSummary) -> list[str]:
@@ -39,6 +45,8 @@ def _row(item: RunSummary) -> list[str]:
     values = [item.step, item.loss, item.validation_loss, item.best_step]
     money = "" if item.dollars is None else f"{item.dollars:,.2f}"
     note = item.problem or item.reason or ""
+    if note.startswith("budget."):  # which limit; the steps have a column of their own
+        note = note.partition(":")[0]
     return [
         item.path.name, item.recipe, item.phase or "", created, item.status, _gates(item.gates), *map(_text, values), money, note,
     ]  # fmt: skip

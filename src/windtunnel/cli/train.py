@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -52,23 +53,29 @@ def train(
         raise typer.Exit(run_training(loaded, options, make_view(), as_json=json))
 
     def report(ended: PhaseReport) -> None:
-        show_gates(ended, as_json=json)
+        show_gates(ended, as_json=json, alone=phase is not None)
 
     again = " ".join(["windtunnel train", shlex.quote(recipe), *(f"--set {shlex.quote(item)}" for item in sets or ())])
+    if str(root) not in (str(DEFAULT_ROOT), os.environ.get("WINDTUNNEL_RUNS")):
+        again += f" --root {shlex.quote(str(root))}"
     raise typer.Exit(run_phases(loaded, options, make_view, report, phase=phase, again=again, as_json=json))
 
 
-def show_gates(ended: PhaseReport, *, as_json: bool) -> None:
-    """The gates of a phase that has ended, as a table with advice, or as one JSON line."""
+def show_gates(ended: PhaseReport, *, as_json: bool, alone: bool = False) -> None:
+    """The gates of a phase that has ended, as a table with advice, or as one JSON line; `alone`: no other phase follows now."""
     if as_json:
         from windtunnel.watch import finite
 
         print(json_format.dumps(finite(ended.to_json()), ensure_ascii=False), flush=True)
         return
     rows = [[gate.name, "yes" if gate.held else "NO", gate.measured, gate.limit] for gate in ended.gates]
-    print_table(f"gates of phase {ended.phase}", GATE_COLUMNS, rows)
+    if rows:
+        print_table(f"gates of phase {ended.phase}", GATE_COLUMNS, rows)
+    else:
+        typer.echo(f"gates of phase {ended.phase}: none of them asks for anything here\n")
     remarks = [(gate.name, gate.advice) for gate in ended.gates if gate.advice]
     if ended.next_phase is not None:
-        follows = "starts" if ended.held else "is not started: nothing more is spent"
+        starts = f"may start: --phase {ended.next_phase}" if alone else "starts"
+        follows = starts if ended.held else "is not started: nothing more is spent"
         remarks.append(("next", f"phase {ended.next_phase} {follows}"))
     print_remarks(remarks)

@@ -46,7 +46,7 @@ def _top(
     ] = None,
     workers: Annotated[int | None, typer.Option("--workers", min=1, help="Answers judged at once; otherwise one a core.")] = None,
     queue: Annotated[int | None, typer.Option("--queue", min=1, help="Answers that may wait; otherwise 32 a worker.")] = None,
-    tasks: Annotated[Path | None, typer.Option("--tasks", help="A folder of NAME.json tasks that requests may name.")] = None,
+    tasks: Annotated[Path | None, typer.Option("--tasks", help="A folder of tasks to be named: NAME.json, NAME.py.")] = None,
     unhardened: Annotated[bool, typer.Option("--unhardened", help="Serve although the sandbox is not hardened here.")] = False,
 ) -> None:
     """Judge a model's answer. Exits 0 accepted, 1 refused, 2 bad input, 4 the machinery failed and nothing is known."""

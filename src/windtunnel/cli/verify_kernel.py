@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -75,9 +76,10 @@ def _judge(task: Task, source: str, use_gpu: bool) -> tuple[Verdict, Layers | No
     )
 
     # Without the workers, whose start takes seconds.
+    began = time.perf_counter()
     found = check_source(source, task)
     if found is not None:
-        return refuse(found.stage, found.reason, found.message), None
+        return refuse(found.stage, found.reason, found.message, times={"static": time.perf_counter() - began}), None
     with ExitStack() as opened:
         boxes = [opened.enter_context(make()) for make in (kernel_sandbox, compiler_sandbox)]
         if use_gpu:

@@ -14,6 +14,7 @@ from .worth_spoilt import Spoilt, spoilt
 from .worth_twins import CLOSE, Member
 
 FORMAT = 1
+FEW_UNITS = 30
 ONE_TRAINING = (
     "intervals are over held-out data, of one training of each model: another seed moves losses too, and by how much is not known"
 )
@@ -159,7 +160,7 @@ def weigh(
     return WorthReport(
         run=run,
         preset=preset,
-        verdict=verdict(same),
+        verdict=verdict(rows[0], same, uniform),
         rows=rows,
         phi=fit_phi(plain, again, ours.targets, draws),
         spoilt=tuple(item for item in found if item is not None),
@@ -169,13 +170,25 @@ def weigh(
         targets=int(ours.targets.sum()),
         steps=length[0],
         batch_tokens=length[1],
-        notes=(*notes, ONE_TRAINING),
+        notes=(*notes, *_few(len(ours.targets), units), ONE_TRAINING),
     )
 
 
-def verdict(same: Row) -> str:
+def _few(count: int, units: str) -> tuple[str, ...]:
+    if count >= FEW_UNITS:
+        return ()
+    words = f"only {count} {units} held out: intervals this small a number gives are too narrow"
+    return (f"{words}; raise data.validation or stages.evaluate.bits_per_byte_tokens",)
+
+
+def verdict(own: Row, same: Row, uniform: float) -> str:
     """One sentence on the plain model of the same FLOPs against the run's."""
-    equal = "equal FLOPs" if abs(same.flops - 1) <= CLOSE else f"{100 * same.flops:.0f} % of its FLOPs"
+    if min(own.loss.value, same.loss.value) >= uniform:
+        return (
+            f"No verdict: on held-out data both lose more than knowing nothing does ({own.loss.value:.2f} and "
+            f"{same.loss.value:.2f} against {uniform:.2f} nats): they have memorised, or learnt nothing."
+        )
+    equal = "equal FLOPs" if abs(same.flops - 1) <= CLOSE else f"{100 * same.flops:.0f} % of the run's FLOPs"
     if same.solved_behind is not None and same.solved is not None:
         d, unit, form = same.solved_behind, "percentage points of puzzles solved", "{:.1f}"
         d = Interval(100 * d.value, 100 * d.low, 100 * d.high)

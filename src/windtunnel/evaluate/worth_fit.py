@@ -3,11 +3,13 @@
 There a looped model loses L = E + A (N_once + r^phi N_rec)^-alpha + B D^-beta nats: blocks applied r times count as
 r^phi times their parameters. phi = 1 means that applying a block again is as good as having another block, phi = 0 that it
 is worth nothing, less than 0 that it does harm. At the same tokens D the plain models of several sizes draw the curve
-loss(N); the loss of a recurrent model read off that curve gives the parameters it is equivalent to, and those give phi.
+E' + A N^-alpha; the loss of a recurrent model read off that curve gives the parameters it is equivalent to, and those give
+phi. Nothing is read off beyond the plain models' own sizes.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +20,8 @@ import numpy as np
 LEAST_SIZES = 3
 RESAMPLES = 1000
 TAIL = 0.025
+ALPHAS = np.geomspace(0.01, 4.0, 600)
+"""Exponents that are tried for the plain models' curve; the least is a straight line over log N."""
 UNDEFINED = 0.1
 """Share of resamples without a value from which no interval is given."""
 
@@ -132,16 +136,18 @@ def _estimate(sizes: np.ndarray, losses: np.ndarray, recurrent: Sequence[Recurre
     A loss outside the plain models' counts as the nearest end's. The fit grows with every log share, so that it is
     then a bound.
     """
-    curve, others = losses[: len(sizes)], losses[len(sizes) :]
-    if np.any(np.diff(curve) >= 0):
+    plain, others = losses[: len(sizes)], losses[len(sizes) :]
+    if np.any(np.diff(plain) >= 0):
         return "larger plain models are not better here: there is no curve to read parameters off"
+    curve = fit_curve(sizes, plain)
+    ends = curve.loss(sizes[0]), curve.loss(sizes[-1])
     x, y, below, above, equivalent = [], [], [], [], {}
     for model, loss in zip(recurrent, others, strict=True):
-        if loss > curve[0]:
+        if loss > ends[0]:
             below.append(model.recurrences)
-        elif loss < curve[-1]:
+        elif loss < ends[1]:
             above.append(model.recurrences)
-        size = equivalent_parameters(sizes, curve, float(np.clip(loss, curve[-1], curve[0])))
+        size = curve.parameters(float(np.clip(loss, ends[1], ends[0])))
         if size <= model.once:
             return f"r = {model.recurrences} is equivalent to a plain model that is smaller than its head alone"
         equivalent[model.recurrences] = size
@@ -150,10 +156,41 @@ def _estimate(sizes: np.ndarray, losses: np.ndarray, recurrent: Sequence[Recurre
     return _Estimate(float(np.dot(x, y) / np.dot(x, x)), tuple(below), tuple(above), equivalent)
 
 
-def equivalent_parameters(sizes: np.ndarray, losses: np.ndarray, loss: float) -> float:
-    """Parameters of the plain model with this loss, loss being linear in log parameters between neighbours.
+@dataclass(frozen=True)
+class Curve:
+    """loss(N) = floor + scale (N / unit)^-alpha."""
+
+    floor: float
+    scale: float
+    alpha: float
+    unit: float
+
+    def loss(self, parameters: float) -> float:
+        """Nats of a plain model of this size."""
+        return float(self.floor + self.scale * (parameters / self.unit) ** -self.alpha)
+
+    def parameters(self, loss: float) -> float:
+        """Size of the plain model with this loss, which must be above the floor."""
+        return float(self.unit * ((loss - self.floor) / self.scale) ** (-1 / self.alpha))
+
+
+def fit_curve(sizes: np.ndarray, losses: np.ndarray) -> Curve:
+    """Least squares of the power law through plain models; through three exactly where they bend as one.
 
     Args:
-        sizes: ascending; losses: descending, and `loss` within them.
+        sizes: ascending. losses: descending.
     """
-    return float(np.exp(np.interp(-loss, -losses, np.log(sizes))))
+    unit = float(sizes[0])
+    inverse, residual = _solutions(tuple((sizes / unit).tolist()))
+    best = int(((residual @ losses) ** 2).sum(1).argmin())
+    floor, scale = inverse[best] @ losses
+    return Curve(float(floor), float(scale), float(ALPHAS[best]), unit)
+
+
+@functools.cache
+def _solutions(sizes: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """For each of ALPHAS what takes losses to (floor, scale), (2, K), and to what the fit leaves over, (K, K)."""
+    powers = np.array(sizes)[None, :] ** -ALPHAS[:, None]
+    design = np.stack([np.ones_like(powers), powers], axis=2)
+    inverse = np.linalg.pinv(design)
+    return inverse, np.eye(len(sizes)) - design @ inverse

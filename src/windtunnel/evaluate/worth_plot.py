@@ -15,7 +15,7 @@ from .worth import Row, WorthReport
 # Blue and vermilion of Okabe and Ito's palette: told apart by colour-blind eyes too; markers differ as well.
 PLAIN, RECURSIVE, INK, GRID = "#0072b2", "#d55e00", "#2b3440", "#cfd5dc"
 INCHES, DOTS = (8.5, 5.2), 150
-TITLE_WIDTH = 92
+TITLE_WIDTH = 88
 
 
 def write_worth_plot(report: WorthReport, path: Path) -> Path:
@@ -54,19 +54,25 @@ def _draw(axes: Any, report: WorthReport) -> None:
         spread = [[value - low for value, low, _ in values], [high - value for value, _, high in values]]
         axes.errorbar(x, y, yerr=spread, color=colour, marker=marker, markersize=7, linewidth=1.6, capsize=3, label=label)
         for row, value in zip(rows, y, strict=True):
-            above = (row.kind == "plain") == puzzles
             axes.annotate(
-                _name(row), (row.flops, value), xytext=(0, 9 if above else -9), textcoords="offset points", ha="center",
-                va="bottom" if above else "top", color=colour, fontsize=8.5,
+                _name(row), (row.flops, value), xytext=(7, -8 if puzzles else 8), textcoords="offset points", ha="left",
+                va="top" if puzzles else "bottom", color=colour, fontsize=9,
             )  # fmt: skip
     _frame(axes, report, puzzles)
 
 
 def _value(row: Row, puzzles: bool) -> tuple[float, float, float]:
+    """A row's measure, and where the interval of its difference to the run begins and ends around it."""
     if puzzles:
         assert row.solved is not None
-        return 100 * row.solved.value, 100 * row.solved.low, 100 * row.solved.high
-    return row.loss.value, row.loss.low, row.loss.high
+        assert row.solved_behind is not None
+        value, d = 100 * row.solved.value, row.solved_behind
+        return value, value - 100 * (d.high - d.value), value + 100 * (d.value - d.low)
+    return (
+        row.loss.value,
+        row.loss.value - (row.behind.value - row.behind.low),
+        row.loss.value + (row.behind.high - row.behind.value),
+    )
 
 
 def _name(row: Row) -> str:
@@ -81,7 +87,7 @@ def _frame(axes: Any, report: WorthReport, puzzles: bool) -> None:
     axes.set_xticks(ticks)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.margins(x=0.09, y=0.14)
+    axes.margins(x=0.12, y=0.14)
     axes.set_xlabel("training FLOPs, of this run's", color=INK)
     axes.set_ylabel("held-out puzzles solved, percent" if puzzles else "held-out loss, nats a token", color=INK)
     axes.set_title(textwrap.fill(report.verdict, TITLE_WIDTH), loc="left", color=INK, fontsize=10.5)
@@ -91,4 +97,7 @@ def _frame(axes: Any, report: WorthReport, puzzles: bool) -> None:
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color(GRID)
-    axes.legend(frameon=False, labelcolor=INK)
+    legend = axes.legend(
+        frameon=False, labelcolor=INK, title="bars: 95 % of the difference to this run", title_fontsize=9, alignment="left"
+    )
+    legend.get_title().set_color(INK)

@@ -10,6 +10,8 @@ from windtunnel.recipe import PRESETS
 
 LEAST_REFINEMENT = 10.0
 """Percent from which refinement is questioned where a preset promises none: what the guide holds for success."""
+CLEAR = 0.01
+"""What is less than this share of the loss of knowing nothing is no difference: memorised data have tiny losses."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ def spoilt(where: str, steps: Sequence[float], plain: float, uniform: float, pre
     """Whether refinement is bought; None where it is not.
 
     It is where refinement reaches what the preset promises (LEAST_REFINEMENT where it promises nothing), the first step
-    is worse than the plain model of the same parameters, and either the first step is worse than knowing nothing or
-    less than half of the refinement is left against that plain model.
+    is worse than the plain model of the same parameters by CLEAR of what knowing nothing loses, and either the first step
+    is worse than knowing nothing or less than half of the refinement is left against that plain model.
 
     Args:
         steps: losses after each supervision step, nats a token. plain: of the plain model of the same parameters.
@@ -63,7 +65,7 @@ def spoilt(where: str, steps: Sequence[float], plain: float, uniform: float, pre
     first, last = steps[0], steps[-1]
     refinement, earned = 100 * (first - last) / first, 100 * (plain - last) / plain
     promised = PRESETS[preset].refinement
-    if refinement < (promised[0] if promised else LEAST_REFINEMENT) or first <= plain:
+    if refinement < (promised[0] if promised else LEAST_REFINEMENT) or first <= plain + CLEAR * uniform:
         return None
     if first <= uniform and earned >= refinement / 2:
         return None

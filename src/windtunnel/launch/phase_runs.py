@@ -65,11 +65,18 @@ def position_of(path: Path) -> PhaseRun:
 
 
 def newest_of_job(recipe: Recipe, root: Path, phases: Sequence[str]) -> PhaseRun | None:
-    """The newest run under the root of one of the phases, trained with this recipe."""
+    """The newest run under the root of one of the phases, trained with this recipe, of whatever length."""
     for run in _runs(recipe, root):
-        if run.phase in phases and other_training(recipe, run) is None:
+        if run.phase in phases and _difference(recipe, run) is None:
             return run
     return None
+
+
+def none_of_job(recipe: Recipe, root: Path, again: str) -> UserError:
+    """That there is no run to go on with, and in what the newest of the recipe's name differs."""
+    newest = next(_runs(recipe, root), None)
+    other = f"; the newest, {newest.path}, is of another: {_difference(recipe, newest)}" if newest is not None else ""
+    return UserError(f"no run of the phases of this recipe in {root}{other}", f"start one with: {again}")
 
 
 def held_run(recipe: Recipe, number: int, root: Path, again: str) -> PhaseRun:
@@ -111,12 +118,28 @@ def judge(recipe: Recipe, phase: Phase, run: Path) -> tuple[GateResult, ...]:
 
 def other_training(recipe: Recipe, run: PhaseRun) -> str | None:
     """The first key in which a run differs from what the recipe's phase would train now, with both values."""
+    return _difference(recipe, run) or _other_length(recipe, run)
+
+
+def has_ended(recipe: Recipe, path: Path) -> bool:
+    """Whether a run came to its end, and that is where its phase ends now: one that is shorter is trained on."""
+    run = position_of(path)
+    return run.ended and _other_length(recipe, run) is None
+
+
+def _difference(recipe: Recipe, run: PhaseRun) -> str | None:
+    difference = first_difference(RunFolder.open(run.path).recipe, phase_recipe(recipe, run.phase or ""))
+    return None if difference is None else _differs(*difference)
+
+
+def _other_length(recipe: Recipe, run: PhaseRun) -> str | None:
     own, trained = phase_recipe(recipe, run.phase or ""), RunFolder.open(run.path).recipe
-    difference = first_difference(trained, own)
-    if difference is None:
-        lengths = ((f"budget.{name}", getattr(trained.budget, name), getattr(own.budget, name)) for name in LENGTHS)
-        difference = next((item for item in lengths if item[1] != item[2]), None)
-    return None if difference is None else "{} is {!r} there and {!r} here".format(*difference)
+    lengths = ((f"budget.{name}", getattr(trained.budget, name), getattr(own.budget, name)) for name in LENGTHS)
+    return next((_differs(*item) for item in lengths if item[1] != item[2]), None)
+
+
+def _differs(key: str, there: object, here: object) -> str:
+    return f"{key} is {there!r} there and {here!r} here"
 
 
 def _unusable(recipe: Recipe, phase: Phase, run: PhaseRun) -> str | None:

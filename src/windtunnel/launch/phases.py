@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from windtunnel.plan import PhasedPlan, hours_text, plan_phases, with_rest
+from windtunnel.plan import PhasedPlan, depth_warnings, hours_text, plan_phases, with_rest
 from windtunnel.recipe import Phase, Recipe, UserError, phase_recipe
 from windtunnel.run import STARTED, GateResult, RunFolder
 
 from .local import View, train_run, write_page
-from .phase_runs import PhaseRun, held_run, judge, newest_of_job, position_of
+from .phase_runs import PhaseRun, has_ended, held_run, judge, newest_of_job, none_of_job, position_of
 from .prepare import Options, Say, rig_of
 
 STOPPED = 3
@@ -88,7 +88,7 @@ def run_phases(
     last = position.number if phase is not None else len(recipe.phases) - 1
     while True:
         here = recipe.phases[position.number]
-        ended = position.run is not None and position_of(position.run).ended and position.number < len(recipe.phases) - 1
+        ended = position.run is not None and position.number < len(recipe.phases) - 1 and has_ended(recipe, position.run)
         if not ended:
             code, folder = _train(recipe, here, position, options, views, as_json)
             if code != 0:
@@ -116,6 +116,7 @@ def _position(recipe: Recipe, options: Options, phase: str | None, again: str) -
             raise UserError(
                 f"run {options.run} is of {what} of {found.recipe}", f"the phases of {recipe.name}: {', '.join(names)}"
             )
+        RunFolder.open(options.run, phase_recipe(recipe, found.phase))  # refuses one of another recipe
         return Position(names.index(found.phase), options.run, found.before)
     if phase is not None:
         number = names.index(phase)
@@ -126,7 +127,7 @@ def _position(recipe: Recipe, options: Options, phase: str | None, again: str) -
     if options.resume:
         newest = newest_of_job(recipe, options.root, names)
         if newest is None:
-            raise UserError(f"no run of the phases of this recipe in {options.root}", f"start one with: {again}")
+            raise none_of_job(recipe, options.root, again)
         return Position(names.index(newest.phase or ""), newest.path, newest.before)
     return Position(0)
 
@@ -175,6 +176,8 @@ def _look_ahead(recipe: Recipe, position: Position, options: Options, say: Say) 
         )
     if position.number == 0:
         say(_announced(planned))
+        for warning in depth_warnings(planned):
+            say(f"warn: {warning}")
 
 
 def _announced(planned: PhasedPlan) -> str:

@@ -96,22 +96,30 @@ def _as_trained(run: RunFolder) -> Recipe:
 
 def _go_on(path: Path, recipe: Recipe, rig: Rig, plan: Plan, facts: dict[str, Any]) -> RunFolder:
     run = RunFolder.open(path, recipe, write=True)
+    problem = _another(run, plan, facts)
+    if problem is not None:
+        run.leave(problem.message)
+        run.close()
+        raise problem
+    run.update(rig=asdict(rig), plan=plan.to_json(), data=facts)
+    return run
+
+
+def _another(run: RunFolder, plan: Plan, facts: dict[str, Any]) -> UserError | None:
+    """Why the run cannot go on with this data and plan."""
     before = run.manifest.get("data", {}).get("checksum", facts["checksum"])
     if before != facts["checksum"]:
-        run.close()
-        raise UserError(
-            f"run {path} was trained on other data: checksum {before}, now {facts['checksum']}",
+        return UserError(
+            f"run {run.path} was trained on other data: checksum {before}, now {facts['checksum']}",
             "put the old files back, or start a new run",
         )
     own = run.manifest["plan"]["layout"]["batch_tokens"]
     if own != plan.layout.batch_tokens:
-        run.close()
-        raise UserError(
-            f"run {path} takes {own:,} tokens a step, this machine's plan {plan.layout.batch_tokens:,}",
+        return UserError(
+            f"run {run.path} takes {own:,} tokens a step, this machine's plan {plan.layout.batch_tokens:,}",
             f"--set stages.pretrain.batch_tokens={own}, or another number of --gpus",
         )
-    run.update(rig=asdict(rig), plan=plan.to_json(), data=facts)
-    return run
+    return None
 
 
 def rig_of(options: Options) -> Rig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -24,11 +25,19 @@ def main() -> int:
         train(folder, view=view)
         return 0
     except UserError as error:
-        print(f"error: {error.message}\n  fix: {error.fix}", file=sys.stderr)
+        _tell(error, as_json="--json" in sys.argv)
         return error.exit_code
     finally:
         if view is not None:
             view.close()
+
+
+def _tell(error: UserError, *, as_json: bool) -> None:
+    """As the command tells its own errors, for those who read its standard error."""
+    if as_json:
+        print(json.dumps({"error": error.message, "fix": error.fix, "exit_code": error.exit_code}), file=sys.stderr)
+        return
+    print(f"error: {error.message}" + (f"\n  fix: {error.fix}" if error.fix else ""), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,10 @@ class KVCache:
     def __init__(self, model: GPT, slots: int, capacity: int | None = None) -> None:
         shape = model.shape
         if not shape.causal:
-            raise UserError("this model is not causal: it answers whole sequences and cannot go on with a text")
+            raise UserError(
+                "this model is not causal: it answers whole sequences and cannot go on with a text",
+                "windtunnel evaluate RUN says how many puzzles it solves",
+            )
         self.supervision = 1
         if isinstance(model, RecursiveGPT):
             # Fixed here: another number of steps has another number of keys and values.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from windtunnel.recipe import Recipe
+from windtunnel.recipe import PRESETS, Recipe
 
 from .shape import GPTShape, gpt_shape, recipe_shape
 
@@ -58,8 +58,12 @@ def derive(recipe: Recipe, vocab: int) -> HyperParameters:
     width_scale = math.sqrt(REFERENCE_DIM / shape.dim)
     width_rule = f"x sqrt(768/{shape.dim}) x sqrt(B/2^19)"
 
-    def rate(value: float | None, base: float, scale: float, rule: str) -> Derived:
-        return Derived(value, "recipe") if value is not None else Derived(base * scale, rule)
+    preset = PRESETS[recipe.trm.preset] if recipe.trm is not None else None
+
+    def rate(value: float | None, base: float, scale: float, rule: str, own: float | None = None) -> Derived:
+        if value is None:
+            return Derived(base * scale, rule)
+        return Derived(value, f"preset {recipe.trm.preset}" if recipe.trm is not None and value == own else "recipe")
 
     decay = REFERENCE_DECAY * batch_scale * ratio * reference.scaling_parameters / tokens
     # AdamW's time-scale argument holds near the reference; far below it the rule would decay weights away.
@@ -67,8 +71,10 @@ def derive(recipe: Recipe, vocab: int) -> HyperParameters:
     return HyperParameters(
         tokens=Derived(tokens, f"{ratio:g} x {shape.scaling_parameters:,} scaling parameters (tokens_per_parameter)"),
         batch_tokens=batch,
-        matrix_lr=rate(given.matrix_lr, 0.02, batch_scale, "0.02 x sqrt(B/2^19), Muon"),
-        embedding_lr=rate(given.embedding_lr, 0.3, batch_scale * width_scale, f"0.3 {width_rule}"),
+        matrix_lr=rate(given.matrix_lr, 0.02, batch_scale, "0.02 x sqrt(B/2^19), Muon", preset.matrix_lr if preset else None),
+        embedding_lr=rate(
+            given.embedding_lr, 0.3, batch_scale * width_scale, f"0.3 {width_rule}", preset.embedding_lr if preset else None
+        ),
         unembedding_lr=rate(given.unembedding_lr, 0.008, batch_scale * width_scale, f"0.008 {width_rule}"),
         scalar_lr=rate(given.scalar_lr, 0.5, batch_scale, "0.5 x sqrt(B/2^19)"),
         weight_decay=rate(given.weight_decay, decay, 1.0, "0.28 x sqrt(B/2^19) x D_12/D (arXiv:2405.13698), at most 0.56"),

@@ -8,7 +8,17 @@ from .ladder import Ladder, Rung, climb
 from .ladder_text import COLUMNS, ladder_remarks, ladder_rows
 from .layout import Layout
 from .opinion import Opinion, second_opinion
-from .phases import PHASE_COLUMNS, PhasedPlan, PlannedPhase, climb_phases, phase_remarks, phase_rows, plan_phases, with_rest
+from .phases import (
+    PHASE_COLUMNS,
+    PhasedPlan,
+    PlannedPhase,
+    climb_phases,
+    depth_warnings,
+    phase_remarks,
+    phase_rows,
+    plan_phases,
+    with_rest,
+)
 from .plan import make_plan, refuse, resolve
 from .text import count_text, hours_text, lines
 from .types import Alternative, Moment, Option, Plan, Role
@@ -38,6 +48,7 @@ __all__ = [
     "climb_phases",
     "cost_svg",
     "count_text",
+    "depth_warnings",
     "hours_text",
     "ladder_remarks",
     "ladder_rows",

@@ -130,9 +130,21 @@ def climb_phases(recipe: Recipe, rigs: Sequence[Rig]) -> tuple[Ladder, PhasedPla
 
 
 def phase_rows(phased: PhasedPlan) -> list[tuple[str, ...]]:
-    """One row a phase under PHASE_COLUMNS, and the total of those that fit."""
+    """One row a phase under PHASE_COLUMNS, and the total of those that fit, where some do."""
     rows = [_row(phase.name, phase.plan) for phase in phased.phases]
-    return [*rows, ("total", "", "", "", "", hours_text(phased.hours), _money(phased.dollars))]
+    if not any(phase.plan.fits for phase in phased.phases):
+        return rows
+    name = "total" if phased.fits else "those that fit"
+    return [*rows, (name, "", "", "", "", hours_text(phased.hours), _money(phased.dollars))]
+
+
+def depth_warnings(phased: PhasedPlan) -> list[str]:
+    """With model.depth=auto each phase has the depth that its own length pays for; gates then judge another model."""
+    depths = {phase.name: phase.plan.depth for phase in phased.phases}
+    if len(set(depths.values())) < 2:
+        return []
+    each = ", ".join(f"{name} {depth}" for name, depth in depths.items())
+    return [f"the phases' depths differ ({each}): gates say little about a model of another depth; give all one: model.depth=..."]
 
 
 def _row(name: str, plan: Plan) -> tuple[str, ...]:
@@ -144,8 +156,9 @@ def _row(name: str, plan: Plan) -> tuple[str, ...]:
 
 
 def phase_remarks(phased: PhasedPlan) -> list[tuple[str, str]]:
-    """(label, text): what each phase is for, and why one does not fit."""
+    """(label, text): what each phase is for, that their models are not the same, and why one does not fit."""
     rows = [(phase.name, phase.description) for phase in phased.phases if phase.description]
+    rows += [("warning", text) for text in depth_warnings(phased)]
     for phase in phased.phases:
         rows += [("does not fit", f"{phase.name}: {reason}") for reason in phase.plan.reasons]
         rows += [("instead", f"{a.change} ({a.why})") for a in phase.plan.alternatives]

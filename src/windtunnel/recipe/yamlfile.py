@@ -18,7 +18,16 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """SafeDumper that quotes text which _Loader would take for a number."""
+    """SafeDumper that quotes text which _Loader would take for a number, and escapes Unicode's own line ends."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # Only double quotes escape them; elsewhere they are folded away as line ends.
+    style = '"' if any(end in text for end in "\x85\u2028\u2029") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
 
 
 for _class in (_Loader, _Dumper):

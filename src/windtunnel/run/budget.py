@@ -61,6 +61,7 @@ class BudgetClock:
         clock: seconds that only go forward.
         spent: what earlier sessions used.
         elapsed: seconds this session has already lasted (start-up is paid for too).
+        phase: of a recipe with phases, the one that is run: advice then names the keys that such a recipe has.
 
     Raises:
         UserError: dollars without a price; no length at all.
@@ -77,6 +78,7 @@ class BudgetClock:
         clock: Callable[[], float] = time.monotonic,
         spent: Spent | None = None,
         elapsed: float = 0.0,
+        phase: str | None = None,
     ) -> None:
         if budget.dollars is not None and not dollars_per_hour:
             raise UserError(
@@ -84,6 +86,7 @@ class BudgetClock:
                 "set WINDTUNNEL_PRICE to dollars per hour of the whole rig, or name it in your rigs file",
             )
         self.budget, self.dollars_per_hour, self.batch_tokens = budget, dollars_per_hour, batch_tokens
+        self._phase = phase
         self._clock, self._before = clock, spent or Spent()
         self._began = clock() - elapsed
         self.step_limits = _step_limits(budget, batch_tokens, epoch_tokens, default_tokens)
@@ -139,15 +142,23 @@ class BudgetClock:
             if step >= limit:
                 raise BudgetSpent(
                     f"budget.{name} is already spent: the run has done {step:,} steps of {limit:,}",
-                    f"raise it, for example --set budget.{name}={_more(self.budget, name)}",
+                    self._raise(name),
                 )
         for name, seconds in self.time_limits.items():
             if seconds <= self.session_seconds:
                 used = f"${self.dollars_spent or 0:.2f}" if name == "dollars" else f"{self.seconds / 3600:.2f} h"
                 raise BudgetSpent(
                     f"budget.{name} is already spent: {used} of {getattr(self.budget, name):g}",
-                    f"raise it, for example --set budget.{name}={_more(self.budget, name)}",
+                    self._raise(name),
                 )
+
+    def _raise(self, name: str) -> str:
+        """How to give a limit more. A phase knows what is left for it of hours and dollars, not what all were given."""
+        if self._phase is None:
+            return f"raise it, for example --set budget.{name}={_more(self.budget, name)}"
+        if name in self.time_limits:
+            return f"give all phases together more with --set budget.{name}=..."
+        return f"raise it, for example --set phases.{self._phase}.set.budget.{name}={_more(self.budget, name)}"
 
     def tick(self) -> None:
         """Call once after every step: measures wall time per step, everything between two steps included."""

@@ -110,6 +110,8 @@ class RunFolder:
             run.lock()
             try:
                 write_atomic(path / "recipe.yaml", dump_recipe(run.recipe))
+                if run.manifest["status"] != "running":  # what a kill leaves, and the process that opened it just before
+                    run.manifest["resumed_from"] = {name: run.manifest.get(name) for name in ("status", "reason")}
                 run.update(status="running", reason=None)
             except OSError as error:
                 run.close()
@@ -154,6 +156,11 @@ class RunFolder:
     def finish(self, status: Status, reason: str) -> None:
         """Record how the run ended and why. Raises OSError."""
         self.update(status=status, reason=reason, ended=time.time())
+
+    def leave(self, why: str) -> None:
+        """Undo `open(write=True)`: nothing was trained, so a run that had ended has still ended as it did. Raises OSError."""
+        stood = self.manifest.pop("resumed_from", None)
+        self.update(**(stood or {"status": "stopped", "reason": why}))
 
     def lock(self) -> None:
         """Take the folder for this process, until `close` or its death. Raises UserError when another has it."""

@@ -15,6 +15,7 @@ from windtunnel.run import (
     STARTED,
     BandWatch,
     BudgetClock,
+    BudgetSpent,
     Checkpoint,
     CheckpointStore,
     CheckpointWriter,
@@ -92,7 +93,12 @@ def _first(run: RunFolder, layout: Layout, ranks: Ranks, view: View, after_step:
             metrics.event("checkpoint_damaged", None, problem, "warn", {"advice": "the one before is used"})
             view.say(f"warn: {problem}; the one before is used")
         clock = _clock(run, layout, checkpoint)
-        clock.require_left(step)
+        try:
+            clock.require_left(step)
+        except BudgetSpent as spent:
+            run.leave(spent.message)
+            raise
+        run.manifest.pop("resumed_from", None)  # from here on it is trained
         job = stack.enter_context(_job(run, layout, ranks))
         job.data.tokenizer.save(run.tokenizer_path)
         run.update(data={"checksum": job.data.checksum, "train_tokens": job.data.train.count, "skipped": job.data.skipped})
@@ -150,6 +156,7 @@ def _clock(run: RunFolder, layout: Layout, checkpoint: Checkpoint | None) -> Bud
         default_tokens=int(plan["derived_tokens"]),
         spent=load_spent(run.spent_path, checkpoint.state["budget"] if checkpoint else None),
         elapsed=max(0.0, time.time() - started),
+        phase=run.recipe.phase,
     )
 
 

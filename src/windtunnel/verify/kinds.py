@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.recipe import UserError
 
@@ -14,8 +15,13 @@ from .pool import Sandboxes
 from .sandbox import Layers, Sandbox
 from .types import Verifier
 
+if TYPE_CHECKING:
+    from .kernel import Task
+
 KINDS = ("code", "math", "exact", "format", "kernel")
 MOST_TASK_FILE = 64 << 20
+# One candidate at a time on the GPU: a second one would be on the first one's clock.
+ON_THE_GPU = 1
 
 
 class Verifiers:
@@ -23,12 +29,15 @@ class Verifiers:
 
     Args:
         workers: warm workers for each kind that runs something.
-        tasks: a folder of NAME.json files, each {'kind': ..., 'task': ...}, which can then be named.
+        tasks: a folder of tasks that can then be named: NAME.json files, each {'kind': ..., 'task': ...}, and NAME.py files,
+            kernel tasks in KernelBench's form.
+        gpu: run the stages of kernels that need a GPU; None where this machine has one.
     """
 
-    def __init__(self, workers: int, tasks: Path | None = None) -> None:
+    def __init__(self, workers: int, tasks: Path | None = None, *, gpu: bool | None = None) -> None:
         self.workers = workers
         self._tasks = tasks
+        self._gpu = gpu
         self._lock = threading.Lock()
         self._pools: dict[str, Sandboxes] = {}
         self._named: dict[tuple[str, str], Verifier] = {}
@@ -36,15 +45,20 @@ class Verifiers:
     def make(self, kind: str, task: Any) -> Verifier:
         """A verifier of a kind for a task given as plain JSON, or as a name: a kernel task's, or a file's in the folder.
 
+        A kernel task's reference is run here, once, so that a task that cannot be used is known before any answer.
+
         Raises:
-            UserError: the kind or task is unknown or malformed; says what is accepted.
+            UserError: the kind or task is unknown, malformed or cannot be used; says what is accepted.
         """
         if kind not in KINDS:
             raise UserError(f"kind is {kind!r}"[:200], f"one of {', '.join(KINDS)}")
         if isinstance(task, str):
             return self._by_name(kind, task)
         if kind == "kernel":
-            raise UserError("a kernel task is given by its name", "list them with: windtunnel verify kernel --list")
+            raise UserError(
+                "a kernel task is given by its name",
+                "one of those that windtunnel verify kernel --list prints, or of a NAME.py in the folder of tasks",
+            )
         if not isinstance(task, Mapping):
             raise UserError("task is neither an object nor a name", f"an object with the keys of a {kind} task")
         if kind == "code":
@@ -64,10 +78,11 @@ class Verifiers:
         return FormatVerifier.of(task)
 
     def pool(self, kind: str) -> Sandboxes:
-        """The warm workers of a kind."""
+        """The warm workers of a kind; kernels have 'compiler' beside 'kernel', and 'gpu' with 'gpu reference'."""
         with self._lock:
             if kind not in self._pools:
-                self._pools[kind] = Sandboxes(self.workers, _maker(kind))
+                workers = ON_THE_GPU if kind in ("gpu", "gpu reference") else self.workers
+                self._pools[kind] = Sandboxes(workers, _maker(kind))
             return self._pools[kind]
 
     def layers(self) -> Layers:
@@ -104,10 +119,24 @@ class Verifiers:
         return known
 
     def _kernel(self, name: str) -> Verifier:
-        from .kernel import KernelVerifier
+        """All stages that this machine has, as on the command line."""
+        from .kernel import GpuStages, KernelVerifier, ReferenceBroken, has_gpu
+
+        task = self._kernel_task(name)
+        use_gpu = has_gpu() if self._gpu is None else self._gpu
+        gpu = GpuStages(task, self.pool("gpu"), self.pool("gpu reference")) if use_gpu else None
+        verifier = KernelVerifier(task, self.pool("kernel"), compiler=self.pool("compiler"), gpu=gpu)
+        with contextlib.suppress(ReferenceBroken):  # of this moment; a verdict says so if it lasts
+            verifier.prepare()
+        return verifier
+
+    def _kernel_task(self, name: str) -> Task:
+        """A file of the folder, or else a generated task."""
+        from .kernel import load_task
         from .tasks import find
 
-        return KernelVerifier(find(name), self.pool("kernel"))
+        files = {path.stem: path for path in self._tasks.glob("*.py")} if self._tasks else {}
+        return load_task(files[name]) if name in files else find(name)
 
     def _file(self, kind: str, name: str) -> Verifier:
         names = self.task_names()
@@ -141,10 +170,15 @@ def read_json(path: Path) -> Any:
 
 
 def _maker(kind: str) -> Callable[[], Sandbox]:
-    if kind == "kernel":
-        from .kernel import kernel_sandbox
+    if kind in ("kernel", "compiler", "gpu", "gpu reference"):
+        from . import kernel
 
-        return kernel_sandbox
+        return {
+            "kernel": kernel.kernel_sandbox,
+            "compiler": kernel.compiler_sandbox,
+            "gpu": kernel.gpu_sandbox,
+            "gpu reference": kernel.reference_sandbox,
+        }[kind]
     if kind == "math":
         return lambda: Sandbox(preload=("windtunnel.verify.mathematics_child:warm_up",))
     return lambda: Sandbox(preload=("windtunnel.verify.code.child", "windtunnel.verify.sandbox.selfcheck"))

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from windtunnel.recipe import UserError
+
 from .sandbox import Job, Layers, Outcome, Sandbox
 from .types import Verdict, Verifier, broken
 
@@ -146,6 +148,9 @@ class Pool:
             self._add(1)
             try:
                 verdict = order.verifier.verify(order.answer)
+            except UserError as error:
+                # The task's fault, found while it was first used: no answer to it is right or wrong.
+                verdict = broken("task", f"the task cannot be used: {error.message}. To mend it: {error.fix}")
             except Exception as error:
                 # Not the answer's fault as far as anybody knows: it must not become a reward of 0.
                 verdict = broken("verify", f"the verifier itself failed: {type(error).__name__}: {error}")

@@ -52,7 +52,7 @@ def serve(
     if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token):
         raise UserError("the token must be printable ASCII without spaces around it")
     if tasks is not None and not tasks.is_dir():
-        raise UserError(f"--tasks {tasks}: there is no such folder", "a folder of NAME.json files")
+        raise UserError(f"--tasks {tasks}: there is no such folder", "a folder of NAME.json and NAME.py files")
     workers = workers or len(os.sched_getaffinity(0))
     with contextlib.closing(_bind(host, port)) as listener:
         from .kinds import Verifiers

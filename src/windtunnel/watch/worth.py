@@ -31,7 +31,7 @@ class WorthPart:
 def worth_part(folder: Path) -> WorthPart | None:
     """The comparison of a run's folder; None where there is none, or none that can be read."""
     found = None
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         found = _part(json.loads((folder / "worth.json").read_text(encoding="utf-8")))
     return found
 
@@ -73,7 +73,7 @@ def _phi(phi: dict[str, Any]) -> str:
     if phi["value"] is None:
         return f"not known: {phi['words']}"
     if phi["bound"] != "=":
-        return f"{phi['bound']} {phi['value']:.2f}; {phi['words']}"
+        return f"{'at most' if phi['bound'] == '<=' else 'at least'} {phi['value']:.2f}; {phi['words']}"
     ends = ["?" if phi[end] is None else f"{phi[end]:.2f}" for end in ("low", "high")]
     return f"{phi['value']:.2f} (95 % {ends[0]} to {ends[1]}); 1: a recurrence is as good as more blocks, 0: worth nothing"
 

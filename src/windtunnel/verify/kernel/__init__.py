@@ -5,12 +5,14 @@ Nothing here imports torch or triton; the modules named child_* do, inside the s
 
 from windtunnel.verify.kernel.funnel import STAGES, KernelVerifier, check_source, compiler_sandbox, kernel_sandbox, stage_states
 from windtunnel.verify.kernel.gpu import GpuStages, gpu_sandbox, has_gpu, reference_sandbox
+from windtunnel.verify.kernel.prepared import ReferenceBroken
 from windtunnel.verify.kernel.task import Task, load_task
 
 __all__ = [
     "STAGES",
     "GpuStages",
     "KernelVerifier",
+    "ReferenceBroken",
     "Task",
     "check_source",
     "compiler_sandbox",

@@ -17,7 +17,7 @@ import torch
 from windtunnel.verify.kernel.arrays import Buffer, plain
 from windtunnel.verify.kernel.child_clock import measure
 from windtunnel.verify.kernel.child_draw import Drawn
-from windtunnel.verify.kernel.child_load import Wrong
+from windtunnel.verify.kernel.child_load import Wrong, said
 from windtunnel.verify.kernel.child_tiny import finish
 from windtunnel.verify.kernel.child_watch import poison
 from windtunnel.verify.kernel.child_work import Work
@@ -117,7 +117,12 @@ class FullWork(Work):
         super().everything()
         if self.message["timed"]:
             note("timing")
-            self._time()
+            try:
+                self._time()
+            except Wrong:
+                raise
+            except Exception as error:  # the candidate's: else it could turn a refusal into 'nothing is known'
+                raise Wrong("raised", f"forward raised {said(error)} while it was timed.") from None
         if threading.active_count() > threads:
             raise Wrong("starts-threads", "the candidate started threads.")
 

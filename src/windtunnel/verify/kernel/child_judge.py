@@ -52,6 +52,10 @@ def baseline(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[s
     """Times of the reference itself on the last case, eager and compiled, as the candidate's are taken."""
     import random
 
+    import torch._inductor.config
+
+    torch._inductor.config.compile_threads = 1  # else it starts a pool of processes, which a sandbox bounds
+
     case = message["cases"][-1]
     drawn = Drawn(message["sources"][case["size"]], case["dtype"], message["seed"], message["fixed"], message["device"])
     sets = [drawn.inputs(case, message["seed"] + 1 + number) for number in range(message["timed"])]

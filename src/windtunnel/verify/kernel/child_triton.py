@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton.language as tl
 from triton.language.extra import libdevice
 from triton.language.extra.cuda import libdevice as cuda_libdevice
 from triton.runtime import interpreter, jit
@@ -257,6 +258,8 @@ def _quicken(builder: Any) -> None:
         if modules not in done:
             done.add(modules)
             original(function)
+            # Triton 3.6 converts an array of one element, which NumPy 2.4 no longer does.
+            tl.core.tensor.__index__ = lambda tensor: int(np.asarray(tensor.handle.data).reshape(()))
         return _Kept()
 
     interpreter._patch_lang = patch_once

@@ -52,7 +52,9 @@ def has_gpu(index: int = 0) -> bool:
 def gpu_sandbox(index: int = 0) -> Sandbox:
     """A warm worker for a GPU. Its children start CUDA themselves, since CUDA does not survive a fork. A context manager."""
     devices = (f"/dev/nvidia{index}", *NVIDIA[1:])
-    return Sandbox(preload=("torch", "triton", "windtunnel.verify.kernel.child_full"), devices=devices)
+    return Sandbox(
+        preload=("torch", "triton", "windtunnel.verify.kernel.child_full", "windtunnel.verify.kernel.child_gpu"), devices=devices
+    )
 
 
 def reference_sandbox(index: int = 0) -> Sandbox:
@@ -62,14 +64,30 @@ def reference_sandbox(index: int = 0) -> Sandbox:
 
 
 class GpuStages:
-    """Runs full and timing for one task. device 'cpu' goes through the same motions on the interpreter, for tests."""
+    """Runs full and timing for one task. device 'cpu' goes through the same motions on the interpreter, for tests.
 
-    def __init__(self, task: Task, runner: Runner, trusted: Runner, *, device: str = "cuda", size: str = "full") -> None:
+    clock: False leaves timing out. Several candidates may then share the GPU; with a clock `runner` must have one worker, and
+    nothing else may use the GPU. baseline: False leaves out the reference's own times, and with them the speed-up: taking them
+    needs torch.compile, many seconds a task.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        runner: Runner,
+        trusted: Runner,
+        *,
+        clock: bool = True,
+        baseline: bool = True,
+        device: str = "cuda",
+        size: str = "full",
+    ) -> None:
         self.task, self.runner, self.trusted, self.device, self.size = task, runner, trusted, device, size
-        self._baseline: dict[str, dict[str, Samples]] | None = None
+        self.clock = clock
+        self._baseline: dict[str, dict[str, Samples]] | None = None if baseline else {}
 
     def judge(self, source: str, plan: Plan | None = None) -> GpuResult:
-        """Full shapes, then the clock."""
+        """Full shapes, then the clock where it is wanted."""
         plan = plan or self.plan()
         outcome = self.runner.run(Job(FULL, self._message(plan, source), limits=LIMITS))
         if not outcome.finished:
@@ -91,6 +109,8 @@ class GpuStages:
             return GpuResult(judged)
         if finding is not None:
             return GpuResult(finding)
+        if not plan.timed:
+            return GpuResult(None, {"device": str(outcome.message.get("device"))})
         return self._timed(plan, outcome, judged)
 
     def plan(self) -> Plan:
@@ -98,7 +118,8 @@ class GpuStages:
         first = Case(self.size, self.task.dtypes[0], "plain")
         cases = [case if self.size == "full" else _renamed(case) for case in full_cases(self.task)]
         # Cases of one group run one after the other, in the order of their numbers.
-        return Plan((*sorted(cases, key=lambda case: case.group != first.group), *[first] * TIMED_SETS), new_seed())
+        timed = TIMED_SETS if self.clock else 0
+        return Plan((*sorted(cases, key=lambda case: case.group != first.group), *[first] * timed), new_seed(), timed)
 
     def _message(self, plan: Plan, source: str = "") -> dict[str, Any]:
         return {

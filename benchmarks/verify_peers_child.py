@@ -1,0 +1,302 @@
+"""Runs other checkers' own correctness functions on a CPU, through Triton's interpreter, one forked process for each file.
+
+    python benchmarks/verify_peers_child.py PEER CHECKOUT       PEER: kernelbench, robust-kbench or backendbench
+
+or KernelBench's whole evaluation on a GPU: PEER kernelbench-gpu.
+
+Reads JSON lines {"reference", "source"} and answers each with one line: true, false, or null where the process ended or hung
+without a verdict. The checkouts are used as they are. What a CPU lacks is made up for around them: waiting for a GPU is a no-op,
+moving to one leaves a tensor where it is, the interpreter gets what it lacks (autotuning, libdevice), as ours has it, and the
+candidate starts with the reference's parameters.
+Candidates run unprotected in such checkers, and so they do here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import logging
+import os
+import select
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+TRIALS = 5  # the default of the first two; the third takes as many tests as it is given
+SECONDS = 60.0
+WARM_UP = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x, y, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at) * 2)
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernel[(1,)](x, y, BLOCK=16)
+        return y
+
+
+ModelNew = Model
+
+
+def get_inputs():
+    return [torch.randn(16)]
+
+
+def get_init_inputs():
+    return []
+"""
+Check = Callable[[str, str], bool]
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    name, checkout = sys.argv[1], Path(sys.argv[2])
+    on_gpu = name == "kernelbench-gpu"
+    if not on_gpu:
+        os.environ["TRITON_INTERPRET"] = "1"
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    import torch
+
+    torch.set_num_threads(1)
+    checks = {
+        "kernelbench": kernelbench,
+        "kernelbench-gpu": kernelbench_gpu,
+        "robust-kbench": robust_kbench,
+        "backendbench": backendbench,
+    }
+    check = checks[name](checkout)
+    if not on_gpu:
+        make_up_for_the_gpu()
+        check(WARM_UP, WARM_UP)  # what is imported on first use is imported once, not in every fork
+    answers.write("ready\n")
+    answers.flush()
+    for line in sys.stdin:
+        order = json.loads(line)
+        answers.write(json.dumps(in_a_process(check, order["reference"], order["source"])) + "\n")
+        answers.flush()
+
+
+def in_a_process(check: Check, reference: str, source: str) -> bool | None:
+    """The checker's verdict on one file, from a fork."""
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os.chdir(tempfile.mkdtemp(dir=os.getcwd()))
+        verdict = check(reference, source)
+        os.write(send, b"1" if verdict else b"0")
+        os._exit(0)
+    os.close(send)
+    ready, _, _ = select.select([receive], [], [], SECONDS)
+    said = os.read(receive, 1) if ready else b""
+    os.close(receive)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return {b"1": True, b"0": False}.get(said)
+
+
+def make_up_for_the_gpu() -> None:
+    """Autotuning, libdevice and questions about the device have answers, as in our own tiny stage; its checks are left out."""
+    import random
+
+    import torch
+    from triton.runtime import interpreter
+
+    from windtunnel.verify.kernel import child_triton
+    from windtunnel.verify.kernel.child_autotune import pick_configurations
+    from windtunnel.verify.kernel.child_load import stand_in_for_cuda
+
+    pick_configurations(random.Random(0))
+    child_triton._libdevice(interpreter.interpreter_builder)
+    child_triton._constexpr_by_any_name()
+    child_triton._quicken(interpreter.interpreter_builder)
+    stand_in_for_cuda()
+    for name in ("synchronize", "empty_cache", "reset_peak_memory_stats", "manual_seed"):
+        setattr(torch.cuda, name, lambda *args, **kwargs: None)
+
+
+def kernelbench(checkout: Path) -> Check:
+    """Its loaders and its run_and_check_correctness, in the order of its eval_kernel_against_ref, which insists on CUDA."""
+    evaluation = kernelbench_module(checkout)
+
+    def check(reference: str, source: str) -> bool:
+        import torch
+
+        made, init, inputs = evaluation.load_original_model_and_inputs(reference, {})
+        evaluation.set_seed(42)
+        arguments = init()
+        evaluation.set_seed(42)
+        original = made(*arguments)
+        try:
+            new, _ = evaluation.load_custom_model_with_tempfile(source, entry_point="ModelNew")
+            evaluation.set_seed(42)
+            candidate = new(*arguments)
+            same_parameters(original, candidate)
+        except Exception:
+            return False  # as it records what cannot be loaded
+        with torch.no_grad():
+            result = evaluation.run_and_check_correctness(
+                original, candidate, inputs, {}, TRIALS, device=torch.device("cpu"), backend="triton"
+            )
+        return bool(result.correctness)
+
+    return check
+
+
+def kernelbench_gpu(checkout: Path) -> Check:
+    """Its whole evaluation but the clock, imported in each fork: the import starts CUDA, which does not survive a fork."""
+
+    def check(reference: str, source: str) -> bool:
+        import torch
+
+        result = kernelbench_module(checkout).eval_kernel_against_ref(
+            reference,
+            source,
+            num_correct_trials=TRIALS,
+            measure_performance=False,
+            backend="triton",
+            device=torch.device("cuda:0"),
+        )
+        return bool(result and result.compiled and result.correctness)
+
+    return check
+
+
+def kernelbench_module(checkout: Path) -> Any:
+    """kernelbench.eval. Clients of services that it imports and does not need here may be absent."""
+    package("kernelbench", checkout / "src" / "kernelbench")
+    for absent in ("requests", "datasets"):
+        if importlib.util.find_spec(absent) is None:
+            sys.modules[absent] = ModuleType(absent)
+    return importlib.import_module("kernelbench.eval")
+
+
+def robust_kbench(checkout: Path) -> Check:
+    """Its check_forward_correctness with the tolerances of its run_kernel.py (1e-3). It calls one model with two functions."""
+    package("robust_kbench", checkout / "robust_kbench")
+    package("robust_kbench.sandbox", checkout / "robust_kbench" / "sandbox")
+    module: Any = importlib.import_module("robust_kbench.sandbox.correct_forward_fn")
+    module.easy_to_device = lambda values, device: values
+
+    def check(reference: str, source: str) -> bool:
+        import torch
+
+        theirs = load(reference, "reference")
+        try:
+            ours = load(source, "candidate")
+        except Exception:
+            return False  # as what does not compile
+
+        class Both(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                state = torch.get_rng_state()
+                self.reference = theirs.Model(*theirs.get_init_inputs())
+                torch.set_rng_state(state)
+                self.candidate = ours.ModelNew(*theirs.get_init_inputs())
+                same_parameters(self.reference, self.candidate)
+
+            def to(self, *args: Any, **kwargs: Any) -> Both:
+                return self
+
+            def forward(self, *inputs: Any, fn: Callable[..., Any]) -> Any:
+                return fn(self, *inputs)
+
+        try:
+            result = module.check_forward_correctness(
+                Both,
+                lambda both, *inputs: both.reference(*inputs),
+                lambda both, *inputs: both.candidate(*inputs),
+                theirs.get_inputs,
+                {},
+                {},
+                num_correct_trials=TRIALS,
+                rtol=1e-3,
+                atol=1e-3,
+            )
+        except Exception:
+            return False  # its command line records an exception as not correct
+        return bool(result.correct)
+
+    return check
+
+
+def backendbench(checkout: Path) -> Check:
+    """Its search for streams and its eval_correctness, with fresh inputs of the task as the tests of the operator."""
+    package("BackendBench", checkout / "BackendBench")
+    evaluation = importlib.import_module("BackendBench.eval")
+    logging.disable(logging.CRITICAL)
+
+    def check(reference: str, source: str) -> bool:
+        import torch
+
+        theirs = load(reference, "reference")
+        torch.manual_seed(0)
+        model = theirs.Model(*theirs.get_init_inputs())
+        try:
+            torch.manual_seed(0)
+            candidate = load(source, "candidate").ModelNew(*theirs.get_init_inputs())
+            same_parameters(model, candidate)
+        except Exception:
+            return False  # an operator that is not there
+        if evaluation.uses_cuda_stream(type(candidate)):
+            return False
+        tests = [SimpleNamespace(args=tuple(theirs.get_inputs()), kwargs={}) for _ in range(TRIALS)]
+
+        def operator(*inputs: Any) -> Any:
+            return model(*inputs)
+
+        with torch.no_grad():
+            share, _ = evaluation.eval_correctness(operator, candidate, tests)
+        return bool(share == 1.0)
+
+    return check
+
+
+def same_parameters(reference: Any, candidate: Any) -> None:
+    """Gives the candidate the reference's parameters where the shapes agree: ours does, so honest files need not initialise."""
+    mine, theirs = candidate.state_dict(), reference.state_dict()
+    if [tuple(value.shape) for value in mine.values()] == [tuple(value.shape) for value in theirs.values()]:
+        by_order = dict(zip(mine, theirs.values(), strict=True))
+        candidate.load_state_dict({name: theirs.get(name, by_order[name]) for name in mine}, strict=False)
+
+
+def package(name: str, folder: Path) -> None:
+    """The package without what its __init__ imports: command lines and clients of other services."""
+    module = ModuleType(name)
+    module.__path__ = [str(folder)]
+    sys.modules[name] = module
+
+
+def load(text: str, name: str) -> Any:
+    """A text as a module, from a file, since Triton reads kernels from files."""
+    path = Path.cwd() / f"{name}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""What recursion is worth on text: a recursive GPT on Python's standard library, its plain twins and fewer recurrences.
+
+    python benchmarks/worth.py --out build/measured/worth.json --tiny            # minutes on a CPU
+    python benchmarks/worth.py --out benchmarks/results/worth-h200.json          # under nine minutes of an H200
+    python benchmarks/worth.py --preset extreme --out build/measured/worth-extreme.json
+
+All is trained and measured by `windtunnel`: a few steps of the recursive model tell its speed, from which follows how many steps
+it and everything that it is compared with can take in --minutes; then `windtunnel train` and `windtunnel evaluate --worth`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from windtunnel.data import prepare
+from windtunnel.evaluate import Length, worth_members
+from windtunnel.recipe import Recipe, load_recipe
+from windtunnel.run import MetricsReader, RunFolder
+
+START_SECONDS = 22.0
+"""A run takes as long before and after its training on one GPU: processes, kernels, checkpoint."""
+PROBE_STEPS = 12
+RECIPE = """\
+name: worth
+model: {depth: 6, mlp: swiglu, sequence: 1024, value_embeddings: false}
+trm: {scheme: layerwise, preset: honest, loops: 2, cycles: 1, supervision: 4}
+data:
+  corpus: {kind: stdlib, megabytes: 12}
+  tokenizer: {kind: bpe, vocab_size: 8192}
+  validation: 0.1
+stages:
+  pretrain:
+    batch_tokens: 65536
+    validate_every: 200 steps
+    validation_tokens: 262144
+  evaluate: {samples: 0, bits_per_byte_tokens: 400000}
+checkpoints: {every: 30 min, keep_last: 1, keep_best: 1, keep_hourly: false}
+bands: {overfit_patience: 100}
+budget: {steps: 12}
+"""
+TINY = {
+    "model.depth": 2, "model.aspect": 16, "model.head_dim": 16, "model.sequence": 64, "data.corpus.megabytes": 0.3,
+    "data.tokenizer": "{kind: character, unknown: skip}", "data.validation": 0.3, "trm.loops": 1,
+    "stages.pretrain.batch_tokens": 1024, "stages.pretrain.validation_tokens": 10000,
+    "stages.pretrain.optimizer.matrix_lr": 0.02, "stages.evaluate.bits_per_byte_tokens": 40000,
+}  # fmt: skip
+
+
+def windtunnel(root: Path, *arguments: str) -> str:
+    """Standard output of a command; its messages go to a log beside the runs."""
+    command = [sys.executable, "-m", "windtunnel", *arguments]
+    with open(root / "log.txt", "a") as log:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        log.write(done.stdout)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: see {root / 'log.txt'}")
+    return done.stdout
+
+
+def train(root: Path, name: str, sets: list[str], steps: int) -> Path:
+    """Train for some steps; returns the run's folder."""
+    given = [part for item in (*sets, f"budget.steps={steps}") for part in ("--set", item)]
+    windtunnel(root, "train", str(root / "worth.yaml"), "--root", str(root / name), "--yes", "--json", *given)
+    (run,) = [path for path in (root / name).iterdir() if path.is_dir()]
+    return run
+
+
+def series(run: Path, name: str) -> list[float]:
+    """Values of a metric."""
+    with MetricsReader(RunFolder.open(run).metrics_path) as metrics:
+        return [point.value for point in metrics.series(name)]
+
+
+def affordable(recipe: Recipe, vocab: int, step_seconds: float, left: float) -> int:
+    """Steps that the recursive model and all it is compared with can take in `left` seconds."""
+    batch = recipe.stages.pretrain.batch_tokens
+    assert batch is not None
+    members = worth_members(recipe, vocab, Length(1, batch, "bf16"))
+    own = members[0].shape.flops_per_token
+    share = sum(member.shape.flops_per_token / own for member in members)
+    training = left - START_SECONDS * (len(members) + 1)
+    steps = int(training / (share * step_seconds))
+    print(f"{step_seconds * 1000:.0f} ms a step; {share:.2f} times the run in all; {steps} steps each", flush=True)
+    if steps < 50:
+        raise SystemExit(f"only {steps} steps fit: raise --minutes")
+    return steps
+
+
+def machine() -> dict[str, Any]:
+    import torch
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {"gpu": gpu, "cpu": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--root", type=Path, help="where the runs go; without it a folder that is removed at the end")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model of characters, for a CPU")
+    parser.add_argument("--minutes", type=float, default=8.5, help="of all, from the beginning of this command")
+    parser.add_argument("--steps", type=int, help="of each model; without it as many as --minutes allows")
+    parser.add_argument("--preset", default="honest")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the recipe")
+    args = parser.parse_args()
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as temporary:
+        root = args.root or Path(temporary)
+        root.mkdir(parents=True, exist_ok=True)
+        (root / "worth.yaml").write_text(RECIPE)
+        tiny = [f"{key}={value}" for key, value in TINY.items()] if args.tiny else []
+        sets = [*tiny, f"trm.preset={args.preset}", *args.set]
+        recipe = load_recipe(root / "worth.yaml", sets)
+        data = prepare(recipe)
+        steps = args.steps
+        if steps is None:
+            probe = train(root, "probe", sets, PROBE_STEPS)
+            step = statistics.median(series(probe, "step_seconds")[PROBE_STEPS // 2 :])
+            steps = affordable(recipe, data.tokenizer.vocab, step, 60 * args.minutes - (time.monotonic() - started))
+        run = train(root, "run", sets, steps)
+        report = json.loads(windtunnel(root, "evaluate", str(run), "--worth", "--yes", "--json"))
+        rates = {name: round(statistics.median(series(run, name))) for name in ("tokens_per_second",)}
+    for model in report["models"]:
+        model["trained"].pop("run")
+    print(report["verdict"])
+    result = {
+        "what": __doc__.splitlines()[0] if __doc__ else "",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "settings": {"preset": args.preset, "tiny": args.tiny, "set": args.set, "steps": steps},
+        "seconds": round(time.monotonic() - started, 1),
+        "data": {"checksum": data.checksum, "train_tokens": data.train.count},
+        "recursive": rates,
+        "report": report,
+    }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"wrote {args.out} after {result['seconds']} s")
+
+
+if __name__ == "__main__":
+    main()

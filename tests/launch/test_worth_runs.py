@@ -1,0 +1,161 @@
+"""A recursive run and its twins, trained for real and small: the report, what is used again, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+
+from windtunnel.cli.worth import Aside, evaluate_worth
+from windtunnel.evaluate import compare_run
+from windtunnel.launch import Options, find_beside, run_training
+from windtunnel.recipe import UserError, load_recipe
+from windtunnel.run import RunFolder
+from windtunnel.watch import write_run_page
+
+RECIPE = """\
+name: small
+model: {depth: 1, aspect: 32, head_dim: 16, sequence: 32, mlp: swiglu, value_embeddings: false}
+trm: {scheme: layerwise, preset: honest, loops: 1, supervision: 2}
+data:
+  corpus: {kind: arithmetic, documents: 2000, digits: 1}
+  validation: 0.2
+stages:
+  pretrain:
+    batch_tokens: 512
+    precision: fp32
+    validate_every: 10 steps
+    validation_tokens: 2000
+    optimizer: {matrix_lr: 0.02}
+  evaluate: {samples: 0, bits_per_byte_tokens: 4000}
+budget: {steps: 20}
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> object:
+    """Tensors this small only wait for each other on several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run."""
+    root = tmp_path_factory.mktemp("worth")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WINDTUNNEL_CACHE", str(root / "cache"))
+        (root / "small.yaml").write_text(RECIPE)
+        assert run_training(load_recipe(root / "small.yaml"), Options(root=root / "runs"), Aside()) == 0
+    return next((root / "runs").iterdir())
+
+
+@pytest.fixture(autouse=True)
+def cache(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINDTUNNEL_CACHE", str(run.parents[1] / "cache"))
+
+
+def test_the_worth_of_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluate_worth(run, steps=None, yes=True, json=True, isolated=False)
+    out = capsys.readouterr().out
+    report = json.loads(out)  # nothing else on standard output
+    assert report == json.loads((run / "worth.json").read_text())
+    names = [model["name"] for model in report["models"]]
+    assert names == ["recursive", "same-parameters", "between", "same-flops", "recurrence-2"]
+    assert report["models"][0]["trained"]["run"] == str(run)
+    assert report["models"][0]["behind"]["value"] == 0
+    assert report["held_out"]["targets"] > 3000
+    assert report["uniform"] > report["models"][0]["loss"]["value"]  # it has learnt something
+    assert report["spoilt"] == []
+    assert (run / "worth.png").read_bytes().startswith(b"\x89PNG")
+    assert "Worth of recursion" in (run / "report.html").read_text()
+
+    # Nothing is trained twice.
+    trained = sorted((run / "worth").glob("*/*/manifest.json"))
+    evaluate_worth(run, steps=None, yes=False, json=False, isolated=False)
+    assert sorted((run / "worth").glob("*/*/manifest.json")) == trained
+    shown = capsys.readouterr().out
+    assert report["verdict"] in " ".join(shown.split())
+    assert all(len(line) <= 100 for line in shown.splitlines() if "x 32" in line or " x " in line[:40])
+
+
+def test_more_than_twice_the_run_is_asked_for_first(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match="costs more than 2 times the run itself") as asked:
+        evaluate_worth(run, steps=200, yes=False, json=False, isolated=False)
+    assert "--yes" in asked.value.fix
+    assert "to train" in capsys.readouterr().out  # what it costs is shown before
+    assert compare_run(run, 200).seconds_per_flop is not None
+
+
+def test_the_twins_have_seen_the_same(run: Path) -> None:
+    own = RunFolder.open(run)
+    for member in compare_run(run).members[1:]:
+        found = find_beside(run, member.name, member.recipe)
+        assert found.ended
+        assert found.run is not None
+        twin = RunFolder.open(found.run)
+        assert twin.manifest["data"]["checksum"] == own.manifest["data"]["checksum"]
+        assert twin.manifest["summary"]["step"] == own.manifest["summary"]["step"]
+        assert twin.manifest["plan"]["layout"]["batch_tokens"] == own.manifest["plan"]["layout"]["batch_tokens"]
+        assert twin.recipe.seed == own.recipe.seed
+
+
+def test_another_length_trains_all_again_and_a_stopped_training_goes_on(run: Path) -> None:
+    comparison = compare_run(run, 12)
+    assert not comparison.itself
+    for member in comparison.members:
+        assert find_beside(run, member.name, member.recipe).run is None
+    full = compare_run(run)
+    member = full.members[1]
+    found = find_beside(run, member.name, member.recipe)
+    assert found.run is not None
+    manifest = found.run / "manifest.json"
+    before = manifest.read_text()
+    manifest.write_text(json.dumps(json.loads(before) | {"status": "stopped", "exit_code": 3}))
+    try:
+        again = find_beside(run, member.name, member.recipe)
+        assert (again.run, again.ended) == (found.run, False)
+    finally:
+        manifest.write_text(before)
+
+
+def test_a_twin_that_does_not_end_ends_the_command(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from windtunnel.launch import worth
+
+    monkeypatch.setattr(worth, "train_run", lambda *_, **__: (3, run))
+    with pytest.raises(typer.Exit) as stopped:
+        evaluate_worth(run, steps=15, yes=True, json=True, isolated=False)
+    assert stopped.value.exit_code == 3
+
+
+def test_runs_that_cannot_be_compared_are_refused(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("worth", "checkpoints"))
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps(manifest | {"status": "stopped", "exit_code": 3}))
+    with pytest.raises(UserError, match="has not come to its end") as refused:
+        compare_run(copy)
+    assert "--worth-steps" in refused.value.fix
+    assert compare_run(copy, 50).length.steps == 50
+    recipe = (copy / "recipe.yaml").read_text()
+    assert "trm:" in recipe
+    plain = load_recipe(copy / "recipe.yaml", ["trm=null"])
+    from windtunnel.recipe import dump_recipe
+
+    (copy / "recipe.yaml").write_text(dump_recipe(plain))
+    with pytest.raises(UserError, match="no recursion to weigh"):
+        compare_run(copy, 50)
+
+
+def test_a_damaged_comparison_does_not_spoil_the_page(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("worth", "checkpoints"))
+    for text in ("{", "[]", '{"models": []}'):
+        (copy / "worth.json").write_text(text)
+        assert "Worth of recursion" not in write_run_page(copy).read_text()
