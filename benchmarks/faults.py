@@ -82,7 +82,7 @@ def run() -> dict[str, Any]:
             row = _row(fault) | {"caught": caught(fault, outcome), "seconds": round(seconds, 2)}
             row |= {
                 "status": outcome.status if outcome else None,
-                "said": said(outcome)[:300].replace(name, "") if outcome else "",
+                "said": said(outcome)[:300].replace(name, "").replace(f"{HERE.parent}/", "") if outcome else "",
             }
             rows.append(row)
             print(f"{'ok ' if row['caught'] else 'MISSED'} {seconds:6.2f} s  {fault.check:18} {fault.name}", flush=True)

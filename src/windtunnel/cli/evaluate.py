@@ -50,7 +50,9 @@ def evaluate(
     if json:
         print_json(values)
         return
-    rows = [[key.replace("_", " "), _text(value)] for key, value in values.items() if key not in ("samples", "puzzles")]
+    shown = values | {"exact_match": report.exact_match}
+    left_out = ("format", "samples", "puzzles")
+    rows = [[k.replace("_", " "), _text(v)] for k, v in shown.items() if k not in left_out and v is not None]
     if getattr(report, "puzzles", None) is not None:
         rows += [list(row) for row in report.puzzles.rows()]
     print_table(f"evaluation of {folder}", ["", ""], rows)
