@@ -241,7 +241,8 @@ def compare(entry: dict[str, Any], config: Config) -> dict[str, Any]:
     trial, plan = entry["trial"], config.plan()
     assert plan.layout == config.layout(), f"{config.name}: the plan chose {plan.layout}, measured was {config.layout()}"
     row = {
-        "name": config.name, "split": config.split, "gpus": config.gpus, "model": plan.model.removeprefix(f"{HERE}/"), "method": plan.method,
+        "name": config.name, "split": config.split, "gpus": config.gpus, "method": plan.method,
+        "model": plan.model.removeprefix(f"{HERE}/"),
         "fits": plan.fits, "planned_gib": plan.reserved_gib, "planned_seconds": plan.step_seconds,
         "peak_moment": plan.peak_moment, "limit_gib": plan.limit_gib, "planned_peak_gib": plan.peak_gib,
     }  # fmt: skip
