@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -45,7 +45,14 @@ def run_training(recipe: Recipe, options: Options, view: View, *, as_json: bool 
 
 
 def train_run(
-    recipe: Recipe, options: Options, view: View, *, as_json: bool = False, isolated: bool = False, output: Any = None
+    recipe: Recipe,
+    options: Options,
+    view: View,
+    *,
+    as_json: bool = False,
+    isolated: bool = False,
+    output: Any = None,
+    from_now: bool = False,
 ) -> tuple[int, Path]:
     """As `run_training`; returns the run's folder too.
 
@@ -53,8 +60,28 @@ def train_run(
         isolated: in a process of its own also where there is one rank, so that nothing of it is left: another run can
             follow in a process that has compiled nothing and whose GPU is empty.
         output: a file in place of the standard output of such processes.
+        from_now: hours and dollars count from here, not from the beginning of the command.
     """
-    os.environ.setdefault(STARTED, repr(time.time()))
+    with _clock(from_now):
+        return _train_run(recipe, options, view, as_json=as_json, isolated=isolated, output=output)
+
+
+@contextlib.contextmanager
+def _clock(from_now: bool) -> Iterator[None]:
+    """Tell the processes of a run since when it costs money; afterwards the variable is what it was."""
+    before = os.environ.get(STARTED)
+    if from_now or before is None:
+        os.environ[STARTED] = repr(time.time())
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[STARTED]
+        else:
+            os.environ[STARTED] = before
+
+
+def _train_run(recipe: Recipe, options: Options, view: View, *, as_json: bool, isolated: bool, output: Any) -> tuple[int, Path]:
     # Read when CUDA starts. Without it freed blocks of other sizes stay reserved: 61.5 GiB instead of 45 at depth 24.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     try:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 
 from windtunnel.plan import PhasedPlan, depth_warnings, hours_text, plan_phases, with_rest
 from windtunnel.recipe import Phase, Recipe, UserError, phase_recipe
-from windtunnel.run import STARTED, GateResult, RunFolder
+from windtunnel.run import GateResult, RunFolder
 
 from .local import View, train_run, write_page
 from .phase_runs import PhaseRun, has_ended, held_run, judge, newest_of_job, none_of_job, position_of
@@ -135,9 +133,6 @@ def _position(recipe: Recipe, options: Options, phase: str | None, again: str) -
 def _train(
     recipe: Recipe, phase: Phase, position: Position, options: Options, views: Callable[[], View], as_json: bool
 ) -> tuple[int, Path]:
-    if position.number:
-        # Starting up is paid for by the phase that starts: the first one's began with the command.
-        os.environ[STARTED] = repr(time.time())
     with contextlib.closing(views()) as view:
         if position.run is None:
             _look_ahead(recipe, position, options, view.say)
@@ -151,7 +146,8 @@ def _train(
         view.say(f"phase {phase.name} ({position.number + 1} of {len(recipe.phases)})" + _described(phase))
         facts = None if before is None else {"run": before.path.name, "hours": before.hours, "dollars": before.dollars}
         mine = replace(options, run=position.run, resume=position.run is not None, before=facts)
-        return train_run(own, mine, view, as_json=as_json, isolated=True)
+        # Starting up is paid for by the phase that starts: the first one's began with the command.
+        return train_run(own, mine, view, as_json=as_json, isolated=True, from_now=position.number > 0)
 
 
 def _look_ahead(recipe: Recipe, position: Position, options: Options, say: Say) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from windtunnel.recipe import Recipe
-from windtunnel.run import STARTED, RunFolder, first_difference, list_runs
+from windtunnel.run import RunFolder, first_difference, list_runs
 
 from .local import View, train_run
 from .prepare import Options
@@ -67,10 +65,9 @@ def train_beside(
     if beside.ended:
         assert beside.run is not None
         return 0, beside.run
-    os.environ[STARTED] = repr(time.time())
     own = Options(run=beside.run, resume=beside.run is not None, yes=options.yes, root=beside.root, price=options.price,
                   gpus=options.gpus)  # fmt: skip
-    return train_run(recipe, own, view, as_json=as_json, isolated=isolated, output=output)
+    return train_run(recipe, own, view, as_json=as_json, isolated=isolated, output=output, from_now=True)
 
 
 def _same(trained: Recipe, asked: Recipe) -> bool:
