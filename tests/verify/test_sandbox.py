@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import windtunnel
+from windtunnel.recipe import UserError
 from windtunnel.verify.sandbox import Job, Limits, MiB, Outcome, Sandbox
 from windtunnel.verify.sandbox.worker import PASSED_ON
 
@@ -313,3 +314,10 @@ def marked(mark: str) -> int:
         except OSError:
             continue
     return count
+
+
+def test_packages_under_tmp_are_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.prefix", "/tmp/environment")
+    with Sandbox() as box, pytest.raises(UserError, match="empty /tmp") as caught:
+        box.start()
+    assert "outside /tmp" in (caught.value.fix or "")

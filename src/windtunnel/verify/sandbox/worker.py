@@ -105,6 +105,8 @@ class Sandbox:
     def _running(self) -> _Worker:
         assert not self._closed, "this sandbox was closed"
         if self._worker is None:
+            if self._setup["namespaces"]:
+                _refuse_covered()
             self._worker = _Worker(self._setup, self._environment)
             if self._worker.again:
                 # The kernel gives half of what namespaces need: what is left does without them.
@@ -117,6 +119,16 @@ class Sandbox:
         if self._worker is not None:
             self._worker.close()
             self._worker = None
+
+
+def _refuse_covered() -> None:
+    """Children see an empty folder in the place of /tmp: what they have to import may not lie there."""
+    for path in (sys.prefix, sys.base_prefix, __file__):
+        if os.path.realpath(path).startswith("/tmp/"):
+            raise UserError(
+                f"the sandbox gives candidates an empty /tmp, and Python's packages lie there: {path}",
+                "install windtunnel into an environment outside /tmp",
+            )
 
 
 class _Worker:
