@@ -50,10 +50,10 @@ def running_server(token: str | None = None, local_only: bool = True, limits: Se
     """A real uvicorn server in a thread: its URL and its engine."""
     import uvicorn
 
-    from windtunnel.serve.server import bind
+    from windtunnel.web import Access, listening
 
-    with tiny_engine(limits.slots, limits.queue) as engine, contextlib.closing(bind("127.0.0.1", 0)) as listener:
-        app = create_app(engine, model=NAME, limits=limits, token=token, local_only=local_only)
+    with tiny_engine(limits.slots, limits.queue) as engine, contextlib.closing(listening("127.0.0.1", 0)) as listener:
+        app = create_app(engine, model=NAME, limits=limits, access=Access(token, local_only))
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", http="h11"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()

@@ -17,6 +17,7 @@ from windtunnel.recipe import UserError
 from windtunnel.verify import Pool, Verdict, Verifiers
 from windtunnel.verify.sandbox import Layers
 from windtunnel.verify.service_app import create_app
+from windtunnel.web import Access
 
 FLAT = """
 import torch
@@ -76,7 +77,7 @@ def verifiers(folder: Path) -> Iterator[Verifiers]:
 def ask(verifiers: Verifiers, task: str, answer: str) -> httpx.Response:
     async def post() -> httpx.Response:
         with Pool(1, 4) as pool:
-            app = create_app(verifiers, pool, Layers({}), token=None, local_only=True, max_body=1 << 20)
+            app = create_app(verifiers, pool, Layers({}), access=Access(None, local_only=True), max_body=1 << 20)
             transport = httpx.ASGITransport(app=app)
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
                 return await client.post("/verify", json={"kind": "kernel", "task": task, "answer": answer}, timeout=120)
@@ -117,7 +118,7 @@ def test_a_flat_task_is_told_to_who_names_it_and_breaks_nothing(verifiers: Verif
     for _ in range(2):
         told = ask(verifiers, "flat", RIGHT)
         assert told.status_code == 422
-        assert "constant" in told.json()["error"]
+        assert "constant" in told.json()["error"]["message"]
     assert ask(verifiers, "relu", RIGHT).json()["accepted"] is True
 
 

@@ -122,7 +122,7 @@ def test_the_token_is_needed(service: httpx.Client, header: dict[str, str]) -> N
 def test_bad_requests_are_told_what_is_wrong(service: httpx.Client, body: bytes, status: int) -> None:
     answer = service.post("/verify", content=body)
     assert answer.status_code == status, answer.text
-    assert answer.json()["error"]
+    assert answer.json()["error"]["message"]
     assert "Traceback" not in answer.text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,7 @@ from .output import print_json, print_remarks, print_table
 from .verify_kernel import kernel
 
 if TYPE_CHECKING:
-    from windtunnel.verify import Layers
+    from windtunnel.verify import Layers, Verdict
 
 LONGEST_ANSWER = 16 << 20
 NOTHING_KNOWN = 4
@@ -84,7 +85,7 @@ def _print_layers(found: Layers) -> None:
     print_remarks(remarks or [("tried", "a trial child tried to get past each protection and could not")])
 
 
-def _judge_of(kind: str, doc: str):  # type: ignore[no-untyped-def]  # a command, whose type is typer's business
+def _judge_of(kind: str, doc: str) -> Callable[..., None]:
     def judge(task: TaskOption, answer: AnswerOption = "-", json: JsonOption = False) -> None:
         from windtunnel.verify import Verifiers, read_json
 
@@ -96,19 +97,21 @@ def _judge_of(kind: str, doc: str):  # type: ignore[no-untyped-def]  # a command
         if json:
             print_json(verdict.as_json())
         else:
-            word = "accepted" if verdict.accepted else "nothing known" if verdict.infrastructure else "refused"
-            reward = [] if verdict.reward is None else [("reward", f"{verdict.reward:g}")]
-            lines = [("verdict", word), ("stage", verdict.stage), ("reason", verdict.reason), ("why", verdict.message)]
-            lines += (
-                [("times", ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in verdict.times.items()))]
-                if verdict.times
-                else []
-            )
-            print_remarks(lines + reward)
+            _print_verdict(verdict)
         raise typer.Exit(0 if verdict.accepted else NOTHING_KNOWN if verdict.infrastructure else 1)
 
     judge.__doc__ = doc
     return judge
+
+
+def _print_verdict(verdict: Verdict) -> None:
+    word = "accepted" if verdict.accepted else "nothing known" if verdict.infrastructure else "refused"
+    lines = [("verdict", word), ("stage", verdict.stage), ("reason", verdict.reason), ("why", verdict.message)]
+    if verdict.times:
+        lines.append(("times", ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in verdict.times.items())))
+    if verdict.reward is not None:
+        lines.append(("reward", f"{verdict.reward:g}"))
+    print_remarks(lines)
 
 
 def _read(name: str) -> str:

@@ -14,34 +14,30 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from windtunnel.recipe import Serve
+from windtunnel.web import CLIENT_GONE, Access, APIError, Guard, error_response, http_error, internal_error, read_body
 
 from .completions import Answer, Run, prepare
 from .engine import Engine, EngineDown
-from .guard import Guard, internal_error
 from .metrics import Record, ServerMetrics
-from .schema import APIError, parse_request
+from .schema import parse_request
 
 STATIC = Path(__file__).parent / "static"
 # JSON may write one byte of a prompt as six (\u001f); the rest is for the other fields.
 ESCAPE, OTHER_FIELDS = 6, 65_536
-# Nobody is there to read this status; it is for the metrics (nginx's number).
-CLIENT_GONE = 499
+# What needs no token: the page asks for one.
+PUBLIC = ("/", "/health", "/favicon.ico", "/static/*")
 
 
-def create_app(
-    engine: Engine, *, model: str, limits: Serve, token: str | None = None, local_only: bool = False, created: int | None = None
-) -> FastAPI:
+def create_app(engine: Engine, *, model: str, limits: Serve, access: Access, created: int | None = None) -> FastAPI:
     """The application around an engine, which it closes when it shuts down.
 
     Args:
         model: the id that requests name and /v1/models lists.
         limits: most tokens, prompt bytes and choices of a request.
-        token: bearer token that clients must send; None: no authentication.
-        local_only: answer only requests addressed to localhost.
+        access: who may ask.
         created: the model's time, seconds since the epoch; None: now.
     """
     card = {
@@ -61,16 +57,16 @@ def create_app(
 
     app = FastAPI(title="windtunnel", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     metrics = ServerMetrics(engine)
-    app.add_middleware(Guard, token=token, local_only=local_only, max_body=max_body)
-    app.add_exception_handler(HTTPException, _http_error)
+    app.add_middleware(Guard, access=access, max_body=max_body, public=PUBLIC)
+    app.add_exception_handler(HTTPException, http_error)
     _add_models(app, card)
-    _add_pages(app, engine, metrics, token is not None)
+    _add_pages(app, engine, metrics, access.token is not None)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         record = metrics.start()
         try:
-            parsed = parse_request(await _read(request, max_body))
+            parsed = parse_request(await read_body(request, max_body))
             if parsed.model != model:
                 message = f"the model {parsed.model!r} does not exist; this server has {model!r}"
                 raise APIError(404, message, param="model", code="model_not_found")
@@ -81,7 +77,7 @@ def create_app(
             body = await _unless_gone(request, answer)
         except APIError as error:
             record.end(error.status)
-            return JSONResponse(error.body(), error.status, error.headers)
+            return error_response(error)
         except BaseException:
             record.end(500)
             raise
@@ -115,19 +111,6 @@ class EventStream(StreamingResponse):
         except EngineDown:
             self._record.end(500)
             yield f"data: {json.dumps(internal_error(self._request_id).body())}\n\n"
-
-
-async def _read(request: Request, most: int) -> bytes:
-    """The request's body, at most `most` bytes of it are ever held."""
-    body = bytearray()
-    try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > most:
-                raise APIError(413, f"the request body is longer than {most:,} bytes", code="too_large")
-    except ClientDisconnect:
-        raise APIError(CLIENT_GONE, "the client went away") from None
-    return bytes(body)
 
 
 async def _unless_gone(request: Request, answer: Answer) -> dict[str, Any]:
@@ -164,7 +147,7 @@ def _add_models(app: FastAPI, card: dict[str, Any]) -> None:
         error = APIError(
             404, f"the model {name[:200]!r} does not exist; this server has {card['id']!r}", param="model", code="model_not_found"
         )
-        return JSONResponse(error.body(), 404)
+        return error_response(error)
 
 
 def _add_pages(app: FastAPI, engine: Engine, metrics: ServerMetrics, needs_token: bool) -> None:
@@ -182,10 +165,3 @@ def _add_pages(app: FastAPI, engine: Engine, metrics: ServerMetrics, needs_token
     @app.get("/metrics")
     async def prometheus() -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    """Unknown paths and methods, in the same form as every other error."""
-    assert isinstance(error, HTTPException)
-    what = f"{request.method} {request.url.path[:200]}: {error.detail}"
-    return JSONResponse(APIError(error.status_code, what, code="not_found").body(), error.status_code, error.headers)

@@ -14,9 +14,10 @@ from typing import Any
 
 from windtunnel.data import Tokenizer
 from windtunnel.recipe import Serve, UserError
+from windtunnel.web import APIError
 
 from .engine import Engine, EngineDown, Generation, Job, QueueFull
-from .schema import APIError, CompletionRequest
+from .schema import CompletionRequest
 from .text import Piece, TokenInfo
 
 Event = tuple[int, Piece | EngineDown]

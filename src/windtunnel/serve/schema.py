@@ -1,35 +1,15 @@
-"""The request of POST /v1/completions, field by field, and the errors it can cause."""
+"""The request of POST /v1/completions, field by field."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from windtunnel.web import APIError
+
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=1_000_000)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=256)]
-
-
-class APIError(Exception):
-    """An answer that is an error, in OpenAI's form. The message may name what the client sent, never internals."""
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers or {}
-
-    def body(self) -> dict[str, Any]:
-        """{"error": {message, type, param, code}}."""
-        kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-        kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 class StreamOptions(BaseModel):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hmac
-import json
 import logging
 import uuid
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .schema import APIError
+from .body import error_response
+from .errors import APIError, internal_error
+from .listen import Access
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +28,6 @@ SECURITY_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-OPEN = ("/", "/health", "/favicon.ico")
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -34,15 +35,16 @@ LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 class Guard:
     """Middleware: bearer token, host and origin checks, body size, request ids, security headers, and no traceback ever.
 
-    token: None lets everybody in. local_only: answer only requests addressed to this machine by its
-    loopback names, so that no web page can reach the server by pointing its own name here (DNS rebinding).
+    access: the token, if any; local_only answers only requests addressed to this machine by its loopback names, so that
+    no web page can reach the server by pointing its own name here (DNS rebinding).
     max_body: bytes; a longer announced body is refused before it is read.
+    public: patterns of paths that need no token ("/static/*").
     """
 
     app: ASGIApp
-    token: str | None
-    local_only: bool
+    access: Access
     max_body: int
+    public: tuple[str, ...]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -63,36 +65,37 @@ class Guard:
             self._check(scope)
             await self.app(scope, receive, send_with_headers)
         except APIError as error:
-            await _refuse(error, send_with_headers)
+            await error_response(error)(scope, receive, send_with_headers)
         except Exception:
             log.exception("request %s failed", request_id)
             if started:
                 raise  # the client sees a broken answer, which it is
-            await _refuse(internal_error(request_id), send_with_headers)
+            await error_response(internal_error(request_id))(scope, receive, send_with_headers)
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        if self.local_only and _name(host) not in LOCAL_NAMES:
+        if self.access.local_only and _name(host) not in LOCAL_NAMES:
             raise APIError(403, "this server answers only on localhost", code="forbidden_host")
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != host:
             raise APIError(403, "requests from other web pages are not answered", code="forbidden_origin")
-        path = scope["path"]
-        if self.token is not None and path not in OPEN and not path.startswith("/static/"):
-            scheme, _, given = headers.get("authorization", "").partition(" ")
-            right = hmac.compare_digest(given.strip().encode(), self.token.encode())
-            if scheme.lower() != "bearer" or not right:
-                challenge = {"WWW-Authenticate": "Bearer"}
-                raise APIError(401, "a valid bearer token is needed", code="invalid_api_key", headers=challenge)
+        if self.access.token is not None and not self._is_public(scope["path"]):
+            _check_token(headers.get("authorization", ""), self.access.token)
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > self.max_body:
             raise APIError(413, f"the request body has {int(length):,} bytes, at most {self.max_body:,}", code="too_large")
 
+    def _is_public(self, path: str) -> bool:
+        return any(fnmatchcase(path, one) for one in self.public)
 
-def internal_error(request_id: str) -> APIError:
-    """What a client is told when something broke: an id to find it in the log, no more."""
-    return APIError(500, f"internal error; the log names request {request_id}", code="internal_error")
+
+def _check_token(authorization: str, token: str) -> None:
+    scheme, _, given = authorization.partition(" ")
+    right = hmac.compare_digest(given.strip().encode(), token.encode())
+    if scheme.lower() != "bearer" or not right:
+        challenge = {"WWW-Authenticate": "Bearer"}
+        raise APIError(401, "a valid bearer token is needed", code="invalid_api_key", headers=challenge)
 
 
 def _name(host: str) -> str:
@@ -100,11 +103,3 @@ def _name(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
-
-
-async def _refuse(error: APIError, send: Send) -> None:
-    body = json.dumps(error.body()).encode()
-    headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
-    raw = [(k.lower().encode(), v.encode()) for k, v in headers.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": raw})
-    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,42 @@
+"""A request's body, and what a failure looks like to the client."""
+
+from __future__ import annotations
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+
+from .errors import APIError
+
+# Nobody is there to read this status; it is for the metrics (nginx's number).
+CLIENT_GONE = 499
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """The body, of which at most so many bytes are ever held, whatever its announced length.
+
+    Raises:
+        APIError: 413 when it is longer; 499 when the client went away.
+    """
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > most:
+                raise APIError(413, f"the request body is longer than {most:,} bytes", code="too_large")
+    except ClientDisconnect:
+        raise APIError(CLIENT_GONE, "the client went away") from None
+    return bytes(body)
+
+
+def error_response(error: APIError) -> JSONResponse:
+    """An error as an answer."""
+    return JSONResponse(error.body(), error.status, error.headers)
+
+
+async def http_error(request: Request, error: Exception) -> JSONResponse:
+    """Handler of Starlette's HTTPException: unknown paths and methods, in the same form as every other error."""
+    assert isinstance(error, HTTPException)
+    what = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    headers = dict(error.headers or {})
+    return error_response(APIError(error.status_code, what, code="not_found", headers=headers))

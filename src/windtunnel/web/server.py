@@ -1,0 +1,58 @@
+"""Answer requests until told to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+GRACE_SECONDS = 15
+
+
+def serve_app(app: ASGIApp, listener: socket.socket, ready: Callable[[], None]) -> None:
+    """Serve an application on a listening socket until SIGTERM or SIGINT; requests under way are finished first.
+
+    Args:
+        ready: called once requests are answered.
+    """
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                ready()
+
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        timeout_keep_alive=30,
+        h11_max_incomplete_event_size=65_536,
+        http="h11",
+        ws="none",
+    )
+    with _quiet_signals(), contextlib.suppress(KeyboardInterrupt):
+        Server(config).run(sockets=[listener])
+
+
+@contextlib.contextmanager
+def _quiet_signals() -> Iterator[None]:
+    """uvicorn raises the signal that stopped it once more when all is closed; by then it has done its work."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
