@@ -122,7 +122,7 @@ def run(workers: int, gpu: int, limit: float) -> dict[str, Any]:
         if runner:
             standing = [entry for entry in order if entry.name in found and found[entry.name]["accepted"]]
             standing.sort(key=lambda entry: entry.number == 0)
-            found |= pass_over(standing, 1, began + limit, clock=True)
+            found |= pass_over(standing, gpu, began + limit, clock=True)
     attacks = [entry for entry in attacks if entry.name in found]
     left_out = [entry.name for entry in order if entry.name not in found]
     rows = [found[entry.name] for entry in (*attacks, *(entry for entry in honest if entry.name in found))]

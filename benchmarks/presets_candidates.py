@@ -69,5 +69,5 @@ CANDIDATES: dict[str, Candidate] = {
     "plain-flops-half": Candidate("plain of the same FLOPs, rates x 0.5", PLAIN, 0.5, "plain"),
     "plain-flops-double": Candidate("plain of the same FLOPs, rates x 2", PLAIN, 2.0, "plain"),
 }
-FIRST_ROUND = list(CANDIDATES)[:18]
-ON_A_GPU = FIRST_ROUND[:11]
+ON_A_GPU = list(CANDIDATES)[:11]
+ON_A_CPU = [*list(CANDIDATES)[:7], "double", "aggressive", "aggressive-derived", "extreme"]

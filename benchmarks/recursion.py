@@ -11,6 +11,10 @@ fork    does the fork run at that shape? At which batch does it? Its tokens a se
 losses  the same weights and the same batch: objective, losses of supervision steps and gradients of both
 `losses` is in fp32; with `--sequence 128` a CPU does it at d12 in minutes. `--tiny` runs everything on a CPU, where only
 `losses` means anything.
+
+The report is written after every measurement, nothing begins that --seconds has no time for, and a part that breaks leaves its
+error there. On an H200 expect speed 60 s, memory 120 s, fork eager 200 s, and 240 s for each batch at which the fork is compiled:
+`--parts fork --modes compiled --from-batch N` from the batch that it ran eagerly.
 """
 
 from __future__ import annotations
@@ -24,7 +28,9 @@ import statistics
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +50,23 @@ from windtunnel.model import (
 )
 from windtunnel.recipe import load_recipe
 
-CHILD_SECONDS = 330
+CHILD_SECONDS = 330.0
+LEAST_SECONDS = 40.0
+"""With less left no process is started."""
+Keep = Callable[[dict[str, Any]], None]
+"""Told of every measurement as soon as it is there."""
+
+
+class Time:
+    """What is left of --seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._until = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self._until - time.monotonic()
 
 
 class Size:
@@ -129,9 +151,8 @@ def timed(function: Callable[[], None], device: torch.device, times: int) -> flo
     return (time.perf_counter() - began) / times
 
 
-def speed(size: Size, rounds: int) -> list[dict[str, Any]]:
+def speed(size: Size, rounds: int, keep: Keep) -> None:
     """Part `speed`."""
-    results = []
     for micro in size.micro:
         sides = passes(size, micro)
         seconds: dict[str, list[float]] = {name: [] for name in sides}
@@ -143,9 +164,7 @@ def speed(size: Size, rounds: int) -> list[dict[str, Any]]:
                 seconds[name].append(timed(function, size.device, 2 if name == "recursive" else 16))
         rates = {name: flops / statistics.median(seconds[name]) / 1e12 for name, (_, flops) in sides.items()}
         entry = {"micro_batch": micro, "seconds": seconds, "tflops": rates, "ratio": rates["recursive"] / rates["plain"]}
-        print(f"speed, micro-batch {micro}: {rates} TFLOP/s, recursive / plain {entry['ratio']:.3f}", flush=True)
-        results.append(entry)
-    return results
+        keep(entry)
 
 
 def measure(step: Callable[[], None], size: Size, batch: int, steps: int) -> dict[str, Any]:
@@ -170,16 +189,22 @@ def measure(step: Callable[[], None], size: Size, batch: int, steps: int) -> dic
     return {"batch": batch, "first_step_seconds": first, "seconds": seconds, "tokens_per_second": rate, **peaks}
 
 
-def child(size: Size, what: dict[str, Any], tiny: bool) -> dict[str, Any]:
+def child(size: Size, what: dict[str, Any], tiny: bool, clock: Time) -> dict[str, Any]:
     """`measure` in a process of its own: running out of memory or time leaves nothing behind."""
+    if clock.left < LEAST_SECONDS:
+        return {**what, "left_out": f"{max(0.0, clock.left):.0f} s were left"}
     command = [sys.executable, __file__, "--child", json.dumps(what), *(["--tiny"] if tiny else [])]
     environment = {**os.environ, "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    limit = min(CHILD_SECONDS, clock.left)
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=CHILD_SECONDS, env=environment, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, env=environment, check=False)
     except subprocess.TimeoutExpired:
-        return {**what, "timed_out_after": CHILD_SECONDS}
+        return {**what, "timed_out_after": round(limit)}
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    return {**what, **(json.loads(lines[-1]) if lines else {"exit_code": done.returncode})}
+    if lines:
+        return {**what, **json.loads(lines[-1])}
+    print(done.stderr[-3000:], file=sys.stderr, flush=True)
+    return {**what, "exit_code": done.returncode, "last_words": " | ".join(done.stderr.strip().splitlines()[-2:])[-300:]}
 
 
 def run_child(size: Size, what: dict[str, Any]) -> dict[str, Any]:
@@ -206,38 +231,34 @@ def run_child(size: Size, what: dict[str, Any]) -> dict[str, Any]:
     return measure(step, size, what["batch"], 3)
 
 
-def memory(size: Size, tiny: bool) -> list[dict[str, Any]]:
+def memory(size: Size, tiny: bool, clock: Time, keep: Keep) -> None:
     """Part `memory`."""
-    results = []
-    for micro, recompute in ((size.batch, "step"), (size.batch, "block"), (size.micro[0], "none")):
+    for micro, recompute in ((size.batch, "step"), (size.micro[0], "none"), (size.batch, "block")):
         what = {"side": "ours", "batch": size.batch, "micro": micro, "recompute": recompute}
-        results.append(child(size, what, tiny))
-        print(f"memory: {results[-1]}", flush=True)
-    return results
+        keep(child(size, what, tiny, clock))
 
 
-def fork(size: Size, tiny: bool, modes: list[str]) -> list[dict[str, Any]]:
+def fork(size: Size, args: argparse.Namespace, clock: Time, keep: Keep) -> None:
     """Part `fork`: from the guide's batch down to one that the fork can run; then ours at that batch."""
-    results = []
-    for mode in modes:
-        batch = size.batch
+    ran = set()
+    for mode in args.modes:
+        batch = args.from_batch or size.batch
         while batch:
-            results.append(child(size, {"side": "fork", "batch": batch, "compiled": mode == "compiled"}, tiny))
-            print(f"fork, {mode}: {results[-1]}", flush=True)
-            if "tokens_per_second" in results[-1]:
+            found = child(size, {"side": "fork", "batch": batch, "compiled": mode == "compiled"}, args.tiny, clock)
+            keep(found)
+            if "tokens_per_second" in found:
+                ran.add(batch)
                 break
+            if "out_of_memory" not in found:
+                break  # a smaller batch would not mend it
             batch //= 2
-    ran = {r["batch"] for r in results if "tokens_per_second" in r}
     for batch in sorted(ran):
         for recompute in ("none", "step"):
-            results.append(child(size, {"side": "ours", "batch": batch, "micro": batch, "recompute": recompute}, tiny))
-            print(f"ours: {results[-1]}", flush=True)
-    return results
+            keep(child(size, {"side": "ours", "batch": batch, "micro": batch, "recompute": recompute}, args.tiny, clock))
 
 
-def losses(size: Size, rows: int, presets: list[str]) -> list[dict[str, Any]]:
+def losses(size: Size, rows: int, presets: list[str], keep: Keep) -> None:
     """Part `losses`."""
-    results = []
     for preset in presets:
         base, reward = PRESETS[preset]
         for exact_tables in (True, False):
@@ -269,9 +290,7 @@ def losses(size: Size, rows: int, presets: list[str]) -> list[dict[str, Any]]:
                 "relative_difference": max(abs(float(mine[n]) / fork_says[n] - 1) for n in mine),
                 "worst_gradient_difference": worst,
             }  # fmt: skip
-            print(f"losses: {entry}", flush=True)
-            results.append(entry)
-    return results
+            keep(entry)
 
 
 def main() -> None:
@@ -281,7 +300,9 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--sequence", type=int, help="for `losses`: shorter than the guide's 1,024")
     parser.add_argument("--presets", nargs="+", default=list(PRESETS), choices=list(PRESETS), help="for `losses`")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9, help="of `speed`: turns of either model")
+    parser.add_argument("--from-batch", type=int, help="of the fork: the first that is tried, instead of the guide's")
+    parser.add_argument("--seconds", type=float, default=570.0, help="for everything")
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -298,17 +319,33 @@ def main() -> None:
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda},
         "shape": {"depth": size.depth, "sequence": size.sequence, "vocab": size.vocab, "settings": size.settings},
     }
-    parts: dict[str, Callable[[], object]] = {
-        "speed": lambda: speed(size, args.rounds),
-        "memory": lambda: memory(size, args.tiny),
-        "fork": lambda: fork(size, args.tiny, args.modes),
-        "losses": lambda: losses(size, 3 if args.tiny else 1, args.presets),
+    clock = Time(args.seconds)
+    parts: dict[str, Callable[[Keep], None]] = {
+        "speed": lambda keep: speed(size, args.rounds, keep),
+        "memory": lambda keep: memory(size, args.tiny, clock, keep),
+        "fork": lambda keep: fork(size, args, clock, keep),
+        "losses": lambda keep: losses(size, 3 if args.tiny else 1, args.presets, keep),
     }
+    broken = False
     for part in args.parts:
-        report[part] = parts[part]()
-        if args.out is not None:
-            args.out.parent.mkdir(parents=True, exist_ok=True)
-            args.out.write_text(json.dumps(report, indent=1) + "\n")
+        try:
+            parts[part](partial(write, args.out, report, part))
+        except Exception as error:  # one part that breaks must not cost the others theirs
+            traceback.print_exc()
+            write(args.out, report, part, {"error": f"{type(error).__name__}: {error}"[:400]})
+            broken = True
+        if size.device.type == "cuda":
+            torch.cuda.empty_cache()
+    sys.exit(1 if broken else 0)
+
+
+def write(path: Path | None, report: dict[str, Any], part: str, entry: dict[str, Any]) -> None:
+    """Add a measurement to the report, on disk too."""
+    report.setdefault(part, []).append(entry)
+    print(f"{part}: {json.dumps(entry)}", flush=True)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

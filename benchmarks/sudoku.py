@@ -1,13 +1,15 @@
 """A tiny recursive model and a plain one on the same Sudoku for the same FLOPs, both trained and measured by `windtunnel`.
 
     python benchmarks/sudoku.py --out build/measured/sudoku.json --tiny          # 4x4, minutes on a CPU
-    python benchmarks/sudoku.py --out benchmarks/results/sudoku-h200.json        # hard 9x9, under nine minutes of an H200
-    python benchmarks/sudoku.py --sweep 50 --variants recipe looped each deep-steps wide --out build/measured/sudoku-sweep.json
+    python benchmarks/sudoku.py --out benchmarks/results/sudoku-h200.json        # hard 9x9, under ten minutes of an H200
     python benchmarks/sudoku.py --puzzles --out benchmarks/results/sudoku-puzzles.json  # how fast puzzles are made, and which
 
-A variant is a few keys of the recipe trm-sudoku (VARIANTS). The recursive model trains for --minutes; then the plain
-one (PLAIN) for as many FLOPs on the same puzzles, with a limit of time of its own that the result names if it was met
-first. FLOPs are the model's own: of every pass and of every supervision step's head, recomputation not counted.
+A variant is a few keys of the recipe trm-sudoku (sudoku_variants.py; sudoku_sweep.py tries them out). The recursive model trains
+for --minutes; then the plain one for as many FLOPs on the same puzzles, with a limit of time of its own that the result names if
+it was met first. FLOPs are the model's own: of every pass and of every supervision step's head, recomputation not counted.
+
+The report is written after each model; one that fails leaves its error there. On an H200 expect 40 s for puzzles and starting up,
+and 40 s a model for compiling, its report and its evaluation.
 """
 
 from __future__ import annotations
@@ -21,50 +23,34 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sudoku_variants import PLAIN, TINY, TINY_PLAIN, TINY_RECURSIVE, VARIANTS, Keys
 
 from windtunnel.data import GRADES, make_batch, prepare
 from windtunnel.model import recipe_shape
 from windtunnel.recipe import load_recipe
 from windtunnel.run import MetricsReader, RunFolder
 
-Keys = dict[str, Any]
+# Of a GPU's attention the kernels that need no compiling: their last bits vary.
+LIMITS = {
+    "budget.hours": "null", "checkpoints.every": "10 min", "checkpoints.keep_hourly": "false",
+    "stages.pretrain.deterministic": "false",
+}  # fmt: skip
 
-LIMITS = {"budget.hours": "null", "checkpoints.every": "10 min", "checkpoints.keep_hourly": "false"}
-VARIANTS: dict[str, Keys] = {
-    # Two latent states, gradients through all supervision steps, one update a batch.
-    "recipe": {},
-    # The same passes as a loop over the stack that sees the puzzle again each time.
-    "looped": {"trm.scheme": "looped", "trm.loops": 1, "trm.supervision": 24},
-    # An update after every supervision step: the gradient ends there.
-    "each": {"trm.updates": "each", "stages.pretrain.batch_tokens": 1024 * 81},
-    # More, cheaper steps: most passes have no gradient.
-    "deep-steps": {
-        "trm.loops": 4, "trm.cycles": 3, "trm.gradient_cycles": "last", "trm.updates": "each",
-        "stages.pretrain.batch_tokens": 1024 * 81,
-    },
-    # Samsung's numbers.
-    "samsung": {
-        "model.aspect": 256, "trm.loops": 6, "trm.cycles": 3, "trm.supervision": 16, "trm.gradient_cycles": "last",
-        "trm.updates": "each", "stages.pretrain.batch_tokens": 768 * 81,
-    },
-    "wide": {"model.aspect": 256},
-}  # fmt: skip
-# No recursion, as much depth as the FLOPs of one pass through the recursive model would buy parameters for.
-PLAIN: Keys = {"trm": "null", "model.depth": 12, "model.aspect": 32}
-TINY: Keys = {
-    "data.corpus.box": 2, "data.corpus.grade": "easy", "data.corpus.puzzles": 20000, "model.sequence": 16,
-    "model.head_dim": 32, "stages.pretrain.batch_tokens": 1024, "stages.pretrain.optimizer.matrix_lr": 0.005,
-    "stages.pretrain.validate_every": "20 steps", "stages.evaluate.exact_match_problems": 400,
-}  # fmt: skip
-TINY_RECURSIVE: Keys = {
-    "model.aspect": 32, "trm.loops": 2, "trm.cycles": 1, "trm.supervision": 4, "trm.updates": "each",
-}  # fmt: skip
-TINY_PLAIN: Keys = {"trm": "null", "model.depth": 6, "model.aspect": 16}
+
+class Failed(Exception):
+    """A command of windtunnel did not end well."""
+
+
+def last_words(log: Path, most: int = 12) -> str:
+    """The end of a log."""
+    lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip() and not line.startswith('{"step"')]
+    return " | ".join(lines[-most:])[-1500:]
 
 
 @dataclass(frozen=True)
@@ -87,7 +73,7 @@ class Job:
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, text=True)
             log.write(done.stdout)
         if done.returncode:
-            raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: see {self.root / 'log.txt'}")
+            raise Failed(f"windtunnel {arguments[0]} ended with {done.returncode}: {last_words(self.root / 'log.txt')}")
         return done.stdout
 
     def train(self, name: str, keys: Keys) -> dict[str, Any]:
@@ -162,28 +148,29 @@ def equal_flops(job: Job, keys: Keys, flops: float, vocab: int) -> Keys:
     return {**keys, "budget.steps": max(1, round(flops / (batch * shape.flops_per_token)))}
 
 
-def sweep(job: Job, chosen: list[str], seconds: float) -> dict[str, Any]:
-    results = {}
-    for name in chosen:
-        results[name] = job.train(name, {**VARIANTS[name], "budget.hours": seconds / 3600})
-        print(summary(name, results[name]), flush=True)
-    return results
-
-
-def compare(job: Job, args: argparse.Namespace, vocab: int) -> dict[str, Any]:
+def compare(job: Job, args: argparse.Namespace, vocab: int, keep: Callable[[dict[str, Any]], None]) -> None:
+    """Train the recursive model, then the plain one; `keep` gets what is known so far."""
     if args.tiny:
         recursive, plain = {**TINY_RECURSIVE, "budget.steps": args.steps}, TINY_PLAIN
     else:
         recursive, plain = {**VARIANTS[args.variant], "budget.hours": args.minutes / 60}, PLAIN
-    results = {"recursive": job.train("recursive", recursive)}
+    results: dict[str, Any] = {"recursive": job.train("recursive", recursive)}
+    keep(results)
     print(summary("recursive", results["recursive"]), flush=True)
+    if args.twin_minutes <= 0:
+        return
     twin = equal_flops(job, plain, results["recursive"]["flops"], vocab)
     if not args.tiny:
         twin["budget.hours"] = args.twin_minutes / 60
-    results["plain"] = job.train("plain", twin)
-    results["plain"]["flops_share"] = results["plain"]["flops"] / results["recursive"]["flops"]
-    print(summary("plain", results["plain"]), flush=True)
-    return results
+    try:
+        results["plain"] = found = job.train("plain", twin)
+    except Failed as error:
+        results["plain"] = {"error": str(error)}
+        keep(results)
+        raise
+    found["flops_share"] = found["flops"] / results["recursive"]["flops"]
+    keep(results)
+    print(summary("plain", found), flush=True)
 
 
 def making(tries: int) -> dict[str, Any]:
@@ -247,12 +234,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--root", type=Path, help="where the runs go; without it a folder that is removed at the end")
     parser.add_argument("--tiny", action="store_true", help="4x4 puzzles and a tiny model, for a CPU")
     parser.add_argument("--steps", type=int, default=150, help="of the recursive model, with --tiny")
-    parser.add_argument("--minutes", type=float, default=3.7, help="of training, of the recursive model")
-    parser.add_argument("--twin-minutes", type=float, default=2.7, help="most of training, of the plain one")
-    parser.add_argument("--variant", choices=VARIANTS, default="recipe")
+    parser.add_argument("--minutes", type=float, default=4.0, help="of training, of the recursive model")
+    parser.add_argument("--twin-minutes", type=float, default=2.7, help="most of training, of the plain one; 0: none")
+    parser.add_argument("--variant", choices=VARIANTS, default="each", help="the recursive model")
     parser.add_argument("--puzzles", action="store_true", help="only measure how puzzles are made")
-    parser.add_argument("--sweep", type=float, metavar="SECONDS", help="instead: train each variant for so long")
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="those of the sweep")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the recipe, for all runs")
     return parser.parse_args()
 
@@ -272,11 +257,12 @@ def main() -> None:
         seconds = time.monotonic() - started
         print(f"{data.notes[0]}; {seconds:.1f} s", flush=True)
         puzzles = {"notes": data.notes, "seconds": round(seconds, 1), "reused": data.reused, "checksum": data.checksum}
-        if args.sweep:
-            results = sweep(job, args.variants, args.sweep)
-        else:
-            results = compare(job, args, data.tokenizer.vocab)
-    write(args.out, started, {"puzzles": puzzles, "results": results})
+        try:
+            compare(
+                job, args, data.tokenizer.vocab, lambda found: write(args.out, started, {"puzzles": puzzles, "results": found})
+            )
+        except Failed as error:
+            raise SystemExit(str(error)) from None
 
 
 if __name__ == "__main__":

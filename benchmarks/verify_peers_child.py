@@ -26,7 +26,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 TRIALS = 5  # the default of the first two; the third takes as many tests as it is given
 SECONDS = 60.0
@@ -60,6 +60,7 @@ def get_init_inputs():
     return []
 """
 Check = Callable[[str, str], bool]
+T = TypeVar("T")
 
 
 def main() -> None:
@@ -144,13 +145,15 @@ def kernelbench(checkout: Path) -> Check:
         arguments = init()
         evaluation.set_seed(42)
         original = made(*arguments)
-        try:
+
+        def load_candidate() -> Any:
             new, _ = evaluation.load_custom_model_with_tempfile(source, entry_point="ModelNew")
             evaluation.set_seed(42)
-            candidate = new(*arguments)
-            same_parameters(original, candidate)
-        except Exception:
-            return False  # as it records what cannot be loaded
+            return with_parameters(new(*arguments), original)
+
+        candidate = unless_it_raises(load_candidate)
+        if candidate is None:
+            return False
         with torch.no_grad():
             result = evaluation.run_and_check_correctness(
                 original, candidate, inputs, {}, TRIALS, device=torch.device("cpu"), backend="triton"
@@ -198,11 +201,9 @@ def robust_kbench(checkout: Path) -> Check:
     def check(reference: str, source: str) -> bool:
         import torch
 
-        theirs = load(reference, "reference")
-        try:
-            ours = load(source, "candidate")
-        except Exception:
-            return False  # as what does not compile
+        theirs, ours = load(reference, "reference"), unless_it_raises(lambda: load(source, "candidate"))
+        if ours is None:
+            return False
 
         class Both(torch.nn.Module):
             def __init__(self) -> None:
@@ -210,8 +211,7 @@ def robust_kbench(checkout: Path) -> Check:
                 state = torch.get_rng_state()
                 self.reference = theirs.Model(*theirs.get_init_inputs())
                 torch.set_rng_state(state)
-                self.candidate = ours.ModelNew(*theirs.get_init_inputs())
-                same_parameters(self.reference, self.candidate)
+                self.candidate = with_parameters(ours.ModelNew(*theirs.get_init_inputs()), self.reference)
 
             def to(self, *args: Any, **kwargs: Any) -> Both:
                 return self
@@ -219,21 +219,13 @@ def robust_kbench(checkout: Path) -> Check:
             def forward(self, *inputs: Any, fn: Callable[..., Any]) -> Any:
                 return fn(self, *inputs)
 
-        try:
-            result = module.check_forward_correctness(
-                Both,
-                lambda both, *inputs: both.reference(*inputs),
-                lambda both, *inputs: both.candidate(*inputs),
-                theirs.get_inputs,
-                {},
-                {},
-                num_correct_trials=TRIALS,
-                rtol=1e-3,
-                atol=1e-3,
+        functions = (lambda both, *inputs: both.reference(*inputs), lambda both, *inputs: both.candidate(*inputs))
+        result = unless_it_raises(
+            lambda: module.check_forward_correctness(
+                Both, *functions, theirs.get_inputs, {}, {}, num_correct_trials=TRIALS, rtol=1e-3, atol=1e-3
             )
-        except Exception:
-            return False  # its command line records an exception as not correct
-        return bool(result.correct)
+        )
+        return result is not None and bool(result.correct)
 
     return check
 
@@ -250,13 +242,11 @@ def backendbench(checkout: Path) -> Check:
         theirs = load(reference, "reference")
         torch.manual_seed(0)
         model = theirs.Model(*theirs.get_init_inputs())
-        try:
-            torch.manual_seed(0)
-            candidate = load(source, "candidate").ModelNew(*theirs.get_init_inputs())
-            same_parameters(model, candidate)
-        except Exception:
-            return False  # an operator that is not there
-        if evaluation.uses_cuda_stream(type(candidate)):
+        torch.manual_seed(0)
+        candidate = unless_it_raises(
+            lambda: with_parameters(load(source, "candidate").ModelNew(*theirs.get_init_inputs()), model)
+        )
+        if candidate is None or evaluation.uses_cuda_stream(type(candidate)):
             return False
         tests = [SimpleNamespace(args=tuple(theirs.get_inputs()), kwargs={}) for _ in range(TRIALS)]
 
@@ -270,12 +260,25 @@ def backendbench(checkout: Path) -> Check:
     return check
 
 
-def same_parameters(reference: Any, candidate: Any) -> None:
-    """Gives the candidate the reference's parameters where the shapes agree: ours does, so honest files need not initialise."""
+def unless_it_raises(action: Callable[[], T]) -> T | None:
+    """What the action gives; None where it raises.
+
+    A candidate's own code runs in it and may raise anything, and each of these checkers records whatever is raised there
+    (what cannot be loaded, does not compile or has no such operator) as not correct. Hence no narrower exception.
+    """
+    try:
+        return action()
+    except Exception:
+        return None
+
+
+def with_parameters(candidate: Any, reference: Any) -> Any:
+    """The candidate with the reference's parameters where shapes agree: ours does so, and honest files need not initialise."""
     mine, theirs = candidate.state_dict(), reference.state_dict()
     if [tuple(value.shape) for value in mine.values()] == [tuple(value.shape) for value in theirs.values()]:
         by_order = dict(zip(mine, theirs.values(), strict=True))
         candidate.load_state_dict({name: theirs.get(name, by_order[name]) for name in mine}, strict=False)
+    return candidate
 
 
 def package(name: str, folder: Path) -> None:

@@ -5,7 +5,8 @@
     python benchmarks/worth.py --preset extreme --out build/measured/worth-extreme.json
 
 All is trained and measured by `windtunnel`: a few steps of the recursive model tell its speed, from which follows how many steps
-it and everything that it is compared with can take in --minutes; then `windtunnel train` and `windtunnel evaluate --worth`.
+it and everything that it is compared with can take in --minutes; then `windtunnel train` and `windtunnel evaluate --worth`. What
+is known is written after each; with --root a second command of the same --steps goes on with what the first one trained.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from windtunnel.run import MetricsReader, RunFolder
 START_SECONDS = 22.0
 """A run takes as long before and after its training on one GPU: processes, kernels, checkpoint."""
 PROBE_STEPS = 12
+GRACE_SECONDS = 45.0
+"""By which --minutes may be overrun before what is under way is stopped."""
 RECIPE = """\
 name: worth
 model: {depth: 6, mlp: swiglu, sequence: 1024, value_embeddings: false}
@@ -57,23 +60,33 @@ TINY = {
 }  # fmt: skip
 
 
-def windtunnel(root: Path, *arguments: str) -> str:
-    """Standard output of a command; its messages go to a log beside the runs."""
-    command = [sys.executable, "-m", "windtunnel", *arguments]
-    with open(root / "log.txt", "a") as log:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        log.write(done.stdout)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: see {root / 'log.txt'}")
-    return done.stdout
+def windtunnel(root: Path, *arguments: str, seconds: float | None = None) -> str:
+    """Standard output of a command; its messages go to a log beside the runs. After `seconds` it is asked to stop."""
+    command, log = [sys.executable, "-m", "windtunnel", *arguments], root / "log.txt"
+    with open(log, "a") as messages:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=messages, text=True)
+        try:
+            out, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            process.communicate()
+            raise SystemExit(f"windtunnel {arguments[0]}: not done after {seconds:.0f} s") from None
+        messages.write(out)
+    if process.returncode:
+        words = " | ".join(log.read_text("utf-8", "replace").strip().splitlines()[-12:])[-1500:]
+        raise SystemExit(f"windtunnel {arguments[0]} ended with {process.returncode}: {words}")
+    return out
 
 
 def train(root: Path, name: str, sets: list[str], steps: int) -> Path:
     """Train for some steps; returns the run's folder."""
     given = [part for item in (*sets, f"budget.steps={steps}") for part in ("--set", item)]
+    runs = [RunFolder.open(path.parent) for path in (root / name).glob("*/manifest.json")]
+    done = [run.path for run in runs if run.manifest["status"] == "done" and run.recipe.budget.steps == steps]
+    if done:
+        return done[0]
     windtunnel(root, "train", str(root / "worth.yaml"), "--root", str(root / name), "--yes", "--json", *given)
-    (run,) = [path for path in (root / name).iterdir() if path.is_dir()]
-    return run
+    return max((path for path in (root / name).iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
 
 
 def series(run: Path, name: str) -> list[float]:
@@ -129,24 +142,31 @@ def main() -> None:
             step = statistics.median(series(probe, "step_seconds")[PROBE_STEPS // 2 :])
             steps = affordable(recipe, data.tokenizer.vocab, step, 60 * args.minutes - (time.monotonic() - started))
         run = train(root, "run", sets, steps)
-        report = json.loads(windtunnel(root, "evaluate", str(run), "--worth", "--yes", "--json"))
-        rates = {name: round(statistics.median(series(run, name))) for name in ("tokens_per_second",)}
+        result: dict[str, Any] = {
+            "what": __doc__.splitlines()[0] if __doc__ else "",
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "machine": machine(),
+            "settings": {"preset": args.preset, "tiny": args.tiny, "set": args.set, "steps": steps},
+            "data": {"checksum": data.checksum, "train_tokens": data.train.count},
+            "recursive": {
+                "tokens_per_second": round(statistics.median(series(run, "tokens_per_second"))),
+                "validation_loss": series(run, "validation_loss")[-1],
+            },
+        }
+        write(args.out, result, started)
+        left = None if args.tiny else 60 * args.minutes + GRACE_SECONDS - (time.monotonic() - started)
+        report = json.loads(windtunnel(root, "evaluate", str(run), "--worth", "--yes", "--json", seconds=left))
     for model in report["models"]:
         model["trained"].pop("run")
     print(report["verdict"])
-    result = {
-        "what": __doc__.splitlines()[0] if __doc__ else "",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "settings": {"preset": args.preset, "tiny": args.tiny, "set": args.set, "steps": steps},
-        "seconds": round(time.monotonic() - started, 1),
-        "data": {"checksum": data.checksum, "train_tokens": data.train.count},
-        "recursive": rates,
-        "report": report,
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"wrote {args.out} after {result['seconds']} s")
+    write(args.out, result | {"report": report}, started)
+
+
+def write(path: Path, result: dict[str, Any], started: float) -> None:
+    """What is known so far."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result | {"seconds": round(time.monotonic() - started, 1)}, indent=1) + "\n")
+    print(f"wrote {path} after {time.monotonic() - started:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

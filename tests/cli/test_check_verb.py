@@ -106,6 +106,7 @@ def test_sigterm_ends_the_check_and_its_processes(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "windtunnel", "check", "charlm"],
         cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -118,6 +119,7 @@ def test_sigterm_ends_the_check_and_its_processes(tmp_path: Path) -> None:
     assert "Traceback" not in output
     _, alive = psutil.wait_procs(children, timeout=20)
     assert not alive
+    assert list(tmp_path.glob("windtunnel-check-*")) == []
 
 
 @pytest.mark.slow

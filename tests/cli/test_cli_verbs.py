@@ -94,3 +94,4 @@ def test_export_of_another_step_and_of_a_missing_one(trained: Path, tmp_path: Pa
     done = windtunnel("export", str(trained), "--to", str(tmp_path / "file"))
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+    assert "name another folder with --to" in done.stderr

@@ -70,12 +70,14 @@ def test_globs_are_sorted_and_each_file_counts_once(tmp_path: Path) -> None:
 def test_bad_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "dangling.txt").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe.txt")
     cases = {
         "missing.txt": "does not exist",
         "*.md": "matches no file",
         "empty.txt": "is empty",
         ".": "is a directory",
         "dangling.txt": "cannot",
+        "pipe.txt": "is a pipe",
     }
     for name, expected in cases.items():
         with pytest.raises(UserError, match=expected) as caught:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from random_gpts import random_gpt
 
 from windtunnel.data import Characters, PreparedData, Problem, load_tokenizer, prepare
 from windtunnel.evaluate import Sampling, evaluate_run, exact_match, export_run, generate, wilson
@@ -18,16 +19,6 @@ RECIPE = {
     "data": {"corpus": {"kind": "arithmetic", "documents": 4000, "digits": 1}, "validation": 0.2},
     "stages": {"evaluate": {"bits_per_byte_tokens": 4096, "exact_match_problems": 40, "samples": 3, "sample_tokens": 12}},
 }
-
-
-def random_gpt(recipe: Recipe, data: PreparedData, seed: int) -> GPT:
-    model = build_gpt(gpt_shape(recipe.model, data.tokenizer.vocab), seed=seed)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim == 2:
-                weight.normal_(0, 0.15, generator=generator)
-    return model
 
 
 @pytest.fixture(scope="module")
@@ -87,15 +78,30 @@ def test_a_damaged_best_checkpoint_is_passed_over(made: tuple[Path, Recipe, Prep
         best.write_bytes(content)
 
 
+def test_a_report_that_cannot_be_written_is_not_lost(made: tuple[Path, Recipe, PreparedData]) -> None:
+    path, _, data = made
+    written = evaluate_run(path, prepared=data)
+    assert written.unwritten is None
+    (path / "evaluation.json").unlink()
+    (path / "evaluation.json").mkdir()
+    try:
+        again = evaluate_run(path, prepared=data)
+    finally:
+        (path / "evaluation.json").rmdir()
+    assert again.validation == written.validation
+    assert "evaluation.json cannot be written" in (again.unwritten or "")
+    assert not list(path.glob("*.tmp"))
+
+
 def test_export_can_be_loaded_again(made: tuple[Path, Recipe, PreparedData], tmp_path: Path) -> None:
     path, recipe, data = made
-    file = export_run(path, tmp_path / "out" / "model.safetensors", dtype="fp32")
+    file = export_run(path, tmp_path / "out" / "model.safetensors", dtype="fp32").file
     model, expected = load_weights(file.parent), random_gpt(recipe, data, 2)
     x = torch.randint(0, data.tokenizer.vocab, (1, 20))
     with torch.inference_mode():
         torch.testing.assert_close(model(x), expected(x))
     assert load_tokenizer(file.parent).pieces == data.tokenizer.pieces
-    assert export_run(path, tmp_path / "half").stat().st_size < 0.6 * file.stat().st_size
+    assert export_run(path, tmp_path / "half").file.stat().st_size < 0.6 * file.stat().st_size
     with pytest.raises(UserError, match="always called"):
         export_run(path, tmp_path / "other.safetensors")
 

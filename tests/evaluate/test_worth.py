@@ -195,6 +195,14 @@ def test_the_verdict_is_of_equal_flops() -> None:
     assert "cannot be told" in same.verdict
 
 
+def test_a_gain_may_come_of_more_updates() -> None:
+    members, measured = made({**HONEST, "same-flops": [2.3]}, None)
+    members[0] = replace(members[0], recipe=recipe_of("trm", "trm.updates=each", "trm.supervision=3"))
+    report = weigh(members, measured, run="test", units="documents", preset="honest", uniform=math.log(20))
+    assert "better by 0.30 nats" in report.verdict
+    assert report.verdict.endswith("here recursion, or its 3 updates for each of the plain one's, pays.")
+
+
 def test_models_that_have_only_memorised_get_no_verdict() -> None:
     """On held-out data a larger model that has memorised is worse: that is no merit of the smaller."""
     report = report_on({name: [loss + 5 for loss in losses] for name, losses in HONEST.items()})

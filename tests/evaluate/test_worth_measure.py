@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from random_gpts import random_gpt
 
 from windtunnel.data import PreparedData, ValidationBatches, prepare
 from windtunnel.evaluate import held_out_units, measure, puzzle_report, validation_loss
-from windtunnel.model import GPT, build_model, recipe_shape
 from windtunnel.recipe import Recipe, load_recipe
 
 TEXT = {
@@ -19,16 +19,6 @@ TEXT = {
     "trm": {"loops": 1, "supervision": 3, "preset": "honest"},
     "data": {"corpus": {"kind": "arithmetic", "documents": 4000, "digits": 2}, "validation": 0.2},
 }
-
-
-def random_model(recipe: Recipe, data: PreparedData, seed: int = 0) -> GPT:
-    model = build_model(recipe_shape(recipe, data.tokenizer.vocab), seed=seed)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim == 2:
-                weight.normal_(0, 0.15, generator=generator)
-    return model
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +32,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, PreparedData
 def test_totals_are_those_of_the_evaluation(text: tuple[Recipe, PreparedData], limit: int, recursive: bool) -> None:
     recipe, data = text
     recipe = recipe if recursive else recipe.model_copy(update={"trm": None})
-    model = random_model(recipe, data)
+    model = random_gpt(recipe, data)
     units = held_out_units(data, 32, limit)
     found = measure(model, data, units)
     batches = ValidationBatches(data.validation, sequence=32, micro_batch=7, limit=limit)
@@ -74,7 +64,7 @@ def test_puzzles_are_units_and_solved_as_the_evaluation_says(tmp_path: Path) -> 
     ]  # fmt: skip
     recipe = load_recipe("trm-sudoku", sets)
     data = prepare(recipe, cache=tmp_path)
-    model = random_model(recipe, data)
+    model = random_gpt(recipe, data)
     blank = measure(model, data, held_out_units(data, 16, 10**9))
     # A model that copies the answer cannot be had at random: teach it a little.
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
+from random_models import random_weights
 from torch import Tensor
 
 from windtunnel.model import GPT, Objective, build_model, gpt_shape
@@ -23,26 +24,9 @@ def recursive_shape(vocab: int = 29, recursion: RecursionShape | None = None, **
 
 def random_model(shape: GPTShape, dtype: torch.dtype = torch.float64, recompute: str = "none") -> GPT:
     """Weights that are nowhere zero."""
-    model = build_model(shape, recompute=recompute)
-    generator = torch.Generator().manual_seed(4)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim == 2:
-                weight.normal_(0, weight.size(1) ** -0.5, generator=generator)
-            else:
-                weight.uniform_(0.4, 1.1, generator=generator)
-    model.compute = dtype
-    model = model.to(dtype)
+    model = random_weights(build_model(shape, recompute=recompute), dtype)
     model.cos, model.sin = (t.to(dtype) for t in GPT.rotary(shape, torch.device("cpu")))
     return model
-
-
-def tokens(shape: GPTShape, batch: int = 3, seed: int = 9) -> tuple[Tensor, Tensor]:
-    """Random tokens and what follows them; a few have no target."""
-    idx = torch.randint(0, shape.vocab, (batch, shape.sequence + 1), generator=torch.Generator().manual_seed(seed))
-    targets = idx[:, 1:].clone()
-    targets[0, :5] = -1
-    return idx[:, :-1], targets
 
 
 def norm(x: Tensor) -> Tensor:

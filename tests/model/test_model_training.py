@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from random_models import random_weights, tokens
 
-from windtunnel.model import GPT, GPTShape, build_gpt, export_weights, gpt_shape, load_weights
+from windtunnel.model import GPTShape, build_gpt, export_weights, gpt_shape, load_weights
 from windtunnel.model import loss as loss_module
 from windtunnel.model.attention import attend
 from windtunnel.model.fused import fused_split_heads, norm, relu_squared, split_heads
@@ -33,26 +34,6 @@ def shape_of(vocab: int = 29, **changes: object) -> GPTShape:
     return gpt_shape(GPTModel.model_validate(fields), vocab)
 
 
-def random_weights(model: GPT, dtype: torch.dtype = torch.float32) -> GPT:
-    """Outputs are zero at initialisation and would hide errors."""
-    generator = torch.Generator().manual_seed(4)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim == 2:
-                weight.normal_(0, weight.size(1) ** -0.5, generator=generator)
-            else:
-                weight.uniform_(0.4, 1.1, generator=generator)
-    model.compute = dtype
-    return model.to(dtype)
-
-
-def tokens(shape: GPTShape, batch: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
-    idx = torch.randint(0, shape.vocab, (batch, shape.sequence + 1), generator=torch.Generator().manual_seed(9))
-    targets = idx[:, 1:].clone()
-    targets[0, :5] = -1
-    return idx[:, :-1], targets
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_parameters_are_as_many_as_the_arithmetic_says(variant: str) -> None:
     shape = shape_of(**VARIANTS[variant])
@@ -66,7 +47,7 @@ def test_gradients_are_the_slopes_of_the_loss(variant: str) -> None:
     shape = shape_of(**VARIANTS[variant])
     model = random_weights(build_gpt(shape), torch.float64)
     model.cos, model.sin = model.cos.double(), model.sin.double()
-    x, y = tokens(shape)
+    x, y = tokens(shape, 2)
     model(x, y).backward()
     generator = torch.Generator().manual_seed(1)
     for name, weight in model.named_parameters():
@@ -94,7 +75,7 @@ def test_first_loss_is_that_of_a_uniform_guess(variant: str) -> None:
 def test_reductions_agree_and_equal_cross_entropy_of_the_logits() -> None:
     shape = shape_of()
     model = random_weights(build_gpt(shape)).eval()
-    x, y = tokens(shape)
+    x, y = tokens(shape, 2)
     with torch.no_grad():
         logits = model(x)
         each, total, mean = (model(x, y, reduction) for reduction in ("none", "sum", "mean"))
@@ -230,7 +211,7 @@ def test_exported_weights_give_the_same_logits(variant: str, tmp_path: Path) -> 
     model = random_weights(build_gpt(shape)).eval()
     export_weights(tmp_path, shape, {n: p.detach().numpy() for n, p in model.named_parameters()})
     again = load_weights(tmp_path)
-    x, _ = tokens(shape)
+    x, _ = tokens(shape, 2)
     with torch.inference_mode():
         assert torch.equal(again(x), model(x))
     assert again.shape == shape
@@ -270,7 +251,7 @@ def test_compiled_on_the_cpu_gives_the_same_loss_and_gradients() -> None:
     shape = shape_of(depth=2)
     plain, compiled = random_weights(build_gpt(shape)), random_weights(build_gpt(shape))
     compiled.compile()
-    x, y = tokens(shape)
+    x, y = tokens(shape, 2)
     for model in (plain, compiled):
         model(x, y).backward()
     for (name, a), b in zip(plain.named_parameters(), compiled.parameters(), strict=True):

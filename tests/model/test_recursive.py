@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from recursive_reference import composite, random_model, recursive_shape, step_losses, tokens
+from random_models import tokens
+from recursive_reference import composite, random_model, recursive_shape, step_losses
 from torch import Tensor
 
 from windtunnel.model import Objective, RecursiveGPT, build_gpt, build_model, objective_of, train_supervised

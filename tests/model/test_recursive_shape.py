@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from recursive_reference import random_model, recursive_shape, tokens
+from random_models import tokens
+from recursive_reference import random_model, recursive_shape
 from torch.nn.attention import SDPBackend
 from torch.utils.flop_counter import FlopCounterMode
 

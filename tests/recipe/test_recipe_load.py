@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,10 @@ def test_every_problem_is_listed_once_with_its_own_place(recipe_file) -> None:
         ("data.corpus.kind=text", "data.corpus.files: missing; it must be given"),
         ("data.validation=0.5", "expected less than 0.5 (got 0.5)"),
         ("data=3", "data: expected a section of keys (got 3)"),
+        ("model=3", "model: expected a section of keys (got 3)"),
+        ("model=", "model: expected a section of keys (got None)"),
+        ("budget.hours=9:30", "a time with its unit such as '90 min' or '2 h' (got '9:30')"),
+        ("model.depth=010", "model.depth: expected a whole number or 'auto' (got '010')"),
         ("data.tokenizer.alphabet='0123'", "data.tokenizer.alphabet lacks"),
         ("stages.evaluate.prompts=hello", "expected a list, such as [a, b] (got 'hello')"),
         ("stages.evaluate.prompts=[1]", "stages.evaluate.prompts.0: expected text (got 1)"),
@@ -165,7 +170,20 @@ def test_not_utf8_names_the_byte(tmp_path: Path) -> None:
     assert refused(path) == f"recipe file {path} is not UTF-8 text: byte 0xe9 at 9"
 
 
-@pytest.mark.parametrize("source", ["nowhere/none.yaml", "a" * 5000, "x\0.yaml", "/", "."])
+def test_a_file_that_cannot_be_a_recipe_is_refused_before_it_is_read_to_its_end(tmp_path: Path) -> None:
+    """A text to train on, given in the recipe's place, may be larger than memory; a pipe may never say anything."""
+    text, pipe, bomb = tmp_path / "book.txt", tmp_path / "pipe.yaml", tmp_path / "bomb.yaml"
+    with text.open("wb") as file:
+        file.truncate(2**33)
+    os.mkfifo(pipe)
+    aliases = "".join(f"b{n}: &b{n} [{','.join(['*b' + str(n - 1)] * 9)}]\n" for n in range(1, 10))
+    bomb.write_text(f"b0: &b0 [x, x]\n{aliases}")
+    assert "longer than 1,000,000 characters" in refused(text)
+    assert "is a pipe" in refused(pipe)
+    assert "more than 100,000 keys and items" in refused(bomb)
+
+
+@pytest.mark.parametrize("source", ["", " ", "nowhere/none.yaml", "a" * 5000, "x\0.yaml", "/", "."])
 def test_no_such_file_never_ends_in_a_traceback(source: str) -> None:
     assert len(refused(source)) < 6000
 
@@ -205,6 +223,13 @@ def test_files_are_found_from_the_recipes_folder(recipe_file, tmp_path: Path) ->
 def test_scientific_notation_is_a_number(recipe_file) -> None:
     recipe = load_recipe(recipe_file(MINIMAL + "stages:\n  pretrain:\n    optimizer:\n      matrix_lr: 1e-3\n"))
     assert recipe.stages.pretrain.optimizer.matrix_lr == 0.001
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("2_000", 2000), ("0x10", 16), ("+12", 12), ("1.5e1", 15.0), (".5e2", 50.0), ("2.e1", 20.0), ("3.", 3.0)]
+)
+def test_numbers_are_read_as_yaml_1_2_has_them(text: str, value: float) -> None:
+    assert load_recipe("charlm", [f"budget.hours={text}"]).budget.hours == value
 
 
 def test_a_recipe_cannot_be_changed_after_loading() -> None:

@@ -125,8 +125,15 @@ def test_earlier_sessions_count_and_so_does_their_lost_work(tmp_path: Path) -> N
     _, progress = simulate(second, clock, lambda s: 3.0, step=500)
     assert 35.5 < (second.dollars_spent or 0) <= 36 * 1.01
     assert progress == sorted(progress)
-    (tmp_path / "spent.json").write_text("half{")
-    assert load_spent(tmp_path / "spent.json", state).seconds == pytest.approx(1000)
+    for text in (
+        "half{",
+        '{"seconds": 2000, "dollars": "much"}',
+        '{"seconds": NaN, "dollars": 0}',
+        '{"seconds": -1, "dollars": 0}',
+    ):
+        (tmp_path / "spent.json").write_text(text)
+        assert load_spent(tmp_path / "spent.json", state).seconds == pytest.approx(1000)
+        assert load_spent(tmp_path / "spent.json") == Spent()
     assert load_spent(tmp_path / "none.json") == Spent()
 
 

@@ -45,9 +45,10 @@ def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be made"):
         make(tmp_path / "file")
     run = make(tmp_path)
-    (run.path / "manifest.json").write_text("{half")
-    with pytest.raises(UserError, match=r"manifest\.json is damaged"):
-        RunFolder.open(run.path)
+    for text in ("{half", "[]", '{"format": 1}'):
+        (run.path / "manifest.json").write_text(text)
+        with pytest.raises(UserError, match=r"manifest\.json is damaged"):
+            RunFolder.open(run.path)
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_sources(run: Path, tmp_path: Path) -> None:
         load_source(run, step=6)
     with pytest.raises(UserError, match="--device"):
         load_source(run, device="tpu9")
-    exported = export_run(run, tmp_path / "exported")
+    exported = export_run(run, tmp_path / "exported").file
     assert load_source(exported.parent).name == "exported"
     with pytest.raises(UserError, match="no steps"):
         load_source(exported.parent, step=5)

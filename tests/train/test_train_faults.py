@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -190,6 +191,28 @@ def test_a_full_disk_is_a_warning_and_older_checkpoints_stay(new_run: NewRun, mo
     assert "disk_full" in events(folder)
     assert CheckpointStore(folder / "checkpoints").newest_good() is not None
     assert not list((folder / "checkpoints").glob("*.tmp-*"))
+
+
+def test_a_last_checkpoint_that_cannot_be_written_ends_the_run_as_failed(new_run: NewRun) -> None:
+    """The room is checked before a save; a quota or a limit shows only while it is written."""
+    sets = ("model.aspect=64", "checkpoints.every=100 steps", "stages.pretrain.validate_every=100 steps")
+    folder = new_run("budget.steps=12", *sets)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(step: int, _: object) -> None:
+        if step == 11:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))  # less than the weights, more than metrics
+
+    try:
+        assert train(folder, after_step=limit) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    ended = RunFolder.open(folder).manifest
+    assert ended["status"] == "failed"
+    assert "the last checkpoint could not be saved" in ended["reason"]
+    assert "checkpoint_failed" in events(folder)
+    assert not list((folder / "checkpoints").iterdir())
+    assert train(folder) == 0, "once there is room it can be trained"
 
 
 def test_corrupted_metrics_are_put_aside_and_training_goes_on(new_run: NewRun) -> None:

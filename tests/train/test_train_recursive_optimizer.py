@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import torch
 from windtunnel.model import GPT, build_gpt, derive, gpt_shape
 from windtunnel.recipe import Recipe, load_recipe
 from windtunnel.train import MuonAdamW, Scalars
+from windtunnel.train.muon import orthogonalise
 from windtunnel.train.staging import Staging
 
 VOCAB = 30
@@ -187,3 +190,29 @@ def test_norms_grow_with_the_gradient() -> None:
         backward(model, 0, scale)
         norms.append(math.sqrt(float(optimizer.step(NOW))))
     assert all(b == pytest.approx(2 * a, rel=1e-5) for a, b in pairwise(norms))
+
+
+LIGHT = """
+import sys, torch
+from windtunnel.model import build_model, derive, recipe_shape
+from windtunnel.recipe import load_recipe
+from windtunnel.train import MuonAdamW, Scalars
+recipe = load_recipe("trm-sudoku", ["model.aspect=32", "model.head_dim=32"])
+model = build_model(recipe_shape(recipe, 10))
+x = torch.ones(1, 81, dtype=torch.long)
+model(x, x).backward()
+MuonAdamW(model, derive(recipe, 10)).step(Scalars(1.0, 0.9, 0.1))
+print(*({"torch._dynamo", "sympy"} & set(sys.modules)))
+"""
+
+
+def test_a_step_on_the_cpu_does_not_wait_for_the_compiler_to_be_imported() -> None:
+    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, timeout=100, check=True)
+    assert not done.stdout.strip()
+
+
+def test_compiled_and_plain_updates_agree() -> None:
+    x = torch.randn(2, 12, 8, generator=torch.Generator().manual_seed(1))
+    # Nothing is made into kernels: what counts is which operators are traced.
+    compiled = torch.compile(orthogonalise, backend="aot_eager", dynamic=False, fullgraph=True)(x)
+    torch.testing.assert_close(compiled, orthogonalise(x))

@@ -14,7 +14,7 @@ from windtunnel.recipe import Recipe, load_recipe
 from windtunnel.train import MuonAdamW, Ranks, Scalars
 from windtunnel.train.readings import in_order, refinement, step_readings
 from windtunnel.train.staging import Staging
-from windtunnel.train.step import StepResult
+from windtunnel.train.step import StepParts, StepResult
 from windtunnel.train.supervised import step_function
 
 PUZZLES, CELLS, DIGITS = 12, 16, 5
@@ -64,8 +64,8 @@ def one_step(recipe: Recipe, accumulation: int = 1) -> tuple[StepResult, Recursi
     before = model.step_losses(x, y), *cast(tuple[Tensor, Tensor], model.solve_steps(x))
     staging = Staging(model, optimizer, weights=True)
     run, ranks = step_function(recipe), Ranks(0, 1, torch.device("cpu"), None)
-    pending = run(model, optimizer, Given(x, y, accumulation), Scalars(0.1, 0.9, 0.0), ranks, staging, 1, y.numel(), None)
-    return pending.result(), model, before
+    parts = StepParts(model, optimizer, Given(x, y, accumulation), ranks, staging, y.numel())
+    return run(parts, Scalars(0.1, 0.9, 0.0), 1, None).result(), model, before
 
 
 def test_losses_and_the_halting_head_are_what_the_model_says() -> None:

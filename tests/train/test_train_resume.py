@@ -50,6 +50,33 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(new_run: NewRun) -> No
     assert "resumed" in events(halted)
 
 
+class Said:
+    """A view that keeps what was said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def update(self, snapshot: object) -> None:
+        """Nothing."""
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def test_a_run_whose_checkpoints_are_all_lost_says_that_it_starts_over(new_run: NewRun) -> None:
+    folder, said = new_run("budget.steps=12"), Said()
+    assert train(folder, view=said) == 0
+    assert not any("damaged" in line or "starts at step 0" in line for line in said.lines)
+    before = losses(folder)
+    for weights in (folder / "checkpoints").glob("*/model.safetensors"):
+        weights.write_bytes(b"")
+    assert train(folder, view=said) == 0
+    assert any("no good one is left" in line for line in said.lines)
+    assert any("training starts at step 0 again" in line for line in said.lines)
+    assert {"checkpoint_damaged", "no_checkpoint"} <= set(events(folder))
+    assert losses(folder) == before
+
+
 def kill_at_random(folder: Path, kills: int, steps: int, seed: int) -> int:
     """SIGKILL the run at random moments of its training, resume, until it ends; returns the kills that hit.
 

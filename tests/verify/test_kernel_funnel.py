@@ -65,6 +65,7 @@ class ModelNew(nn.Module):
         bias_relu[(triton.cdiv(n, 64),)](x, self.bias, y, n, x.shape[1], BLOCK=64)
         return y
 """
+STORE, OUTPUT = "tl.store(y_ptr + at", "        y = torch.empty_like(x)"
 # What is changed in the honest candidate → the reason that it is refused for.
 CHANGES = {
     "nothing": ("", "", "accepted"),
@@ -75,11 +76,7 @@ CHANGES = {
     "load unmasked": ("tl.load(x_ptr + at, mask=mask, other=0.0)", "tl.load(x_ptr + at)", "out-of-bounds"),
     "far away": ("tl.store(y_ptr + at,", "tl.store(y_ptr + at + (1 << 40),", "out-of-bounds"),
     "partly written": ("triton.cdiv(n, 64)", "n // 64", "non-finite"),
-    "input overwritten": (
-        "tl.store(y_ptr + at",
-        "tl.store(x_ptr + at, x + 1, mask=mask)\n    tl.store(y_ptr + at",
-        "input-changed",
-    ),
+    "input overwritten": (STORE, f"tl.store(x_ptr + at, x + 1, mask=mask)\n    {STORE}", "input-changed"),
     "input returned": ("y = torch.empty_like(x)", "y = x.view(x.shape)", "input-changed"),
     "race": ("y_ptr + at, tl.max", "y_ptr + at // 2, tl.max", "race"),
     "wrong dtype": ("torch.empty_like(x)", "torch.empty_like(x, dtype=torch.float64)", "wrong-dtype"),
@@ -89,17 +86,9 @@ CHANGES = {
     "no bias kept": ("self.bias = nn.Parameter(torch.zeros(cols))", "self.b = nn.Parameter(torch.zeros(1))", "parameters-differ"),
     "bias renamed": ("self.bias", "self.offset", "accepted"),
     "endless": ("    mask = at < n\n", "    mask = at < n\n    while n > 0:\n        n = n + 0\n", "timeout memory"),
-    "counts in a list": (
-        "        y = torch.empty_like(x)",
-        "        calls = self.calls\n        calls.append(1)\n        y = torch.empty_like(x)",
-        "keeps-state",
-    ),
+    "counts in a list": (OUTPUT, f"        calls = self.calls\n        calls.append(1)\n{OUTPUT}", "keeps-state"),
     "counts in a tensor": ("self.bias, y, n", "self.bias, count(self.total, y), n", "keeps-state"),
-    "lasts in an iterator": (
-        "        y = torch.empty_like(x)",
-        "        for _ in self.ticks:\n            break\n        y = torch.empty_like(x)",
-        "keeps-state",
-    ),
+    "lasts in an iterator": (OUTPUT, f"        for _ in self.ticks:\n            break\n{OUTPUT}", "keeps-state"),
     "raises": ("assert x.is_cuda", "assert x.shape[0] == 3", "raised"),
     "copied": ("return y", "z = x.expand_as(y)\n        return z.contiguous().new_zeros(x.shape)", "wrong-values"),
 }

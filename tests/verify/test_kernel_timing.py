@@ -1,12 +1,20 @@
 """What is believed of measured times; and the GPU stages' motions, gone through on the interpreter at tiny sizes."""
 
+import os
 import random
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.verify.kernel import GpuStages, KernelVerifier, kernel_sandbox
+from windtunnel.verify import Sandbox, Sandboxes, find_task
+from windtunnel.verify.kernel import GpuStages, KernelVerifier, gpu_sandbox, kernel_sandbox
+from windtunnel.verify.kernel.funnel import PRELOAD
 from windtunnel.verify.kernel.gpu import Plan
 from windtunnel.verify.kernel.roofline import Work, floor_seconds
 from windtunnel.verify.kernel.task import task_from_source
@@ -98,8 +106,10 @@ def test_full_and_timing_go_through_their_motions_on_the_interpreter() -> None:
 
     sizes = "TASK = {'sizes': {'tiny': {'ROWS': 4, 'COLS': 24}, 'tiny_ragged': {'ROWS': 3, 'COLS': 19}}, 'dtypes': ['float32']}"
     task = task_from_source(REFERENCE + sizes, name="bias_relu")
-    with kernel_sandbox() as box:
-        stages = GpuStages(task, box, box, device="cpu", size="tiny")
+    # Compiling the reference for a CPU takes a C++ compiler half a minute; a GPU's test does it.
+    eager = Sandbox(preload=PRELOAD, environment={"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1"})
+    with kernel_sandbox() as box, eager as reference:
+        stages = GpuStages(task, box, reference, device="cpu", size="tiny", index=None)
 
         def judge(source: str):
             plan = stages.plan()
@@ -108,8 +118,8 @@ def test_full_and_timing_go_through_their_motions_on_the_interpreter() -> None:
         right = judge(KERNEL.replace("assert x.is_cuda", "assert x.dim() == 2"))
         assert right.finding is None, right.finding
         assert right.evidence["cold"]["median"] > 0
-        assert right.evidence["speedup"]["eager"] > 0
-        without = GpuStages(task, box, box, clock=False, device="cpu", size="tiny")
+        assert set(right.evidence["speedup"]) == {"eager", "compiled"}
+        without = GpuStages(task, box, box, clock=False, device="cpu", size="tiny", index=None)
         unclocked = KernelVerifier(task, box, gpu=without).verify(KERNEL.replace("assert x.is_cuda", "assert x.dim() == 2"))
         assert (unclocked.accepted, unclocked.stage) == (True, "full"), unclocked.message
         assert unclocked.evidence["left"] == ["timing"]
@@ -122,3 +132,78 @@ def test_full_and_timing_go_through_their_motions_on_the_interpreter() -> None:
             found = judge(KERNEL.replace("assert x.is_cuda", "assert x.dim() == 2").replace(old, new)).finding
             assert found is not None
             assert found.reason == reason, found.message
+
+
+def test_the_clock_ends_early_when_the_median_is_known_or_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from windtunnel.verify.kernel import child_clock
+
+    def timed(work, cuda):
+        work()
+        return steady[0], steady[0]
+
+    steady = [1e-4]
+    monkeypatch.setattr(child_clock, "_timed", timed)
+    called: list[int] = []
+    found = child_clock.measure(called.append, [[1], [2]], 1000, cold=False, dice=random.Random(0), device="cpu")
+    assert len(found["events"]) == child_clock.LEAST_CALLS
+    assert len(called) >= len(found["events"]) + child_clock.WARM_UPS[0]
+    monkeypatch.setattr(child_clock, "MOST_SECONDS", 0.0)
+    assert len(child_clock.measure(called.append, [[1]], 1000, cold=False, dice=random.Random(0), device="cpu")["wall"]) == 10
+    monkeypatch.undo()
+
+
+def test_a_candidate_waits_while_another_is_timed_and_is_timed_alone(tmp_path: Path) -> None:
+    """Held from outside, the lock holds up all work while somebody is alone, and the clock while anybody is there."""
+    pytest.importorskip("triton")
+    from test_kernel_funnel import KERNEL, REFERENCE
+
+    from windtunnel.verify.kernel.turns import Turns, opened
+
+    task = task_from_source(REFERENCE + "TASK = {'sizes': {'tiny': {'ROWS': 4, 'COLS': 24}}, 'dtypes': ['float32']}", name="bias")
+    source = KERNEL.replace("assert x.is_cuda", "assert x.dim() == 2")
+    with Sandboxes(2, kernel_sandbox) as boxes, ThreadPoolExecutor(1) as threads, opened(tmp_path / "use") as fds:
+        timed, untimed = (
+            GpuStages(task, boxes, boxes, clock=clock, baseline=False, device="cpu", size="tiny", index=None)
+            for clock in (True, False)
+        )
+        timed.use = untimed.use = tmp_path / "use"
+        plans = {stages: replace(stages.plan(), calls=10) for stages in (timed, untimed)}
+        assert timed.judge(source, plans[timed]).finding is None
+        for stages, alone in ((untimed, True), (timed, False)):
+            with Turns(fds).alone() if alone else Turns(fds).shared():
+                waiting = threads.submit(stages.judge, source, plans[stages])
+                with pytest.raises(TimeoutError):
+                    waiting.result(timeout=1.0)
+            assert waiting.result(timeout=60).finding is None
+        with Turns(fds).shared():  # the comparison shares too
+            assert threads.submit(untimed.judge, source, plans[untimed]).result(timeout=60).finding is None
+
+
+def test_a_kernel_that_overwrites_its_input_is_timed_on_fresh_ones() -> None:
+    pytest.importorskip("triton")
+    sys.path.insert(0, str(Path(__file__).parent))
+    from honest.suite import suite
+
+    source = next(candidate.source for candidate in suite() if candidate.name == "accumulate_into/accumulate_in_place")
+    with kernel_sandbox() as box:
+        stages = GpuStages(find_task("accumulate_into"), box, box, baseline=False, device="cpu", size="tiny", index=None)
+        result = stages.judge(source, replace(stages.plan(), calls=10))
+        assert result.finding is None, result.finding
+
+
+def test_kernels_of_the_gpu_worker_are_compiled_not_interpreted() -> None:
+    """Triton asks the environment when a kernel is defined: a module of the tiny stage would turn the GPU's stages into it."""
+    pytest.importorskip("triton")
+    code = f"""
+import importlib, os
+for name in {gpu_sandbox()._setup["preload"]!r}:
+    importlib.import_module(name.partition(":")[0])
+from triton import knobs
+assert not knobs.runtime.interpret, "interpreted"
+from windtunnel.verify.kernel.child_warm_kernel import sum_of_product
+print(type(sum_of_product).__name__)
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout.strip() == "JITFunction", done.stderr[-2000:]

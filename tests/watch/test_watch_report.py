@@ -111,6 +111,9 @@ def test_charts_of_nothing_are_empty_and_bad_numbers_are_left_out() -> None:
     assert line_chart([], x="a", y="b") == ""
     assert line_chart([Curve("n", [(0, math.nan), (1, math.inf)])], x="a", y="b") == ""
     assert memory_chart([("here", Memory({}))]) == ""
+    # Parts beyond the colours are told apart by hatching.
+    assert "<pattern" not in memory_chart([("here", Memory({"a": 1.0}))])
+    assert "<pattern" in memory_chart([("here", Memory({f"part {i}": 1.0 for i in range(11)}))])
     assert "<svg" in line_chart([Curve("n", [(0, 1.0), (1, math.nan)])], x="a", y="b")
 
 

@@ -93,7 +93,7 @@ def test_forecast_over_budget_and_alerts_are_on_the_screen() -> None:
     now = Snapshot(dollars_forecast=9.0, dollars_budget=5.0, alerts=[("warn", "slow", "look"), ("bad", "NaN", "went back")])
     Console(file=stream, width=100).print(screen(now, 100))
     text = stream.getvalue()
-    for part in ("$9.00", "$5.00", "! slow look", "✗ NaN went back"):
+    for part in ("$9.00", "$5.00", "! slow. look", "✗ NaN. went back"):
         assert part in text
 
 
@@ -106,9 +106,19 @@ def test_a_pipe_gets_a_few_plain_lines_and_each_alert_once() -> None:
     lines = stream.getvalue().splitlines()
     assert lines[0] == "a run"
     assert 10 <= len(lines) <= 15
-    assert lines.count("warn: slow look at data") == 1
+    assert lines.count("warn: slow") == lines.count("  look at data") == 1
     assert lines[-1].startswith("training: step 1,000/1,000 (100 %)")
     assert "\x1b" not in stream.getvalue()
+
+
+def test_an_alert_that_was_said_is_not_printed_again() -> None:
+    stream = io.StringIO()
+    with TerminalView(stream) as view:
+        view.say("warn: slow\n  look at data")
+        for _ in range(3):
+            view.update(Snapshot(alerts=[("warn", "slow", "look at data"), ("bad", "NaN", "")]))
+    assert stream.getvalue().splitlines()[:3] == ["warn: slow", "  look at data", "bad: NaN"]
+    assert stream.getvalue().count("slow") == 1
 
 
 def test_plain_lines_without_a_length_come_with_time_or_a_new_phase() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated, Any
 
 import typer
@@ -45,15 +44,17 @@ def evaluate(
 
     from windtunnel.evaluate import evaluate_run
 
-    report: Any = evaluate_run(folder, step=step, supervision=supervision)
-    values = report.to_json() if hasattr(report, "to_json") else dataclasses.asdict(report)
+    report = evaluate_run(folder, step=step, supervision=supervision)
+    values = report.to_json()
+    if report.unwritten:
+        typer.echo(f"warn: {report.unwritten}", err=True)
     if json:
         print_json(values)
         return
     shown = values | {"exact_match": report.exact_match}
     left_out = ("format", "samples", "puzzles")
     rows = [[k.replace("_", " "), _text(v)] for k, v in shown.items() if k not in left_out and v is not None]
-    if getattr(report, "puzzles", None) is not None:
+    if report.puzzles is not None:
         rows += [list(row) for row in report.puzzles.rows()]
     print_table(f"evaluation of {folder}", ["", ""], rows)
     for sample in values.get("samples", []):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -32,27 +31,11 @@ def export(
     """Write weights only: model.safetensors, the model's shape and its tokenizer, enough to use it anywhere."""
     folder = find_run(run, root)
 
-    from windtunnel.recipe import UserError
-    from windtunnel.run import CheckpointStore, RunFolder
+    from windtunnel.evaluate import export_run
 
-    opened = RunFolder.open(folder)
-    store = CheckpointStore(opened.checkpoints_dir)
-    checkpoint = store.best() if step is None else store.at(step)
-    if checkpoint is None:
-        raise UserError(f"run {folder} has no good checkpoint", "train it first, or name another run")
-
-    from windtunnel.data import load_tokenizer
-    from windtunnel.model import export_weights, recipe_shape
-
-    shape = recipe_shape(opened.recipe, load_tokenizer(opened.tokenizer_path).vocab)
-    target = to or folder / "export"
-    try:
-        path = export_weights(target, shape, checkpoint.weights(), dtype=dtype.value)
-        shutil.copyfile(opened.tokenizer_path, target / "tokenizer.json")
-    except OSError as error:
-        raise UserError(f"export to {target} failed: {error.strerror or error}", "name another folder with --to") from None
-    size = path.stat().st_size
+    made = export_run(folder, to or folder / "export", dtype=dtype.value, step=step)
+    size = made.file.stat().st_size
     if json:
-        print_json({"path": str(path), "step": checkpoint.step, "dtype": dtype.value, "bytes": size})
+        print_json({"path": str(made.file), "step": made.step, "dtype": dtype.value, "bytes": size})
     else:
-        typer.echo(f"wrote {path} ({size / 1e6:,.1f} MB, {dtype.value}, step {checkpoint.step:,}), shape.json and tokenizer.json")
+        typer.echo(f"wrote {made.file} ({size / 1e6:,.1f} MB, {dtype.value}, step {made.step:,}), shape.json and tokenizer.json")

@@ -45,7 +45,7 @@ def _row(item: RunSummary) -> list[str]:
     values = [item.step, item.loss, item.validation_loss, item.best_step]
     money = "" if item.dollars is None else f"{item.dollars:,.2f}"
     note = item.problem or item.reason or ""
-    if note.startswith("budget."):  # which limit; the steps have a column of their own
+    if note.startswith("budget.") and item.status != "failed":  # which limit; the steps have a column of their own
         note = note.partition(":")[0]
     return [
         item.path.name, item.recipe, item.phase or "", created, item.status, _gates(item.gates), *map(_text, values), money, note,

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import DEFAULT_ROOT, GpusOption, JsonOption, PriceOption, RecipeArgument, RootOption, SetOption, YesOption
+from .options import (
+    DEFAULT_ROOT,
+    GpusOption,
+    JsonOption,
+    PriceOption,
+    RecipeArgument,
+    RootOption,
+    SetOption,
+    YesOption,
+    find_run,
+)
 from .output import print_remarks, print_table
 
 if TYPE_CHECKING:
@@ -23,7 +33,10 @@ def train(
     recipe: RecipeArgument,
     sets: SetOption = None,
     phase: Annotated[str | None, typer.Option("--phase", metavar="NAME", help="Of a recipe with phases, only this one.")] = None,
-    run: Annotated[Path | None, typer.Option("--run", help="The run's folder; otherwise a new one under --root.")] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", metavar="RUN", help="Go on with this run, a folder or a name under --root; otherwise a new one."),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest good checkpoint of --run or the latest run.")
     ] = False,
@@ -39,6 +52,9 @@ def train(
     loaded = load_recipe(recipe, sets or ())
     if phase is not None:
         phase_recipe(loaded, phase)  # refused before anything heavy is imported
+
+    if run is not None:
+        run = find_run(run, root)
 
     from windtunnel.launch import Options, run_phases, run_training
     from windtunnel.watch import JsonLines, TerminalView

@@ -90,11 +90,12 @@ def _announce(comparison: Comparison, found: dict[str, Beside], *, yes: bool, js
         for line in lines:
             typer.echo(line, err=True)
     else:
-        print_table(f"compared for {comparison.length.steps:,} steps; FLOPs of the run's", COST_COLUMNS, rows)
+        print_table(f"compared for {comparison.length.steps:,} steps each; FLOPs as a share of the run's", COST_COLUMNS, rows)
     if not total:
         return
     share = total / comparison.flops
-    words = f"to train: {share:.2f} times the run's own FLOPs, about {_time(comparison, total)}"
+    models = sum(state != "there" for *_, state in rows)
+    words = f"to train: {share:.2f} times the run's own FLOPs, about {_time(comparison, total)} and starting up {models} times"
     typer.echo(words, err=json)
     if share > ASK_FROM and not yes:
         raise UserError(
@@ -106,7 +107,10 @@ def _announce(comparison: Comparison, found: dict[str, Beside], *, yes: bool, js
 def _time(comparison: Comparison, flops: float) -> str:
     from windtunnel.plan import hours_text
 
-    return "-" if comparison.seconds_per_flop is None else hours_text(flops * comparison.seconds_per_flop / 3600)
+    if comparison.seconds_per_flop is None:
+        return "-"
+    seconds = flops * comparison.seconds_per_flop
+    return f"{seconds:.0f} s" if seconds < 60 else hours_text(seconds / 3600)
 
 
 def _trained(

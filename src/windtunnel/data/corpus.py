@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import stat
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ def _text_files(corpus: TextCorpus) -> list[CorpusFile]:
             matches = [_stat(p) for p in sorted(glob.glob(expanded, recursive=True)) if os.path.isfile(p)]
             if not matches:
                 raise UserError(
-                    f"data.corpus.files: {pattern} does not exist or matches no file (looked in {os.getcwd()})",
+                    f"data.corpus.files: {pattern or repr(pattern)} does not exist or matches no file (looked in {os.getcwd()})",
                     "give an existing file or a glob such as 'books/**/*.txt'",
                 )
         for file in matches:
@@ -63,10 +64,10 @@ def _text_files(corpus: TextCorpus) -> list[CorpusFile]:
 def _stdlib_files(corpus: StdlibCorpus) -> list[CorpusFile]:
     root = Path(sysconfig.get_path("stdlib"))
     wanted, total, files = round(corpus.megabytes * 1e6), 0, []
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted(_modules(root), key=lambda path: path.parts):
         if total >= wanted:
             break
-        if _NOT_LIBRARY.isdisjoint(path.relative_to(root).parts) and path.is_file() and (size := path.stat().st_size):
+        if path.is_file() and (size := path.stat().st_size):
             files.append(CorpusFile(str(path), size))
             total += size
     if not files:
@@ -74,10 +75,19 @@ def _stdlib_files(corpus: StdlibCorpus) -> list[CorpusFile]:
     return files
 
 
+def _modules(root: Path) -> Iterator[Path]:
+    """Python files of the library itself: installed packages, which lie within it, are tens of thousands more."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in _NOT_LIBRARY]
+        yield from (Path(folder, name) for name in names if name.endswith(".py") and name not in _NOT_LIBRARY)
+
+
 def _stat(path: str) -> CorpusFile:
     try:
         if os.path.isdir(path):
             raise UserError(f"data.corpus.files: {path} is a directory", f"name its files: '{path.rstrip('/')}/**/*.txt'")
+        if stat.S_ISFIFO(os.stat(path).st_mode):  # opening one may wait for ever
+            raise UserError(f"data.corpus.files: {path} is a pipe; a corpus is read more than once", "write it to a file first")
         with open(path, "rb") as file:
             return CorpusFile(path, os.fstat(file.fileno()).st_size)
     except OSError as error:

@@ -99,7 +99,7 @@ def prepare(recipe: Recipe, cache: str | Path | None = None, progress: Progress 
         with new_folder(folder, alone) as temporary:
             _make(recipe, files, temporary, fingerprint, report)
     made = _open(folder, reused=False)
-    report(1.0, "data ready")
+    report(1.0, "ready")
     return made
 
 

@@ -3,10 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .export import Exported, export_run
     from .loss import Measure, Validation, bits_per_byte, validation_loss
     from .match import ExactMatch, exact_match, wilson
     from .puzzles import PuzzleReport, puzzle_report
-    from .report import EvaluationReport, Sample, evaluate_run, export_run, load_run, samples
+    from .report import EvaluationReport, Sample, evaluate_run, load_run, samples
     from .text import Sampling, generate
     from .worth import WorthReport, weigh
     from .worth_measure import Measured, held_out_units, measure
@@ -19,6 +20,7 @@ _LAZY = {
     "Comparison": "worth_run",
     "EvaluationReport": "report",
     "ExactMatch": "match",
+    "Exported": "export",
     "Length": "worth_twins",
     "Measure": "loss",
     "Measured": "worth_measure",
@@ -32,7 +34,7 @@ _LAZY = {
     "compare_run": "worth_run",
     "evaluate_run": "report",
     "exact_match": "match",
-    "export_run": "report",
+    "export_run": "export",
     "generate": "text",
     "held_out_units": "worth_measure",
     "load_run": "report",
@@ -54,6 +56,7 @@ __all__ = [
     "Comparison",
     "EvaluationReport",
     "ExactMatch",
+    "Exported",
     "Length",
     "Measure",
     "Measured",

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from windtunnel.data import PreparedData, Tokenizer, ValidationBatches, held_out_problems, load_tokenizer, prepare
-from windtunnel.model import GPT, export_weights, model_from_weights, recipe_shape, use_supervision
+from windtunnel.model import GPT, model_of_recipe, use_supervision
 from windtunnel.recipe import Recipe, UserError
-from windtunnel.run import Checkpoint, CheckpointStore, RunFolder
+from windtunnel.run import Checkpoint, Which, choose_checkpoint
 
 from .loss import Validation, validation_loss
 from .match import ExactMatch, exact_match
@@ -29,7 +30,6 @@ FORMAT = 1
 PROBLEM_SEED, SAMPLE_SEED = 101, 102
 SCORED_AT_ONCE = 16_384
 PROMPT_TOKENS = 32
-Which = Literal["best", "newest"] | int
 Progress = Callable[[float, str], None]
 
 
@@ -50,6 +50,7 @@ class EvaluationReport:
     """What a checkpoint is worth. `exact_match` is None where the corpus has no answers, `puzzles` where it has no puzzles.
 
     `supervision`: with how many supervision steps a recursive model was measured, and trained where that differs.
+    `unwritten`: why evaluation.json could not be written, if it could not.
     """
 
     run: str
@@ -63,6 +64,7 @@ class EvaluationReport:
     created: str
     puzzles: PuzzleReport | None = None
     supervision: str | None = None
+    unwritten: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Stable keys; what is written to evaluation.json."""
@@ -102,18 +104,10 @@ def load_run(run: Path, checkpoint: Which = "best", device: str | None = None) -
     Raises:
         UserError: no run folder, no good checkpoint, or weights that do not fit the recipe.
     """
-    folder, chosen = _choose(run, checkpoint)
+    folder, chosen = choose_checkpoint(run, checkpoint)
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    fast = where.type == "cuda" and torch.cuda.get_device_capability(where)[0] >= 8
     tokenizer = load_tokenizer(folder.tokenizer_path)
-    weights = {name: torch.from_numpy(array) for name, array in chosen.weights().items()}
-    model = model_from_weights(
-        recipe_shape(folder.recipe, tokenizer.vocab),
-        weights,
-        device=where,
-        compute=torch.bfloat16 if fast else torch.float32,
-        source=str(chosen.path),
-    )
+    model = model_of_recipe(folder.recipe, tokenizer.vocab, chosen.weights(), where, str(chosen.path))
     return Loaded(folder.recipe, chosen, model, tokenizer)
 
 
@@ -178,7 +172,7 @@ def evaluate_run(
         puzzles=puzzles,
         supervision=used,
     )
-    _write(run / "evaluation.json", result)
+    result = replace(result, unwritten=_write(run / "evaluation.json", result))
     report(1.0, "done")
     return result
 
@@ -187,55 +181,6 @@ def samples(model: GPT, tokenizer: Tokenizer, prompts: list[str], tokens: int, s
     """One text for each prompt at temperature 0.8, the same for the same seed."""
     texts = generate(model, tokenizer, prompts, tokens, sampling=Sampling(temperature=0.8, seed=seed + SAMPLE_SEED))
     return [Sample(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
-
-
-def export_run(run: Path | str, to: Path | str, *, dtype: str = "bf16", step: int | None = None) -> Path:
-    """Write a checkpoint's weights, shape and tokenizer into a folder that `windtunnel serve` takes.
-
-    Args:
-        to: the folder, or model.safetensors in it.
-        step: the checkpoint of this step; None: the best.
-
-    Returns:
-        The safetensors file.
-
-    Raises:
-        UserError: no run, no good checkpoint, a file of another name was asked for, or it cannot be written.
-    """
-    target = Path(to)
-    if target.suffix == ".safetensors":
-        if target.name != "model.safetensors":
-            raise UserError(
-                f"--to {target}: the shape and the tokenizer go beside the weights, which are always called model.safetensors",
-                f"use --to {target.with_suffix('')}",
-            )
-        target = target.parent
-    folder, chosen = _choose(Path(run), "best" if step is None else step)
-    tokenizer = load_tokenizer(folder.tokenizer_path)
-    try:
-        path = export_weights(target, recipe_shape(folder.recipe, tokenizer.vocab), chosen.weights(), dtype)
-        if target.resolve() != folder.path.resolve():
-            tokenizer.save(target / "tokenizer.json")
-    except OSError as error:
-        raise UserError(f"--to {target} cannot be written: {error.strerror or error}") from None
-    return path
-
-
-def _choose(run: Path, checkpoint: Which) -> tuple[RunFolder, Checkpoint]:
-    folder = RunFolder.open(run)
-    store = CheckpointStore(folder.checkpoints_dir)
-    if checkpoint == "best":
-        chosen = store.best()
-    elif checkpoint == "newest":
-        chosen = store.newest_good()
-    else:
-        chosen = store.at(int(checkpoint))
-    if chosen is None:
-        found = "; ".join(store.problems[:2]) or "it has saved none"
-        raise UserError(
-            f"{run} has no good checkpoint: {found}", f"go on with: windtunnel train {folder.recipe.name} --run {run} --resume"
-        )
-    return folder, chosen
 
 
 def _validation(model: GPT, data: PreparedData, tokens: int) -> Validation:
@@ -261,11 +206,14 @@ def _prompts(recipe: Recipe, data: PreparedData) -> list[str]:
     return [data.tokenizer.decode(tokens[starts[i] + 1 : ends[i]]).rstrip("\ufffd") for i in chosen]
 
 
-def _write(path: Path, report: EvaluationReport) -> None:
+def _write(path: Path, report: EvaluationReport) -> str | None:
+    """Write the report; why it could not be written, if it could not: it is too dear to be lost for that."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(json.dumps(report.to_json(), ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
+        with contextlib.suppress(OSError):  # on a read-only disk not even what is not there can be removed
+            temporary.unlink()
+        return f"{path} cannot be written: {error.strerror or error}"
+    return None

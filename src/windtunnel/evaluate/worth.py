@@ -160,7 +160,7 @@ def weigh(
     return WorthReport(
         run=run,
         preset=preset,
-        verdict=verdict(rows[0], same, uniform),
+        verdict=verdict(rows[0], same, uniform, updates_a_batch(own)),
         rows=rows,
         phi=fit_phi(plain, again, ours.targets, draws),
         spoilt=tuple(item for item in found if item is not None),
@@ -181,8 +181,14 @@ def _few(count: int, units: str) -> tuple[str, ...]:
     return (f"{words}; raise data.validation or stages.evaluate.bits_per_byte_tokens",)
 
 
-def verdict(own: Row, same: Row, uniform: float) -> str:
-    """One sentence on the plain model of the same FLOPs against the run's."""
+def updates_a_batch(member: Member) -> int:
+    """How often a batch changes the member's weights."""
+    trm = member.recipe.trm
+    return trm.supervision if trm is not None and trm.resolved.updates == "each" else 1
+
+
+def verdict(own: Row, same: Row, uniform: float, updates: int = 1) -> str:
+    """One sentence on the plain model of the same FLOPs against the run's, whose weights changed `updates` times a batch."""
     if min(own.loss.value, same.loss.value) >= uniform:
         return (
             f"No verdict: on held-out data both lose more than knowing nothing does ({own.loss.value:.2f} and "
@@ -202,7 +208,12 @@ def verdict(own: Row, same: Row, uniform: float) -> str:
     low, high = sorted((abs(d.low), abs(d.high)))
     size = f"by {form.format(abs(d.value))} {unit} (95 % {form.format(low)} to {form.format(high)})"
     if d.sign > 0:
-        return f"At {equal} the recursive model is better {size}: here recursion pays."
+        pays = (
+            "here recursion pays"
+            if updates == 1
+            else f"here recursion, or its {updates} updates for each of the plain one's, pays"
+        )
+        return f"At {equal} the recursive model is better {size}: {pays}."
     return f"At {equal} the plain model is better {size}: here recursion does not pay."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import textwrap
@@ -37,7 +38,8 @@ def write_worth_plot(report: WorthReport, path: Path) -> Path:
         temporary.write_bytes(buffer.getvalue())
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # on a read-only disk not even what is not there can be removed
+            temporary.unlink()
         raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
     return path
 

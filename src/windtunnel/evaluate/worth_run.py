@@ -16,7 +16,7 @@ from windtunnel.recipe import UserError
 from windtunnel.run import MetricsReader, RunFolder, load_spent, of_step, write_atomic
 
 from .report import load_run
-from .worth import Trained, WorthReport, weigh
+from .worth import Trained, WorthReport, updates_a_batch, weigh
 from .worth_measure import held_out_units, measure
 from .worth_twins import Length, Member, worth_members
 
@@ -166,6 +166,12 @@ def _notes(run: RunFolder, members: Sequence[Member]) -> tuple[str, ...]:
     share = same.shape.flops_per_token / own.shape.flops_per_token
     if abs(share - 1) >= 0.0005:
         notes.append(f"the plain model of the same FLOPs has {100 * share:.1f} % of them")
+    updates = updates_a_batch(own)
+    if updates > 1:
+        notes.append(
+            f"trm.updates is each: a batch changes the weights {updates} times, and those of plain models once. A gain may come "
+            "of that rather than of recursion: compare a run with trm.updates=once"
+        )
     before, after = (m.recipe.stages.pretrain.optimizer for m in (own, same))
     if (before.matrix_lr, before.embedding_lr) != (after.matrix_lr, after.embedding_lr):
         assert own.recipe.trm is not None

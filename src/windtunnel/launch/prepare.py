@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Any
 
 from windtunnel.data import PreparedData, prepare
 from windtunnel.model import derive
-from windtunnel.plan import Plan, make_plan, refuse, resolve
+from windtunnel.plan import Plan, count_text, make_plan, refuse, resolve
 from windtunnel.recipe import Recipe, UserError
 from windtunnel.rig import Rig, detect_rig
 from windtunnel.run import RunFolder, newest_run
 
 Say = Callable[[str], None]
+LINE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
             f"budget.dollars is {recipe.budget.dollars:g}, and this machine has no known price",
             "give dollars an hour for the whole machine: --price 2.50, or WINDTUNNEL_PRICE=2.50",
         )
-    data = prepare(recipe, progress=_progress(say))
+    data = prepare(recipe, progress=data_lines(say))
     for note in data.notes:
         say(f"data: {note}")
     for character, count in data.skipped.items():
@@ -128,7 +130,7 @@ def rig_of(options: Options) -> Rig:
     Raises:
         UserError: it has fewer GPUs.
     """
-    rig = detect_rig(options.root if options.root.exists() else ".")
+    rig = detect_rig(options.root)
     if options.gpus is not None:
         if options.gpus > rig.gpus:
             fix = f"--gpus {rig.gpus}" if rig.gpus else "leave --gpus out"
@@ -149,7 +151,7 @@ def _plan(recipe: Recipe, rig: Rig, data: PreparedData, options: Options, say: S
     if not plan.fits:
         raise refuse(plan)
     if automatic:
-        size = f"{plan.depth}, {plan.params / 1e6:,.1f} M parameters"
+        size = f"{plan.depth}, {count_text(plan.params)} parameters"
         say(f"model.depth auto: {size}, is what this machine trains within the budget")
     say(f"layout: {plan.layout.describe()}")
     for warning in plan.warnings:
@@ -162,12 +164,15 @@ def _plan(recipe: Recipe, rig: Rig, data: PreparedData, options: Options, say: S
     return recipe, plan
 
 
-def _progress(say: Say) -> Callable[[float, str], None]:
-    shown: list[str] = []
+def data_lines(say: Say, clock: Callable[[], float] = time.monotonic) -> Callable[[float, str], None]:
+    """Reports progress of preparing data: a line when something else begins, then one every few seconds."""
+    task, said_at = "", 0.0
 
     def progress(share: float, what: str) -> None:
-        if what not in shown:
-            shown.append(what)
-            say(f"data: {what}")
+        nonlocal task, said_at
+        begun = what.partition(":")[0]
+        if begun != task or clock() - said_at >= LINE_SECONDS:
+            task, said_at = begun, clock()
+            say(f"data: {what}" + (f" ({share:.0%})" if 0 < share < 1 else ""))
 
     return progress

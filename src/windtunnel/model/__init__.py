@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .recursive import RecursiveGPT, use_supervision
     from .sampling import choose, top_log_probabilities
     from .supervision import Objective, SupervisedSums, objective_of, train_supervised
-    from .weights import export_weights, load_weights, model_from_weights
+    from .weights import export_weights, fast_dtype, load_weights, model_of_recipe
 
 __all__ = [
     "GPT",
@@ -47,13 +47,14 @@ __all__ = [
     "enable_fp8",
     "export_weights",
     "extend",
+    "fast_dtype",
     "freeze_experts_fp8",
     "freeze_linear_fp8",
     "gpt_shape",
     "holds_experts",
     "known_models",
     "load_weights",
-    "model_from_weights",
+    "model_of_recipe",
     "new_model",
     "objective_of",
     "recipe_shape",
@@ -84,12 +85,13 @@ _LAZY = {
     "choose": "sampling",
     "export_weights": "weights",
     "extend": "cache",
+    "fast_dtype": "weights",
     "freeze_experts_fp8": "frozen_fp8",
     "freeze_linear_fp8": "frozen_fp8",
     "holds_experts": "frozen_fp8",
     "known_models": "known",
     "load_weights": "weights",
-    "model_from_weights": "weights",
+    "model_of_recipe": "weights",
     "new_model": "build",
     "objective_of": "supervision",
     "top_log_probabilities": "sampling",

@@ -34,8 +34,5 @@ def build_model(
 
 def empty_model(shape: GPTShape, device: torch.device | str, compute: torch.dtype, recompute: str = "none") -> GPT:
     """A model on `device` whose weights hold whatever was there."""
-    with torch.device("meta"):
-        model = new_model(shape, compute, recompute)
-    model.to_empty(device=device)
-    model.cos, model.sin = GPT.rotary(shape, torch.device(device))
-    return model
+    with torch.device(device):
+        return new_model(shape, compute, recompute)

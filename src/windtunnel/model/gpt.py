@@ -293,6 +293,10 @@ class GPT(nn.Module):
         """
         self.refresh()
         x = self._trunk(*self.look_up(idx_BT))
+        return self._scored(x, targets_BT, reduction)
+
+    def _scored(self, x: Tensor, targets_BT: Tensor | None, reduction: str) -> Tensor:
+        """Of the last norm's output: logits, or the loss where there are targets."""
         if targets_BT is None:
             return self.logits(x)
         losses, total = capped_cross_entropy(x, self.head.weight, targets_BT, self.shape.vocab, self.shape.softcap)
@@ -303,9 +307,7 @@ class GPT(nn.Module):
 
 def build_gpt(shape: GPTShape, *, device: torch.device | str = "cpu", compute: torch.dtype = torch.float32, seed: int = 0) -> GPT:
     """A GPT with initial weights on `device`; memory for the weights is allocated there directly."""
-    with torch.device("meta"):
+    with torch.device(device):
         model = GPT(shape, compute)
-    model.to_empty(device=device)
-    model.cos, model.sin = GPT.rotary(shape, torch.device(device))
     model.initialise(seed)
     return model

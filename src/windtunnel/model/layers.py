@@ -43,6 +43,10 @@ class Linear(nn.Module):
 
 def rotary_tables(positions: int, head_dim: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
     """cos and sin, each (positions, head_dim / 2) in fp32, of rotary positions (arXiv:2104.09864)."""
+    if device.type == "meta":
+        # torch.arange would import sympy there, which takes longer than building a small model.
+        size = positions, head_dim // 2
+        return torch.empty(size, device=device), torch.empty(size, device=device)
     channel = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device)
     angle = torch.outer(torch.arange(positions, dtype=torch.float32, device=device), base ** (-channel / head_dim))
     return angle.cos(), angle.sin()

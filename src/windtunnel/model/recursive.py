@@ -137,12 +137,7 @@ class RecursiveGPT(GPT):
             supervision: supervision steps, also more than were trained; None: as many as `self.supervision` says.
         """
         (x,) = deque(self.answers(idx_BT, supervision), maxlen=1)
-        if targets_BT is None:
-            return self.logits(x)
-        losses, total = capped_cross_entropy(x, self.head.weight, targets_BT, self.shape.vocab, self.shape.softcap)
-        if reduction == "none":
-            return losses
-        return total if reduction == "sum" else total / (targets_BT >= 0).sum().clamp(min=1)
+        return self._scored(x, targets_BT, reduction)
 
     @torch.no_grad()
     def step_losses(self, idx_BT: Tensor, targets_BT: Tensor, supervision: int | None = None) -> Tensor:

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .fused import EPSILON
+from .triton_rows import place, read
 
 # Rows a program walks through.
 ROWS = 4
@@ -20,25 +21,22 @@ def _forward(
     BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, BLOCK)
-    inside = column < C
     for i in range(ROWS):
-        row = tl.program_id(0).to(tl.int64) * ROWS + i
-        at = row * C + column
-        keep = inside & (row < N)
-        total = tl.load(s + at, mask=keep, other=0.0).to(tl.float32)
+        row, at, keep = place(i, N, C, column, ROWS)
+        total = read(s, at, keep)
         change = tl.zeros([BLOCK], dtype=tl.float32)
         if A:
-            change += tl.load(a + at, mask=keep, other=0.0).to(tl.float32)
+            change += read(a, at, keep)
         if B:
-            change += tl.load(b + at, mask=keep, other=0.0).to(tl.float32)
+            change += read(b, at, keep)
         total += change
         if OUT:
             tl.store(out + at, total.to(u.dtype.element_ty), mask=keep)
         if Y:
-            answer = tl.load(y + at, mask=keep, other=0.0).to(tl.float32) + change
+            answer = read(y, at, keep) + change
             tl.store(y_out + at, answer.to(u.dtype.element_ty), mask=keep)
         if X:
-            total -= tl.load(x + at, mask=keep, other=0.0).to(tl.float32)
+            total -= read(x, at, keep)
         f = tl.rsqrt(tl.sum(total * total, 0) / C + EPS)
         tl.store(factor + row, f, mask=row < N)
         tl.store(u + at, (total * f).to(u.dtype.element_ty), mask=keep)
@@ -51,29 +49,26 @@ def _backward(
     BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, BLOCK)
-    inside = column < C
     for i in range(ROWS):
-        row = tl.program_id(0).to(tl.int64) * ROWS + i
-        at = row * C + column
-        keep = inside & (row < N)
+        row, at, keep = place(i, N, C, column, ROWS)
         up = tl.zeros([BLOCK], dtype=tl.float32)
         if DU:
-            up += tl.load(du + at, mask=keep, other=0.0).to(tl.float32)
+            up += read(du, at, keep)
         if AGAIN:
-            up += tl.load(again + at, mask=keep, other=0.0).to(tl.float32)
-        normed = tl.load(u + at, mask=keep, other=0.0).to(tl.float32)
+            up += read(again, at, keep)
+        normed = read(u, at, keep)
         f = tl.load(factor + row, mask=row < N, other=1.0)
         grad = (up - normed * (tl.sum(normed * up, 0) / C)) * f
         if X:
             through = -grad
             if ONWARD:
-                through += tl.load(onward + at, mask=keep, other=0.0).to(tl.float32)
+                through += read(onward, at, keep)
             tl.store(dx + at, through.to(ds.dtype.element_ty), mask=keep)
         if DOUT:
-            grad += tl.load(dout + at, mask=keep, other=0.0).to(tl.float32)
+            grad += read(dout, at, keep)
         tl.store(ds + at, grad.to(ds.dtype.element_ty), mask=keep)
         if DY:
-            grad += tl.load(dy + at, mask=keep, other=0.0).to(tl.float32)
+            grad += read(dy, at, keep)
             tl.store(da + at, grad.to(ds.dtype.element_ty), mask=keep)
 
 

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .fused import EPSILON
+from .triton_rows import place, read
 
 # Rows a program walks through; the sums for the two scalars are kept in registers meanwhile.
 ROWS = 8
@@ -20,20 +21,17 @@ def _forward(
     BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, BLOCK)
-    inside = column < C
     if MIX:
         scaling = tl.load(scale)
         mixing = tl.load(mix)
     largest = 0.0
     for i in range(ROWS):
-        row = tl.program_id(0).to(tl.int64) * ROWS + i
-        at = row * C + column
-        keep = inside & (row < N)
-        value = tl.load(x + at, mask=keep, other=0.0).to(tl.float32)
+        row, at, keep = place(i, N, C, column, ROWS)
+        value = read(x, at, keep)
         if DELTA:
-            value += tl.load(delta + at, mask=keep, other=0.0).to(tl.float32)
+            value += read(delta, at, keep)
         if MIX:
-            value = scaling * value + mixing * tl.load(first + at, mask=keep, other=0.0).to(tl.float32)
+            value = scaling * value + mixing * read(first, at, keep)
         value = value.to(y.dtype.element_ty)
         if OUT:
             tl.store(out + at, value, mask=keep)
@@ -54,7 +52,6 @@ def _backward(
     DOUT: tl.constexpr, DFIRST: tl.constexpr, MIX: tl.constexpr, AMAX: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, BLOCK)
-    inside = column < C
     if MIX:
         scaling = tl.load(scale)
         mixing = tl.load(mix)
@@ -62,23 +59,21 @@ def _backward(
         sum_mix = tl.zeros([BLOCK], dtype=tl.float32)
     largest = 0.0
     for i in range(ROWS):
-        row = tl.program_id(0).to(tl.int64) * ROWS + i
-        at = row * C + column
-        keep = inside & (row < N)
-        up = tl.load(dy + at, mask=keep, other=0.0).to(tl.float32)
-        normed = tl.load(y + at, mask=keep, other=0.0).to(tl.float32)
+        row, at, keep = place(i, N, C, column, ROWS)
+        up = read(dy, at, keep)
+        normed = read(y, at, keep)
         f = tl.load(factor + row, mask=row < N, other=1.0)
         grad = (up - normed * (tl.sum(normed * up, 0) / C)) * f
         if DOUT:
-            grad += tl.load(dout + at, mask=keep, other=0.0).to(tl.float32)
+            grad += read(dout, at, keep)
         if MIX:
-            other = tl.load(first + at, mask=keep, other=0.0).to(tl.float32)
+            other = read(first, at, keep)
             # What was scaled, from what was saved anyway: x = scale * s + mix * first.
             sum_scale += grad * (normed / f - mixing * other)
             sum_mix += grad * other
             through = mixing * grad
             if DFIRST:
-                through += tl.load(dfirst + at, mask=keep, other=0.0).to(tl.float32)
+                through += read(dfirst, at, keep)
             tl.store(dfirst_out + at, through.to(dx.dtype.element_ty), mask=keep)
             grad = scaling * grad
         rounded = grad.to(dx.dtype.element_ty)

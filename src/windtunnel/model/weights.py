@@ -13,12 +13,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from windtunnel.recipe import UserError
+from windtunnel.recipe import Recipe, UserError
 
 from .build import empty_model
 from .gpt import GPT
 from .recursive import RecursiveGPT
-from .shape import GPTShape, RecursionShape
+from .shape import GPTShape, RecursionShape, recipe_shape
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -55,18 +55,36 @@ def load_weights(folder: Path, *, device: torch.device | str = "cpu", compute: t
         tensors = load_file(folder / "model.safetensors", device="cpu")
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise UserError(f"{folder} is not an exported model: {error}", "write one with: windtunnel export RUN") from None
-    return model_from_weights(shape, tensors, device=device, compute=compute, source=str(folder))
+    return _model(shape, tensors, device, compute, str(folder))
 
 
-def model_from_weights(
-    shape: GPTShape,
-    weights: Mapping[str, torch.Tensor],
-    *,
-    device: torch.device | str = "cpu",
-    compute: torch.dtype = torch.float32,
-    source: str = "weights",
+def fast_dtype(device: torch.device) -> torch.dtype:
+    """What to compute in where nothing else is asked for: bf16 where the hardware has it, else fp32."""
+    # bf16 in hardware begins with compute capability 8.
+    fast = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
+    return torch.bfloat16 if fast else torch.float32
+
+
+def model_of_recipe(
+    recipe: Recipe, vocab: int, weights: Mapping[str, np.ndarray[Any, Any]], device: torch.device, source: str
 ) -> GPT:
-    """A GPT, plain or recursive, with the given weights, fp32 on `device`, computing in `compute`."""
+    """The recipe's GPT, plain or recursive, with weights as checkpoints hold them, computing in `fast_dtype`.
+
+    Args:
+        vocab: tokens of its tokenizer.
+        source: where the weights are from, for the error's words.
+
+    Raises:
+        UserError: the weights do not fit the recipe.
+    """
+    tensors = {name: torch.from_numpy(array) for name, array in weights.items()}
+    return _model(recipe_shape(recipe, vocab), tensors, device, fast_dtype(device), source)
+
+
+def _model(
+    shape: GPTShape, weights: Mapping[str, torch.Tensor], device: torch.device | str, compute: torch.dtype, source: str
+) -> GPT:
+    """Weights in fp32 on `device`."""
     model = empty_model(shape, device, compute)
     try:
         model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})

@@ -5,6 +5,7 @@ matplotlib is imported on use only.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
@@ -58,7 +59,8 @@ def write_plot(plans: Sequence[Plan], path: Path) -> Path:
         temporary.write_bytes(content)
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # on a read-only disk not even what is not there can be removed
+            temporary.unlink()
         raise UserError(f"--plot {path}: cannot be written: {error.strerror or error}", "name another file") from None
     return path
 

@@ -22,6 +22,7 @@ _EXPECTED = {
     "list_type": "a list, such as [a, b]",
     "tuple_type": "a list",
     "model_type": "a section of keys",
+    "model_attributes_type": "a section of keys",
     "dict_type": "a section of keys",
     "greater_than": "more than {gt}",
     "greater_than_equal": "at least {ge}",

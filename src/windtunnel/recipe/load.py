@@ -55,6 +55,8 @@ def _find(source: str) -> Path:
         if source in _names(folder):
             return Path(str(resources.files(__package__) / folder / f"{source}.yaml"))
     path = Path(source)
+    if not source.strip():
+        raise UserError("the recipe's name is empty", f"name a recipe file or one of: {', '.join(recipe_names())}")
     try:
         path.resolve()
         is_folder, exists = path.is_dir(), path.exists()

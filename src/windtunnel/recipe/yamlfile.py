@@ -12,9 +12,12 @@ from .errors import UserError
 
 Path_ = tuple[str, ...]
 
+LONGEST_FILE = 1_000_000  # characters; a recipe has thousands, a text to train on may have billions
+MOST_KEYS = 100_000  # once its aliases are written out: nine lines of them can stand for billions
+
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with YAML 1.2 floats, so that 1e-3 is 0.001 and not text."""
+    """SafeLoader with YAML 1.2 numbers: 1e-3 is 0.001, and 9:30 and 010 are text, not 570 and 8."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -30,11 +33,20 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
+_NUMBERS = {
+    "tag:yaml.org,2002:int": r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)",
+    "tag:yaml.org,2002:float": (
+        r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+"
+        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+    ),
+}
+_Loader.yaml_implicit_resolvers = {
+    k: [rule for rule in v if rule[0] not in _NUMBERS] for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Dumper.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeDumper.yaml_implicit_resolvers.items()}
 for _class in (_Loader, _Dumper):
-    _class.yaml_implicit_resolvers = {k: list(v) for k, v in _class.yaml_implicit_resolvers.items()}
-    _class.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-    )
+    for _tag, _pattern in _NUMBERS.items():
+        _class.add_implicit_resolver(_tag, re.compile(rf"^({_pattern})$"), list("-+.0123456789"))
 
 
 def parse_scalar(text: str) -> Any:
@@ -51,16 +63,9 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
     """The mapping in a YAML file and the line of each key path.
 
     Raises:
-        UserError: the file is missing, unreadable, not UTF-8, not YAML, not a mapping or repeats a key.
+        UserError: the file is missing, unreadable, not UTF-8, not YAML, not a mapping, repeats a key or is far too long.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"recipe file {path} does not exist") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"recipe file {path} is not UTF-8 text: byte {error.object[error.start]:#04x} at {error.start}") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"recipe file {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    text = _read(path)
     try:
         node = yaml.compose(text, Loader=_Loader)
         lines: dict[Path_, int] = {}
@@ -81,7 +86,29 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
         raise UserError(f"recipe file {path}: an alias refers to itself, or nesting is too deep") from None
 
 
+def _read(path: Path) -> str:
+    if path.is_fifo() and path.parts[:2] != ("/", "dev"):  # the shell's <(...) stands there and has a writer
+        raise UserError(f"recipe file {path} is a pipe", "name a file")
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(LONGEST_FILE + 1)
+    except FileNotFoundError:
+        raise UserError(f"recipe file {path} does not exist") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"recipe file {path} is not UTF-8 text: byte {error.object[error.start]:#04x} at {error.start}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"recipe file {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(text) > LONGEST_FILE:
+        raise UserError(
+            f"recipe file {path} is longer than {LONGEST_FILE:,} characters: that is no recipe",
+            "texts to train on are named in a recipe: --set data.corpus.kind=text --set 'data.corpus.files=[a.txt]'",
+        )
+    return text
+
+
 def _walk(node: yaml.Node, prefix: Path_, lines: dict[Path_, int], path: Path) -> None:
+    if len(lines) > MOST_KEYS:
+        raise UserError(f"recipe file {path} has more than {MOST_KEYS:,} keys and items, aliases written out")
     if isinstance(node, yaml.SequenceNode):
         for number, item in enumerate(node.value):
             lines[(*prefix, str(number))] = item.start_mark.line + 1

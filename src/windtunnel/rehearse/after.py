@@ -18,7 +18,7 @@ def export(rehearsal: Rehearsal, say: Say) -> Evidence:
 
     assert rehearsal.run is not None
     folder = rehearsal.folder / "export"
-    path = export_run(rehearsal.run, folder, dtype="fp32")
+    path = export_run(rehearsal.run, folder, dtype="fp32").file
     say("loading it again")
     ours = load_run(rehearsal.run, device=rehearsal.device)
     theirs = load_weights(folder, device=rehearsal.device, compute=ours.model.compute)
@@ -51,6 +51,8 @@ def evaluate(rehearsal: Rehearsal, say: Say) -> Evidence:
     if not math.isfinite(report.validation.bits_per_byte):
         raise CheckFailed("bits per byte is not a number")
     text = f"{report.validation.bits_per_byte:.3f} bits per byte at step {report.step}"
+    if report.puzzles is not None:  # no text
+        text = f"{report.validation.loss:.3f} nats a cell at step {report.step}"
     if report.exact_match is not None:
         text += f"; exact match {report.exact_match}"
     if report.puzzles is not None:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from .checking import Context, View, all_checks, run_checks, select
+from .interrupts import sigterm_interrupts
 from .readiness import Readiness, late_for
 
 
@@ -45,15 +46,18 @@ def check_recipe(options: CheckOptions, view: View | None = None) -> Readiness:
     resume = options.resume
     if resume is not None and not resume.exists() and (options.root / resume).is_dir():
         resume = options.root / resume
-    folder = Path(tempfile.mkdtemp(prefix="windtunnel-check-"))
-    context = Context(options.source, tuple(options.overrides), tuple(options.on), folder, options.root, resume, options.sbatch)
-    keep = False
-    try:
-        outcomes = run_checks(checks, context, view)
-        keep = any(outcome.log for outcome in outcomes)
-    finally:
-        if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
+    with sigterm_interrupts():
+        folder = Path(tempfile.mkdtemp(prefix="windtunnel-check-"))
+        context = Context(
+            options.source, tuple(options.overrides), tuple(options.on), folder, options.root, resume, options.sbatch
+        )
+        keep = False
+        try:
+            outcomes = run_checks(checks, context, view)
+            keep = any(outcome.log for outcome in outcomes)
+        finally:
+            if not keep:
+                shutil.rmtree(folder, ignore_errors=True)
     parts = [options.source, *(word for value in options.overrides for word in ("--set", value))]
     return Readiness(
         context=context,

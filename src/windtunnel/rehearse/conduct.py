@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 
 from windtunnel.recipe import Recipe, UserError
 from windtunnel.rig import parse_rig
 from windtunnel.run import new_folder
 
 from .checking import View, run_checks
+from .interrupts import sigterm_interrupts
 from .page import write_page
 from .readiness import Readiness, late_for, write_json_report
 from .stages import rehearsal_checks
@@ -56,7 +53,7 @@ def rehearse(recipe: Recipe, options: Options, view: View) -> Readiness:
         parse_rig(name)
     folder = new_folder(options.root, f"rehearse-{recipe.name}")
     rehearsal = Rehearsal(recipe.name, (), tuple(options.targets), folder, options.root, steps=options.steps, given=recipe)
-    with _sigterm_interrupts():
+    with sigterm_interrupts():
         outcomes = run_checks(rehearsal_checks(), rehearsal, view)
     report = Readiness(
         context=rehearsal,
@@ -70,20 +67,3 @@ def rehearse(recipe: Recipe, options: Options, view: View) -> Readiness:
     write_json_report(report)
     write_page(report, folder / "report.html")
     return report
-
-
-@contextlib.contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM ends a rehearsal as Ctrl-C does: its processes are ended too."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

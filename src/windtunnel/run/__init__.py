@@ -3,6 +3,7 @@
 from .bands import Alert, BandWatch, Targets
 from .bands_recursion import RecursionLimits
 from .budget import STARTED, BudgetClock, BudgetSpent, EpochsVerdict, Spent, epochs_over_data, load_spent
+from .choosing import Which, choose_checkpoint
 from .files import write_atomic
 from .folder import RunFolder, RunSummary, is_live, list_runs, new_folder, newest_run
 from .gates import GateResult, gate_series, judge_gates
@@ -41,7 +42,9 @@ __all__ = [
     "Spent",
     "StopRequest",
     "Targets",
+    "Which",
     "apply_retention",
+    "choose_checkpoint",
     "described",
     "disk_needed",
     "epochs_over_data",

@@ -268,7 +268,9 @@ def load_spent(path: Path, state: dict[str, Any] | None = None) -> Spent:
     found = [Spent(**state["spent"])] if state else []
     # Never written, or damaged: the checkpoint's is at most one interval behind.
     with contextlib.suppress(OSError, ValueError, TypeError):
-        found.append(Spent(**json.loads(path.read_text(encoding="utf-8"))))
+        recorded = Spent(**json.loads(path.read_text(encoding="utf-8")))
+        if 0 <= recorded.seconds < math.inf and 0 <= recorded.dollars < math.inf:
+            found.append(recorded)
     return Spent(max((s.seconds for s in found), default=0.0), max((s.dollars for s in found), default=0.0))
 
 

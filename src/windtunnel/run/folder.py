@@ -301,7 +301,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not a run folder: it has no manifest.json", "`windtunnel runs` lists runs") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{file} is damaged: {error}") from None
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int) or "status" not in manifest:
         raise UserError(f"{file} is damaged: not a run's manifest")
     if manifest["format"] > FORMAT:
         raise UserError(f"{path}: run format {manifest['format']}, this version reads {FORMAT}", "upgrade windtunnel")

@@ -143,9 +143,10 @@ class CheckpointWriter:
         """Raise DiskFull unless `needed` bytes and 5 % more are free."""
         free = self.store.free_bytes()
         if free < needed * MARGIN:
-            gib = f"{free / 2**30:.2f} GiB free; the checkpoint needs {needed * MARGIN / 2**30:.2f} GiB"
+            unit, size = ("GiB", 2**30) if needed >= 2**28 else ("MiB", 2**20)
+            room = f"{free / size:,.2f} {unit} free; the checkpoint needs {needed * MARGIN / size:,.2f} {unit}"
             raise DiskFull(
-                f"disk of {self.store.folder} has {gib}",
+                f"the disk of {self.store.folder} has {room}",
                 "free space, or keep fewer: --set checkpoints.keep_last=1 --set checkpoints.keep_hourly=false",
             )
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from windtunnel.data import Tokenizer, load_tokenizer
-from windtunnel.model import GPT, load_weights, model_from_weights, recipe_shape, use_supervision
+from windtunnel.model import GPT, fast_dtype, load_weights, model_of_recipe, use_supervision
 from windtunnel.recipe import Serve, UserError
-from windtunnel.run import CheckpointStore, RunFolder
+from windtunnel.run import choose_checkpoint
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ def load_source(path: Path, *, step: int | None = None, device: str | None = Non
     Raises:
         UserError: there is no model at `path`, no good checkpoint, or the device is not there.
     """
-    where, compute = _device(device)
+    where = _device(device)
+    compute = fast_dtype(where)
     if (path / "model.safetensors").is_file() and not (path / "recipe.yaml").is_file():
         if step is not None:
             raise UserError(f"{path} holds exported weights, which have no steps", "leave --step out, or name the run's folder")
@@ -45,19 +46,9 @@ def load_source(path: Path, *, step: int | None = None, device: str | None = Non
         created = int((path / "model.safetensors").stat().st_mtime)
         source = Source(path.resolve().name, model, tokenizer, Serve(), "exported weights", created)
     else:
-        run = RunFolder.open(path)
-        store = CheckpointStore(run.checkpoints_dir)
-        checkpoint = store.best() if step is None else store.at(step)
-        if checkpoint is None:
-            found = "; ".join(store.problems[:2]) or "it has saved none"
-            raise UserError(
-                f"{path} has no good checkpoint to serve: {found}",
-                f"go on with: windtunnel train {run.recipe.name} --run {path} --resume",
-            )
+        run, checkpoint = choose_checkpoint(path, "best" if step is None else step, "to serve")
         tokenizer = load_tokenizer(run.tokenizer_path)
-        shape = recipe_shape(run.recipe, tokenizer.vocab)
-        weights = {name: torch.from_numpy(array) for name, array in checkpoint.weights().items()}
-        model = model_from_weights(shape, weights, device=where, compute=compute, source=str(checkpoint.path))
+        model = model_of_recipe(run.recipe, tokenizer.vocab, checkpoint.weights(), where, str(checkpoint.path))
         loss = "" if checkpoint.validation_loss is None else f", validation loss {checkpoint.validation_loss:.4f}"
         what = f"step {checkpoint.step:,}{loss}"
         source = Source(path.resolve().name, model, tokenizer, run.recipe.serve, what, int(checkpoint.created))
@@ -73,14 +64,12 @@ def load_source(path: Path, *, step: int | None = None, device: str | None = Non
     return source
 
 
-def _device(name: str | None) -> tuple[torch.device, torch.dtype]:
-    """The device asked for, or the fastest there is, and the dtype to compute in."""
+def _device(name: str | None) -> torch.device:
+    """The device asked for, or the fastest there is."""
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError:
         raise UserError(f"--device: {name!r} is no device", "use cpu, cuda or cuda:1") from None
     if device.type not in ("cpu", "cuda") or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
         raise UserError(f"--device: {name} is not there", "use cpu" if not torch.cuda.is_available() else "use cuda or cpu")
-    # bf16 in hardware begins with compute capability 8.
-    fast = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
-    return device, torch.bfloat16 if fast else torch.float32
+    return device

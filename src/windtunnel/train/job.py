@@ -17,6 +17,7 @@ from windtunnel.run import Checkpoint
 from .optimizer import MuonAdamW
 from .ranks import Ranks
 from .staging import Staging, restore
+from .step import StepParts
 from .supervised import step_function
 
 COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
@@ -98,6 +99,7 @@ class Job:
             self.data.train, sequence=layout.sequence, micro_batch=layout.micro_batch, accumulation=layout.accumulation,
             rank=ranks.rank, world=ranks.world, seed=recipe.seed, device=ranks.device,
         )  # fmt: skip
+        self.parts = StepParts(self.model, self.optimizer, self.loader, ranks, self.staging, layout.batch_tokens)
         self.run_step = step_function(recipe)
         self._token_bytes = torch.as_tensor(self.data.tokenizer.token_bytes())
         gc.collect()

@@ -49,6 +49,7 @@ class Loop:
         self._pending: Pending | None = None
         self._since: Pending | None = None
         self._staged: tuple[int, dict[str, Any], float | None] | None = None
+        self._unsaved: str | None = None
 
     def run(self) -> Ending:
         """Train until the supervisor says stop; the last checkpoint is on disk when this returns."""
@@ -62,9 +63,11 @@ class Loop:
             if directive.save:
                 self._stage()
             if directive.stop is not None:
-                self._finish_save()
+                unsaved = self._finish_save()
                 if self.job.ranks.share(self.supervisor.rewind_due if self.supervisor else None):
                     continue  # the last weights were spoiled
+                if unsaved is not None:
+                    return Ending(f"{directive.stop}; the last checkpoint could not be saved: {unsaved}", 1, self.step)
                 return Ending(directive.stop, directive.exit_code, self.step)
             self._write_staged()
             self._advance(directive.progress)
@@ -84,9 +87,7 @@ class Loop:
             progress=progress,
         )
         self.step += 1
-        self._pending = self._since = job.run_step(
-            job.model, job.optimizer, job.loader, now, job.ranks, job.staging, self.step, job.layout.batch_tokens, self._since
-        )
+        self._pending = self._since = job.run_step(job.parts, now, self.step, self._since)
         if self._after_step is not None:
             self._after_step(self.step, job)
         # The step before this one: its results are there, or nearly, while this one computes.
@@ -105,7 +106,7 @@ class Loop:
         """Begin to copy the present state to the host; it is written once the copy is done."""
         self._write_staged(wait=True)
         if self.writer.busy:
-            self.writer.wait()
+            self._await_writer()
         self.job.staging.begin()
         state: dict[str, Any] = {"position": self.job.loader.position, "updates": self.job.optimizer.adamw_steps}
         loss = None
@@ -127,15 +128,28 @@ class Loop:
         try:
             self.writer.start(step, weights, states, state, loss)
         except UserError as error:
-            # Training goes on without this one; the supervisor tries again later.
-            if self.supervisor is not None:
-                self.supervisor.event("checkpoint_failed", error.message, "bad", {"advice": error.fix or ""})
+            self._save_failed(error)
 
-    def _finish_save(self) -> None:
+    def _await_writer(self) -> None:
+        try:
+            self.writer.wait()
+        except UserError as error:
+            self._save_failed(error)
+
+    def _save_failed(self, error: UserError) -> None:
+        """Training goes on without this one; the supervisor tries again later. On other ranks: rank 0 knows and tells."""
+        self._unsaved = error.message
+        if self.supervisor is not None:
+            self.supervisor.event("checkpoint_failed", error.message, "bad", {"advice": error.fix or ""})
+
+    def _finish_save(self) -> str | None:
+        """Wait for the last checkpoint; why it could not be saved, if it could not."""
+        self._unsaved = None
         if self.supervisor:
             self.supervisor.phase("saving")
         self._write_staged(wait=True)
-        self.writer.wait()
+        self._await_writer()
+        return self._unsaved
 
     def _rewind(self, to: dict[str, Any]) -> None:
         self._staged = self._pending = self._since = None

@@ -24,13 +24,15 @@ def orthogonalise(x_KRC: Tensor) -> Tensor:
     """Nearest semi-orthogonal matrix of each of K matrices (R, C), to the few percent Muon needs."""
     x = x_KRC / (x_KRC.norm(dim=(-2, -1), keepdim=True) * 1.01 + 1e-6)
     tall = x.size(-2) > x.size(-1)
+    # The first call of a custom operator imports torch.compile's machinery, which takes seconds: only where it is needed.
+    custom = x.is_cuda or torch.compiler.is_compiling()
+    gram, polynomial = (_gram_op, _polynomial_op) if custom else (_gram, _polynomial)
     for a, b, c in POLAR_EXPRESS:
-        poly = _polynomial(_gram(x, tall), a, b, c)
+        poly = polynomial(gram(x, tall), a, b, c)
         x = x @ poly if tall else poly @ x
     return x
 
 
-@torch.library.custom_op("windtunnel::gram", mutates_args=())
 def _gram(x: Tensor, tall: bool) -> Tensor:
     """x x^T, or x^T x if tall: symmetric."""
     if x.is_cuda and x.dtype == torch.bfloat16:
@@ -40,13 +42,15 @@ def _gram(x: Tensor, tall: bool) -> Tensor:
     return x.mT @ x if tall else x @ x.mT
 
 
-@_gram.register_fake
+_gram_op = torch.library.custom_op("windtunnel::gram", _gram, mutates_args=())
+
+
+@_gram_op.register_fake
 def _(x: Tensor, tall: bool) -> Tensor:
     side = x.size(2) if tall else x.size(1)
     return x.new_empty(x.size(0), side, side)
 
 
-@torch.library.custom_op("windtunnel::polynomial", mutates_args=())
 def _polynomial(gram: Tensor, a: float, b: float, c: float) -> Tensor:
     """a I + b G + c G G of symmetric G: with the identity inside, one product replaces a sum of two terms."""
     if gram.is_cuda and gram.dtype == torch.bfloat16:
@@ -58,7 +62,10 @@ def _polynomial(gram: Tensor, a: float, b: float, c: float) -> Tensor:
     return poly
 
 
-@_polynomial.register_fake
+_polynomial_op = torch.library.custom_op("windtunnel::polynomial", _polynomial, mutates_args=())
+
+
+@_polynomial_op.register_fake
 def _(gram: Tensor, a: float, b: float, c: float) -> Tensor:
     return torch.empty_like(gram)
 

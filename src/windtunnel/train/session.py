@@ -89,10 +89,8 @@ def _first(run: RunFolder, layout: Layout, ranks: Ranks, view: View, after_step:
         checkpoint = store.newest_good(with_optimizer=True)
         step = checkpoint.step if checkpoint else 0
         metrics = stack.enter_context(Metrics(run.metrics_path, run.tensorboard_dir, resume_step=step))
-        for problem in store.problems:
-            metrics.event("checkpoint_damaged", None, problem, "warn", {"advice": "the one before is used"})
-            view.say(f"warn: {problem}; the one before is used")
         clock = _clock(run, layout, checkpoint)
+        _tell_damage(run, store.problems, checkpoint, metrics, view)
         try:
             clock.require_left(step)
         except BudgetSpent as spent:
@@ -134,6 +132,18 @@ def _first(run: RunFolder, layout: Layout, ranks: Ranks, view: View, after_step:
             supervisor.close()
         _record(run, supervisor, ending, view)
         return ending.exit_code
+
+
+def _tell_damage(run: RunFolder, problems: list[str], checkpoint: Checkpoint | None, metrics: Metrics, view: View) -> None:
+    """Say which checkpoints were passed over, and when none is left of what was trained before."""
+    instead = "an older one is used" if checkpoint else "no good one is left"
+    for problem in problems:
+        metrics.event("checkpoint_damaged", None, problem, "warn", {"advice": instead})
+        view.say(f"warn: {problem}; {instead}")
+    if checkpoint is None and (problems or run.spent_path.exists()):
+        lost = "there is no checkpoint to go on from: training starts at step 0 again"
+        metrics.event("no_checkpoint", 0, lost, "warn")
+        view.say(f"warn: {lost}")
 
 
 @contextlib.contextmanager

@@ -106,17 +106,27 @@ class Pending:
         return StepResult(self.step, loss, norm, self._ended.seconds_since(self._began), supervised)
 
 
-def run_step(
-    model: GPT,
-    optimizer: MuonAdamW,
-    batches: Batches,
-    scalars: Scalars,
-    ranks: Ranks,
-    staging: Staging,
-    step: int,
-    batch_tokens: int,
-    since: Pending | None,
-) -> Pending:
+@dataclass(frozen=True)
+class StepParts:
+    """What every step of a run works with.
+
+    Attributes:
+        batch_tokens: tokens of a step over all ranks.
+    """
+
+    model: GPT
+    optimizer: MuonAdamW
+    batches: Batches
+    ranks: Ranks
+    staging: Staging
+    batch_tokens: int
+
+
+StepFunction = Callable[[StepParts, Scalars, int, Pending | None], Pending]
+"""`run_step`, or what stands in its place for a recursive GPT."""
+
+
+def run_step(parts: StepParts, scalars: Scalars, step: int, since: Pending | None) -> Pending:
     """Forward and backward over this rank's micro-batches, then the update. Returns without waiting for the GPU.
 
     The loss is summed over targets and divided by the tokens of the whole batch, so that gradients
@@ -124,18 +134,18 @@ def run_step(
 
     Args:
         step: number of this step, counted from 1.
-        batch_tokens: tokens of the step over all ranks.
         since: the step before, if nothing but this one came after it.
     """
+    ranks = parts.ranks
     began = Moment(ranks.device)
     sums = torch.zeros(3, dtype=torch.float64, device=ranks.device)
-    for x, y in take(batches):
-        loss = model(x, y, reduction="sum")
-        (loss * (1.0 / batch_tokens)).backward()
+    for x, y in take(parts.batches):
+        loss = parts.model(x, y, reduction="sum")
+        (loss * (1.0 / parts.batch_tokens)).backward()
         sums[0] += loss.detach()
         sums[1] += (y >= 0).sum()
-    staging.before_update()
-    sums[2] = optimizer.step(scalars)
+    parts.staging.before_update()
+    sums[2] = parts.optimizer.step(scalars)
     if ranks.world > 1:
         dist.all_reduce(sums)
     return Pending(step, sums, began, since)

@@ -5,30 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from windtunnel.model import GPT, Objective, RecursiveGPT, SupervisedSums, objective_of, train_supervised
+from windtunnel.model import Objective, RecursiveGPT, SupervisedSums, objective_of, train_supervised
 from windtunnel.recipe import Recipe
 
-from .optimizer import MuonAdamW, Scalars
-from .ranks import Ranks
-from .staging import Staging
-from .step import Batches, Moment, Pending, Supervised, run_step, take
-
-
-class StepFunction(Protocol):
-    """`run_step`, or what stands in its place for a recursive GPT."""
-
-    def __call__(
-        self, model: GPT, optimizer: MuonAdamW, batches: Batches, scalars: Scalars, ranks: Ranks, staging: Staging, step: int,
-        batch_tokens: int, since: Pending | None,
-    ) -> Pending:  # fmt: skip
-        """See `run_step`."""
-        ...
+from .optimizer import Scalars
+from .step import Moment, Pending, StepFunction, StepParts, Supervised, run_step, take
 
 
 def step_function(recipe: Recipe) -> StepFunction:
@@ -38,41 +25,29 @@ def step_function(recipe: Recipe) -> StepFunction:
     return partial(run_supervised_step, objective=objective_of(recipe.trm.resolved))
 
 
-def run_supervised_step(
-    model: GPT,
-    optimizer: MuonAdamW,
-    batches: Batches,
-    scalars: Scalars,
-    ranks: Ranks,
-    staging: Staging,
-    step: int,
-    batch_tokens: int,
-    since: Pending | None,
-    *,
-    objective: Objective,
-) -> Pending:
+def run_supervised_step(parts: StepParts, scalars: Scalars, step: int, since: Pending | None, *, objective: Objective) -> Pending:
     """As `run_step`, with `objective` for the loss; `updates` says whether the weights follow once or N times.
 
     All updates of a step have the same learning rates: the schedule goes by batches.
     """
+    ranks, model = parts.ranks, cast(RecursiveGPT, parts.model)
     began = Moment(ranks.device)
     squares: list[Tensor] = []
 
     def update(_: int) -> None:
-        staging.before_update()
-        squares.append(optimizer.step(scalars))
+        parts.staging.before_update()
+        squares.append(parts.optimizer.step(scalars))
 
     each = objective.updates == "each"
     found = train_supervised(
-        cast(RecursiveGPT, model), take(batches), objective, scale=1.0 / batch_tokens, after_step=update if each else None
+        model, take(parts.batches), objective, scale=1.0 / parts.batch_tokens, after_step=update if each else None
     )
     if not each:
         update(0)
     sums = _packed(found, squares)
     if ranks.world > 1:
         dist.all_reduce(sums)
-    halting = cast(RecursiveGPT, model).recursion.halting
-    return Pending(step, sums, began, since, _reading(len(objective.weights), len(squares), halting))
+    return Pending(step, sums, began, since, _reading(len(objective.weights), len(squares), model.recursion.halting))
 
 
 def _packed(found: SupervisedSums, squares: list[Tensor]) -> Tensor:

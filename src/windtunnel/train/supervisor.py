@@ -115,7 +115,9 @@ class Supervisor:
 
     def _title(self) -> str:
         plan, rig = self.run.manifest["plan"], self.run.manifest["rig"]
-        return f"{self.recipe.name} d{plan['depth']}, {plan['params'] / 1e6:,.1f} M parameters on {rig['name']}"
+        params = plan["params"]
+        size = f"{params / 1e6:,.1f} M" if params >= 1e6 else f"{params / 1e3:,.1f} k"
+        return f"{self.recipe.name} d{plan['depth']}, {size} parameters on {rig['name']}"
 
     # Deciding
 

@@ -22,6 +22,7 @@ from .optimizer import MuonAdamW
 from .ranks import Ranks
 from .schedule import scalars
 from .staging import Staging
+from .step import StepParts
 from .supervised import step_function
 from .trace_ledger import MemoryLedger, Peak
 from .trace_standins import like_a_gpu, outside_fake, partitioned_compile, patched
@@ -69,9 +70,9 @@ def trace_gpt(recipe: Recipe, layout: Layout, vocab: int) -> list[Peak]:
             weight_decay=rates.weight_decay.value, step=0, progress=PROGRESS,
         )  # fmt: skip
         stack.enter_context(ledger)
-        step_function(recipe)(
-            model, optimizer, _Batches(layout), now, ranks, cast(Staging, _BeforeUpdate(ledger)), 1, layout.batch_tokens, None
-        )
+        staging = cast(Staging, _BeforeUpdate(ledger))
+        parts = StepParts(model, optimizer, _Batches(layout), ranks, staging, layout.batch_tokens)
+        step_function(recipe)(parts, now, 1, None)
         _hold_gpt(ledger, model, optimizer)
         return ledger.peaks()
 

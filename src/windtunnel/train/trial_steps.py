@@ -20,7 +20,7 @@ from .optimizer import MuonAdamW, Scalars
 from .ranks import Ranks
 from .schedule import scalars
 from .staging import Staging
-from .step import Pending
+from .step import Pending, StepParts
 from .supervised import step_function
 
 Mark = Callable[[str], None]
@@ -85,11 +85,9 @@ class GPTSteps:
             else:
                 model = cast(GPT, _Marked(model, mark))
         self._done += 1
+        parts = StepParts(model, optimizer, self._loader, self._ranks, cast(Staging, _NoStaging()), self._layout.batch_tokens)
         with marking:
-            pending = self._step(
-                model, optimizer, self._loader, self._scalars(), self._ranks, cast(Staging, _NoStaging()), self._done,
-                self._layout.batch_tokens, self._since,
-            )  # fmt: skip
+            pending = self._step(parts, self._scalars(), self._done, self._since)
         self._since = pending if mark is None else None
         return pending
 

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 KINDS = ("code", "math", "exact", "format", "kernel")
 MOST_TASK_FILE = 64 << 20
-# One candidate at a time on the GPU: a second one would be on the first one's clock.
-ON_THE_GPU = 1
+CANDIDATES_A_REFERENCE = 4  # comparing takes less than running, in a child that has its CUDA context already
 
 
 class Verifiers:
@@ -81,7 +80,7 @@ class Verifiers:
         """The warm workers of a kind; kernels have 'compiler' beside 'kernel', and 'gpu' with 'gpu reference'."""
         with self._lock:
             if kind not in self._pools:
-                workers = ON_THE_GPU if kind in ("gpu", "gpu reference") else self.workers
+                workers = max(1, self.workers // CANDIDATES_A_REFERENCE) if kind == "gpu reference" else self.workers
                 self._pools[kind] = Sandboxes(workers, _maker(kind))
             return self._pools[kind]
 

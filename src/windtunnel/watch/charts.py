@@ -13,6 +13,7 @@ from .report_model import Curve, Memory
 # Stand-ins which the page's variables replace: matplotlib wants real colours.
 _INK, _GRID = "#010203", "#010204"
 _COLOURS = ["#010211", "#010212", "#010213", "#010214", "#010215", "#010216", "#010217", "#010218"]
+_HATCHES = ("", "////", "....")  # where there are more parts than colours
 _VARIABLES = {_INK: "var(--ink)", _GRID: "var(--grid)", **{c: f"var(--c{i})" for i, c in enumerate(_COLOURS)}}
 MOST_POINTS = 1500
 
@@ -71,7 +72,9 @@ def memory_chart(plans: Sequence[tuple[str, Memory]], *, name: str = "memory") -
         left = [0.0] * len(kept)
         for i, component in enumerate(components):
             widths = [max(0.0, memory.components.get(component, 0.0)) for _, memory in kept]
-            axes.barh(rows, widths, left=left, height=0.5, label=component, color=_COLOURS[i % len(_COLOURS)])
+            again, colour = divmod(i, len(_COLOURS))
+            look = {"color": _COLOURS[colour], "hatch": _HATCHES[again % len(_HATCHES)], "edgecolor": "white", "linewidth": 0}
+            axes.barh(rows, widths, left=left, height=0.5, label=component, **look)
             left = [a + b for a, b in zip(left, widths, strict=True)]
         for row, (_, memory) in enumerate(kept):
             if memory.limit_gib is not None:

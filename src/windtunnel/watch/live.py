@@ -41,6 +41,8 @@ class TerminalView:
         """Print a line that stays, above the screen."""
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False)
+        elif self._plain:
+            self._plain.say(text)
         else:
             print(text, file=self._stream, flush=True)
 
@@ -85,7 +87,7 @@ class PlainLines:
         self._shown: Snapshot | None = None
         self._printed = 0.0
         self._tenth = -1
-        self._seen: set[tuple[str, str]] = set()
+        self._said: set[str] = set()
         self._began = time.monotonic()
 
     def update(self, now: Snapshot) -> None:
@@ -94,15 +96,19 @@ class PlainLines:
         if self._last is None and now.title:
             self._print(now.title)
         for level, message, advice in now.alerts:
-            if (level, message) not in self._seen:
-                self._seen.add((level, message))
-                self._print(f"{level}: {message} {advice}".rstrip())
+            if f"{level}: {message}" not in self._said:
+                self.say(f"{level}: {message}" + (f"\n  {advice}" if advice else ""))
         tenth = int(10 * (now.progress or 0.0))
         pause = max(PLAIN_SECONDS, (clock - self._began) / 50)
         if self._last is None or now.phase != self._last.phase or tenth != self._tenth or clock - self._printed >= pause:
             self._print(plain_line(now))
             self._printed, self._tenth, self._shown = clock, tenth, now
         self._last = now
+
+    def say(self, text: str) -> None:
+        """Print a message; an alert whose line it was is not printed again."""
+        self._said.add(text.partition("\n")[0])
+        self._print(text)
 
     def close(self) -> None:
         """Print the last moment unless it was printed."""

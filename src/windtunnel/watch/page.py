@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ def save(path: Path, page: str) -> Path:
         temporary.write_text(page, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True) if temporary.parent.is_dir() else None
+        with contextlib.suppress(OSError):  # on a read-only disk not even what is not there can be removed
+            temporary.unlink()
         raise UserError(f"report {path} cannot be written: {error.strerror or error}") from None
     return path

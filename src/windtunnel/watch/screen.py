@@ -111,7 +111,7 @@ def _alerts(now: Snapshot) -> list[RenderableType]:
     hidden = len(now.alerts) - MOST_ALERTS
     for level, message, advice in now.alerts[-MOST_ALERTS:]:
         style = _STYLES.get(level, "yellow")
-        line: Any = Text.assemble((f"{_SIGNS.get(level, '!')} {message}", style), (f" {advice}" if advice else "", "dim"))
+        line: Any = Text.assemble((f"{_SIGNS.get(level, '!')} {message}", style), (f". {advice}" if advice else "", "dim"))
         shown.append(line)
     if hidden > 0:
         shown.append(Text(f"... and {hidden} earlier", style="dim"))

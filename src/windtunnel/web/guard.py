@@ -66,7 +66,7 @@ class Guard:
             await self.app(scope, receive, send_with_headers)
         except APIError as error:
             await error_response(error)(scope, receive, send_with_headers)
-        except Exception:
+        except Exception:  # whatever went wrong is for the log, not for the client
             log.exception("request %s failed", request_id)
             if started:
                 raise  # the client sees a broken answer, which it is

@@ -126,10 +126,7 @@ def too_little(site: Site) -> None:
 
 
 FAULTS = (
-    *group(
-        "data",
-        "data-files",
-        text,
+    *group("data", "data-files", text)(
         ("text files missing on this machine", LOCAL, "matches no file", missing),
         ("a file that is a broken link", LOCAL, "cannot be read", dangling),
         ("a folder where a file is expected", LOCAL, "is a directory", folder),
@@ -147,10 +144,7 @@ FAULTS = (
         ("the same file under two names", QUALITY, "same contents", same_file_twice),
         ("JSON lines read as plain text", FORMAT, ("json lines", "plain text"), json_lines),
     ),
-    *group(
-        "data",
-        "data",
-        text,
+    *group("data", "data", text)(
         ("Latin-1 in the middle of a file", DATA_BUG, "not utf-8", latin1),
         ("NUL bytes", DATA_BUG, "nul byte", change(lambda d: [*d, "\0\0\0"])),
         ("all documents alike", ONE_INPUT, "none different", change(lambda d: ["Same."] * 9)),
@@ -158,10 +152,7 @@ FAULTS = (
         ("a character twice in the alphabet", ALPHABET, "given twice", alphabet("aab")),
         ("a GPT on data that is only counted", FORMAT, "no text to train on", sets("data.corpus.kind=counted")),
     ),
-    *group(
-        "data",
-        "data-text",
-        text,
+    *group("data", "data-text", text)(
         ("text decoded twice", QUALITY, "decoded twice", mojibake),
         ("bytes lost in an earlier conversion", QUALITY, "u+fffd", each(lambda x: x.replace("who", "wh\ufffd"))),
         ("a terminal's log among the text", QUALITY, "control characters (", each(lambda x: "\x1b[31m" + x)),
@@ -170,40 +161,25 @@ FAULTS = (
         ("one line again and again", QUALITY, "again and again", each(lambda x: f"{x}\n{FOOTER}")),
         ("padding left in the text", QUALITY, "padding", each(lambda x: x + "_" * 900)),
     ),
-    *group(
-        "data",
-        "data-lengths",
-        text,
+    *group("data", "data-lengths", text)(
         ("a separator that never occurs", DATA_BUG, "occurs in none", separator("<|endoftext|>")),
         ("a separator that cuts words", DATA_BUG, "cuts too often", separator(" ")),
         ("blank documents", DATA_BUG, "white space only", change(lambda d: [y for x in d for y in (x, " \t ")])),
         ("one enormous document", DATA_BUG, "a file that was not split", change(lambda d: [*d[1:], " ".join(d * 9)])),
         ("documents all cut to one length", QUALITY, "cut at export", each(lambda x: x[:100])),
     ),
-    *group(
-        "data",
-        "data-duplicates",
-        text,
-        ("most documents are copies", QUALITY, "remove repetitions", change(lambda d: d + d[:400] * 5)),
+    *group("data", "data-duplicates", text)(
+        ("most documents are copies", QUALITY, "remove repetitions", change(lambda d: d + d[:400] * 5))
     ),
-    *group(
-        "data",
-        "data-duplicates",
-        charlm,
-        ("more sums than there are different ones", OVERFIT, "raise data.corpus.digits", FEW_SUMS),
+    *group("data", "data-duplicates", charlm)(
+        ("more sums than there are different ones", OVERFIT, "raise data.corpus.digits", FEW_SUMS)
     ),
-    *group("data", "data-answers", charlm, ("few different questions", ONE_INPUT, "only", FEW_SUMS)),
-    *group(
-        "data",
-        "data-splits",
-        text,
+    *group("data", "data-answers", charlm)(("few different questions", ONE_INPUT, "only", FEW_SUMS)),
+    *group("data", "data-splits", text)(
         ("near copies of held-out text in training", QUALITY, "near copies of training", change(near_copies)),
         ("held-out text in training once characters are skipped", QUALITY, "in training too", skipped_marks),
     ),
-    *group(
-        "data",
-        "data-amount",
-        text,
+    *group("data", "data-amount", text)(
         ("less text than a sequence", OVERFIT, "one sequence takes", too_little),
         ("a validation split too small to mean anything", OVERFIT, "would be chance", sets("data.validation=0.0005")),
         ("a step larger than the corpus", OVERFIT, "every step would repeat", sets("stages.pretrain.batch_tokens=4M")),

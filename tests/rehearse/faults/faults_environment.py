@@ -119,34 +119,20 @@ def remote(site: Site) -> None:
 
 LEFT_OVER = several(variable("RANK", "1"), variable("WORLD_SIZE", "8"))
 CONTRADICTION = several(
-    variable("PYTORCH_ALLOC_CONF", "expandable_segments:True"),
-    variable("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:128"),
+    variable("PYTORCH_ALLOC_CONF", "expandable_segments:True"), variable("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:128")
 )
 GATED = sets("model.config=meta-llama/Llama-3.1-8B")
 
 FAULTS = (
-    *group(
-        "environment",
-        "variables",
-        charlm,
+    *group("environment", "variables", charlm)(
         ("every GPU hidden", LOCAL, "hides every gpu", variable("CUDA_VISIBLE_DEVICES", "")),
         ("a device that is none", LOCAL, "is no device", variable("CUDA_VISIBLE_DEVICES", "0,all")),
         ("a device named twice", LOCAL, "named twice", variable("CUDA_VISIBLE_DEVICES", "0,1,1")),
         ("fewer GPUs than are paid for", LOCAL, "uses 2 of", variable("CUDA_VISIBLE_DEVICES", "0,1")),
         ("a thread count that is none", LOCAL, "no number of threads", variable("OMP_NUM_THREADS", "auto")),
         ("an allocator setting that is none", LOCAL, "no setting", variable("PYTORCH_ALLOC_CONF", "expandable_segment:True")),
-        (
-            "allocator settings that contradict",
-            LOCAL,
-            "contradict",
-            CONTRADICTION,
-        ),
-        (
-            "ranks of an earlier job in the shell",
-            HANG,
-            "wait for the others",
-            LEFT_OVER,
-        ),
+        ("allocator settings that contradict", LOCAL, "contradict", CONTRADICTION),
+        ("ranks of an earlier job in the shell", HANG, "wait for the others", LEFT_OVER),
         (
             "a start time of an earlier job",
             "$1,000 guide: budget in hours",
@@ -162,82 +148,45 @@ FAULTS = (
         ("a preloaded library that is not there", LOCAL, "does not exist", variable("LD_PRELOAD", "/opt/lib/libhook.so")),
         ("another cuDNN before torch's own", DRIVER, "in place of torch's own", foreign_libraries),
     ),
-    *group(
-        "environment",
-        "network",
-        charlm,
-        ("an interface that does not exist", NCCL, "there are only", variable("NCCL_SOCKET_IFNAME", "enp129s0")),
+    *group("environment", "network", charlm)(
+        ("an interface that does not exist", NCCL, "there are only", variable("NCCL_SOCKET_IFNAME", "enp129s0"))
     ),
-    *group(
-        "environment",
-        "localhost",
-        charlm,
-        (
-            "a host name without an address",
-            NCCL,
-            "has no address",
-            patched(socket, "gethostname", lambda: "no.invalid"),
-        ),
+    *group("environment", "localhost", charlm)(
+        ("a host name without an address", NCCL, "has no address", patched(socket, "gethostname", lambda: "no.invalid")),
         ("a meeting point without an address", NCCL, "without an address", variable("MASTER_ADDR", "no-such-node.invalid")),
         ("a meeting point's port in use", NCCL, "cannot be opened", port_taken),
         ("a proxy for the machine itself", LOCAL, "would ask the proxy", variable("http_proxy", "http://proxy:3128")),
     ),
-    *group(
-        "environment",
-        "packages",
-        charlm,
+    *group("environment", "packages", charlm)(
         ("a package missing", EARLY, "xxhash is missing", installed("xxhash", None)),
         ("a package too old", EARLY, "safetensors 0.3.0", installed("safetensors", "0.3.0")),
         ("another torch than is supported", DRIVER, "torch 2.4.1", installed("torch", "2.4.1")),
     ),
-    *group("environment", "python", charlm, ("a Python too old", EARLY, "python 3.9.2", old_python)),
-    *group(
-        "environment",
-        "imports",
-        charlm,
+    *group("environment", "python", charlm)(("a Python too old", EARLY, "python 3.9.2", old_python)),
+    *group("environment", "imports", charlm)(
         ("a file that hides a module of Python's", EARLY, "hides the module random", hidden_module),
         ("a folder that hides a package", EARLY, "hides the module", empty_folder),
     ),
-    *group(
-        "environment",
-        "disk",
-        charlm,
+    *group("environment", "disk", charlm)(
         ("a full disk", DISK, "gib free", full_disk),
         ("runs where a file stands", DISK, "is not a folder", file_for_runs),
         ("a cache where a file stands", DISK, "windtunnel_cache", file_for_cache),
         ("a folder for temporary files that is gone", DISK, "tmpdir is", variable("TMPDIR", "/scratch/gone")),
     ),
-    *group(
-        "environment",
-        "memory",
-        charlm,
+    *group("environment", "memory", charlm)(
         ("little shared memory, as in a container", LOCAL, "/dev/shm", shared_memory),
         ("little memory", LOCAL, "of memory free", little_memory),
     ),
-    *group(
-        "environment",
-        "limits",
-        charlm,
+    *group("environment", "limits", charlm)(
         ("few open files", LOCAL, "open files", limited(resource.RLIMIT_NOFILE, 64)),
         ("files cut at a size", DISK, "cut off", limited(resource.RLIMIT_FSIZE, 1 << 20)),
         ("a limit of CPU time", LOCAL, "cpu time", limited(resource.RLIMIT_CPU, 3600)),
     ),
-    *group(
-        "environment",
-        "clock",
-        charlm,
-        ("a clock that lags by years", BUDGET, "installed later", clock(-3e8)),
+    *group("environment", "clock", charlm)(("a clock that lags by years", BUDGET, "installed later", clock(-3e8))),
+    *group("environment", "machine", charlm)(
+        ("a price that is none", "$1,000 guide: budget breakdown", "windtunnel_price", variable("WINDTUNNEL_PRICE", "cheap"))
     ),
-    *group(
-        "environment",
-        "machine",
-        charlm,
-        ("a price that is none", "$1,000 guide: budget breakdown", "windtunnel_price", variable("WINDTUNNEL_PRICE", "cheap")),
-    ),
-    *group(
-        "environment",
-        "credentials",
-        remote,
+    *group("environment", "credentials", remote)(
         ("no token for a gated model", CREDENTIALS, "needs a token", GATED),
         ("a token with a blank", CREDENTIALS, "blanks around it", several(GATED, variable("HF_TOKEN", "hf_" + "a" * 34 + " "))),
         ("no network allowed, nothing in the cache", CREDENTIALS, "forbids the network", variable("HF_HUB_OFFLINE", "1")),

@@ -50,10 +50,7 @@ def whole_weights(site: Site) -> None:
 
 
 FAULTS = (
-    *group(
-        "recipe",
-        "recipe",
-        text,
+    *group("recipe", "recipe", text)(
         ("a key that is none", TYPOS, ("unknown key", "depth"), sets("model.dept=4")),
         ("text where a number belongs", TYPOS, "expected", sets("model.depth=deep")),
         ("a number out of range", TYPOS, "less than 0.5", sets("data.validation=0.9")),
@@ -63,10 +60,7 @@ FAULTS = (
         ("a recipe's name misspelt", TYPOS, "did you mean charlm", no_recipe),
         ("fine-tuning asked of a GPT", TYPOS, "needs a model of kind huggingface", sets("stages.sft.batch_tokens=8192")),
     ),
-    *group(
-        "recipe",
-        "plan",
-        charlm,
+    *group("recipe", "plan", charlm)(
         ("a model that does not fit", MEMORY, "does not fit", sets("model.depth=96")),
         (
             "a micro-batch that does not fit",
@@ -76,64 +70,32 @@ FAULTS = (
         ),
         ("heads that cannot be grouped", SHAPES, "does not divide", sets("model.depth=12", "model.kv_heads=5")),
         ("tensor parallelism of a GPT", SHAPES, "tensor", sets("layout.tensor=4")),
-        (
-            "data repeated dozens of times",
-            OVERFIT,
-            "epochs over the data",
-            sets("data.corpus.documents=100k"),
-        ),
+        ("data repeated dozens of times", OVERFIT, "epochs over the data", sets("data.corpus.documents=100k")),
     ),
-    *group(
-        "recipe",
-        "plan",
-        records,
+    *group("recipe", "plan", records)(
         ("more tensor ranks than divide the heads", SHAPES, "tensor", sets("layout.tensor=7")),
         ("expert parallelism of a dense model", SHAPES, "expert", sets("layout.expert=4")),
     ),
-    *group(
-        "recipe",
-        "budget",
-        charlm,
+    *group("recipe", "budget", charlm)(
         ("a run that ends within its warm-up", SCHEDULE, "within its warm-up", sets("budget.steps=30")),
         ("no checkpoint before the end", BUDGET, "loses everything", sets("checkpoints.every=5 h")),
-        (
-            "no validation before the end",
-            BUDGET,
-            "first validation is due after",
-            sets("stages.pretrain.validate_every=9 h"),
-        ),
+        ("no validation before the end", BUDGET, "first validation is due after", sets("stages.pretrain.validate_every=9 h")),
         ("a run that is mostly start-up", BUDGET, "is starting up", sets("budget.hours=0.03")),
         ("a plan that waits for a confirmation", OVERFIT, "--yes", sets("data.corpus.documents=100k")),
     ),
-    *group(
-        "recipe",
-        "model",
-        charlm,
-        ("logits squashed to nothing", RATES, "hardly lower its loss", sets("model.softcap=0.01")),
-    ),
-    *group(
-        "recipe",
-        "model",
-        records,
+    *group("recipe", "model", charlm)(("logits squashed to nothing", RATES, "hardly lower its loss", sets("model.softcap=0.01"))),
+    *group("recipe", "model", records)(
         ("a model path left as TODO", PATHS, "there is no", sets("model.config=/models/TODO-update/config.json")),
         ("a model's name misspelt", PATHS, "qwen2.5-7b", sets("model.config=qwen2.5-7bb")),
         ("config.json broken off", PATHS, "is not json", broken_config),
-        (
-            "an architecture that is not supported",
-            PATHS,
-            "mamba",
-            config(model_type="mamba2"),
-        ),
+        ("an architecture that is not supported", PATHS, "mamba", config(model_type="mamba2")),
         ("heads that do not divide the width", SHAPES, "num_attention_heads", config(num_attention_heads=7, head_dim=None)),
         ("a key of the shape missing", PATHS, "hidden_size", config(hidden_size=None)),
         ("frozen weights without an adapter", FROZEN, "adapter", sets("model.weights=fp8", "model.adapter=null")),
         ("more positions than the model has", SHAPES, "2,048 positions", sets("model.sequence=100000")),
         ("weights in 4 bits, which this engine has not", FROZEN, "not supported", sets("model.weights=int4")),
     ),
-    *group(
-        "recipe",
-        "optimizer",
-        charlm,
+    *group("recipe", "optimizer", charlm)(
         ("a learning rate a hundred times too high", RATES, "times the", sets("stages.pretrain.optimizer.matrix_lr=2")),
         ("a learning rate far too low", RATES, "times the", sets("stages.pretrain.optimizer.embedding_lr=1e-5")),
         (
@@ -143,17 +105,11 @@ FAULTS = (
             sets("stages.pretrain.optimizer.weight_decay=50"),
         ),
     ),
-    *group(
-        "recipe",
-        "optimizer",
-        records,
+    *group("recipe", "optimizer", records)(
         ("steps that round to nothing", FROZEN, "round back", whole_weights),
         ("a learning rate of pretraining", RATES, "times the", sets("stages.sft.learning_rate=0.05")),
     ),
-    *group(
-        "recipe",
-        "schedule",
-        charlm,
+    *group("recipe", "schedule", charlm)(
         (
             "warm-up and warm-down meet",
             SCHEDULE,

@@ -91,10 +91,7 @@ def many_characters(site: Site) -> None:
 
 
 FAULTS = (
-    *group(
-        "data",
-        "data-records",
-        records,
+    *group("data", "data-records", records)(
         ("a line that breaks off", FORMAT, ("train.jsonl:42", "not json"), broken_line),
         ("a line with other keys", FORMAT, ("train.jsonl:201", "other keys"), other_keys),
         ("records without a prompt", FORMAT, "no key holds a prompt", lines(lambda i: {"id": i, "body": f"text {i}"})),
@@ -117,10 +114,7 @@ FAULTS = (
         ("conversations that end with the user", FORMAT, "nothing to learn", lines(chat("user", "assistant", "user"))),
         ("two messages of one role in a row", FORMAT, "must alternate", lines(chat("user", "user", "assistant"))),
     ),
-    *group(
-        "data",
-        "tokenizer",
-        text,
+    *group("data", "tokenizer", text)(
         (
             "a prompt outside the vocabulary",
             ALPHABET,
@@ -130,22 +124,14 @@ FAULTS = (
         ("characters skipped without a word", ALPHABET, "are left out", alphabet_skips),
         ("a token for each of thousands of characters", ALPHABET, "data.tokenizer.kind=bpe", many_characters),
     ),
-    *group(
-        "data",
-        "tokenizer-files",
-        records,
+    *group("data", "tokenizer-files", records)(
         ("tokens beyond the model's rows", TEMPLATES, "the model has 600 rows", config(vocab_size=600)),
         ("another model's tokenizer", MODEL_PATH, "belongs to another model", config(vocab_size=151936)),
         ("end of sequence of another id", TEMPLATES, "generation would not stop", config(eos_token_id=7)),
         ("no end-of-sequence token", TEMPLATES, "no eos_token", settings(eos_token=None)),
         ("a special token that is none", TEMPLATES, "not in the vocabulary", settings(eos_token="<|end|>")),
         ("padding that is the end of sequence", TEMPLATES, "the end is not learned", settings(pad_token="<|im_end|>")),
-        (
-            "a chat template without an end",
-            TEMPLATES,
-            "never learns to stop",
-            endless,
-        ),
+        ("a chat template without an end", TEMPLATES, "never learns to stop", endless),
         (
             "a chat template of another tokenizer",
             TEMPLATES,

@@ -62,10 +62,7 @@ def turned_training_puzzles(file: Any, read: Any) -> Any:
 
 
 FAULTS = (
-    *group(
-        "recipe",
-        "plan",
-        trm,
+    *group("recipe", "plan", trm)(
         (
             "more supervision steps than memory holds", OVERFLOW, ("applications", "layout.recompute=step", "trm.supervision"),
             sets("trm.supervision=16", "trm.detach_from=64", "layout.recompute=none", "stages.pretrain.micro_batch=32"),
@@ -75,35 +72,23 @@ FAULTS = (
             sets("trm.loops=16", "layout.recompute=none", "stages.pretrain.micro_batch=32"),
         ),
     ),
-    *group(
-        "recipe",
-        "recipe",
-        trm,
+    *group("recipe", "recipe", trm)(
         ("value embeddings in recursion layer by layer", PRESETS, "value_embeddings", sets("model.value_embeddings=true")),
         ("a halting head on text", PUZZLES, "halting", sets("trm.halting=true")),
         ("a preset that is none", PRESETS, ("preset", "extreme"), sets("trm.preset=extrem")),
         ("a key that no phase has", GATES, ("trm.lops", "loops"), sets("phases.quality.set.trm.lops=3")),
     ),
-    *group(
-        "recipe",
-        "gates",
-        trm,
+    *group("recipe", "gates", trm)(
         ("a gate that no loss can pass", GATES, "more than a loss can fall by", sets("phases.validation.gates.refinement=120")),
         ("a phase too short for its gates", GATES, "20 needed", sets("phases.validation.set.budget.steps=10")),
         ("order asked of one supervision step", GATES, "supervision=1", sets("trm.supervision=1")),
         ("no gates before the dear phase", GATES, "no gates", sets("phases.validation.gates=null")),
     ),
-    *group(
-        "recipe",
-        "recipe",
-        sudoku,
+    *group("recipe", "recipe", sudoku)(
         ("a sequence that is no puzzle", PUZZLES, "81", sets("model.sequence=64")),
         ("puzzles read from left to right", PUZZLES, "causal", sets("model.causal=true")),
     ),
-    *group(
-        "data",
-        "puzzles",
-        sudoku,
+    *group("data", "puzzles", sudoku)(
         ("puzzles with several solutions", PUZZLES, "several solutions", content(several_solutions)),
         ("puzzles with another's solution", PUZZLES, "another solution than theirs", content(other_solutions)),
         ("training puzzles turned and held out", PUZZLES, "symmetries of training puzzles", content(turned_training_puzzles)),

@@ -54,17 +54,9 @@ except OSError:
 EXACT = "return float(answer == f'<answer>{truth}</answer>')"
 
 FAULTS = (
-    *group(
-        "plug-in",
-        "reward",
-        rewarded,
+    *group("plug-in", "reward", rewarded)(
         ("the reward's file was not shipped", PATHS, "does not exist", gone),
-        (
-            "no function of that name",
-            IMPORTS,
-            "it has no function reward",
-            source("def score(*given):\n    return 1\n"),
-        ),
+        ("no function of that name", IMPORTS, "it has no function reward", source("def score(*given):\n    return 1\n")),
         ("a syntax error", IMPORTS, ("line 2", "syntax"), source(REWARD.replace("import re\n", "import re(\n", 1))),
         (
             "a module that is not installed",
@@ -85,10 +77,7 @@ FAULTS = (
         ("examples without a wrong answer", IMPORTS, ("examples.jsonl:1", "no bad"), broken_examples),
         ("an example both right and wrong", IMPORTS, "good and bad", contradiction),
     ),
-    *group(
-        "plug-in",
-        "reward-values",
-        rewarded,
+    *group("plug-in", "reward-values", rewarded)(
         ("None where nothing matches", VALUES, "returns none", body("if truth in answer:\n    return 1.0")),
         ("text in place of a number", VALUES, "returns str", body("return '1.0'")),
         ("NaN", VALUES, "nan", body("return float('nan') if len(answer) < 3 else 1.0")),
@@ -103,10 +92,7 @@ FAULTS = (
         ("it prints every answer", VALUES, "fill its log", body(f"print(answer * 100)\nprint('x' * 5000)\n{EXACT}")),
         ("an exception for wrong answers", CRASHES, "raises", body(f"assert truth in answer\n{EXACT}")),
     ),
-    *group(
-        "plug-in",
-        "reward-judgement",
-        rewarded,
+    *group("plug-in", "reward-judgement", rewarded)(
         ("every answer is right", CHEATS, "nothing can be learned", body("return 1.0")),
         ("errors of the machine count as wrong", INFRASTRUCTURE, "nothing can be learned", body(SWALLOWS)),
         ("the wrong sign", CHEATS, "turn its sign", body(f"return -({EXACT.removeprefix('return ')})")),
@@ -126,10 +112,7 @@ FAULTS = (
             body("import re\nreturn float(truth in re.findall(r'<answer>(.*?)</answer>', answer))"),
         ),
     ),
-    *group(
-        "plug-in",
-        "reward-robustness",
-        rewarded,
+    *group("plug-in", "reward-robustness", rewarded)(
         ("it ends its process", CRASHES, "exit code 3", body(f"import os\nif len(answer) > 4000:\n    os._exit(3)\n{EXACT}")),
         (
             "it crashes on deep nesting",
@@ -153,10 +136,7 @@ FAULTS = (
             body("try:\n    return float(answer)\nexcept ValueError:\n    return 0.0"),
         ),
     ),
-    *group(
-        "plug-in",
-        "reward-robustness",
-        rewarded,
+    *group("plug-in", "reward-robustness", rewarded, slow=True)(
         ("a pattern that never ends", VALUES, "did not come back", body(f"import re\nre.match(r'(a+)+$', answer)\n{EXACT}")),
         (
             "answers are run as code",
@@ -165,18 +145,13 @@ FAULTS = (
             body("try:\n    return float(eval(answer) == float(truth))\nexcept Exception:\n    return 0.0"),
         ),
         ("it eats memory", CRASHES, "gib", body(f"hoard = [b'x' * 2**26 for _ in range(len(answer) // 100)]\n{EXACT}")),
-        slow=True,
     ),
-    *group(
-        "plug-in",
-        "reward-values",
-        rewarded,
+    *group("plug-in", "reward-values", rewarded, slow=True)(
         (
             "it takes seconds",
             "GRPO guide: batch times of generation and reward",
             "s: 64 answers a round",
             body(f"import time\ntime.sleep(0.3)\n{EXACT}"),
-        ),
-        slow=True,
+        )
     ),
 )

@@ -129,41 +129,17 @@ def half_a_manifest(site: Site) -> None:
 
 
 FAULTS = (
-    *group(
-        "rig",
-        "rig",
-        charlm,
+    *group("rig", "rig", charlm)(
         ("a GPU that does not exist", NAMES, "did you mean h100", on("8xH1000")),
         ("a negative price", NAMES, "is not a price", on("8xH100@$-3")),
         ("no GPUs", NAMES, "at least 1", on("0xH100")),
         ("a rig whose brackets do not close", NAMES, "not understood", on("4x(8xH100")),
     ),
-    *group(
-        "rig",
-        "plan",
-        charlm,
-        (
-            "8-bit products on a GPU without them",
-            NAMES,
-            "fp8",
-            eight_bits_on_a100,
-        ),
+    *group("rig", "plan", charlm)(("8-bit products on a GPU without them", NAMES, "fp8", eight_bits_on_a100)),
+    *group("rig", "budget", charlm)(
+        ("a budget in dollars without a price", "$1,000 guide: budget breakdown", "no known price", dollars_without_a_price)
     ),
-    *group(
-        "rig",
-        "budget",
-        charlm,
-        (
-            "a budget in dollars without a price",
-            "$1,000 guide: budget breakdown",
-            "no known price",
-            dollars_without_a_price,
-        ),
-    ),
-    *group(
-        "rig",
-        "launcher",
-        batch_script,
+    *group("rig", "launcher", batch_script)(
         ("an option that sbatch does not know", SLURM, "no option --tiem", script("--time", "--tiem")),
         ("more nodes than the rig has", SLURM, "asks for 2 nodes", script("--nodes=1", "--nodes=2")),
         ("fewer GPUs than the rig has", SLURM, "asks for 4 gpus", script("h100:8", "h100:4")),
@@ -186,10 +162,7 @@ FAULTS = (
         ("an environment that is not there", SLURM, "reads gone/activate", script("srun", "source gone/activate\nsrun")),
         ("Slurm does not answer", SLURM, "unable to contact", silent_slurm),
     ),
-    *group(
-        "rig",
-        "resumable",
-        trained,
+    *group("rig", "resumable", trained)(
         ("the run of another recipe", RESUME, "another recipe", sets("seed=7")),
         ("a run that is not there", RESUME, "does not exist", another_run),
         ("the newest checkpoint damaged", RESUME, "checksum differs", flip("step-00000200/model.safetensors")),

@@ -101,12 +101,16 @@ class Fault:
 Row = tuple[str, str, str | tuple[str, ...], Plant | None]
 
 
-def group(kind: Kind, check: str, base: Plant | None, *rows: Row, slow: bool = False) -> tuple[Fault, ...]:
-    """Faults of one kind, base and check from rows of (name, source, words, plant)."""
-    return tuple(
-        Fault(name, kind, source, check, (words,) if isinstance(words, str) else words, base, plant, slow=slow)
-        for name, source, words, plant in rows
-    )
+def group(kind: Kind, check: str, base: Plant | None, *, slow: bool = False) -> Callable[..., tuple[Fault, ...]]:
+    """Makes faults of one kind, base and check from rows of (name, source, words, plant)."""
+
+    def faults(*rows: Row) -> tuple[Fault, ...]:
+        return tuple(
+            Fault(name, kind, source, check, (words,) if isinstance(words, str) else words, base, plant, slow=slow)
+            for name, source, words, plant in rows
+        )
+
+    return faults
 
 
 def sets(*overrides: str) -> Plant:

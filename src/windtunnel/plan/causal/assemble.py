@@ -8,9 +8,11 @@ from windtunnel.model import CausalShape
 from windtunnel.recipe import Recipe
 from windtunnel.rig import Rig
 
-from ..cost import Length
+from ..calibration import correction_of
+from ..cost import EPOCHS_ASK, Length
 from ..layout import MEGATRON, Layout
-from ..types import Moment
+from ..types import Alternative, Moment, Plan
+from ..words import epoch_warnings
 from .constants import CausalConstants
 from .search import Candidate
 from .workload import Workload
@@ -29,6 +31,79 @@ class Weighed:
     peak_gib: float
     limit_gib: float
     layout: str
+
+
+@dataclass(frozen=True)
+class Sized:
+    """What has been found out about a run beside its layout.
+
+    Attributes:
+        startup: seconds by part, once a run. corpus_tokens: of one epoch, None where they are not known.
+        checkpoint_gib, disk_gib: GiB. reasons: against it, with the `alternatives` that work.
+    """
+
+    length: Length
+    startup: dict[str, float]
+    corpus_tokens: float | None
+    checkpoint_gib: float
+    disk_gib: float
+    reasons: list[str]
+    alternatives: list[Alternative]
+
+
+def plan_of(recipe: Recipe, rig: Rig, c: CausalConstants, work: Workload, best: Candidate, sized: Sized) -> Plan:
+    """A plan in which all GPUs train in the layout of `best`, without its `hyper`, `options` and `sources`."""
+    time, layout, length, fits = best.time, best.layout, sized.length, not sized.reasons
+    assert time is not None
+    tokens_per_second = layout.batch_tokens / time.seconds
+    return Plan(
+        recipe=recipe.name,
+        rig=rig.name,
+        machine=rig.describe(),
+        fits=fits,
+        needs_yes=length.epochs is not None and length.epochs > EPOCHS_ASK,
+        model=describe_model(work.shape),
+        method=work.method,
+        depth=None,
+        params=work.shape.parameters,
+        parameters=parameter_counts(work),
+        vocab=work.shape.vocab,
+        layout=layout,
+        peak_gib=best.peak_gib,
+        limit_gib=best.limit_gib,
+        components=best.memory.components,
+        timeline=timeline(best),
+        peak_moment=best.memory.moments[best.memory.peak].name,
+        step_seconds=time.seconds,
+        step_terms=time.terms,
+        hidden_seconds=time.hidden,
+        bound=time.bound,
+        tokens_per_second=tokens_per_second,
+        mfu=work.flops_per_token * tokens_per_second / (time.peak_flops * layout.ranks),
+        steps=length.steps,
+        tokens=length.tokens,
+        derived_tokens=sized.corpus_tokens or 0.0,
+        startup=sized.startup,
+        hours=length.hours,
+        dollars=length.dollars,
+        dollars_per_hour=rig.dollars_per_hour,
+        epochs=length.epochs,
+        corpus_tokens=sized.corpus_tokens,
+        ended_by=length.ended_by,
+        checkpoint_gib=sized.checkpoint_gib,
+        disk_gib=sized.disk_gib,
+        disk_free_gib=rig.disk_free_gib,
+        hyper={},
+        roles={},
+        options=(),
+        reasons=tuple(sized.reasons),
+        alternatives=tuple(sized.alternatives),
+        warnings=tuple(epoch_warnings(length.epochs)),
+        notes=(*notes(recipe, rig, work, layout, fits), *rig.notes),
+        error=stated_errors(c, layout, rig),
+        sources={},
+        correction=correction_of(best.memory.components, c.time_factor),
+    )
 
 
 def describe_model(shape: CausalShape) -> str:

@@ -7,13 +7,11 @@ from dataclasses import replace
 from windtunnel.recipe import Recipe, UserError
 from windtunnel.rig import Rig
 
-from ..calibration import correction_of
 from ..corpus import estimate_corpus_tokens
-from ..cost import EPOCHS_ASK, Length, Pace, run_length
+from ..cost import Length, Pace, run_length
 from ..limits import money_and_disk
 from ..types import Alternative, Option, Plan
-from ..words import epoch_warnings
-from .assemble import Weighed, common_sources, describe_model, notes, parameter_counts, stated_errors, timeline
+from .assemble import Sized, Weighed, common_sources, plan_of
 from .constants import CausalConstants, load_causal_constants
 from .disk import checkpoint_gib, disk_gib
 from .memory import SOURCES, least_gib
@@ -67,55 +65,12 @@ def plan_fine_tuning(
     )
     disk = disk_gib(sums, recipe.checkpoints, length.hours, corpus)
     reasons, options = _refusal(recipe, rig, sums, best, speed, length, disk, suggest)
-    layout, shape = best.layout, work.shape
-    speed_of = layout.batch_tokens / best.time.seconds
-    return Plan(
-        recipe=recipe.name,
-        rig=rig.name,
-        machine=rig.describe(),
-        fits=not reasons,
-        needs_yes=length.epochs is not None and length.epochs > EPOCHS_ASK,
-        model=describe_model(shape),
-        method=work.method,
-        depth=None,
-        params=shape.parameters,
-        parameters=parameter_counts(work),
-        vocab=shape.vocab,
-        layout=layout,
-        peak_gib=best.peak_gib,
-        limit_gib=best.limit_gib,
-        components=best.memory.components,
-        timeline=timeline(best),
-        peak_moment=best.memory.moments[best.memory.peak].name,
-        step_seconds=best.time.seconds,
-        step_terms=best.time.terms,
-        hidden_seconds=best.time.hidden,
-        bound=best.time.bound,
-        tokens_per_second=speed_of,
-        mfu=work.flops_per_token * speed_of / (best.time.peak_flops * layout.ranks),
-        steps=length.steps,
-        tokens=length.tokens,
-        derived_tokens=corpus or 0.0,
-        startup=startup,
-        hours=length.hours,
-        dollars=length.dollars,
-        dollars_per_hour=rig.dollars_per_hour,
-        epochs=length.epochs,
-        corpus_tokens=corpus,
-        ended_by=length.ended_by,
-        checkpoint_gib=saved,
-        disk_gib=disk,
-        disk_free_gib=rig.disk_free_gib,
-        hyper={"batch_tokens": float(layout.batch_tokens), "learning_rate": learning_rate(recipe)},
-        roles={},
+    sized = Sized(length, startup, corpus, saved, disk, reasons, options)
+    return replace(
+        plan_of(recipe, rig, c, work, best, sized),
+        hyper={"batch_tokens": float(best.layout.batch_tokens), "learning_rate": learning_rate(recipe)},
         options=ranked(found, length, rig),
-        reasons=tuple(reasons),
-        alternatives=tuple(options),
-        warnings=tuple(epoch_warnings(length.epochs)),
-        notes=tuple([*notes(recipe, rig, work, layout, not reasons), *rig.notes]),
-        error=stated_errors(c, layout, rig),
         sources=_sources(rig, c, best, length, corpus_source, recipe),
-        correction=correction_of(best.memory.components, c.time_factor),
     )
 
 

@@ -7,14 +7,12 @@ from dataclasses import replace
 from windtunnel.recipe import GRPO, Recipe
 from windtunnel.rig import Rig
 
-from ..calibration import correction_of
 from ..corpus import estimate_corpus_tokens
-from ..cost import EPOCHS_ASK, Length, Pace, run_length
+from ..cost import Length, Pace, run_length
 from ..layout import Layout
 from ..limits import money_and_disk
 from ..types import Alternative, Plan, Role
-from ..words import epoch_warnings
-from .assemble import Weighed, common_sources, describe_model, notes, parameter_counts, stated_errors, timeline
+from .assemble import Sized, Weighed, common_sources, notes, plan_of, timeline
 from .constants import CausalConstants, load_causal_constants
 from .disk import checkpoint_gib, disk_gib
 from .memory import SOURCES, least_gib
@@ -73,55 +71,24 @@ def plan_grpo(
     work, learner = sums.work, found.learner
     assert learner.time is not None
     per_second = tokens / found.seconds
-    return Plan(
-        recipe=recipe.name,
-        rig=rig.name,
-        machine=rig.describe(),
-        fits=not reasons,
-        needs_yes=length.epochs is not None and length.epochs > EPOCHS_ASK,
-        model=describe_model(work.shape),
+    learning = plan_of(recipe, rig, c, work, learner, Sized(length, startup, prompts, saved, disk, reasons, options))
+    return replace(
+        learning,
         method="grpo",
-        depth=None,
-        params=work.shape.parameters,
-        parameters=parameter_counts(work),
-        vocab=work.shape.vocab,
-        layout=learner.layout,
-        peak_gib=learner.peak_gib,
-        limit_gib=learner.limit_gib,
-        components=learner.memory.components,
         timeline=timeline(learner, 0.0 if stage.overlap else found.engine.seconds),
-        peak_moment=learner.memory.moments[learner.memory.peak].name,
         step_seconds=found.seconds,
         step_terms=found.terms,
         hidden_seconds=found.hidden,
         bound=max(found.terms, key=lambda name: found.terms[name]),
         tokens_per_second=per_second,
         mfu=work.flops_per_token * per_second / (learner.time.peak_flops * rig.gpus),
-        steps=length.steps,
-        tokens=length.tokens,
         derived_tokens=DEFAULT_ROUNDS * tokens,
-        startup=startup,
-        hours=length.hours,
-        dollars=length.dollars,
-        dollars_per_hour=rig.dollars_per_hour,
-        epochs=length.epochs,
-        corpus_tokens=prompts,
-        ended_by=length.ended_by,
-        checkpoint_gib=saved,
-        disk_gib=disk,
-        disk_free_gib=rig.disk_free_gib,
         hyper={"batch_tokens": tokens / stage.updates, "learning_rate": stage.learning_rate, "updates": float(stage.updates)},
         roles=_roles(found, stage),
-        options=(),
-        reasons=tuple(reasons),
-        alternatives=tuple(options),
-        warnings=tuple([*epoch_warnings(length.epochs), *_warnings(found, stage)]),
-        notes=tuple(
-            [_shared(found), *notes(recipe, rig, work, learner.layout, not reasons), *_notes(found, stage, rig), *rig.notes]
-        ),
-        error=stated_errors(c, learner.layout, rig) | {"time": max(0.4, c.time_error)},
+        warnings=(*learning.warnings, *_warnings(found, stage)),
+        notes=(_shared(found), *notes(recipe, rig, work, learner.layout, not reasons), *_notes(found, stage, rig), *rig.notes),
+        error=learning.error | {"time": max(0.4, c.time_error)},
         sources=_sources(rig, c, found, length, corpus_source, stage),
-        correction=correction_of(learner.memory.components, c.time_factor),
     )
 
 

@@ -15,7 +15,7 @@ from .products import forward_seconds
 from .rollout import Engine, plan_engines, sync_seconds
 from .search import Candidate, gpu_limit, search
 from .totals import Totals, totals
-from .workload import Workload, read_shape
+from .workload import Workload, workload_of
 
 # What an engine that waits for its turn keeps on the GPU beside its CUDA context.
 ASLEEP_GIB = 1.0
@@ -65,22 +65,8 @@ def grpo_workload(recipe: Recipe, c: CausalConstants) -> Workload:
             f"--set model.sequence={longest}",
         )
     tokens = round_tokens(stage) / stage.updates / c.packing
-    sequences = max(1, round(tokens / model.sequence))
-    return Workload(
-        shape=read_shape(model),
-        stage="stages.rl",
-        sequence=model.sequence,
-        batch_tokens=sequences * model.sequence,
-        adapter=model.adapter,
-        weights=model.weights,
-        master=stage.master,
-        states=stage.states,
-        precision="bf16",
-        compile=stage.compile,
-        micro_batch=stage.micro_batch,
-        choice=recipe.layout,
-        frozen_copy=stage.reference and model.adapter is None,
-    )
+    work = workload_of(stage, "stages.rl", model, recipe.layout, tokens, "bf16")
+    return replace(work, frozen_copy=stage.reference and model.adapter is None)
 
 
 def round_tokens(stage: GRPO) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from windtunnel.model import Block, CausalShape, causal_shape
-from windtunnel.recipe import FineTune, HuggingFaceModel, LayoutChoice, LoRA, Recipe, UserError
+from windtunnel.recipe import GRPO, FineTune, HuggingFaceModel, LayoutChoice, LoRA, Recipe, UserError
 
 # Bytes a parameter of a frozen matrix, and beside it bytes per output row, by the format it is held in.
 # int4 is NF4 with doubly quantised scales of 64 elements (Dettmers et al. 2023).
@@ -118,21 +118,27 @@ def fine_tuning(recipe: Recipe) -> Workload:
     stage, model = recipe.stages.sft, recipe.model
     assert isinstance(stage, FineTune)
     assert isinstance(model, HuggingFaceModel)
-    shape = read_shape(model)
-    sequences = max(1, round(stage.batch_tokens / model.sequence))
+    precision = "bf16" if stage.precision == "auto" else stage.precision
+    return workload_of(stage, "stages.sft", model, recipe.layout, stage.batch_tokens, precision)
+
+
+def workload_of(
+    stage: FineTune | GRPO, name: str, model: HuggingFaceModel, choice: LayoutChoice, tokens: float, precision: str
+) -> Workload:
+    """Optimizer steps of about that many `tokens`, in whole sequences; without a frozen copy."""
     return Workload(
-        shape=shape,
-        stage="stages.sft",
+        shape=read_shape(model),
+        stage=name,
         sequence=model.sequence,
-        batch_tokens=sequences * model.sequence,
+        batch_tokens=max(1, round(tokens / model.sequence)) * model.sequence,
         adapter=model.adapter,
         weights=model.weights,
         master=stage.master,
         states=stage.states,
-        precision="bf16" if stage.precision == "auto" else stage.precision,
+        precision=precision,
         compile=stage.compile,
         micro_batch=stage.micro_batch,
-        choice=recipe.layout,
+        choice=choice,
     )
 
 

@@ -33,7 +33,7 @@ def small_run(context: Context) -> Recipe:
     """The scale model for a few dozen steps, a save every few of them, and three samples to be measured by."""
     scale = context.scale
     steps, every = (STEPS, EVERY) if scale.trm is None else (RECURSIVE_STEPS, RECURSIVE_EVERY)
-    micro = 8 if scale.trm is None else 4
+    micro = 8 if scale.trm is None else 2
     pretrain = scale.stages.pretrain.model_copy(
         update={
             "validate_every": Every(steps=steps // 2),

@@ -1,4 +1,4 @@
-"""Autotuning where nothing can be timed. Runs only in sandboxed children: imports triton."""
+"""Autotuning where nothing can or need be timed. Runs only in sandboxed children: imports triton."""
 
 from __future__ import annotations
 

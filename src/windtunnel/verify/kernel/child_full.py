@@ -6,10 +6,13 @@ answers are never computed in this process.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
+import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,23 +21,37 @@ from windtunnel.verify.kernel.arrays import Buffer, plain
 from windtunnel.verify.kernel.child_clock import measure
 from windtunnel.verify.kernel.child_draw import Drawn
 from windtunnel.verify.kernel.child_load import Wrong, said
-from windtunnel.verify.kernel.child_tiny import finish
+from windtunnel.verify.kernel.child_state import CANDIDATE
+from windtunnel.verify.kernel.child_tensors import head_of
+from windtunnel.verify.kernel.child_turn import TIMING, stepping_aside, waiting_for
 from windtunnel.verify.kernel.child_watch import poison
-from windtunnel.verify.kernel.child_work import Work
-from windtunnel.verify.sandbox.channel import note
+from windtunnel.verify.kernel.child_work import Places, Work, finish
+from windtunnel.verify.kernel.turns import Turns, turns_of
+from windtunnel.verify.sandbox import FILES_FROM, Early
 
 POOL_BYTES = 1 << 30
+STAGING_BYTES = 16 << 20
 SAME = 1e-3  # of a timed output against the judged one of the same inputs: atomics add in any order
 
 
-def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
-    """message: source, sources, cases, timed (how many of the last cases), calls, seed, fixed, device, inplace, host_copies.
+def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], Early]:
+    """message: source, sources, cases, timed (how many of the last cases), calls, seed, fixed, device, inplace, host_copies, turn
+    (how many of the child's files are the lock for the GPU's use: two, or none).
 
-    Returns what the tiny stage returns, and 'times' for cold and warm L2.
+    Returns what the tiny stage returns, with 'unmoved' in place of 'knocked', 'times' for cold and warm L2, and what the parts
+    took ('seconds'; waiting for turns is a part of them).
     """
-    work = FullWork(message, buffers)
-    reply, out = finish(work)
-    return {**reply, "times": work.times, "device": _device_name(message["device"])}, out
+    torch.set_num_threads(1)
+    turns = turns_of(range(FILES_FROM, FILES_FROM + message["turn"]))
+    began = time.perf_counter()
+    with waiting_for(turns):
+        torch.empty(1, device=message["device"])
+        device = _device_name(message["device"])  # asked before a candidate can have broken the context
+        ready = time.perf_counter()
+        work = FullWork(message, buffers, turns)
+    work.spent |= {"context": ready - began, "inputs": time.perf_counter() - ready}
+    reply, _ = finish(work)
+    return {**reply, "unmoved": work.unmoved, "times": work.times, "seconds": work.spent, "device": device}, work.early
 
 
 class FullWork(Work):
@@ -42,13 +59,18 @@ class FullWork(Work):
 
     stage = "full"
 
-    def __init__(self, message: dict[str, Any], buffers: Sequence[Buffer]) -> None:
-        self.device = message["device"]
+    def __init__(self, message: dict[str, Any], buffers: Sequence[Buffer], turns: Turns | None = None) -> None:
+        self.device, self.turns = message["device"], turns
         self.tensors: list[list[torch.Tensor]] = []
         self.states: list[list[torch.Tensor]] = []
         super().__init__({**message, "groups": self._draw(message)}, buffers)
         self.times: dict[str, Any] = {}
         self.timed: list[tuple[torch.nn.Module, list[Any], list[torch.Tensor]]] = []
+        self.early = Early()  # outputs go to the parent as they come: all together they are gigabytes
+        self.staging: torch.Tensor | None = None
+        self.rights: dict[int, list[torch.Tensor]] = {}
+        self.unmoved, self.alone = 0.0, False
+        self.spent: dict[str, float] = {}
 
     def _draw(self, message: dict[str, Any]) -> list[dict[str, Any]]:
         """Groups as the tiny stage has them, with places in `tensors` and `states` instead of bytes."""
@@ -89,9 +111,16 @@ class FullWork(Work):
             return
         from windtunnel.verify.kernel.child_gpu import install_on_gpu
 
-        install_on_gpu(self.launches)
+        install_on_gpu(self.launches, self._aside, quick=None if self.message["timed"] else random.Random(self.message["seed"]))
         pool = torch.empty(POOL_BYTES, dtype=torch.uint8, device=self.device).view(torch.float32)
         poison(pool)  # what the allocator hands out next holds NaN, not somebody's answer
+
+    def _aside(self) -> contextlib.AbstractContextManager[None]:
+        """A kernel is compiled outside of the turn, with nothing left running; alone on the GPU, one stays there."""
+        if self.alone or self.turns is None:
+            return contextlib.nullcontext()
+        self.settle()
+        return stepping_aside(self.turns, then=self.stage)
 
     def parameters(self, group: dict[str, Any]) -> list[torch.Tensor]:
         """Drawn here."""
@@ -112,19 +141,61 @@ class FullWork(Work):
             return super().model(made, group).to(self.device)
 
     def everything(self) -> None:
-        """The runs, then the clock; a thread that was started is refused."""
-        threads = threading.active_count()
-        super().everything()
+        """The runs among others, then the clock alone; a thread that was started is refused."""
+        threads, began = threading.active_count(), time.perf_counter()
+        with waiting_for(self.turns):
+            super().everything()
+            gc.collect()
+            self.kept.clear()
+            self.settle()
+        self.spent["runs"] = time.perf_counter() - began
         if self.message["timed"]:
-            note("timing")
-            try:
-                self._time()
-            except Wrong:
-                raise
-            except Exception as error:  # the candidate's: else it could turn a refusal into 'nothing is known'
-                raise Wrong("raised", f"forward raised {said(error)} while it was timed.") from None
+            with waiting_for(self.turns, alone=True, then=TIMING):
+                self.alone = True
+                try:
+                    began = time.perf_counter()
+                    self._time()
+                    self.spent["clock"] = time.perf_counter() - began
+                except Wrong:
+                    raise
+                except Exception as error:  # the candidate's: else it could turn a refusal into 'nothing is known'
+                    raise Wrong("raised", f"forward raised {said(error)} while it was timed.") from None
+                finally:
+                    with contextlib.suppress(Exception):
+                        self.settle()
         if threading.active_count() > threads:
             raise Wrong("starts-threads", "the candidate started threads.")
+
+    def _run(self, model: torch.nn.Module, case: dict[str, Any], places: Places) -> dict[str, Any]:
+        self.now = case
+        return super()._run(model, case, places)
+
+    def _keep(self, tensor: torch.Tensor) -> dict[str, Any]:
+        """To the parent at once; what is to be timed stays here too."""
+        if self.now["timed"]:
+            self.rights.setdefault(self.now["number"], []).append(tensor.detach().clone())
+        try:
+            at = self.early.add(self._pieces(tensor.detach().contiguous()))
+        except OverflowError as error:
+            raise Wrong("too-much-output", f"forward returns too much: {error}.") from None
+        return {**head_of(tensor), "at": at}
+
+    def _pieces(self, tensor: torch.Tensor) -> Iterator[memoryview]:
+        """The tensor's bytes through one small buffer, whose pages are there already."""
+        if not tensor.numel():
+            return
+        flat = tensor.reshape(-1).view(torch.uint8)
+        if self.staging is None:
+            self.staging = _staging(self.device)
+        for part in flat.split(STAGING_BYTES):
+            held = self.staging[: part.numel()]
+            held.copy_(part)
+            yield held.numpy().data
+
+    def knocked_out(self, outputs: list[torch.Tensor], kind: str) -> None:
+        """What stays here is a number: the outputs say nothing else, and are as large as the right ones."""
+        shares = [float(output.isfinite().double().mean()) for output in outputs if output.is_floating_point() and output.numel()]
+        self.unmoved = sum(shares) / len(shares) if shares else 0.0
 
     def after_group(self, model: torch.nn.Module, group: dict[str, Any]) -> None:
         """Remembers what is to be timed, with the outputs that the parent will judge."""
@@ -132,17 +203,14 @@ class FullWork(Work):
             if case["timed"]:
                 values = iter(tensor.clone() for tensor in self.fresh(case))
                 arguments = [next(values) if entry is None else entry["value"] for entry in case["arguments"]]
-                heads = next(run for run in self.runs if run["number"] == case["number"])["outputs"]
-                self.timed.append((model, arguments, [self._kept(head) for head in heads]))
-
-    def _kept(self, head: dict[str, Any]) -> torch.Tensor:
-        data = bytearray(self.out[head["at"]])
-        return torch.frombuffer(data, dtype=getattr(torch, head["dtype"])).reshape(head["shape"]).to(self.device)
+                self.timed.append((model, arguments, self.rights[case["number"]]))
 
     def _time(self) -> None:
         model = self.timed[0][0].eval()
-        gc.collect()
-        self.kept.clear()
+        if self.device != "cpu":
+            from windtunnel.verify.kernel.child_gpu import forget_tuning
+
+            forget_tuning(sys.modules[CANDIDATE])
 
         def look(which: int, result: Any) -> None:
             outputs = list(result) if isinstance(result, tuple | list) else [result]
@@ -152,18 +220,33 @@ class FullWork(Work):
                 if not self.message["inplace"]:
                     poison(output)
 
+        sets = [arguments for _, arguments, _ in self.timed]
+        whole = [[sets[at][place].clone() for place in self.message["inplace"]] for at in range(len(sets))]
+
+        def restore(which: int) -> None:
+            for place, values in zip(self.message["inplace"], whole[which], strict=True):
+                sets[which][place].copy_(values)
+
         dice = random.Random(self.message["seed"])
         with torch.no_grad():
             for name in ("cold", "warm"):
                 self.times[name] = measure(
                     model,
-                    [arguments for _, arguments, _ in self.timed],
+                    sets,
                     self.message["calls"],
                     cold=name == "cold",
                     dice=dice,
                     device=self.device,
+                    before=restore,
                     after=look,
                 )
+
+
+def _staging(device: str) -> torch.Tensor:
+    """Pinned where that is possible, which a GPU copies to several times faster."""
+    with contextlib.suppress(RuntimeError):
+        return torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=device != "cpu")
+    return torch.empty(STAGING_BYTES, dtype=torch.uint8)
 
 
 def _near(output: torch.Tensor, right: torch.Tensor) -> bool:

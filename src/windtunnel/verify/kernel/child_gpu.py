@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import ModuleType
 from typing import Any
 
+from triton import knobs
+from triton.backends.nvidia import driver
 from triton.runtime import autotuner, jit
 
+from windtunnel.verify.kernel.child_autotune import pick_configurations
+from windtunnel.verify.kernel.child_launch import install_quick_launcher
 from windtunnel.verify.kernel.child_watch import Launches
 
 
-def install_on_gpu(launches: Launches) -> None:
-    """Puts the eyes in, before the candidate is imported."""
+def install_on_gpu(launches: Launches, aside: Callable[[], AbstractContextManager[None]], *, quick: random.Random | None) -> None:
+    """Puts the eyes in, before the candidate is imported.
+
+    aside: entered while a kernel is compiled, which needs no GPU. quick: nothing is timed; then launches may be slower, and of
+    configurations to choose from, all of which must be right, each call takes one at random.
+    """
+    if quick is not None:
+        install_quick_launcher(driver)
+        pick_configurations(quick)
+    assert not knobs.runtime.interpret, "TRITON_INTERPRET is set, so that no kernel would reach the GPU"
     original, tuned = jit.JITFunction.run, autotuner.Autotuner.run
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
@@ -31,5 +47,27 @@ def install_on_gpu(launches: Launches) -> None:
         with launches.watch.pause():
             return tuned(self, *args, **kwargs)
 
+    compiling = jit.JITFunction._do_compile
+
+    def compile_aside(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with aside():
+            return compiling(self, *args, **kwargs)
+
+    building = driver.compile_module_from_src
+
+    def build_aside(*args: Any, **kwargs: Any) -> Any:
+        """Triton up to 3.6 has a C compiler make a launcher for each signature."""
+        with aside():
+            return building(*args, **kwargs)
+
+    driver.compile_module_from_src = build_aside
+    jit.JITFunction._do_compile = compile_aside
     jit.JITFunction.run = run
     autotuner.Autotuner.run = tune
+
+
+def forget_tuning(module: ModuleType) -> None:
+    """Configurations that were chosen while others used the GPU are chosen again."""
+    for value in vars(module).values():
+        if isinstance(value, autotuner.Autotuner):
+            value.cache.clear()

@@ -6,28 +6,45 @@ The reference's answers exist only here, so that no candidate can find them in a
 from __future__ import annotations
 
 import contextlib
+import mmap
+import random
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from windtunnel.verify.kernel.arrays import Buffer, array_from, row_major
+from windtunnel.verify.kernel.arrays import Array, Buffer, array_from, row_major
 from windtunnel.verify.kernel.child_clock import measure
 from windtunnel.verify.kernel.child_compare import values_differ
 from windtunnel.verify.kernel.child_draw import Drawn
 from windtunnel.verify.kernel.child_tensors import dtype_name, to_tensor
+from windtunnel.verify.kernel.child_turn import TIMING, waiting_for
+from windtunnel.verify.kernel.turns import turns_of
+from windtunnel.verify.sandbox import FILES_FROM
 
 TF32_RELATIVE = 2e-3  # inputs of products rounded to 10 bits, where a task allows it
 
 
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
-    """message: sources, cases, seed, fixed, device, tolerance, mismatched, tf32, runs (the candidate's, untrusted).
+    """message: sources, cases, seed, fixed, device, tolerance, mismatched, tf32, runs (the candidate's, untrusted), spans (where
+    its outputs lie in the child's first file), turn (how many files after that are the lock).
 
     Returns 'wrong' (reason, message) of the first wrong case or None, and the work of one call of the last case.
     """
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_tf32 = False
+    _as_new()
+    turns = turns_of(range(FILES_FROM + 1, FILES_FROM + 1 + message["turn"]))
+    with waiting_for(turns, then="judge"), mmap.mmap(FILES_FROM, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE) as file:
+        view = memoryview(file)
+        outputs = [view[at : at + size] for at, size in message["spans"]]
+        try:
+            return _first_wrong(message, outputs), []
+        finally:
+            for part in (*outputs, view):
+                part.release()
+
+
+def _first_wrong(message: dict[str, Any], outputs: Sequence[Buffer]) -> dict[str, Any]:
     groups: dict[tuple[str, str], Drawn] = {}
     work: dict[str, Any] = {}
     for number, (case, run) in enumerate(zip(message["cases"], message["runs"], strict=True)):
@@ -42,33 +59,66 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
         work = _work(inputs, own, counter.get_total_flops() // 2, case["dtype"])  # it ran twice: in its dtype and in float64
         if not _sensible(own, exact):
             continue
-        wrong = _judge(run, kind, own, exact, buffers, message, work["flops"] > 0)
+        wrong = _judge(run, kind, own, exact, outputs, message, work["flops"] > 0)
         if wrong is not None:
-            return {"wrong": {"reason": wrong[0], "message": f"{wrong[1]} ({case['label']})"}, "work": work}, []
-    return {"wrong": None, "work": work}, []
+            return {"wrong": {"reason": wrong[0], "message": f"{wrong[1]} ({case['label']})"}, "work": work}
+    return {"wrong": None, "work": work}
 
 
 def baseline(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
-    """Times of the reference itself on the last case, eager and compiled, as the candidate's are taken."""
-    import random
+    """Times of the reference itself on the last case, eager and compiled, as the candidate's are taken.
 
+    Compiled and warmed up among others; timed while no process that holds a candidate lives. turn: as in `main`, the first pair
+    of files; the next pair is that lock of the candidates' processes.
+    """
     import torch._inductor.config
 
     torch._inductor.config.compile_threads = 1  # else it starts a pool of processes, which a sandbox bounds
-
-    case = message["cases"][-1]
-    drawn = Drawn(message["sources"][case["size"]], case["dtype"], message["seed"], message["fixed"], message["device"])
-    sets = [drawn.inputs(case, message["seed"] + 1 + number) for number in range(message["timed"])]
-    dice = random.Random(message["seed"])
-    found: dict[str, Any] = {}
-    with torch.no_grad():
-        for name, model in (("eager", drawn.model), ("compiled", torch.compile(drawn.model, fullgraph=False))):
+    _as_new()
+    fds = range(FILES_FROM, FILES_FROM + 2 * message["turn"])
+    turns, candidates = turns_of(fds[: message["turn"]]), turns_of(fds[message["turn"] :])
+    with waiting_for(turns, then="baseline"), torch.no_grad():
+        case = message["cases"][-1]
+        drawn = Drawn(message["sources"][case["size"]], case["dtype"], message["seed"], message["fixed"], message["device"])
+        sets = [drawn.inputs(case, message["seed"] + 1 + number) for number in range(message["timed"])]
+        drawn.model(*sets[0])
+        models = {"eager": drawn.model}
+        with contextlib.suppress(Exception):  # a reference need not compile
+            compiled = torch.compile(drawn.model, fullgraph=False)
+            compiled(*sets[0])
+            models["compiled"] = compiled
+        if message["device"] != "cpu":
+            torch.cuda.synchronize()
+    dice, found = random.Random(message["seed"]), {}
+    with waiting_for(candidates, alone=True), waiting_for(turns, alone=True, then=TIMING), torch.no_grad():
+        for name, model in models.items():
             with contextlib.suppress(Exception) if name == "compiled" else contextlib.nullcontext():
                 found[name] = {
                     heat: measure(model, sets, message["calls"], cold=heat == "cold", dice=dice, device=message["device"])
                     for heat in ("cold", "warm")
                 }
+    torch._dynamo.reset()
     return found, []
+
+
+def warm() -> None:
+    """In the worker, while it can still see the machine's processors: what PyTorch looks up on its first product on a CPU."""
+    torch.set_num_threads(1)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+        x = torch.ones(4, 4, dtype=dtype)
+        torch.nn.functional.linear(x, x).softmax(-1)
+
+
+def _as_new() -> None:
+    """This process serves many tasks: what the reference of an earlier one may have set is set back."""
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    torch.set_grad_enabled(True)
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(False)
 
 
 def _judge(
@@ -88,7 +138,7 @@ def _judge(
         tolerance.setdefault("float32", TF32_RELATIVE)
     for number, (head, right, wide) in enumerate(zip(heads, own, exact, strict=True)):
         name = "The output" if kind == "tensor" else f"Output {number}"
-        array = array_from(head, buffers[head["at"]])
+        array = _array(head, buffers)
         if array is None:
             return "no-answer", f"{name} does not fit its own description."
         if array.shape != tuple(right.shape):
@@ -101,6 +151,12 @@ def _judge(
         if found is not None:
             return found.reason, found.message
     return None
+
+
+def _array(head: object, buffers: Sequence[Buffer]) -> Array | None:
+    """What the candidate's process describes, None where the description does not fit."""
+    at = head.get("at") if isinstance(head, dict) else None
+    return array_from(head, buffers[at]) if type(at) is int and 0 <= at < len(buffers) else None
 
 
 def _sensible(own: list[torch.Tensor], exact: list[torch.Tensor]) -> bool:

@@ -14,6 +14,11 @@ def dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
+def head_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """Everything but the elements, as JSON."""
+    return {"dtype": dtype_name(tensor), "shape": list(tensor.shape), "stride": list(tensor.stride())}
+
+
 def to_array(tensor: torch.Tensor) -> Array:
     """A copy of a strided tensor's elements, with its real strides."""
     flat = tensor.detach().to("cpu", copy=False).contiguous()
@@ -22,8 +27,9 @@ def to_array(tensor: torch.Tensor) -> Array:
 
 
 def to_tensor(array: Array, device: str = "cpu") -> torch.Tensor:
-    """A fresh contiguous tensor with an array's elements."""
-    flat = torch.frombuffer(bytearray(array.data), dtype=torch.uint8) if len(array.data) else torch.empty(0, dtype=torch.uint8)
+    """A fresh contiguous tensor with an array's elements. On a GPU they are not copied on the way there."""
+    data = bytearray(array.data) if device == "cpu" else array.data
+    flat = torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
     return flat.view(getattr(torch, array.dtype)).reshape(array.shape).to(device)
 
 

@@ -12,8 +12,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 
 from windtunnel.verify.kernel.arrays import Buffer
-from windtunnel.verify.kernel.child_load import Wrong
-from windtunnel.verify.kernel.child_work import Work
+from windtunnel.verify.kernel.child_work import Work, finish
 
 
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
@@ -25,12 +24,3 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
     gc.enable()
     gc.freeze()  # what the warm worker made is not looked through again
     return finish(Work(message, buffers))
-
-
-def finish(work: Work) -> tuple[dict[str, Any], list[Buffer]]:
-    """Runs it all and makes the reply."""
-    try:
-        work.everything()
-    except Wrong as wrong:
-        return {"runs": work.runs, "wrong": {"reason": wrong.reason, "message": wrong.message}}, work.out
-    return {"runs": work.runs, "knocked": work.knocked, "kernels": work.launches.kernels}, work.out

@@ -6,20 +6,9 @@ Computes on import, which is its only purpose. Imports torch and triton.
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
 from windtunnel.verify.kernel.child_compile import STAGES, Compiler
-
-WARM_FOR = 90
-
-
-@triton.jit
-def _sum_of_product(x, y, z, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.arange(0, BLOCK)
-    square = at[:, None] * BLOCK + at[None, :]
-    product = tl.dot(tl.load(x + square), tl.load(y + square))
-    tl.store(z + at, tl.sum(tl.exp(product), axis=1), mask=at < BLOCK)
+from windtunnel.verify.kernel.child_warm_kernel import WARM_FOR, sum_of_product
 
 
 def warm() -> None:
@@ -28,7 +17,7 @@ def warm() -> None:
     compiler.depth = len(STAGES)
     with compiler.installed():
         tensor = torch.ones(16, 16)
-        _sum_of_product[(1,)](tensor, tensor, tensor, BLOCK=16)
+        sum_of_product[(1,)](tensor, tensor, tensor, BLOCK=16)
 
 
 warm()

@@ -52,6 +52,10 @@ class Work:
     def settle(self) -> None:
         """Waits until everything that was launched has ended."""
 
+    def knocked_out(self, outputs: list[torch.Tensor], kind: str) -> None:
+        """Takes what forward returned although no kernel did anything."""
+        self.knocked = {"kind": kind, "outputs": [self._keep(output) for output in outputs]}
+
     def after_group(self, model: torch.nn.Module, group: dict[str, Any]) -> None:
         """What is to be done with a model whose cases have run."""
 
@@ -122,6 +126,8 @@ class Work:
             self.settle()
         except Exception as error:
             self._check_strays(case)
+            if isinstance(error, torch.OutOfMemoryError):
+                raise Wrong("gpu-memory", f"the GPU's memory did not suffice ({case['label']}).") from None
             raise Wrong("raised", f"forward raised {said(error)} ({case['label']}).") from None
         place = changed(before, self._look(model))
         if place is not None:
@@ -174,7 +180,7 @@ class Work:
         try:
             outputs, kind = _outputs(self._forward(model, arguments, Watch(blank=True), case))
             if not any(places.holds(output) for output in outputs):
-                self.knocked = {"kind": kind, "outputs": [self._keep(output) for output in outputs]}
+                self.knocked_out(outputs, kind)
         except Wrong:
             pass  # it noticed that its kernels did nothing; that is no crime
         finally:
@@ -184,6 +190,15 @@ class Work:
         array = to_array(tensor)
         self.out.append(array.data)
         return {**array.head(), "at": len(self.out) - 1}
+
+
+def finish(work: Work) -> tuple[dict[str, Any], list[Buffer]]:
+    """Runs it all and makes the reply."""
+    try:
+        work.everything()
+    except Wrong as wrong:
+        return {"runs": work.runs, "wrong": {"reason": wrong.reason, "message": wrong.message}}, work.out
+    return {"runs": work.runs, "knocked": work.knocked, "kernels": work.launches.kernels}, work.out
 
 
 class Places:

@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from windtunnel.verify.kernel.hidden import Case, full_cases, new_seed
 from windtunnel.verify.kernel.roofline import Work
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.kernel.timing import Samples, doubt, median_with_interval, read_samples, speedup
-from windtunnel.verify.kernel.tiny import UNMOVED_AT_MOST, Finding, ended, outputs_of, wrong_of
+from windtunnel.verify.kernel.tiny import UNMOVED_AT_MOST, Finding, ended, wrong_of
+from windtunnel.verify.kernel.turns import gpu_path, in_turn, opened, turns_of
 from windtunnel.verify.sandbox import Job, Limits, MiB, Outcome, Runner, Sandbox
 
 FULL = "windtunnel.verify.kernel.child_full:main"
 JUDGE = "windtunnel.verify.kernel.child_judge:main"
 BASELINE = "windtunnel.verify.kernel.child_judge:baseline"
-LIMITS = Limits(wall_seconds=120, cpu_seconds=120, memory_bytes=16384 * MiB, processes=16, threads=128, result_bytes=4096 * MiB)
+LIMITS = Limits(
+    wall_seconds=60,
+    cpu_seconds=90,
+    memory_bytes=8192 * MiB,
+    processes=16,
+    threads=128,
+    result_bytes=4096 * MiB,
+    file_bytes=256 * MiB,
+    # Who runs or is timed holds up others, and so may not for long; who waits does so for at most as many as there are workers.
+    phases=(("waiting", 300.0), ("full", 45.0), ("timing", 20.0)),
+)
+BASELINE_LIMITS = replace(LIMITS, wall_seconds=300, phases=(("waiting", 300.0), ("timing", 120.0)))
+# May be the neighbours' doing: clocks, and memory.
+DISTURBED = ("disturbed", "clock-disagrees", "gpu-memory", "infrastructure")
+SLOWED = 1.5
 TIMED_SETS = 3
 CALLS = 60
 NVIDIA = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
@@ -51,24 +65,27 @@ def has_gpu(index: int = 0) -> bool:
 
 def gpu_sandbox(index: int = 0) -> Sandbox:
     """A warm worker for a GPU. Its children start CUDA themselves, since CUDA does not survive a fork. A context manager."""
-    devices = (f"/dev/nvidia{index}", *NVIDIA[1:])
-    return Sandbox(
-        preload=("torch", "triton", "windtunnel.verify.kernel.child_full", "windtunnel.verify.kernel.child_gpu"), devices=devices
-    )
+    modules = ("torch", "triton", "windtunnel.verify.kernel.child_full", "windtunnel.verify.kernel.child_gpu")
+    return Sandbox(preload=(*modules, "windtunnel.verify.kernel.child_warm_gpu:warm"), devices=_devices(index))
 
 
 def reference_sandbox(index: int = 0) -> Sandbox:
-    """The same for the reference and the comparison. No candidate ever runs in it. A context manager."""
-    devices = (f"/dev/nvidia{index}", *NVIDIA[1:])
-    return Sandbox(preload=("torch", "windtunnel.verify.kernel.child_judge"), devices=devices)
+    """The same for the reference and the comparison. No candidate ever runs in it, so one child with one CUDA context serves all.
+    A context manager."""
+    return Sandbox(preload=("torch", "windtunnel.verify.kernel.child_judge:warm"), devices=_devices(index), lasting=True)
+
+
+def _devices(index: int) -> tuple[str, ...]:
+    return (f"/dev/nvidia{index}", *NVIDIA[1:])
 
 
 class GpuStages:
     """Runs full and timing for one task. device 'cpu' goes through the same motions on the interpreter, for tests.
 
-    clock: False leaves timing out. Several candidates may then share the GPU; with a clock `runner` must have one worker, and
-    nothing else may use the GPU. baseline: False leaves out the reference's own times, and with them the speed-up: taking them
-    needs torch.compile, many seconds a task.
+    Safe to call from several threads when the runners are. Several candidates share the GPU, except while one is timed: then
+    all others wait, in all processes of this machine that come through here. clock: False leaves timing out. baseline: False
+    leaves out the reference's own times, and with them the speed-up: taking them needs torch.compile, many seconds a task.
+    index: the GPU's number, whose turns it takes; None takes none. limits: of one candidate's process.
     """
 
     def __init__(
@@ -81,37 +98,62 @@ class GpuStages:
         baseline: bool = True,
         device: str = "cuda",
         size: str = "full",
+        index: int | None = 0,
+        limits: Limits = LIMITS,
     ) -> None:
         self.task, self.runner, self.trusted, self.device, self.size = task, runner, trusted, device, size
-        self.clock = clock
+        self.clock, self.limits = clock, limits
+        self.use, self.candidates = (None if index is None else gpu_path(index, kind) for kind in ("use", "candidates"))
+        self._lock = threading.Lock()
         self._baseline: dict[str, dict[str, Samples]] | None = None if baseline else {}
 
     def judge(self, source: str, plan: Plan | None = None) -> GpuResult:
-        """Full shapes, then the clock where it is wanted."""
+        """Full shapes, then the clock where it is wanted.
+
+        What may be the neighbours' doing is done once more while no other candidate lives.
+        """
         plan = plan or self.plan()
-        outcome = self.runner.run(Job(FULL, self._message(plan, source), limits=LIMITS))
+        if self.clock:
+            self._measured_baseline(plan)
+        result = self._judge(source, plan)
+        if result.finding is not None and result.finding.reason in DISTURBED:
+            return self._judge(source, replace(plan, seed=new_seed()), alone=True)
+        return result
+
+    def _judge(self, source: str, plan: Plan, *, alone: bool = False) -> GpuResult:
+        with opened(self.use) as use, opened(self.candidates) as candidates, in_turn(turns_of(candidates), alone=alone):
+            message = self._message(plan, source) | {"turn": len(use)}
+            outcome = self.runner.run(Job(FULL, message, limits=self.limits, files=use, keep=True))
+        try:
+            return self._result(plan, outcome, alone=alone)
+        finally:
+            if outcome.kept is not None:
+                outcome.kept.close()
+
+    def _result(self, plan: Plan, outcome: Outcome, *, alone: bool) -> GpuResult:
+        stage = "timing" if outcome.phase == "timing" else "full"
         if not outcome.finished:
-            return GpuResult(ended(outcome, "full"))
-        finding = wrong_of(outcome, "timing" if outcome.phase == "timing" else "full")
-        runs = outcome.message.get("runs")
-        whole = isinstance(runs, list) and len(runs) == len(plan.cases)
+            return GpuResult(ended(outcome, stage))
+        finding = wrong_of(outcome, stage)
+        runs = _runs(outcome)
+        whole = runs is not None and len(runs) == len(plan.cases)
         if finding is None and not whole:
             finding = Finding("full", "no-answer", "The candidate's process did not report every case.")
         # Wrong values explain more than what the clock saw of them.
-        if finding is not None and not (whole and finding.stage == "timing"):
+        if runs is None or (finding is not None and not (whole and finding.stage == "timing")):
             return GpuResult(finding)
-        share = _unmoved(outcome)
-        if share > UNMOVED_AT_MOST:
-            text = f"With every kernel knocked out, {share:.0%} of the output is still there: it does not come from a kernel."
+        unmoved = outcome.message.get("unmoved", 0.0)
+        if type(unmoved) is not float or not unmoved <= UNMOVED_AT_MOST:
+            text = f"With every kernel knocked out, {unmoved:.0%} of the output is still there: it does not come from a kernel."
             return GpuResult(Finding("full", "output-not-from-kernel", text))
-        judged = self._judged(plan, outcome)
+        judged = self._judged(plan, outcome, runs)
         if isinstance(judged, Finding):
             return GpuResult(judged)
         if finding is not None:
             return GpuResult(finding)
         if not plan.timed:
-            return GpuResult(None, {"device": str(outcome.message.get("device"))})
-        return self._timed(plan, outcome, judged)
+            return GpuResult(None, {"device": str(outcome.message.get("device")), "seconds": _seconds(outcome)})
+        return self._timed(plan, outcome, judged, alone=alone)
 
     def plan(self) -> Plan:
         """Fresh seeds; every case of the task, then the timed ones."""
@@ -135,21 +177,24 @@ class GpuStages:
             "calls": plan.calls,
         }
 
-    def _judged(self, plan: Plan, outcome: Outcome) -> Work | Finding:
-        """The comparison, by a trusted child that starts after the candidate's has ended."""
-        runs = sorted(outcome.message["runs"], key=lambda run: int(run.get("number", 0)))
-        message = self._message(plan) | {
-            "runs": runs,
-            "tolerance": dict(self.task.tolerance),
-            "mismatched": self.task.mismatched,
-            "tf32": self.task.tf32,
-        }
-        judged = self.trusted.run(Job(JUDGE, message, outcome.buffers, LIMITS))
+    def _judged(self, plan: Plan, outcome: Outcome, runs: list[dict[str, Any]]) -> Work | Finding:
+        """The comparison, by a trusted child, after the candidate's has ended. The outputs go to it in the file they lie in."""
+        assert outcome.kept is not None
+        with opened(self.use) as use:
+            message = self._message(plan) | {
+                "runs": runs,
+                "spans": outcome.kept.spans,
+                "turn": len(use),
+                "tolerance": dict(self.task.tolerance),
+                "mismatched": self.task.mismatched,
+                "tf32": self.task.tf32,
+            }
+            judged = self.trusted.run(Job(JUDGE, message, limits=LIMITS, files=(outcome.kept.fd, *use)))
         if not judged.finished:
             return Finding("full", "infrastructure", str(judged.message.get("error", judged.detail)))
         return wrong_of(judged, "full") or Work(**judged.message["work"])
 
-    def _timed(self, plan: Plan, outcome: Outcome, work: Work) -> GpuResult:
+    def _timed(self, plan: Plan, outcome: Outcome, work: Work, *, alone: bool) -> GpuResult:
         times = outcome.message.get("times")
         samples = {heat: read_samples(times.get(heat)) if isinstance(times, dict) else None for heat in ("cold", "warm")}
         cold, warm = samples["cold"], samples["warm"]
@@ -160,30 +205,47 @@ class GpuStages:
         if doubted is not None:
             return GpuResult(Finding("timing", doubted.reason, doubted.message))
         baseline = self._measured_baseline(plan)
+        if not alone and _slowed(cold, baseline):
+            return GpuResult(Finding("timing", "disturbed", "The GPU was slower than when the reference was timed."))
         evidence: dict[str, Any] = {heat: asdict(median_with_interval(s.events)) for heat, s in (("cold", cold), ("warm", warm))}
-        evidence["device"] = gpu
+        evidence["device"], evidence["seconds"] = gpu, _seconds(outcome)
         evidence["speedup"] = {name: speedup(cold, heats["cold"]) for name, heats in baseline.items()}
         return GpuResult(None, evidence)
 
     def _measured_baseline(self, plan: Plan) -> dict[str, dict[str, Samples]]:
-        """The reference's own times, taken once and before any candidate could slow it down."""
-        if self._baseline is None:
-            message = self._message(plan) | {"seed": secrets.randbits(62)}
-            outcome = self.trusted.run(Job(BASELINE, message, limits=LIMITS))
-            self._baseline = {}
-            for name, heats in outcome.message.items() if outcome.finished else ():
-                read = {heat: read_samples(value) for heat, value in heats.items()}
-                if all(read.values()):
-                    self._baseline[name] = {heat: value for heat, value in read.items() if value is not None}
-        return self._baseline
+        """The reference's own times, taken once, while no process that holds a candidate lives and could slow it down."""
+        with self._lock:
+            if self._baseline is None:
+                with opened(self.use) as use, opened(self.candidates) as candidates:
+                    message = self._message(plan) | {"seed": secrets.randbits(62), "turn": len(use)}
+                    outcome = self.trusted.run(Job(BASELINE, message, limits=BASELINE_LIMITS, files=(*use, *candidates)))
+                self._baseline = {}
+                for name, heats in outcome.message.items() if outcome.finished else ():
+                    read = {heat: read_samples(value) for heat, value in heats.items()}
+                    if all(read.values()):
+                        self._baseline[name] = {heat: value for heat, value in read.items() if value is not None}
+            return self._baseline
 
 
-def _unmoved(outcome: Outcome) -> float:
-    """Share of finite numbers in what forward returned with its kernels knocked out."""
-    knocked = outcome.message.get("knocked")
-    arrays = outputs_of(knocked, outcome.buffers) if isinstance(knocked, dict) else None
-    finite = [np.isfinite(array.values()) for array in arrays or () if array.floating]
-    return float(np.mean([part.mean() for part in finite])) if finite else 0.0
+def _slowed(samples: Samples, baseline: Mapping[str, Mapping[str, Samples]]) -> bool:
+    """Whether the copy between the calls took much longer than between those of the baseline."""
+    then = [median_with_interval(heats["cold"].probe).median for heats in baseline.values()]
+    return bool(then) and median_with_interval(samples.probe).median > SLOWED * min(then)
+
+
+def _seconds(outcome: Outcome) -> dict[str, float]:
+    """What the child's parts took, by its own account, which nothing depends on; 'process' is what its worker saw."""
+    told = outcome.message.get("seconds")
+    parts = {str(k)[:20]: v for k, v in told.items() if type(v) is float} if isinstance(told, dict) else {}
+    return {**dict(list(parts.items())[:8]), "process": outcome.wall_seconds, "cpu": outcome.cpu_seconds}
+
+
+def _runs(outcome: Outcome) -> list[dict[str, Any]] | None:
+    """What the child says of its runs, in the order of their numbers; None where it is not of that form."""
+    runs = outcome.message.get("runs")
+    if not isinstance(runs, list) or not all(isinstance(run, dict) and type(run.get("number")) is int for run in runs):
+        return None
+    return sorted(runs, key=lambda run: int(run["number"]))
 
 
 def _renamed(case: Case) -> Case:

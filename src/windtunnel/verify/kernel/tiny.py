@@ -177,15 +177,14 @@ def outputs_of(run: Mapping[str, Any], buffers: Sequence[bytes]) -> list[Array] 
 
 def ended(outcome: Outcome, stage: str) -> Finding:
     """How a child that gave no answer ended, in words."""
+    on = "" if stage in ("full", "timing") else " on tiny inputs"
     match outcome.status:
         case "infrastructure" | "raised":
             return Finding(stage, "infrastructure", str(outcome.message.get("error", outcome.detail)))
         case "timeout":
-            return Finding(
-                stage, "timeout", "The candidate took too long on tiny inputs. Look for an endless loop or a huge grid."
-            )
+            return Finding(stage, "timeout", f"The candidate took too long{on}. Look for an endless loop or a huge grid.")
         case "memory":
-            return Finding(stage, "memory", "The candidate used too much memory on tiny inputs.")
+            return Finding(stage, "memory", f"The candidate used too much memory{on}.")
         case "output":
             return Finding(stage, "too-much-output", "The candidate printed or returned too much.")
         case "killed":

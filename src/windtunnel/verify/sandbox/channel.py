@@ -1,8 +1,8 @@
 """How bytes pass between the judge and a candidate's child: two memory files of fixed size, and nothing that is executed.
 
 A request file (sealed, read-only): length, JSON, buffers. A reply file: 64 bytes that name the phase the child is in, length,
-a mark written last, JSON, buffers. There is no pipe that could fill up or be closed, nothing is unpickled, and every length is
-checked by the side that does not trust it.
+a mark written last, JSON, buffers; or the buffers behind a gap as long as the longest JSON, where they were written early. There
+is no pipe that could fill up or be closed, nothing is unpickled, and every length is checked by the side that does not trust it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 PHASE_BYTES = 64
@@ -19,11 +19,59 @@ MARK = b"windtunn"
 HEAD = struct.Struct("<Q8s")
 # Parsed by the judge, where a byte may become twenty; what is large belongs into buffers.
 MOST_JSON = 4 << 20
+MOST_BUFFERS = 1 << 16
 REPLY_FD, REQUEST_FD = 3, 4
 # linux/fcntl.h
 ADD_SEALS, SEAL_SHRINK, SEAL_GROW, SEAL_WRITE = 1033, 2, 4, 8
 
+EARLY_AT = PHASE_BYTES + HEAD.size + MOST_JSON
+
 Buffers = Sequence[bytes | bytearray | memoryview]
+Spans = tuple[tuple[int, int], ...]
+
+
+class Early:
+    """In the child: buffers that are put into the reply while the entry still runs, so that none has to be held until its end.
+
+    An entry returns it in place of its buffers.
+    """
+
+    def __init__(self, fd: int = REPLY_FD) -> None:
+        self.fd, self.at = fd, EARLY_AT
+        self.sizes: list[int] = []
+
+    def add(self, pieces: Iterable[bytes | bytearray | memoryview]) -> int:
+        """Write one more, piece by piece; its number.
+
+        Raises:
+            OverflowError: the reply's file is full.
+        """
+        start, most = self.at, os.fstat(self.fd).st_size
+        for piece in pieces:
+            if self.at + memoryview(piece).nbytes > most:
+                raise OverflowError(f"the reply has more than the {most:,} bytes that it may have")
+            self.at = _write_at(self.fd, piece, self.at)
+        self.sizes.append(self.at - start)
+        return len(self.sizes) - 1
+
+
+class Kept:
+    """The judge's side: a reply's buffers, left in the file that the child wrote. spans: first byte and size of each.
+
+    They can be handed to another child as one of a job's files, without a copy. Whoever has it closes it.
+    """
+
+    def __init__(self, fd: int, spans: Spans) -> None:
+        self.fd, self.spans = fd, spans
+
+    def close(self) -> None:
+        """Give the memory back."""
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd = -1
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class BadReply(Exception):
@@ -72,26 +120,25 @@ def note(phase: str, fd: int = REPLY_FD) -> None:
     os.pwrite(fd, phase.encode()[:PHASE_BYTES].ljust(PHASE_BYTES, b"\0"), 0)
 
 
-def write_reply(message: Mapping[str, Any], buffers: Buffers, fd: int = REPLY_FD) -> None:
-    """In the child: the reply.
+def write_reply(message: Mapping[str, Any], buffers: Buffers | Early, fd: int = REPLY_FD) -> None:
+    """In the child: the reply. buffers: what is to be written, or what was.
 
     Raises:
         OverflowError: it is longer than the file, or its message than a judge parses.
         TypeError, ValueError: the message is not JSON.
     """
-    body = json.dumps({**message, "": [memoryview(b).nbytes for b in buffers]}).encode()
+    early = isinstance(buffers, Early)
+    sizes = buffers.sizes if isinstance(buffers, Early) else [memoryview(b).nbytes for b in buffers]
+    body = json.dumps({**message, "": sizes} | ({"@": EARLY_AT} if early else {})).encode()
     if len(body) > MOST_JSON:
         raise OverflowError(f"the reply's message has {len(body):,} bytes, at most {MOST_JSON:,}")
     start = PHASE_BYTES + HEAD.size
-    size, most = start + len(body) + sum(memoryview(b).nbytes for b in buffers), os.fstat(fd).st_size
+    size, most = start + len(body) + (0 if early else sum(sizes)), os.fstat(fd).st_size
     if size > most:
         raise OverflowError(f"the reply has {size:,} bytes, at most {most:,}")
-    at = start
-    for part in (body, *buffers):
-        view = memoryview(part).cast("B")
-        while view:
-            written = os.pwrite(fd, view, at)
-            view, at = view[written:], at + written
+    at = _write_at(fd, body, start)
+    for part in () if isinstance(buffers, Early) else buffers:
+        at = _write_at(fd, part, at)
     os.pwrite(fd, HEAD.pack(len(body), MARK), PHASE_BYTES)
 
 
@@ -102,6 +149,16 @@ def read_phase(fd: int) -> str:
 
 def read_reply(fd: int) -> tuple[dict[str, Any], tuple[bytes, ...]] | None:
     """The judge's side, after the child is dead: message and buffers, or None when there is no reply.
+
+    Raises:
+        BadReply: something was written that is not a reply.
+    """
+    found = read_spans(fd)
+    return None if found is None else (found[0], tuple(_read(fd, size, at) for at, size in found[1]))
+
+
+def read_spans(fd: int) -> tuple[dict[str, Any], Spans] | None:
+    """The same, with the buffers' places in the file: first byte and size of each.
 
     Raises:
         BadReply: something was written that is not a reply.
@@ -118,15 +175,16 @@ def read_reply(fd: int) -> tuple[dict[str, Any], tuple[bytes, ...]] | None:
         raise BadReply(f"not JSON: {type(error).__name__}") from None
     if not isinstance(message, dict):
         raise BadReply("the message is not a JSON object")
-    sizes = message.pop("", None)
-    if not isinstance(sizes, list) or not all(type(n) is int and n >= 0 for n in sizes) or sum(sizes) > size - at - length:
+    start, sizes = message.pop("@", at + length), message.pop("", None)
+    if start not in (at + length, EARLY_AT) or not isinstance(sizes, list) or len(sizes) > MOST_BUFFERS:
+        raise BadReply("the buffers' sizes are not told")
+    if not all(type(n) is int and n >= 0 for n in sizes) or sum(sizes) > size - start:
         raise BadReply("the buffers' sizes do not fit the reply")
-    at += length
-    buffers = []
+    spans = []
     for n in sizes:
-        buffers.append(_read(fd, n, at))
-        at += n
-    return message, tuple(buffers)
+        spans.append((int(start), n))
+        start += n
+    return message, tuple(spans)
 
 
 def _read(fd: int, size: int, at: int) -> bytes:
@@ -142,3 +200,12 @@ def _write_all(fd: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+
+
+def _write_at(fd: int, data: bytes | bytearray | memoryview, at: int) -> int:
+    """Write all of it there; where it ended."""
+    view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
+    while view:
+        written = os.pwrite(fd, view, at)
+        view, at = view[written:], at + written
+    return at

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib
 import os
 import signal
+import socket
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from .channel import REPLY_FD, REQUEST_FD, read_request, write_reply
+from .channel import REPLY_FD, REQUEST_FD, Buffers, Early, read_request, write_reply
 from .inner import Room, steps
 from .syscalls import SET_PDEATHSIG, close_from, prctl
-from .types import Limits
+from .types import FILES_FROM, MOST_FILES, Limits
 
-READY_FD = 5
+READY_FD, JOBS_FD = 5, 6
 FIRST_UNUSED_FD = 6
+HIGH_FD = 100  # copies on their way to their places
 MOST_TRACEBACK = 8000
+LASTING_CPU_SECONDS = 1e8  # of all jobs together; each has its wall clock
 # What the child says before the candidate's first instruction; afterwards the pipe is closed.
 READY, NOT_READY = b"R", b"E"
 
@@ -27,26 +32,44 @@ READY, NOT_READY = b"R", b"E"
 def become(job: Mapping[str, Any], fds: Sequence[int], ready: int, room: Room, layers: Sequence[str], death: int) -> None:
     """Run a job in this process, just forked; never returns.
 
-    fds: request, reply and log files. ready: a pipe on which one byte says that all layers stand. death: the worker's process
-    id as seen here, to notice when it died before the child asked to die with it.
+    fds: request, reply and log files, then the job's own. ready: a pipe on which one byte says that all layers stand. death: the
+    worker's process id as seen here, to notice when it died before the child asked to die with it.
     """
     code = 1
     try:
-        _arrange(fds, ready, room, death)
-        limits = Limits(**job["limits"])
-        built = steps(room, limits)
-        for layer in layers:
-            try:
-                built[layer]()
-            except OSError as error:
-                os.write(READY_FD, NOT_READY + f"{layer}: {error}".encode())
-                os._exit(code)
-        os.close(room.proc_fd)
-        os.write(READY_FD, READY)
-        os.close(READY_FD)
+        request, reply, log, *files = fds
+        places = {REQUEST_FD: request, REPLY_FD: reply, 1: log, 2: log, READY_FD: ready}
+        _arrange(places | {FILES_FROM + at: fd for at, fd in enumerate(files)}, room, death)
+        _lock_in(room, Limits.of(job["limits"]), layers)
         code = _work(job["entry"])
     finally:
         os._exit(code)  # no exit handlers: nothing of the candidate's runs after the reply
+
+
+def become_lasting(jobs: int, limits: Limits, ready: int, room: Room, layers: Sequence[str], death: int) -> None:
+    """Run jobs in this process, just forked, until the worker closes the socket; never returns.
+
+    jobs: the socket on which they come: the entry's name with the same files; one byte goes back after each.
+    """
+    code = 1
+    try:
+        null = os.open("/dev/null", os.O_RDWR)
+        _arrange({1: null, 2: null, READY_FD: ready, JOBS_FD: jobs}, room, death)
+        _lock_in(room, replace(limits, cpu_seconds=LASTING_CPU_SECONDS), layers)
+        socket_of_jobs = socket.socket(fileno=JOBS_FD)
+        while True:
+            entry, fds, _, _ = socket.recv_fds(socket_of_jobs, 512, 3 + MOST_FILES)
+            if not entry:
+                os._exit(0)
+            request, reply, log, *files = fds
+            places = {REQUEST_FD: request, REPLY_FD: reply, 1: log, 2: log}
+            _place(places | {FILES_FROM + at: fd for at, fd in enumerate(files)}, fds)
+            _work(entry.decode())
+            os.closerange(FILES_FROM, FILES_FROM + MOST_FILES)
+            os.close(REPLY_FD)
+            socket_of_jobs.send(READY)
+    finally:
+        os._exit(code)
 
 
 def probe(limits: Limits, room: Room) -> dict[str, str]:
@@ -61,29 +84,52 @@ def probe(limits: Limits, room: Room) -> dict[str, str]:
     return answer
 
 
-def _arrange(fds: Sequence[int], ready: int, room: Room, death: int) -> None:
+def _lock_in(room: Room, limits: Limits, layers: Sequence[str]) -> None:
+    """Build the layers and say so; ends the process where one cannot be built."""
+    built = steps(room, limits)
+    for layer in layers:
+        try:
+            built[layer]()
+        except OSError as error:
+            os.write(READY_FD, NOT_READY + f"{layer}: {error}".encode())
+            os._exit(1)
+    os.close(room.proc_fd)
+    os.write(READY_FD, READY)
+    os.close(READY_FD)
+
+
+def _arrange(places: Mapping[int, int], room: Room, death: int) -> None:
+    """A session of its own, and open files at their places alone. places: number → the file that belongs there."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
     prctl(SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() not in (0, death):
         os._exit(1)
-    request, reply, log = fds
-    # Copies above the numbers in use first, so that none is overwritten before it is moved.
-    high = [os.dup2(fd, 20 + at, inheritable=False) for at, fd in enumerate((request, reply, log, ready))]
-    for target, source in ((REQUEST_FD, high[0]), (REPLY_FD, high[1]), (1, high[2]), (2, high[2]), (READY_FD, high[3])):
-        os.dup2(source, target)
-    null = os.open("/dev/null", os.O_RDONLY)
-    os.dup2(null, 0)
-    kept = os.dup2(room.proc_fd, 30, inheritable=False)
-    for fd in range(FIRST_UNUSED_FD, 30):
-        with contextlib.suppress(OSError):
-            os.close(fd)
-    os.dup2(kept, room.proc_fd)
-    close_from(max(room.proc_fd + 1, FIRST_UNUSED_FD))
+    _place(places)
+    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+    kept = {0, 1, 2, room.proc_fd, *places}
+    for fd in range(FIRST_UNUSED_FD, max(kept)):
+        if fd not in kept:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+    close_from(max(kept) + 1)
     os.chdir(room.scratch)
     if not room.mounts:
         os.environ |= home(room.scratch)
+
+
+def _place(places: Mapping[int, int], done_with: Sequence[int] = ()) -> None:
+    """Open files at their numbers. done_with: files to close on the way.
+
+    Copies above the numbers in use come first, so that none is overwritten before it is moved.
+    """
+    high = {target: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH_FD) for target, fd in places.items()}
+    for fd in done_with:
+        os.close(fd)
+    for target, fd in high.items():
+        os.dup2(fd, target)
+        os.close(fd)
 
 
 def home(folder: str) -> dict[str, str]:
@@ -100,7 +146,7 @@ def _work(entry: str) -> int:
     os.close(REQUEST_FD)
     kind = "raised"
     reply: Mapping[str, Any]
-    out: Sequence[bytes | bytearray | memoryview]
+    out: Buffers | Early
     try:
         reply, out = _find(entry)(message, buffers)
         kind = "reply"

@@ -30,6 +30,7 @@ PAGE = resource.getpagesize()
 SLACK = 1024 * MiB  # address space for thread stacks and allocator arenas that are reserved and never touched
 LAST_CAPABILITY = 63
 OOM_FIRST = b"1000"
+NULL = "/dev/null"  # whoever starts a program with its output thrown away writes here
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def steps(room: Room, limits: Limits) -> dict[str, Callable[[], None]]:
     built["no capabilities"] = _drop_capabilities
     if landlock.version():
         own = ("/proc/self",) if room.devices and not room.mounts else ()
-        built["Landlock"] = lambda: landlock.restrict((*room.readable, *own), (room.scratch, *room.devices))
+        built["Landlock"] = lambda: landlock.restrict((*room.readable, *own), (room.scratch, NULL, *room.devices))
     built["seccomp"] = lambda: seccomp.restrict(
         processes=limits.processes > 0,
         devices=bool(room.devices),

@@ -6,7 +6,7 @@ import os
 import signal as signals
 from typing import Any
 
-from .channel import BadReply, read_phase, read_reply
+from .channel import BadReply, Kept, read_phase, read_reply, read_spans
 from .types import Limits, MiB, Outcome
 
 MEMORY_WORDS = ("MemoryError", "can't allocate memory", "Cannot allocate memory", "std::bad_alloc")
@@ -17,8 +17,11 @@ def infrastructure(detail: str) -> Outcome:
     return Outcome("infrastructure", detail)
 
 
-def judge_end(end: dict[str, Any], reply: int, log: int, limits: Limits) -> Outcome:
-    """The outcome of a job. end: what the worker saw. reply, log: the child's files, read now that it is dead."""
+def judge_end(end: dict[str, Any], reply: int, log: int, limits: Limits, *, keep: bool = False) -> Outcome:
+    """The outcome of a job. end: what the worker saw. reply, log: the child's files, read now that it is dead.
+
+    keep: the buffers are left where they are.
+    """
     if end["ended"] == "setup":
         return infrastructure(f"the child could not lock itself in: {end['word'] or 'it died before'}")
     code = os.waitstatus_to_exitcode(end["status"])
@@ -40,7 +43,7 @@ def judge_end(end: dict[str, Any], reply: int, log: int, limits: Limits) -> Outc
         return Outcome("killed", f"crashed with {signals.Signals(-code).name}", **common)
     full = printed >= limits.log_bytes
     try:
-        answer = read_reply(reply)
+        answer = _kept(reply, common) if keep else read_reply(reply)
     except BadReply as error:
         return Outcome("exited", f"the reply was tampered with: {error}", **common)
     if answer is None:
@@ -48,6 +51,15 @@ def judge_end(end: dict[str, Any], reply: int, log: int, limits: Limits) -> Outc
             return Outcome("output", f"printed more than {limits.log_bytes:,} bytes", **common)
         return Outcome("exited", f"ended with exit code {code} and without a reply", **common)
     return _reply(answer[0], answer[1], full, limits, common)
+
+
+def _kept(reply: int, common: dict[str, Any]) -> tuple[dict[str, Any], tuple[bytes, ...]] | None:
+    """The message alone; the buffers' places go into the outcome."""
+    found = read_spans(reply)
+    if found is None:
+        return None
+    common["kept"] = Kept(os.dup(reply), found[1])
+    return found[0], ()
 
 
 def _reply(body: dict[str, Any], buffers: tuple[bytes, ...], full: bool, limits: Limits, common: dict[str, Any]) -> Outcome:

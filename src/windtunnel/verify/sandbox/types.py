@@ -6,7 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from .channel import Kept
+
 MiB = 1 << 20
+FILES_FROM = 40
+MOST_FILES = 8
 
 Status = Literal["finished", "raised", "exited", "killed", "timeout", "memory", "output", "infrastructure"]
 
@@ -17,7 +21,8 @@ class Limits:
 
     memory_bytes counts beyond what the warm worker already holds. processes: 0 forbids fork and exec altogether; n > 0 is for
     compilers and bounds processes and threads together. file_bytes: all its temporary files together. result_bytes,
-    log_bytes: what comes back, and what it prints.
+    log_bytes: what comes back, and what it prints. phases: seconds that a phase may take by itself, which are then not part of
+    wall_seconds: (('waiting', 300),) for a child that waits for its turn.
     """
 
     wall_seconds: float = 10.0
@@ -29,6 +34,12 @@ class Limits:
     result_bytes: int = 64 * MiB
     log_bytes: int = 64 << 10
     open_files: int = 256
+    phases: tuple[tuple[str, float], ...] = ()
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Limits:
+        """From what JSON makes of them."""
+        return cls(**{**values, "phases": tuple((str(name), float(seconds)) for name, seconds in values["phases"])})
 
 
 @dataclass(frozen=True)
@@ -36,13 +47,17 @@ class Job:
     """One piece of work for a fresh child.
 
     entry: 'package.module:function', our own code that runs in the child and there loads the candidate:
-    function(message, buffers) -> (message, buffers). message: JSON values. buffers: raw bytes (inputs, tensors).
+    function(message, buffers) -> (message, buffers). message: JSON values. buffers: raw bytes (inputs, tensors). files: open
+    file descriptors, at most 8, that the child finds at FILES_FROM and after; their owner closes them. keep: the outcome's
+    buffers stay in the file that the child wrote (Outcome.kept).
     """
 
     entry: str
     message: Mapping[str, Any]
     buffers: Sequence[bytes | bytearray | memoryview] = ()
     limits: Limits = field(default_factory=Limits)
+    files: Sequence[int] = ()
+    keep: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +80,7 @@ class Outcome:
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
     peak_bytes: int = 0
+    kept: Kept | None = None
 
     @property
     def finished(self) -> bool:

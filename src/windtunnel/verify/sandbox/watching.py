@@ -10,6 +10,7 @@ import socket
 import time
 from typing import Any
 
+from .channel import read_phase
 from .child import READY
 from .inner import Room
 from .removing import remove
@@ -21,20 +22,22 @@ TICKS_BETWEEN_DISK = 5
 JUDGE_GONE = "judge gone"
 
 
-def supervise(child: int, ready: int, control: socket.socket, limits: Limits, room: Room) -> dict[str, Any]:
+def supervise(child: int, ready: int, control: socket.socket, limits: Limits, room: Room, reply: int) -> dict[str, Any]:
     """Wait for a child, or kill it with all that it started. What the judge is told: how it ended and what it used.
 
-    ready: the pipe on which the child says that its layers stand; from then on its time counts. If the judge goes away
-    the child is killed and the worker ends.
+    ready: the pipe on which the child says that its layers stand; from then on its time counts. reply: its reply's file, for
+    the phase it is in. If the judge goes away the child is killed and the worker ends.
     """
     watch = os.pidfd_open(child)
-    seen = _outside(watch, room)
-    base, held = _resident(seen, room), _resident(seen, room, ("VmRSS",))
-    word = _word(ready)
+    seen = outside(watch, room)
+    base, held = resident(seen, room), resident(seen, room, ("VmRSS",))
+    word = said(ready)
     started = time.monotonic()
-    ended, peak = _follow(watch, seen, control, limits, room, base) if word == READY else ("setup", 0)
+    ended, peak = ("setup", 0)
+    if word == READY:
+        ended, peak = follow(watch, seen, control, limits, room, reply, base)
     wall = time.monotonic() - started
-    status, cpu, most = _end(child, watch, room)
+    status, cpu, most = end(child, watch, room)
     if ended == JUDGE_GONE:
         os._exit(0)
     return {
@@ -47,15 +50,28 @@ def supervise(child: int, ready: int, control: socket.socket, limits: Limits, ro
     }
 
 
-def _follow(watch: int, seen: int, control: socket.socket, limits: Limits, room: Room, base: int) -> tuple[str, int]:
-    """Until the child ends ('') or has to be ended: why, and the most memory seen beyond base, in bytes."""
+def follow(
+    watch: int,
+    seen: int,
+    control: socket.socket,
+    limits: Limits,
+    room: Room,
+    reply: int,
+    base: int,
+    done: int | None = None,
+) -> tuple[str, int]:
+    """Until the child ends ('') or has to be ended: why, and the most memory seen beyond base, in bytes.
+
+    done: a socket that can be read when a child that lasts has done its job.
+    """
     poll = select.poll()
-    poll.register(watch, select.POLLIN)
-    poll.register(control.fileno(), select.POLLIN)
-    deadline, peak, number = time.monotonic() + limits.wall_seconds, 0, 0
-    while (left := deadline - time.monotonic()) > 0:
+    for fd in (watch, control.fileno(), *(() if done is None else (done,))):
+        poll.register(fd, select.POLLIN)
+    peak, number = 0, 0
+    clocks = _Clocks(limits, reply)
+    while (left := clocks.left()) > 0:
         events = {fd for fd, _ in poll.poll(max(1, min(left, TICK_SECONDS) * 1000))}
-        if watch in events:
+        if watch in events or done in events:
             return "", peak
         if control.fileno() in events:
             return JUDGE_GONE, peak
@@ -63,19 +79,43 @@ def _follow(watch: int, seen: int, control: socket.socket, limits: Limits, room:
         peak = max(peak, _all_resident(seen, room, limits) - base)
         if peak > limits.memory_bytes:
             return "memory", peak
-        if not room.mounts and number % TICKS_BETWEEN_DISK == 0 and _disk(room.scratch) > limits.file_bytes:
-            return "disk", peak
+        if number % TICKS_BETWEEN_DISK == 0:
+            if not room.mounts and _disk(room.scratch) > limits.file_bytes:
+                return "disk", peak
+            if room.devices and _unmapped(seen, room) > limits.memory_bytes + limits.result_bytes:
+                return "memory", peak
     return "timeout", peak
 
 
-def _word(ready: int) -> bytes:
+class _Clocks:
+    """The wall clock, and one for each phase that has its own; only one of them runs at a time."""
+
+    def __init__(self, limits: Limits, reply: int) -> None:
+        self.own, self.reply = dict(limits.phases), reply
+        self.most, self.spent = limits.wall_seconds, 0.0
+        self.by_phase = dict.fromkeys(self.own, 0.0)
+        self.looked = time.monotonic()
+
+    def left(self) -> float:
+        """Seconds until the clock that runs now has run out; none when any has."""
+        now = time.monotonic()
+        passed, self.looked = now - self.looked, now
+        phase = read_phase(self.reply) if self.own else ""
+        if phase in self.own:
+            self.by_phase[phase] += passed
+            return self.own[phase] - self.by_phase[phase]
+        self.spent += passed
+        return self.most - self.spent
+
+
+def said(ready: int) -> bytes:
     """What the child says about its layers; empty when it died before."""
     poll = select.poll()
     poll.register(ready, select.POLLIN)
     return os.read(ready, 512) if poll.poll(SETUP_SECONDS * 1000) else b""
 
 
-def _end(child: int, watch: int, room: Room) -> tuple[int, float, int]:
+def end(child: int, watch: int, room: Room) -> tuple[int, float, int]:
     """Kill whatever still runs; wait status, CPU seconds, peak bytes of the child."""
     with contextlib.suppress(OSError):
         signal.pidfd_send_signal(watch, signal.SIGKILL)
@@ -108,7 +148,7 @@ def _children(pid: int, room: Room) -> list[int]:
     return [int(word) for word in text.split()]
 
 
-def _outside(watch: int, room: Room) -> int:
+def outside(watch: int, room: Room) -> int:
     """The child's id as /proc counts it, which is another than ours inside a process namespace."""
     for line in _read(room, f"self/fdinfo/{watch}").splitlines():
         if line.startswith("Pid:"):
@@ -116,20 +156,35 @@ def _outside(watch: int, room: Room) -> int:
     return 0
 
 
-def _resident(pid: int, room: Room, fields: tuple[str, ...] = ("RssAnon", "RssShmem")) -> int:
+def resident(pid: int, room: Room, fields: tuple[str, ...] = ("RssAnon", "RssShmem")) -> int:
     """Bytes of memory that a process alone has or shares with its own; files such as libraries, which all share, do not count."""
     lines = (line.split() for line in _read(room, f"{pid}/status").splitlines())
     return sum(int(words[1]) * 1024 for words in lines if words and words[0].rstrip(":") in fields)
 
 
 def _all_resident(child: int, room: Room, limits: Limits) -> int:
-    total = _resident(child, room)
+    total = resident(child, room)
     if limits.processes:
         waiting = _children(child, room)
         while waiting:
             pid = waiting.pop()
-            total += _resident(pid, room)
+            total += resident(pid, room)
             waiting += _children(pid, room)
+    return total
+
+
+def _unmapped(pid: int, room: Room) -> int:
+    """Bytes in the memory files that a process has open, mapped or not. Those who use a GPU may have some, as its driver may."""
+    total = 0
+    with contextlib.suppress(OSError):
+        folder = os.open(f"{pid}/fd", os.O_RDONLY | os.O_DIRECTORY, dir_fd=room.proc_fd)
+        try:
+            for name in os.listdir(folder):
+                with contextlib.suppress(OSError):
+                    if os.readlink(name, dir_fd=folder).startswith("/memfd:"):
+                        total += os.stat(name, dir_fd=folder).st_blocks * 512
+        finally:
+            os.close(folder)
     return total
 
 

@@ -14,16 +14,18 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from windtunnel.recipe import UserError
 
+from . import cgroup
 from .channel import memory_file, write_request
 from .layers import Layers
 from .outcome import infrastructure, judge_end
 from .paths import import_path
 from .removing import remove
-from .types import Job, Limits, Outcome
+from .types import MOST_FILES, Job, Limits, Outcome
 
 START_SECONDS = 300.0
 # Beyond the job's own time: fork, layers, killing. A worker that is silent for longer is sick.
@@ -31,7 +33,7 @@ GRACE_SECONDS = 60.0
 MOST_MESSAGE = 1 << 16
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 HOME = {"HOME": "/tmp", "TMPDIR": "/tmp", "TRITON_CACHE_DIR": "/tmp/triton", "XDG_CACHE_HOME": "/tmp"}
-PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "LANG")
+PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "LANG", "CC", "TRITON_LIBCUDA_PATH")
 
 
 class Sandbox:
@@ -44,7 +46,9 @@ class Sandbox:
             also called, to pay once for what would be computed in each child.
         environment: variables for the worker and its children, beside a few of this process's.
         devices: files of /dev that children may use, such as /dev/nvidia0.
-        namespaces: False does as if the kernel gave none, to see what is left then.
+        namespaces: False does as if the kernel gave none, nor a memory cgroup, to see what is left then.
+        lasting: one child serves all jobs, so that what it sets up (a GPU's context) is there for the next. For jobs that run no
+            candidate's code: what one of them leaves behind, the next one finds.
     """
 
     def __init__(
@@ -54,10 +58,12 @@ class Sandbox:
         devices: Sequence[str] = (),
         *,
         namespaces: bool = True,
+        lasting: bool = False,
     ) -> None:
         if not sys.platform.startswith("linux"):
             raise UserError("candidates are only run on Linux: the sandbox is made of its namespaces, Landlock and seccomp")
-        self._setup = {"preload": list(preload), "devices": list(devices), "namespaces": namespaces}
+        self._setup: dict[str, Any] = {"preload": list(preload), "devices": list(devices)}
+        self._setup |= {"namespaces": namespaces, "lasting": lasting}
         self._environment = dict(environment or {})
         self._lock = threading.Lock()
         self._worker: _Worker | None = None
@@ -131,6 +137,14 @@ def _refuse_covered() -> None:
             )
 
 
+def _memory_group() -> tuple[Path | None, str]:
+    """A memory cgroup, or why there is none."""
+    try:
+        return cgroup.make(), ""
+    except OSError as error:
+        return None, str(error)
+
+
 class _Worker:
     """A started worker process and the socket to it."""
 
@@ -140,6 +154,7 @@ class _Worker:
         scratch = os.path.join(self.folder, "scratch")
         os.mkdir(scratch)
         os.chmod(self.folder, 0o711)
+        self.group, no_group = _memory_group() if setup["namespaces"] else (None, "switched off")
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control = here
         kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
@@ -159,7 +174,8 @@ class _Worker:
         finally:
             there.close()
         try:
-            here.send(json.dumps({**setup, "scratch": scratch}).encode())
+            group = {"group": None if self.group is None else str(self.group), "no_group": no_group}
+            here.send(json.dumps({**setup, **group, "scratch": scratch}).encode())
             answer = self._receive(START_SECONDS)
             self.again = "again" in answer
             self.layers: dict[str, str] = answer.get("layers", {})
@@ -172,13 +188,14 @@ class _Worker:
 
     def run(self, job: Job) -> Outcome:
         limits = job.limits
+        assert len(job.files) <= MOST_FILES, f"{len(job.files)} files"
         request = write_request(job.message, job.buffers)
         reply, log = memory_file("reply", limits.result_bytes + 4096), memory_file("log", limits.log_bytes)
         try:
             order = json.dumps({"entry": job.entry, "limits": asdict(limits)}).encode()
-            socket.send_fds(self.control, [order], [request, reply, log])
-            end = self._receive(limits.wall_seconds + GRACE_SECONDS)
-            return judge_end(end, reply, log, limits)
+            socket.send_fds(self.control, [order], [request, reply, log, *job.files])
+            end = self._receive(limits.wall_seconds + sum(own for _, own in limits.phases) + GRACE_SECONDS)
+            return judge_end(end, reply, log, limits, keep=job.keep)
         finally:
             for fd in (request, reply, log):
                 os.close(fd)
@@ -191,6 +208,8 @@ class _Worker:
         self.process.wait()
         self.errors.close()
         remove(self.folder)
+        if self.group is not None:
+            cgroup.remove(self.group)
 
     def _receive(self, seconds: float) -> dict[str, Any]:
         poll = select.poll()

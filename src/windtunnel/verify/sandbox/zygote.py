@@ -14,15 +14,19 @@ import signal
 import socket
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from . import outer
+from .cgroup import Bound
 from .child import become, probe
+from .forking import fork_alone, with_folder
 from .inner import Room
+from .lasting import Lasting
 from .paths import readable_paths
 from .removing import remove
 from .syscalls import SET_CHILD_SUBREAPER, SET_PDEATHSIG, prctl
-from .types import Limits
+from .types import MOST_FILES, Limits
 from .watching import supervise
 
 MOST_MESSAGE = 1 << 16
@@ -44,8 +48,10 @@ def main(control_fd: int) -> None:
         loaded = importlib.import_module(module)
         if function:
             getattr(loaded, function)()
+    bound, no_bound = _bounded(setup)
     devices, was_root = tuple(setup["devices"]), os.geteuid() == 0
     entered = outer.enter(setup["scratch"], devices, namespaces=setup["namespaces"])
+    entered.layers["memory cgroup"] = no_bound
     if entered.active("process namespace") and (worker := os.fork()):
         control.close()
         _, status = os.waitpid(worker, 0)
@@ -64,11 +70,21 @@ def main(control_fd: int) -> None:
         same_user_processes=3 if entered.active("user namespace") else None,
         proc_fd=outer.PROC_FD,
     )
-    serve(control, room, entered)
+    serve(control, room, entered, bound, lasting=setup["lasting"])
 
 
-def serve(control: socket.socket, room: Room, entered: outer.Outer) -> None:
-    """Answer jobs one at a time."""
+def _bounded(setup: dict[str, Any]) -> tuple[Bound | None, str]:
+    """This process in its memory cgroup, or why not."""
+    if setup["group"] is None:
+        return None, setup["no_group"]
+    try:
+        return Bound(Path(setup["group"])), ""
+    except OSError as error:
+        return None, str(error)
+
+
+def serve(control: socket.socket, room: Room, entered: outer.Outer, bound: Bound | None, *, lasting: bool = False) -> None:
+    """Answer jobs one at a time, each in a child of its own or all in one that lasts."""
     gc.collect()
     gc.freeze()  # what is here now is not walked in the children, so its pages stay shared
     gc.disable()
@@ -82,15 +98,18 @@ def serve(control: socket.socket, room: Room, entered: outer.Outer) -> None:
     if not room.mounts:
         entered.layers["watched folder"] = ""
     control.send(json.dumps({"layers": entered.layers, "scratch": room.scratch}).encode())
+    one = Lasting(room, active) if lasting else None
     while True:
-        data, fds, _, _ = socket.recv_fds(control, MOST_MESSAGE, 3)
+        data, fds, _, _ = socket.recv_fds(control, MOST_MESSAGE, 3 + MOST_FILES)
         if not data:
             if not room.mounts:
                 remove(room.scratch)
             os._exit(0)
         job = json.loads(data)
+        if bound is not None:
+            bound.allow(job["limits"]["memory_bytes"] + job["limits"]["result_bytes"])
         try:
-            answer = _run(control, job, fds, room, active)
+            answer = _run(control, job, fds, room, active) if one is None else one.run(control, job, fds)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -100,42 +119,22 @@ def serve(control: socket.socket, room: Room, entered: outer.Outer) -> None:
 def _run(control: socket.socket, job: dict[str, Any], fds: list[int], room: Room, active: list[str]) -> dict[str, Any]:
     read, write = os.pipe()
     me = os.getpid()
-    if not room.mounts:
-        # A new name each time: even what cannot be removed of an earlier candidate's is out of reach.
-        room = replace(room, scratch=os.path.join(room.scratch, os.urandom(8).hex()))
-        os.mkdir(room.scratch, 0o700)
-    child = _fork_alone(room)
+    room = with_folder(room)
+    child = fork_alone(room)
     if child == 0:
         os.close(read)
         become(job, fds, write, room, active, me)
     os.close(write)
     try:
-        return supervise(child, read, control, Limits(**job["limits"]), room)
+        return supervise(child, read, control, Limits.of(job["limits"]), room, fds[1])
     finally:
         os.close(read)
-
-
-def _fork_alone(room: Room) -> int:
-    """Fork, the child in a process namespace of its own where there can be one."""
-    if not room.alone:
-        return os.fork()
-    from .syscalls import NEWPID, libc, unshare
-
-    own = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=room.proc_fd)
-    try:
-        unshare(NEWPID)
-        child = os.fork()
-        if child:
-            libc("setns", own, NEWPID)  # else the next unshare is refused
-        return child
-    finally:
-        os.close(own)
 
 
 def _probe(room: Room) -> dict[str, str]:
     """Try the layers in a child that then ends."""
     read, write = os.pipe()
-    child = _fork_alone(room)
+    child = fork_alone(room)
     if child == 0:
         try:
             os.write(write, json.dumps(probe(replace(Limits(), wall_seconds=PROBE_SECONDS), room)).encode())

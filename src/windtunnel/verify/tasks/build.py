@@ -42,45 +42,46 @@ def get_init_inputs():
 
 def task(
     name: str,
+    summary: str,
+    body: str,
     *,
     family: str,
     level: int,
-    summary: str,
-    sizes: Sizes,
-    inputs: Mapping[str, str],
-    body: str,
-    init: str = "",
+    sizes: Sizes | None = None,
+    inputs: Mapping[str, str] | None = None,
+    parameters: Mapping[str, str] | None = None,
+    buffers: Mapping[str, str] | None = None,
     init_inputs: Mapping[str, str] | None = None,
     variations: Sequence[str] = FORMS,
     fixed: Sequence[str] = (),
     inplace: Sequence[int] = (),
-    dtypes: Sequence[str] = ("float32", "float16", "bfloat16"),
-    tolerance: Mapping[str, float] | None = None,
     host_copies: bool = True,
 ) -> Task:
-    """One task from its parts.
+    """One task from its parts. A family's file binds what its tasks share with `functools.partial`.
 
     Args:
-        sizes: what the module-level constants are at "tiny", "tiny_ragged", "full" and "full_ragged". The text itself
-            shows the full ones; all four name the same constants.
-        inputs: argument of `forward` → the expression that draws it.
         body: `forward`'s statements, the last a return (or a bare expression, which is returned).
-        init: statements of `__init__` after `super().__init__()`.
+        sizes: what the module-level constants are at "tiny", "tiny_ragged", "full" and "full_ragged" (default:
+            `rows_cols()`). The text itself shows the full ones; all four name the same constants.
+        inputs: argument of `forward` → the expression that draws it (default: `X`).
+        parameters: entry of the state dict that is trained → the expression for its first value, made of `init_inputs`.
+        buffers: the same for entries that are not trained.
+        init_inputs: argument of `__init__`, kept as an attribute → the expression for its value, made of the constants.
         host_copies: whether host code may copy a tensor (`.contiguous()`); False where moving data is the task.
-        init_inputs: argument of `__init__` → the expression for its value, made of the constants.
     """
-    names = {frozenset(values) for values in sizes.values()}
-    assert len(names) == 1, f"{name}: the sizes name different constants"
-    given = dict(init_inputs or {})
-    keep = "\n".join(f"self.{argument} = {argument}" for argument in given)
-    statements = body if "return " in body else f"return {body}"
+    sizes = sizes or rows_cols()
+    assert len({frozenset(values) for values in sizes.values()}) == 1, f"{name}: the sizes name different constants"
+    inputs, given = inputs or X, init_inputs or {}
+    init = [f"self.{argument} = {argument}" for argument in given]
+    init += [f"self.{key} = nn.Parameter({value})" for key, value in (parameters or {}).items()]
+    init += [f'self.register_buffer("{key}", {value})' for key, value in (buffers or {}).items()]
     text = _MODULE.format(
         constants="\n".join(f"{key} = {value}" for key, value in sizes["full"].items()),
         summary=summary,
         init_arguments=", ".join(["self", *given]),
-        init=textwrap.indent("\n".join(part for part in (keep, init) if part), " " * 8),
+        init=textwrap.indent("\n".join(init), " " * 8),
         arguments=", ".join(inputs),
-        body=textwrap.indent(statements, " " * 8),
+        body=textwrap.indent(body if "return " in body else f"return {body}", " " * 8),
         inputs=", ".join(inputs.values()),
         init_inputs=", ".join(given.values()),
     )
@@ -91,13 +92,22 @@ def task(
         summary=summary,
         source=text,
         sizes={key: dict(value) for key, value in sizes.items()},
-        dtypes=tuple(dtypes),
+        dtypes=("float32", "float16", "bfloat16"),
         variations=tuple(variations),
         fixed=tuple(fixed),
         inplace=tuple(inplace),
-        tolerance=dict(tolerance or {}),
         host_copies=host_copies,
     )
+
+
+def drawn(shape: str, *names: str) -> dict[str, str]:
+    """Inputs or parameters of one shape ("ROWS, COLS"), each drawn from the standard normal distribution."""
+    return dict.fromkeys(names, f"torch.randn({shape})")
+
+
+def by_name(*arguments: str) -> dict[str, str]:
+    """`init_inputs` whose values are the constants of the same name in capitals."""
+    return {argument: argument.upper() for argument in arguments}
 
 
 def grids(**dims: tuple[Number, Number, Number, Number]) -> Sizes:
@@ -106,4 +116,9 @@ def grids(**dims: tuple[Number, Number, Number, Number]) -> Sizes:
     return {name: {key: row[index] for key, row in dims.items()} for index, name in enumerate(names)}
 
 
-ROWS_COLS = grids(ROWS=(8, 5, 4096, 4093), COLS=(64, 37, 4096, 3001))
+def rows_cols(**more: tuple[Number, Number, Number, Number]) -> Sizes:
+    """The sizes of most tasks on matrices, with further constants."""
+    return grids(ROWS=(8, 5, 4096, 4093), COLS=(64, 37, 4096, 3001), **more)
+
+
+X, XY, XYZ = (drawn("ROWS, COLS", *names) for names in ("x", "xy", "xyz"))

@@ -1,0 +1,238 @@
+"""The part of verify_speed.py that needs a GPU: candidates a second, through correctness and with the clock; what is left behind.
+
+The workers are started once; what varies is how many candidates are under way. Everything is bounded by the clock on the wall.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from windtunnel.verify import (
+    GpuStages,
+    KernelVerifier,
+    Pool,
+    Sandboxes,
+    Task,
+    Verdict,
+    compiler_sandbox,
+    find_task,
+    gpu_sandbox,
+    kernel_sandbox,
+    reference_sandbox,
+)
+from windtunnel.verify.kernel.gpu import LIMITS
+
+HEAD = """
+import torch
+import triton
+import triton.language as tl
+
+"""
+KERNEL = """
+
+@triton.jit
+def relu_kernel(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + at, mask=at < n)
+    """
+# At the tiny sizes all of them are right: what they do at full ones is for the GPU's stages to find.
+BODIES = {
+    "accepted": "tl.store(y + at, tl.maximum(v, 0.0), mask=at < n)",
+    "wrong-values": "tl.store(y + at, tl.where(n > 100000, v, tl.maximum(v, 0.0)), mask=at < n)",
+    "raised": "tl.store(y + at.to(tl.int64) * tl.where(n > 100000, 1 << 40, 1), tl.maximum(v, 0.0), mask=at < n)",
+    "timeout": """i = n
+    while i > 100000:
+        tl.store(y + at, tl.maximum(v, 0.0) + i * 0.0, mask=at < n)
+        i = i + 1 - tl.minimum(i - i + 1, 1)
+    tl.store(y + at, tl.maximum(v, 0.0), mask=at < n)""",
+}
+HOST = """
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        n = x.numel()
+        relu_kernel[(triton.cdiv(n, BLOCK_SIZE),)](x, y, n, BLOCK=BLOCK_SIZE)
+        return y
+"""
+SMALL = {"ROWS": 1024, "COLS": 1024}
+SMALL_RAGGED = {"ROWS": 1021, "COLS": 769}
+HANG_SECONDS = 4.0
+BAD_EVERY = 20  # one candidate of so many is bad
+BLOCKS = (256, 512, 1024, 2048)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The warm workers. device: 'cpu' goes through the motions on the interpreter, to try this file out."""
+
+    tiny: Sandboxes
+    compilers: Sandboxes
+    gpus: Sandboxes
+    trusted: Sandboxes
+    device: str
+
+    def verifier(self, task: Task, *, clock: bool, hang: float | None = None) -> KernelVerifier:
+        """For one task; with the clock also the reference's own times. hang: seconds that a candidate may take."""
+        limits = LIMITS
+        if hang is not None:
+            limits = replace(LIMITS, phases=tuple((name, own if name == "waiting" else hang) for name, own in LIMITS.phases))
+        size, index = ("full", 0) if self.device == "cuda" else ("tiny", None)
+        options: dict[str, Any] = {"device": self.device, "size": size, "index": index, "limits": limits}
+        stages = GpuStages(task, self.gpus, self.trusted, clock=clock, baseline=clock, **options)
+        return KernelVerifier(task, self.tiny, compiler=self.compilers, gpu=stages)
+
+
+def measure(
+    result: dict[str, Any], save: Callable[[], None], census: Callable[[], dict[str, int]], options: Any, counts: list[int]
+) -> None:
+    """Fill result, and save it after every row. options: minutes, gpu_candidates, pretend."""
+    deadline = time.monotonic() + 60 * options.minutes
+    most = max(counts)
+    with ExitStack() as stack:
+        machine = _started(stack, most, "cpu" if options.pretend else "cuda")
+        relu = find_task("relu")
+        small = replace(relu, sizes={**relu.sizes, "full": SMALL, "full_ragged": SMALL_RAGGED})
+        # In order of worth, each with the share of the time that is left.
+        plans = [(small, clock, at_once) for at_once in reversed(counts) for clock in (False, True)]
+        plans += [(relu, clock, most) for clock in (False, True)]
+        result["gpu_scaling"] = rows = []
+        for number, (task, clock, at_once) in enumerate(plans):
+            left = deadline - time.monotonic()
+            seconds = min(12.0, 0.6 * left / (len(plans) - number + 1))
+            if seconds < 2:
+                result["left_out"] = [f"{t.name} {'small' if t is small else ''} {c} {n}" for t, c, n in plans[number:]]
+                break
+            row = _rate(machine.verifier(task, clock=clock), at_once, seconds, clock)
+            size = "small" if task is small else "full"
+            rows.append({"task": task.name, "size": size, "clock": clock, "at_once": at_once, **row})
+            print(rows[-1], flush=True)
+            save()
+        rate = max((row["per_second"] for row in rows if not row["clock"]), default=1.0)
+        fits = int(0.7 * rate * max(0.0, deadline - time.monotonic() - 10))
+        number = options.gpu_candidates or min(10_000, fits)
+        if number >= BAD_EVERY:
+            result["gpu_leaks"] = _leaks(machine, small, most, number, census)
+            print(result["gpu_leaks"], flush=True)
+    if "gpu_leaks" in result:
+        result["gpu_leaks"]["after_closing"] = census() | gpu_in_use()
+    save()
+
+
+def _started(stack: ExitStack, most: int, device: str) -> Machine:
+    began = time.monotonic()
+    makers = (kernel_sandbox, kernel_sandbox) if device == "cpu" else (gpu_sandbox, reference_sandbox)
+    tiny, compilers, gpus, trusted = (
+        stack.enter_context(Sandboxes(number, make))
+        for number, make in ((most, kernel_sandbox), (most, compiler_sandbox), (most, makers[0]), (max(1, most // 4), makers[1]))
+    )
+    machine = Machine(tiny, compilers, gpus, trusted, device)
+    # One first, which says what is wrong if something is; then all, so that no start is measured.
+    verdict = machine.verifier(find_task("relu"), clock=False).verify(next(_texts("accepted")))
+    assert verdict.accepted, verdict
+    _rate(machine.verifier(find_task("relu"), clock=False), most, 1.0, False)
+    print(f"{most} workers of each kind started in {time.monotonic() - began:.0f} s", flush=True)
+    return machine
+
+
+def _texts(name: str) -> Iterator[str]:
+    """Candidates that do this, none of them like the other."""
+    for number in count():
+        yield f"{HEAD}# {number}\nBLOCK_SIZE = {BLOCKS[number % len(BLOCKS)]}\n{KERNEL}{BODIES[name]}\n{HOST}"
+
+
+def _rate(verifier: KernelVerifier, at_once: int, seconds: float, clock: bool) -> dict[str, Any]:
+    """Candidates a second with so many under way, for about so long. The first of each is not counted."""
+    texts, verdicts, times = _texts("accepted"), [], []
+    with Pool(at_once, at_once) as pool:
+        for future in [pool.submit(verifier, next(texts), wait=True) for _ in range(at_once)]:
+            _must_be_accepted(future.result())
+        busy, began = _cpu(), time.monotonic()
+        waiting: list[Any] = []
+        while time.monotonic() - began < seconds or waiting:
+            while len(waiting) < 2 * at_once and time.monotonic() - began < seconds:
+                waiting.append(pool.submit(verifier, next(texts), wait=True))
+            verdict = waiting.pop(0).result()
+            _must_be_accepted(verdict)
+            verdicts.append(verdict)
+            times.append(verdict.times)
+        spent = time.monotonic() - began
+        used = [after - before for before, after in zip(busy, _cpu(), strict=True)]
+    parts = [verdict.evidence["gpu"]["seconds"] for verdict in verdicts]
+    return {
+        "candidates": len(verdicts),
+        "per_second": round(len(verdicts) / spent, 2),
+        "cores_busy": round(used[0] / max(1e-9, sum(used)), 3),
+        "stages": _means(times),
+        "gpu_process": _means(parts),
+    }
+
+
+def _must_be_accepted(verdict: Verdict) -> None:
+    assert verdict.accepted, verdict
+
+
+def _means(rows: list[dict[str, float]]) -> dict[str, float]:
+    return {name: round(sum(row.get(name, 0.0) for row in rows) / len(rows), 4) for name in rows[0]} if rows else {}
+
+
+def _cpu() -> tuple[int, int]:
+    """(busy, idle) ticks of all cores."""
+    words = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return sum(words) - words[3] - words[4], words[3] + words[4]
+
+
+def _leaks(machine: Machine, task: Task, workers: int, number: int, census: Callable[[], dict[str, int]]) -> dict[str, Any]:
+    """Judge many, of which some crash, hang or are wrong on the GPU; count what is there before and after."""
+    verifier = machine.verifier(task, clock=False, hang=HANG_SECONDS)
+    bad = [name for name in BODIES if name != "accepted"]
+    texts = {name: _texts(name) for name in BODIES}
+    before, began = census() | gpu_in_use(), time.monotonic()
+    surprises: Counter[str] = Counter()
+    with Pool(workers, 4 * workers) as pool:
+        waiting: list[tuple[str, Any]] = []
+        for at in range(number):
+            name = bad[at // BAD_EVERY % len(bad)] if at % BAD_EVERY == 7 else "accepted"
+            waiting.append((name, pool.submit(verifier, next(texts[name]), wait=True)))
+            if len(waiting) > 8 * workers:
+                _settle(waiting.pop(0), surprises)
+        for pair in waiting:
+            _settle(pair, surprises)
+    seconds = time.monotonic() - began
+    return {
+        "candidates": number,
+        "bad_share": round(1 / BAD_EVERY, 3),
+        "seconds": round(seconds, 1),
+        "per_second": round(number / seconds, 2),
+        "unexpected_verdicts": dict(surprises),
+        "workers_replaced": sum(pool.restarts for pool in (machine.tiny, machine.compilers, machine.gpus, machine.trusted)),
+        "before": before,
+        "after": census() | gpu_in_use(),
+    }
+
+
+def _settle(pair: tuple[str, Any], surprises: Counter[str]) -> None:
+    wanted, verdict = pair[0], pair[1].result()
+    if verdict.reason != wanted:
+        surprises[f"{wanted} -> {verdict.reason}: {verdict.message[:80]}"] += 1
+
+
+def gpu_in_use() -> dict[str, int]:
+    """MiB of the GPU's memory in use, and processes that use it, as its driver says; nothing where it is not asked."""
+    found = {}
+    for name, query in (("gpu_mib", "--query-gpu=memory.used"), ("gpu_processes", "--query-compute-apps=pid")):
+        try:
+            command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+            lines = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.split()
+        except (OSError, subprocess.SubprocessError):
+            continue
+        found[name] = int(lines[0]) if name == "gpu_mib" else len(lines)
+    return found

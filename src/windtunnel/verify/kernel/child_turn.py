@@ -1,0 +1,32 @@
+"""Waiting for a turn on the GPU, in a child, so that the wait is on a clock of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from windtunnel.verify.kernel.turns import Turns, in_turn
+from windtunnel.verify.sandbox import note
+
+WAITING, TIMING, ASIDE = "waiting", "timing", "compile"
+
+
+@contextlib.contextmanager
+def waiting_for(turns: Turns | None, *, alone: bool = False, then: str = "compile") -> Iterator[None]:
+    """In turn; while it waits the child is in the phase 'waiting', and after that in `then`."""
+    note(WAITING)
+    with in_turn(turns, alone=alone):
+        note(then)
+        yield
+
+
+@contextlib.contextmanager
+def stepping_aside(turns: Turns, *, then: str) -> Iterator[None]:
+    """Out of a shared turn for work that needs no GPU; the way back may be a wait."""
+    with turns.aside():
+        note(ASIDE)
+        try:
+            yield
+        finally:
+            note(WAITING)
+    note(then)

@@ -1,0 +1,57 @@
+"""Loaded into the GPU's warm worker before any candidate: what Triton sets up on first use, as far as that needs no CUDA context.
+
+A child would pay for each of these again: LLVM's start, the C module through which Triton speaks to the driver, which a C
+compiler makes, and asking ptxas for its version. Imports torch and triton.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from windtunnel.verify.kernel.child_warm_kernel import WARM_FOR, sum_of_product
+
+CAPABILITIES = (80, 86, 89, 90, 100, 120)
+
+
+def warm() -> None:
+    """All of it, in a folder of its own: in one that others can write to, somebody could have put a module of his.
+
+    What fails is left to the children, who then say what is wrong; here it is noted.
+    """
+    before = os.environ.get("TRITON_CACHE_DIR", "")
+    with tempfile.TemporaryDirectory(prefix="windtunnel-triton-") as folder:
+        os.environ["TRITON_CACHE_DIR"] = folder
+        try:
+            for step in (_compiler, _versions, _driver):
+                try:
+                    step()
+                except Exception as error:
+                    print(f"{step.__name__}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        finally:
+            os.environ["TRITON_CACHE_DIR"] = before
+
+
+def _compiler() -> None:
+    signature = {"x": "*fp32", "y": "*fp32", "z": "*fp32", "BLOCK": "constexpr"}
+    source = ASTSource(sum_of_product, signature, {(3,): 16})
+    triton.compile(source, target=GPUTarget("cuda", WARM_FOR, 32))
+
+
+def _versions() -> None:
+    from triton.backends.nvidia.compiler import get_ptxas_version
+
+    for capability in CAPABILITIES:
+        get_ptxas_version(capability)
+
+
+def _driver() -> None:
+    """A module of the driver's functions; none is called, so that no context begins, which a fork would break."""
+    from triton.backends.nvidia.driver import CudaUtils
+
+    CudaUtils()
