@@ -230,11 +230,16 @@ def test_the_run_folder_of_another_recipe_is_refused(new_run: NewRun, tiny: Path
         prepare_run(load_recipe(tiny, ["model.depth=3"]), Options(run=folder), print)
 
 
-def test_a_depth_that_does_not_fit_names_the_largest_that_does(new_run: NewRun) -> None:
+def test_a_depth_that_does_not_fit_names_the_largest_that_does_before_data_is_prepared(
+    new_run: NewRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WINDTUNNEL_CACHE", str(tmp_path / "cache"))
     with pytest.raises(UserError) as error:
         new_run("model.depth=200", "model.aspect=64", "model.head_dim=128", "model.sequence=2048")
     assert "does not fit" in error.value.message
     assert "model.depth=" in (error.value.fix or "")
+    assert "--rig" not in (error.value.fix or "")
+    assert not (tmp_path / "cache").exists()
 
 
 def test_dollars_without_a_price_are_refused_before_anything_is_made(new_run: NewRun, tmp_path: Path) -> None:

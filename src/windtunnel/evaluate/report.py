@@ -50,7 +50,7 @@ class EvaluationReport:
     """What a checkpoint is worth. `exact_match` is None where the corpus has no answers, `puzzles` where it has no puzzles.
 
     `supervision`: with how many supervision steps a recursive model was measured, and trained where that differs.
-    `unwritten`: why evaluation.json could not be written, if it could not.
+    `unwritten`: why its file could not be written, if it could not.
     """
 
     run: str
@@ -121,7 +121,8 @@ def evaluate_run(
     supervision: int | None = None,
     progress: Progress | None = None,
 ) -> EvaluationReport:
-    """Measure a run's checkpoint on held-out data and write RUN/evaluation.json.
+    """Measure a run's checkpoint on held-out data and write RUN/evaluation.json, or RUN/evaluation-WHAT.json where another
+    checkpoint than the best or other supervision steps were asked for.
 
     Args:
         checkpoint: 'best' by validation loss, 'newest', or a step; `step` is the same as a number here.
@@ -172,7 +173,7 @@ def evaluate_run(
         puzzles=puzzles,
         supervision=used,
     )
-    result = replace(result, unwritten=_write(run / "evaluation.json", result))
+    result = replace(result, unwritten=_write(run / _file_name(checkpoint if step is None else step, supervision), result))
     report(1.0, "done")
     return result
 
@@ -204,6 +205,13 @@ def _prompts(recipe: Recipe, data: PreparedData) -> list[str]:
     chosen = np.random.default_rng(recipe.seed + SAMPLE_SEED).permutation(len(starts))[: stage.samples]
     # A cut may fall inside a character.
     return [data.tokenizer.decode(tokens[starts[i] + 1 : ends[i]]).rstrip("\ufffd") for i in chosen]
+
+
+def _file_name(which: Which, supervision: int | None) -> str:
+    """The best checkpoint's evaluation is not overwritten by that of another."""
+    named = f"step-{which}" if isinstance(which, int) else which
+    words = [*([] if which == "best" else [named]), *([] if supervision is None else [f"supervision-{supervision}"])]
+    return "-".join(["evaluation", *words]) + ".json"
 
 
 def _write(path: Path, report: EvaluationReport) -> str | None:

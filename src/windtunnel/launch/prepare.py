@@ -59,6 +59,11 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
             f"budget.dollars is {recipe.budget.dollars:g}, and this machine has no known price",
             "give dollars an hour for the whole machine: --price 2.50, or WINDTUNNEL_PRICE=2.50",
         )
+    if recipe.gpt.depth != "auto":
+        # Before minutes of preparing data: with an estimate of its vocabulary and size in place of what it has.
+        early = make_plan(recipe, rig)
+        if not early.fits:
+            raise refuse(early)
     data = prepare(recipe, progress=data_lines(say))
     for note in data.notes:
         say(f"data: {note}")

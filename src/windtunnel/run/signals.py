@@ -18,6 +18,8 @@ from windtunnel.recipe import UserError
 NOTICE_VARIABLE = "WINDTUNNEL_SPOT_NOTICE"
 _AWS = "http://169.254.169.254/latest"
 _GCP = "http://metadata.google.internal/computeMetadata/v1/instance/preempted"
+_STDERR = 2
+_AT_INTERRUPT = b"\nsaving a checkpoint, then ending; Ctrl-C once more ends at once, without saving\n"
 _NOT_YET = ("", "false", "none", "null")
 
 
@@ -41,6 +43,7 @@ class StopRequest:
         self._look = _spot_look(os.environ.get(NOTICE_VARIABLE, "") if notice is None else notice)
         self._period = period
         self._reason: str | None = None
+        self._interrupted = False
         self._old: dict[int, Any] = {}
         self._left = threading.Event()
         self._thread: threading.Thread | None = None
@@ -70,13 +73,14 @@ class StopRequest:
         self._old.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        if number == signal.SIGINT and self._reason is not None and self._reason.startswith("SIGINT"):
-            raise KeyboardInterrupt
-        hint = " (once more ends at once, without saving)" if number == signal.SIGINT else ""
-        if number == signal.SIGINT and self._reason is not None:
-            self._reason = name + hint  # so that the next one is the second
-        self.request(name + hint)
+        if number == signal.SIGINT:
+            if self._interrupted:
+                raise KeyboardInterrupt
+            self._interrupted = True
+            # One of the ranks says it, at a terminal only, in a way that is safe inside a handler.
+            if os.environ.get("RANK", "0") == "0" and os.isatty(_STDERR):
+                os.write(_STDERR, _AT_INTERRUPT)
+        self.request(signal.Signals(number).name)
 
     def _poll(self) -> None:
         assert self._look is not None
