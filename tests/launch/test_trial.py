@@ -67,7 +67,7 @@ def test_one_rank_and_two_take_the_same_step_and_leave_nothing_behind(tmp_path: 
 def test_a_hang_ends_at_the_timeout(tmp_path: Path) -> None:
     began = time.monotonic()
     trial = try_steps(tiny(), layout(2), steps=100_000, seconds=1e6, vocab=VOCAB, timeout=1.0)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 30
     assert trial.failure is not None
     assert trial.failure.startswith("stopped after 1 s, while ")
     assert trial.step_seconds is None

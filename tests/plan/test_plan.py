@@ -86,9 +86,9 @@ def test_every_alternative_works(overrides: tuple[str, ...], rig: str) -> None:
 def test_plan_is_whole_and_quick(rig: str) -> None:
     recipe, machine = charlm(), parse_rig(rig)
     make_plan(recipe, machine)
-    start = time.perf_counter()
+    start = time.process_time()
     plan = make_plan(recipe, machine)
-    assert time.perf_counter() - start < 0.2  # milliseconds, with room for a busy machine
+    assert time.process_time() - start < 0.2  # milliseconds, with room for a busy machine
     data = json.loads(json.dumps(plan.to_json()))
     assert set(data) >= KEYS
     assert plan.fits

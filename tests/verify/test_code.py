@@ -224,10 +224,10 @@ def test_hashes_chosen_to_collide_cost_the_judge_little() -> None:
 
     modulus = (1 << 61) - 1
     form = {"set": [{"int": hex(modulus * n)} for n in range(50_000)]}
-    started = time.monotonic()
+    started = time.process_time()
     assert not matches({1, 2, 3}, form)
     assert not matches(set(range(50_000)), form)
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2  # quadratic, it would be minutes
 
 
 def test_printed_text_is_compared_line_by_line() -> None:
