@@ -115,9 +115,9 @@ def test_sigterm_ends_the_check_and_its_processes(tmp_path: Path) -> None:
     while not (children := psutil.Process(process.pid).children(recursive=True)) and time.monotonic() < deadline:
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGTERM)
-    output, _ = process.communicate(timeout=90)
+    output, _ = process.communicate(timeout=30)
     assert "Traceback" not in output
-    _, alive = psutil.wait_procs(children, timeout=90)
+    _, alive = psutil.wait_procs(children, timeout=20)
     assert not alive
     assert list(tmp_path.glob("windtunnel-check-*")) == []
 

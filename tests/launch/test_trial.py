@@ -64,10 +64,11 @@ def test_one_rank_and_two_take_the_same_step_and_leave_nothing_behind(tmp_path: 
     assert processes(str(tmp_path)) == []
 
 
+@pytest.mark.alone
 def test_a_hang_ends_at_the_timeout(tmp_path: Path) -> None:
     began = time.monotonic()
     trial = try_steps(tiny(), layout(2), steps=100_000, seconds=1e6, vocab=VOCAB, timeout=1.0)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 15
     assert trial.failure is not None
     assert trial.failure.startswith("stopped after 1 s, while ")
     assert trial.step_seconds is None
@@ -104,7 +105,7 @@ def test_ranks_die_with_their_caller(tmp_path: Path) -> None:
     assert len(processes(str(tmp_path))) >= 3  # torchrun and two ranks
     caller.send_signal(signal.SIGKILL)
     caller.wait()
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 20
     while processes(str(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert processes(str(tmp_path)) == []

@@ -321,6 +321,7 @@ def test_a_models_own_config_file(tmp_path: Path) -> None:
         plan("H100", f"model.config={path}")
 
 
+@pytest.mark.alone
 def test_671_billion_on_256_gpus_in_seconds_without_torch() -> None:
     code = (
         "import sys; from windtunnel.plan import make_plan; from windtunnel.rig import parse_rig;"

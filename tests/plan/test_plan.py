@@ -82,13 +82,14 @@ def test_every_alternative_works(overrides: tuple[str, ...], rig: str) -> None:
         assert make_plan(charlm(*overrides, *free, *settings), parse_rig(other)).fits, alternative
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("rig", ["H100", "8xH100", "g5.xlarge", "2x(8xH100)", "8xB200", "4xGH200@$2", "RTX3090@$0.3"])
 def test_plan_is_whole_and_quick(rig: str) -> None:
     recipe, machine = charlm(), parse_rig(rig)
     make_plan(recipe, machine)
-    start = time.process_time()
+    start = time.perf_counter()
     plan = make_plan(recipe, machine)
-    assert time.process_time() - start < 0.2  # milliseconds, with room for a busy machine
+    assert time.perf_counter() - start < 0.2  # milliseconds, with room for a busy machine
     data = json.loads(json.dumps(plan.to_json()))
     assert set(data) >= KEYS
     assert plan.fits

@@ -128,7 +128,7 @@ def test_sigterm_ends_the_rehearsal_and_its_processes(tmp_path: Path) -> None:
     while not list(tmp_path.glob("runs/*/killed/*/manifest.json")) and time.monotonic() < deadline:
         time.sleep(0.1)
     os.kill(process.pid, signal.SIGTERM)
-    output, _ = process.communicate(timeout=90)
+    output, _ = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "Traceback" not in output
     assert not children_of(tmp_path)

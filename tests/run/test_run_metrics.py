@@ -47,6 +47,7 @@ def test_another_reader_sees_it_within_a_second(tmp_path: Path) -> None:
         reader.close()
 
 
+@pytest.mark.alone
 def test_logging_does_not_wait_for_the_disk(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path / "m.sqlite")
     metrics.flush()
@@ -55,7 +56,7 @@ def test_logging_does_not_wait_for_the_disk(tmp_path: Path) -> None:
     began = time.perf_counter()
     for step in range(2000):
         metrics.log(step, {"loss": 1.0})
-    assert time.perf_counter() - began < 2.0  # sqlite would wait for longer
+    assert time.perf_counter() - began < 0.5
     blocker.execute("ROLLBACK")
     blocker.close()
     assert len(metrics.series("loss")) == 2000

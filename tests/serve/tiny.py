@@ -57,7 +57,7 @@ def running_server(token: str | None = None, local_only: bool = True, limits: Se
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", http="h11"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 20
         while not server.started and time.monotonic() < deadline:
             time.sleep(0.01)
         assert server.started

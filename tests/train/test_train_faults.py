@@ -110,6 +110,7 @@ def test_a_loss_spike_past_its_limit_goes_back(new_run: NewRun) -> None:
     assert "rewind" in kinds
 
 
+@pytest.mark.alone
 def test_a_budget_in_hours_ends_in_time_with_the_schedule_finished(new_run: NewRun, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = 25.0
     folder = new_run("budget.steps=null", f"budget.hours={seconds / 3600}", "checkpoints.every=100 s", options={"yes": True})
@@ -249,6 +250,7 @@ def test_dollars_without_a_price_are_refused_before_anything_is_made(new_run: Ne
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.alone
 def test_a_budget_in_dollars_ends_in_time(new_run: NewRun, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = new_run("budget.steps=null", "budget.dollars=0.01", options={"price": 3.0, "yes": True})  # 12 seconds
     monkeypatch.setenv("WINDTUNNEL_STARTED", repr(time.time()))

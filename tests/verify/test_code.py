@@ -219,15 +219,16 @@ def test_forged_forms_do_not_match() -> None:
     assert not matches(0.3, 0.1 + 0.2)
 
 
+@pytest.mark.alone
 def test_hashes_chosen_to_collide_cost_the_judge_little() -> None:
     import time
 
     modulus = (1 << 61) - 1
     form = {"set": [{"int": hex(modulus * n)} for n in range(50_000)]}
-    started = time.process_time()
+    started = time.monotonic()
     assert not matches({1, 2, 3}, form)
     assert not matches(set(range(50_000)), form)
-    assert time.process_time() - started < 2  # quadratic, it would be minutes
+    assert time.monotonic() - started < 2
 
 
 def test_printed_text_is_compared_line_by_line() -> None:

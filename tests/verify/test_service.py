@@ -48,7 +48,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60) as client:
         yield client
     process.send_signal(signal.SIGTERM)
-    assert process.wait(90) == 0
+    assert process.wait(30) == 0
 
 
 def ask(service: httpx.Client, kind: str, task: object, answer: object) -> httpx.Response:
@@ -158,15 +158,15 @@ def test_no_web_page_and_no_other_name_reaches_a_service_without_token() -> None
         assert httpx.get(f"{url}/docs").status_code == 404
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(90) == 0
+        assert process.wait(30) == 0
 
 
 def test_a_killed_service_takes_its_workers_with_it() -> None:
     process, url = start("--workers", "1")
     hanging = {"kind": "code", "task": {**SQUARE, "seconds": 60}, "answer": "def f(x):\n while True: pass"}
     with ThreadPoolExecutor(1) as threads:
-        future = threads.submit(lambda: httpx.post(f"{url}/verify", json=hanging, timeout=90))
-        deadline = time.monotonic() + 90
+        future = threads.submit(lambda: httpx.post(f"{url}/verify", json=hanging, timeout=30))
+        deadline = time.monotonic() + 20
         while httpx.get(f"{url}/health").json()["busy"] == 0 and time.monotonic() < deadline:
             time.sleep(0.02)
         workers = [pid for pid in _children(process.pid)]

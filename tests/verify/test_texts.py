@@ -48,6 +48,7 @@ def test_malformed_exact_tasks(spec: dict[str, Any]) -> None:
         ExactVerifier.of(spec)
 
 
+@pytest.mark.alone
 def test_boxes_with_braces_inside_and_long_hostile_answers() -> None:
     assert boxed("a \\boxed{\\frac{1}{2}} b") == "\\frac{1}{2}"
     assert boxed("\\boxed{\\{1, 2\\}}") == "\\{1, 2\\}"

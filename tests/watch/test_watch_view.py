@@ -56,7 +56,7 @@ def on_terminal(code: str, *arguments: str, columns: int = 100) -> tuple[int, st
         elif process.poll() is not None:
             break
     os.close(own)
-    return process.wait(timeout=90), got.decode()
+    return process.wait(timeout=10), got.decode()
 
 
 @pytest.mark.parametrize("how", ["", "crash"])

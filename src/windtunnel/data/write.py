@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -74,16 +75,20 @@ def write_splits(
     def batches() -> Iterator[MakeBatch]:
         if isinstance(corpus, ArithmeticCorpus):
             for first, count in chunks(corpus):
-                yield lambda first=first, count=count: generate(corpus, recipe.seed, first, count)  # type: ignore[misc]
+                yield partial(generate, corpus, recipe.seed, first, count)
         else:
             for batch in text_batches(files, separator, found.longest):
-                yield lambda batch=batch: batch  # type: ignore[misc]
+                yield partial(_as_it_is, batch)
 
     tokenizer = _tokenizer(recipe, found, batches, report)
     tokenizer.save(folder / "tokenizer.json")
     # A token stands for at least one byte, and every document adds BOS.
     check_space((found.bytes + found.documents) * tokenizer.dtype.itemsize)
     return _write(tokenizer, found, batches(), folder, report)
+
+
+def _as_it_is(batch: DocumentBatch) -> DocumentBatch:
+    return batch
 
 
 def _write(tokenizer: Tokenizer, found: Survey, batches: Iterable[MakeBatch], folder: Path, report: Progress) -> Written:

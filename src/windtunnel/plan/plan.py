@@ -94,8 +94,10 @@ def refuse(plan: Plan) -> UserError:
     """The error to raise where a run was to begin whose plan does not fit."""
     assert not plan.fits
     message = f"{plan.recipe} does not fit rig {plan.rig}: " + "; ".join(plan.reasons)
-    # A run is on this machine: another rig is a place to go to, not an option of the command.
-    options = [f"{a.change.replace('--rig ', 'another rig, ')} ({a.why})" for a in plan.alternatives]
+    # A run is on this machine: what needs another rig is no option of the command that is refused.
+    options = [f"{a.change} ({a.why})" for a in plan.alternatives if "--rig" not in a.change]
+    if len(options) < len(plan.alternatives):
+        options.append("another rig: windtunnel plan names those that do")
     return UserError(message, "; or ".join(options) if options else "choose a smaller model or a larger rig")
 
 
