@@ -75,6 +75,18 @@ def test_a_lasting_child_leaves_no_descriptors(lasting: Sandbox) -> None:
     assert len(lowest) == 1
 
 
+def test_files_that_a_library_keeps_open_outlast_the_job_that_opened_them(lasting: Sandbox) -> None:
+    """As a GPU's driver does with its devices and sockets."""
+    opens = "import os, sys\ndef f():\n sys.kept = [os.pipe() for _ in range(30)]"
+    uses = "import os, sys\ndef f():\n for at, (r, w) in enumerate(sys.kept):\n  os.write(w, b'%d' % at)\n"
+    uses += " return [int(os.read(r, 9)) for r, _ in sys.kept]"
+    with tempfile.TemporaryFile() as file:
+        for body in (opens, COUNT):
+            assert lasting.run(job(body, files=(file.fileno(),) * 8)).finished
+        answer = lasting.run(job(uses, files=(file.fileno(),) * 8)).message["value"]
+    assert (answer["list"] if isinstance(answer, dict) else answer) == list(range(30))
+
+
 @pytest.mark.parametrize("lasts", [False, True])
 def test_a_child_finds_the_files_it_is_handed(lasts: bool) -> None:
     body = "import os\ndef f(): return [os.pread(fd, 9, 0).decode() for fd in (40, 41)]"

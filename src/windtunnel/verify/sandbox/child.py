@@ -11,7 +11,7 @@ import socket
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ READY_FD, JOBS_FD = 5, 6
 FIRST_UNUSED_FD = 6
 HIGH_FD = 100  # copies on their way to their places
 MOST_TRACEBACK = 8000
+JOB_PLACES = (REPLY_FD, REQUEST_FD, *range(FILES_FROM, FILES_FROM + MOST_FILES))
 LASTING_CPU_SECONDS = 1e8  # of all jobs together; each has its wall clock
 # What the child says before the candidate's first instruction; afterwards the pipe is closed.
 READY, NOT_READY = b"R", b"E"
@@ -54,7 +55,7 @@ def become_lasting(jobs: int, limits: Limits, ready: int, room: Room, layers: Se
     code = 1
     try:
         null = os.open("/dev/null", os.O_RDWR)
-        _arrange({1: null, 2: null, READY_FD: ready, JOBS_FD: jobs}, room, death)
+        _arrange({1: null, 2: null, READY_FD: ready, JOBS_FD: jobs} | dict.fromkeys(JOB_PLACES, null), room, death)
         _lock_in(room, replace(limits, cpu_seconds=LASTING_CPU_SECONDS), layers)
         socket_of_jobs = socket.socket(fileno=JOBS_FD)
         while True:
@@ -65,8 +66,7 @@ def become_lasting(jobs: int, limits: Limits, ready: int, room: Room, layers: Se
             places = {REQUEST_FD: request, REPLY_FD: reply, 1: log, 2: log}
             _place(places | {FILES_FROM + at: fd for at, fd in enumerate(files)}, fds)
             _work(entry.decode())
-            os.closerange(FILES_FROM, FILES_FROM + MOST_FILES)
-            os.close(REPLY_FD)
+            _keep_free(JOB_PLACES)
             socket_of_jobs.send(READY)
     finally:
         os._exit(code)
@@ -119,6 +119,15 @@ def _arrange(places: Mapping[int, int], room: Room, death: int) -> None:
         os.environ |= home(room.scratch)
 
 
+def _keep_free(numbers: Iterable[int]) -> None:
+    """Leave nothing but /dev/null at these numbers: what a library opens meanwhile must not get one that the next job's files
+    need, nor be closed with them."""
+    null = os.open("/dev/null", os.O_RDWR)
+    for number in numbers:
+        os.dup2(null, number)
+    os.close(null)
+
+
 def _place(places: Mapping[int, int], done_with: Sequence[int] = ()) -> None:
     """Open files at their numbers. done_with: files to close on the way.
 
@@ -143,7 +152,7 @@ def _work(entry: str) -> int:
     tempfile.tempdir = None
     gc.enable()
     message, buffers = read_request(REQUEST_FD)
-    os.close(REQUEST_FD)
+    _keep_free((REQUEST_FD,))
     kind = "raised"
     reply: Mapping[str, Any]
     out: Buffers | Early

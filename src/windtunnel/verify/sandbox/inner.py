@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import landlock, seccomp
+from .paths import WRITTEN_FOR_DEVICES
 from .syscalls import (
     CAPBSET_DROP,
     MS_NODEV,
@@ -62,8 +63,8 @@ def steps(room: Room, limits: Limits) -> dict[str, Callable[[], None]]:
     built["resource limits"] = lambda: _limits(room, limits)
     built["no capabilities"] = _drop_capabilities
     if landlock.version():
-        own = ("/proc/self",) if room.devices and not room.mounts else ()
-        built["Landlock"] = lambda: landlock.restrict((*room.readable, *own), (room.scratch, NULL, *room.devices))
+        own = (*room.devices, *WRITTEN_FOR_DEVICES) if room.devices else ()
+        built["Landlock"] = lambda: landlock.restrict(room.readable, (room.scratch, NULL, *own))
     built["seccomp"] = lambda: seccomp.restrict(
         processes=limits.processes > 0,
         devices=bool(room.devices),

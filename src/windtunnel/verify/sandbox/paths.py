@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterable
 
@@ -12,6 +13,8 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 FOR_DEVICES = (
     "/sys/devices", "/sys/bus", "/sys/class", "/sys/module", "/proc/driver", "/proc/devices", "/proc/cpuinfo", "/proc/meminfo",
 )  # fmt: skip
+# CUDA names its threads through /proc/self/task/.../comm and does not start where it may not (error 304; driver 580).
+WRITTEN_FOR_DEVICES = ("/proc/self",)
 
 
 def readable_paths(devices: Iterable[str]) -> tuple[str, ...]:
@@ -26,6 +29,13 @@ def readable_paths(devices: Iterable[str]) -> tuple[str, ...]:
     wanted = {p for p in (*SYSTEM, *python, *DEVICES, *more) if p.startswith("/") and p != "/" and os.path.exists(p)}
     wanted |= {os.path.realpath(p) for p in wanted if not is_system_link(p)}
     return tuple(p for p in sorted(wanted) if not any(p.startswith(other + "/") for other in wanted))
+
+
+def is_readable(program: str) -> bool:
+    """Whether a candidate may run this program, such as the compiler that CC names."""
+    path = shutil.which(program)
+    places = readable_paths(())
+    return path is not None and all(p.startswith(tuple(f"{place}/" for place in places)) for p in (path, os.path.realpath(path)))
 
 
 def import_path() -> list[str]:

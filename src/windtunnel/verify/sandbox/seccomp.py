@@ -41,6 +41,8 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
 NETWORK: dict[str, tuple[int | None, int | None]] = {
     "connect": (42, 203), "bind": (49, 200), "listen": (50, 201), "accept": (43, 202), "accept4": (288, 242),
 }  # fmt: skip
+# CUDA listens on a local socket and does not start where it may not (error 304; driver 580). Nobody can connect to it.
+WITH_DEVICES = ("bind", "listen")
 WITHOUT_DEVICES: dict[str, tuple[int | None, int | None]] = {"socket": (41, 198), "memfd_create": (319, 279)}
 # Landlock says nothing about these; a file system of one's own does, read-only as it is.
 METADATA: dict[str, tuple[int | None, int | None]] = {
@@ -83,6 +85,8 @@ def program(*, processes: bool, devices: bool, alone: bool, mounts: bool, pid: i
     refused = (
         REFUSED | NETWORK | ({} if devices else WITHOUT_DEVICES) | ({} if processes else EXEC) | ({} if mounts else METADATA)
     )
+    if devices:
+        refused = {name: numbers for name, numbers in refused.items() if name not in WITH_DEVICES}
     code: list[Instruction] = [(LOAD, 0, 0, ARCH_AT), (EQUAL, 1, 0, AUDIT_ARCH[machine]), (RETURN, 0, 0, KILL_PROCESS)]
     code += [(LOAD, 0, 0, NUMBER_AT), (GREATER, 0, 1, NEWEST), _error(errno.ENOSYS)]
     for numbers in refused.values():

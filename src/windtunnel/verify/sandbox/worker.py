@@ -23,7 +23,7 @@ from . import cgroup
 from .channel import memory_file, write_request
 from .layers import Layers
 from .outcome import infrastructure, judge_end
-from .paths import import_path
+from .paths import import_path, is_readable
 from .removing import remove
 from .types import MOST_FILES, Job, Limits, Outcome
 
@@ -32,7 +32,8 @@ START_SECONDS = 300.0
 GRACE_SECONDS = 60.0
 MOST_MESSAGE = 1 << 16
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-HOME = {"HOME": "/tmp", "TMPDIR": "/tmp", "TRITON_CACHE_DIR": "/tmp/triton", "XDG_CACHE_HOME": "/tmp"}
+# A user's name, since libraries ask for one and the password file is out of reach.
+HOME = {"USER": "candidate", "HOME": "/tmp", "TMPDIR": "/tmp", "TRITON_CACHE_DIR": "/tmp/triton", "XDG_CACHE_HOME": "/tmp"}
 PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "LANG", "CC", "TRITON_LIBCUDA_PATH")
 
 
@@ -158,6 +159,8 @@ class _Worker:
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control = here
         kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        if not is_readable(kept.get("CC", "cc")):
+            kept.pop("CC", None)  # Triton then looks for one on the path
         path = import_path()
         code = f"import sys; sys.path[:] = {path!r}; from windtunnel.verify.sandbox.zygote import main; main({there.fileno()})"
         try:
