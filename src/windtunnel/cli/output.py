@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +14,8 @@ PIPE_WIDTH = 200
 def print_error(error: UserError, *, as_json: bool = False) -> None:
     """'error: ...' and 'fix: ...' on standard error; with --json one JSON object there."""
     if as_json:
+        import json
+
         print(json.dumps({"error": error.message, "fix": error.fix, "exit_code": error.exit_code}), file=sys.stderr)
         return
     for line in error.message.splitlines():
@@ -25,6 +26,8 @@ def print_error(error: UserError, *, as_json: bool = False) -> None:
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
+    import json
+
     print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 

@@ -63,9 +63,12 @@ def plan(
 
         os.environ[CALIBRATION] = calibration
 
-    from windtunnel.recipe import load_recipe, phase_recipe, recipe_notes
+    from windtunnel.recipe import load_recipe
 
     loaded = load_recipe(recipe, sets or ())
+
+    from windtunnel.recipe import phase_recipe, recipe_notes
+
     contradictions = [("note", note) for note in recipe_notes(loaded)]
     if phase is not None:
         loaded = phase_recipe(loaded, phase)

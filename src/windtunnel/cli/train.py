@@ -47,9 +47,12 @@ def train(
     json: JsonOption = False,
 ) -> None:
     """Train within the budget. The same command on a laptop and on eight GPUs. Exits 1 when a phase's gate does not hold."""
-    from windtunnel.recipe import load_recipe, phase_recipe, recipe_notes
+    from windtunnel.recipe import load_recipe
 
     loaded = load_recipe(recipe, sets or ())
+
+    from windtunnel.recipe import phase_recipe, recipe_notes
+
     if phase is not None:
         phase_recipe(loaded, phase)  # refused before anything heavy is imported
 

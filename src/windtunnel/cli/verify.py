@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.core import TyperGroup
 
 from .options import JsonOption
 from .output import print_json, print_remarks, print_table
@@ -23,9 +24,9 @@ TaskOption = Annotated[Path, typer.Option("--task", metavar="FILE", help="The ta
 AnswerOption = Annotated[str, typer.Option("--answer", metavar="FILE", help="The answer's file; - reads standard input.")]
 
 
-def build() -> typer.Typer:
-    """The verb with its parts."""
-    app = typer.Typer(rich_markup_mode=None, add_completion=False)
+def build(group: type[TyperGroup] = TyperGroup) -> typer.Typer:
+    """The verb with its parts; `group` is the class of the command that holds them."""
+    app = typer.Typer(cls=group, rich_markup_mode=None, add_completion=False)
     app.callback(invoke_without_command=True)(_top)
     app.command("kernel")(kernel)
     app.command("code")(_judge_of("code", "Judge Python code by hidden tests, each in a fresh child."))

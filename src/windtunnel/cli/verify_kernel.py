@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,6 +61,10 @@ def kernel(
 
 def _judge(task: Task, source: str, use_gpu: bool) -> tuple[Verdict, Layers | None]:
     """The verdict, and how locked in the candidate was; None where the text alone decided."""
+    import time
+    from concurrent.futures import ThreadPoolExecutor
+    from contextlib import ExitStack
+
     from windtunnel.verify import (
         GpuStages,
         KernelVerifier,
@@ -101,14 +102,14 @@ def _use_gpu(asked: bool | None) -> bool:
 
 def _task(name: str) -> Task:
     from windtunnel.recipe import UserError
-    from windtunnel.verify import find_task, load_task
 
     path = Path(name)
-    if path.is_file():
-        return load_task(path)
-    if path.suffix == ".py" or "/" in name:
+    if not path.is_file() and (path.suffix == ".py" or "/" in name):
         raise UserError(f"--task {name}: there is no such file", "name an existing file, or a generated task (--list)")
-    return find_task(name)
+
+    from windtunnel.verify import find_task, load_task
+
+    return load_task(path) if path.is_file() else find_task(name)
 
 
 def _read(name: str) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
-from .overlay import apply_overrides, merge
-from .phased import validate
-from .schema import Recipe
-from .yamlfile import Path_, dump_yaml, read_yaml
+
+if TYPE_CHECKING:
+    from .schema import Recipe
+    from .yamlfile import Path_
+
+HERE = Path(__file__).parent
 
 
 def recipe_names() -> list[str]:
@@ -34,26 +35,34 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         UserError: names the file, line and key, what was expected and the nearest valid name.
     """
     data, origin, path = _read_extended(str(source), seen=())
+
+    from .overlay import apply_overrides
+
     changed = apply_overrides(data, overrides)
     # What stood below a key that was replaced is gone, and so are its lines.
     kept = {where: line for where, line in origin.items() if not any(where[: len(key)] == key for key in changed)}
+
+    # Making the schema takes longer than all else: a recipe that cannot be read is refused without it.
+    from .phased import validate
+
     return validate(data, str(path), kept | changed)
 
 
 def dump_recipe(recipe: Recipe) -> str:
     """The resolved recipe as YAML; loading it gives the same recipe."""
+    from .yamlfile import dump_yaml
+
     return dump_yaml(recipe.model_dump(mode="json"))
 
 
 def _names(folder: str) -> list[str]:
-    stand_here = (resources.files(__package__) / folder).iterdir()
-    return sorted(p.name.removesuffix(".yaml") for p in stand_here if p.name.endswith(".yaml"))
+    return sorted(p.name.removesuffix(".yaml") for p in (HERE / folder).iterdir() if p.name.endswith(".yaml"))
 
 
 def _find(source: str) -> Path:
     for folder in ("recipes", "templates"):
         if source in _names(folder):
-            return Path(str(resources.files(__package__) / folder / f"{source}.yaml"))
+            return HERE / folder / f"{source}.yaml"
     path = Path(source)
     if not source.strip():
         raise UserError("the recipe's name is empty", f"name a recipe file or one of: {', '.join(recipe_names())}")
@@ -66,6 +75,7 @@ def _find(source: str) -> Path:
         raise UserError(f"recipe {source} is a directory", f"name a recipe file or one of: {', '.join(recipe_names())}")
     if exists or path.suffix in (".yaml", ".yml"):
         return path
+
     nearest = difflib.get_close_matches(source, recipe_names() + template_names(), n=1, cutoff=0.5)
     known = f"shipped recipes: {', '.join(recipe_names())}; templates to plan with: {', '.join(template_names())}"
     hint = f"did you mean {nearest[0]}?" if nearest else f"{known}; or give a .yaml file"
@@ -77,6 +87,10 @@ def _read_extended(source: str, seen: tuple[str, ...]) -> tuple[dict[str, Any], 
     path = _find(source)
     if str(path.resolve()) in seen:
         raise UserError(f"recipe {path}: 'extends' goes round in a circle")
+
+    from .overlay import merge
+    from .yamlfile import read_yaml
+
     data, lines = read_yaml(path)
     origin = {where: f"{path}:{line}" for where, line in lines.items()}
     parent = data.pop("extends", None)

@@ -67,7 +67,8 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
     """
     text = _read(path)
     try:
-        node = yaml.compose(text, Loader=_Loader)
+        loader = _Loader(text)
+        node = loader.get_single_node()
         lines: dict[Path_, int] = {}
         if node is None:
             raise UserError(f"recipe file {path} is empty; expected a mapping of keys")
@@ -75,7 +76,7 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
             found = "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
             raise UserError(f"recipe file {path}: expected a mapping of keys, found {found}")
         _walk(node, (), lines, path)
-        return yaml.load(text, Loader=_Loader), lines
+        return loader.construct_document(node), lines
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f":{where.line + 1}" if where else ""

@@ -1,0 +1,76 @@
+"""The verbs, each imported when it is called: a refusal waits for no other verb's module, and the list of them for none."""
+
+from __future__ import annotations
+
+import gc
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+# Verb -> the first sentence of its help. Its module and function have its name; `verify` builds a group of commands.
+VERBS = {
+    "plan": "What the recipe would take, with where each number comes from.",
+    "check": ("Prove what can be proven before GPUs are rented: environment, data, model, plan, budget, checkpoint, launcher."),
+    "rehearse": (
+        "Prove the recipe here before GPUs are rented: check, then train, kill, resume, evaluate and serve its scale model."
+    ),
+    "train": "Train within the budget.",
+    "evaluate": "Bits per byte, exact match with its interval, and samples; or what a run's recursion is worth.",
+    "serve": "Serve /v1/completions, /v1/models, /health, /metrics and a page at /.",
+    "watch": "One screen: progress, loss, throughput, dollars, warnings.",
+    "runs": "List the runs under --root, the newest first.",
+    "export": "Write weights only: model.safetensors, the model's shape and its tokenizer, enough to use it anywhere.",
+    "verify": "Judge a model's answer.",
+}
+
+
+class Verb(TyperCommand):
+    """A command that works with the garbage collector on, which is off during start-up."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Parsing is over: what start-up made stays for good, and is not looked through again."""
+        collect_from_here()
+        return super().invoke(ctx)
+
+
+class VerbGroup(TyperGroup):
+    """The same for a verb with commands of its own."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """As `Verb.invoke`, before the command is parsed."""
+        collect_from_here()
+        return super().invoke(ctx)
+
+
+class Verbs(TyperGroup):
+    """All verbs. Only one that is called is imported."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The verb that is called, by its name, in the place of its entry in the list."""
+        if args and args[0] in VERBS:
+            self.add_command(load_verb(args[0]), args[0])
+        return super().resolve_command(ctx, args)
+
+
+def collect_from_here() -> None:
+    """Switch the garbage collector on for what is made from now on."""
+    gc.freeze()
+    gc.enable()
+
+
+def load_verb(name: str) -> Any:
+    """Import a verb's module and make its command."""
+    module = import_module(f".{name}", __package__)
+    if name == "verify":
+        return get_command(module.build(VerbGroup))
+    app = typer.Typer(rich_markup_mode=None, add_completion=False)
+    app.command(name, cls=Verb)(getattr(module, name))
+    return get_command(app)
+
+
+def listed() -> None:
+    """Stands for each verb in the list of them until it is called."""
+    raise AssertionError("a verb that is called is loaded first")
