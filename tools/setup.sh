@@ -41,3 +41,5 @@ echo "installing the package and its tools into .venv (a first time takes minute
 # Alone and exact first: a looser requirement lets pip fetch gigabytes of CUDA where a CPU build is at hand.
 .venv/bin/python -m pip install "$(grep '^torch==' constraints.txt)"
 .venv/bin/python -m pip install -c constraints.txt -e '.[dev]'
+# The first command should be as quick as the second.
+.venv/bin/python -m compileall -q src/windtunnel
