@@ -41,7 +41,10 @@ from windtunnel.model import (
     GPT,
     Objective,
     RecursiveGPT,
+    Replay,
+    Supervision,
     build_model,
+    cuda_recorder,
     derive,
     gpt_shape,
     objective_of,
@@ -96,8 +99,8 @@ def batch_of(size: Size, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     return made[0], made[1]
 
 
-def our_step(size: Size, batch: int, micro: int, recompute: str) -> tuple[Any, Callable[[], None]]:
-    """The model and a whole training step of ours: preset aggressive, gradients, update."""
+def our_step(size: Size, batch: int, micro: int, recompute: str, graphs: bool = False) -> tuple[Any, Callable[[], None]]:
+    """The model and a whole training step of ours: preset aggressive, gradients, update. graphs: recorded as CUDA graphs."""
     from windtunnel.train.optimizer import MuonAdamW, Scalars
 
     recipe = size.recipe("trm.preset=aggressive")
@@ -109,9 +112,10 @@ def our_step(size: Size, batch: int, micro: int, recompute: str) -> tuple[Any, C
     objective = objective_of(recipe.trm.resolved)
     x, y = batch_of(size, batch)
     pieces = list(zip(x.split(micro), y.split(micro), strict=True))
+    work = Supervision(model, objective, 1 / y.numel(), Replay(cuda_recorder() if graphs else None))
 
     def step() -> None:
-        train_supervised(model, pieces, objective, scale=1 / y.numel())
+        work.step(pieces)
         optimizer.step(Scalars(1.0, 0.95, 0.0))
 
     return model, step
@@ -176,6 +180,7 @@ def measure(step: Callable[[], None], size: Size, batch: int, steps: int) -> dic
         wait(size.device)
         first = time.perf_counter() - began
         step()
+        step()  # by now what is recorded is
         if cuda:
             torch.cuda.reset_peak_memory_stats()
         seconds = [timed(step, size.device, 1) for _ in range(steps)]
@@ -210,7 +215,8 @@ def child(size: Size, what: dict[str, Any], tiny: bool, clock: Time) -> dict[str
 def run_child(size: Size, what: dict[str, Any]) -> dict[str, Any]:
     """What `child` asks for."""
     if what["side"] == "ours":
-        return measure(our_step(size, what["batch"], what["micro"], what["recompute"])[1], size, what["batch"], 3)
+        step = our_step(size, what["batch"], what["micro"], what["recompute"], what["graphs"])[1]
+        return measure(step, size, what["batch"], 6)
     recipe = size.recipe()
     try:
         model = fork_model(Path(os.environ["PEER"]), recipe_shape(recipe, size.vocab), "aggressive", size.device)
@@ -233,9 +239,10 @@ def run_child(size: Size, what: dict[str, Any]) -> dict[str, Any]:
 
 def memory(size: Size, tiny: bool, clock: Time, keep: Keep) -> None:
     """Part `memory`."""
-    for micro, recompute in ((size.batch, "step"), (size.micro[0], "none"), (size.batch, "block")):
-        what = {"side": "ours", "batch": size.batch, "micro": micro, "recompute": recompute}
-        keep(child(size, what, tiny, clock))
+    for graphs in (False, True) if size.device.type == "cuda" else (False,):
+        for micro, recompute in ((size.batch, "step"), (size.micro[0], "none"), (size.batch, "block")):
+            what = {"side": "ours", "batch": size.batch, "micro": micro, "recompute": recompute, "graphs": graphs}
+            keep(child(size, what, tiny, clock))
 
 
 def fork(size: Size, args: argparse.Namespace, clock: Time, keep: Keep) -> None:
@@ -253,8 +260,9 @@ def fork(size: Size, args: argparse.Namespace, clock: Time, keep: Keep) -> None:
                 break  # a smaller batch would not mend it
             batch //= 2
     for batch in sorted(ran):
-        for recompute in ("none", "step"):
-            keep(child(size, {"side": "ours", "batch": batch, "micro": batch, "recompute": recompute}, args.tiny, clock))
+        for recompute, graphs in (("none", False), ("step", False), ("none", size.device.type == "cuda")):
+            what = {"side": "ours", "batch": batch, "micro": batch, "recompute": recompute, "graphs": graphs}
+            keep(child(size, what, args.tiny, clock))
 
 
 def losses(size: Size, rows: int, presets: list[str], keep: Keep) -> None:

@@ -30,7 +30,17 @@ import torch
 from sudoku_variants import TINY, TINY_VARIANTS, VARIANTS, Keys
 
 from windtunnel.data import BatchLoader, PreparedData, PuzzleFile, prepare
-from windtunnel.model import RecursiveGPT, build_model, derive, deterministic, objective_of, recipe_shape, train_supervised
+from windtunnel.model import (
+    RecursiveGPT,
+    Replay,
+    Supervision,
+    build_model,
+    cuda_recorder,
+    derive,
+    deterministic,
+    objective_of,
+    recipe_shape,
+)
 from windtunnel.recipe import Recipe, load_recipe
 from windtunnel.train import MuonAdamW
 from windtunnel.train.optimizer import Scalars
@@ -62,6 +72,11 @@ class Trainer:
         self.rows = max(1, (stage.batch_tokens or 0) // self.shape.sequence)
         self.micro = min(self.rows, micro)
         self.pieces = max(1, self.rows // self.micro)
+        self.targets = self.micro * self.pieces * self.shape.sequence
+        if self.objective is not None:
+            assert isinstance(self.model, RecursiveGPT)
+            run = Replay(cuda_recorder() if stage.graphs and device == "cuda" else None)
+            self.supervision = Supervision(self.model, self.objective, 1 / self.targets, run)
         self.data, self.losses = data, list[torch.Tensor]()
         self.passed, self.steps = 0.0, 0
 
@@ -85,17 +100,15 @@ class Trainer:
             stage.schedule, momentum=stage.optimizer.momentum, weight_decay=self.rates.weight_decay.value, step=self.steps,
             progress=progress,
         )  # fmt: skip
-        targets = self.micro * self.pieces * self.shape.sequence
         if self.objective is None:
             loss = torch.zeros((), device=self.device)
             for x, y in batch:
-                part = self.model(x, y, reduction="sum") / targets
+                part = self.model(x, y, reduction="sum") / self.targets
                 part.backward()
                 loss += part.detach()
         else:
-            assert isinstance(self.model, RecursiveGPT)
             each = partial(update, self.optimizer, now) if self.objective.updates == "each" else None
-            loss = train_supervised(self.model, batch, self.objective, scale=1 / targets, after_step=each).losses[-1] / targets
+            loss = self.supervision.step(batch, each).losses[-1] / self.targets
         if self.objective is None or self.objective.updates == "once":
             self.optimizer.step(now)
         self.losses.append(loss.detach())

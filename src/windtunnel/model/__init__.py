@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from .frozen_fp8 import FrozenFP8, freeze_experts_fp8, freeze_linear_fp8, holds_experts
     from .gpt import GPT, build_gpt
     from .known import causal_shape, known_models
+    from .recording import Replay, cuda_recorder
     from .recursive import RecursiveGPT, use_supervision
     from .sampling import choose, top_log_probabilities
-    from .supervision import Objective, SupervisedSums, objective_of, train_supervised
+    from .supervision import Objective, SupervisedSums, Supervision, objective_of, train_supervised
     from .weights import export_weights, fast_dtype, load_weights, model_of_recipe
 
 __all__ = [
@@ -36,11 +37,14 @@ __all__ = [
     "Objective",
     "RecursionShape",
     "RecursiveGPT",
+    "Replay",
     "SupervisedSums",
+    "Supervision",
     "build_gpt",
     "build_model",
     "causal_shape",
     "choose",
+    "cuda_recorder",
     "derive",
     "deterministic",
     "disable_fp8",
@@ -75,7 +79,9 @@ _LAZY = {
     "Norm": "causal_parts",
     "Objective": "supervision",
     "RecursiveGPT": "recursive",
+    "Replay": "recording",
     "SupervisedSums": "supervision",
+    "Supervision": "supervision",
     "build_gpt": "gpt",
     "build_model": "build",
     "causal_shape": "known",
@@ -83,6 +89,7 @@ _LAZY = {
     "disable_fp8": "fp8",
     "enable_fp8": "fp8",
     "choose": "sampling",
+    "cuda_recorder": "recording",
     "export_weights": "weights",
     "extend": "cache",
     "fast_dtype": "weights",

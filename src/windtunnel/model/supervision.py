@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ from torch import Tensor
 from windtunnel.recipe import ResolvedRecursion
 
 from .loss import scored_cross_entropy
+from .recording import Replay
 from .recursive import RecursiveGPT
 from .schemes import Carry, Inputs
 
@@ -97,26 +99,41 @@ def train_supervised(
         scale: factor of every micro-batch's L times its targets: 1 / targets of the whole batch.
         after_step: with updates='each', called after supervision step i of all micro-batches: update the weights there.
     """
-    count, device = len(objective.weights), model.head.weight.device
-    zeros = torch.zeros(5, count, dtype=torch.float64, device=device)
-    sums = SupervisedSums(zeros[0], zeros[4, 0].clone(), zeros[4, 0].clone(), zeros[1], zeros[2], zeros[3])
-    work = _Work(model, objective, scale, sums)
-    if objective.updates == "each":
-        work.each(list(batches), after_step)
-    else:
-        for x, y in batches:
-            work.once(x, y)
-    return sums
+    return Supervision(model, objective, scale).step(batches, after_step)
 
 
-class _Work:
-    """One call of `train_supervised`."""
+class Supervision:
+    """Deep supervision of a model, step by step.
 
-    def __init__(self, model: RecursiveGPT, objective: Objective, scale: float, sums: SupervisedSums) -> None:
-        self.model, self.objective, self.scale, self.sums = model, objective, scale, sums
+    Args:
+        scale: factor of every micro-batch's L times its targets: 1 / targets of the whole batch.
+        run: runs the work of a micro-batch, or of one supervision step of it; see `windtunnel.model.recording`.
+    """
+
+    def __init__(self, model: RecursiveGPT, objective: Objective, scale: float, run: Replay | None = None) -> None:
+        self.model, self.objective, self.scale = model, objective, scale
         self.count = len(objective.weights)
+        self._run = run or Replay()
+        self._numbers = torch.zeros(4 * self.count + 2, dtype=torch.float64, device=model.head.weight.device)
+        losses, halting, solved, judged = self._numbers[:-2].view(4, self.count)
+        self.sums = SupervisedSums(losses, self._numbers[-2], self._numbers[-1], halting, solved, judged)
+        # What an update after each supervision step leaves for the next one.
+        self._states: tuple[Tensor, ...] = ()
 
-    def once(self, x: Tensor, y: Tensor) -> None:
+    def step(self, batches: Batches, after_step: Callable[[int], None] | None = None) -> SupervisedSums:
+        """Forward, loss and backward; see `train_supervised`. The sums are valid until the next step."""
+        self._numbers.zero_()
+        self.sums.sequences = 0
+        self.model.refresh()
+        if self.objective.updates == "each":
+            self._each(list(batches), after_step)
+        else:
+            for x, y in batches:
+                self.sums.sequences += len(x)
+                self._run("once", self._once, x, y)
+        return self.sums
+
+    def _once(self, x: Tensor, y: Tensor) -> None:
         """All supervision steps of a micro-batch; each stretch between detached states goes backward as soon as it ends."""
         cuts = range(self.objective.detach_from, self.count - 1)
         with self.model.shared_weights():
@@ -126,7 +143,7 @@ class _Work:
             carry = self.model.begin(inputs)
             before: Tensor | None = None
             pending: Tensor | None = None
-            self._count(x, y)
+            self.sums.targets += (y >= 0).sum()
             for i in range(self.count):
                 carry = self.model.advance(inputs, carry)
                 loss, before = self._loss(i, carry, y, before)
@@ -140,28 +157,35 @@ class _Work:
             if cuts:
                 _backward(read, inputs)
 
-    def each(self, batches: list[tuple[Tensor, Tensor]], after_step: Callable[[int], None] | None) -> None:
+    def _each(self, batches: list[tuple[Tensor, Tensor]], after_step: Callable[[int], None] | None) -> None:
         """Supervision step by supervision step, all micro-batches in each; the detached states wait in between."""
-        carries: list[Carry | None] = [None] * len(batches)
-        before: list[Tensor | None] = [None] * len(batches)
-        for x, y in batches:
-            self._count(x, y)
+        waiting: list[tuple[Tensor, ...]] = [()] * len(batches)
+        self.sums.sequences = sum(len(x) for x, _ in batches)
         for i in range(self.count):
             for j, (x, y) in enumerate(batches):
-                with self.model.shared_weights():
-                    inputs = self.model.read(x)
-                    carry = carries[j]
-                    carry = self.model.advance(inputs, self.model.begin(inputs) if carry is None else carry)
-                    loss, before[j] = self._loss(i, carry, y, before[j])
-                    carries[j] = tuple(t.detach() for t in carry)
-                    del carry, inputs
-                    (loss * self.count**2).backward()
+                self._run(("each", i), partial(self._one, i), x, y, *waiting[j])
+                waiting[j] = self._states if len(batches) == 1 else tuple(t.clone() for t in self._states)
             if after_step is not None:
                 after_step(i)
 
-    def _count(self, x: Tensor, y: Tensor) -> None:
-        self.sums.targets += (y >= 0).sum()
-        self.sums.sequences += len(x)
+    def _one(self, i: int, x: Tensor, y: Tensor, *states: Tensor) -> None:
+        """Supervision step i of a micro-batch. states: what the step before left, the last of them its loss."""
+        if i == 0:
+            self.sums.targets += (y >= 0).sum()
+        with self.model.shared_weights():
+            inputs = self.model.read(x)
+            *carry, before = states or (*self.model.begin(inputs), None)
+            after = self.model.advance(inputs, tuple(carry))
+            loss, value = self._loss(i, after, y, before)
+            (loss * self.count**2).backward()
+            self._leave(*after, value)  # only now: in their places lie the states that this step began with
+
+    def _leave(self, *states: Tensor) -> None:
+        """Put them where the next supervision step finds them, whatever runs it."""
+        if [t.shape for t in self._states] != [t.shape for t in states]:
+            self._states = tuple(torch.empty_like(t) for t in states)
+        for place, state in zip(self._states, states, strict=True):
+            place.copy_(state.detach())
 
     def _loss(self, i: int, carry: Carry, y: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
         """What supervision step i adds to the objective, times `scale` and the targets; and l_i, detached."""

@@ -149,6 +149,9 @@ class Pretrain(Section):
         description="the same losses bit for bit on the same GPUs; false: faster attention where FlashAttention-4 is missing",
     )
     compile: bool | Literal["auto"] = Field("auto", description="torch.compile; auto: on GPUs")
+    graphs: bool = Field(
+        False, description="record a recursive model's passes as CUDA graphs: quicker where kernels are short, more memory"
+    )
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     validate_every: Interval = Every(steps=250)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from windtunnel.model import Objective, RecursiveGPT, SupervisedSums, objective_of, train_supervised
+from windtunnel.model import Objective, RecursiveGPT, Replay, SupervisedSums, Supervision, cuda_recorder, objective_of
 from windtunnel.recipe import Recipe
 
 from .optimizer import Scalars
@@ -22,32 +21,49 @@ def step_function(recipe: Recipe) -> StepFunction:
     """How a step of this recipe is done."""
     if recipe.trm is None:
         return run_step
-    return partial(run_supervised_step, objective=objective_of(recipe.trm.resolved))
+    return SupervisedStep(objective_of(recipe.trm.resolved), graphs=recipe.stages.pretrain.graphs)
 
 
-def run_supervised_step(parts: StepParts, scalars: Scalars, step: int, since: Pending | None, *, objective: Objective) -> Pending:
+class SupervisedStep:
     """As `run_step`, with `objective` for the loss; `updates` says whether the weights follow once or N times.
 
     All updates of a step have the same learning rates: the schedule goes by batches.
+
+    Args:
+        graphs: record the work of a micro-batch as a CUDA graph.
     """
-    ranks, model = parts.ranks, cast(RecursiveGPT, parts.model)
-    began = Moment(ranks.device)
-    squares: list[Tensor] = []
 
-    def update(_: int) -> None:
-        parts.staging.before_update()
-        squares.append(parts.optimizer.step(scalars))
+    def __init__(self, objective: Objective, *, graphs: bool = False) -> None:
+        self._objective, self._graphs = objective, graphs
+        self._work: Supervision | None = None
 
-    each = objective.updates == "each"
-    found = train_supervised(
-        model, take(parts.batches), objective, scale=1.0 / parts.batch_tokens, after_step=update if each else None
-    )
-    if not each:
-        update(0)
-    sums = _packed(found, squares)
-    if ranks.world > 1:
-        dist.all_reduce(sums)
-    return Pending(step, sums, began, since, _reading(len(objective.weights), len(squares), model.recursion.halting))
+    def __call__(self, parts: StepParts, scalars: Scalars, step: int, since: Pending | None) -> Pending:
+        """Do step number `step`; see `run_step`."""
+        ranks, model = parts.ranks, cast(RecursiveGPT, parts.model)
+        began = Moment(ranks.device)
+        squares: list[Tensor] = []
+
+        def update(_: int) -> None:
+            parts.staging.before_update()
+            squares.append(parts.optimizer.step(scalars))
+
+        each = self._objective.updates == "each"
+        found = self._supervision(model, 1.0 / parts.batch_tokens).step(take(parts.batches), update if each else None)
+        if not each:
+            update(0)
+        sums = _packed(found, squares)
+        if ranks.world > 1:
+            dist.all_reduce(sums)
+        reading = _reading(len(self._objective.weights), len(squares), model.recursion.halting)
+        return Pending(step, sums, began, since, reading)
+
+    def _supervision(self, model: RecursiveGPT, scale: float) -> Supervision:
+        """Kept from step to step: what is recorded works on its sums."""
+        if self._work is None or self._work.model is not model or self._work.scale != scale:
+            # Copies of weights in fp8 are made anew, elsewhere in memory, after each update.
+            record = cuda_recorder() if self._graphs and model.head.weight.is_cuda and not model.fp8 else None
+            self._work = Supervision(model, self._objective, scale, Replay(record))
+        return self._work
 
 
 def _packed(found: SupervisedSums, squares: list[Tensor]) -> Tensor:

@@ -1,0 +1,77 @@
+"""The same work again and again: recorded once as a CUDA graph, then replayed.
+
+Where kernels are short, a GPU waits for the host to start each of them; a replayed graph starts them all at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+Work = Callable[..., None]
+# Kernels are made and workspaces allocated in the first runs, which a recording may not do.
+RUNS_BEFORE = 2
+
+
+class Recording(Protocol):
+    """Work on tensors that stay where they are."""
+
+    def replay(self) -> None:
+        """Do it once more."""
+        ...
+
+
+class Replay:
+    """Runs work; the same work on the same shapes is recorded after a few runs and replayed from then on.
+
+    Work is a function of tensors that returns nothing: it reads them and what stays where it is (weights, states), writes
+    what stays where it is (gradients, sums), and never waits for the device.
+
+    Args:
+        record: makes a recording of a function without arguments, without running it; None: nothing is recorded.
+    """
+
+    def __init__(self, record: Callable[[Callable[[], None]], Recording] | None = None) -> None:
+        self._record = record
+        self._runs: dict[Hashable, int] = {}
+        self._recorded: dict[Hashable, tuple[Recording, tuple[Tensor, ...]]] = {}
+
+    def __call__(self, name: Hashable, work: Work, *given: Tensor) -> None:
+        """Run `work(*given)`; `name` tells it from other work."""
+        if self._record is None:
+            work(*given)
+            return
+        key = (name, *((tuple(t.shape), t.dtype, t.requires_grad) for t in given))
+        self._runs[key] = self._runs.get(key, 0) + 1
+        if self._runs[key] <= RUNS_BEFORE:
+            work(*given)
+            return
+        if key not in self._recorded:
+            places = tuple(t.detach().clone() for t in given)
+            self._recorded[key] = (self._record(lambda: work(*places)), places)
+        recording, places = self._recorded[key]
+        for place, tensor in zip(places, given, strict=True):
+            place.copy_(tensor, non_blocking=True)
+        recording.replay()
+
+    def forget(self) -> None:
+        """Drop the recordings with their memory."""
+        self._recorded.clear()
+        self._runs.clear()
+
+
+def cuda_recorder() -> Callable[[Callable[[], None]], Recording]:
+    """Recordings are CUDA graphs that share one pool of memory: they must be replayed one after another."""
+    pool = torch.cuda.graph_pool_handle()
+
+    def record(work: Callable[[], None]) -> Recording:
+        graph = torch.cuda.CUDAGraph()
+        # Other threads go on meanwhile: the loader copies batches, the writer checkpoints.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            work()
+        return graph
+
+    return record
