@@ -174,8 +174,8 @@ class Supervision:
             self.sums.targets += (y >= 0).sum()
         with self.model.shared_weights():
             inputs = self.model.read(x)
-            *carry, before = states or (*self.model.begin(inputs), None)
-            after = self.model.advance(inputs, tuple(carry))
+            carry, before = (states[:-1], states[-1]) if states else (self.model.begin(inputs), None)
+            after = self.model.advance(inputs, carry)
             loss, value = self._loss(i, after, y, before)
             (loss * self.count**2).backward()
             self._leave(*after, value)  # only now: in their places lie the states that this step began with
