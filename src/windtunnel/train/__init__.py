@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .causal import CausalJob, build_causal, linear_cross_entropy
+    from .causal import CausalJob, build_causal, hub_config, hub_weights, linear_cross_entropy, whole_weights
     from .optimizer import MuonAdamW, Scalars
     from .ranks import Ranks, join_ranks
     from .schedule import learning_rate_scale
@@ -18,6 +18,8 @@ _LAZY |= {"TraceRequest": "trace", "run_trace": "trace"}
 
 _LAZY |= {"CausalJob": "causal", "build_causal": "causal", "linear_cross_entropy": "causal"}
 
+_LAZY |= {"hub_config": "causal", "hub_weights": "causal", "whole_weights": "causal"}
+
 _LAZY |= {"Ranks": "ranks", "join_ranks": "ranks", "learning_rate_scale": "schedule"}
 
 __all__ = [
@@ -28,12 +30,15 @@ __all__ = [
     "TraceRequest",
     "TrialRequest",
     "build_causal",
+    "hub_config",
+    "hub_weights",
     "join_ranks",
     "learning_rate_scale",
     "linear_cross_entropy",
     "run_trace",
     "run_trial",
     "train",
+    "whole_weights",
 ]
 
 

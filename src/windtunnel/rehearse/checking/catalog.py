@@ -25,6 +25,8 @@ MODULES: tuple[str, ...] = (
     "layout",
     "checkpoint",
     "evaluation",
+    "engine",
+    "weight_sync",
     "reward",
     "launcher",
     "resume",

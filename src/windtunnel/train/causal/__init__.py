@@ -3,5 +3,14 @@
 from .build import build_causal
 from .job import CausalJob, Parameters
 from .loss import linear_cross_entropy
+from .whole import hub_config, hub_weights, whole_weights
 
-__all__ = ["CausalJob", "Parameters", "build_causal", "linear_cross_entropy"]
+__all__ = [
+    "CausalJob",
+    "Parameters",
+    "build_causal",
+    "hub_config",
+    "hub_weights",
+    "linear_cross_entropy",
+    "whole_weights",
+]
