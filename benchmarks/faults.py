@@ -30,6 +30,7 @@ KINDS = {
     "environment": "Environment",
     "plug-in": "A user's reward",
     "rig": "Rigs, batch scripts, runs to be resumed",
+    "weights": "Weights between learner and engine",
 }
 WORDS = {
     "recipe": "recipes",
@@ -37,6 +38,7 @@ WORDS = {
     "environment": "the environment",
     "plug-in": "a user's reward",
     "rig": "rigs and launchers",
+    "weights": "weights between learner and engine",
 }
 
 

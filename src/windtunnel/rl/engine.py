@@ -126,14 +126,15 @@ class Engine:
     def _build(self, publication: Publication) -> PreTrainedModel:
         try:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                publication.path, dtype=self._dtype, output_loading_info=True, local_files_only=True
-            )
+                publication.path, dtype=self._dtype, local_files_only=True, output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, by name
+            )  # fmt: skip
         except (OSError, ValueError, RuntimeError, KeyError, AttributeError, SafetensorError) as error:
             raise BrokenPublication(f"{publication.path.name}: transformers cannot load it: {error}") from None
         model: PreTrainedModel = loaded[0]
         report: dict[str, Any] = loaded[1]
         for what, key in (("lacks", "missing_keys"), ("has", "unexpected_keys"), ("has another shape of", "mismatched_keys")):
-            names = sorted(str(name) for name in report.get(key) or ())
+            names = sorted(name if isinstance(name, str) else name[0] for name in report.get(key) or ())
             if names:
                 more = f" and {len(names) - 1} more" if len(names) > 1 else ""
                 raise BrokenPublication(f"{publication.path.name} {what} {names[0]}{more}, as the engine's model sees it")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -25,19 +26,22 @@ class EngineProcess:
 
     Args:
         limit: seconds that any answer may take, with whatever must be imported before the first.
+        threads: of its own for products on the CPU; None: as many as torch takes.
     """
 
-    def __init__(self, dtype: torch.dtype, device: str = "cpu", limit: float = LIMIT_SECONDS) -> None:
+    def __init__(
+        self, dtype: torch.dtype, device: str = "cpu", *, limit: float = LIMIT_SECONDS, threads: int | None = None
+    ) -> None:
         # From a server that has imported everything and done nothing: a fork of this process would have threads' locks
         # without the threads, and perhaps a GPU that it cannot use.
         context: Any = multiprocessing.get_context("forkserver" if FORKSERVER else "spawn")
         if FORKSERVER:
             context.set_forkserver_preload([f"{__package__}.engine"])
+            forkserver.ensure_running()  # it imports while the caller goes on
         self._ours, theirs = context.Pipe()
         self._limit = limit
-        self._process = context.Process(target=_serve, args=(theirs, dtype, device), daemon=True)
-        self._process.start()
-        theirs.close()
+        self._theirs: Connection | None = theirs
+        self._process = context.Process(target=_serve, args=(theirs, dtype, device, threads), daemon=True)
 
     def __enter__(self) -> EngineProcess:
         return self
@@ -70,6 +74,9 @@ class EngineProcess:
     def close(self) -> None:
         """End the process."""
         self._ours.close()
+        if self._theirs is not None:
+            self._theirs.close()  # it was never asked anything
+            return
         self._process.join(timeout=1.0)  # it ends by itself when the pipe is closed, unless it is at work
         if self._process.is_alive():
             self._process.kill()
@@ -78,11 +85,15 @@ class EngineProcess:
     def _ask(self, method: str, *arguments: Any) -> Any:
         """Raises EngineFailed; what the engine refused with."""
         try:
+            if self._theirs is not None:
+                self._process.start()
+                self._theirs.close()
+                self._theirs = None
             # Tensors as numpy: torch's own way passes handles that need a server of their own.
             self._ours.send((method, [a.numpy() if isinstance(a, Tensor) else a for a in arguments]))
             if not self._ours.poll(self._limit):
                 self._process.kill()
-                raise EngineFailed(f"the engine did not answer {method!r} within {self._limit:.0f} s and was ended")
+                raise EngineFailed(f"the engine did not answer {method!r} within {self._limit:.4g} s and was ended")
             fine, value = self._ours.recv()
         except (EOFError, OSError) as error:
             self._process.join(timeout=1.0)
@@ -93,11 +104,14 @@ class EngineProcess:
         return _with_tensors(value)
 
 
-def _serve(port: Connection, dtype: torch.dtype, device: str) -> None:
+def _serve(port: Connection, dtype: torch.dtype, device: str, threads: int | None) -> None:
     """Answer until the other side hangs up."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    logging.set_verbosity_error()  # what does not fit is refused in words of our own
+    if threads is not None:
+        torch.set_num_threads(threads)
     engine = Engine(dtype, device)
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
         while True:

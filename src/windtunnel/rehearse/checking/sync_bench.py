@@ -126,7 +126,8 @@ def open_bench(context: Context, dtype: torch.dtype, say: Say) -> Iterator[Bench
     folder = context.folder / "weight-sync" / str(dtype).removeprefix("torch.")
     shutil.rmtree(folder, ignore_errors=True)
     small = causal_shape(str(model_causal.write_scale_config(context)))
-    with EngineProcess(dtype, limit=LIMIT) as engine, closing(model_causal.build_job(context, small.raw, dtype)) as job:
+    engine_process = EngineProcess(dtype, limit=LIMIT, threads=1)
+    with engine_process as engine, closing(model_causal.build_job(context, small.raw, dtype)) as job:
         _stir(job, context.seed)
         draw = torch.Generator().manual_seed(context.seed + 1)
         canary = torch.randint(0, _vocabulary(job), (4, 64), generator=draw)
