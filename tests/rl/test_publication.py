@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from learners import CANARY, tensors
 from torch import Tensor
 
 from windtunnel.rl import BrokenPublication, Canary, Publisher, newest, open_publication
+from windtunnel.train import child_context
 
 CONFIG = {"model_type": "llama"}
 SMALL = 500  # bytes of a file: every tensor gets one
@@ -127,8 +127,7 @@ def _publish_until_killed(folder: str) -> None:
 
 
 def test_a_publisher_that_is_killed_leaves_the_version_before(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["windtunnel.rl.engine"])
+    context = child_context("windtunnel.rl.engine")
     process = context.Process(target=_publish_until_killed, args=(str(tmp_path),))
     process.start()
     until = time.monotonic() + 100

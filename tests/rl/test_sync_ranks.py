@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import socket
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from learners import CANARY, learner, publish, train
 
 from windtunnel.rl import Engine, Publisher, newest, publish_weights
-from windtunnel.train import Ranks, join_ranks
+from windtunnel.train import Ranks, child_context, join_ranks
 
 
 def _share(ranks: Ranks, folder: Path) -> None:
@@ -38,8 +37,7 @@ def _rank(rank: int, port: int, folder: str) -> None:
 
 
 def test_two_ranks_publish_what_one_does(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["windtunnel.rl.engine"])
+    context = child_context("windtunnel.rl.engine")
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]

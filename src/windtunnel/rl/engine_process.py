@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -12,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from windtunnel.train import child_context
+
 from .engine import Answers, Engine, Receipt, Scores
 from .errors import BrokenPublication, EngineFailed, StaleWeights
 
 LIMIT_SECONDS = 600.0
-FORKSERVER = "forkserver" in multiprocessing.get_all_start_methods()
+PRELOAD = f"{__package__}.engine"
 _TOLD = (BrokenPublication, StaleWeights)
 """What an engine refuses, and goes on after."""
 
@@ -32,16 +32,12 @@ class EngineProcess:
     def __init__(
         self, dtype: torch.dtype, device: str = "cpu", *, limit: float = LIMIT_SECONDS, threads: int | None = None
     ) -> None:
-        # From a server that has imported everything and done nothing: a fork of this process would have threads' locks
-        # without the threads, and perhaps a GPU that it cannot use.
-        context: Any = multiprocessing.get_context("forkserver" if FORKSERVER else "spawn")
-        if FORKSERVER:
-            context.set_forkserver_preload([f"{__package__}.engine"])
-            forkserver.ensure_running()  # it imports while the caller goes on
+        context = child_context(PRELOAD)
         self._ours, theirs = context.Pipe()
         self._limit = limit
-        self._theirs: Connection | None = theirs
         self._process = context.Process(target=_serve, args=(theirs, dtype, device, threads), daemon=True)
+        self._process.start()
+        theirs.close()
 
     def __enter__(self) -> EngineProcess:
         return self
@@ -74,9 +70,6 @@ class EngineProcess:
     def close(self) -> None:
         """End the process."""
         self._ours.close()
-        if self._theirs is not None:
-            self._theirs.close()  # it was never asked anything
-            return
         self._process.join(timeout=1.0)  # it ends by itself when the pipe is closed, unless it is at work
         if self._process.is_alive():
             self._process.kill()
@@ -85,10 +78,6 @@ class EngineProcess:
     def _ask(self, method: str, *arguments: Any) -> Any:
         """Raises EngineFailed; what the engine refused with."""
         try:
-            if self._theirs is not None:
-                self._process.start()
-                self._theirs.close()
-                self._theirs = None
             # Tensors as numpy: torch's own way passes handles that need a server of their own.
             self._ours.send((method, [a.numpy() if isinstance(a, Tensor) else a for a in arguments]))
             if not self._ours.poll(self._limit):

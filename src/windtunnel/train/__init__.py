@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .causal import CausalJob, build_causal, hub_config, hub_weights, linear_cross_entropy, whole_weights
+    from .children import child_context
     from .optimizer import MuonAdamW, Scalars
     from .ranks import Ranks, join_ranks
     from .schedule import learning_rate_scale
@@ -18,7 +19,7 @@ _LAZY |= {"TraceRequest": "trace", "run_trace": "trace"}
 
 _LAZY |= {"CausalJob": "causal", "build_causal": "causal", "linear_cross_entropy": "causal"}
 
-_LAZY |= {"hub_config": "causal", "hub_weights": "causal", "whole_weights": "causal"}
+_LAZY |= {"child_context": "children", "hub_config": "causal", "hub_weights": "causal", "whole_weights": "causal"}
 
 _LAZY |= {"Ranks": "ranks", "join_ranks": "ranks", "learning_rate_scale": "schedule"}
 
@@ -30,6 +31,7 @@ __all__ = [
     "TraceRequest",
     "TrialRequest",
     "build_causal",
+    "child_context",
     "hub_config",
     "hub_weights",
     "join_ranks",

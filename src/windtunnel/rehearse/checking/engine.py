@@ -7,7 +7,8 @@ import json
 import subprocess
 import sys
 
-from . import model_causal
+from windtunnel.recipe import HuggingFaceModel
+
 from .context import Context
 from .reward_plugin import is_rl
 from .types import Check, CheckFailed, Evidence, Say
@@ -44,12 +45,15 @@ def engine(context: Context, say: Say) -> Evidence:
 
 
 def _architecture(context: Context) -> str:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    """The class that transformers and vLLM name alike."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**model_causal.scale_config(context)))
-    return type(model).__name__
+    from windtunnel.model import causal_shape
+
+    model = context.recipe.model
+    assert isinstance(model, HuggingFaceModel)
+    name: str = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[causal_shape(model.config).family]
+    return name
 
 
 def _registry() -> tuple[str, list[str]] | str:

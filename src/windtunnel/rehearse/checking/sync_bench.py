@@ -126,13 +126,14 @@ def open_bench(context: Context, dtype: torch.dtype, say: Say) -> Iterator[Bench
     folder = context.folder / "weight-sync" / str(dtype).removeprefix("torch.")
     shutil.rmtree(folder, ignore_errors=True)
     small = causal_shape(str(model_causal.write_scale_config(context)))
-    engine_process = EngineProcess(dtype, limit=LIMIT, threads=1)
-    with engine_process as engine, closing(model_causal.build_job(context, small.raw, dtype)) as job:
+    with closing(model_causal.build_job(context, small.raw, dtype)) as job:
         _stir(job, context.seed)
         draw = torch.Generator().manual_seed(context.seed + 1)
         canary = torch.randint(0, _vocabulary(job), (4, 64), generator=draw)
         publisher = watched_publisher(folder / "published", folder / "cut-off")
-        yield Bench(job, engine, publisher, dtype, folder, canary, TOLERANCE[dtype][0], context.seed, say)
+        say("starting an engine")
+        with EngineProcess(dtype, limit=LIMIT, threads=1) as engine:
+            yield Bench(job, engine, publisher, dtype, folder, canary, TOLERANCE[dtype][0], context.seed, say)
 
 
 def _stir(job: CausalJob, seed: int) -> None:

@@ -36,6 +36,10 @@ def weight_sync(context: Context, say: Say) -> Evidence:
     """In fp32, where next to nothing may differ, and in bf16, as learners and engines compute."""
     import torch
 
+    from windtunnel.train import child_context
+
+    child_context("windtunnel.rl.engine")  # it imports while the learner is built
+
     from windtunnel.rl import EngineFailed
 
     model = context.recipe.model
@@ -43,12 +47,12 @@ def weight_sync(context: Context, say: Say) -> Evidence:
     # Weights packed in fp8 are only held beside bf16.
     precisions = (torch.bfloat16,) if model.weights == "fp8" else (torch.float32, torch.bfloat16)
     rounds = {}
-    for dtype in precisions:
-        try:
+    try:
+        for dtype in precisions:
             with open_bench(context, dtype, say) as bench:
                 rounds[str(dtype).removeprefix("torch.")] = _round(bench)
-        except EngineFailed as error:
-            raise CheckFailed(str(error), "look at free memory; the engine here is transformers on the CPU") from None
+    except EngineFailed as error:
+        raise CheckFailed(str(error), "look at free memory; the engine here is transformers on the CPU") from None
     first = next(iter(rounds.values()))
     agreed = ", ".join(f"{r.after.largest:.0e} in {name} ({r.before:.2g} on average before it)" for name, r in rounds.items())
     text = (
