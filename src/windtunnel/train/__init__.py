@@ -3,7 +3,16 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .causal import CausalJob, build_causal, hub_config, hub_weights, linear_cross_entropy, whole_weights
+    from .causal import (
+        CausalJob,
+        build_causal,
+        hub_config,
+        hub_weights,
+        job_state,
+        linear_cross_entropy,
+        restore_job,
+        whole_weights,
+    )
     from .children import child_context
     from .optimizer import MuonAdamW, Scalars
     from .ranks import Ranks, join_ranks
@@ -21,6 +30,8 @@ _LAZY |= {"CausalJob": "causal", "build_causal": "causal", "linear_cross_entropy
 
 _LAZY |= {"child_context": "children", "hub_config": "causal", "hub_weights": "causal", "whole_weights": "causal"}
 
+_LAZY |= {"job_state": "causal", "restore_job": "causal"}
+
 _LAZY |= {"Ranks": "ranks", "join_ranks": "ranks", "learning_rate_scale": "schedule"}
 
 __all__ = [
@@ -34,9 +45,11 @@ __all__ = [
     "child_context",
     "hub_config",
     "hub_weights",
+    "job_state",
     "join_ranks",
     "learning_rate_scale",
     "linear_cross_entropy",
+    "restore_job",
     "run_trace",
     "run_trial",
     "train",

@@ -24,6 +24,7 @@ MODULES: tuple[str, ...] = (
     "optimizer",
     "layout",
     "checkpoint",
+    "checkpoint_causal",
     "evaluation",
     "engine",
     "weight_sync",

@@ -3,6 +3,7 @@
 from .build import build_causal
 from .job import CausalJob, Parameters
 from .loss import linear_cross_entropy
+from .state import job_state, restore_job
 from .whole import hub_config, hub_weights, whole_weights
 
 __all__ = [
@@ -11,6 +12,8 @@ __all__ = [
     "build_causal",
     "hub_config",
     "hub_weights",
+    "job_state",
     "linear_cross_entropy",
+    "restore_job",
     "whole_weights",
 ]
