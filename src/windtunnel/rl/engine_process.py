@@ -35,7 +35,8 @@ class EngineProcess:
         context = child_context(PRELOAD)
         self._ours, theirs = context.Pipe()
         self._limit = limit
-        self._process = context.Process(target=_serve, args=(theirs, dtype, device, threads), daemon=True)
+        other = self._ours if context.get_start_method() == "fork" else None
+        self._process = context.Process(target=_serve, args=(theirs, other, dtype, device, threads), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -93,8 +94,10 @@ class EngineProcess:
         return _with_tensors(value)
 
 
-def _serve(port: Connection, dtype: torch.dtype, device: str, threads: int | None) -> None:
+def _serve(port: Connection, other: Connection | None, dtype: torch.dtype, device: str, threads: int | None) -> None:
     """Answer until the other side hangs up."""
+    if other is not None:
+        other.close()  # the fork's copy: while it is open the other side never seems gone
     from transformers.utils import logging
 
     logging.disable_progress_bar()

@@ -32,10 +32,11 @@ def checkpoint(context: Context, say: Say) -> Evidence:
     from windtunnel.run import CheckpointStore
     from windtunnel.train import child_context, restore_job
 
-    children = child_context("windtunnel.train.causal")
+    children = child_context("windtunnel.rl.engine")
     folder = context.folder / "tuning"
     shutil.rmtree(folder, ignore_errors=True)
     process = children.Process(target=_until_killed, args=(context, folder), daemon=True)
+    process.start()  # before anything is computed here: then it is a fork
     say("a run that is not killed")
     with closing(_job(context)) as job:
         alone = _steps(context, job, 0, LAST)
@@ -121,8 +122,7 @@ def _kill_this() -> None:
 
 
 def _await_kill(process: Any, folder: Path) -> str:
-    """Start the process and wait for its end; what it left half done. Raises CheckFailed."""
-    process.start()
+    """Wait for the process's end; what it left half done. Raises CheckFailed."""
     process.join(LIMIT)
     if process.is_alive():
         process.kill()

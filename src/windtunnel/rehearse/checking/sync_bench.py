@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -116,12 +116,21 @@ class Bench:
 
 
 @contextmanager
-def open_bench(context: Context, dtype: torch.dtype, say: Say) -> Iterator[Bench]:
-    """A learner that computes in `dtype`, with noise in its weights, and an engine that holds that dtype."""
+def open_engines(dtypes: Sequence[torch.dtype]) -> Iterator[list[EngineProcess]]:
+    """An engine for each; before there is a learner they start quickest."""
+    from windtunnel.rl import EngineProcess
+
+    with ExitStack() as stack:
+        yield [stack.enter_context(EngineProcess(dtype, limit=LIMIT, threads=1)) for dtype in dtypes]
+
+
+@contextmanager
+def open_bench(context: Context, dtype: torch.dtype, engine: EngineProcess, say: Say) -> Iterator[Bench]:
+    """A learner that computes in `dtype`, with noise in its weights, beside an engine that holds that dtype."""
     import torch
 
     from windtunnel.model import causal_shape
-    from windtunnel.rl import TOLERANCE, EngineProcess
+    from windtunnel.rl import TOLERANCE
 
     folder = context.folder / "weight-sync" / str(dtype).removeprefix("torch.")
     shutil.rmtree(folder, ignore_errors=True)
@@ -131,9 +140,7 @@ def open_bench(context: Context, dtype: torch.dtype, say: Say) -> Iterator[Bench
         draw = torch.Generator().manual_seed(context.seed + 1)
         canary = torch.randint(0, _vocabulary(job), (4, 64), generator=draw)
         publisher = watched_publisher(folder / "published", folder / "cut-off")
-        say("starting an engine")
-        with EngineProcess(dtype, limit=LIMIT, threads=1) as engine:
-            yield Bench(job, engine, publisher, dtype, folder, canary, TOLERANCE[dtype][0], context.seed, say)
+        yield Bench(job, engine, publisher, dtype, folder, canary, TOLERANCE[dtype][0], context.seed, say)
 
 
 def _stir(job: CausalJob, seed: int) -> None:

@@ -11,7 +11,7 @@ from . import model_causal
 from .context import Context
 from .model_learning import one_thread
 from .reward_plugin import is_rl
-from .sync_bench import ANSWERS, Bench, open_bench
+from .sync_bench import ANSWERS, Bench, open_bench, open_engines
 from .sync_faults import damaged_are_refused, half_written_is_passed_over, stale_is_noticed
 from .sync_tensors import compare_tensors, unmoved
 from .types import Check, CheckFailed, Evidence, Say
@@ -36,10 +36,6 @@ def weight_sync(context: Context, say: Say) -> Evidence:
     """In fp32, where next to nothing may differ, and in bf16, as learners and engines compute."""
     import torch
 
-    from windtunnel.train import child_context
-
-    child_context("windtunnel.rl.engine")  # it imports while the learner is built
-
     from windtunnel.rl import EngineFailed
 
     model = context.recipe.model
@@ -48,9 +44,10 @@ def weight_sync(context: Context, say: Say) -> Evidence:
     precisions = (torch.bfloat16,) if model.weights == "fp8" else (torch.float32, torch.bfloat16)
     rounds = {}
     try:
-        for dtype in precisions:
-            with open_bench(context, dtype, say) as bench:
-                rounds[str(dtype).removeprefix("torch.")] = _round(bench)
+        with open_engines(precisions) as engines:
+            for dtype, engine in zip(precisions, engines, strict=True):
+                with open_bench(context, dtype, engine, say) as bench:
+                    rounds[str(dtype).removeprefix("torch.")] = _round(bench)
     except EngineFailed as error:
         raise CheckFailed(str(error), "look at free memory; the engine here is transformers on the CPU") from None
     first = next(iter(rounds.values()))
