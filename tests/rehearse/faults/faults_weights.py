@@ -16,6 +16,7 @@ SYNC = "GRPO project: weight sync without version, checksum or receipt; half old
 NAMES = "GRPO guide: weight sync under tensor parallelism; engines that report success with wrong weights"
 ENGINES = "GRPO guide: each library pins another vLLM"
 SCALES = "GRPO project: the trainer's log-probabilities divided by the temperature, the engine's raw"
+RESUME = "DeepSeek-V3 guide: checkpoint corruption; GRPO project: jobs that are chained and never resumed"
 DROPOUT = "GRPO guide: mismatch of engine and trainer, measured every step"
 
 Weights = Iterator[tuple[str, Any]]
@@ -179,6 +180,41 @@ def other_vllm(site: Site) -> None:
     site.environment["PYTHONPATH"] = os.pathsep.join([folder, *filter(None, [site.environment.get("PYTHONPATH")])])
 
 
+def tuned(site: Site) -> None:
+    """Fine-tuning of an adapter whose moments are rounded at random."""
+    adapted(site)
+    assert isinstance(site.recipe, dict)
+    site.recipe["stages"] = {"sft": {"batch_tokens": 8192, "states": "bf16"}}
+
+
+def resumed(change: Callable[[Any], Any]) -> Plant:
+    """After a job was restored, `change` takes something from it."""
+
+    def make(true: Any) -> Any:
+        def restored(job: Any, checkpoint: Any) -> None:
+            true(job, checkpoint)
+            change(job)
+
+        return restored
+
+    return instead("windtunnel.train", "restore_job", make)
+
+
+def no_moments(job: Any) -> None:
+    for _, tensor in job.optimizer.states():
+        tensor.zero_()
+
+
+def no_count(job: Any) -> None:
+    job.optimizer.steps = 0
+
+
+def other_random_numbers(job: Any) -> None:
+    import torch
+
+    torch.manual_seed(0)
+
+
 ROOM, PUBLICATION, WHOLE = "windtunnel.rl", "windtunnel.rl.publication", "windtunnel.train.causal.whole"
 
 FAULTS = (
@@ -213,6 +249,14 @@ FAULTS = (
         ("the learner's temperature", SCALES, "canary", instead("windtunnel.rl.canary", "score", cooled)),
         ("an engine that does not answer", SYNC, ("did not answer", "was ended"), impatient),
         ("dropout in the learner alone", DROPOUT, "attention_dropout", dropout),
+    ),
+    *group("weights", "tuning-checkpoint", tuned)(
+        ("moments that begin again", RESUME, "step 5: loss", resumed(no_moments)),
+        ("a count of updates that begins again", RESUME, ("step 5", "resumed"), resumed(no_count)),
+        ("other random numbers after a resume", RESUME, ("resumed",), resumed(other_random_numbers)),
+    ),
+    *group("weights", "tuning-export", tuned)(
+        ("an export without the adapter", NAMES, "canary", instead(WHOLE, "merged", lambda true: lambda base, _: base)),
     ),
     *group("weights", "engine", full)(
         ("a vLLM that does not have the model", ENGINES, "LlamaForCausalLM", other_vllm),

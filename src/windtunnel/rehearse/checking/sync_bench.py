@@ -28,7 +28,7 @@ RATE, LEAST_STEPS, MOST_STEPS = 3e-3, 3, 30
 STALE = 3.0
 """Before a sync learner and engine must differ by so many times what they may differ by after it."""
 ANSWERS, PROMPT, NEW = 3, 8, 24
-LIMIT = 90.0
+LIMIT = 200.0
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,6 @@ CHECKS = (
     Check(
         "weight-sync", "every weight reaches the engine, which computes what the learner does; no stale or broken version does",
         "report this with the model's config.json: the package or transformers is at fault", weight_sync,
-        shows="first steps", needs=("recipe", "torch", "model"), applies=is_rl, limit=180.0,
+        shows="first steps", needs=("recipe", "torch", "model"), applies=is_rl, limit=300.0,
     ),
 )  # fmt: skip
