@@ -65,7 +65,7 @@ class Measurement:
 
 
 def _both(kind: str, counts: tuple[int, ...]) -> list[Measurement]:
-    return [Measurement(kind, number, setting) for setting in ("as it is", TOGETHER) for number in counts]
+    return [Measurement(kind, number, setting) for number in counts for setting in ("as it is", TOGETHER)]
 
 
 PLANS: dict[str, list[Measurement]] = {
@@ -140,10 +140,11 @@ def _run_phase(name: str, seconds: float, options: Any, rows: list[dict[str, Any
         *lines, waiting = (waiting + data).split(b"\n")
         for line in lines:
             text = line.decode(errors="replace")
-            print(text.removeprefix(ROW), flush=True)
             if text.startswith(ROW):
                 rows.append(json.loads(text.removeprefix(ROW)))
                 options.out.write_text(json.dumps({**machine, "rows": rows}, indent=1) + "\n")
+                text = _shown(rows[-1])
+            print(text, flush=True)
     if waiting:
         print(waiting.decode(errors="replace"), flush=True)
     if time.monotonic() >= last:
@@ -151,6 +152,17 @@ def _run_phase(name: str, seconds: float, options: Any, rows: list[dict[str, Any
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     return process.wait()
+
+
+def _shown(row: Mapping[str, Any]) -> str:
+    """A row for people."""
+    failed = "".join(f"\n   FAILED {number}: {text}" for text, number in row.get("failures", {}).items())
+    if "calls" in row:
+        return "\n   ".join([f"{row['at_once']} at once, {row['setting']}:", *row["calls"]]) + failed
+    name = f"{row['kind']:5} {row['at_once']:2} at once, {row['setting']}, {row['ending']}{', another held' * row['held']}"
+    parts = " ".join(f"{part} {ms}" for part, ms in row["ms"].items())
+    cpu = "+".join(map(str, row["cpu_ms"]))
+    return f"{name:52} {row['per_second']:6.2f}/s  ms: {parts}; CPU {cpu}; {row['gpu_mib']} MiB{failed}"
 
 
 def _phase(options: Any) -> int:

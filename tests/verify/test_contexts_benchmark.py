@@ -140,3 +140,12 @@ def test_all_settings_together_are_each_of_them(monkeypatch: pytest.MonkeyPatch)
     for kind in ("bare", "torch"):
         assert {(kind, number, name) for number in (1, 4, 8, 16) for name in ("as it is", TOGETHER)} <= planned
     assert {name for _, _, name in planned} == set(SETTINGS)
+
+
+def test_what_one_candidate_imports_and_starts_is_listed() -> None:
+    command = [sys.executable, BENCHMARKS / "verify_parts.py", "--device", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("wrong: None") == 4
+    assert done.stdout.count("imports: nothing\nprograms: none") == 4
+    assert "child_work.py" in done.stdout
