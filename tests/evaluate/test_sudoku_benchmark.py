@@ -7,8 +7,10 @@ import importlib
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -131,6 +133,30 @@ def test_what_cannot_be_added_to_is_refused_in_words(tmp_path: Path, monkeypatch
             sudoku.standing(path)
     with pytest.raises(sudoku.Failed, match="--tiny and --set"):
         sudoku.check_puzzles(broken, "one", "two")
+
+
+def test_the_picture_in_the_docs_is_that_of_the_committed_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    chart = module(monkeypatch, "sudoku_chart")
+    drawn = chart.draw(json.loads(chart.REPORT.read_text()))
+    assert chart.OUT.read_text() == drawn, "draw it again: python benchmarks/sudoku_chart.py"
+    ElementTree.fromstring(drawn)
+    assert len(drawn) < 30_000
+
+
+@pytest.mark.parametrize("share", [1e-4, 0.4, 0.999])
+def test_the_picture_has_room_for_other_results(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is drawn outside, and names at the curves' ends do not cover one another."""
+    chart = module(monkeypatch, "sudoku_chart")
+    report = json.loads(chart.REPORT.read_text())
+    plain = report["results"]["plain"]
+    plain["evaluation"]["puzzles"]["exact"]["share"] = share
+    plain["puzzles_seen"] *= 2
+    plain["curves"]["loss"] = [(2 * step, share * value) for step, value in plain["curves"]["loss"]]
+    places = [element.attrib for element in ElementTree.fromstring(chart.draw(report)).iter() if element.tag.endswith("text")]
+    assert all(0 < float(a["x"]) < chart.WIDTH and 0 < float(a["y"]) < chart.HEIGHT for a in places)
+    ends = sorted(float(a["y"]) for a in places if float(a["x"]) == 384)
+    assert len(ends) == 4
+    assert all(below - above > 14.8 for above, below in pairwise(ends))
 
 
 @pytest.mark.slow
