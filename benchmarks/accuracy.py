@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 DOC = HERE.parent / "docs" / "accuracy.md"
 HALVES = {"calibrate": "fitted to", "held_out": "held out"}
+ROW = ("configuration", "half", "GPUs", "GiB measured", "planned", "error", "seconds measured", "planned", "error")
 ESTIMATORS = {
     "deepspeed": "DeepSpeed, ZeRO-2 or ZeRO-3",
     "accelerate": "accelerate, mixed precision",
@@ -23,14 +25,14 @@ ESTIMATORS = {
 }
 
 
-def document(planning: dict[str, Any], estimators: dict[str, Any], published: dict[str, Any]) -> str:
+def document(planning: dict[str, Any], recursive: dict[str, Any], estimators: dict[str, Any], published: dict[str, Any]) -> str:
     """The whole page."""
     parts = [
         "# How close plans are",
         "<!-- Written by benchmarks/accuracy.py; change that, not this. -->",
         "Errors are relative to what was measured: + where the plan says more. Medians and worst are of absolute errors; "
         "bias is the median with its sign.",
-        *_measured(planning), *_estimated(estimators), *_published(published),
+        *_measured(planning), *_recursive(recursive, planning), *_estimated(estimators), *_published(published),
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
 
@@ -58,11 +60,51 @@ def _measured(found: dict[str, Any]) -> list[str]:
         _table(["half", "configurations", "memory, median", "worst", "time, median", "worst"], halves),
         fitted,
         _table(
-            ["configuration", "half", "GPUs", "GiB measured", "planned", "error", "seconds measured", "planned", "error"],
+            ROW,
             [_measured_row(row) for row in sorted(found["configs"], key=lambda row: row["split"], reverse=True)],
         ),
         "`benchmarks/planning_configs.yaml` has the configurations, `benchmarks/results/planning-h200.json` the measurements.",
     ]
+
+
+def _recursive(found: dict[str, Any], planning: dict[str, Any]) -> list[str]:
+    """The same of recursive GPTs, apart and together with the others."""
+    halves = [_half(HALVES[half], _of(found, half)) for half in HALVES]
+    halves.append(_half("held out, with all others", _of(found, "held_out") + _of(planning, "held_out")))
+    return [
+        "### Recursive GPTs",
+        f"Measured and planned in the same way ({', '.join(found['gpu'])}). To those fitted to, one constant was fitted: the "
+        "host's seconds to launch the kernels of a pass through a block; all others are the plain GPT's. Such steps are bound "
+        "by the host where a micro-batch is small, and then differ from one moment to the next: the last column has the least "
+        "and the most of the measured steps.",
+        _table(["half", "configurations", "memory, median", "worst", "time, median", "worst"], halves),
+        _table(
+            [*ROW, "bound by", "seconds, least to most"],
+            [[*_measured_row(row), row["bound"], _spread(row)] for row in sorted(found["configs"], key=_split, reverse=True)],
+        ),
+        "`benchmarks/planning_recursive.yaml` has the configurations, `benchmarks/results/planning-recursive-h200.json` the "
+        "measurements." + (f" Not measured: {', '.join(found['missing'])}." if found["missing"] else ""),
+    ]
+
+
+def _of(found: dict[str, Any], half: str) -> list[dict[str, Any]]:
+    return [row for row in found["configs"] if row["split"] == half and "memory_error" in row]
+
+
+def _half(title: str, rows: Sequence[dict[str, Any]]) -> list[str]:
+    cells = [title, str(len(rows))]
+    for what in ("memory_error", "time_error"):
+        errors = [abs(row[what]) for row in rows]
+        cells += _error({"median": statistics.median(errors), "worst": max(errors)} if errors else None)
+    return cells
+
+
+def _split(row: dict[str, Any]) -> str:
+    return str(row["split"])
+
+
+def _spread(row: dict[str, Any]) -> str:
+    return "{:.3f} to {:.3f}".format(*row["measured_range"]) if row.get("measured_range") else ""
 
 
 def _measured_row(row: dict[str, Any]) -> list[str]:
@@ -204,6 +246,7 @@ def main() -> None:
     found = []
     for name, maker in (
         ("planning-accuracy", "planning.py report"),
+        ("planning-recursive-accuracy", "planning.py report --configs benchmarks/planning_recursive.yaml"),
         ("estimators", "estimators.py"),
         ("published", "published.py"),
     ):

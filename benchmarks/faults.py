@@ -1,6 +1,7 @@
 """Plants every fault of the catalogue, records which check names it and how long that takes, and writes docs/faults.md.
 
     python benchmarks/faults.py run    --out benchmarks/results/faults.json   # plants; 4 minutes on 2 cores
+    python benchmarks/faults.py run --kind weights                             # those again, the rest as it stands in the file
     python benchmarks/faults.py write                                          # docs/faults.md from that file
 
 The catalogue stands in tests/rehearse/faults, whose tests plant the same faults.
@@ -30,6 +31,7 @@ KINDS = {
     "environment": "Environment",
     "plug-in": "A user's reward",
     "rig": "Rigs, batch scripts, runs to be resumed",
+    "weights": "Weights between learner and engine",
 }
 WORDS = {
     "recipe": "recipes",
@@ -37,6 +39,7 @@ WORDS = {
     "environment": "the environment",
     "plug-in": "a user's reward",
     "rig": "rigs and launchers",
+    "weights": "weights between learner and engine",
 }
 
 
@@ -45,9 +48,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("run", "write"))
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--kind", choices=tuple(KINDS), help="plant only these again; the others' rows stay as they are")
     arguments = parser.parse_args()
     if arguments.what == "run":
-        results = run()
+        before = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.kind else None
+        results = run(arguments.kind, before)
         arguments.out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         print(
             f"{results['caught']} of {results['planted']} planted faults are named; {results['seconds']:.0f} s; {arguments.out}"
@@ -58,8 +63,8 @@ def main() -> int:
     return 0
 
 
-def run() -> dict[str, Any]:
-    """Plant every fault."""
+def run(kind: str | None = None, before: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Plant every fault, or those of one kind beside the results that there are of the others."""
     sys.path.insert(0, str(CATALOGUE))
     from catalogue import LATER, PLANTED
     from planting import attempt, caught, falsely, said
@@ -72,7 +77,7 @@ def run() -> dict[str, Any]:
     healthy: dict[Any, Any] = {}
     with tempfile.TemporaryDirectory(prefix="windtunnel-faults-") as name:
         os.environ["WINDTUNNEL_CACHE"] = f"{name}/cache"
-        for number, fault in enumerate(PLANTED):
+        for number, fault in enumerate(fault for fault in PLANTED if kind in (None, fault.kind)):
             folder, key = Path(name) / str(number), (fault.base, fault.check)
             if key not in healthy:
                 healthy[key] = attempt(folder / "healthy", fault.check, fault.base)[0]
@@ -86,6 +91,15 @@ def run() -> dict[str, Any]:
             }
             rows.append(row)
             print(f"{'ok ' if row['caught'] else 'MISSED'} {seconds:6.2f} s  {fault.check:18} {fault.name}", flush=True)
+    seconds = time.monotonic() - began
+    if before is not None:
+        known = {row["name"]: row for row in (*before["faults"], *rows) if "seconds" in row}
+        missing = [fault.name for fault in PLANTED if fault.name not in known]
+        assert not missing, f"never planted: {missing}"
+        again = {row["name"] for row in rows}
+        seconds += before["seconds"] - sum(row["seconds"] for row in before["faults"] if row["name"] in again)
+        alarms += [name for name in before["false_alarms"] if name not in again]
+        rows = [known[fault.name] for fault in PLANTED]
     rows += [_row(fault) | {"caught": False} for fault in LATER]
     found = sum(row["caught"] for row in rows)
     return {
@@ -93,7 +107,7 @@ def run() -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}, {platform.system()}",
         "versions": {"windtunnel": windtunnel.__version__, "python": platform.python_version()},
-        "seconds": round(time.monotonic() - began, 1),
+        "seconds": round(seconds, 1),
         "planted": len(PLANTED),
         "listed": len(LATER),
         "caught": found,

@@ -3,6 +3,8 @@
     python benchmarks/fit_planning.py
     python benchmarks/fit_planning.py --out src/windtunnel/plan/calibration/H200.json
 
+The host's time to launch kernels is fitted to planning_recursive.yaml, whose small steps are bound by it; all else stays as
+plain GPTs have it.
 Only measurements whose configuration says `split: calibrate` are read. Each constant is drawn to its prior
 (the dataclass's default) with a stated looseness, so that what the measurements do not determine stays where it
 was. Memory's constants are counted, not fitted; their errors are printed too.
@@ -22,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from planning import RESULTS, Config, load_configs
+from planning import RECURSIVE, RECURSIVE_RESULTS, RESULTS, Config, load_configs
 
-from windtunnel.model import gpt_shape
+from windtunnel.model import recipe_shape
 from windtunnel.plan import Constants
 from windtunnel.plan.causal.constants import CausalConstants
 from windtunnel.plan.causal.memory import memory as causal_memory
@@ -33,6 +35,7 @@ from windtunnel.plan.causal.totals import totals
 from windtunnel.plan.causal.workload import fine_tuning
 from windtunnel.plan.corpus import vocabulary
 from windtunnel.plan.memory import memory as gpt_memory
+from windtunnel.plan.passes import passes_of
 from windtunnel.plan.steptime import step_time
 from windtunnel.plan.types import OUTSIDE_ALLOCATOR
 from windtunnel.rig import parse_rig
@@ -50,6 +53,8 @@ GPT = {
     "matmul_efficiency": 0.15, "half_dim": 0.5, "half_tokens": 0.5, "attention_efficiency": 0.3, "fp8_efficiency": 0.3,
     "traffic_bytes": 0.4, "optimizer_bytes": 0.4, "micro_step_bytes": 0.4,
 }  # fmt: skip
+# What recursive GPTs add to the GPT's: their small steps are bound by it, and no plain GPT's is.
+RECURSIVE_GPT = {"launch_seconds": 0.5}
 # A step's seconds weigh most; those of its phases were read in one step that waited between them.
 STEP_NOISE, PHASE_NOISE = 0.02, 0.06
 LEAST_MEMORY_ERROR, LEAST_TIME_ERROR = 0.06, 0.10
@@ -87,8 +92,10 @@ class Measured:
 
 def read(base: str) -> list[Measured]:
     """The `calibrate` half's measurements of one recipe; nothing of the other half."""
-    entries = {entry["name"]: entry for entry in json.loads(RESULTS.read_text())["configs"]}
-    wanted = [c for c in load_configs() if c.split == "calibrate" and c.base == base]
+    configs, results = (load_configs(RECURSIVE), RECURSIVE_RESULTS) if base == "trm" else (load_configs(), RESULTS)
+    wanted = [c for c in configs if c.split == "calibrate" and c.base == base]
+    names = {c.name for c in wanted}
+    entries = {entry["name"]: entry for entry in json.loads(results.read_text())["configs"] if entry["name"] in names}
     return [
         Measured(c, entries[c.name]["trial"]) for c in wanted if c.name in entries and not entries[c.name]["trial"]["failure"]
     ]
@@ -108,8 +115,9 @@ def causal_seconds(measured: Measured) -> Callable[[CausalConstants], dict[str, 
 def gpt_seconds(measured: Measured) -> Callable[[Constants], dict[str, float]]:
     """The same of a GPT's."""
     recipe, layout, rig = measured.config.recipe(), measured.config.layout(), parse_rig(measured.config.rig)
-    shape = gpt_shape(recipe.gpt, vocabulary(recipe)[0])
-    return lambda c: {"step": step_time(shape, layout, rig, c).seconds}
+    shape = recipe_shape(recipe, vocabulary(recipe)[0])
+    passes = passes_of(recipe, shape)
+    return lambda c: {"step": step_time(shape, layout, rig, c, passes).seconds}
 
 
 def fit(prior: Any, looseness: dict[str, float], rows: Callable[[Any], Sequence[float]], rounds: int = 30) -> Any:
@@ -184,11 +192,17 @@ def causal_gib(m: Measured, c: CausalConstants) -> float:
 def gpt_gib(m: Measured, c: Constants) -> float:
     """The same of a GPT."""
     recipe = m.config.recipe()
-    return reserved(gpt_memory(gpt_shape(recipe.gpt, vocabulary(recipe)[0]), m.config.layout(), c).peak.components)
+    shape = recipe_shape(recipe, vocabulary(recipe)[0])
+    return reserved(gpt_memory(shape, m.config.layout(), c, passes_of(recipe, shape)).peak.components)
 
 
 def _errors(m: Measured, gib: float, seconds: float) -> tuple[str, float, float]:
     return m.config.name, gib / m.trial["reserved_gib"] - 1, seconds / m.trial["step_seconds"] - 1
+
+
+def _rounded(found: Fitted) -> dict[str, float]:
+    """As they are written."""
+    return {name: float(f"{getattr(found.constants, name):.4g}") for name in found.looseness}
 
 
 def main() -> None:
@@ -200,9 +214,12 @@ def main() -> None:
         "gpt": fit_family("GPT", Constants(), GPT, read("charlm"), gpt_seconds, gpt_gib),
         "causal": fit_family("Hugging Face models", CausalConstants(), CAUSAL, read("finetune"), causal_seconds, causal_gib),
     }
+    # With the constants as they are shipped, rounded, and nothing of them changed.
+    plain = replace(Constants(), **_rounded(fitted["gpt"]))
+    recursive = fit_family("recursive GPT", plain, RECURSIVE_GPT, read("trm"), gpt_seconds, gpt_gib)
     constants: dict[str, dict[str, Any]] = {}
     for family, found in fitted.items():
-        values = {name: float(f"{getattr(found.constants, name):.4g}") for name in found.looseness}
+        values = _rounded(found)
         print(family, {name: (getattr(found.prior, name), value) for name, value in values.items()})
         # What is said of a plan's error is more than was missed here: other shapes, fuller GPUs, other machines of the same kind.
         errors = {
@@ -210,6 +227,9 @@ def main() -> None:
             "time_error": round(max(LEAST_TIME_ERROR, 1.5 * found.time_error), 3),
         }
         constants[family] = {"source": "fitted to benchmarks/results/planning-h200.json, `calibrate` half"} | errors | values
+    launches = _rounded(recursive) | {"launch_error": round(1.5 * recursive.time_error, 3)}
+    print("recursive GPT, added to gpt", launches)
+    constants["gpt"] |= launches | {"source": constants["gpt"]["source"] + ", launches to that of planning-recursive-h200.json"}
     if args.out is None:
         return
     document = {

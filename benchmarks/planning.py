@@ -3,7 +3,7 @@
     python benchmarks/planning.py measure --out benchmarks/results/planning-h200.json
     python benchmarks/planning.py report
 
-planning_recursive.yaml (--configs) has the recursive GPTs.
+planning_recursive.yaml (--configs) has the recursive GPTs; `report` then reads and writes files of their own.
 `measure` runs as many configurations side by side as the machine has GPUs for, and writes what it
 has after each; one that stands in --out (or --have) already is not run again. `report` never changes
 the planner: its constants were fitted to the `calibrate` half by fit_planning.py.
@@ -35,7 +35,10 @@ from windtunnel.rig import parse_rig
 HERE = Path(__file__).parent
 CONFIGS = HERE / "planning_configs.yaml"
 RESULTS = HERE / "results" / "planning-h200.json"
+RECURSIVE = HERE / "planning_recursive.yaml"
+RECURSIVE_RESULTS = HERE / "results" / "planning-recursive-h200.json"
 REPORT = HERE / "results" / "planning-accuracy.json"
+RECURSIVE_REPORT = HERE / "results" / "planning-recursive-accuracy.json"
 NEEDED_SECONDS = 45.0  # left in the call, or nothing more is begun
 
 
@@ -254,6 +257,8 @@ def compare(entry: dict[str, Any], config: Config) -> dict[str, Any]:
         | measured
         | {
             "allocated_gib": trial["allocated_gib"],
+            "bound": plan.bound,
+            "measured_range": [min(trial["all_step_seconds"]), max(trial["all_step_seconds"])],
             "measured_peak_moment": max(trial["phases"], key=lambda name: trial["phases"][name]["peak_gib"]),
             "memory_error": plan.reserved_gib / trial["reserved_gib"] - 1,
             "time_error": plan.step_seconds / trial["step_seconds"] - 1,
@@ -276,16 +281,20 @@ def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def report(args: argparse.Namespace) -> None:
     """The table, and the medians and worst of each half."""
     configs = {config.name: config for config in load_configs(args.configs)}
-    entries = [entry for entry in _read(args.results).get("configs", []) if entry["name"] in configs]
+    recursive = args.configs.resolve() == RECURSIVE.resolve()
+    results, out = (RECURSIVE_RESULTS, RECURSIVE_REPORT) if recursive else (RESULTS, REPORT)
+    results, out = args.results or results, args.out or out
+    entries = [entry for entry in _read(results).get("configs", []) if entry["name"] in configs]
     if not entries:
-        raise SystemExit(f"{args.results} holds no measurement: run `measure` first")
+        raise SystemExit(f"{results} holds no measurement: run `measure` first")
     rows = [compare(entry, configs[entry["name"]]) for entry in entries]
     halves = {split: summarise([row for row in rows if row["split"] == split]) for split in ("calibrate", "held_out")}
     gpus = sorted({entry["trial"].get("device", "") for entry in entries} - {""})
     versions = next((entry["trial"]["versions"] for entry in entries if entry["trial"].get("versions")), {})
-    _write(args.out, {
+    _write(out, {
         "what": "windtunnel plan beside measured full-size steps; errors are relative, + where the plan says more",
-        "date": datetime.date.today().isoformat(), "gpu": gpus, "versions": versions, **halves, "configs": rows,
+        "date": datetime.date.today().isoformat(), "gpu": gpus, "versions": versions, **halves,
+        "missing": sorted(configs.keys() - {row["name"] for row in rows}), "configs": rows,
     })  # fmt: skip
     print(f"{'':36}{'GiB planned':>12}{'measured':>10}{'error':>8}{'s planned':>12}{'measured':>10}{'error':>8}")
     for row in sorted(rows, key=lambda row: row["split"]):
@@ -328,8 +337,8 @@ def main() -> None:
     verb.add_argument("--step-seconds", type=float, required=True)
     verb = verbs.add_parser("report")
     verb.set_defaults(do=report)
-    verb.add_argument("--results", type=Path, default=RESULTS)
-    verb.add_argument("--out", type=Path, default=REPORT)
+    verb.add_argument("--results", type=Path, help="default: of --configs")
+    verb.add_argument("--out", type=Path, help="default: of --configs")
     for verb in verbs.choices.values():
         verb.add_argument("--configs", type=Path, default=CONFIGS, help="what to measure; default: planning_configs.yaml")
     args = parser.parse_args()

@@ -1,15 +1,23 @@
 """A tiny recursive model and a plain one on the same Sudoku for the same FLOPs, both trained and measured by `windtunnel`.
 
     python benchmarks/sudoku.py --out build/measured/sudoku.json --tiny          # 4x4, minutes on a CPU
-    python benchmarks/sudoku.py --out benchmarks/results/sudoku-h200.json        # hard 9x9, under ten minutes of an H200
+    python benchmarks/sudoku.py --out benchmarks/results/sudoku-h200.json        # hard 9x9, eleven minutes of an H200
     python benchmarks/sudoku.py --puzzles --out benchmarks/results/sudoku-puzzles.json  # how fast puzzles are made, and which
 
+In two parts of under six minutes each, the second of which adds the plain model to what --out already has:
+
+    python benchmarks/sudoku.py --out benchmarks/results/sudoku-h200.json --twin-minutes 0
+    python benchmarks/sudoku.py --out benchmarks/results/sudoku-h200.json --plain-only
+    python benchmarks/sudoku_chart.py                                            # draws docs/sudoku.svg again
+
 A variant is a few keys of the recipe trm-sudoku (sudoku_variants.py; sudoku_sweep.py tries them out). The recursive model trains
-for --minutes; then the plain one for as many FLOPs on the same puzzles, with a limit of time of its own that the result names if
-it was met first. FLOPs are the model's own: of every pass and of every supervision step's head, recomputation not counted.
+for --minutes; then the plain one for as many FLOPs on the same puzzles. --twin-minutes limits its time; the result says under
+`flops_share` how far it came. FLOPs are the model's own: of every pass and of every supervision step's head, recomputation not
+counted. --plain-only wants the --tiny and --set of the first call, refuses other puzzles than the recursive model had, and keeps
+a plain result that is there already, under its share of the FLOPs (plain-0.47).
 
 The report is written after each model; one that fails leaves its error there. On an H200 expect 40 s for puzzles and starting up,
-and 40 s a model for compiling, its report and its evaluation.
+and 20 s a model for compiling, its report and its evaluation.
 """
 
 from __future__ import annotations
@@ -37,14 +45,20 @@ from windtunnel.recipe import load_recipe
 from windtunnel.run import MetricsReader, RunFolder
 
 # Of a GPU's attention the kernels that need no compiling: their last bits vary.
-LIMITS = {
-    "budget.hours": "null", "checkpoints.every": "10 min", "checkpoints.keep_hourly": "false",
+LIMITS: Keys = {
+    "budget.hours": "null", "budget.steps": "null", "checkpoints.every": "10 min", "checkpoints.keep_hourly": "false",
     "stages.pretrain.deterministic": "false",
 }  # fmt: skip
 
 
+Results = dict[str, Any]
+"""Of each model by name."""
+Keep = Callable[[Results], None]
+"""Told of all that is known as soon as more is."""
+
+
 class Failed(Exception):
-    """A command of windtunnel did not end well."""
+    """A command of windtunnel did not end well, or what --out has cannot be added to."""
 
 
 def last_words(log: Path, most: int = 12) -> str:
@@ -55,16 +69,17 @@ def last_words(log: Path, most: int = 12) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """Where runs go and what all of them have in common."""
+    """Where runs go and what all of them have in common: `base` where a model has no other, `given` in any case."""
 
     root: Path
-    common: Keys
+    base: Keys
+    given: Keys
 
     def recipe(self, keys: Keys) -> Any:
         return load_recipe("trm-sudoku", self.settings(keys))
 
     def settings(self, keys: Keys) -> list[str]:
-        return [f"{key}={value}" for key, value in (LIMITS | self.common | keys).items()]
+        return [f"{key}={value}" for key, value in (LIMITS | self.base | keys | self.given).items()]
 
     def windtunnel(self, *arguments: str) -> str:
         """Standard output of a command; its messages go to a log beside the runs."""
@@ -83,7 +98,7 @@ class Job:
         started = time.monotonic()
         self.windtunnel("train", "trm-sudoku", "--root", str(root), "--yes", "--json", *sets)
         seconds = time.monotonic() - started
-        (run,) = [path for path in root.iterdir() if path.is_dir()]
+        run = max(path for path in root.iterdir() if path.is_dir())  # names end with the time
         started = time.monotonic()
         evaluation = json.loads(self.windtunnel("evaluate", str(run), "--json"))
         return result_of(run, keys, seconds, time.monotonic() - started, evaluation)
@@ -148,29 +163,60 @@ def equal_flops(job: Job, keys: Keys, flops: float, vocab: int) -> Keys:
     return {**keys, "budget.steps": max(1, round(flops / (batch * shape.flops_per_token)))}
 
 
-def compare(job: Job, args: argparse.Namespace, vocab: int, keep: Callable[[dict[str, Any]], None]) -> None:
-    """Train the recursive model, then the plain one; `keep` gets what is known so far."""
-    if args.tiny:
-        recursive, plain = {**TINY_RECURSIVE, "budget.steps": args.steps}, TINY_PLAIN
-    else:
-        recursive, plain = {**VARIANTS[args.variant], "budget.hours": args.minutes / 60}, PLAIN
-    results: dict[str, Any] = {"recursive": job.train("recursive", recursive)}
+def compare(job: Job, args: argparse.Namespace, vocab: int, keep: Keep) -> None:
+    """Train the recursive model, then the plain one."""
+    recursive = {**TINY_RECURSIVE, "budget.steps": args.steps} if args.tiny else dict(VARIANTS[args.variant])
+    if not args.tiny:
+        recursive["budget.hours"] = args.minutes / 60
+    results: Results = {"recursive": job.train("recursive", recursive)}
     keep(results)
     print(summary("recursive", results["recursive"]), flush=True)
-    if args.twin_minutes <= 0:
-        return
-    twin = equal_flops(job, plain, results["recursive"]["flops"], vocab)
-    if not args.tiny:
+    if args.twin_minutes is None or args.twin_minutes > 0:
+        train_plain(job, args, vocab, results, keep)
+
+
+def train_plain(job: Job, args: argparse.Namespace, vocab: int, results: Results, keep: Keep) -> None:
+    """Train the plain model for the FLOPs of the recursive result; a plain result that is there is named by its share."""
+    twin = equal_flops(job, TINY_PLAIN if args.tiny else PLAIN, results["recursive"]["flops"], vocab)
+    if args.twin_minutes:
         twin["budget.hours"] = args.twin_minutes / 60
+    before = results.get("plain", {})
     try:
-        results["plain"] = found = job.train("plain", twin)
+        found = job.train("plain", twin)
     except Failed as error:
-        results["plain"] = {"error": str(error)}
-        keep(results)
+        if "flops_share" not in before:
+            keep(results | {"plain": {"error": str(error)}})
         raise
     found["flops_share"] = found["flops"] / results["recursive"]["flops"]
+    if "flops_share" in before:
+        results[f"plain-{before['flops_share']:.2f}"] = before
+    results["plain"] = found
     keep(results)
     print(summary("plain", found), flush=True)
+
+
+def standing(path: Path) -> dict[str, Any]:
+    """The report that --plain-only completes.
+
+    Raises:
+        Failed: there is none, or it has no recursive result.
+    """
+    fix = "run without --plain-only first, or name the report of such a run with --out"
+    try:
+        report = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise Failed(f"{path} is no report to add to ({error}): {fix}") from None
+    try:
+        float(report["results"]["recursive"]["flops"]), report["puzzles"]["checksum"]
+    except (KeyError, TypeError, ValueError):
+        raise Failed(f"{path} has no recursive result: {fix}") from None
+    return report
+
+
+def check_puzzles(path: Path, there: str, here: str) -> None:
+    """Raise Failed where the puzzles of a report are not those at hand."""
+    if there != here:
+        raise Failed(f"{path}: its puzzles have the checksum {there}, these {here}: give the --tiny and --set of its `command`")
 
 
 def making(tries: int) -> dict[str, Any]:
@@ -202,16 +248,18 @@ def without_paths(arguments: list[str]) -> list[str]:
     return kept
 
 
-def write(path: Path, started: float, content: dict[str, Any]) -> None:
+def write(path: Path, started: float, content: dict[str, Any], before: dict[str, Any] | None = None) -> None:
+    """Write a report; of one that was there `before` its head stays, and this command stands under `completed`."""
     head = {
-        "what": __doc__.splitlines()[0] if __doc__ else "",
         "command": ["python", "benchmarks/sudoku.py", *without_paths(sys.argv[1:])],
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "seconds": round(time.monotonic() - started, 1),
     }
+    what = __doc__.splitlines()[0] if __doc__ else ""
+    report = {"what": what} | head | content if before is None else before | {"completed": head} | content
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(head | content, indent=1) + "\n")
+    path.write_text(json.dumps(report, indent=1) + "\n")
     print(f"wrote {path} after {head['seconds']} s")
 
 
@@ -234,12 +282,30 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--root", type=Path, help="where the runs go; without it a folder that is removed at the end")
     parser.add_argument("--tiny", action="store_true", help="4x4 puzzles and a tiny model, for a CPU")
     parser.add_argument("--steps", type=int, default=150, help="of the recursive model, with --tiny")
-    parser.add_argument("--minutes", type=float, default=4.0, help="of training, of the recursive model")
-    parser.add_argument("--twin-minutes", type=float, default=2.7, help="most of training, of the plain one; 0: none")
-    parser.add_argument("--variant", choices=VARIANTS, default="each", help="the recursive model")
+    parser.add_argument("--minutes", type=float, default=4.7, help="of training, of the recursive model")
+    parser.add_argument("--twin-minutes", type=float, help="most of training, of the plain model; 0: it is not trained")
+    parser.add_argument("--variant", choices=VARIANTS, default="each-long", help="the recursive model")
+    parser.add_argument("--plain-only", action="store_true", help="add the plain model to the recursive result in --out")
     parser.add_argument("--puzzles", action="store_true", help="only measure how puzzles are made")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the recipe, for all runs")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.plain_only and args.twin_minutes == 0:
+        parser.error("--plain-only trains the plain model, --twin-minutes 0 does not: leave one of them out")
+    return args
+
+
+def measure(job: Job, args: argparse.Namespace, started: float, before: dict[str, Any] | None) -> None:
+    """Make the puzzles; then both models, or the plain one that a report lacks."""
+    data = prepare(job.recipe({}))
+    seconds = time.monotonic() - started
+    print(f"{data.notes[0]}; {seconds:.1f} s", flush=True)
+    vocab = data.tokenizer.vocab
+    if before is not None:
+        check_puzzles(args.out, before["puzzles"]["checksum"], data.checksum)
+        train_plain(job, args, vocab, dict(before["results"]), lambda found: write(args.out, started, {"results": found}, before))
+        return
+    puzzles = {"notes": data.notes, "seconds": round(seconds, 1), "reused": data.reused, "checksum": data.checksum}
+    compare(job, args, vocab, lambda found: write(args.out, started, {"puzzles": puzzles, "results": found}))
 
 
 def main() -> None:
@@ -248,21 +314,15 @@ def main() -> None:
     if args.puzzles:
         write(args.out, started, {"results": making(2048)})
         return
-    given = dict(setting.partition("=")[::2] for setting in args.set)
-    with tempfile.TemporaryDirectory() as temporary:
-        root = args.root or Path(temporary)
-        root.mkdir(parents=True, exist_ok=True)
-        job = Job(root, (TINY if args.tiny else {}) | given)
-        data = prepare(job.recipe({}))
-        seconds = time.monotonic() - started
-        print(f"{data.notes[0]}; {seconds:.1f} s", flush=True)
-        puzzles = {"notes": data.notes, "seconds": round(seconds, 1), "reused": data.reused, "checksum": data.checksum}
-        try:
-            compare(
-                job, args, data.tokenizer.vocab, lambda found: write(args.out, started, {"puzzles": puzzles, "results": found})
-            )
-        except Failed as error:
-            raise SystemExit(str(error)) from None
+    try:
+        before = standing(args.out) if args.plain_only else None
+        with tempfile.TemporaryDirectory() as temporary:
+            root = args.root or Path(temporary)
+            root.mkdir(parents=True, exist_ok=True)
+            given = dict(setting.partition("=")[::2] for setting in args.set)
+            measure(Job(root, TINY if args.tiny else {}, given), args, started, before)
+    except Failed as error:
+        raise SystemExit(str(error)) from None
 
 
 if __name__ == "__main__":

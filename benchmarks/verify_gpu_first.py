@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -76,10 +77,14 @@ def in_its_own_process(name: str, out: Path) -> dict[str, Any]:
     print(f"\n== {name} (at most {limit} s)", flush=True)
     began = time.monotonic()
     command = [sys.executable, "-X", "faulthandler", __file__, "--out", str(out), "--step", name]
+    # A group of its own: what a step that hangs has started must not go on using the GPU, nor be waited for.
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit, text=True, check=False)
-        code, text = done.returncode, done.stdout
+        data, _ = process.communicate(timeout=limit)
+        code, text = process.returncode, data.decode(errors="replace")
     except subprocess.TimeoutExpired as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         code, text = -1, (error.stdout or b"").decode(errors="replace") + f"\nit did not end within {limit} s"
     print(text.strip(), flush=True)
     seconds = round(time.monotonic() - began, 1)
@@ -113,18 +118,22 @@ def machine() -> None:
 
 
 def context() -> None:
-    """What a CUDA context costs without any sandbox, and how many can be made a second at a time: the ceiling of the rate."""
+    """What a CUDA context costs without any sandbox, and how many can be made a second at a time: the ceiling of the rate.
+    verify_contexts.py says what they cost, part by part."""
     code = "import time, os, torch\nb = time.perf_counter()\ntorch.ones(8, device='cuda').sum().item()\n"
     code += "m = torch.cuda.device_memory_used() >> 20 if hasattr(torch.cuda, 'device_memory_used') else -1\n"
     code += "print(f'first kernel after {time.perf_counter() - b:.2f} s, CPU {sum(os.times()[:2]):.2f} s with imports, {m} MiB')"
     print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False))
     import torch
 
+    ended: set[int] = set()
     for at_once in (1, 2, 4, 8, 16):
         began, rounds = time.perf_counter(), 3 if at_once < 4 else 2
         codes = [code for _ in range(rounds) for code in _forked(at_once, _one_context, torch)]
         seconds = time.perf_counter() - began
         print(f"{at_once:2} at once: {at_once * rounds / seconds:.1f} contexts a second; exit codes {set(codes)}", flush=True)
+        ended |= set(codes)
+    assert ended == {0}, ended
 
 
 def _forked(number: int, work: Callable[[Any], None], torch: Any) -> list[int]:

@@ -106,6 +106,30 @@ def test_recomputation_takes_time_but_no_mfu_for_it_and_saves_memory() -> None:
     assert kept.step_seconds * kept.mfu == pytest.approx(step.step_seconds * step.mfu), "the model's FLOPs are the same"
 
 
+def test_what_is_computed_again_is_held_in_the_backward_pass_only() -> None:
+    for how in ("none", "step", "block"):
+        made = plan("stages.pretrain.micro_batch=16", f"layout.recompute={how}")
+        moments = {moment.name: moment.components for moment in made.timeline}
+        forward, backward = (moments[name]["activations"] for name in ("forward", "backward"))
+        if how == "none":
+            assert forward == backward
+        else:
+            assert forward < 0.1 * backward
+
+
+def test_small_steps_are_bound_by_the_host_whatever_their_size() -> None:
+    fixed = ("layout.recompute=none", "stages.pretrain.batch_tokens=16384")
+    once = plan(*fixed[:1], "stages.pretrain.batch_tokens=8192", "stages.pretrain.micro_batch=8", rig="H200")
+    smaller = plan(*fixed[:1], "stages.pretrain.batch_tokens=4096", "stages.pretrain.micro_batch=4", rig="H200")
+    assert once.bound == smaller.bound == "kernel launches"
+    assert once.step_seconds == smaller.step_seconds
+    twice = plan(*fixed, "stages.pretrain.micro_batch=8", rig="H200")
+    assert twice.step_seconds / once.step_seconds == pytest.approx(2, rel=0.03), "each micro-batch's kernels are launched"
+    large = plan("layout.recompute=step", "stages.pretrain.batch_tokens=32768", "stages.pretrain.micro_batch=32", rig="H200")
+    assert large.bound != "kernel launches"
+    assert once.error["time"] > large.error["time"], "the host's speed is known less well than the GPU's"
+
+
 def test_updates_after_each_step_and_averages_cost_what_they_do() -> None:
     once = plan("stages.pretrain.micro_batch=8", "trm.detach_from=0")
     each = plan("stages.pretrain.micro_batch=8", "trm.updates=each", "trm.ema=0.999")

@@ -138,7 +138,7 @@ def test_nothing_outlives_a_command_that_is_killed(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     started = tmp_path / "hanging"
     deadline = time.monotonic() + 100
-    while not started.exists() and time.monotonic() < deadline:
+    while not (started.exists() and started.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)
     child = int(started.read_text())
     os.kill(process.pid, 9)

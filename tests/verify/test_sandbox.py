@@ -227,8 +227,9 @@ def test_only_what_it_needs_is_open_and_in_its_environment(sandbox: Sandbox) -> 
     assert value(sandbox, fds) == [0, 1, 2, 3]  # nothing, its prints, its reply
     names = value(sandbox, "import os\ndef f(): return sorted(os.environ)")
     assert isinstance(names, list)
-    ours = {"HOME", "TMPDIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME", "PYTHONDONTWRITEBYTECODE", "LC_CTYPE", *PASSED_ON}
+    ours = {"HOME", "USER", "TMPDIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME", "PYTHONDONTWRITEBYTECODE", "LC_CTYPE", *PASSED_ON}
     assert {name for name in names if not name.endswith("_NUM_THREADS")} <= ours
+    assert value(sandbox, "import getpass\ndef f(): return getpass.getuser()") == "candidate"  # not the judge's
 
 
 def test_the_judges_folder_and_what_lies_beside_this_package_cannot_be_read(sandbox: Sandbox) -> None:

@@ -46,6 +46,14 @@ class FrozenFP8:
             held[f"{name}_fp8"], held[f"{name}_scale"] = encode_fp8(full[name])
         return held
 
+    def decode(self, held: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+        """The other way, the decoded weights in `dtype`; in bf16 and wider they are exact."""
+        packed = {f"{name}{suffix}" for name in self.shapes for suffix in ("_fp8", "_scale")}
+        full = {key: tensor for key, tensor in held.items() if key not in packed}
+        for name in self.shapes:
+            full[name] = decode_fp8(held[f"{name}_fp8"], held[f"{name}_scale"], dtype)
+        return full
+
 
 def encode_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
     """(..., O, I) to its bytes as (..., O, I / 2) bf16 and a power of two for each row, (..., O, 1) bf16."""

@@ -45,7 +45,9 @@ class Constants:
     attention_efficiency: float = 0.34  # of the bf16 peak, causal FLOPs, forward and backward together
     fp8_efficiency: float = 0.60  # of the fp8 peak, quantisation included
     traffic_bytes: float = 165.0  # moved per layer, token and channel by what is not a product: norms, RoPE, relu^2, residuals
-    combine_traffic: float = 36.0  # recursion, counted: x + y + z, its norm and the state's update, forwards and backwards
+    # Recursion, counted: what sums and norms states moves 12.3 elements a channel, forwards and backwards, in the place of
+    # the plain block's pass over its residual stream, which moves 12 and is in traffic_bytes.
+    combine_traffic: float = 0.7
     eager_traffic: float = 2.5  # times that without torch.compile
     bandwidth_efficiency: float = 0.80
     optimizer_bytes: float = 30.0  # moved per parameter owned by a rank: states, gradient, weight
@@ -53,8 +55,9 @@ class Constants:
     link_efficiency: float = 0.75
     communication_bytes: float = 8.0  # per parameter and step: fp32 gradients reduce-scattered, fp32 weights gathered
     overlap: float = 0.6  # share of the communication hidden behind computation
-    launch_seconds: float = 4e-4  # host time per layer and micro-step, compiled
+    launch_seconds: float = 1e-3  # host time of a pass through a block, forwards or backwards: a dozen kernels from Python
     eager_launch_seconds: float = 2e-3
+    launch_error: float = 0.31  # of time where launches bound it: the host's speed differs by machine, and by minute
     cpu_efficiency: float = 0.50  # of measured matmul GFLOP/s
     cpu_attention_efficiency: float = 0.16  # the same of attention's causal FLOPs: the depth-4 model on 2 cores
     cpu_gflops_per_core: float = 40.0  # where nothing was measured

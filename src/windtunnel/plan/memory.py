@@ -63,28 +63,35 @@ def memory(shape: GPTShape, layout: Layout, constants: Constants, passes: Passes
     if passes.averaged:
         static["averaged_weights"] = 4.0 * shape.parameters / layout.ranks
     quantised = 2.0 * shape.matrix_parameters if layout.precision == "fp8" else 0.0
+    again = layout.recompute != "none"
+    read, blocks = _activation_bytes(shape, layout, constants, element, passes)
     kept = {
-        "activations": _activation_bytes(shape, layout, constants, element, passes),
+        # What is computed again is not there before the backward pass has come to it.
+        "activations": read if again else read + blocks,
         # In 8 bits they are kept in both orders, from step to step; in 16 bits only until the backward pass has used them.
         # Applications of the same block share them.
         "compute_weights": quantised or (2.0 * shape.matrix_parameters if element == 2 else 0.0),
     }
+    at_end = 0.0
     if passes.recursive:
         kept["states"] = _state_bytes(shape, layout, passes, element)
+        if layout.recompute == "block":
+            at_end = float(element * layout.micro_tokens * shape.dim * passes.joined * passes.ends)
     between = {"compute_weights": quantised}
-    # Every supervision step's loss leaves gradients of its last states and of the head until the backward pass takes them.
-    head = passes.joined * (element * layout.micro_tokens * shape.dim + 4.0 * shape.head_parameters)
+    # Every supervision step's loss leaves gradients of its last states and of the head until the backward pass takes them:
+    # by the time that anything is there again, those of the last step are taken.
+    waiting = passes.joined - 1 if again else passes.joined
+    head = waiting * (element * layout.micro_tokens * shape.dim + 4.0 * shape.head_parameters)
     worked = {"loss": head + 2.0 * element * layout.micro_tokens * shape.dim}
-    if layout.recompute != "none":
+    if again:
         # Where activations are there again as a whole, the gradients of the first block come on top.
-        worked["activations"] = kept["activations"] + element * layout.micro_tokens * (
-            2.0 * shape.dim + (3.0 if shape.mlp == "swiglu" else 1.0) * shape.hidden
-        )
+        first = 2.0 * shape.dim + (3.0 if shape.mlp == "swiglu" else 1.0) * shape.hidden
+        worked["activations"] = read + blocks + element * layout.micro_tokens * first
     optimizer = {"optimizer_workspace": _optimizer_bytes(shape, layout)} | between
     moments = [
         ("before the step", (0.0, 0.0), between),
         ("forward", (1.0, 0.0), kept),
-        ("loss", (1.0, 0.0), kept | {"loss": _loss_bytes(shape, layout, constants, element, passes)}),
+        ("loss", (1.0, 0.0), kept | {"loss": at_end + _loss_bytes(shape, layout, constants, element, passes)}),
         ("backward", (1.0, 0.0), kept | worked),
         ("optimizer", (1.0, 1.0), optimizer),
     ]
@@ -110,7 +117,10 @@ def _closed(held: dict[str, float], layout: Layout, constants: Constants) -> dic
     return with_correction(gib, constants.extra_gib)
 
 
-def _activation_bytes(shape: GPTShape, layout: Layout, constants: Constants, element: int, passes: Passes) -> float:
+def _activation_bytes(
+    shape: GPTShape, layout: Layout, constants: Constants, element: int, passes: Passes
+) -> tuple[float, float]:  # fmt: skip
+    """(of what is read before the blocks, of as many applications of blocks as are held at once)."""
     kv_share = shape.kv_dim / shape.dim
     # Of saved_dims k and v have the width of the key/value heads.
     dims = shape.dim * (constants.saved_dims - 2 + 2 * kv_share)
@@ -120,8 +130,8 @@ def _activation_bytes(shape: GPTShape, layout: Layout, constants: Constants, ele
     per_layer = element * (dims + hidden) + 4 * shape.heads  # + log-sum-exp of attention
     values = element * shape.kv_dim * len(shape.value_layers)
     factor = 1.0 if layout.device == "cuda" else constants.eager_factor
-    kept = passes.kept(layout.recompute)
-    return layout.micro_tokens * (factor * (kept * per_layer + values) + 2 * element * shape.dim)
+    applied = factor * passes.kept(layout.recompute) * per_layer
+    return layout.micro_tokens * (factor * values + 2 * element * shape.dim), layout.micro_tokens * applied
 
 
 def _state_bytes(shape: GPTShape, layout: Layout, passes: Passes, element: int) -> float:

@@ -18,6 +18,7 @@ class Passes:
         step: graded applications of one supervision step.
         joined: supervision steps that one backward pass covers; at a detach boundary it ends, and its memory is freed.
         unit: applications that are computed again together where 'block' is asked for: one, or those of the whole stack.
+        ends: normed states kept at the end of every supervision step beside the inputs of what is computed again by 'block'.
         seams: normed states kept where cycles without a gradient end, in one supervision step.
         combined: applications whose input is combined from several states and normed (schemes with a latent).
         carried: states that go from one application to the next beside the embedding.
@@ -30,6 +31,7 @@ class Passes:
     step: int = 0
     joined: int = 1
     unit: int = 1
+    ends: int = 0
     seams: int = 0
     combined: int = 0
     carried: int = 0
@@ -71,6 +73,8 @@ def passes_of(recipe: Recipe, shape: GPTShape) -> Passes:
         step=graded,
         joined=joined_steps(recursion.supervision, given.detach_from),
         unit=shape.layers if whole_stack else 1,
+        # The answer that the head reads, unless it is the state itself; and a block's next input, which no block takes.
+        ends={"layerwise": 2, "two_latent": 1, "looped": 0}[recursion.scheme],
         seams=0 if whole_stack else shape.layers * blind // recursion.cycle_passes,
         combined=shape.applications if latent else 0,
         carried=2 if latent else 1,

@@ -18,6 +18,7 @@ from .disk import checkpoint_gib, run_disk_gib
 from .limits import money_and_disk
 from .memory import SOURCES as MEMORY_SOURCES
 from .search import Candidate, check_own_layout
+from .steptime import LAUNCHES
 from .types import Alternative, Moment, Plan
 from .words import epoch_warnings
 
@@ -166,7 +167,7 @@ def _assemble(
         alternatives=tuple(alternatives),
         warnings=tuple(epoch_warnings(repeated)),
         notes=tuple(notes),
-        error={"memory": constants.memory_error, "time": constants.time_error},
+        error={"memory": constants.memory_error, "time": _time_error(constants, candidate)},
         sources=sources,
         correction=correction_of(candidate.components, constants.time_factor),
     )
@@ -243,6 +244,12 @@ def _length_notes(recipe: Recipe, rig: Rig, sized: Sized, length: Length, corpus
     return notes
 
 
+def _time_error(constants: Constants, candidate: Candidate) -> float:
+    """What is said of the step's seconds: less is known of the host, unless the user has measured this machine."""
+    launched = candidate.time.bound == LAUNCHES and candidate.layout.device == "cuda" and constants.time_factor == 1.0
+    return max(constants.time_error, constants.launch_error) if launched else constants.time_error
+
+
 def _sources(rig: Rig, sized: Sized, constants: Constants, length: Length, vocab: str, corpus: str) -> dict[str, str]:
     peak = (
         f"{rig.gpu.name}: {rig.gpu.source}" if rig.gpu else "measured fp32 products" if rig.cpu_gflops else "assumed speed a core"
@@ -257,7 +264,7 @@ def _sources(rig: Rig, sized: Sized, constants: Constants, length: Length, vocab
         "layout": "fastest layout that fits",
         "peak_gib": f"sum of the components, ±{constants.memory_error:.0%} ({constants.source})",
         "limit_gib": limit,
-        "step_seconds": f"sum of the terms, ±{constants.time_error:.0%} ({constants.source})",
+        "step_seconds": f"sum of the terms, ±{_time_error(constants, sized.candidate):.0%} ({constants.source})",
         "tokens_per_second": "batch tokens / step time",
         "mfu": f"training FLOPs (PaLM, appendix B) against the dense peak; {peak}",
         "steps": f"ended by {length.ended_by}",

@@ -4,7 +4,7 @@ from .bands import Alert, BandWatch, Targets
 from .bands_recursion import RecursionLimits
 from .budget import STARTED, BudgetClock, BudgetSpent, EpochsVerdict, Spent, epochs_over_data, load_spent
 from .choosing import Which, choose_checkpoint
-from .files import write_atomic
+from .files import fsync_folder, write_atomic
 from .folder import RunFolder, RunSummary, is_live, list_runs, new_folder, newest_run
 from .gates import GateResult, gate_series, judge_gates
 from .identity import first_difference
@@ -13,6 +13,7 @@ from .names import METRICS, STEP_METRICS, described, of_step, step_values
 from .retention import DiskNeed, apply_retention, disk_needed
 from .signals import StopRequest
 from .store import Checkpoint, CheckpointStore, DamagedCheckpoint
+from .tensors import Written, checksum
 from .writer import CheckpointWriter, DiskFull, Saved
 
 __all__ = [
@@ -43,12 +44,15 @@ __all__ = [
     "StopRequest",
     "Targets",
     "Which",
+    "Written",
     "apply_retention",
+    "checksum",
     "choose_checkpoint",
     "described",
     "disk_needed",
     "epochs_over_data",
     "first_difference",
+    "fsync_folder",
     "gate_series",
     "is_live",
     "judge_gates",

@@ -3,7 +3,17 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .causal import CausalJob, build_causal, linear_cross_entropy
+    from .causal import (
+        CausalJob,
+        build_causal,
+        hub_config,
+        hub_weights,
+        job_state,
+        linear_cross_entropy,
+        restore_job,
+        whole_weights,
+    )
+    from .children import child_context
     from .optimizer import MuonAdamW, Scalars
     from .ranks import Ranks, join_ranks
     from .schedule import learning_rate_scale
@@ -18,6 +28,10 @@ _LAZY |= {"TraceRequest": "trace", "run_trace": "trace"}
 
 _LAZY |= {"CausalJob": "causal", "build_causal": "causal", "linear_cross_entropy": "causal"}
 
+_LAZY |= {"child_context": "children", "hub_config": "causal", "hub_weights": "causal", "whole_weights": "causal"}
+
+_LAZY |= {"job_state": "causal", "restore_job": "causal"}
+
 _LAZY |= {"Ranks": "ranks", "join_ranks": "ranks", "learning_rate_scale": "schedule"}
 
 __all__ = [
@@ -28,12 +42,18 @@ __all__ = [
     "TraceRequest",
     "TrialRequest",
     "build_causal",
+    "child_context",
+    "hub_config",
+    "hub_weights",
+    "job_state",
     "join_ranks",
     "learning_rate_scale",
     "linear_cross_entropy",
+    "restore_job",
     "run_trace",
     "run_trial",
     "train",
+    "whole_weights",
 ]
 
 

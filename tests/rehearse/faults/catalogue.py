@@ -10,6 +10,7 @@ import faults_records
 import faults_recursion
 import faults_reward
 import faults_rig
+import faults_weights
 from planting import Fault
 
 PLANTED: tuple[Fault, ...] = (
@@ -20,6 +21,7 @@ PLANTED: tuple[Fault, ...] = (
     *faults_environment.FAULTS,
     *faults_rig.FAULTS,
     *faults_recursion.FAULTS,
+    *faults_weights.FAULTS,
 )
 LATER: tuple[Fault, ...] = faults_later.FAULTS
 ALL = (*PLANTED, *LATER)

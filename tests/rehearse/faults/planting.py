@@ -17,7 +17,7 @@ import yaml
 from windtunnel.rehearse import Context, Outcome, all_checks, run_checks
 from windtunnel.rehearse.checking import select
 
-Kind = Literal["recipe", "data", "environment", "plug-in", "rig"]
+Kind = Literal["recipe", "data", "environment", "plug-in", "rig", "weights"]
 Rung = Literal["cpu", "gpu", "node", "cluster"]
 KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "PYTHONPATH", "VIRTUAL_ENV", "WINDTUNNEL_CACHE", "GOMP_SPINCOUNT")
 """Of the environment; a fault's site begins with no other variable."""

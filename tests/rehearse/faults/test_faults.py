@@ -48,7 +48,7 @@ def test_a_planted_fault_is_named(fault: Fault, healthy: dict[tuple[Any, str], O
 def test_the_catalogue_is_large_varied_and_mostly_caught_without_a_gpu() -> None:
     assert len(PLANTED) >= 60
     assert not [name for name, times in Counter(fault.name for fault in ALL).items() if times > 1]
-    assert {fault.kind for fault in PLANTED} == {"recipe", "data", "environment", "plug-in", "rig"}
+    assert {fault.kind for fault in PLANTED} == {"recipe", "data", "environment", "plug-in", "rig", "weights"}
     assert len(PLANTED) / len(ALL) >= BAR
     names = {check.name for check in all_checks()} | STAGES
     assert {fault.check for fault in ALL} <= names

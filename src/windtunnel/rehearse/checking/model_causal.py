@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.recipe import HuggingFaceModel
+from windtunnel.run import write_atomic
 
 from .context import Context
 from .model_learning import judge_first_steps, reached
@@ -45,7 +46,7 @@ def write_scale_config(context: Context) -> Path:
     folder = context.folder / "scale-model"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "config.json"
-    path.write_text(json.dumps(scale_config(context)), encoding="utf-8")
+    write_atomic(path, json.dumps(scale_config(context)), durable=False)  # several processes may want it at once
     return path
 
 

@@ -19,14 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.launch import stop_with_parent
+from windtunnel.recipe import UserError
 
 from .attempt import failed
-from .server import PLAIN
+from .server import CAUSAL, PLAIN, STACK_SIGNAL
 from .types import Check, Outcome, Say
 
 SERVER = f"{__package__}.server"
 TICK = 0.5
 IMPORT_SECONDS = 120.0
+STACK_SECONDS = 0.2
+"""What a check that took too long gets to write where it stands."""
 
 
 class Nursery:
@@ -69,7 +72,7 @@ class Nursery:
             self._server = None
 
     def _run(self, check: Check, context: Any, request: bytes, say: Say, log: Path, began: float) -> Outcome:
-        port = self._start()
+        port = self._start(_is_causal(context))
         assert self._server is not None
         receiver, sender = Pipe(duplex=False)
         with receiver:
@@ -87,12 +90,13 @@ class Nursery:
             return failed(check, context, began, f"no result after {check.limit:.0f} s{_where(log)}", log=log)
         return failed(check, context, began, f"its process {_how(status)} without a result{_last_words(log)}", log=log)
 
-    def _start(self) -> Connection:
+    def _start(self, causal: bool) -> Connection:
         if self._port is not None:
             return self._port
         ours, theirs = Pipe()
         # -P: a file of the current folder must not hide a module from it; the check of imports says so.
-        command = [sys.executable, "-P", "-m", SERVER, str(theirs.fileno()), *([PLAIN] if self._plain else [])]
+        flags = [PLAIN] if self._plain else [CAUSAL] if causal else []
+        command = [sys.executable, "-P", "-m", SERVER, str(theirs.fileno()), *flags]
         with theirs:
             # A session of its own: Ctrl-C is for the main process, which ends this one.
             self._server = subprocess.Popen(
@@ -118,6 +122,8 @@ def _follow(port: Connection, receiver: Connection, pid: int, say: Say, until: f
         left = until - time.monotonic()
         if left <= 0:
             with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, STACK_SIGNAL)
+                time.sleep(STACK_SECONDS)
                 os.kill(pid, signal.SIGKILL)
             return None
         ready = wait(ears, min(left, TICK))
@@ -133,6 +139,14 @@ def _follow(port: Connection, receiver: Connection, pid: int, say: Say, until: f
         elif port in ready:
             status: int = port.recv()
             return status
+
+
+def _is_causal(context: Any) -> bool:
+    """Whether the recipe, if it can be read, is of a Hugging Face model."""
+    try:
+        return not getattr(context, "is_gpt", True)
+    except UserError:
+        return False
 
 
 def _how(status: int) -> str:
@@ -159,7 +173,7 @@ def _where(log: Path) -> str:
         lines = log.read_text("utf-8", "replace").splitlines()
     except OSError:
         return ""
-    start = max((i for i, line in enumerate(lines) if line.startswith("Timeout (")), default=None)
+    start = max((i for i, line in enumerate(lines) if line.endswith("(most recent call first):")), default=None)
     frames = [line.strip() for line in lines[start:] if line.startswith("  File ")] if start is not None else []
     return f": it hangs in {frames[0].removeprefix('File ')} ({log})" if frames else ": it hangs"
 

@@ -7,6 +7,7 @@ import ctypes
 import os
 import pickle
 import resource
+import signal
 import sys
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
@@ -16,10 +17,10 @@ from windtunnel.launch import stop_with_parent
 
 from .attempt import attempt
 
-STACK_SECONDS = 0.5
-"""So long before its limit a check that is still at work writes where it stands."""
-PLAIN = "--plain"
-"""Argument of a server that imports nothing beforehand."""
+STACK_SIGNAL = signal.SIGUSR2
+"""A check that gets it writes where it stands. A watchdog thread would do that too, but then checks could not fork safely."""
+PLAIN, CAUSAL = "--plain", "--causal"
+"""Arguments of a server that imports nothing beforehand, or also what Hugging Face models need."""
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
@@ -29,7 +30,7 @@ def main() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     port = Connection(int(sys.argv[1]))
     if PLAIN not in sys.argv:
-        _import_ahead()
+        _import_ahead(CAUSAL in sys.argv)
     while True:
         try:
             request = port.recv_bytes()
@@ -47,9 +48,10 @@ def main() -> None:
         port.send(status)
 
 
-def _import_ahead() -> None:
+def _import_ahead(causal: bool) -> None:
     """What most checks import; what is missing or broken they will say themselves."""
-    for name in ("torch", "torch._dynamo", "windtunnel.model", "windtunnel.data", "windtunnel.train", "windtunnel.evaluate"):
+    names = ["torch", "torch._dynamo", "windtunnel.model", "windtunnel.data", "windtunnel.train", "windtunnel.evaluate"]
+    for name in (*names, "windtunnel.rl.engine") if causal else names:
         with contextlib.suppress(Exception):
             __import__(name)
 
@@ -75,7 +77,7 @@ def _child(request: bytes, handle: int) -> None:
     sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="replace")
     faulthandler.enable(sys.stderr)
     check, context = pickle.loads(rest)
-    faulthandler.dump_traceback_later(max(0.1, check.limit - STACK_SECONDS), file=sys.stderr)
+    faulthandler.register(STACK_SIGNAL, file=sys.stderr, all_threads=False)
     sender.send(attempt(check, context, sender.send, Path(log)))
     sys.stdout.flush()
     os._exit(0)

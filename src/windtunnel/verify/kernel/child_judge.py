@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 import random
+import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,6 +76,8 @@ def baseline(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[s
     import torch._inductor.config
 
     torch._inductor.config.compile_threads = 1  # else it starts a pool of processes, which a sandbox bounds
+    # Chosen when the worker imported it, which knew no folder that a child may write to.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(tempfile.gettempdir(), "inductor")
     _as_new()
     fds = range(FILES_FROM, FILES_FROM + 2 * message["turn"])
     turns, candidates = turns_of(fds[: message["turn"]]), turns_of(fds[message["turn"] :])

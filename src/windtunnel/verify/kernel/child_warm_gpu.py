@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -28,7 +29,7 @@ def warm() -> None:
     with tempfile.TemporaryDirectory(prefix="windtunnel-triton-") as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
         try:
-            for step in (_compiler, _versions, _driver):
+            for step in (_compiler, _arguments, _versions, _driver):
                 try:
                     step()
                 except Exception as error:
@@ -43,6 +44,13 @@ def _compiler() -> None:
     triton.compile(source, target=GPUTarget("cuda", WARM_FOR, 32))
 
 
+def _arguments() -> None:
+    """Triton imports some modules when it first looks at what a kernel is given."""
+    from triton.runtime.jit import mangle_type
+
+    mangle_type(torch.empty(1))
+
+
 def _versions() -> None:
     from triton.backends.nvidia.compiler import get_ptxas_version
 
@@ -51,7 +59,17 @@ def _versions() -> None:
 
 
 def _driver() -> None:
-    """A module of the driver's functions; none is called, so that no context begins, which a fork would break."""
+    """A module of the driver's functions; none is called, so that no context begins, which a fork would break.
+
+    There is one object of them, but each driver that Triton makes, as it does in each child, sets it up anew (up to 3.7): without
+    its folder of compiled modules a child would have the C compiler make the same one again.
+    """
     from triton.backends.nvidia.driver import CudaUtils
 
-    CudaUtils()
+    utils = CudaUtils()
+    if CudaUtils.__new__(CudaUtils) is utils:
+        CudaUtils.__init__ = _is_set_up
+
+
+def _is_set_up(_: object) -> None:
+    """In the place of what sets it up."""

@@ -7,6 +7,7 @@ The judge makes and removes the folder; the worker enters it once, before it iso
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from pathlib import Path
@@ -27,13 +28,47 @@ def make() -> Path:
         OSError: the kernel has none here, or this process may not make one; says why.
     """
     version, own = _own()
+    if version == 2:
+        own = divided(own)
     _remove_left_over(own)
-    if version == 2 and "memory" not in (own / "cgroup.subtree_control").read_text().split():
-        # Refused where a group with processes may not divide itself: then whoever runs this has to give it a group of its own.
-        (own / "cgroup.subtree_control").write_text("+memory")
     group = own / f"{PREFIX}{os.getpid()}-{os.urandom(6).hex()}"
     group.mkdir()
     return group
+
+
+def divided(own: Path, controller: str = "memory") -> Path:
+    """With version 2: the group below which others can be bounded, which is the one that this process was started in.
+
+    The kernel allows that only where no process is in it. So a process that is alone in it goes into one below it, for good; of
+    one that is not alone the others would have to go too, and nobody could be put into their group any more.
+
+    Raises:
+        OSError: this process is not alone, or may not.
+    """
+    if own.name.startswith(PREFIX):
+        own = own.parent  # it went before
+    switch = own / "cgroup.subtree_control"
+    if controller in switch.read_text().split():
+        return own
+    try:
+        switch.write_text(f"+{controller}")
+        return own  # the first group of a machine may hold processes
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+    inside = (own / "cgroup.procs").read_text().split()
+    if set(inside) - {str(os.getpid())}:
+        raise OSError(errno.EBUSY, f"its group of version 2 holds {len(inside)} processes, and can be divided for one alone")
+    place = own / f"{PREFIX}{os.getpid()}-judge"
+    place.mkdir(exist_ok=True)
+    (place / "cgroup.procs").write_text(str(os.getpid()))
+    try:
+        switch.write_text(f"+{controller}")
+    except OSError:
+        (own / "cgroup.procs").write_text(str(os.getpid()))
+        place.rmdir()
+        raise
+    return own
 
 
 def remove(group: Path) -> None:

@@ -65,7 +65,7 @@ def become_lasting(jobs: int, limits: Limits, ready: int, room: Room, layers: Se
             request, reply, log, *files = fds
             places = {REQUEST_FD: request, REPLY_FD: reply, 1: log, 2: log}
             _place(places | {FILES_FROM + at: fd for at, fd in enumerate(files)}, fds)
-            _work(entry.decode())
+            _work(entry.decode(), lasting=True)
             _keep_free(JOB_PLACES)
             socket_of_jobs.send(READY)
     finally:
@@ -146,13 +146,16 @@ def home(folder: str) -> dict[str, str]:
     return {"HOME": folder, "TMPDIR": folder, "XDG_CACHE_HOME": folder, "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
 
 
-def _work(entry: str) -> int:
+def _work(entry: str, *, lasting: bool = False) -> int:
     import gc
 
     tempfile.tempdir = None
     gc.enable()
     message, buffers = read_request(REQUEST_FD)
-    _keep_free((REQUEST_FD,))
+    if lasting:
+        _keep_free((REQUEST_FD,))
+    else:
+        os.close(REQUEST_FD)
     kind = "raised"
     reply: Mapping[str, Any]
     out: Buffers | Early

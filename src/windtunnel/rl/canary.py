@@ -1,0 +1,78 @@
+"""A canary: a few sequences that the learner scored. It travels with the weights, and an engine must score it alike.
+
+It catches what no checksum does: an engine that reports success and computes something else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from windtunnel.train import CausalJob
+
+from .mismatch import Mismatch, measure_mismatch
+
+# Nats, mean and largest, over the canary's tokens. Scale models of all families that the trainer takes differ by 3e-7 and 1e-6
+# in fp32, by 4e-3 and 0.09 in bf16: there merged adapters are rounded, and a router now and then chooses another expert.
+TOLERANCE = {torch.float32: (1e-5, 1e-3), torch.bfloat16: (0.02, 0.5)}
+
+
+@dataclass(frozen=True)
+class Canary:
+    """Sequences and what the learner makes of them.
+
+    Attributes:
+        tokens: (B, T) int64. log_probabilities: (B, T - 1) fp32, of each token but the first given those before it.
+        mean, largest: nats by which an engine may differ.
+    """
+
+    tokens: Tensor
+    log_probabilities: Tensor
+    mean: float
+    largest: float
+
+    def compare(self, engine: Tensor) -> tuple[Mismatch, bool]:
+        """An engine's log-probabilities against the learner's, and whether they agree."""
+        found = measure_mismatch(self.log_probabilities, engine)
+        return found, found.mean <= self.mean and found.largest <= self.largest
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON that `from_json` reads; fp32 survives exactly."""
+        lists = {"tokens": self.tokens.tolist(), "log_probabilities": self.log_probabilities.double().tolist()}
+        return lists | {"mean": self.mean, "largest": self.largest}
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Canary:
+        """Raises KeyError, TypeError or ValueError for what is no canary."""
+        tokens = torch.tensor(value["tokens"], dtype=torch.int64)
+        scores = torch.tensor(value["log_probabilities"], dtype=torch.float32)
+        if tokens.dim() != 2 or scores.shape != (tokens.size(0), tokens.size(1) - 1):
+            raise ValueError(f"a canary of {tuple(tokens.shape)} tokens with {tuple(scores.shape)} log-probabilities")
+        return Canary(tokens, scores, float(value["mean"]), float(value["largest"]))
+
+
+@torch.no_grad()
+def score(job: CausalJob, tokens: Tensor) -> Tensor:
+    """The learner's log-probabilities of tokens (B, T) int64, each given those before it: (B, T - 1) fp32 on the host.
+
+    Without dropout, which engines do not have either. All ranks must call it together.
+    """
+    tokens = tokens.to(job.ranks.device)
+    training = job.network.training
+    job.network.eval()
+    losses = job.network(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())[0]
+    job.network.train(training)
+    return -losses.float().cpu()
+
+
+def make_canary(job: CausalJob, tokens: Tensor, computed: torch.dtype) -> Canary:
+    """The learner's canary. All ranks must call it together.
+
+    Args:
+        computed: the lesser of the dtypes that learner and engine compute in; it decides the tolerance.
+    """
+    mean, largest = TOLERANCE[computed]
+    return Canary(tokens.cpu(), score(job, tokens), mean, largest)

@@ -1,0 +1,168 @@
+"""The reference engine: transformers on whatever device there is. It loads published weights or refuses them, and answers.
+
+It is slow and simple on purpose: what another engine computes is judged by it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+
+from .errors import BrokenPublication, StaleWeights
+from .mismatch import Mismatch
+from .publication import Publication, open_publication
+
+NOTHING = -1
+"""The version of an engine that has loaded none."""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What an engine has after loading: which version, how many tensors and bytes, and how it scores the canary."""
+
+    version: int
+    tensors: int
+    bytes: int
+    canary: Mismatch | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Scores:
+    """(B, T - 1) fp32 log-probabilities in nats, and the version of the weights that gave them."""
+
+    version: int
+    log_probabilities: Tensor
+
+
+@dataclass(frozen=True)
+class Answers:
+    """(B, N) int64 sampled tokens, (B, N) fp32 log-probabilities of each as it was sampled, and the weights' version."""
+
+    version: int
+    tokens: Tensor
+    log_probabilities: Tensor
+
+
+class Engine:
+    """An engine in this process.
+
+    Args:
+        dtype: that it holds and computes in; weights published in another are refused, not converted.
+
+    Attributes:
+        version: of the weights that it has; NOTHING at first.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: str = "cpu") -> None:
+        self._dtype, self._device = dtype, device
+        self._model: PreTrainedModel | None = None
+        self.version = NOTHING
+
+    def load(self, path: Path, version: int) -> Receipt:
+        """Take a version from its folder. Until all of it has been proven good, the engine keeps what it has.
+
+        Raises:
+            StaleWeights: the folder holds another version than was asked for.
+            BrokenPublication: a file is damaged, a tensor is missing, left over, of another shape or dtype, or the canary
+                is scored otherwise than the learner did.
+        """
+        began = time.monotonic()
+        publication = open_publication(path)
+        if publication.version != version:
+            raise StaleWeights(f"{path} holds version {publication.version} of the weights, asked for was version {version}")
+        problem = publication.problem()
+        if problem is not None:
+            raise BrokenPublication(problem)
+        model = self._build(publication)
+        found = self._judge(model, publication)
+        self._model, self.version = model, version
+        size = sum(written.bytes for written in publication.files.values())
+        return Receipt(version, len(publication.tensors), size, found, time.monotonic() - began)
+
+    def score(self, tokens: Tensor) -> Scores:
+        """Log-probabilities of tokens (B, T) int64, each given those before it."""
+        return Scores(self.version, _score(self._loaded(), tokens))
+
+    @torch.inference_mode()
+    def generate(self, prompts: Tensor, new_tokens: int, seed: int) -> Answers:
+        """Sample `new_tokens` for each of the prompts (B, P) int64, at temperature 1 from the whole vocabulary."""
+        model = self._loaded()
+        devices = [self._device] if self._device.startswith("cuda") else []
+        # transformers' defaults would sample among the likeliest 50 only, which the learner knows nothing of.
+        settings = GenerationConfig(
+            do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=new_tokens, min_new_tokens=new_tokens,
+            return_dict_in_generate=True, output_logits=True, use_cache=True,
+        )  # fmt: skip
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(seed)
+            made = model.generate(  # type: ignore[operator]
+                prompts.to(self._device), attention_mask=torch.ones_like(prompts).to(self._device), generation_config=settings
+            )
+        tokens = made.sequences[:, prompts.size(1) :]
+        logits = torch.stack(made.logits, dim=1).float()
+        chosen = torch.log_softmax(logits, -1).gather(-1, tokens[..., None])[..., 0]
+        return Answers(self.version, tokens.cpu(), chosen.cpu())
+
+    def save(self, file: Path) -> int:
+        """Write the model's parameters, by transformers' names, into a safetensors file; gives their version."""
+        model = self._loaded()
+        save_file({name: p.detach().contiguous().cpu() for name, p in model.named_parameters()}, file)
+        return self.version
+
+    def _loaded(self) -> PreTrainedModel:
+        if self._model is None:
+            raise StaleWeights("the engine has no weights yet")
+        return self._model
+
+    def _build(self, publication: Publication) -> PreTrainedModel:
+        try:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                publication.path, dtype=self._dtype, local_files_only=True, output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, by name
+            )  # fmt: skip
+        except (OSError, ValueError, RuntimeError, KeyError, AttributeError, SafetensorError) as error:
+            raise BrokenPublication(f"{publication.path.name}: transformers cannot load it: {error}") from None
+        model: PreTrainedModel = loaded[0]
+        report: dict[str, Any] = loaded[1]
+        for what, key in (("lacks", "missing_keys"), ("has", "unexpected_keys"), ("has another shape of", "mismatched_keys")):
+            names = sorted(name if isinstance(name, str) else name[0] for name in report.get(key) or ())
+            if names:
+                more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+                raise BrokenPublication(f"{publication.path.name} {what} {names[0]}{more}, as the engine's model sees it")
+        buffers = {name for name, _ in model.named_buffers()}
+        wanted = str(self._dtype).removeprefix("torch.")
+        for name, entry in publication.tensors.items():
+            if entry.dtype != wanted and name not in buffers:
+                raise BrokenPublication(f"{publication.path.name}: {name} is {entry.dtype}, the engine holds {wanted}")
+        model.to(self._device)  # type: ignore[arg-type]
+        return model.eval()
+
+    def _judge(self, model: PreTrainedModel, publication: Publication) -> Mismatch | None:
+        canary = publication.canary
+        if canary is None:
+            return None
+        found, alike = canary.compare(_score(model, canary.tokens))
+        if not alike:
+            raise BrokenPublication(
+                f"{publication.path.name}: the engine scores the canary otherwise than the learner: log-probabilities differ by "
+                f"{found.mean:.2g} on average and {found.largest:.2g} at most; {canary.mean:.2g} and {canary.largest:.2g} are "
+                f"allowed"
+            )
+        return found
+
+
+@torch.inference_mode()
+def _score(model: PreTrainedModel, tokens: Tensor) -> Tensor:
+    tokens = tokens.to(model.device)
+    logits = model(input_ids=tokens[:, :-1], use_cache=False).logits.float()
+    chosen: Tensor = torch.log_softmax(logits, -1).gather(-1, tokens[:, 1:, None])[..., 0]
+    return chosen.cpu()

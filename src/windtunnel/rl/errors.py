@@ -1,0 +1,15 @@
+"""What can go wrong between learners and engines. Each is an error of its own, so that a loop can act on it."""
+
+from __future__ import annotations
+
+
+class BrokenPublication(Exception):
+    """Published weights are not whole, not those that were published, or not those of the engine's model. Nothing was loaded."""
+
+
+class StaleWeights(Exception):
+    """An engine has other weights than were asked for, or older ones than are allowed."""
+
+
+class EngineFailed(Exception):
+    """An engine's process ended, or did not answer in time."""

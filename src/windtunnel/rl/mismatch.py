@@ -1,0 +1,46 @@
+"""How far apart the log-probabilities are that learner and engine give the same tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+CLOSE = 0.9, 1.1
+"""Ratios of probabilities that clipping and importance weights hardly see."""
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Over tokens; log-probabilities in nats.
+
+    Attributes:
+        mean, p95, largest: of |learner - engine|.
+        k3: Schulman's estimate of KL(engine || learner): mean of r - 1 - ln r, r the ratio of learner's to engine's probability.
+        outside: share of tokens whose ratio is not within [0.9, 1.1].
+        tokens: how many.
+    """
+
+    mean: float
+    p95: float
+    largest: float
+    k3: float
+    outside: float
+    tokens: int
+
+
+def measure_mismatch(learner: Tensor, engine: Tensor) -> Mismatch:
+    """Of log-probabilities of the same tokens, of one shape. What is not finite makes everything infinite."""
+    difference = (learner.double() - engine.double()).flatten().cpu()
+    if not bool(difference.isfinite().all()):
+        return Mismatch(*(float("inf"),) * 4, outside=1.0, tokens=difference.numel())
+    size, ratio = difference.abs(), difference.exp()
+    outside = (ratio < CLOSE[0]) | (ratio > CLOSE[1])
+    return Mismatch(
+        mean=float(size.mean()),
+        p95=float(size.quantile(0.95)),
+        largest=float(size.max()),
+        k3=float((ratio - 1 - difference).mean()),
+        outside=float(outside.double().mean()),
+        tokens=difference.numel(),
+    )

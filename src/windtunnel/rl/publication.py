@@ -1,0 +1,204 @@
+"""Published weights on disk: a Hugging Face model folder per version, with a manifest that says what must be in it.
+
+    version-00000007/
+        publication.json            version, every tensor's dtype and shape, size and checksum of every file, the canary
+        config.json
+        model-00001.safetensors ... and model.safetensors.index.json, as transformers and vLLM read them
+
+A folder gets its name by one rename when all of it is on the disk, so one that has it was never half-written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from windtunnel.run import Written, checksum, fsync_folder
+
+from .canary import Canary
+from .errors import BrokenPublication
+
+FORMAT = 1
+MANIFEST, CONFIG, INDEX = "publication.json", "config.json", "model.safetensors.index.json"
+SHARD_BYTES = 2 << 30
+_FOLDER = re.compile(r"version-(\d{8,})")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor: its dtype as torch calls it, its shape and its file's name."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+
+
+@dataclass(frozen=True)
+class Publication:
+    """One version of the weights.
+
+    Attributes:
+        version: the learner's count of updates that they have behind them.
+        tensors: by their name in the files. files: what each must look like.
+        canary: None where nothing was scored.
+    """
+
+    path: Path
+    version: int
+    tensors: dict[str, Entry]
+    files: dict[str, Written]
+    canary: Canary | None
+
+    def problem(self) -> str | None:
+        """What is wrong with the files: missing, of another size, of other content. None: all is well. Reads everything."""
+        for name, expected in self.files.items():
+            try:
+                found = checksum(self.path / name)
+            except OSError as error:
+                return f"{self.path.name}/{name}: {error.strerror or error}"
+            if found.bytes != expected.bytes:
+                return f"{self.path.name}/{name}: {found.bytes:,} bytes, {expected.bytes:,} were published"
+            if found != expected:
+                return f"{self.path.name}/{name}: its content is not what was published"
+        return None
+
+
+class Publisher:
+    """Writes versions into a folder of its own and removes old ones. One process only.
+
+    Args:
+        folder: made, and emptied of what an earlier process left: publications are for engines, not for keeping.
+        keep: versions that stay; an engine may still be reading the one before the newest.
+        shard_bytes: of a file at most, unless one tensor is larger; so much is held on the host before it is written.
+    """
+
+    def __init__(self, folder: Path, keep: int = 2, shard_bytes: int = SHARD_BYTES) -> None:
+        self.folder, self._keep, self._shard_bytes, self._last = folder, max(1, keep), shard_bytes, -1
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.iterdir():
+            if path.name.startswith("version-"):
+                shutil.rmtree(path)
+
+    def publish(
+        self, version: int, weights: Iterable[tuple[str, Tensor]], config: dict[str, Any], canary: Canary | None
+    ) -> Publication:
+        """Write one version; it exists when this returns, and not at all if it raises.
+
+        Args:
+            weights: tensors on the host by their name in a Hugging Face checkpoint.
+            config: of config.json.
+
+        Raises:
+            ValueError: the version is not above the last, a name comes twice, or there are no weights.
+            OSError: the disk.
+        """
+        if version <= self._last:
+            raise ValueError(f"version {version} after version {self._last}")
+        path = self.folder / f"version-{version:08d}"
+        temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+        temporary.mkdir()
+        try:
+            tensors = _write_weights(temporary, weights, self._shard_bytes)
+            (temporary / CONFIG).write_text(json.dumps(config, indent=1), encoding="utf-8")
+            files = {file.name: checksum(file) for file in sorted(temporary.iterdir())}
+            made = Publication(path, version, tensors, files, canary)
+            (temporary / MANIFEST).write_text(json.dumps(_as_json(made)), encoding="utf-8")
+            _to_disk(temporary)
+            temporary.rename(path)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        fsync_folder(self.folder)
+        self._last = version
+        for old in published(self.folder)[: -self._keep]:
+            shutil.rmtree(old, ignore_errors=True)
+        return made
+
+
+def published(folder: Path) -> list[Path]:
+    """Folders of complete versions, oldest first; what is still being written, or never was completed, is not among them."""
+    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _FOLDER.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest complete version's folder."""
+    found = published(folder)
+    return found[-1] if found else None
+
+
+def open_publication(path: Path) -> Publication:
+    """Read a version's manifest; `problem` looks at the files. Raises BrokenPublication."""
+    try:
+        content = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise ValueError(f"format {content['format']}, this version reads {FORMAT}")
+        tensors = {name: Entry(e["dtype"], tuple(e["shape"]), e["file"]) for name, e in content["tensors"].items()}
+        files = {name: Written(**written) for name, written in content["files"].items()}
+        unknown = {entry.file for entry in tensors.values()} - files.keys()
+        if unknown:
+            raise ValueError(f"no checksum of {min(unknown)}")
+        canary = None if content["canary"] is None else Canary.from_json(content["canary"])
+        return Publication(path, int(content["version"]), tensors, files, canary)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BrokenPublication(f"{path} is not a whole publication: {type(error).__name__}: {error}") from None
+
+
+def _as_json(made: Publication) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "version": made.version,
+        "tensors": {name: asdict(entry) for name, entry in made.tensors.items()},
+        "files": {name: asdict(written) for name, written in made.files.items()},
+        "canary": None if made.canary is None else made.canary.as_json(),
+    }
+
+
+def _write_weights(folder: Path, weights: Iterable[tuple[str, Tensor]], most: int) -> dict[str, Entry]:
+    tensors: dict[str, Entry] = {}
+    for number, shard in enumerate(_shards(weights, most), 1):
+        file = f"model-{number:05d}.safetensors"
+        twice = shard.keys() & tensors.keys()
+        if twice:
+            raise ValueError(f"{min(twice)} comes twice")
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        for name, tensor in shard.items():
+            tensors[name] = Entry(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), file)
+    if not tensors:
+        raise ValueError("there are no weights")
+    index = {"metadata": {}, "weight_map": {name: entry.file for name, entry in tensors.items()}}
+    (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
+    return tensors
+
+
+def _shards(weights: Iterable[tuple[str, Tensor]], most: int) -> Iterator[dict[str, Tensor]]:
+    """The tensors in order, as many together as a file takes."""
+    shard: dict[str, Tensor] = {}
+    held = 0
+    for name, tensor in weights:
+        size = tensor.numel() * tensor.element_size()
+        if shard and held + size > most:
+            yield shard
+            shard, held = {}, 0
+        if name in shard:
+            raise ValueError(f"{name} comes twice")
+        shard[name], held = tensor, held + size
+    if shard:
+        yield shard
+
+
+def _to_disk(folder: Path) -> None:
+    """Flush the files, so that after a power cut no name stands for less than it should."""
+    for path in folder.iterdir():
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+    fsync_folder(folder)

@@ -1,0 +1,207 @@
+"""An engine loads what the learner published, computes what the learner does, and refuses everything else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from learners import ALONE, CANARY, learner, publish, train
+from safetensors.torch import load_file, save_file
+
+from windtunnel.rl import (
+    BrokenPublication,
+    Engine,
+    EngineFailed,
+    EngineProcess,
+    Publisher,
+    StaleWeights,
+    measure_mismatch,
+    open_publication,
+    require_fresh,
+    score,
+)
+from windtunnel.run import checksum
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Version 1 of a learner in fp32. Copy it before changing it."""
+    with learner() as job:
+        return publish(job, Publisher(tmp_path_factory.mktemp("published")), 1)
+
+
+def altered(published: Path, folder: Path, change: Any) -> Path:
+    """A copy whose tensors were changed by `change`, with a manifest that fits the file."""
+    copy = folder / published.name
+    shutil.copytree(published, copy)
+    file = copy / "model-00001.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+    manifest = json.loads((copy / "publication.json").read_text())
+    manifest["tensors"] = {
+        name: {"dtype": str(t.dtype).removeprefix("torch."), "shape": list(t.shape), "file": file.name}
+        for name, t in tensors.items()
+    }
+    index = copy / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(tensors, file.name)}))
+    for name in (file.name, index.name):
+        written = checksum(copy / name)
+        manifest["files"][name] = {"bytes": written.bytes, "checksum": written.checksum}
+    (copy / "publication.json").write_text(json.dumps(manifest))
+    return copy
+
+
+def cast(tensors: dict[str, Any]) -> None:
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].double()
+
+
+def swap(tensors: dict[str, Any]) -> None:
+    first, second = (f"model.layers.{i}.mlp.up_proj.weight" for i in (0, 1))
+    tensors[first], tensors[second] = tensors[second], tensors[first]
+
+
+CHANGES: dict[str, Any] = {
+    "lacks lm_head.weight": lambda tensors: tensors.pop("lm_head.weight"),
+    "has extra.weight": lambda tensors: tensors.update({"extra.weight": torch.ones(2)}),
+    "another shape of model.norm.weight": lambda tensors: tensors.update({"model.norm.weight": torch.ones(16)}),
+    "model.norm.weight is float64, the engine holds float32": cast,
+    "scores the canary otherwise": swap,
+}
+
+
+@pytest.mark.parametrize("words", CHANGES)
+def test_weights_that_are_not_the_models_are_refused_and_the_old_ones_stay(words: str, published: Path, tmp_path: Path) -> None:
+    engine = Engine(torch.float32)
+    engine.load(published, 1)
+    before = engine.score(CANARY)
+    wrong = altered(published, tmp_path, CHANGES[words])
+    assert open_publication(wrong).problem() is None
+    with pytest.raises(BrokenPublication, match=words):
+        engine.load(wrong, 1)
+    after = engine.score(CANARY)
+    assert (after.version, before.version) == (1, 1)
+    assert torch.equal(after.log_probabilities, before.log_probabilities)
+
+
+def test_an_engine_that_computes_something_else_than_it_loaded_refuses_itself(
+    published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true = Engine._build
+
+    def repacked(self: Engine, publication: Any) -> Any:
+        model = true(self, publication)
+        with torch.no_grad():
+            model.lm_head.weight.copy_(model.lm_head.weight.roll(1, 0))  # as a kernel's own packing that was not renewed
+        return model
+
+    monkeypatch.setattr(Engine, "_build", repacked)
+    engine = Engine(torch.float32)
+    with pytest.raises(BrokenPublication, match="scores the canary otherwise"):
+        engine.load(published, 1)
+    with pytest.raises(StaleWeights, match="no weights yet"):
+        engine.score(CANARY)
+
+
+def test_an_engine_has_the_version_it_was_told_to_load(published: Path) -> None:
+    engine = Engine(torch.float32)
+    with pytest.raises(StaleWeights, match=r"holds version 1 .* asked for was version 2"):
+        engine.load(published, 2)
+    assert engine.version == -1
+    receipt = engine.load(published, 1)
+    assert receipt.version == engine.version == 1
+    assert receipt.canary is not None
+    assert receipt.canary.largest < 1e-5
+    assert receipt.tensors == 21
+
+
+@pytest.mark.parametrize(
+    ("found", "learner_has", "allowed", "fresh"),
+    [(3, 3, 0, True), (2, 3, 0, False), (2, 3, 1, True), (1, 3, 1, False), (4, 3, 1, False), (-1, 0, 0, False), (-1, 0, 1, True)],
+)
+def test_how_old_weights_may_be(found: int, learner_has: int, allowed: int, fresh: bool) -> None:
+    if fresh:
+        require_fresh(found, learner_has, allowed)
+        return
+    with pytest.raises(StaleWeights, match=f"version {found} of the weights, the learner version {learner_has}"):
+        require_fresh(found, learner_has, allowed)
+
+
+@pytest.fixture
+def process() -> Iterator[EngineProcess]:
+    with EngineProcess(torch.bfloat16, threads=1) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_an_engine_elsewhere_follows_the_learner(adapter: bool, process: EngineProcess, tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path)
+    with learner(dtype=torch.bfloat16, adapter=adapter) as job:
+        process.load(publish(job, publisher, 1, torch.bfloat16), 1)
+        train(job, 6)
+        stale = process.score(CANARY)
+        assert measure_mismatch(score(job, CANARY), stale.log_probabilities).mean > 0.02
+        receipt = process.load(publish(job, publisher, 2, torch.bfloat16), 2)
+        assert receipt.canary is not None
+        assert receipt.canary.mean < 0.02
+        answers = process.generate(CANARY[:, :5], 12, seed=1)
+        again = process.generate(CANARY[:, :5], 12, seed=1)
+        found = score(job, torch.cat([CANARY[:, :5], answers.tokens], 1))[:, 4:]
+    assert (stale.version, answers.version) == (1, 2)
+    assert torch.equal(answers.tokens, again.tokens)
+    assert answers.tokens.shape == answers.log_probabilities.shape == (3, 12)
+    assert measure_mismatch(found, answers.log_probabilities).mean < 0.02
+
+
+def test_a_refusal_reaches_the_learner_and_the_engine_lives_on(process: EngineProcess, published: Path) -> None:
+    with pytest.raises(BrokenPublication, match="the engine holds bfloat16"):
+        process.load(published, 1)
+    with pytest.raises(StaleWeights):
+        process.load(published, 7)
+    with pytest.raises(BrokenPublication, match="is not a whole publication"):
+        process.load(published.parent, 1)
+    with pytest.raises(StaleWeights, match="no weights yet"):
+        process.score(CANARY)
+
+
+def test_an_engine_that_hangs_or_dies_is_named(published: Path) -> None:
+    with EngineProcess(torch.float32, threads=1) as engine:
+        engine.load(published, 1)
+        os.kill(engine._process.pid, signal.SIGKILL)
+        with pytest.raises(EngineFailed, match="ended with exit code -9 when asked to score"):
+            engine.score(CANARY)
+    with EngineProcess(torch.float32, threads=1) as engine:
+        engine.load(published, 1)
+        engine._limit = 0.3
+        os.kill(engine._process.pid, signal.SIGSTOP)
+        with pytest.raises(EngineFailed, match=r"did not answer 'load' within 0\.3 s"):
+            engine.load(published, 1)
+
+
+def test_scoring_takes_no_part_in_training() -> None:
+    with learner(attention_dropout=0.5) as job:
+        first, second = score(job, CANARY), score(job, CANARY)
+        assert torch.equal(first, second)
+        assert job.network.training
+        assert all(p.grad is None for p in job.network.parameters())
+        assert job.ranks is ALONE
+
+
+def test_a_mismatch_says_how_far_apart_probabilities_are() -> None:
+    engine = torch.zeros(4, 25)
+    learner_has = engine.clone()
+    learner_has[0, :5] = 0.2  # ratio 1.22
+    found = measure_mismatch(learner_has, engine)
+    assert found.mean == pytest.approx(0.01)
+    assert (found.largest, found.outside, found.tokens) == (pytest.approx(0.2), 0.05, 100)
+    assert found.k3 == pytest.approx(0.05 * (2.718281828**0.2 - 1 - 0.2))
+    assert measure_mismatch(engine, engine).largest == 0
+    learner_has[0, 0] = float("nan")
+    assert measure_mismatch(learner_has, engine).mean == float("inf")

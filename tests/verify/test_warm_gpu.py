@@ -1,0 +1,45 @@
+"""What the GPU's warm worker sets up once is not set up again in a child."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+# Undefined functions of the driver's library are looked up when they are called, which none is.
+SETS_UP = """
+import os, sys
+sys.setdlopenflags(os.RTLD_LAZY)
+from windtunnel.verify.kernel import child_warm_gpu
+child_warm_gpu._driver()
+child_warm_gpu._arguments()
+known = set(sys.modules)
+os.environ["TRITON_CACHE_DIR"], os.environ["CC"] = sys.argv[1], "/bin/false"
+from triton.backends.nvidia.driver import CudaDriver
+from triton.runtime.jit import mangle_type
+import torch
+assert CudaDriver().utils.load_binary is CudaDriver().utils.load_binary
+assert mangle_type(torch.ones(3)) == "*fp32"
+print(sorted(set(sys.modules) - known))
+"""
+
+
+@pytest.mark.skipif(
+    shutil.which("cc") is None or not Path(sysconfig.get_path("include"), "Python.h").exists(),
+    reason="needs a C compiler and Python's headers",
+)
+def test_a_child_compiles_and_imports_nothing_for_its_driver(tmp_path: Path) -> None:
+    (tmp_path / "empty.c").write_text("")
+    subprocess.run(
+        ["cc", "-shared", "-Wl,-soname,libcuda.so.1", "-o", tmp_path / "libcuda.so.1", tmp_path / "empty.c"], check=True
+    )
+    own = {"TRITON_LIBCUDA_PATH": str(tmp_path), "LD_LIBRARY_PATH": str(tmp_path), "TRITON_CACHE_DIR": str(tmp_path / "worker")}
+    command = [sys.executable, "-c", SETS_UP, str(tmp_path / "child")]
+    done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
