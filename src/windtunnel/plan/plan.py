@@ -96,7 +96,7 @@ def refuse(plan: Plan) -> UserError:
     assert not plan.fits
     message = f"{plan.recipe} does not fit rig {plan.rig}: " + "; ".join(plan.reasons)
     # A run is on this machine: what needs another rig is no option of the command that is refused.
-    options = [f"{a.change} ({a.why})" for a in plan.alternatives if "--rig" not in a.change]
+    options = [f"{a.change} ({a.why})" for a in plan.alternatives if not a.elsewhere]
     if len(options) < len(plan.alternatives):
         options.append("another rig: windtunnel plan names those that do")
     return UserError(message, "; or ".join(options) if options else "choose a smaller model or a larger rig")
