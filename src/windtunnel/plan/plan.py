@@ -199,7 +199,8 @@ def _refusal(
         if suggest:
             alternatives += memory_alternatives(recipe, rig, vocab, constants)
     more_reasons, more_alternatives = money_and_disk(rig, speed, length, disk)
-    return reasons + more_reasons, alternatives + more_alternatives
+    # While it does not fit, no room in the budget or on the disk makes it a plan that works.
+    return reasons + more_reasons, alternatives + (more_alternatives if candidate.fits else [])
 
 
 def _memory_reason(sized: Sized, given: int | None) -> str:
