@@ -55,6 +55,8 @@ GPT = {
 }  # fmt: skip
 # What recursive GPTs add to the GPT's: their small steps are bound by it, and no plain GPT's is.
 RECURSIVE_GPT = {"launch_seconds": 0.5}
+# What a plan says of where its constants come from.
+SOURCE = "measured on an H200: docs/accuracy.md"
 # A step's seconds weigh most; those of its phases were read in one step that waited between them.
 STEP_NOISE, PHASE_NOISE = 0.02, 0.06
 LEAST_MEMORY_ERROR, LEAST_TIME_ERROR = 0.06, 0.10
@@ -226,10 +228,10 @@ def main() -> None:
             "memory_error": round(max(LEAST_MEMORY_ERROR, 2 * found.memory_error), 3),
             "time_error": round(max(LEAST_TIME_ERROR, 1.5 * found.time_error), 3),
         }
-        constants[family] = {"source": "fitted to benchmarks/results/planning-h200.json, `calibrate` half"} | errors | values
+        constants[family] = {"source": SOURCE} | errors | values
     launches = _rounded(recursive) | {"launch_error": round(1.5 * recursive.time_error, 3)}
     print("recursive GPT, added to gpt", launches)
-    constants["gpt"] |= launches | {"source": constants["gpt"]["source"] + ", launches to that of planning-recursive-h200.json"}
+    constants["gpt"] |= launches
     if args.out is None:
         return
     document = {

@@ -318,3 +318,11 @@ def test_planning_needs_no_torch() -> None:
         "make_plan(load_recipe('charlm'), parse_rig('8xH100')); assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_helps_the_budget_is_no_plan_that_works_while_memory_does_not_suffice() -> None:
+    plan = make_plan(charlm("model.depth=200"), parse_rig("H100"))
+    assert len(plan.reasons) == 2, "memory, and a budget that ends before the first step"
+    assert [a.change for a in plan.alternatives if "budget" in a.change] == []
+    small = make_plan(charlm("model.depth=12", "budget.hours=0.001"), parse_rig("H100"))
+    assert [a.change.partition("=")[0] for a in small.alternatives] == ["--set budget.hours"]

@@ -14,7 +14,7 @@ import torch
 from learners import CANARY, tensors
 from torch import Tensor
 
-from windtunnel.rl import BrokenPublication, Canary, Publisher, newest, open_publication
+from windtunnel.rl import BrokenPublication, Canary, Publisher, newest_publication, open_publication
 from windtunnel.train import child_context
 
 CONFIG = {"model_type": "llama"}
@@ -27,7 +27,7 @@ def a_canary() -> Canary:
 
 def test_what_is_read_is_what_was_published(tmp_path: Path) -> None:
     made = Publisher(tmp_path / "p", shard_bytes=SMALL).publish(3, tensors(), CONFIG, a_canary())
-    path = newest(tmp_path / "p")
+    path = newest_publication(tmp_path / "p")
     assert path == made.path
     read = open_publication(path)
     assert (read.version, read.tensors, read.files) == (3, made.tensors, made.files)
@@ -46,7 +46,7 @@ def test_versions_grow_and_old_ones_go(tmp_path: Path) -> None:
     for version in (5, 4):
         with pytest.raises(ValueError, match="after version 5"):
             publisher.publish(version, tensors(), CONFIG, None)
-    assert newest(tmp_path) == tmp_path / "version-00000005"
+    assert newest_publication(tmp_path) == tmp_path / "version-00000005"
 
 
 @pytest.mark.parametrize("words", ["comes twice", "there are no weights", "no space"])
@@ -139,12 +139,12 @@ def test_a_publisher_that_is_killed_leaves_the_version_before(tmp_path: Path) ->
     process.join()
     torn = [path for path in tmp_path.iterdir() if ".tmp-" in path.name]
     assert len(list(torn[0].iterdir())) >= 3, "it was in the middle"
-    found = newest(tmp_path)
+    found = newest_publication(tmp_path)
     assert found is not None
     assert open_publication(found).version == 1
     with pytest.raises(BrokenPublication):
         open_publication(torn[0])
     Publisher(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["half"], "a new publisher begins with an empty folder"
-    assert newest(tmp_path) is None
+    assert newest_publication(tmp_path) is None
     assert os.path.exists(tmp_path)

@@ -67,6 +67,7 @@ def plan(
 
     loaded = load_recipe(recipe, sets or ())
 
+    # Only now: these need the schema, without which a recipe that cannot be read is refused sooner.
     from windtunnel.recipe import phase_recipe, recipe_notes
 
     contradictions = [("note", note) for note in recipe_notes(loaded)]

@@ -51,6 +51,7 @@ def train(
 
     loaded = load_recipe(recipe, sets or ())
 
+    # Only now: these need the schema, without which a recipe that cannot be read is refused sooner.
     from windtunnel.recipe import phase_recipe, recipe_notes
 
     if phase is not None:

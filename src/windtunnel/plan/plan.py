@@ -96,7 +96,7 @@ def refuse(plan: Plan) -> UserError:
     assert not plan.fits
     message = f"{plan.recipe} does not fit rig {plan.rig}: " + "; ".join(plan.reasons)
     # A run is on this machine: what needs another rig is no option of the command that is refused.
-    options = [f"{a.change} ({a.why})" for a in plan.alternatives if "--rig" not in a.change]
+    options = [f"{a.change} ({a.why})" for a in plan.alternatives if not a.elsewhere]
     if len(options) < len(plan.alternatives):
         options.append("another rig: windtunnel plan names those that do")
     return UserError(message, "; or ".join(options) if options else "choose a smaller model or a larger rig")
@@ -199,7 +199,8 @@ def _refusal(
         if suggest:
             alternatives += memory_alternatives(recipe, rig, vocab, constants)
     more_reasons, more_alternatives = money_and_disk(rig, speed, length, disk)
-    return reasons + more_reasons, alternatives + more_alternatives
+    # While it does not fit, no room in the budget or on the disk makes it a plan that works.
+    return reasons + more_reasons, alternatives + (more_alternatives if candidate.fits else [])
 
 
 def _memory_reason(sized: Sized, given: int | None) -> str:

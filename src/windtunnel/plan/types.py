@@ -18,6 +18,11 @@ class Alternative:
     change: str
     why: str
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it is the same on another rig."""
+        return self.change.startswith("--rig ")
+
 
 @dataclass(frozen=True)
 class Moment:

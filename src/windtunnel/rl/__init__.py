@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from .engine import Answers, Engine, Receipt, Scores
     from .engine_process import EngineProcess
     from .mismatch import Mismatch, measure_mismatch
-    from .publication import Publication, Publisher, newest, open_publication
+    from .publication import Publication, Publisher, newest_publication, open_publication
     from .sync import publish_weights, require_fresh
 
 __all__ = [
@@ -27,7 +27,7 @@ __all__ = [
     "Scores",
     "StaleWeights",
     "measure_mismatch",
-    "newest",
+    "newest_publication",
     "open_publication",
     "publish_weights",
     "require_fresh",
@@ -36,7 +36,7 @@ __all__ = [
 
 _LAZY = {"TOLERANCE": "canary", "Canary": "canary", "score": "canary", "EngineProcess": "engine_process"}
 _LAZY |= dict.fromkeys(("Answers", "Engine", "Receipt", "Scores"), "engine")
-_LAZY |= dict.fromkeys(("Publication", "Publisher", "newest", "open_publication"), "publication")
+_LAZY |= dict.fromkeys(("Publication", "Publisher", "newest_publication", "open_publication"), "publication")
 _LAZY |= {"Mismatch": "mismatch", "measure_mismatch": "mismatch", "publish_weights": "sync", "require_fresh": "sync"}
 
 

@@ -108,9 +108,7 @@ class Engine:
                 prompts.to(self._device), attention_mask=torch.ones_like(prompts).to(self._device), generation_config=settings
             )
         tokens = made.sequences[:, prompts.size(1) :]
-        logits = torch.stack(made.logits, dim=1).float()
-        chosen = torch.log_softmax(logits, -1).gather(-1, tokens[..., None])[..., 0]
-        return Answers(self.version, tokens.cpu(), chosen.cpu())
+        return Answers(self.version, tokens.cpu(), _of_tokens(torch.stack(made.logits, dim=1), tokens))
 
     def save(self, file: Path) -> int:
         """Write the model's parameters, by transformers' names, into a safetensors file; gives their version."""
@@ -163,6 +161,10 @@ class Engine:
 @torch.inference_mode()
 def _score(model: PreTrainedModel, tokens: Tensor) -> Tensor:
     tokens = tokens.to(model.device)
-    logits = model(input_ids=tokens[:, :-1], use_cache=False).logits.float()
-    chosen: Tensor = torch.log_softmax(logits, -1).gather(-1, tokens[:, 1:, None])[..., 0]
+    return _of_tokens(model(input_ids=tokens[:, :-1], use_cache=False).logits, tokens[:, 1:])
+
+
+def _of_tokens(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Log-probabilities (B, T) fp32 on the host of tokens (B, T) by logits (B, T, vocab)."""
+    chosen: Tensor = torch.log_softmax(logits.float(), -1).gather(-1, tokens[..., None])[..., 0]
     return chosen.cpu()

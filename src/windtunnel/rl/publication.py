@@ -130,7 +130,7 @@ def published(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def newest(folder: Path) -> Path | None:
+def newest_publication(folder: Path) -> Path | None:
     """The newest complete version's folder."""
     found = published(folder)
     return found[-1] if found else None

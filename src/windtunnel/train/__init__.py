@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         job_state,
         linear_cross_entropy,
         restore_job,
+        whole_tensor,
         whole_weights,
     )
     from .children import child_context
@@ -28,7 +29,13 @@ _LAZY |= {"TraceRequest": "trace", "run_trace": "trace"}
 
 _LAZY |= {"CausalJob": "causal", "build_causal": "causal", "linear_cross_entropy": "causal"}
 
-_LAZY |= {"child_context": "children", "hub_config": "causal", "hub_weights": "causal", "whole_weights": "causal"}
+_LAZY |= {
+    "child_context": "children",
+    "hub_config": "causal",
+    "hub_weights": "causal",
+    "whole_tensor": "causal",
+    "whole_weights": "causal",
+}
 
 _LAZY |= {"job_state": "causal", "restore_job": "causal"}
 
@@ -53,6 +60,7 @@ __all__ = [
     "run_trace",
     "run_trial",
     "train",
+    "whole_tensor",
     "whole_weights",
 ]
 

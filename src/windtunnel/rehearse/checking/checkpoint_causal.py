@@ -18,7 +18,6 @@ from .types import Check, CheckFailed, Evidence, Say
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
     from windtunnel.train import CausalJob
 
@@ -33,7 +32,7 @@ def checkpoint(context: Context, say: Say) -> Evidence:
     import torch
 
     from windtunnel.run import CheckpointStore
-    from windtunnel.train import child_context, restore_job
+    from windtunnel.train import child_context, restore_job, whole_tensor
 
     children = child_context("windtunnel.rl.engine")
     folder = context.folder / "tuning"
@@ -43,7 +42,7 @@ def checkpoint(context: Context, say: Say) -> Evidence:
     say("a run that is not killed")
     with closing(_job(context)) as job:
         alone = _steps(context, job, 0, LAST)
-        wanted = {name: _whole(p).clone() for name, p in job.network.named_parameters()}
+        wanted = {name: whole_tensor(p).clone() for name, p in job.network.named_parameters()}
     say("a run that is killed inside a save")
     left = _await_kill(process, folder)
     store = CheckpointStore(folder)
@@ -56,7 +55,7 @@ def checkpoint(context: Context, say: Say) -> Evidence:
     with closing(_job(context)) as job:
         restore_job(job, newest)
         resumed = _steps(context, job, newest.step, LAST)
-        differ = [name for name, p in job.network.named_parameters() if not torch.equal(_whole(p), wanted[name])]
+        differ = [name for name, p in job.network.named_parameters() if not torch.equal(whole_tensor(p), wanted[name])]
     for step, (one, other) in enumerate(zip(resumed, alone[newest.step :], strict=True), newest.step + 1):
         if one != other:
             raise CheckFailed(
@@ -88,7 +87,7 @@ def export(context: Context, say: Say) -> Evidence:
     dtype = torch.bfloat16 if model.weights == "fp8" else torch.float32
     with closing(_job(context, dtype)) as job:
         restore_job(job, CheckpointStore(path.parent).at(SAVED))
-        tokens, _ = model_causal.random_batch(_vocabulary(job), context.seed + 2)
+        tokens, _ = model_causal.random_batch(model_causal.vocabulary_of(job), context.seed + 2)
         say("writing a Hugging Face folder")
         folder = publish_weights(job, Publisher(path.parent / "exported"), SAVED, dtype=dtype, canary=tokens, compute=dtype)
     assert folder is not None
@@ -156,21 +155,10 @@ def _steps(context: Context, job: CausalJob, first: int, last: int) -> list[Any]
     """(sum of losses, squared gradient norm) of steps, each with a batch of its own."""
     found = []
     for step in range(first, last):
-        x, y = model_causal.random_batch(_vocabulary(job), context.seed + 100 + step)
+        x, y = model_causal.random_batch(model_causal.vocabulary_of(job), context.seed + 100 + step)
         sums = job.step([(x, y)], y.numel(), RATE)
         found.append((float(sums[0]), float(sums[2])))
     return found
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    own = tensor.detach()
-    whole: Tensor = own.full_tensor() if hasattr(own, "full_tensor") else own
-    return whole
-
-
-def _vocabulary(job: CausalJob) -> int:
-    size: int = job.network.model.config.get_text_config().vocab_size
-    return size
 
 
 def _is_tuned(context: Context) -> bool:

@@ -115,6 +115,12 @@ def random_batch(vocab: int, seed: int) -> tuple[Tensor, Tensor]:
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
+def vocabulary_of(job: CausalJob) -> int:
+    """Tokens that a job's model knows."""
+    size: int = job.network.model.config.get_text_config().vocab_size
+    return size
+
+
 def build_job(context: Context, raw: dict[str, Any], compute: dtype) -> CausalJob:
     """The recipe's way of training, on the model of a config, on one rank here."""
     import torch

@@ -81,7 +81,7 @@ class Bench:
         from windtunnel.rl import measure_mismatch, score
 
         engine, apart = self.engine.score(self.canary).log_probabilities, 0.0
-        x, y = model_causal.random_batch(_vocabulary(self.job), self.seed)
+        x, y = model_causal.random_batch(model_causal.vocabulary_of(self.job), self.seed)
         for step in range(1, MOST_STEPS + 1):
             self.say(f"step {step}, {self.dtype}")
             self.job.step([(x, y)], y.numel(), RATE)
@@ -138,7 +138,7 @@ def open_bench(context: Context, dtype: torch.dtype, engine: EngineProcess, say:
     with closing(model_causal.build_job(context, small.raw, dtype)) as job:
         _stir(job, context.seed)
         draw = torch.Generator().manual_seed(context.seed + 1)
-        canary = torch.randint(0, _vocabulary(job), (4, 64), generator=draw)
+        canary = torch.randint(0, model_causal.vocabulary_of(job), (4, 64), generator=draw)
         publisher = watched_publisher(folder / "published", folder / "cut-off")
         yield Bench(job, engine, publisher, dtype, folder, canary, TOLERANCE[dtype][0], context.seed, say)
 
@@ -152,8 +152,3 @@ def _stir(job: CausalJob, seed: int) -> None:
             if not name.endswith(("_fp8", "_scale")):  # packed bytes are no numbers
                 own = parameter.to_local() if hasattr(parameter, "to_local") else parameter
                 own += (NOISE * torch.randn(own.shape, generator=draw)).to(own.dtype)
-
-
-def _vocabulary(job: CausalJob) -> int:
-    size: int = job.network.model.config.get_text_config().vocab_size
-    return size

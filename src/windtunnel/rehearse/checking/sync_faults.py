@@ -34,9 +34,9 @@ def watched_publisher(folder: Path, copy: Path) -> Publisher:
 
 def half_written_is_passed_over(engine: EngineProcess, copy: Path, complete: int) -> None:
     """In the copy of a folder in which a version was being written, the one before is the newest."""
-    from windtunnel.rl import BrokenPublication, newest, open_publication
+    from windtunnel.rl import BrokenPublication, newest_publication, open_publication
 
-    path = newest(copy)
+    path = newest_publication(copy)
     found = None
     if path is not None:
         try:

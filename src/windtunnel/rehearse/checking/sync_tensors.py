@@ -63,6 +63,8 @@ def _learners(job: CausalJob) -> dict[str, tuple[torch.Size, Tensor | None]]:
 
     Not by the code that publishes: adapters are merged by peft.
     """
+    from windtunnel.train import whole_tensor
+
     model = job.network.model
     found: dict[str, tuple[torch.Size, Tensor | None]] = {}
     for name, parameter in model.named_parameters():
@@ -73,10 +75,10 @@ def _learners(job: CausalJob) -> dict[str, tuple[torch.Size, Tensor | None]]:
             name = name.removesuffix("_fp8").replace(BASE, "")
             found[name] = type(parameter.shape)((*rows, 2 * half)), None
             continue
-        value = _whole(parameter).float()
+        value = whole_tensor(parameter).float()
         if BASE in name and name.endswith(".weight"):
             adapter: Any = model.get_submodule(name.split(BASE)[0])
-            value = value + _whole(adapter.get_delta_weight("default")).float()
+            value = value + whole_tensor(adapter.get_delta_weight("default")).float()
         found[name.replace(BASE, "")] = parameter.shape, value
     return found
 
@@ -88,9 +90,3 @@ def _alike(engine: Tensor, learner: Tensor) -> bool:
     rounded = learner.to(engine.dtype)
     step = torch.finfo(engine.dtype).eps * rounded.double().abs().clamp(min=1e-3)
     return bool(((engine.double() - rounded.double()).abs() <= step).all())
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return whole

@@ -4,7 +4,7 @@ from .build import build_causal
 from .job import CausalJob, Parameters
 from .loss import linear_cross_entropy
 from .state import job_state, restore_job
-from .whole import hub_config, hub_weights, whole_weights
+from .whole import hub_config, hub_weights, whole_tensor, whole_weights
 
 __all__ = [
     "CausalJob",
@@ -15,5 +15,6 @@ __all__ = [
     "job_state",
     "linear_cross_entropy",
     "restore_job",
+    "whole_tensor",
     "whole_weights",
 ]

@@ -14,6 +14,7 @@ from windtunnel.run import Checkpoint
 
 from .job import CausalJob
 from .shards import fill
+from .whole import whole_tensor
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]
 RANDOM = "random"
@@ -29,8 +30,7 @@ def job_state(job: CausalJob) -> tuple[Arrays | None, Arrays, dict[str, Any]]:
     """
     weights: Arrays = {}
     for name, parameter in _trained(job).items():
-        value = parameter.detach()
-        whole = value.full_tensor() if isinstance(value, DTensor) else value
+        whole = whole_tensor(parameter)
         if job.ranks.first:
             weights[name] = _array(whole)
     states: Arrays = {}

@@ -86,7 +86,7 @@ def _own(module: nn.Module, adapter: nn.Module | None, dtype: torch.dtype, seen:
     for key, parameter in module._parameters.items():
         if parameter is not None and id(parameter) not in seen:
             seen.add(id(parameter))
-            held[key] = _whole(parameter)
+            held[key] = whole_tensor(parameter)
     frozen = FrozenFP8.of(module)
     if frozen is not None:
         held = frozen.decode(held, torch.bfloat16)
@@ -102,11 +102,12 @@ def merged(base: Tensor, adapter: Any) -> Tensor:
     """W + scale * B A in fp32: base (O, I), the adapter's A (R, I) and B (O, R)."""
     total = base.float()
     for name in adapter.lora_A:
-        a, b = (_whole(side[name].weight).float() for side in (adapter.lora_A, adapter.lora_B))
+        a, b = (whole_tensor(side[name].weight).float() for side in (adapter.lora_A, adapter.lora_B))
         total = total + adapter.scaling[name] * (b @ a)
     return total
 
 
-def _whole(parameter: Tensor) -> Tensor:
-    tensor = parameter.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """A parameter's value without its gradient, gathered where ranks hold parts of it: then all must call it together."""
+    value = tensor.detach()
+    return value.full_tensor() if isinstance(value, DTensor) else value

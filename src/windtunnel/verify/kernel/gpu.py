@@ -40,7 +40,7 @@ CALLS = 60
 # Watching PyTorch's calls and counting its operations import the second one, a second of work.
 TORCH = ("torch", "torch._dynamo")
 # Each work queue of a context is made and taken down with it, and candidates use one stream: benchmarks/verify_contexts.py.
-QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 NVIDIA = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 
 
@@ -71,14 +71,14 @@ def gpu_sandbox(index: int = 0) -> Sandbox:
     """A warm worker for a GPU. Its children start CUDA themselves, since CUDA does not survive a fork. A context manager."""
     modules = (*TORCH, "triton", "windtunnel.verify.kernel.child_full", "windtunnel.verify.kernel.child_gpu")
     preload = (*modules, "windtunnel.verify.kernel.child_warm_gpu:warm")
-    return Sandbox(preload=preload, environment=QUEUES, devices=_devices(index))
+    return Sandbox(preload=preload, environment=ONE_QUEUE, devices=_devices(index))
 
 
 def reference_sandbox(index: int = 0) -> Sandbox:
     """The same for the reference and the comparison. No candidate ever runs in it, so one child with one CUDA context serves all.
     A context manager."""
     preload = (*TORCH, "windtunnel.verify.kernel.child_judge:warm")
-    return Sandbox(preload=preload, environment=QUEUES, devices=_devices(index), lasting=True)
+    return Sandbox(preload=preload, environment=ONE_QUEUE, devices=_devices(index), lasting=True)
 
 
 def _devices(index: int) -> tuple[str, ...]:

@@ -38,12 +38,11 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "sched_setattr": (314, 274), "setpriority": (141, 140), "ioprio_set": (251, 30), "migrate_pages": (256, 238),
     "move_pages": (279, 239),
 }  # fmt: skip
-NETWORK: dict[str, tuple[int | None, int | None]] = {
-    "connect": (42, 203), "bind": (49, 200), "listen": (50, 201), "accept": (43, 202), "accept4": (288, 242),
-}  # fmt: skip
+NETWORK: dict[str, tuple[int | None, int | None]] = {"connect": (42, 203), "accept": (43, 202), "accept4": (288, 242)}
 # CUDA listens on a local socket and does not start where it may not (error 304; driver 580). Nobody can connect to it.
-WITH_DEVICES = ("bind", "listen")
-WITHOUT_DEVICES: dict[str, tuple[int | None, int | None]] = {"socket": (41, 198), "memfd_create": (319, 279)}
+WITHOUT_DEVICES: dict[str, tuple[int | None, int | None]] = {
+    "socket": (41, 198), "bind": (49, 200), "listen": (50, 201), "memfd_create": (319, 279),
+}  # fmt: skip
 # Landlock says nothing about these; a file system of one's own does, read-only as it is.
 METADATA: dict[str, tuple[int | None, int | None]] = {
     "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
@@ -85,8 +84,6 @@ def program(*, processes: bool, devices: bool, alone: bool, mounts: bool, pid: i
     refused = (
         REFUSED | NETWORK | ({} if devices else WITHOUT_DEVICES) | ({} if processes else EXEC) | ({} if mounts else METADATA)
     )
-    if devices:
-        refused = {name: numbers for name, numbers in refused.items() if name not in WITH_DEVICES}
     code: list[Instruction] = [(LOAD, 0, 0, ARCH_AT), (EQUAL, 1, 0, AUDIT_ARCH[machine]), (RETURN, 0, 0, KILL_PROCESS)]
     code += [(LOAD, 0, 0, NUMBER_AT), (GREATER, 0, 1, NEWEST), _error(errno.ENOSYS)]
     for numbers in refused.values():
