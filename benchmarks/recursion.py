@@ -46,6 +46,7 @@ from windtunnel.model import (
     build_model,
     cuda_recorder,
     derive,
+    enable_fp8,
     gpt_shape,
     objective_of,
     recipe_shape,
@@ -53,6 +54,13 @@ from windtunnel.model import (
 )
 from windtunnel.recipe import load_recipe
 
+# What of ours stands beside the fork, at the batch that it can run.
+OURS: list[dict[str, Any]] = [
+    {"recompute": "none"},
+    {"recompute": "step"},
+    {"recompute": "none", "graphs": True},
+    {"recompute": "none", "graphs": True, "precision": "fp8"},
+]
 CHILD_SECONDS = 330.0
 LEAST_SECONDS = 40.0
 """With less left no process is started."""
@@ -99,8 +107,10 @@ def batch_of(size: Size, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     return made[0], made[1]
 
 
-def our_step(size: Size, batch: int, micro: int, recompute: str, graphs: bool = False) -> tuple[Any, Callable[[], None]]:
-    """The model and a whole training step of ours: preset aggressive, gradients, update. graphs: recorded as CUDA graphs."""
+def our_step(
+    size: Size, batch: int, micro: int, recompute: str = "none", graphs: bool = False, precision: str = "bf16"
+) -> Callable[[], None]:
+    """A whole training step of ours: preset aggressive, gradients, update. graphs: recorded as CUDA graphs."""
     from windtunnel.train.optimizer import MuonAdamW, Scalars
 
     recipe = size.recipe("trm.preset=aggressive")
@@ -108,6 +118,8 @@ def our_step(size: Size, batch: int, micro: int, recompute: str, graphs: bool = 
         recipe_shape(recipe, size.vocab), device=size.device, compute=size.compute, seed=1, recompute=recompute
     )  # fmt: skip
     assert isinstance(model, RecursiveGPT)
+    if precision == "fp8":
+        enable_fp8(model)
     optimizer = MuonAdamW(model, derive(recipe, size.vocab), compiled=size.device.type == "cuda")
     objective = objective_of(recipe.trm.resolved)
     x, y = batch_of(size, batch)
@@ -118,7 +130,7 @@ def our_step(size: Size, batch: int, micro: int, recompute: str, graphs: bool = 
         work.step(pieces)
         optimizer.step(Scalars(1.0, 0.95, 0.0))
 
-    return model, step
+    return step
 
 
 def passes(size: Size, micro: int) -> dict[str, tuple[Callable[[], None], float]]:
@@ -215,8 +227,8 @@ def child(size: Size, what: dict[str, Any], tiny: bool, clock: Time) -> dict[str
 def run_child(size: Size, what: dict[str, Any]) -> dict[str, Any]:
     """What `child` asks for."""
     if what["side"] == "ours":
-        step = our_step(size, what["batch"], what["micro"], what["recompute"], what["graphs"])[1]
-        return measure(step, size, what["batch"], 6)
+        settings = {name: what[name] for name in ("micro", "recompute", "graphs", "precision") if name in what}
+        return measure(our_step(size, what["batch"], **settings), size, what["batch"], 9)
     recipe = size.recipe()
     try:
         model = fork_model(Path(os.environ["PEER"]), recipe_shape(recipe, size.vocab), "aggressive", size.device)
@@ -260,9 +272,8 @@ def fork(size: Size, args: argparse.Namespace, clock: Time, keep: Keep) -> None:
                 break  # a smaller batch would not mend it
             batch //= 2
     for batch in sorted(ran):
-        for recompute, graphs in (("none", False), ("step", False), ("none", size.device.type == "cuda")):
-            what = {"side": "ours", "batch": batch, "micro": batch, "recompute": recompute, "graphs": graphs}
-            keep(child(size, what, args.tiny, clock))
+        for row in OURS if size.device.type == "cuda" else OURS[:2]:
+            keep(child(size, {"side": "ours", "batch": batch, "micro": batch, **row}, args.tiny, clock))
 
 
 def losses(size: Size, rows: int, presets: list[str], keep: Keep) -> None:

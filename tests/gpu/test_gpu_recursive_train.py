@@ -38,8 +38,9 @@ checkpoints: {every: 7 steps}
         ("trm.scheme=looped",),
         ("trm.updates=once", "stages.pretrain.graphs=true"),
         ("trm.preset=honest", "trm.updates=each", "stages.pretrain.graphs=true"),
+        ("trm.preset=honest", "trm.updates=each", "stages.pretrain.graphs=true", "stages.pretrain.precision=fp8"),
     ],
-    ids=["once", "each", "two_latent", "looped", "once, recorded", "each, recorded"],
+    ids=["once", "each", "two_latent", "looped", "once, recorded", "each, recorded", "each, recorded, fp8"],
 )
 def test_a_stopped_run_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sets: tuple[str, ...]) -> None:
     monkeypatch.setenv("WINDTUNNEL_CACHE", str(tmp_path / "cache"))

@@ -179,11 +179,17 @@ def disable_fp8(model: GPT) -> None:
 
 
 def refresh_fp8(model: GPT) -> int:
-    """Quantise the weights as they are now; returns how many matrices."""
+    """Quantise the weights as they are now, in place where they have been before; returns how many matrices."""
     count = 0
     for part in model.parts():
         for name, weights in part.products().items():
-            if fits(weights):
-                part.fp8[name] = quantise_weights(weights)
-                count += len(weights)
+            if not fits(weights):
+                continue
+            made, held = quantise_weights(weights), part.fp8.get(name)
+            if held is None:
+                part.fp8[name] = made
+            else:  # recorded work reads them where they were
+                for place, tensor in ((held.rows, made.rows), (held.columns, made.columns), (held.inverse, made.inverse)):
+                    place.copy_(tensor)
+            count += len(weights)
     return count

@@ -60,8 +60,7 @@ class SupervisedStep:
     def _supervision(self, model: RecursiveGPT, scale: float) -> Supervision:
         """Kept from step to step: what is recorded works on its sums."""
         if self._work is None or self._work.model is not model or self._work.scale != scale:
-            # Copies of weights in fp8 are made anew, elsewhere in memory, after each update.
-            record = cuda_recorder() if self._graphs and model.head.weight.is_cuda and not model.fp8 else None
+            record = cuda_recorder() if self._graphs and model.head.weight.is_cuda else None
             self._work = Supervision(model, self._objective, scale, Replay(record))
         return self._work
 
