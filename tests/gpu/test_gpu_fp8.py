@@ -46,30 +46,53 @@ def test_quantisation_writes_both_orders_rounded_to_nearest() -> None:
 
 
 @hopper
+def test_swiglu_is_quantised_in_both_orders_rounded_to_nearest() -> None:
+    from windtunnel.model.triton_fp8 import find_amax
+    from windtunnel.model.triton_fp8_swiglu import quantise_swiglu, quantise_swiglu_backward, swiglu_largest
+
+    both, grad = bf16(1008, 2 * 720), bf16(1008, 720) * 3
+    wide = both.double().requires_grad_()
+    value, gate = wide.chunk(2, dim=1)
+    product = torch.nn.functional.silu(gate) * value
+    product.backward(grad.double())
+    largest = swiglu_largest(both)
+    rows, inverse = quantise_swiglu(both, largest)
+    assert relative(rows.float() * inverse, product) < 0.03
+    d_rows, d_columns, d_inverse, again = quantise_swiglu_backward(grad, find_amax(grad), both, largest)
+    assert relative(d_rows.float() * d_inverse, wide.grad) < 0.06
+    assert torch.equal(d_rows.float(), d_columns.float().t())
+    assert torch.equal(rows.float(), again.float().t())
+
+
+@hopper
 @pytest.mark.parametrize("scale", [0.0, 1e-6, 1.0, 1e4])
 def test_fp8_linear_and_mlp_match_float64_and_never_give_nan(scale: float) -> None:
-    from windtunnel.model.fp8 import fp8_gated_linear, fp8_linear, fp8_mlp, quantise_weights
+    from windtunnel.model.fp8 import fp8_gated_linear, fp8_linear, fp8_mlp, fp8_swiglu, quantise_weights
 
     N, C, H = 512, 256, 1024
     x = (bf16(2, N // 2, C) * scale).requires_grad_()
-    q, k, up, down, gate = weights((C, C), (128, C), (H, C), (C, H), (8, 12))
-    x64, *w64 = (t.detach().double().requires_grad_() for t in (x, q, k, up, down, gate))
-    mixed = (x64 @ w64[0].T, x64 @ w64[1].T, torch.relu(x64 @ w64[2].T).square() @ w64[3].T, x64[..., :12] @ w64[4].T)
+    q, k, up, down, gate, a, b, c = weights((C, C), (128, C), (H, C), (C, H), (8, 12), (H, C), (H, C), (C, H))
+    x64, *w64 = (t.detach().double().requires_grad_() for t in (x, q, k, up, down, gate, a, b, c))
+    mixed = (
+        x64 @ w64[0].T, x64 @ w64[1].T, torch.relu(x64 @ w64[2].T).square() @ w64[3].T, x64[..., :12] @ w64[4].T,
+        (torch.nn.functional.silu(x64 @ w64[6].T) * (x64 @ w64[5].T)) @ w64[7].T,
+    )  # fmt: skip
     qk, gates = fp8_gated_linear(x, quantise_weights([q, k]), gate, q, k)
     alone = fp8_linear(x, quantise_weights([q]), q)
     hidden = fp8_mlp(x, quantise_weights([up]), quantise_weights([down]), up, down)
-    outputs = (qk[..., :C], qk[..., C:], hidden, gates)
+    gated = fp8_swiglu(x, quantise_weights([a, b]), quantise_weights([c]), a, b, c)
+    outputs = (qk[..., :C], qk[..., C:], hidden, gates, gated)
     upstream = [bf16(*o.shape) for o in outputs]
     sum((o * u).float().sum() for o, u in zip(outputs, upstream, strict=True)).backward()  # type: ignore[union-attr]
     sum((o * u).sum() for o, u in zip(mixed, upstream, strict=True)).backward()  # type: ignore[union-attr]
-    for t in (*outputs, alone, x.grad, q.grad, k.grad, up.grad, down.grad, gate.grad):
+    for t in (*outputs, alone, x.grad, q.grad, k.grad, up.grad, down.grad, gate.grad, a.grad, b.grad, c.grad):
         assert t is not None
         assert torch.isfinite(t).all()
     if scale:
         assert relative(alone, mixed[0]) < 0.05
         for mine, exact in zip(outputs, mixed, strict=True):
             assert relative(mine, exact) < 0.08
-        for leaf, exact in zip((x, q, k, up, down, gate), (x64, *w64), strict=True):
+        for leaf, exact in zip((x, q, k, up, down, gate, a, b, c), (x64, *w64), strict=True):
             assert relative(leaf.grad, exact.grad) < 0.12
 
 

@@ -134,6 +134,41 @@ class _MLP(torch.autograd.Function):
         return dx.view(grad.shape), None, None, None, None, None, None
 
 
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, amax, quantised_both, quantised_down, gradient_amax, up, gate, down):  # type: ignore[no-untyped-def]
+        from .triton_fp8 import find_amax, quantise_both
+        from .triton_fp8_swiglu import quantise_swiglu, swiglu_largest
+
+        flat = x.reshape(-1, x.size(-1))
+        rows, columns, inverse = quantise_both(flat, find_amax(flat) if amax is None else amax, E4M3)
+        both = _multiply(rows, quantised_both.rows, inverse, quantised_both.inverse, fast=True)
+        largest = swiglu_largest(both)
+        y_rows, y_inverse = quantise_swiglu(both, largest)
+        ctx.save_for_backward(columns, inverse, both, largest, y_inverse)
+        ctx.weights, ctx.quantised_both, ctx.quantised_down = (up, gate, down), quantised_both, quantised_down
+        ctx.gradient_amax = gradient_amax
+        return _multiply(y_rows, quantised_down.rows, y_inverse, quantised_down.inverse, fast=True).view(x.shape)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        from .triton_fp8 import find_amax, quantise_both
+        from .triton_fp8_swiglu import quantise_swiglu_backward
+
+        columns, inverse, both, largest, y_inverse = ctx.saved_tensors
+        up, gate, down = ctx.weights
+        flat = grad.reshape(-1, grad.size(-1))
+        amax = ctx.gradient_amax.take() if ctx.gradient_amax is not None else None
+        g_rows, g_columns, g_inverse = quantise_both(flat, find_amax(flat) if amax is None else amax, E5M2)
+        dy = _multiply(g_rows, ctx.quantised_down.columns, g_inverse, ctx.quantised_down.inverse, fast=False)
+        # As in `_MLP`, the product is made again, transposed, by the pass that its gradients need anyway.
+        d_rows, d_columns, d_inverse, y_columns = quantise_swiglu_backward(dy, find_amax(dy), both, largest)
+        _add_gradient([down], _multiply(g_columns, y_columns, g_inverse, y_inverse, fast=False))
+        _add_gradient([up, gate], _multiply(d_columns, columns, d_inverse, inverse, fast=False))
+        dx = _multiply(d_rows, ctx.quantised_both.columns, d_inverse, ctx.quantised_both.inverse, fast=False)
+        return dx.view(grad.shape), None, None, None, None, None, None, None
+
+
 def fp8_linear(
     x: Tensor, quantised: Quantised, *weights: Tensor, amax: Tensor | None = None, gradient_amax: GradientAmax | None = None
 ) -> Tensor:
@@ -159,6 +194,14 @@ def fp8_mlp(
 ) -> Tensor:  # fmt: skip
     """relu(x up^T)^2 down^T."""
     return _MLP.apply(x, amax, quantised_up, quantised_down, gradient_amax, up, down)
+
+
+def fp8_swiglu(
+    x: Tensor, quantised_both: Quantised, quantised_down: Quantised, up: Tensor, gate: Tensor, down: Tensor, *,
+    amax: Tensor | None = None, gradient_amax: GradientAmax | None = None,
+) -> Tensor:  # fmt: skip
+    """(silu(x gate^T) * x up^T) down^T. quantised_both: of up over gate."""
+    return _SwiGLU.apply(x, amax, quantised_both, quantised_down, gradient_amax, up, gate, down)
 
 
 def enable_fp8(model: GPT) -> int:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import attend
-from .fp8 import Quantised, fp8_gated_linear, fp8_linear, fp8_mlp, refresh_fp8
+from .fp8 import Quantised, fp8_gated_linear, fp8_linear, fp8_mlp, fp8_swiglu, refresh_fp8
 from .fused import fused_split_heads, relu_squared, split_heads, wide
 from .layers import Linear, multiply, multiply_gated, rotary_tables
 from .loss import capped_cross_entropy
@@ -102,9 +102,13 @@ class MLP(nn.Module):
         quantised = fp8_now(self, "up") and fp8_now(self, "down")
         up, down = self.prepared.get("up"), self.prepared.get("down")
         if self.gate is not None:
-            if x_BTC.is_cuda and torch.is_grad_enabled() and not quantised:
-                return swiglu(x_BTC, self.up.weight, self.gate.weight, self.down.weight, up, down)
-            return self._swiglu(x_BTC, amax, gradient_amax, quantised)
+            weights = self.up.weight, self.gate.weight, self.down.weight
+            if quantised:
+                return fp8_swiglu(x_BTC, self.fp8["up"], self.fp8["down"], *weights, amax=amax, gradient_amax=gradient_amax)
+            if x_BTC.is_cuda and torch.is_grad_enabled():
+                return swiglu(x_BTC, *weights, up, down)
+            hidden, gate = multiply(x_BTC, *weights[:2], matrix=up).chunk(2, dim=-1)
+            return multiply(F.silu(gate) * hidden, self.down.weight, matrix=down)
         if quantised:
             return fp8_mlp(
                 x_BTC, self.fp8["up"], self.fp8["down"], self.up.weight, self.down.weight, amax=amax, gradient_amax=gradient_amax
@@ -112,18 +116,6 @@ class MLP(nn.Module):
         if x_BTC.is_cuda and torch.is_grad_enabled():
             return mlp(x_BTC, self.up.weight, self.down.weight, up, down)
         return multiply(relu_squared(multiply(x_BTC, self.up.weight, matrix=up)), self.down.weight, matrix=down)
-
-    def _swiglu(self, x_BTC: Tensor, amax: Tensor | None, gradient_amax: GradientAmax | None, quantised: bool) -> Tensor:
-        weights = self.products()["up"]
-        if quantised:
-            both = fp8_linear(x_BTC, self.fp8["up"], *weights, amax=amax)
-        else:
-            both = multiply(x_BTC, *weights, matrix=self.prepared.get("up"))
-        hidden, gate = both.chunk(2, dim=-1)
-        hidden = F.silu(gate) * hidden
-        if quantised:
-            return fp8_linear(hidden, self.fp8["down"], self.down.weight, gradient_amax=gradient_amax)
-        return multiply(hidden, self.down.weight, matrix=self.prepared.get("down"))
 
 
 def fp8_now(part: Attention | MLP, product: str) -> bool:
