@@ -107,7 +107,8 @@ def _recursive_tables(found: dict[str, Any], planning: dict[str, Any], name: str
             [[*_measured_row(row), row["bound"], _spread(row)] for row in sorted(found["configs"], key=_split, reverse=True)],
         ),
         f"`benchmarks/planning_{name}.yaml` has the configurations, `benchmarks/results/planning-{name}-h200.json` the "
-        "measurements; the last column has the least and the most of the measured steps." + (f" Not measured: {', '.join(found['missing'])}." if found["missing"] else ""),
+        "measurements; the last column has the least and the most of the measured steps."
+        + (f" Not measured: {', '.join(found['missing'])}." if found["missing"] else ""),
     ]
 
 
