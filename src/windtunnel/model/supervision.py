@@ -124,12 +124,12 @@ class Supervision:
         """Forward, loss and backward; see `train_supervised`. The sums are valid until the next step."""
         self._numbers.zero_()
         self.sums.sequences = 0
-        self.model.refresh()
         if self.objective.updates == "each":
             self._each(list(batches), after_step)
         else:
             for x, y in batches:
                 self.sums.sequences += len(x)
+                self.model.refresh()  # what is recorded finds weights quantised
                 self._run("once", self._once, x, y)
         return self.sums
 
@@ -162,6 +162,7 @@ class Supervision:
         waiting: list[tuple[Tensor, ...]] = [()] * len(batches)
         self.sums.sequences = sum(len(x) for x, _ in batches)
         for i in range(self.count):
+            self.model.refresh()
             for j, (x, y) in enumerate(batches):
                 self._run(("each", i), partial(self._one, i), x, y, *waiting[j])
                 waiting[j] = self._states if len(batches) == 1 else tuple(t.clone() for t in self._states)
