@@ -22,9 +22,9 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
 
-VOCAB, SEQUENCE, ROWS, STEPS = 4096, 256, 8, 4
+VOCAB, SEQUENCE, ROWS, STEPS = 512, 32, 8, 4
 CONFIG: dict[str, Any] = {
-    "model_type": "qwen3", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 3, "num_attention_heads": 8,
+    "model_type": "qwen3", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 8,
     "num_key_value_heads": 4, "head_dim": 64, "vocab_size": VOCAB, "max_position_embeddings": 1024, "pad_token_id": 0,
     "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
 }  # fmt: skip
