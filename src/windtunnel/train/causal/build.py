@@ -70,7 +70,7 @@ def build_causal(
     network = Network(model)
     sharded = make_mesh(ranks, shard)
     reduce = torch.float32 if master or lora is not None else compute
-    shard_model(network, blocks, sharded, shard=shard, compute=compute, reduce=reduce)
+    buffers = shard_model(network, blocks, sharded, shard=shard, compute=compute, reduce=reduce)
     network.to_empty(device=ranks.device)
     initialise(model, ranks.device, seed)
     optimizer = AdamW(
@@ -79,7 +79,8 @@ def build_causal(
         group=sharded.group,
         compiled=compile and ranks.device.type == "cuda",
     )
-    return CausalJob(network, optimizer, counts, ranks, sharded, keep_gathered=shard == "optimizer" and ranks.world > 1)
+    keep_gathered = shard == "optimizer" and ranks.world > 1
+    return CausalJob(network, optimizer, counts, ranks, sharded, buffers, keep_gathered=keep_gathered)
 
 
 def _check_length(config: Any, sequence: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from ..ranks import Ranks
 from .network import Network
 from .optimizer import AdamW
+from .reduction import OneBuffer
 from .shards import Sharded, use_one_stream
 
 Batch = tuple[Tensor, Tensor]
@@ -36,10 +37,11 @@ class CausalJob:
     """
 
     def __init__(
-        self, network: Network, optimizer: AdamW, parameters: Parameters, ranks: Ranks, sharded: Sharded, keep_gathered: bool
-    ) -> None:
+        self, network: Network, optimizer: AdamW, parameters: Parameters, ranks: Ranks, sharded: Sharded,
+        buffers: Sequence[OneBuffer], *, keep_gathered: bool,
+    ) -> None:  # fmt: skip
         self.network, self.optimizer, self.parameters, self.ranks = network, optimizer, parameters, ranks
-        self._sharded, self._keep_gathered = sharded, keep_gathered
+        self._sharded, self._buffers, self._keep_gathered = sharded, buffers, keep_gathered
 
     def step(
         self, batches: Iterable[Batch], batch_tokens: int, learning_rate: float, mark: Callable[[str], None] | None = None
@@ -68,6 +70,7 @@ class CausalJob:
                 use_one_stream(self.network)
             tell("forward")
             (total * (1.0 / batch_tokens)).backward()
+            assert all(buffer.paired for buffer in self._buffers), "FSDP2 allocates otherwise: gradients may share memory"
             tell("backward")
             sums[0] += total.detach()
             sums[1] += (targets >= 0).sum()

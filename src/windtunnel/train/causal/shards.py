@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from ..ranks import Ranks
+from .reduction import OneBuffer
 
 Sharding = Literal["none", "optimizer", "full"]
 
@@ -48,31 +49,38 @@ def make_mesh(ranks: Ranks, shard: Sharding) -> Sharded:
 
 def shard_model(
     root: nn.Module, blocks: Sequence[nn.Module], sharded: Sharded, *, shard: Sharding, compute: torch.dtype, reduce: torch.dtype
-) -> None:
+) -> list[OneBuffer]:
     """`fully_shard` on every block and on the root; gradients are summed over ranks.
 
     Args:
         compute: dtype of the parameters while a module computes. reduce: of gradients while they are summed.
+
+    Returns:
+        Of one rank, what gives each module's gradients their memory; else nothing.
     """
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
     alone = sharded.mesh.size() == 1  # then gathering is a copy, and dropping it saves memory whatever `shard` says
     for block in blocks:
         fully_shard(block, mesh=sharded.mesh, mp_policy=policy, reshard_after_forward=alone or shard != "optimizer")
     fully_shard(root, mesh=sharded.mesh, mp_policy=policy, reshard_after_forward=False)
-    if alone:
-        return  # nothing is divided by one rank, and a factor would cost a copy of every gradient
-    for module in root.modules():
-        if isinstance(module, FSDPModule):
-            module.set_force_sum_reduction_for_comms(True)
-            module.set_gradient_divide_factor(1.0)
+    modules = [module for module in root.modules() if isinstance(module, FSDPModule)]
+    if alone:  # nothing is divided by one rank, and a factor would cost a copy of every gradient
+        buffers = [OneBuffer() for _ in modules]
+        for module, buffer in zip(modules, buffers, strict=True):
+            module.set_custom_reduce_scatter(buffer)  # type: ignore[arg-type]
+        return buffers
+    for module in modules:
+        module.set_force_sum_reduction_for_comms(True)
+        module.set_gradient_divide_factor(1.0)
+    return []
 
 
 def use_one_stream(root: nn.Module) -> None:
     """Of a root on one rank, after its first forward pass: FSDP2's copies of gradients into the stream that computes.
 
     On a stream of their own they would overlap with nothing, but their memory, all gradients', could not be
-    used for anything else: up to 18 % more was reserved than held. FSDP2 has no switch for it; where its
-    inside has changed nothing is done.
+    used for anything else, and `OneBuffer` would have to give out two buffers. FSDP2 has no switch for it; where
+    its inside has changed nothing is done.
     """
     state = root._get_fsdp_state() if isinstance(root, FSDPModule) else None
     context = getattr(state, "_comm_ctx", None)
