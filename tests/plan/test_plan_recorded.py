@@ -91,6 +91,20 @@ def test_auto_leaves_recording_out_where_only_its_memory_is_too_much() -> None:
     assert not any("CUDA graphs" in note for note in roomy.notes)
 
 
+def test_errors_are_those_of_recorded_passes_until_this_machine_has_been_measured() -> None:
+    constants = replace(load_constants("H200"), recorded_error=0.4, recorded_memory_error=0.3)
+    recipe, rig = trm(*SMALL), parse_rig("H200")
+    stated = make_plan(recipe, rig, vocab=VOCAB, calibration=constants)
+    assert stated.error == {"memory": 0.3, "time": 0.4}
+    assert "±30%" in stated.sources["peak_gib"]
+    assert "±40%" in stated.sources["step_seconds"]
+    own = replace(constants, extra_gib=0.2, time_factor=1.1)
+    measured = make_plan(recipe, rig, vocab=VOCAB, calibration=own)
+    assert measured.error == {"memory": constants.memory_error, "time": constants.time_error}
+    launched = make_plan(trm(*BOUND_BY_THE_GPU, LAUNCHED), rig, vocab=VOCAB, calibration=constants)
+    assert launched.error == {"memory": constants.memory_error, "time": constants.time_error}
+
+
 @pytest.mark.parametrize("graphs", ["auto", "true", "false"])
 def test_on_a_cpu_nothing_is_recorded_and_nothing_is_said_of_it(graphs: str) -> None:
     sets = (f"stages.pretrain.graphs={graphs}", "model.depth=2", "stages.pretrain.batch_tokens=1024")
