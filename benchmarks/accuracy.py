@@ -84,8 +84,8 @@ def _recursive(recorded: dict[str, Any] | None, launched: dict[str, Any], planni
         parts.append("Recorded passes have not been measured.")
     else:
         parts += [
-            f"Passes recorded ({', '.join(recorded['gpu'])}). Nothing was fitted to them; the errors that plans state were taken from "
-            "the half that is fitted to without recording:",
+            f"Passes recorded ({', '.join(recorded['gpu'])}). Nothing was fitted to them; the errors that plans state were "
+            "taken from the half that is fitted to without recording:",
             *_recursive_tables(recorded, planning, "recorded"),
         ]
     return [
