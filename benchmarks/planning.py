@@ -79,7 +79,7 @@ class Config:
             ranks=self.gpus, micro_batch=self.micro_batch, accumulation=self.accumulation, sequence=recipe.model.sequence,
             precision="bf16" if precision == "auto" else precision, compile=True, device="cuda",
             shard="optimizer" if gpt else recipe.layout.shard or "full", recompute=recipe.layout.recompute or "none",
-            recorded=recipe.trm is not None and stage.graphs is not False and precision != "fp8",
+            recorded=recipe.trm is not None and stage.graphs is not False,
         )  # fmt: skip
 
     def plan(self) -> Plan:

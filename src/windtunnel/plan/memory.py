@@ -113,7 +113,9 @@ def components(shape: GPTShape, layout: Layout, constants: Constants) -> dict[st
 def _recorded(moments: _Held, shape: GPTShape, layout: Layout, constants: Constants, passes: Passes, element: int) -> _Held:
     """The same with the passes recorded: their memory is theirs for good, and what else a run needs lies beside it."""
     during = ("forward", "loss", "backward")
-    recording = max(sum(held.values()) for name, _, held in moments if name in during)
+    # Weights in 8 bits are made outside of it.
+    outside = 2.0 * shape.matrix_parameters if layout.precision == "fp8" else 0.0
+    recording = max(sum(held.values()) for name, _, held in moments if name in during) - outside
     # Where the passes were recorded lies what they are given: tokens, targets, and from one update to the next the states.
     states = passes.carried * element * shape.dim if passes.updates > 1 else 0
     given = float(layout.micro_tokens * (16 * min(2, passes.updates) + states))
