@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from presets_candidates import CANDIDATES, ON_A_CPU, ON_A_GPU, RATES, Candidate
+from presets_candidates import CANDIDATES, DECIDE, ON_A_CPU, ON_A_GPU, RATES, Candidate
 
 from windtunnel.data import BatchLoader, PreparedData, ValidationBatches, prepare
 from windtunnel.evaluate.worth_twins import matching_gpt
@@ -39,14 +39,16 @@ from windtunnel.model import (
     GPTShape,
     HyperParameters,
     RecursiveGPT,
+    Replay,
+    Supervision,
     build_model,
+    cuda_recorder,
     derive,
     deterministic,
     objective_of,
     recipe_shape,
-    train_supervised,
 )
-from windtunnel.recipe import Recipe, load_recipe
+from windtunnel.recipe import Recipe, Recursion, load_recipe
 from windtunnel.train import MuonAdamW
 from windtunnel.train.optimizer import Scalars
 from windtunnel.train.schedule import scalars
@@ -86,7 +88,11 @@ class Size:
 
 
 TINY = Size(2, 24, 24, 64, 8, 96, 1, 4, "character", 2**14, "cpu", 16.0)
-LARGE = Size(8, 64, 128, 512, 32, 160, 1, 4, "bpe", 2**19, "cuda", 4.0)
+# Not quite an epoch: 2.6 M tokens.
+LARGE = Size(6, 64, 128, 512, 16, 320, 1, 4, "bpe", 2**18, "cuda", 4.0)
+ONCE = Recursion(scheme="looped", preset="honest", loops=1, cycles=1, supervision=1)
+KERNELS = 256
+"""Shapes of the optimizer's updates that are compiled in one process: candidates have models of several sizes."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +143,7 @@ def make_job(name: str, size: Size, vocab: int) -> Job:
     changes["stages.pretrain.batch_tokens"] = rows * size.sequence
     recipe = base_recipe(size, changes)
     if candidate.kind == "plain":
-        recipe = plain(recipe, name, vocab)
+        recipe = plain(recipe, name, vocab, size.device == "cuda")
     shape = recipe_shape(recipe, vocab)
     steps = size.steps if name == "plain-parameters" else max(1, round(whole / (rows * size.sequence * shape.flops_per_token)))
     stage = recipe.stages.pretrain
@@ -146,12 +152,16 @@ def make_job(name: str, size: Size, vocab: int) -> Job:
     return Job(name, candidate, recipe.model_copy(update={"stages": stages}), shape, steps, rows)
 
 
-def plain(recursive: Recipe, name: str, vocab: int) -> Recipe:
-    """The recipe without recursion, with a larger model where its name says that the FLOPs should be the same a token."""
+def plain(recursive: Recipe, name: str, vocab: int, recorded: bool) -> Recipe:
+    """The recipe without recursion, with a larger model where its name says that the FLOPs should be the same a token.
+
+    Args:
+        recorded: as a stack looped once, the same model bit for bit, whose passes can be recorded as a CUDA graph.
+    """
     model = recursive.gpt
     if name.startswith("plain-flops"):
         model = matching_gpt(model, vocab, recipe_shape(recursive, vocab).flops_per_token)
-    return recursive.model_copy(update={"trm": None, "model": model})
+    return recursive.model_copy(update={"trm": ONCE if recorded else None, "model": model})
 
 
 def train(job: Job, data: PreparedData, size: Size, seed: int) -> dict[str, Any]:
@@ -165,6 +175,10 @@ def train(job: Job, data: PreparedData, size: Size, seed: int) -> dict[str, Any]
     if size.device == "cuda":
         model.compile()
     objective = None if job.recipe.trm is None else objective_of(job.recipe.trm.resolved)
+    work = None
+    if objective is not None:
+        assert isinstance(model, RecursiveGPT)
+        work = Supervision(model, objective, 1 / job.batch, Replay(cuda_recorder() if size.device == "cuda" else None))
     layout = {"sequence": size.sequence, "micro_batch": job.rows, "accumulation": 1, "rank": 0, "world": 1}
     began, losses, left = time.perf_counter(), [], 0.0
     with BatchLoader(data.train, **layout, seed=seed, device=size.device) as loader:
@@ -172,14 +186,12 @@ def train(job: Job, data: PreparedData, size: Size, seed: int) -> dict[str, Any]
             x, y = loader.next_batch()
             momentum, decay = stage.optimizer.momentum, rates.weight_decay.value
             now = scalars(stage.schedule, momentum=momentum, weight_decay=decay, step=step, progress=step / job.steps)
-            if objective is None:
+            if objective is None or work is None:
                 loss = model(x, y, "sum") * (1 / job.batch)
                 loss.backward()
             else:
-                assert isinstance(model, RecursiveGPT)
                 update = partial(take_step, optimizer, now) if objective.updates == "each" else None
-                found = train_supervised(model, [(x, y)], objective, scale=1 / job.batch, after_step=update)
-                loss = found.losses[-1] / job.batch
+                loss = work.step([(x, y)], update).losses[-1] / job.batch
             if objective is None or objective.updates == "once":
                 optimizer.step(now)
             losses.append(loss.detach())
@@ -299,6 +311,7 @@ def main() -> None:
     changes = {name: value for name in ("steps", "depth", "rates") if (value := getattr(args, name)) is not None}
     size = replace(TINY if args.tiny else LARGE, **changes)
     torch.set_float32_matmul_precision("high" if size.device == "cuda" else "highest")
+    torch._dynamo.config.recompile_limit = KERNELS
     deterministic(size.device == "cpu")  # on a GPU that would compile attention for minutes
     chosen = list(dict.fromkeys(["equal", *(args.candidates or (ON_A_CPU if args.tiny else ON_A_GPU))]))
     with tempfile.TemporaryDirectory() as folder:
@@ -308,33 +321,40 @@ def main() -> None:
 
 
 def run_all(args: argparse.Namespace, size: Size, jobs: list[Job], data: PreparedData) -> None:
-    """All candidates of a seed, then of the next, while there is time; the report is written after each."""
+    """While there is time all seeds of what decides, then of the others; the report is written after each run."""
     started, longest = time.monotonic(), 0.0
     before = resumed(args.out, size) if args.resume else {}
     runs: dict[str, list[dict[str, Any]]] = {job.name: list(before.get(job.name, {}).get("runs", [])) for job in jobs}
     left_out: list[str] = []
-    for seed in range(args.seeds):
-        for job in jobs:
-            began = time.monotonic()
-            if any(run["seed"] == seed for run in runs[job.name]):
-                continue
-            if began - started + longest > args.minutes * 60:
-                left_out.append(f"{job.name}, seed {seed}")
-                continue
-            try:
-                result = train(job, data, size, seed)
-            except RuntimeError as error:  # out of memory, say: the others must not be lost with it
-                left_out.append(f"{job.name}, seed {seed}: {str(error).splitlines()[0][:200]}")
-                if job.name == "equal":
-                    raise  # what all are compared with
-                continue
-            runs[job.name].append(result)
-            longest = max(longest, time.monotonic() - began)
-            steps = " ".join(f"{loss:.4f}" for loss in result["loss_of_steps"])
-            print(f"seed {seed} {job.name:<20} {job.steps:>5} steps, {result['seconds']:>5} s: {steps}", flush=True)
-            write(args.out, size, data, before | {j.name: summary(j, runs[j.name]) for j in jobs if runs[j.name]}, left_out)
+    for seed, job in in_order(jobs, args.seeds):
+        began = time.monotonic()
+        if any(run["seed"] == seed for run in runs[job.name]):
+            continue
+        if began - started + longest > args.minutes * 60:
+            left_out.append(f"{job.name}, seed {seed}")
+            continue
+        try:
+            result = train(job, data, size, seed)
+        except RuntimeError as error:  # out of memory, say: the others must not be lost with it
+            left_out.append(f"{job.name}, seed {seed}: {str(error).splitlines()[0][:200]}")
+            if job.name == "equal":
+                raise  # what all are compared with
+            continue
+        if size.device == "cuda":
+            torch.cuda.empty_cache()
+        runs[job.name].append(result)
+        longest = max(longest, time.monotonic() - began)
+        steps = " ".join(f"{loss:.4f}" for loss in result["loss_of_steps"])
+        print(f"seed {seed} {job.name:<20} {job.steps:>5} steps, {result['seconds']:>5} s: {steps}", flush=True)
+        write(args.out, size, data, before | {j.name: summary(j, runs[j.name]) for j in jobs if runs[j.name]}, left_out)
     if left_out:
         print(f"no time for: {'; '.join(left_out)}")
+
+
+def in_order(jobs: list[Job], seeds: int) -> list[tuple[int, Job]]:
+    """(seed, candidate), most informative first: a later stop then costs candidates, not the decision."""
+    first = [job for job in jobs if job.name in DECIDE]
+    return [(seed, job) for group in (first, [job for job in jobs if job not in first]) for seed in range(seeds) for job in group]
 
 
 def resumed(path: Path, size: Size) -> dict[str, dict[str, Any]]:
