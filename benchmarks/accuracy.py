@@ -25,14 +25,20 @@ ESTIMATORS = {
 }
 
 
-def document(planning: dict[str, Any], recursive: dict[str, Any], estimators: dict[str, Any], published: dict[str, Any]) -> str:
-    """The whole page."""
+def document(
+    planning: dict[str, Any],
+    recorded: dict[str, Any] | None,
+    recursive: dict[str, Any],
+    estimators: dict[str, Any],
+    published: dict[str, Any],
+) -> str:
+    """The whole page; recorded: None where it has not been measured."""
     parts = [
         "# How close plans are",
         "<!-- Written by benchmarks/accuracy.py; change that, not this. -->",
         "Errors are relative to what was measured: + where the plan says more. Medians and worst are of absolute errors; "
         "bias is the median with its sign.",
-        *_measured(planning), *_recursive(recursive, planning), *_estimated(estimators), *_published(published),
+        *_measured(planning), *_recursive(recorded, recursive, planning), *_estimated(estimators), *_published(published),
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
 
@@ -67,23 +73,41 @@ def _measured(found: dict[str, Any]) -> list[str]:
     ]
 
 
-def _recursive(found: dict[str, Any], planning: dict[str, Any]) -> list[str]:
-    """The same of recursive GPTs, apart and together with the others."""
+def _recursive(recorded: dict[str, Any] | None, launched: dict[str, Any], planning: dict[str, Any]) -> list[str]:
+    """The same of recursive GPTs, apart and together with the others: as runs have them, then with every kernel launched."""
+    parts = [
+        "### Recursive GPTs",
+        "Measured and planned in the same way. Runs record the passes of a recursive GPT as CUDA graphs; with "
+        "`stages.pretrain.graphs=false` the host launches every kernel.",
+    ]
+    if recorded is None:
+        parts.append("Recorded passes have not been measured.")
+    else:
+        parts += [
+            f"Passes recorded ({', '.join(recorded['gpu'])}); nothing was fitted to them:",
+            *_recursive_tables(recorded, planning, "recorded"),
+        ]
+    return [
+        *parts,
+        f"Every kernel launched by the host ({', '.join(launched['gpu'])}). To those fitted to, one constant was fitted: the "
+        "host's seconds to launch the kernels of a pass through a block; all others are the plain GPT's. Such steps are bound "
+        "by the host where a micro-batch is small, and then differ from one moment to the next:",
+        *_recursive_tables(launched, planning, "recursive"),
+    ]
+
+
+def _recursive_tables(found: dict[str, Any], planning: dict[str, Any], name: str) -> list[str]:
+    """Halves and rows of one file of configurations."""
     halves = [_half(HALVES[half], _of(found, half)) for half in HALVES]
     halves.append(_half("held out, with all others", _of(found, "held_out") + _of(planning, "held_out")))
     return [
-        "### Recursive GPTs",
-        f"Measured and planned in the same way ({', '.join(found['gpu'])}). To those fitted to, one constant was fitted: the "
-        "host's seconds to launch the kernels of a pass through a block; all others are the plain GPT's. Such steps are bound "
-        "by the host where a micro-batch is small, and then differ from one moment to the next: the last column has the least "
-        "and the most of the measured steps.",
         _table(["half", "configurations", "memory, median", "worst", "time, median", "worst"], halves),
         _table(
             [*ROW, "bound by", "seconds, least to most"],
             [[*_measured_row(row), row["bound"], _spread(row)] for row in sorted(found["configs"], key=_split, reverse=True)],
         ),
-        "`benchmarks/planning_recursive.yaml` has the configurations, `benchmarks/results/planning-recursive-h200.json` the "
-        "measurements." + (f" Not measured: {', '.join(found['missing'])}." if found["missing"] else ""),
+        f"`benchmarks/planning_{name}.yaml` has the configurations, `benchmarks/results/planning-{name}-h200.json` the "
+        "measurements; the last column has the least and the most of the measured steps." + (f" Not measured: {', '.join(found['missing'])}." if found["missing"] else ""),
     ]
 
 
@@ -243,17 +267,18 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--out", type=Path, default=DOC)
     args = parser.parse_args()
-    found = []
+    found: list[Any] = []
     for name, maker in (
         ("planning-accuracy", "planning.py report"),
+        ("planning-recorded-accuracy", None),
         ("planning-recursive-accuracy", "planning.py report --configs benchmarks/planning_recursive.yaml"),
         ("estimators", "estimators.py"),
         ("published", "published.py"),
     ):
         path = args.results / f"{name}.json"
-        if not path.exists():
+        if not path.exists() and maker is not None:
             parser.error(f"{path} is not there: python benchmarks/{maker}")
-        found.append(json.loads(path.read_text()))
+        found.append(json.loads(path.read_text()) if path.exists() else None)
     args.out.write_text(document(*found))
 
 

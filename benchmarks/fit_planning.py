@@ -4,7 +4,7 @@
     python benchmarks/fit_planning.py --out src/windtunnel/plan/calibration/H200.json
 
 The host's time to launch kernels is fitted to planning_recursive.yaml, whose small steps are bound by it; all else stays as
-plain GPTs have it.
+plain GPTs have it. To planning_recorded.yaml nothing is fitted: what plans miss there is the error that they state.
 Only measurements whose configuration says `split: calibrate` are read. Each constant is drawn to its prior
 (the dataclass's default) with a stated looseness, so that what the measurements do not determine stays where it
 was. Memory's constants are counted, not fitted; their errors are printed too.
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from planning import RECURSIVE, RECURSIVE_RESULTS, RESULTS, Config, load_configs
+from planning import RECORDED, RECORDED_RESULTS, RECURSIVE, RECURSIVE_RESULTS, RESULTS, Config, load_configs
 
 from windtunnel.model import recipe_shape
 from windtunnel.plan import Constants
@@ -92,9 +92,12 @@ class Measured:
         return rows
 
 
-def read(base: str) -> list[Measured]:
-    """The `calibrate` half's measurements of one recipe; nothing of the other half."""
-    configs, results = (load_configs(RECURSIVE), RECURSIVE_RESULTS) if base == "trm" else (load_configs(), RESULTS)
+def read(base: str, *, recorded: bool = False) -> list[Measured]:
+    """The `calibrate` half's measurements of one recipe; nothing of the other half. recorded: those with recorded passes."""
+    recursive = (RECORDED, RECORDED_RESULTS) if recorded else (RECURSIVE, RECURSIVE_RESULTS)
+    configs, results = (load_configs(recursive[0]), recursive[1]) if base == "trm" else (load_configs(), RESULTS)
+    if not results.exists():
+        return []
     wanted = [c for c in configs if c.split == "calibrate" and c.base == base]
     names = {c.name for c in wanted}
     entries = {entry["name"]: entry for entry in json.loads(results.read_text())["configs"] if entry["name"] in names}
@@ -229,9 +232,13 @@ def main() -> None:
             "time_error": round(max(LEAST_TIME_ERROR, 1.5 * found.time_error), 3),
         }
         constants[family] = {"source": SOURCE} | errors | values
-    launches = _rounded(recursive) | {"launch_error": round(1.5 * recursive.time_error, 3)}
-    print("recursive GPT, added to gpt", launches)
-    constants["gpt"] |= launches
+    added = _rounded(recursive) | {"launch_error": round(1.5 * recursive.time_error, 3)}
+    if again := read("trm", recorded=True):
+        rows = [_errors(m, gpt_gib(m, plain), gpt_seconds(m)(plain)["step"]) for m in again]
+        time = report("recursive GPT, recorded, nothing fitted", rows)[1]
+        added["recorded_error"] = round(max(LEAST_TIME_ERROR, 1.5 * time), 3)
+    print("recursive GPT, added to gpt", added)
+    constants["gpt"] |= added
     if args.out is None:
         return
     document = {

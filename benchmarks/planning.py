@@ -1,9 +1,10 @@
 """Plans beside measurements: every configuration of planning_configs.yaml, run for a few full-size steps and planned.
 
-    python benchmarks/planning.py measure --out benchmarks/results/planning-h200.json
+    python benchmarks/planning.py measure
     python benchmarks/planning.py report
 
-planning_recursive.yaml (--configs) has the recursive GPTs; `report` then reads and writes files of their own.
+planning_recorded.yaml (--configs) has the recursive GPTs, and planning_recursive.yaml the same without recorded passes;
+results and report are then files of their own.
 `measure` runs as many configurations side by side as the machine has GPUs for, and writes what it
 has after each; one that stands in --out (or --have) already is not run again. `report` never changes
 the planner: its constants were fitted to the `calibrate` half by fit_planning.py.
@@ -37,8 +38,8 @@ CONFIGS = HERE / "planning_configs.yaml"
 RESULTS = HERE / "results" / "planning-h200.json"
 RECURSIVE = HERE / "planning_recursive.yaml"
 RECURSIVE_RESULTS = HERE / "results" / "planning-recursive-h200.json"
-REPORT = HERE / "results" / "planning-accuracy.json"
-RECURSIVE_REPORT = HERE / "results" / "planning-recursive-accuracy.json"
+RECORDED = HERE / "planning_recorded.yaml"
+RECORDED_RESULTS = HERE / "results" / "planning-recorded-h200.json"
 NEEDED_SECONDS = 45.0  # left in the call, or nothing more is begun
 
 
@@ -72,12 +73,13 @@ class Config:
     def layout(self) -> Layout:
         """The layout that is measured; the plan of this recipe on this rig must choose the same."""
         recipe = self.recipe()
-        gpt = recipe.model.kind == "gpt"
-        precision = recipe.stages.pretrain.precision if gpt else "auto"
+        gpt, stage = recipe.model.kind == "gpt", recipe.stages.pretrain
+        precision = stage.precision if gpt else "auto"
         return Layout(
             ranks=self.gpus, micro_batch=self.micro_batch, accumulation=self.accumulation, sequence=recipe.model.sequence,
             precision="bf16" if precision == "auto" else precision, compile=True, device="cuda",
             shard="optimizer" if gpt else recipe.layout.shard or "full", recompute=recipe.layout.recompute or "none",
+            recorded=recipe.trm is not None and stage.graphs is not False and precision != "fp8",
         )  # fmt: skip
 
     def plan(self) -> Plan:
@@ -117,6 +119,7 @@ def _text(value: Any) -> str:
 def measure(args: argparse.Namespace) -> None:
     """Run what is not measured yet, several at once where GPUs are free."""
     deadline = time.monotonic() + args.seconds
+    args.out = args.out or _results(args.configs)
     results = _read(args.out) or _read(args.have)
     # That memory runs out is an answer; a crash is not.
     answers = (e for e in results.get("configs", []) if e["trial"]["failure"] is None or e["trial"].get("out_of_memory"))
@@ -206,6 +209,12 @@ def _read(path: Path | None) -> dict[str, Any]:
     return dict(json.loads(path.read_text())) if path is not None and path.exists() else {}
 
 
+def _results(configs: Path, what: str = "h200") -> Path:
+    """Where the measurements of a file of configurations are; with `what` 'accuracy', their report."""
+    part = configs.stem.removeprefix("planning").removesuffix("_configs").replace("_", "-")
+    return HERE / "results" / f"planning{part}-{what}.json"
+
+
 def _merged(results: dict[str, Any], entry: dict[str, Any], configs: Path) -> dict[str, Any]:
     order = [config.name for config in load_configs(configs)]
     kept = [old for old in results.get("configs", []) if old["name"] != entry["name"]]
@@ -281,9 +290,7 @@ def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def report(args: argparse.Namespace) -> None:
     """The table, and the medians and worst of each half."""
     configs = {config.name: config for config in load_configs(args.configs)}
-    recursive = args.configs.resolve() == RECURSIVE.resolve()
-    results, out = (RECURSIVE_RESULTS, RECURSIVE_REPORT) if recursive else (RESULTS, REPORT)
-    results, out = args.results or results, args.out or out
+    results, out = args.results or _results(args.configs), args.out or _results(args.configs, "accuracy")
     entries = [entry for entry in _read(results).get("configs", []) if entry["name"] in configs]
     if not entries:
         raise SystemExit(f"{results} holds no measurement: run `measure` first")
@@ -319,7 +326,7 @@ def main() -> None:
     verbs = parser.add_subparsers(dest="verb", required=True)
     verb = verbs.add_parser("measure")
     verb.set_defaults(do=measure)
-    verb.add_argument("--out", type=Path, default=RESULTS)
+    verb.add_argument("--out", type=Path, help="default: of --configs")
     verb.add_argument("--have", type=Path, help="earlier results to go on from where --out does not exist")
     verb.add_argument("--only", nargs="+", help="names of configurations")
     verb.add_argument("--again", action="store_true", help="measure also what is measured already")

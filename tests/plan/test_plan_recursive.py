@@ -81,7 +81,7 @@ def test_passes_count_applications_gradients_and_what_is_kept() -> None:
 
 def test_looping_once_is_planned_as_the_plain_gpt() -> None:
     once = ("trm.scheme=looped", "trm.loops=1", "trm.supervision=1", "stages.pretrain.micro_batch=8", "layout.recompute=none")
-    looped = plan(*once)
+    looped = plan(*once, "stages.pretrain.graphs=false")
     plain = make_plan(trm(*once[3:4]).model_copy(update={"trm": None}), parse_rig("H100"), vocab=VOCAB)
     assert looped.step_seconds == pytest.approx(plain.step_seconds)
     assert looped.mfu == pytest.approx(plain.mfu)
@@ -118,9 +118,10 @@ def test_what_is_computed_again_is_held_in_the_backward_pass_only() -> None:
 
 
 def test_small_steps_are_bound_by_the_host_whatever_their_size() -> None:
-    fixed = ("layout.recompute=none", "stages.pretrain.batch_tokens=16384")
-    once = plan(*fixed[:1], "stages.pretrain.batch_tokens=8192", "stages.pretrain.micro_batch=8", rig="H200")
-    smaller = plan(*fixed[:1], "stages.pretrain.batch_tokens=4096", "stages.pretrain.micro_batch=4", rig="H200")
+    launched = ("layout.recompute=none", "stages.pretrain.graphs=false")
+    fixed = (*launched, "stages.pretrain.batch_tokens=16384")
+    once = plan(*launched, "stages.pretrain.batch_tokens=8192", "stages.pretrain.micro_batch=8", rig="H200")
+    smaller = plan(*launched, "stages.pretrain.batch_tokens=4096", "stages.pretrain.micro_batch=4", rig="H200")
     assert once.bound == smaller.bound == "kernel launches"
     assert once.step_seconds == smaller.step_seconds
     twice = plan(*fixed, "stages.pretrain.micro_batch=8", rig="H200")

@@ -190,7 +190,8 @@ def _as_plain(recipe: Recipe) -> Recipe:
     schedule = stage.schedule
     if preset.warmup_steps is not None and schedule.warmup_steps == preset.warmup_steps:
         schedule = schedule.model_copy(update={"warmup_steps": Schedule().warmup_steps})
-    stage = stage.model_copy(update={"optimizer": stage.optimizer.model_copy(update=rates), "schedule": schedule})
+    optimizer = stage.optimizer.model_copy(update=rates)
+    stage = stage.model_copy(update={"optimizer": optimizer, "schedule": schedule, "graphs": "auto"})
     # Averaged weights for all or for none: a stack looped once is the plain model.
     looped_once = Recursion(scheme="looped", preset="honest", loops=1, cycles=1, supervision=1, ema=recipe.trm.ema)
     return recipe.model_copy(

@@ -43,7 +43,7 @@ class Trial:
         reserved_gib: most that PyTorch's allocator held; allocated_gib: most of it in use.
         static_gib: in use between two steps; built_gib: before the first.
         context_gib: used on the device outside the allocator.
-        phases: 'forward', 'backward' and 'optimizer' of one more step that waits for the device after each.
+        phases: 'forward', 'backward' and 'optimizer' of one more step, not recorded, that waits for the device after each.
         first_step_seconds: with its compilation; build_seconds: model and optimizer; wall_seconds: everything.
         parameters, trained: of the whole model, and those of them that are trained.
         layout: as it was run.

@@ -11,6 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from windtunnel.recipe import UserError
+
 Work = Callable[..., None]
 # Kernels are made and workspaces allocated in the first runs, which a recording may not do.
 RUNS_BEFORE = 2
@@ -37,41 +39,60 @@ class Replay:
     def __init__(self, record: Callable[[Callable[[], None]], Recording] | None = None) -> None:
         self._record = record
         self._runs: dict[Hashable, int] = {}
-        self._recorded: dict[Hashable, tuple[Recording, tuple[Tensor, ...]]] = {}
+        self._recorded: dict[Hashable, Recording] = {}
+        # Of tensors of the same shapes: one recording is done before the next one begins, so that all use the same.
+        self._places: dict[Hashable, tuple[Tensor, ...]] = {}
 
     def __call__(self, name: Hashable, work: Work, *given: Tensor) -> None:
         """Run `work(*given)`; `name` tells it from other work."""
         if self._record is None:
             work(*given)
             return
-        key = (name, *((tuple(t.shape), t.dtype, t.requires_grad) for t in given))
+        shapes = tuple((tuple(t.shape), t.dtype, t.requires_grad) for t in given)
+        key = (name, shapes)
         self._runs[key] = self._runs.get(key, 0) + 1
         if self._runs[key] <= RUNS_BEFORE:
             work(*given)
             return
+        if shapes not in self._places:
+            self._places[shapes] = tuple(torch.empty_like(t) for t in given)
+        places = self._places[shapes]
         if key not in self._recorded:
-            places = tuple(t.detach().clone() for t in given)
-            self._recorded[key] = (self._record(lambda: work(*places)), places)
-        recording, places = self._recorded[key]
+            self._recorded[key] = self._record(lambda: work(*places))
         for place, tensor in zip(places, given, strict=True):
             place.copy_(tensor, non_blocking=True)
-        recording.replay()
+        self._recorded[key].replay()
 
     def forget(self) -> None:
         """Drop the recordings with their memory."""
         self._recorded.clear()
+        self._places.clear()
         self._runs.clear()
 
 
 def cuda_recorder() -> Callable[[Callable[[], None]], Recording]:
-    """Recordings are CUDA graphs that share one pool of memory: they must be replayed one after another."""
+    """Recordings are CUDA graphs that share one pool of memory: they must be replayed one after another.
+
+    Raises, where it records:
+        UserError: the work waits for the device, or does something else that cannot be recorded.
+    """
     pool = torch.cuda.graph_pool_handle()
 
     def record(work: Callable[[], None]) -> Recording:
         graph = torch.cuda.CUDAGraph()
-        # Other threads go on meanwhile: the loader copies batches, the writer checkpoints.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            work()
+        try:
+            # Other threads go on meanwhile: the loader copies batches, the writer checkpoints.
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                work()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            # The allocator still takes the recording to be under way: this process cannot go on without it.
+            why = str(error.__context__ or error).splitlines()[0]
+            raise UserError(
+                f"stages.pretrain.graphs: the passes cannot be recorded as a CUDA graph here: {why}",
+                "--set stages.pretrain.graphs=false",
+            ) from error
         return graph
 
     return record

@@ -33,8 +33,14 @@ def memory_alternatives(recipe: Recipe, rig: Rig, vocab: int, constants: Constan
 
 
 def _again(recipe: Recipe, rig: Rig, vocab: int, constants: Constants) -> list[Alternative]:
-    """Of a recursive GPT: the same batch with more computed again."""
+    """Of a recursive GPT: the same batch without recording, or with more computed again."""
     found = []
+    if recipe.stages.pretrain.graphs is True:
+        stage = recipe.stages.pretrain.model_copy(update={"graphs": "auto"})
+        stages = recipe.stages.model_copy(update={"pretrain": stage})
+        sized = size_up(recipe.model_copy(update={"stages": stages}), rig, vocab, constants)
+        if sized.candidate.fits:
+            found.append(Alternative("--set stages.pretrain.graphs=auto", _gives(sized)))
     if recipe.trm is not None and recipe.layout.recompute is not None:
         for again in ("step", "block"):
             layout = recipe.layout.model_copy(update={"recompute": again})

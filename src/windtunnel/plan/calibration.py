@@ -159,7 +159,8 @@ def observe(
     if path is None:
         return None
     correction = plan.get("correction") or {}
-    layout = Layout(**{f.name: plan["layout"][f.name] for f in fields(Layout)})
+    # A run that was planned by an earlier version has not every key.
+    layout = Layout(**{f.name: plan["layout"][f.name] for f in fields(Layout) if f.name in plan["layout"]})
     observation = Observation(
         family="causal" if plan["depth"] is None else "gpt",
         recipe=plan["recipe"],

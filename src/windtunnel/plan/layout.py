@@ -32,6 +32,7 @@ class Layout:
     expert: int = 1
     pipeline: int = 1
     recompute: str = "none"  # or 'step' (a supervision step of a recursive GPT), or 'block'
+    recorded: bool = False  # a recursive GPT's passes are CUDA graphs
     offload: str = "none"  # or 'optimizer'
     engine: str = OWN_ENGINE
 
@@ -67,6 +68,8 @@ class Layout:
         parts = [f"{per_rank} of {self.sequence:,} a step each", self.precision + (", compiled" if self.compile else "")]
         if self.recompute != "none":
             parts.append({"step": "supervision steps recomputed", "block": "blocks recomputed"}[self.recompute])
+        if self.recorded:
+            parts.append("passes recorded")
         if self.offload == "optimizer":
             parts.append("optimizer states in CPU memory")
         if self.engine != OWN_ENGINE:

@@ -13,6 +13,8 @@ from .passes import Passes, plain
 from .types import Moment
 
 GIB = 2**30
+# Moments of a step: name, shares of (forward, backward) pass done, bytes by component.
+_Held = list[tuple[str, tuple[float, float], dict[str, float]]]
 # Of a recursive GPT: each state carried, and with it what it is summed from and its gradients. (Traced: 4.5 to 6.)
 STATES_AT_WORK = 5
 
@@ -27,6 +29,8 @@ SOURCES = {
     "states": "recursion's states at the borders of what is computed again",
     "loss": "logits of a chunk or two, gradients of the last hidden states and of the head",
     "optimizer_workspace": "what the optimizer step needs beyond the freed activations",
+    "recording": "of recorded passes: held between them too, where nothing else may use it",
+    "beside_recording": "what validation and the update need, and find no room for in what recorded passes hold",
     "workspaces": "of cuBLAS and Triton",
     "context": "CUDA context and loaded kernels, outside PyTorch's allocator",
     "nccl": "communicators' buffers, outside PyTorch's allocator",
@@ -45,8 +49,8 @@ class Memory:
 
     @property
     def peak(self) -> Moment:
-        """The moment that needs most."""
-        return max(self.moments, key=lambda moment: moment.gib)
+        """The moment that needs most; of equal ones the first of those that tell what a recording holds."""
+        return max(self.moments, key=lambda moment: (round(moment.gib, 6), "recording" not in moment.components))
 
 
 def memory(shape: GPTShape, layout: Layout, constants: Constants, passes: Passes | None = None) -> Memory:
@@ -88,13 +92,15 @@ def memory(shape: GPTShape, layout: Layout, constants: Constants, passes: Passes
         first = 2.0 * shape.dim + (3.0 if shape.mlp == "swiglu" else 1.0) * shape.hidden
         worked["activations"] = read + blocks + element * layout.micro_tokens * first
     optimizer = {"optimizer_workspace": _optimizer_bytes(shape, layout)} | between
-    moments = [
+    moments: _Held = [
         ("before the step", (0.0, 0.0), between),
         ("forward", (1.0, 0.0), kept),
         ("loss", (1.0, 0.0), kept | {"loss": at_end + _loss_bytes(shape, layout, constants, element, passes)}),
         ("backward", (1.0, 0.0), kept | worked),
         ("optimizer", (1.0, 1.0), optimizer),
     ]
+    if layout.recorded:
+        moments = _recorded(moments, shape, layout, constants, passes, element)
     closed = [Moment(name, 0.0, _closed(static | held, layout, constants)) for name, _, held in moments]
     return Memory(tuple(closed), tuple(done for _, done, _ in moments))
 
@@ -102,6 +108,32 @@ def memory(shape: GPTShape, layout: Layout, constants: Constants, passes: Passes
 def components(shape: GPTShape, layout: Layout, constants: Constants) -> dict[str, float]:
     """GiB of each component on one rank at the step's peak; their sum is the peak."""
     return memory(shape, layout, constants).peak.components
+
+
+def _recorded(moments: _Held, shape: GPTShape, layout: Layout, constants: Constants, passes: Passes, element: int) -> _Held:
+    """The same with the passes recorded: their memory is theirs for good, and what else a run needs lies beside it."""
+    during = ("forward", "loss", "backward")
+    recording = max(sum(held.values()) for name, _, held in moments if name in during)
+    # Where the passes were recorded lies what they are given: tokens, targets, and from one update to the next the states.
+    states = passes.carried * element * shape.dim if passes.updates > 1 else 0
+    given = float(layout.micro_tokens * (16 * min(2, passes.updates) + states))
+    beside = given + max(_optimizer_bytes(shape, layout), _validation_bytes(shape, layout, constants, passes, element))
+    found: _Held = []
+    for name, done, held in moments:
+        if name in during:
+            found.append((name, done, held | {"beside_recording": beside}))
+        else:
+            own = held.get("optimizer_workspace", 0.0)
+            found.append((name, done, held | {"beside_recording": beside - own, "recording": recording}))
+    return found
+
+
+def _validation_bytes(shape: GPTShape, layout: Layout, constants: Constants, passes: Passes, element: int) -> float:
+    """A forward pass that keeps nothing: one application of a block at a time, the states, a copy of the weights, the loss."""
+    read, block = _activation_bytes(shape, layout, constants, element, Passes(1, 1, step=1))
+    states = (STATES_AT_WORK + passes.carried) * element * layout.micro_tokens * shape.dim
+    weights = 0.0 if element == 4 else 2.0 * shape.matrix_parameters
+    return read + block + states + weights + _logit_bytes(shape, layout, constants, element)
 
 
 def _closed(held: dict[str, float], layout: Layout, constants: Constants) -> dict[str, float]:
@@ -144,11 +176,15 @@ def _state_bytes(shape: GPTShape, layout: Layout, passes: Passes, element: int) 
 
 def _loss_bytes(shape: GPTShape, layout: Layout, constants: Constants, element: int, passes: Passes) -> float:
     """Logits of a chunk, beside those of the one before; the head in compute precision; gradients."""
-    chunks = min(2.0, layout.micro_tokens / constants.loss_chunk_tokens)
-    logits = chunks * constants.loss_chunk_tokens * shape.padded_vocab * element
-    copy = 0.0 if element == 4 else 2.0 * shape.head_parameters
     gradients = element * layout.micro_tokens * shape.dim + 4.0 * shape.head_parameters
-    return logits + copy + passes.joined * gradients
+    return _logit_bytes(shape, layout, constants, element) + passes.joined * gradients
+
+
+def _logit_bytes(shape: GPTShape, layout: Layout, constants: Constants, element: int) -> float:
+    """Of a chunk and the one before it, and the head in compute precision."""
+    chunks = min(2.0, layout.micro_tokens / constants.loss_chunk_tokens)
+    copy = 0.0 if element == 4 else 2.0 * shape.head_parameters
+    return chunks * constants.loss_chunk_tokens * shape.padded_vocab * element + copy
 
 
 def _optimizer_bytes(shape: GPTShape, layout: Layout) -> float:

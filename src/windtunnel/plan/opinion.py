@@ -32,12 +32,12 @@ GROUPS = (
     _Group("gradients and collectives", ("gradients", "communication"), ("gradients", "communication")),
     _Group(
         "activations and temporaries",
-        ("activations", "states", "loss", "compute_weights", "optimizer_workspace"),
+        ("activations", "states", "loss", "compute_weights", "optimizer_workspace", "recording"),
         ("activations", "loss", "compute_weights", "temporaries", "other"),
     ),
 )
-# What no trace sees: it lies outside the model, or is the allocator's.
-UNTRACED = ("workspaces", "context", "nccl", "process", "fragmentation", "correction")
+# What no trace sees: it lies outside the model or the step, or is the allocator's.
+UNTRACED = ("beside_recording", "workspaces", "context", "nccl", "process", "fragmentation", "correction")
 
 
 @dataclass(frozen=True)

@@ -247,8 +247,11 @@ def _length_notes(recipe: Recipe, rig: Rig, sized: Sized, length: Length, corpus
 
 def _time_error(constants: Constants, candidate: Candidate) -> float:
     """What is said of the step's seconds: less is known of the host, unless the user has measured this machine."""
-    launched = candidate.time.bound == LAUNCHES and candidate.layout.device == "cuda" and constants.time_factor == 1.0
-    return max(constants.time_error, constants.launch_error) if launched else constants.time_error
+    if candidate.layout.device != "cuda" or constants.time_factor != 1.0:
+        return constants.time_error
+    if candidate.time.bound == LAUNCHES:
+        return max(constants.time_error, constants.launch_error)
+    return max(constants.time_error, constants.recorded_error) if candidate.layout.recorded else constants.time_error
 
 
 def _sources(rig: Rig, sized: Sized, constants: Constants, length: Length, vocab: str, corpus: str) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import product
 
 from windtunnel.model import GPTShape
 from windtunnel.recipe import Pretrain, Recipe, UserError
@@ -118,9 +119,11 @@ def search_layout(
     limit = memory_limit(rig, constants)
     passes = passes or plain(shape)
     found = []
-    for again in _recomputes(passes, recompute):
+    for again, recorded in product(_recomputes(passes, recompute), _recorded(stage, passes, device, precision)):
         for micro in _micro_batches(stage.micro_batch, share, ranks, shape.sequence):
-            layout = Layout(ranks, micro, share // micro, shape.sequence, precision, compiled, device, recompute=again)
+            layout = Layout(
+                ranks, micro, share // micro, shape.sequence, precision, compiled, device, recompute=again, recorded=recorded
+            )
             time = step_time(shape, layout, rig, constants, passes)
             candidate = Candidate(layout, memory(shape, layout, constants, passes), time, limit)
             found.append(candidate)
@@ -131,7 +134,27 @@ def search_layout(
         return min(found, key=lambda c: c.peak_gib), notes
     fastest = min(c.time.seconds for c in fitting)
     chosen = next(c for c in fitting if c.time.seconds <= SAME_SPEED * fastest)
-    return chosen, notes + _turned_down(chosen, found)
+    return chosen, notes + _turned_down(chosen, found) + (_launched(chosen, stage) if passes.recursive else [])
+
+
+def _recorded(stage: Pretrain, passes: Passes, device: str, precision: str) -> tuple[bool, ...]:
+    """Whether passes may be recorded as CUDA graphs, first what is preferred: it takes no more time, and a little memory.
+
+    Weights in fp8 move at every update; a recording knows one place.
+    """
+    if not passes.recursive or device != "cuda" or precision == "fp8" or stage.graphs is False:
+        return (False,)
+    return (True,) if stage.graphs is True else (True, False)
+
+
+def _launched(chosen: Candidate, stage: Pretrain) -> list[str]:
+    """That the host launches every kernel where a recording was not asked to be left out, but its memory was too much."""
+    layout = chosen.layout
+    if layout.recorded or layout.device != "cuda" or stage.graphs != "auto":
+        return []
+    if layout.precision == "fp8":
+        return ["passes are not recorded as CUDA graphs: weights in fp8 move at every update"]
+    return ["passes are not recorded as CUDA graphs: what validation and the update need beside a recording is too much here"]
 
 
 def _recomputes(passes: Passes, given: str | None) -> tuple[str, ...]:
@@ -145,7 +168,10 @@ def _turned_down(chosen: Candidate, found: list[Candidate]) -> list[str]:
     """Why no larger micro-batch without recomputation: what it would need."""
     if not any(c.layout.recompute != "none" for c in found):
         return []
-    too_big = next((c for c in found if c.layout.recompute == "none" and not c.fits), None)
+    kept = [c for c in found if c.layout.recompute == "none"]
+    fits = {c.layout.micro_batch for c in kept if c.fits}
+    larger = [c for c in kept if c.layout.micro_batch not in fits]
+    too_big = min(larger, key=lambda c: (c.layout.micro_batch, c.peak_gib), default=None)
     if too_big is None:
         return []
     room = f"{too_big.peak_gib:.1f} of {too_big.limit_gib:.1f} GiB"

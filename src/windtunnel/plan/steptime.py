@@ -17,6 +17,8 @@ LAUNCHES = "kernel launches"
 # kernels a head, forwards and backwards, to 22 of a block; an optimizer step kept the host busy as long as 5 passes.
 HEAD_LAUNCHES = 2
 UPDATE_LAUNCHES = 5
+# Of passes that are recorded: their batch is copied to where it was recorded, then one graph is started, however long it is.
+REPLAY_LAUNCHES = 1
 # Of the bytes that move per weight and micro-step: 6 of 14 make the copy in compute precision, 8 add the gradient.
 CONVERSION = 6 / 14
 
@@ -98,9 +100,13 @@ def _gpu(shape: GPTShape, layout: Layout, rig: Rig, c: Constants, passes: Passes
 
 
 def _launch_seconds(layout: Layout, c: Constants, passes: Passes) -> float:
-    """The host's seconds of a step: it launches every pass's kernels one by one, and takes as long whatever their size."""
+    """The host's seconds of a step: it launches every pass's kernels one by one, and takes as long whatever their size.
+
+    Recorded, passes of a micro-batch up to the next update are launched as one.
+    """
     blocks = passes.forward(layout.recompute) + passes.graded
-    launched = layout.accumulation * (blocks + HEAD_LAUNCHES * passes.heads) + UPDATE_LAUNCHES * passes.updates
+    one = REPLAY_LAUNCHES * passes.updates if layout.recorded else blocks + HEAD_LAUNCHES * passes.heads
+    launched = layout.accumulation * one + UPDATE_LAUNCHES * passes.updates
     return launched * (c.launch_seconds if layout.compile else c.eager_launch_seconds)
 
 

@@ -10,7 +10,11 @@ if TYPE_CHECKING:
 
 def recursion_problem(recipe: Recipe) -> str | None:
     """What is wrong with `trm` and the rest of the recipe together; None where nothing is."""
-    trm, model = recipe.trm, recipe.model
+    trm, model, stage = recipe.trm, recipe.model, recipe.stages.pretrain
+    if stage.graphs is True and (trm is None or stage.precision == "fp8"):
+        why = "this one has no trm section" if trm is None else "with stages.pretrain.precision=fp8 weights move at every update"
+        fix = "--set stages.pretrain.graphs=auto"
+        return f"stages.pretrain.graphs=true records the passes of recursive models, and {why}; fix: {fix}"
     if trm is None:
         return "layout.recompute=step is for recursive models; use block or none" if recipe.layout.recompute == "step" else None
     if model.kind != "gpt":

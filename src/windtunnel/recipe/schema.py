@@ -149,8 +149,10 @@ class Pretrain(Section):
         description="the same losses bit for bit on the same GPUs; false: faster attention where FlashAttention-4 is missing",
     )
     compile: bool | Literal["auto"] = Field("auto", description="torch.compile; auto: on GPUs")
-    graphs: bool = Field(
-        False, description="record a recursive model's passes as CUDA graphs: quicker where kernels are short, more memory"
+    graphs: bool | Literal["auto"] = Field(
+        "auto",
+        description="record a recursive model's passes as CUDA graphs, so that the GPU never waits for the host to launch "
+        "them; auto: on GPUs where their memory fits",
     )
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()

@@ -35,6 +35,7 @@ class Layout:
     device: str
     sequence: int
     recompute: str = "none"  # of a recursive model's activations: or 'step', or 'block'
+    recorded: bool = False  # a recursive model's passes as CUDA graphs
 
     @classmethod
     def from_manifest(cls, manifest: dict[str, Any]) -> Layout:
@@ -100,7 +101,7 @@ class Job:
             rank=ranks.rank, world=ranks.world, seed=recipe.seed, device=ranks.device,
         )  # fmt: skip
         self.parts = StepParts(self.model, self.optimizer, self.loader, ranks, self.staging, layout.batch_tokens)
-        self.run_step = step_function(recipe)
+        self.run_step = step_function(recipe, recorded=layout.recorded)
         self._token_bytes = torch.as_tensor(self.data.tokenizer.token_bytes())
         gc.collect()
         gc.freeze()  # the collector need not look at long-lived objects again and stall a step

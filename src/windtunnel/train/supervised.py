@@ -17,11 +17,15 @@ from .optimizer import Scalars
 from .step import Moment, Pending, StepFunction, StepParts, Supervised, run_step, take
 
 
-def step_function(recipe: Recipe) -> StepFunction:
-    """How a step of this recipe is done."""
+def step_function(recipe: Recipe, *, recorded: bool = False) -> StepFunction:
+    """How a step of this recipe is done.
+
+    Args:
+        recorded: record a recursive model's passes as CUDA graphs, as the plan's layout says.
+    """
     if recipe.trm is None:
         return run_step
-    return SupervisedStep(objective_of(recipe.trm.resolved), graphs=recipe.stages.pretrain.graphs)
+    return SupervisedStep(objective_of(recipe.trm.resolved), recorded=recorded)
 
 
 class SupervisedStep:
@@ -30,11 +34,12 @@ class SupervisedStep:
     All updates of a step have the same learning rates: the schedule goes by batches.
 
     Args:
-        graphs: record the work of a micro-batch as a CUDA graph.
+        recorded: the work of a micro-batch is recorded as a CUDA graph. The model is on a GPU and has no weights in fp8: their
+            copies are made anew, elsewhere in memory, after each update.
     """
 
-    def __init__(self, objective: Objective, *, graphs: bool = False) -> None:
-        self._objective, self._graphs = objective, graphs
+    def __init__(self, objective: Objective, *, recorded: bool = False) -> None:
+        self._objective, self._recorded = objective, recorded
         self._work: Supervision | None = None
 
     def __call__(self, parts: StepParts, scalars: Scalars, step: int, since: Pending | None) -> Pending:
@@ -60,9 +65,7 @@ class SupervisedStep:
     def _supervision(self, model: RecursiveGPT, scale: float) -> Supervision:
         """Kept from step to step: what is recorded works on its sums."""
         if self._work is None or self._work.model is not model or self._work.scale != scale:
-            # Copies of weights in fp8 are made anew, elsewhere in memory, after each update.
-            record = cuda_recorder() if self._graphs and model.head.weight.is_cuda and not model.fp8 else None
-            self._work = Supervision(model, self._objective, scale, Replay(record))
+            self._work = Supervision(model, self._objective, scale, Replay(cuda_recorder() if self._recorded else None))
         return self._work
 
 

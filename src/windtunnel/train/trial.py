@@ -96,6 +96,7 @@ def _measure(
     timed = _timed(request, ranks, steps, warm, say)
     seconds = [result.seconds for result in timed]
     results = [*warm, *timed]
+    steps.validate()
     memory.synchronize()
     measured: dict[str, Any] = {
         "rank": ranks.rank,

@@ -62,6 +62,9 @@ class CausalSteps:
         self._since = pending if mark is None else None
         return pending
 
+    def validate(self) -> None:
+        """It needs no memory beside a step's."""
+
     def close(self) -> None:
         """End the loader's thread and what the job holds."""
         self._loader.close()

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from windtunnel.data import BatchLoader, TokenFile
+from windtunnel.evaluate import validation_loss
 from windtunnel.model import GPT, RecursiveGPT
 from windtunnel.recipe import Recipe
 
@@ -37,6 +39,10 @@ class TrialSteps(Protocol):
 
     def step(self, mark: Mark | None = None) -> Pending:
         """Launch a step and return without waiting for the GPU, unless `mark` does."""
+        ...
+
+    def validate(self) -> None:
+        """Score a micro-batch as a run does between steps, where that needs memory beside theirs; on every rank."""
         ...
 
     def close(self) -> None:
@@ -67,7 +73,7 @@ class GPTSteps:
         self._recipe, self._layout, self._ranks = recipe, layout, ranks
         self._rates, self._model, self._optimizer = build(recipe, layout, ranks, vocab)
         self._loader = random_batches(layout, ranks, vocab, folder, recipe.seed)
-        self._step = step_function(recipe)
+        self._step = step_function(recipe, recorded=layout.recorded)
         self._done = 0
         self._since: Pending | None = None
         self.parameters = self.trained = self._model.shape.parameters
@@ -75,10 +81,14 @@ class GPTSteps:
         gc.freeze()  # as a run does
 
     def step(self, mark: Mark | None = None) -> Pending:
-        """One step. Marked, it is no part of a series: the next one is timed from its own beginning."""
+        """One step. Marked, it is no part of a series: the next one is timed from its own beginning.
+
+        What is recorded goes by as a whole: a marked step is not, and no step after it.
+        """
         model, optimizer = self._model, self._optimizer
         marking: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if mark is not None:
+            self._step = step_function(self._recipe)
             optimizer = cast(MuonAdamW, _MarkedOptimizer(optimizer, mark))
             if isinstance(model, RecursiveGPT):
                 marking = _marked_backward(mark)
@@ -90,6 +100,16 @@ class GPTSteps:
             pending = self._step(parts, self._scalars(), self._done, self._since)
         self._since = pending if mark is None else None
         return pending
+
+    def validate(self) -> None:
+        """Without recorded passes it finds room in what a step has freed, and nothing is done."""
+        if not self._layout.recorded:
+            return
+        layout, vocab, device = self._layout, self._model.shape.vocab, self._ranks.device
+        tokens = torch.randint(vocab, (2, layout.micro_batch, layout.sequence), device=device)
+        with self._optimizer.averaged():
+            validation_loss(self._model, [(tokens[0], tokens[1])], torch.ones(vocab), device)
+        self._since = None
 
     def _scalars(self) -> Scalars:
         stage = self._recipe.stages.pretrain
