@@ -9,7 +9,7 @@ extreme at derived ones, and equal weights with one thing changed at a time. All
 library for the same FLOPs, and those of one seed begin at the same weights and see the same batches (a plain model and one
 with fewer supervision steps: the same FLOPs, not always the same tokens: `tokens` says). Warm-up is a tenth of the run for all,
 since the guide's 100 to 200 steps would be most of a short one. What is compared is the cross-entropy of the last supervision
-step on held-out text, never an objective. RULE says how the winner is found.
+step on held-out text, never an objective. presets_rule.py says how the winner is found.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import math
 import os
 import platform
 import statistics
@@ -31,6 +30,7 @@ from typing import Any
 
 import torch
 from presets_candidates import CANDIDATES, DECIDE, ON_A_CPU, ON_A_GPU, RATES, Candidate
+from presets_rule import verdict
 
 from windtunnel.data import BatchLoader, PreparedData, ValidationBatches, prepare
 from windtunnel.evaluate.worth_twins import matching_gpt
@@ -52,13 +52,6 @@ from windtunnel.recipe import Recipe, Recursion, load_recipe
 from windtunnel.train import MuonAdamW
 from windtunnel.train.optimizer import Scalars
 from windtunnel.train.schedule import scalars
-
-RULE = (
-    "Of the candidates that a preset can stand for, the one with the lowest mean held-out loss over the seeds that all have. "
-    "It is decided where it beats `equal` in every seed, and by more on average than the larger of both spreads over seeds "
-    "(largest less smallest loss); `each` must beat `equal-parts` so too, which has as many updates by smaller batches. "
-    "Otherwise `equal`, the plainest, stays."
-)
 
 
 @dataclass(frozen=True)
@@ -254,40 +247,6 @@ def summary(job: Job, runs: list[dict[str, Any]]) -> dict[str, Any]:
         "refinement_percent": statistics.fmean(run["refinement_percent"] for run in runs),
         "runs": runs,
     }
-
-
-def verdict(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What RULE says of the results: the winner, whether that is decided, and all differences from `equal`."""
-    seeds = {run["seed"] for run in results["equal"]["runs"]}
-    table = {name: {run["seed"]: run["loss"] for run in r["runs"]} for name, r in results.items()}
-    table = {name: losses for name, losses in table.items() if set(losses) == seeds}
-    means = {name: statistics.fmean(losses.values()) for name, losses in table.items()}
-    # A loss that is no number is never the lowest.
-    eligible = [name for name in table if results[name]["kind"] == "preset" and math.isfinite(means[name])]
-    best = min(eligible, key=lambda name: means[name])
-    rivals = ["equal"] + ["equal-parts"] * (CANDIDATES[best].keys.get("trm.updates") == "each")
-    beaten = {name: beats(table[best], table[name]) for name in rivals if name in table}
-    decided = best != "equal" and len(beaten) == len(rivals) and all(beaten.values())
-    return {
-        "rule": RULE,
-        "seeds": sorted(seeds),
-        "lowest": best,
-        "beats": beaten,
-        "decided": decided,
-        "winner": best if decided else "equal",
-        "better_than_equal_by": {
-            name: [round(table["equal"][seed] - losses[seed], 4) for seed in sorted(seeds)] for name, losses in table.items()
-        },
-        "not_all_seeds": sorted(set(results) - set(table)),
-        "lowest_plain": min((n for n in means if results[n]["kind"] == "plain"), key=lambda n: means[n], default=None),
-    }
-
-
-def beats(one: dict[int, float], other: dict[int, float]) -> bool:
-    """Whether `one` (seed -> loss) is below in every seed, and by more on average than the larger spread of both."""
-    gains = [other[seed] - loss for seed, loss in one.items()]
-    spread = max(max(losses.values()) - min(losses.values()) for losses in (one, other))
-    return len(gains) > 1 and min(gains) > 0 and statistics.fmean(gains) > spread
 
 
 def arguments() -> argparse.Namespace:

@@ -18,7 +18,7 @@ from windtunnel.run import MetricsReader, RunFolder, load_spent, of_step, write_
 from .report import load_run
 from .worth import Trained, WorthReport, weigh
 from .worth_measure import held_out_units, measure
-from .worth_twins import WHOLE_BATCHES, Length, Member, worth_members
+from .worth_twins import SAME_FLOPS, WHOLE_BATCHES, Length, Member, worth_members
 
 LATE = 10
 """A tenth of the run's end is what its training losses are the medians of."""
@@ -42,6 +42,12 @@ class Comparison:
     seconds_per_flop: float | None
     flops: float
     notes: tuple[str, ...]
+
+    @property
+    def by_weight(self) -> tuple[Member, ...]:
+        """The members in the order in which they are trained: without the plain models there is no verdict."""
+        first = ("recursive", SAME_FLOPS, WHOLE_BATCHES, "same-parameters")
+        return tuple(sorted(self.members, key=lambda m: first.index(m.name) if m.name in first else len(first)))
 
     def member_flops(self, member: Member) -> float:
         """Training FLOPs of a member."""
