@@ -12,7 +12,7 @@ In parts, of which each adds to what --out has:
 
 A variant is a few keys of the recipe trm-sudoku (sudoku_variants.py; sudoku_sweep.py tries them out). The recursive model trains
 for --minutes; then each of --twins for as many FLOPs on the same puzzles. --twin-minutes limits each one's time, --most that of
-the whole command: what is left is divided among the twins to come. The learning rate falls to the end all the same; the result
+the whole command: the first twin may take all but a minute for each one to come. The learning rate falls to the end all the same; the result
 says under `flops_share` how far a twin came. FLOPs are the model's own: of every pass and of every supervision step's head,
 recomputation not counted. --plain-only wants the --tiny and --set of the first call, refuses other puzzles than the recursive
 model had, and keeps a plain result that is there already, under its share of the FLOPs (plain-0.47).
@@ -53,6 +53,8 @@ LIMITS: Keys = {
 
 TWIN_SECONDS = 30.0
 """A twin takes as long beside its training."""
+NEXT_SECONDS = 60.0
+"""Kept for each twin to come: one that has had all its FLOPs says more than two that have not."""
 LEAST_SECONDS = 5.0
 
 Results = dict[str, Any]
@@ -189,7 +191,8 @@ def train_twins(job: Job, args: argparse.Namespace, vocab: int, results: Results
     for number, name in enumerate(args.twins):
         minutes = args.twin_minutes
         if args.most:
-            left = (args.started + args.most - time.monotonic()) / (len(args.twins) - number) - TWIN_SECONDS
+            later = len(args.twins) - number - 1
+            left = args.started + args.most - time.monotonic() - TWIN_SECONDS - NEXT_SECONDS * later
             if left < LEAST_SECONDS:
                 failed.append(f"{name}: no time left")
                 continue
