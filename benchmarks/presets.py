@@ -259,6 +259,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--depth", type=int)
     parser.add_argument("--rates", type=float, help="factor on all derived learning rates")
     parser.add_argument("--minutes", type=float, help="no run begins that would end later than this: 7 on a GPU, 90 on a CPU")
+    parser.add_argument("--shared", action="store_true", help="other work is on the GPU meanwhile: seconds say nothing then")
     parser.add_argument("--resume", action="store_true", help="keep the runs that --out already has")
     args = parser.parse_args()
     args.minutes = args.minutes or (90.0 if args.tiny else 7.0)

@@ -12,10 +12,10 @@ In parts, of which each adds to what --out has:
 
 A variant is a few keys of the recipe trm-sudoku (sudoku_variants.py; sudoku_sweep.py tries them out). The recursive model trains
 for --minutes; then each of --twins for as many FLOPs on the same puzzles. --twin-minutes limits each one's time, --most that of
-the whole command: the first twin may take all but a minute for each one to come. The learning rate falls to the end all the same; the result
-says under `flops_share` how far a twin came. FLOPs are the model's own: of every pass and of every supervision step's head,
-recomputation not counted. --plain-only wants the --tiny and --set of the first call, refuses other puzzles than the recursive
-model had, and keeps a plain result that is there already, under its share of the FLOPs (plain-0.47).
+the whole command: the first twin may take all but a minute for each one to come. The learning rate falls to the end all the
+same; the result says under `flops_share` how far a twin came. FLOPs are the model's own: of every pass and of every supervision
+step's head, recomputation not counted. --plain-only wants the --tiny and --set of the first call, refuses other puzzles than the
+recursive model had, and keeps a plain result that is there already, under its share of the FLOPs (plain-0.47).
 
 The report is written after each model; one that fails leaves its error there. On an H200 expect 40 s for puzzles and starting up,
 and 20 s a model for its report and its evaluation.
@@ -326,6 +326,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--twin-minutes", type=float, help="most of training, of each plain model; 0: none is trained")
     parser.add_argument("--most", type=float, help="seconds of the whole command, which what is left for the twins keeps to")
     parser.add_argument("--variant", choices=VARIANTS, default="each-long", help="the recursive model")
+    parser.add_argument("--shared", action="store_true", help="other work is on the GPU meanwhile: seconds say nothing then")
     parser.add_argument("--plain-only", action="store_true", help="add plain models to the recursive result in --out")
     parser.add_argument("--puzzles", action="store_true", help="only measure how puzzles are made")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the recipe, for all runs")

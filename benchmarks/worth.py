@@ -165,6 +165,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="of each model; without it as many as --minutes allows")
     parser.add_argument("--most-steps", type=int, default=1000, help="of each model, however much time there is")
     parser.add_argument("--preset", default="honest")
+    parser.add_argument("--shared", action="store_true", help="other work is on the GPU meanwhile: seconds say nothing then")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the recipe")
     args = parser.parse_args()
     started = time.monotonic()
@@ -187,7 +188,7 @@ def main() -> None:
             "what": __doc__.splitlines()[0] if __doc__ else "",
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "machine": machine(),
-            "settings": {"preset": args.preset, "tiny": args.tiny, "set": args.set, "steps": steps},
+            "settings": {"preset": args.preset, "tiny": args.tiny, "set": args.set, "steps": steps, "shared": args.shared},
             "data": {"checksum": data.checksum, "train_tokens": data.train.count},
             "recursive": {
                 "tokens_per_second": round(statistics.median(series(run, "tokens_per_second"))),

@@ -3,12 +3,14 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from windtunnel.evaluate import (
+    Comparison,
     Length,
     Measured,
     Member,
@@ -111,6 +113,14 @@ def test_all_make_as_many_updates_as_the_run_or_as_many_as_whole_sequences_allow
     twice = [m.shape for m in others if m.name.startswith("same-flops")]
     assert len(twice) == (2 if parts > 1 else 1)
     assert len(set(twice)) == 1
+
+
+def test_what_the_verdict_takes_is_trained_first() -> None:
+    members = worth_members(recipe_of("trm-sudoku"), 11, Length(100, 16 * 81, "fp32"))
+    comparison = Comparison(Path(), members, Length(100, 16 * 81, "fp32"), True, None, 1.0, ())
+    names = [m.name for m in comparison.by_weight]
+    assert names[:4] == ["recursive", "same-flops", "same-flops-whole-batches", "same-parameters"]
+    assert sorted(names) == sorted(m.name for m in members)
 
 
 def test_an_update_a_batch_leaves_batches_as_they_are() -> None:
