@@ -84,7 +84,8 @@ def _recursive(recorded: dict[str, Any] | None, launched: dict[str, Any], planni
         parts.append("Recorded passes have not been measured.")
     else:
         parts += [
-            f"Passes recorded ({', '.join(recorded['gpu'])}); nothing was fitted to them:",
+            f"Passes recorded ({', '.join(recorded['gpu'])}). Nothing was fitted to them; the errors that plans state were taken from "
+            "the half that is fitted to without recording:",
             *_recursive_tables(recorded, planning, "recorded"),
         ]
     return [
@@ -107,7 +108,8 @@ def _recursive_tables(found: dict[str, Any], planning: dict[str, Any], name: str
             [[*_measured_row(row), row["bound"], _spread(row)] for row in sorted(found["configs"], key=_split, reverse=True)],
         ),
         f"`benchmarks/planning_{name}.yaml` has the configurations, `benchmarks/results/planning-{name}-h200.json` the "
-        "measurements; the last column has the least and the most of the measured steps." + (f" Not measured: {', '.join(found['missing'])}." if found["missing"] else ""),
+        "measurements; the last column has the least and the most of the measured steps."
+        + (f" Not measured: {', '.join(found['missing'])}." if found["missing"] else ""),
     ]
 
 

@@ -235,8 +235,9 @@ def main() -> None:
     added = _rounded(recursive) | {"launch_error": round(1.5 * recursive.time_error, 3)}
     if again := read("trm", recorded=True):
         rows = [_errors(m, gpt_gib(m, plain), gpt_seconds(m)(plain)["step"]) for m in again]
-        time = report("recursive GPT, recorded, nothing fitted", rows)[1]
+        memory, time = report("recursive GPT, recorded, nothing fitted", rows)
         added["recorded_error"] = round(max(LEAST_TIME_ERROR, 1.5 * time), 3)
+        added["recorded_memory_error"] = round(max(LEAST_MEMORY_ERROR, 2 * memory), 3)
     print("recursive GPT, added to gpt", added)
     constants["gpt"] |= added
     if args.out is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -49,6 +50,27 @@ def test_work_is_recorded_once_and_sees_what_it_is_given() -> None:
     run.forget()
     run("sum", work, torch.ones(2))
     assert len(recorded) == 1
+
+
+def test_works_of_the_same_shapes_share_their_places() -> None:
+    places: dict[str, set[int]] = {"one": set(), "other": set(), "wider": set()}
+    run, total = Replay(Again), torch.zeros(1)
+
+    def work(name: str, x: Tensor) -> None:
+        places[name].add(x.data_ptr())
+        total.add_(x.sum())
+
+    given = {
+        name: [torch.full((size,), float(10**i)) for i in range(5)] for name, size in (("one", 2), ("other", 2), ("wider", 3))
+    }
+    for i in range(5):
+        for name, tensors in given.items():
+            run(name, partial(work, name), tensors[i])
+    assert total.item() == 7 * 11_111.0
+    own = {name: places[name] - {t.data_ptr() for t in tensors} for name, tensors in given.items()}
+    assert own["one"] == own["other"]
+    assert own["one"].isdisjoint(own["wider"])
+    assert all(len(addresses) == 1 for addresses in own.values())
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2])

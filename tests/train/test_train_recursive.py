@@ -114,6 +114,13 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(new_run: NewRun, sets:
         np.testing.assert_array_equal(averaged[name], again[name], err_msg=name)
 
 
+def test_on_a_cpu_a_run_that_asks_for_recorded_passes_trains_as_any_other(new_run: NewRun) -> None:
+    asked, usual = new_run("stages.pretrain.graphs=true", "budget.steps=3"), new_run("budget.steps=3")
+    assert train(asked) == train(usual) == 0
+    assert logged(asked) == logged(usual)
+    assert events(asked) == events(usual)
+
+
 @pytest.mark.timeout(300)
 def test_two_ranks_give_the_losses_of_one_and_one_goes_on_from_them(new_run: NewRun) -> None:
     sets = (*EACH, "stages.pretrain.optimizer.clip=0.5")

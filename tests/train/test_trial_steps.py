@@ -1,11 +1,13 @@
 """A trial on one rank, in this process."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from windtunnel.evaluate import validation_loss
 from windtunnel.recipe import UserError, load_recipe
 from windtunnel.train import TrialRequest, run_trial
 
@@ -79,3 +81,38 @@ def test_fp8_products_of_a_hugging_face_model_are_refused(tmp_path: Path) -> Non
     with pytest.raises(UserError) as error:
         run_trial(request, tmp_path, lambda _: None)
     assert "stages.sft.precision=bf16" in (error.value.fix or "")
+
+
+class Again:
+    """In the place of a CUDA graph."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.replay = work
+
+
+def test_a_trial_with_recorded_passes_records_them_validates_and_reads_the_phases_without(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from windtunnel.train import supervised, trial_steps
+
+    recorded, scored = [], []
+
+    def record(work: Callable[[], None]) -> Again:
+        recorded.append(work)
+        return Again(work)
+
+    def score(*given: object) -> object:
+        scored.append(given)
+        return validation_loss(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(supervised, "cuda_recorder", lambda: record)
+    monkeypatch.setattr(trial_steps, "validation_loss", score)
+    keys = ("trm.preset=honest", "trm.supervision=2", "trm.ema=0.9", "model.mlp=swiglu", "model.value_embeddings=false")
+    request = TrialRequest(load_recipe(tiny, keys), LAYOUT, vocab=300, config=None, steps=3, warm_up=3, seconds=60.0)
+    launched = run_trial(request, tmp_path, lambda _: None)
+    assert (len(recorded), len(scored)) == (0, 0)
+    measured = run_trial(replace(request, layout=LAYOUT | {"recorded": True}), tmp_path, lambda _: None)
+    assert (len(recorded), len(scored)) == (1, 1)
+    assert measured["losses"] == launched["losses"]
+    assert measured["gradient_norms"] == launched["gradient_norms"]
+    assert set(measured["phases"]) == {"forward", "backward", "optimizer"}

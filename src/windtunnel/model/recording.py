@@ -79,7 +79,7 @@ def cuda_recorder() -> Callable[[Callable[[], None]], Recording]:
     pool = torch.cuda.graph_pool_handle()
 
     def record(work: Callable[[], None]) -> Recording:
-        graph = torch.cuda.CUDAGraph()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
             # Other threads go on meanwhile: the loader copies batches, the writer checkpoints.
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
@@ -87,7 +87,8 @@ def cuda_recorder() -> Callable[[Callable[[], None]], Recording]:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            # The allocator still takes the recording to be under way: this process cannot go on without it.
+            # The allocator still takes the recording to be under way: this process cannot train on without it.
+            torch.cuda.set_stream(stream)
             why = str(error.__context__ or error).splitlines()[0]
             raise UserError(
                 f"stages.pretrain.graphs: the passes cannot be recorded as a CUDA graph here: {why}",

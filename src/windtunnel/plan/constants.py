@@ -57,7 +57,9 @@ class Constants:
     overlap: float = 0.6  # share of the communication hidden behind computation
     launch_seconds: float = 1e-3  # host time of a pass through a block, forwards or backwards: a dozen kernels from Python
     eager_launch_seconds: float = 2e-3
-    recorded_error: float = 0.25  # of time where passes are recorded and the GPU bounds it
+    # Of time where passes are recorded and the GPU bounds it, and of their memory.
+    recorded_error: float = 0.25
+    recorded_memory_error: float = 0.12
     launch_error: float = 0.31  # of time where launches bound it: the host's speed differs by machine, and by minute
     cpu_efficiency: float = 0.50  # of measured matmul GFLOP/s
     cpu_attention_efficiency: float = 0.16  # the same of attention's causal FLOPs: the depth-4 model on 2 cores

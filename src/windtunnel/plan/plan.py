@@ -167,7 +167,7 @@ def _assemble(
         alternatives=tuple(alternatives),
         warnings=tuple(epoch_warnings(repeated)),
         notes=tuple(notes),
-        error={"memory": constants.memory_error, "time": _time_error(constants, candidate)},
+        error={"memory": _memory_error(constants, candidate), "time": _time_error(constants, candidate)},
         sources=sources,
         correction=correction_of(candidate.components, constants.time_factor),
     )
@@ -245,6 +245,13 @@ def _length_notes(recipe: Recipe, rig: Rig, sized: Sized, length: Length, corpus
     return notes
 
 
+def _memory_error(constants: Constants, candidate: Candidate) -> float:
+    """What is said of a rank's memory."""
+    if not candidate.layout.recorded or constants.extra_gib != 0:
+        return constants.memory_error
+    return max(constants.memory_error, constants.recorded_memory_error)
+
+
 def _time_error(constants: Constants, candidate: Candidate) -> float:
     """What is said of the step's seconds: less is known of the host, unless the user has measured this machine."""
     if candidate.layout.device != "cuda" or constants.time_factor != 1.0:
@@ -266,7 +273,7 @@ def _sources(rig: Rig, sized: Sized, constants: Constants, length: Length, vocab
         "vocab": vocab,
         "corpus_tokens": corpus,
         "layout": "fastest layout that fits",
-        "peak_gib": f"sum of the components, ±{constants.memory_error:.0%} ({constants.source})",
+        "peak_gib": f"sum of the components, ±{_memory_error(constants, sized.candidate):.0%} ({constants.source})",
         "limit_gib": limit,
         "step_seconds": f"sum of the terms, ±{_time_error(constants, sized.candidate):.0%} ({constants.source})",
         "tokens_per_second": "batch tokens / step time",

@@ -1,0 +1,114 @@
+"""Recorded passes on a GPU: the same results, the memory that a plan counts, and a word where work cannot be recorded."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from windtunnel.launch import try_steps
+from windtunnel.model import Objective, RecursiveGPT, Replay, Supervision, build_model, cuda_recorder, deterministic, recipe_shape
+from windtunnel.plan import make_plan, resolve
+from windtunnel.recipe import load_recipe
+from windtunnel.rig import detect_rig
+
+pytestmark = [
+    pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"), pytest.mark.timeout(300),
+]  # fmt: skip
+SMALL = ["model.depth=2", "model.aspect=128", "model.sequence=256", "model.value_embeddings=false", "model.mlp=swiglu"]
+KEYS = [
+    "model.depth=4", "model.sequence=512", "model.value_embeddings=false", "model.mlp=swiglu", "trm.preset=aggressive",
+    "data.corpus.documents=20000", "budget.hours=null", "budget.steps=12", "stages.pretrain.micro_batch=16",
+    "stages.pretrain.batch_tokens=16384", "stages.pretrain.precision=bf16", "stages.pretrain.validate_every=5 steps",
+    "stages.pretrain.validation_tokens=16384",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", ["layerwise", "two_latent", "looped"])
+@pytest.mark.parametrize("updates", ["once", "each"])
+def test_recorded_gradients_are_those_that_are_launched_bit_for_bit(scheme: str, updates: str) -> None:
+    recipe = load_recipe("charlm", [*SMALL, f"trm.scheme={scheme}"])
+    shape = recipe_shape(recipe, 100)
+    tokens = torch.randint(100, (6, 4, 257), device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+    objective = Objective((0.2, 0.3, 0.2, 0.3), 0.5 if updates == "once" else 0.0, 1, updates)
+    found = []
+    before = torch.are_deterministic_algorithms_enabled()
+    deterministic(True)
+    try:
+        for record in (None, cuda_recorder()):
+            model = build_model(shape, device="cuda", compute=torch.bfloat16, seed=1)
+            assert isinstance(model, RecursiveGPT)
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+
+            def update(_: int = 0, model: RecursiveGPT = model) -> None:
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        assert parameter.grad is not None
+                        parameter -= 0.05 * parameter.grad
+                        parameter.grad.zero_()
+
+            work, losses = Supervision(model, objective, 1 / (4 * 256), Replay(record)), []
+            for batch in tokens:
+                sums = work.step([(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())], update if updates == "each" else None)
+                losses.append(sums.losses.clone())
+                if updates == "once":
+                    update()
+            found.append((torch.stack(losses), [parameter.detach().clone() for parameter in model.parameters()]))
+    finally:
+        deterministic(before)
+    (one, weights), (other, recorded) = found
+    assert torch.equal(one, other)
+    assert all(torch.equal(a, b) for a, b in zip(weights, recorded, strict=True))
+
+
+WAITS = """
+import torch
+from windtunnel.model import Replay, cuda_recorder
+from windtunnel.recipe import UserError
+
+run, seen, x = Replay(cuda_recorder()), torch.zeros(1, device="cuda"), torch.ones(3, device="cuda")
+for _ in range(3):
+    try:
+        run("waits", lambda x: seen.add_(x.sum().item()), x)
+    except UserError as error:
+        print(error.message, error.fix, sep="|")
+"""
+
+
+def test_work_that_waits_for_the_device_is_refused_in_words() -> None:
+    # In a process of its own: no other recording can be made after one that failed.
+    done = subprocess.run([sys.executable, "-c", WAITS], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    message, fix = done.stdout.strip().split("|")
+    assert message.startswith("stages.pretrain.graphs: the passes cannot be recorded as a CUDA graph here: ")
+    assert fix == "--set stages.pretrain.graphs=false"
+
+
+def test_a_recorded_trial_reserves_the_memory_that_a_recorded_run_does_and_that_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from windtunnel.run import MetricsReader, RunFolder
+
+    monkeypatch.setenv("WINDTUNNEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WINDTUNNEL_CALIBRATION", "none")
+    command = [sys.executable, "-m", "windtunnel", "train", "charlm", "--root", str(tmp_path / "runs"), "--yes", "--gpus", "1"]
+    for key in KEYS:
+        command += ["--set", key]
+    subprocess.run(command, check=True, capture_output=True, timeout=200)
+    (folder,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
+    run = RunFolder.open(folder)
+    assert run.manifest["plan"]["layout"]["recorded"]
+    with MetricsReader(run.metrics_path) as reader:
+        held = max(point.value for point in reader.series("memory_gib"))
+    rig = detect_rig(measure_cpu=False)
+    vocab = run.manifest["plan"]["vocab"]
+    recipe = resolve(load_recipe("charlm", KEYS), rig, vocab)
+    plan = make_plan(recipe, rig, vocab)
+    trial = try_steps(recipe, plan.layout, vocab=vocab)
+    assert trial.failure is None
+    assert plan.layout.recorded
+    assert trial.reserved_gib == pytest.approx(held, rel=0.05, abs=0.1)
+    assert plan.reserved_gib == pytest.approx(held, rel=0.1, abs=0.3)
+    assert {"forward", "backward", "optimizer"} <= set(trial.phases)

@@ -1,0 +1,138 @@
+"""Plans of recursive GPTs whose passes are recorded as CUDA graphs: what they save of time, take of memory, and say."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from windtunnel.plan import Layout, Plan, load_constants, make_plan, observe
+from windtunnel.recipe import Recipe, UserError, load_recipe, phase_recipe
+from windtunnel.rig import parse_rig
+
+VOCAB = 32_768
+SMALL = ("stages.pretrain.batch_tokens=8192", "stages.pretrain.micro_batch=8", "layout.recompute=none")
+BOUND_BY_THE_GPU = ("stages.pretrain.batch_tokens=32768", "stages.pretrain.micro_batch=32", "layout.recompute=step")
+LAUNCHED = "stages.pretrain.graphs=false"
+
+
+@pytest.fixture(autouse=True)
+def no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name in ("WINDTUNNEL_RIGS", "WINDTUNNEL_PRICE", "WINDTUNNEL_CALIBRATION"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def trm(*sets: str) -> Recipe:
+    """The first phase."""
+    return phase_recipe(load_recipe("trm", sets), "validation")
+
+
+def plan(*sets: str, rig: str = "H200") -> Plan:
+    return make_plan(trm(*sets), parse_rig(rig), vocab=VOCAB)
+
+
+def test_recorded_passes_do_not_wait_for_the_host_and_take_a_little_memory() -> None:
+    recorded, launched = plan(*SMALL), plan(*SMALL, LAUNCHED)
+    assert launched.bound == "kernel launches"
+    assert recorded.bound != "kernel launches"
+    assert recorded.step_seconds < 0.6 * launched.step_seconds
+    assert {**recorded.step_terms, "kernel launches": None} == {**launched.step_terms, "kernel launches": None}
+    beside = recorded.components["beside_recording"]
+    assert 0 < beside < 0.1 * recorded.peak_gib
+    assert recorded.peak_gib == pytest.approx(launched.peak_gib + beside, rel=0.002)
+    assert recorded.peak_moment == launched.peak_moment, "the peak tells what the memory is for"
+    assert "passes recorded" in recorded.layout.describe()
+    assert "recorded" not in launched.layout.describe()
+
+
+def test_where_the_gpu_bounds_the_step_recording_changes_nothing_of_its_time() -> None:
+    assert plan(*BOUND_BY_THE_GPU).step_seconds == plan(*BOUND_BY_THE_GPU, LAUNCHED).step_seconds
+
+
+def test_memory_of_recorded_passes_is_never_given_back() -> None:
+    recorded, launched = plan(*SMALL), plan(*SMALL, LAUNCHED)
+    assert [moment.name for moment in recorded.timeline] == [moment.name for moment in launched.timeline]
+    last, was = recorded.timeline[-1], launched.timeline[-1]
+    assert last.name == "optimizer"
+    assert last.gib == pytest.approx(recorded.peak_gib)
+    assert was.gib < 0.5 * launched.peak_gib
+    for component, gib in was.components.items():
+        if component not in ("fragmentation", "recording", "beside_recording"):
+            assert last.components[component] == pytest.approx(gib), component
+
+
+def test_an_update_after_each_step_starts_a_recording_each() -> None:
+    sudoku = load_recipe("trm-sudoku", ())
+    each = make_plan(sudoku, parse_rig("H200"))
+    launched = make_plan(load_recipe("trm-sudoku", (LAUNCHED,)), parse_rig("H200"))
+    assert each.layout.recorded
+    assert each.step_seconds < 0.4 * launched.step_seconds
+    host = each.step_terms["kernel launches"] / load_constants("H200").launch_seconds
+    assert host == pytest.approx(16 * (5 + 1)), "16 updates, each with one recording to start"
+    pieces = make_plan(load_recipe("trm-sudoku", ("stages.pretrain.micro_batch=128",)), parse_rig("H200"))
+    assert pieces.step_terms["kernel launches"] / load_constants("H200").launch_seconds == pytest.approx(16 * (5 + 4))
+
+
+def test_auto_leaves_recording_out_where_only_its_memory_is_too_much() -> None:
+    needs = plan(*SMALL, LAUNCHED).peak_gib
+    constants = load_constants("H200")
+    rig = parse_rig("H200")
+    assert rig.gpu is not None
+    share = (needs + 0.1) / rig.gpu.memory_gib
+    tight = replace(constants, usable_share=share)
+    made = make_plan(trm(*SMALL), rig, vocab=VOCAB, calibration=tight)
+    assert made.fits
+    assert not made.layout.recorded
+    assert any("not recorded as CUDA graphs" in note for note in made.notes)
+    insisted = make_plan(trm(*SMALL, "stages.pretrain.graphs=true"), rig, vocab=VOCAB, calibration=tight)
+    assert not insisted.fits
+    assert "--set stages.pretrain.graphs=auto" in [alternative.change for alternative in insisted.alternatives]
+    roomy = make_plan(trm(*SMALL), rig, vocab=VOCAB, calibration=constants)
+    assert not any("CUDA graphs" in note for note in roomy.notes)
+
+
+def test_errors_are_those_of_recorded_passes_until_this_machine_has_been_measured() -> None:
+    constants = replace(load_constants("H200"), recorded_error=0.4, recorded_memory_error=0.3)
+    recipe, rig = trm(*SMALL), parse_rig("H200")
+    stated = make_plan(recipe, rig, vocab=VOCAB, calibration=constants)
+    assert stated.error == {"memory": 0.3, "time": 0.4}
+    assert "±30%" in stated.sources["peak_gib"]
+    assert "±40%" in stated.sources["step_seconds"]
+    own = replace(constants, extra_gib=0.2, time_factor=1.1)
+    measured = make_plan(recipe, rig, vocab=VOCAB, calibration=own)
+    assert measured.error == {"memory": constants.memory_error, "time": constants.time_error}
+    launched = make_plan(trm(*BOUND_BY_THE_GPU, LAUNCHED), rig, vocab=VOCAB, calibration=constants)
+    assert launched.error == {"memory": constants.memory_error, "time": constants.time_error}
+
+
+@pytest.mark.parametrize("graphs", ["auto", "true", "false"])
+def test_on_a_cpu_nothing_is_recorded_and_nothing_is_said_of_it(graphs: str) -> None:
+    sets = (f"stages.pretrain.graphs={graphs}", "model.depth=2", "stages.pretrain.batch_tokens=1024")
+    made = make_plan(trm(*sets), parse_rig("cpu"), vocab=VOCAB)
+    assert not made.layout.recorded
+    assert not any("record" in text for text in (*made.notes, *made.warnings, made.layout.describe()))
+
+
+def test_weights_in_fp8_and_plain_models_are_not_recorded() -> None:
+    made = plan(*SMALL, "stages.pretrain.precision=fp8")
+    assert not made.layout.recorded
+    assert any("fp8" in note and "not recorded" in note for note in made.notes)
+    charlm = make_plan(load_recipe("charlm", ()), parse_rig("H200"))
+    assert not charlm.layout.recorded
+    assert not any("record" in note for note in charlm.notes)
+    with pytest.raises(UserError, match="fp8") as refused:
+        trm(*SMALL, "stages.pretrain.graphs=true", "stages.pretrain.precision=fp8")
+    assert "--set stages.pretrain.graphs=auto" in f"{refused.value.message} {refused.value.fix}"
+    with pytest.raises(UserError, match="recursive models") as refused:
+        load_recipe("charlm", ("stages.pretrain.graphs=true",))
+    assert "--set stages.pretrain.graphs=auto" in f"{refused.value.message} {refused.value.fix}"
+
+
+def test_runs_planned_before_recordings_are_still_observed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WINDTUNNEL_CALIBRATION", str(tmp_path))
+    earlier = plan(*SMALL, LAUNCHED).to_json()
+    earlier["layout"].pop("recorded")
+    assert "recorded" in {f.name for f in fields(Layout)}
+    file = observe(earlier, "H200", memory_gib=17.0, step_seconds=0.3, steps=50)
+    assert file is not None
+    assert file.is_file()
