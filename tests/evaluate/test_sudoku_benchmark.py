@@ -201,6 +201,7 @@ def test_the_picture_has_room_for_other_results(share: float, monkeypatch: pytes
     plain = report["results"]["plain"]
     plain["evaluation"]["puzzles"]["exact"]["share"] = share
     plain["puzzles_seen"] *= 2
+    report["results"]["plain-deep"] = json.loads(json.dumps(plain))
     plain["curves"]["loss"] = [(2 * step, share * value) for step, value in plain["curves"]["loss"]]
     places = [element.attrib for element in ElementTree.fromstring(chart.draw(report)).iter() if element.tag.endswith("text")]
     assert all(0 < float(a["x"]) < chart.WIDTH and 0 < float(a["y"]) < chart.HEIGHT for a in places)
