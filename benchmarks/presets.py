@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import gc
 import json
 import os
 import platform
@@ -300,7 +301,8 @@ def run_all(args: argparse.Namespace, size: Size, jobs: list[Job], data: Prepare
             if job.name == "equal":
                 raise  # what all are compared with
             continue
-        if size.device == "cuda":
+        if size.device == "cuda":  # what was recorded has memory of its own
+            gc.collect()
             torch.cuda.empty_cache()
         runs[job.name].append(result)
         longest = max(longest, time.monotonic() - began)
