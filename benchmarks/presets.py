@@ -9,15 +9,15 @@ extreme at derived ones, and equal weights with one thing changed at a time. All
 library for the same FLOPs, and those of one seed begin at the same weights and see the same batches (a plain model and one
 with fewer supervision steps: the same FLOPs, not always the same tokens: `tokens` says). Warm-up is a tenth of the run for all,
 since the guide's 100 to 200 steps would be most of a short one. What is compared is the cross-entropy of the last supervision
-step on held-out text, never an objective. RULE says how the winner is found.
+step on held-out text, never an objective. presets_rule.py says how the winner is found.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import gc
 import json
-import math
 import os
 import platform
 import statistics
@@ -30,7 +30,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from presets_candidates import CANDIDATES, ON_A_CPU, ON_A_GPU, RATES, Candidate
+from presets_candidates import CANDIDATES, DECIDE, ON_A_CPU, ON_A_GPU, RATES, Candidate
+from presets_rule import verdict
 
 from windtunnel.data import BatchLoader, PreparedData, ValidationBatches, prepare
 from windtunnel.evaluate.worth_twins import matching_gpt
@@ -39,24 +40,19 @@ from windtunnel.model import (
     GPTShape,
     HyperParameters,
     RecursiveGPT,
+    Replay,
+    Supervision,
     build_model,
+    cuda_recorder,
     derive,
     deterministic,
     objective_of,
     recipe_shape,
-    train_supervised,
 )
-from windtunnel.recipe import Recipe, load_recipe
+from windtunnel.recipe import Recipe, Recursion, load_recipe
 from windtunnel.train import MuonAdamW
 from windtunnel.train.optimizer import Scalars
 from windtunnel.train.schedule import scalars
-
-RULE = (
-    "Of the candidates that a preset can stand for, the one with the lowest mean held-out loss over the seeds that all have. "
-    "It is decided where it beats `equal` in every seed, and by more on average than the larger of both spreads over seeds "
-    "(largest less smallest loss); `each` must beat `equal-parts` so too, which has as many updates by smaller batches. "
-    "Otherwise `equal`, the plainest, stays."
-)
 
 
 @dataclass(frozen=True)
@@ -86,7 +82,11 @@ class Size:
 
 
 TINY = Size(2, 24, 24, 64, 8, 96, 1, 4, "character", 2**14, "cpu", 16.0)
-LARGE = Size(8, 64, 128, 512, 32, 160, 1, 4, "bpe", 2**19, "cuda", 4.0)
+# Not quite an epoch: 2.6 M tokens.
+LARGE = Size(6, 64, 128, 512, 16, 320, 1, 4, "bpe", 2**18, "cuda", 4.0)
+ONCE = Recursion(scheme="looped", preset="honest", loops=1, cycles=1, supervision=1)
+KERNELS = 256
+"""Shapes of the optimizer's updates that are compiled in one process: candidates have models of several sizes."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def make_job(name: str, size: Size, vocab: int) -> Job:
     changes["stages.pretrain.batch_tokens"] = rows * size.sequence
     recipe = base_recipe(size, changes)
     if candidate.kind == "plain":
-        recipe = plain(recipe, name, vocab)
+        recipe = plain(recipe, name, vocab, size.device == "cuda")
     shape = recipe_shape(recipe, vocab)
     steps = size.steps if name == "plain-parameters" else max(1, round(whole / (rows * size.sequence * shape.flops_per_token)))
     stage = recipe.stages.pretrain
@@ -146,12 +146,16 @@ def make_job(name: str, size: Size, vocab: int) -> Job:
     return Job(name, candidate, recipe.model_copy(update={"stages": stages}), shape, steps, rows)
 
 
-def plain(recursive: Recipe, name: str, vocab: int) -> Recipe:
-    """The recipe without recursion, with a larger model where its name says that the FLOPs should be the same a token."""
+def plain(recursive: Recipe, name: str, vocab: int, recorded: bool) -> Recipe:
+    """The recipe without recursion, with a larger model where its name says that the FLOPs should be the same a token.
+
+    Args:
+        recorded: as a stack looped once, the same model bit for bit, whose passes can be recorded as a CUDA graph.
+    """
     model = recursive.gpt
     if name.startswith("plain-flops"):
         model = matching_gpt(model, vocab, recipe_shape(recursive, vocab).flops_per_token)
-    return recursive.model_copy(update={"trm": None, "model": model})
+    return recursive.model_copy(update={"trm": ONCE if recorded else None, "model": model})
 
 
 def train(job: Job, data: PreparedData, size: Size, seed: int) -> dict[str, Any]:
@@ -165,6 +169,10 @@ def train(job: Job, data: PreparedData, size: Size, seed: int) -> dict[str, Any]
     if size.device == "cuda":
         model.compile()
     objective = None if job.recipe.trm is None else objective_of(job.recipe.trm.resolved)
+    work = None
+    if objective is not None:
+        assert isinstance(model, RecursiveGPT)
+        work = Supervision(model, objective, 1 / job.batch, Replay(cuda_recorder() if size.device == "cuda" else None))
     layout = {"sequence": size.sequence, "micro_batch": job.rows, "accumulation": 1, "rank": 0, "world": 1}
     began, losses, left = time.perf_counter(), [], 0.0
     with BatchLoader(data.train, **layout, seed=seed, device=size.device) as loader:
@@ -172,14 +180,12 @@ def train(job: Job, data: PreparedData, size: Size, seed: int) -> dict[str, Any]
             x, y = loader.next_batch()
             momentum, decay = stage.optimizer.momentum, rates.weight_decay.value
             now = scalars(stage.schedule, momentum=momentum, weight_decay=decay, step=step, progress=step / job.steps)
-            if objective is None:
+            if objective is None or work is None:
                 loss = model(x, y, "sum") * (1 / job.batch)
                 loss.backward()
             else:
-                assert isinstance(model, RecursiveGPT)
                 update = partial(take_step, optimizer, now) if objective.updates == "each" else None
-                found = train_supervised(model, [(x, y)], objective, scale=1 / job.batch, after_step=update)
-                loss = found.losses[-1] / job.batch
+                loss = work.step([(x, y)], update).losses[-1] / job.batch
             if objective is None or objective.updates == "once":
                 optimizer.step(now)
             losses.append(loss.detach())
@@ -244,40 +250,6 @@ def summary(job: Job, runs: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def verdict(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What RULE says of the results: the winner, whether that is decided, and all differences from `equal`."""
-    seeds = {run["seed"] for run in results["equal"]["runs"]}
-    table = {name: {run["seed"]: run["loss"] for run in r["runs"]} for name, r in results.items()}
-    table = {name: losses for name, losses in table.items() if set(losses) == seeds}
-    means = {name: statistics.fmean(losses.values()) for name, losses in table.items()}
-    # A loss that is no number is never the lowest.
-    eligible = [name for name in table if results[name]["kind"] == "preset" and math.isfinite(means[name])]
-    best = min(eligible, key=lambda name: means[name])
-    rivals = ["equal"] + ["equal-parts"] * (CANDIDATES[best].keys.get("trm.updates") == "each")
-    beaten = {name: beats(table[best], table[name]) for name in rivals if name in table}
-    decided = best != "equal" and len(beaten) == len(rivals) and all(beaten.values())
-    return {
-        "rule": RULE,
-        "seeds": sorted(seeds),
-        "lowest": best,
-        "beats": beaten,
-        "decided": decided,
-        "winner": best if decided else "equal",
-        "better_than_equal_by": {
-            name: [round(table["equal"][seed] - losses[seed], 4) for seed in sorted(seeds)] for name, losses in table.items()
-        },
-        "not_all_seeds": sorted(set(results) - set(table)),
-        "lowest_plain": min((n for n in means if results[n]["kind"] == "plain"), key=lambda n: means[n], default=None),
-    }
-
-
-def beats(one: dict[int, float], other: dict[int, float]) -> bool:
-    """Whether `one` (seed -> loss) is below in every seed, and by more on average than the larger spread of both."""
-    gains = [other[seed] - loss for seed, loss in one.items()]
-    spread = max(max(losses.values()) - min(losses.values()) for losses in (one, other))
-    return len(gains) > 1 and min(gains) > 0 and statistics.fmean(gains) > spread
-
-
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
@@ -288,6 +260,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--depth", type=int)
     parser.add_argument("--rates", type=float, help="factor on all derived learning rates")
     parser.add_argument("--minutes", type=float, help="no run begins that would end later than this: 7 on a GPU, 90 on a CPU")
+    parser.add_argument("--shared", action="store_true", help="other work is on the GPU meanwhile: seconds say nothing then")
     parser.add_argument("--resume", action="store_true", help="keep the runs that --out already has")
     args = parser.parse_args()
     args.minutes = args.minutes or (90.0 if args.tiny else 7.0)
@@ -299,6 +272,7 @@ def main() -> None:
     changes = {name: value for name in ("steps", "depth", "rates") if (value := getattr(args, name)) is not None}
     size = replace(TINY if args.tiny else LARGE, **changes)
     torch.set_float32_matmul_precision("high" if size.device == "cuda" else "highest")
+    torch._dynamo.config.recompile_limit = KERNELS
     deterministic(size.device == "cpu")  # on a GPU that would compile attention for minutes
     chosen = list(dict.fromkeys(["equal", *(args.candidates or (ON_A_CPU if args.tiny else ON_A_GPU))]))
     with tempfile.TemporaryDirectory() as folder:
@@ -308,33 +282,41 @@ def main() -> None:
 
 
 def run_all(args: argparse.Namespace, size: Size, jobs: list[Job], data: PreparedData) -> None:
-    """All candidates of a seed, then of the next, while there is time; the report is written after each."""
+    """While there is time all seeds of what decides, then of the others; the report is written after each run."""
     started, longest = time.monotonic(), 0.0
     before = resumed(args.out, size) if args.resume else {}
     runs: dict[str, list[dict[str, Any]]] = {job.name: list(before.get(job.name, {}).get("runs", [])) for job in jobs}
     left_out: list[str] = []
-    for seed in range(args.seeds):
-        for job in jobs:
-            began = time.monotonic()
-            if any(run["seed"] == seed for run in runs[job.name]):
-                continue
-            if began - started + longest > args.minutes * 60:
-                left_out.append(f"{job.name}, seed {seed}")
-                continue
-            try:
-                result = train(job, data, size, seed)
-            except RuntimeError as error:  # out of memory, say: the others must not be lost with it
-                left_out.append(f"{job.name}, seed {seed}: {str(error).splitlines()[0][:200]}")
-                if job.name == "equal":
-                    raise  # what all are compared with
-                continue
-            runs[job.name].append(result)
-            longest = max(longest, time.monotonic() - began)
-            steps = " ".join(f"{loss:.4f}" for loss in result["loss_of_steps"])
-            print(f"seed {seed} {job.name:<20} {job.steps:>5} steps, {result['seconds']:>5} s: {steps}", flush=True)
-            write(args.out, size, data, before | {j.name: summary(j, runs[j.name]) for j in jobs if runs[j.name]}, left_out)
+    for seed, job in in_order(jobs, args.seeds):
+        began = time.monotonic()
+        if any(run["seed"] == seed for run in runs[job.name]):
+            continue
+        if began - started + longest > args.minutes * 60:
+            left_out.append(f"{job.name}, seed {seed}")
+            continue
+        try:
+            result = train(job, data, size, seed)
+        except RuntimeError as error:  # out of memory, say: the others must not be lost with it
+            left_out.append(f"{job.name}, seed {seed}: {str(error).splitlines()[0][:200]}")
+            if job.name == "equal":
+                raise  # what all are compared with
+            continue
+        if size.device == "cuda":  # what was recorded has memory of its own
+            gc.collect()
+            torch.cuda.empty_cache()
+        runs[job.name].append(result)
+        longest = max(longest, time.monotonic() - began)
+        steps = " ".join(f"{loss:.4f}" for loss in result["loss_of_steps"])
+        print(f"seed {seed} {job.name:<20} {job.steps:>5} steps, {result['seconds']:>5} s: {steps}", flush=True)
+        write(args.out, size, data, before | {j.name: summary(j, runs[j.name]) for j in jobs if runs[j.name]}, left_out)
     if left_out:
         print(f"no time for: {'; '.join(left_out)}")
+
+
+def in_order(jobs: list[Job], seeds: int) -> list[tuple[int, Job]]:
+    """(seed, candidate), most informative first: a later stop then costs candidates, not the decision."""
+    first = [job for job in jobs if job.name in DECIDE]
+    return [(seed, job) for group in (first, [job for job in jobs if job not in first]) for seed in range(seeds) for job in group]
 
 
 def resumed(path: Path, size: Size) -> dict[str, dict[str, Any]]:

@@ -69,5 +69,7 @@ CANDIDATES: dict[str, Candidate] = {
     "plain-flops-half": Candidate("plain of the same FLOPs, rates x 0.5", PLAIN, 0.5, "plain"),
     "plain-flops-double": Candidate("plain of the same FLOPs, rates x 2", PLAIN, 2.0, "plain"),
 }
-ON_A_GPU = list(CANDIDATES)[:11]
+DECIDE = list(CANDIDATES)[:5]
+"""What the decision between one update a batch and an update after each supervision step takes, and plain models beside it."""
+ON_A_GPU = [*DECIDE, "double", "each-half", "aggressive", "base-2", "each-double", "detach-0"]
 ON_A_CPU = [*list(CANDIDATES)[:7], "double", "aggressive", "aggressive-derived", "extreme"]

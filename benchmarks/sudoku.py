@@ -1,23 +1,24 @@
-"""A tiny recursive model and a plain one on the same Sudoku for the same FLOPs, both trained and measured by `windtunnel`.
+"""A tiny recursive model and plain ones on the same Sudoku for the same FLOPs, all trained and measured by `windtunnel`.
 
     python benchmarks/sudoku.py --out build/measured/sudoku.json --tiny          # 4x4, minutes on a CPU
     python benchmarks/sudoku.py --out benchmarks/results/sudoku-h200.json        # hard 9x9, eleven minutes of an H200
     python benchmarks/sudoku.py --puzzles --out benchmarks/results/sudoku-puzzles.json  # how fast puzzles are made, and which
 
-In two parts of under six minutes each, the second of which adds the plain model to what --out already has:
+In parts, of which each adds to what --out has:
 
     python benchmarks/sudoku.py --out benchmarks/results/sudoku-h200.json --twin-minutes 0
-    python benchmarks/sudoku.py --out benchmarks/results/sudoku-h200.json --plain-only
-    python benchmarks/sudoku_chart.py                                            # draws docs/sudoku.svg again
+    python benchmarks/sudoku.py --out benchmarks/results/sudoku-h200.json --plain-only --most 450
+    python benchmarks/sudoku_chart.py; python benchmarks/pages.py                # picture and tables of docs/sudoku.md
 
 A variant is a few keys of the recipe trm-sudoku (sudoku_variants.py; sudoku_sweep.py tries them out). The recursive model trains
-for --minutes; then the plain one for as many FLOPs on the same puzzles. --twin-minutes limits its time; the result says under
-`flops_share` how far it came. FLOPs are the model's own: of every pass and of every supervision step's head, recomputation not
-counted. --plain-only wants the --tiny and --set of the first call, refuses other puzzles than the recursive model had, and keeps
-a plain result that is there already, under its share of the FLOPs (plain-0.47).
+for --minutes; then each of --twins for as many FLOPs on the same puzzles. --twin-minutes limits each one's time, --most that of
+the whole command: the first twin may take all but a minute for each one to come. The learning rate falls to the end all the
+same; the result says under `flops_share` how far a twin came. FLOPs are the model's own: of every pass and of every supervision
+step's head, recomputation not counted. --plain-only wants the --tiny and --set of the first call, refuses other puzzles than the
+recursive model had, and keeps a plain result that is there already, under its share of the FLOPs (plain-0.47).
 
 The report is written after each model; one that fails leaves its error there. On an H200 expect 40 s for puzzles and starting up,
-and 20 s a model for compiling, its report and its evaluation.
+and 20 s a model for its report and its evaluation.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sudoku_variants import PLAIN, TINY, TINY_PLAIN, TINY_RECURSIVE, VARIANTS, Keys
+from sudoku_variants import TINY, TINY_RECURSIVE, TINY_TWINS, TWINS, VARIANTS, Keys
 
 from windtunnel.data import GRADES, make_batch, prepare
 from windtunnel.model import recipe_shape
@@ -50,6 +51,11 @@ LIMITS: Keys = {
     "stages.pretrain.deterministic": "false",
 }  # fmt: skip
 
+TWIN_SECONDS = 30.0
+"""A twin takes as long beside its training."""
+NEXT_SECONDS = 60.0
+"""Kept for each twin to come: one that has had all its FLOPs says more than two that have not."""
+LEAST_SECONDS = 5.0
 
 Results = dict[str, Any]
 """Of each model by name."""
@@ -164,7 +170,7 @@ def equal_flops(job: Job, keys: Keys, flops: float, vocab: int) -> Keys:
 
 
 def compare(job: Job, args: argparse.Namespace, vocab: int, keep: Keep) -> None:
-    """Train the recursive model, then the plain one."""
+    """Train the recursive model, then the plain ones."""
     recursive = {**TINY_RECURSIVE, "budget.steps": args.steps} if args.tiny else dict(VARIANTS[args.variant])
     if not args.tiny:
         recursive["budget.hours"] = args.minutes / 60
@@ -172,27 +178,60 @@ def compare(job: Job, args: argparse.Namespace, vocab: int, keep: Keep) -> None:
     keep(results)
     print(summary("recursive", results["recursive"]), flush=True)
     if args.twin_minutes is None or args.twin_minutes > 0:
-        train_plain(job, args, vocab, results, keep)
+        train_twins(job, args, vocab, results, keep)
 
 
-def train_plain(job: Job, args: argparse.Namespace, vocab: int, results: Results, keep: Keep) -> None:
-    """Train the plain model for the FLOPs of the recursive result; a plain result that is there is named by its share."""
-    twin = equal_flops(job, TINY_PLAIN if args.tiny else PLAIN, results["recursive"]["flops"], vocab)
-    if args.twin_minutes:
-        twin["budget.hours"] = args.twin_minutes / 60
-    before = results.get("plain", {})
+def train_twins(job: Job, args: argparse.Namespace, vocab: int, results: Results, keep: Keep) -> None:
+    """Train all twins, those after one that failed too.
+
+    Raises:
+        Failed: what became of those that failed.
+    """
+    failed = []
+    for number, name in enumerate(args.twins):
+        minutes = args.twin_minutes
+        if args.most:
+            later = len(args.twins) - number - 1
+            left = args.started + args.most - time.monotonic() - TWIN_SECONDS - NEXT_SECONDS * later
+            if left < LEAST_SECONDS:
+                failed.append(f"{name}: no time left")
+                continue
+            minutes = min(minutes or left, left / 60)
+        try:
+            train_plain(job, args, vocab, results, keep, name, minutes)
+        except Failed as error:
+            failed.append(f"{name}: {error}")
+    if failed:
+        raise Failed("; ".join(failed))
+
+
+def train_plain(
+    job: Job,
+    args: argparse.Namespace,
+    vocab: int,
+    results: Results,
+    keep: Keep,
+    name: str = "plain",
+    minutes: float | None = None,
+) -> None:
+    """Train a plain model for the FLOPs of the recursive result; a result of it that is there is named by its share."""
+    twin = equal_flops(job, (TINY_TWINS if args.tiny else TWINS)[name], results["recursive"]["flops"], vocab)
+    if minutes:
+        twin["budget.hours"] = minutes / 60
+    before = results.get(name, {})
     try:
-        found = job.train("plain", twin)
+        found = job.train(name, twin)
     except Failed as error:
         if "flops_share" not in before:
-            keep(results | {"plain": {"error": str(error)}})
+            results[name] = {"error": str(error)}
+            keep(results)
         raise
     found["flops_share"] = found["flops"] / results["recursive"]["flops"]
     if "flops_share" in before:
-        results[f"plain-{before['flops_share']:.2f}"] = before
-    results["plain"] = found
+        results[f"{name}-{before['flops_share']:.2f}"] = before
+    results[name] = found
     keep(results)
-    print(summary("plain", found), flush=True)
+    print(summary(name, found), flush=True)
 
 
 def standing(path: Path) -> dict[str, Any]:
@@ -283,9 +322,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="4x4 puzzles and a tiny model, for a CPU")
     parser.add_argument("--steps", type=int, default=150, help="of the recursive model, with --tiny")
     parser.add_argument("--minutes", type=float, default=4.7, help="of training, of the recursive model")
-    parser.add_argument("--twin-minutes", type=float, help="most of training, of the plain model; 0: it is not trained")
+    parser.add_argument("--twins", nargs="+", choices=TWINS, default=list(TWINS), help="plain models, in this order")
+    parser.add_argument("--twin-minutes", type=float, help="most of training, of each plain model; 0: none is trained")
+    parser.add_argument("--most", type=float, help="seconds of the whole command, which what is left for the twins keeps to")
     parser.add_argument("--variant", choices=VARIANTS, default="each-long", help="the recursive model")
-    parser.add_argument("--plain-only", action="store_true", help="add the plain model to the recursive result in --out")
+    parser.add_argument("--shared", action="store_true", help="other work is on the GPU meanwhile: seconds say nothing then")
+    parser.add_argument("--plain-only", action="store_true", help="add plain models to the recursive result in --out")
     parser.add_argument("--puzzles", action="store_true", help="only measure how puzzles are made")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the recipe, for all runs")
     args = parser.parse_args()
@@ -302,7 +344,7 @@ def measure(job: Job, args: argparse.Namespace, started: float, before: dict[str
     vocab = data.tokenizer.vocab
     if before is not None:
         check_puzzles(args.out, before["puzzles"]["checksum"], data.checksum)
-        train_plain(job, args, vocab, dict(before["results"]), lambda found: write(args.out, started, {"results": found}, before))
+        train_twins(job, args, vocab, dict(before["results"]), lambda found: write(args.out, started, {"results": found}, before))
         return
     puzzles = {"notes": data.notes, "seconds": round(seconds, 1), "reused": data.reused, "checksum": data.checksum}
     compare(job, args, vocab, lambda found: write(args.out, started, {"puzzles": puzzles, "results": found}))
@@ -310,7 +352,7 @@ def measure(job: Job, args: argparse.Namespace, started: float, before: dict[str
 
 def main() -> None:
     args = arguments()
-    started = time.monotonic()
+    args.started = started = time.monotonic()
     if args.puzzles:
         write(args.out, started, {"results": making(2048)})
         return

@@ -112,7 +112,7 @@ def percent(share: float) -> str:
 
 def solved(report: dict[str, Any]) -> list[str]:
     """The left half: share solved after each supervision step of inference, of all held-out puzzles and by guesses needed."""
-    recursive, plain = (report["results"][name]["evaluation"]["puzzles"] for name in ("recursive", "plain"))
+    recursive = report["results"]["recursive"]["evaluation"]["puzzles"]
     every, *others = [kind for kind in recursive["kinds"] if kind["held_out"]]
     shares, trained = every["exact_by_step"], recursive["supervision"]["trained"]
     most = len(shares)
@@ -130,10 +130,16 @@ def solved(report: dict[str, Any]) -> list[str]:
     parts += panel.dots([(n, shares[n - 1]) for n in (trained, most)], "recursive")
     for height, n in ((0.62, trained), (0.54, most)):
         parts.append(text(x + 7, panel.at(1, height)[1], f"all: {percent(shares[n - 1])} at {n}", "bold"))
-    share = plain["exact"]["share"]
-    parts.append(panel.line([(1, share), (most, share)], "plain dashed"))
-    parts.append(text(panel.right, panel.at(1, share)[1] - 8, f"plain: {percent(share)}", "bold halo", "end"))
+    twins = {name: found["evaluation"]["puzzles"]["exact"]["share"] for name, found in drawn(report["results"]).items()}
+    parts += [panel.line([(1, share), (most, share)], "plain dashed") for share in twins.values()]
+    words = ", ".join(f"{name}: {percent(share)}" for name, share in twins.items())
+    parts.append(text(panel.right, panel.at(1, max(twins.values()))[1] - 8, words, "bold halo", "end"))
     return parts + beside(panel, {kind["kind"].partition(", ")[2]: kind["exact_by_step"][-1] for kind in others})
+
+
+def drawn(results: dict[str, Any]) -> dict[str, Any]:
+    """The plain models that are drawn: not those whose place another training has taken."""
+    return {name: results[name] for name in ("plain", "plain-deep") if "evaluation" in results.get(name, {})}
 
 
 def beside(panel: Panel, ends: dict[str, float]) -> list[str]:

@@ -46,7 +46,19 @@ VARIANTS: dict[str, Keys] = {
     # No recursion, as much depth as the FLOPs of one pass through the recursive model would buy parameters for.
     "plain": {"trm": "null", "model.depth": 12, "model.aspect": 32, BATCH: 256 * CELLS},
 }  # fmt: skip
-PLAIN = VARIANTS["plain"]
+ONCE: Keys = {
+    "trm.scheme": "looped", "trm.preset": "honest", "trm.loops": 1, "trm.cycles": 1, "trm.supervision": 1, "trm.updates": "once",
+    "trm.gradient_cycles": "all", "trm.halting": "false",
+}  # fmt: skip
+"""A stack looped once: the plain transformer, with averaged weights like the recursive model's (without `trm` there are none)."""
+PATIENT: Keys = {"stages.pretrain.validate_every": "500 steps", "bands.overfit_patience": 1000}
+TWINS: dict[str, Keys] = {
+    # For the FLOPs of `each-long` about as many updates as that makes (12,800), and four times the puzzles.
+    "plain": ONCE | PATIENT | {"model.depth": 12, "model.aspect": 32, BATCH: 128 * CELLS},
+    # Sudoku takes many steps of deduction, and a layer can be one: twice the layers, narrower, as many parameters.
+    "plain-deep": ONCE | PATIENT | {"model.depth": 24, "model.aspect": 10, BATCH: 256 * CELLS},
+}  # fmt: skip
+"""What the recursive model is compared with."""
 
 TINY: Keys = {
     "data.corpus.box": 2, "data.corpus.grade": "easy", "data.corpus.puzzles": 20000, "model.sequence": 16,
@@ -57,6 +69,10 @@ TINY_SIZE: Keys = FIRST | {"model.aspect": 32, "trm.supervision": 4, BATCH: TINY
 TINY_RECURSIVE: Keys = TINY_SIZE | {"trm.updates": "each"}
 TINY_LOOPED: Keys = TINY_SIZE | {"trm.scheme": "looped", "trm.loops": 1, "trm.supervision": 12}
 TINY_PLAIN: Keys = {"trm": "null", "model.depth": 6, "model.aspect": 16, BATCH: TINY[BATCH]}
+TINY_TWINS: dict[str, Keys] = {
+    "plain": ONCE | {"model.depth": 6, "model.aspect": 16, BATCH: TINY[BATCH]},
+    "plain-deep": ONCE | {"model.depth": 12, "model.aspect": 5, BATCH: TINY[BATCH]},
+}
 TINY_VARIANTS: dict[str, Keys] = {
     "once": TINY_SIZE,
     # As many updates as `each` has, by batches of a quarter.

@@ -3,10 +3,13 @@
     python benchmarks/worth.py --out build/measured/worth.json --tiny            # minutes on a CPU
     python benchmarks/worth.py --out benchmarks/results/worth-h200.json          # under nine minutes of an H200
     python benchmarks/worth.py --preset extreme --out build/measured/worth-extreme.json
+    python benchmarks/pages.py                                                   # writes the results into docs/worth.md
 
 All is trained and measured by `windtunnel`: a few steps of the recursive model tell its speed, from which follows how many steps
-it and everything that it is compared with can take in --minutes; then `windtunnel train` and `windtunnel evaluate --worth`. What
-is known is written after each; with --root a second command of the same --steps goes on with what the first one trained.
+(--most-steps at most) it and everything that it is compared with can take in --minutes; then `windtunnel train` and `windtunnel
+evaluate --worth`. What is known is written after each; with --root a second command of the same --steps goes on with what the
+first one trained. When time is up, those models are compared that have come to their end: the plain one of the same FLOPs is
+trained first. Learning rates of matrices are three times what the rule says, which is made for longer runs; all have them.
 """
 
 from __future__ import annotations
@@ -21,22 +24,26 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from windtunnel.data import prepare
-from windtunnel.evaluate import Length, worth_members
+from windtunnel.evaluate import Length, compare_run, report_worth, worth_members
+from windtunnel.launch import find_beside
 from windtunnel.recipe import Recipe, load_recipe
 from windtunnel.run import MetricsReader, RunFolder
 
 START_SECONDS = 22.0
 """A run takes as long before and after its training on one GPU: processes, kernels, checkpoint."""
 PROBE_STEPS = 12
-GRACE_SECONDS = 45.0
-"""By which --minutes may be overrun before what is under way is stopped."""
+LAUNCH_SECONDS = 0.0026
+"""A layer of a plain model takes at least as long a step on a GPU: the host launches its kernels one by one."""
+REPORT_SECONDS = 30.0
+"""Kept for the report when time is up."""
 RECIPE = """\
 name: worth
-model: {depth: 6, mlp: swiglu, sequence: 1024, value_embeddings: false}
+model: {depth: 6, mlp: swiglu, sequence: 512, value_embeddings: false}
 trm: {scheme: layerwise, preset: honest, loops: 2, cycles: 1, supervision: 4}
 data:
   corpus: {kind: stdlib, megabytes: 12}
@@ -44,9 +51,10 @@ data:
   validation: 0.1
 stages:
   pretrain:
-    batch_tokens: 65536
-    validate_every: 200 steps
-    validation_tokens: 262144
+    batch_tokens: 8192
+    validate_every: 100 steps
+    validation_tokens: 131072
+    optimizer: {matrix_lr: 0.0075}
   evaluate: {samples: 0, bits_per_byte_tokens: 400000}
 checkpoints: {every: 30 min, keep_last: 1, keep_best: 1, keep_hourly: false}
 bands: {overfit_patience: 100}
@@ -60,8 +68,16 @@ TINY = {
 }  # fmt: skip
 
 
+class OutOfTime(Exception):
+    """A command was stopped."""
+
+
 def windtunnel(root: Path, *arguments: str, seconds: float | None = None) -> str:
-    """Standard output of a command; its messages go to a log beside the runs. After `seconds` it is asked to stop."""
+    """Standard output of a command; its messages go to a log beside the runs.
+
+    Raises:
+        OutOfTime: it was asked to stop after `seconds`.
+    """
     command, log = [sys.executable, "-m", "windtunnel", *arguments], root / "log.txt"
     with open(log, "a") as messages:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=messages, text=True)
@@ -69,8 +85,12 @@ def windtunnel(root: Path, *arguments: str, seconds: float | None = None) -> str
             out, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             process.terminate()
-            process.communicate()
-            raise SystemExit(f"windtunnel {arguments[0]}: not done after {seconds:.0f} s") from None
+            try:
+                process.communicate(timeout=REPORT_SECONDS / 3)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+            raise OutOfTime(f"windtunnel {arguments[0]}: not done after {seconds:.0f} s") from None
         messages.write(out)
     if process.returncode:
         words = " | ".join(log.read_text("utf-8", "replace").strip().splitlines()[-12:])[-1500:]
@@ -95,19 +115,38 @@ def series(run: Path, name: str) -> list[float]:
         return [point.value for point in metrics.series(name)]
 
 
-def affordable(recipe: Recipe, vocab: int, step_seconds: float, left: float) -> int:
+def affordable(recipe: Recipe, vocab: int, step_seconds: float, left: float, tiny: bool) -> int:
     """Steps that the recursive model and all it is compared with can take in `left` seconds."""
     batch = recipe.stages.pretrain.batch_tokens
     assert batch is not None
     members = worth_members(recipe, vocab, Length(1, batch, "bf16"))
     own = members[0].shape.flops_per_token
-    share = sum(member.shape.flops_per_token / own for member in members)
+    least = {m.name: 0.0 if tiny or m.kind != "plain" else LAUNCH_SECONDS * m.shape.layers for m in members}
+    each = [max(m.shape.flops_per_token / own * step_seconds, least[m.name]) for m in members]
     training = left - START_SECONDS * (len(members) + 1)
-    steps = int(training / (share * step_seconds))
-    print(f"{step_seconds * 1000:.0f} ms a step; {share:.2f} times the run in all; {steps} steps each", flush=True)
+    steps = int(training / sum(each))
+    words = f"{step_seconds * 1000:.0f} ms a step; {sum(each) / step_seconds:.2f} times the run in all"
+    print(f"{words}; {steps} steps each would fit", flush=True)
     if steps < 50:
         raise SystemExit(f"only {steps} steps fit: raise --minutes")
     return steps
+
+
+def report_on_ended(run: Path) -> dict[str, Any]:
+    """The report on those models that have come to their end.
+
+    Raises:
+        OutOfTime: the plain models that a verdict takes are not among them.
+    """
+    comparison = compare_run(run)
+    found = {m.name: find_beside(run, m.name, m.recipe) for m in comparison.members[1:]}
+    runs = {name: beside.run for name, beside in found.items() if beside.ended and beside.run is not None}
+    if missing := {"same-flops", "same-parameters"} - set(runs):
+        raise OutOfTime(f"no time for {', '.join(sorted(missing))}: raise --minutes, or lower --most-steps")
+    members = tuple(m for m in comparison.members if m.name in runs or m is comparison.members[0])
+    left_out = [m.name for m in comparison.members if m not in members]
+    report = report_worth(replace(comparison, members=members), {comparison.members[0].name: run, **runs})
+    return report.to_json() | {"left_out": left_out}
 
 
 def machine() -> dict[str, Any]:
@@ -124,7 +163,9 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a tiny model of characters, for a CPU")
     parser.add_argument("--minutes", type=float, default=8.5, help="of all, from the beginning of this command")
     parser.add_argument("--steps", type=int, help="of each model; without it as many as --minutes allows")
+    parser.add_argument("--most-steps", type=int, default=1000, help="of each model, however much time there is")
     parser.add_argument("--preset", default="honest")
+    parser.add_argument("--shared", action="store_true", help="other work is on the GPU meanwhile: seconds say nothing then")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the recipe")
     args = parser.parse_args()
     started = time.monotonic()
@@ -140,13 +181,14 @@ def main() -> None:
         if steps is None:
             probe = train(root, "probe", sets, PROBE_STEPS)
             step = statistics.median(series(probe, "step_seconds")[PROBE_STEPS // 2 :])
-            steps = affordable(recipe, data.tokenizer.vocab, step, 60 * args.minutes - (time.monotonic() - started))
+            steps = affordable(recipe, data.tokenizer.vocab, step, 60 * args.minutes - (time.monotonic() - started), args.tiny)
+            steps = min(steps, args.most_steps)
         run = train(root, "run", sets, steps)
         result: dict[str, Any] = {
             "what": __doc__.splitlines()[0] if __doc__ else "",
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "machine": machine(),
-            "settings": {"preset": args.preset, "tiny": args.tiny, "set": args.set, "steps": steps},
+            "settings": {"preset": args.preset, "tiny": args.tiny, "set": args.set, "steps": steps, "shared": args.shared},
             "data": {"checksum": data.checksum, "train_tokens": data.train.count},
             "recursive": {
                 "tokens_per_second": round(statistics.median(series(run, "tokens_per_second"))),
@@ -154,8 +196,19 @@ def main() -> None:
             },
         }
         write(args.out, result, started)
-        left = None if args.tiny else 60 * args.minutes + GRACE_SECONDS - (time.monotonic() - started)
-        report = json.loads(windtunnel(root, "evaluate", str(run), "--worth", "--yes", "--json", seconds=left))
+        left = 60 * args.minutes - REPORT_SECONDS - (time.monotonic() - started)
+        try:
+            report = json.loads(windtunnel(root, "evaluate", str(run), "--worth", "--yes", "--json", seconds=max(1.0, left)))
+        except OutOfTime as error:
+            result["stopped"] = str(error)
+            try:
+                report = report_on_ended(run)
+            except OutOfTime as nothing:
+                write(args.out, result | {"error": str(nothing)}, started)
+                raise SystemExit(str(nothing)) from None
+        except SystemExit as error:
+            write(args.out, result | {"error": str(error)}, started)
+            raise
     for model in report["models"]:
         model["trained"].pop("run")
     print(report["verdict"])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -119,6 +120,55 @@ def test_a_plain_model_that_breaks_costs_no_result_that_is_there(monkeypatch: py
     assert kept[-1]["plain"] == {"error": "out of memory"}
 
 
+def test_every_twin_has_the_flops_that_the_recursive_model_had_and_as_many_averages(monkeypatch: pytest.MonkeyPatch) -> None:
+    sudoku = module(monkeypatch, "sudoku")
+    report = json.loads((RESULTS / "sudoku-h200.json").read_text())
+    flops, updates = report["results"]["recursive"]["flops"], report["results"]["recursive"]["steps"] * 16
+    args = argparse.Namespace(tiny=False, twin_minutes=None, most=None, twins=list(sudoku.TWINS))
+    asked: dict[str, dict[str, Any]] = {}
+
+    class Each(Recorder):
+        def train(self, name: str, keys: dict[str, Any]) -> dict[str, Any]:
+            asked[name] = keys
+            return super().train(name, keys)
+
+    kept = list[dict[str, Any]]()
+    sudoku.train_twins(Each(), args, 10, {"recursive": report["results"]["recursive"]}, kept.append)
+    for name in sudoku.TWINS:
+        recipe = load_recipe("trm-sudoku", sets(asked[name]))
+        assert recipe_shape(recipe, 10).applications == recipe.gpt.depth  # every layer once
+        assert recipe.trm is not None
+        assert (recipe.trm.ema, recipe.trm.halting) == (load_recipe("trm-sudoku").trm.ema, False)  # type: ignore[union-attr]
+        assert kept[-1][name]["flops"] == pytest.approx(flops, rel=1e-3)
+    assert asked["plain"]["budget.steps"] == pytest.approx(updates, rel=0.05)
+
+
+def test_a_twin_that_breaks_costs_the_next_one_nothing_and_some_time_is_kept_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    sudoku = module(monkeypatch, "sudoku")
+    hours: dict[str, float] = {}
+
+    class FirstBreaks(Recorder):
+        def train(self, name: str, keys: dict[str, Any]) -> dict[str, Any]:
+            hours[name] = keys["budget.hours"]
+            if name == "plain":
+                raise sudoku.Failed("out of memory")
+            return super().train(name, keys)
+
+    kept, recursive = list[dict[str, Any]](), {"flops": 1e13}
+    args = argparse.Namespace(tiny=False, twin_minutes=None, most=460.0, twins=["plain", "plain-deep"])
+    args.started = 1000.0
+    monkeypatch.setattr(sudoku, "time", SimpleNamespace(monotonic=lambda: 1000.0))
+    with pytest.raises(sudoku.Failed, match="plain: out of memory"):
+        sudoku.train_twins(FirstBreaks(), args, 10, {"recursive": recursive}, kept.append)
+    assert kept[-1]["plain"] == {"error": "out of memory"}
+    assert kept[-1]["plain-deep"]["flops"] > 0
+    assert 3600 * hours["plain"] == pytest.approx(460 - sudoku.TWIN_SECONDS - sudoku.NEXT_SECONDS)
+    assert 3600 * hours["plain-deep"] == pytest.approx(460 - sudoku.TWIN_SECONDS)  # the first took nothing
+    args.started -= 440
+    with pytest.raises(sudoku.Failed, match="plain-deep: no time left"):
+        sudoku.train_twins(FirstBreaks(), args, 10, {"recursive": recursive}, kept.append)
+
+
 def test_what_cannot_be_added_to_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sudoku = module(monkeypatch, "sudoku")
     assert sudoku.standing(RESULTS / "sudoku-h200.json")["results"]["recursive"]["steps"] == 797
@@ -151,6 +201,7 @@ def test_the_picture_has_room_for_other_results(share: float, monkeypatch: pytes
     plain = report["results"]["plain"]
     plain["evaluation"]["puzzles"]["exact"]["share"] = share
     plain["puzzles_seen"] *= 2
+    report["results"]["plain-deep"] = json.loads(json.dumps(plain))
     plain["curves"]["loss"] = [(2 * step, share * value) for step, value in plain["curves"]["loss"]]
     places = [element.attrib for element in ElementTree.fromstring(chart.draw(report)).iter() if element.tag.endswith("text")]
     assert all(0 < float(a["x"]) < chart.WIDTH and 0 < float(a["y"]) < chart.HEIGHT for a in places)

@@ -3,12 +3,14 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from windtunnel.evaluate import (
+    Comparison,
     Length,
     Measured,
     Member,
@@ -83,6 +85,48 @@ def test_members_share_data_seed_length_and_rules() -> None:
 def test_rates_that_the_recipe_names_are_everyones() -> None:
     recipe = recipe_of("trm", "stages.pretrain.optimizer.matrix_lr=0.004", "trm.preset=extreme")
     assert {m.recipe.stages.pretrain.optimizer.matrix_lr for m in worth_members(recipe, 300, LENGTH)} == {0.004}
+
+
+def trained_tokens(recipe: Recipe) -> int:
+    return (recipe.budget.steps or 0) * (recipe.stages.pretrain.batch_tokens or 0)
+
+
+@pytest.mark.parametrize(("rows", "ranks", "parts"), [(16, 1, 8), (12, 1, 6), (16, 4, 4), (7, 1, 7), (3, 1, 3), (2, 2, 1)])
+def test_all_make_as_many_updates_as_the_run_or_as_many_as_whole_sequences_allow(rows: int, ranks: int, parts: int) -> None:
+    recipe = recipe_of("trm-sudoku", "trm.supervision=8", "checkpoints.every=50 steps")
+    own, *others = worth_members(recipe, 11, Length(100, rows * 81, "fp32", ranks))
+    assert (own.updates, own.recipe.stages.pretrain.batch_tokens) == (800, rows * 81)
+    for member in others:
+        stage, whole = member.recipe.stages.pretrain, member.name == "same-flops-whole-batches"
+        assert trained_tokens(member.recipe) == trained_tokens(own.recipe)
+        assert (stage.batch_tokens or 0) % (81 * ranks) == 0
+        cut = (member.recipe.budget.steps or 0) // 100
+        if member.kind == "plain":
+            assert cut == (1 if whole else parts)
+            assert member.updates == 100 * cut
+        else:
+            assert member.updates <= own.updates
+        # As often as the run's, in tokens.
+        assert stage.validate_every.steps == 200 * cut
+        assert member.recipe.checkpoints.every.steps == 50 * cut
+        assert stage.schedule.warmup_steps == 40 * cut
+    twice = [m.shape for m in others if m.name.startswith("same-flops")]
+    assert len(twice) == (2 if parts > 1 else 1)
+    assert len(set(twice)) == 1
+
+
+def test_what_the_verdict_takes_is_trained_first() -> None:
+    members = worth_members(recipe_of("trm-sudoku"), 11, Length(100, 16 * 81, "fp32"))
+    comparison = Comparison(Path(), members, Length(100, 16 * 81, "fp32"), True, None, 1.0, ())
+    names = [m.name for m in comparison.by_weight]
+    assert names[:4] == ["recursive", "same-flops", "same-flops-whole-batches", "same-parameters"]
+    assert sorted(names) == sorted(m.name for m in members)
+
+
+def test_an_update_a_batch_leaves_batches_as_they_are() -> None:
+    members = worth_members(recipe_of("trm"), 300, Length(100, 8192, "fp32"))
+    assert {m.recipe.stages.pretrain.batch_tokens for m in members} == {8192}
+    assert {m.updates for m in members} == {100}
 
 
 def test_plain_models_are_refused() -> None:
@@ -201,6 +245,20 @@ def test_a_gain_may_come_of_more_updates() -> None:
     report = weigh(members, measured, run="test", units="documents", preset="honest", uniform=math.log(20))
     assert "better by 0.30 nats" in report.verdict
     assert report.verdict.endswith("here recursion, or its 3 updates for each of the plain one's, pays.")
+
+
+@pytest.mark.parametrize("whole", [1.7, 2.4])
+def test_the_verdict_is_against_the_better_twin_and_phi_without_the_other(whole: float) -> None:
+    members, measured = made({**HONEST, "same-flops": [2.3]}, None)
+    before = weigh(members, measured, run="test", units="documents", preset="honest", uniform=math.log(20))
+    twin = next(m for m in members if m.name == "same-flops")
+    again = replace(twin, name="same-flops-whole-batches")
+    nats = measured["same-flops"].nats + 40 * (whole - 2.3)
+    measured[again.name] = replace(measured["same-flops"], nats=nats)
+    report = weigh([*members, again], measured, run="test", units="documents", preset="honest", uniform=math.log(20))
+    expected = "the plain model is better by 0.30" if whole < 2 else "the recursive model is better by 0.30"
+    assert expected in report.verdict
+    assert report.phi == before.phi
 
 
 def test_models_that_have_only_memorised_get_no_verdict() -> None:

@@ -120,7 +120,7 @@ def _trained(
     from windtunnel.launch import train_beside
 
     runs: dict[str, Path] = {}
-    for number, member in enumerate(comparison.members, 1):
+    for number, member in enumerate(comparison.by_weight, 1):
         if member.name not in found:
             runs[member.name] = comparison.run
             continue

@@ -11,7 +11,7 @@ import numpy as np
 from .worth_fit import Phi, Plain, Recurrent, fit_phi, resamples
 from .worth_measure import Measured
 from .worth_spoilt import Spoilt, spoilt
-from .worth_twins import CLOSE, Member
+from .worth_twins import CLOSE, SAME_FLOPS, WHOLE_BATCHES, Member
 
 FORMAT = 1
 FEW_UNITS = 30
@@ -59,7 +59,7 @@ class Row:
         flops: training FLOPs a token, of the run's. loss: nats a target, of the last supervision step.
         behind: how much its loss is above the run's; paired. step_losses: after each supervision step.
         solved: share of puzzles; solved_behind: the run's share less its own, paired. refinement: percent.
-        trained: None where nobody tells.
+        updates: of the weights in its training, in batches of `batch_tokens`. trained: None where nobody tells.
     """
 
     name: str
@@ -78,6 +78,8 @@ class Row:
     solved: Interval | None
     solved_behind: Interval | None
     trained: Trained | None
+    updates: int
+    batch_tokens: int
 
 
 @dataclass(frozen=True)
@@ -145,13 +147,14 @@ def weigh(
     ours = measured[own.name]
     draws = resamples(len(ours.targets))
     rows = tuple(_row(m, measured[m.name], own, ours, draws, told.get(m.name)) for m in members)
-    plain = [Plain(m.shape.scaling_parameters, measured[m.name].nats[-1]) for m in members if m.kind == "plain"]
+    sizes = [m for m in members if m.kind == "plain" and m.name != WHOLE_BATCHES]
+    plain = [Plain(m.shape.scaling_parameters, measured[m.name].nats[-1]) for m in sizes]
     again = [
         Recurrent(m.recurrences, m.shape.head_parameters, m.shape.matrix_parameters, measured[m.name].nats[-1])
         for m in members
         if m.kind != "plain"
     ]
-    same = next(row for row in rows if row.name == "same-flops")
+    same = best_twin(rows)
     found = [spoilt("held-out data", ours.losses, measured["same-parameters"].loss, uniform, preset)]
     if told:
         plain_loss = told["same-parameters"].losses
@@ -160,7 +163,7 @@ def weigh(
     return WorthReport(
         run=run,
         preset=preset,
-        verdict=verdict(rows[0], same, uniform, updates_a_batch(own)),
+        verdict=verdict(rows[0], same, uniform, max(1, round(own.updates / same.updates)) if same.updates else 1),
         rows=rows,
         phi=fit_phi(plain, again, ours.targets, draws),
         spoilt=tuple(item for item in found if item is not None),
@@ -181,14 +184,14 @@ def _few(count: int, units: str) -> tuple[str, ...]:
     return (f"{words}; raise data.validation or stages.evaluate.bits_per_byte_tokens",)
 
 
-def updates_a_batch(member: Member) -> int:
-    """How often a batch changes the member's weights."""
-    trm = member.recipe.trm
-    return trm.supervision if trm is not None and trm.resolved.updates == "each" else 1
+def best_twin(rows: Sequence[Row]) -> Row:
+    """The plain model of the same FLOPs; the better one where it was trained in two ways."""
+    found = [row for row in rows if row.name in (SAME_FLOPS, WHOLE_BATCHES)]
+    return min(found, key=lambda row: (0.0 if row.solved is None else -row.solved.value, row.loss.value))
 
 
 def verdict(own: Row, same: Row, uniform: float, updates: int = 1) -> str:
-    """One sentence on the plain model of the same FLOPs against the run's, whose weights changed `updates` times a batch."""
+    """One sentence on the plain model of the same FLOPs against the run's, which made `updates` for each of its."""
     if min(own.loss.value, same.loss.value) >= uniform:
         return (
             f"No verdict: on held-out data both lose more than knowing nothing does ({own.loss.value:.2f} and "
@@ -254,6 +257,8 @@ def _row(member: Member, found: Measured, own: Member, ours: Measured, draws: np
         solved=solved,
         solved_behind=behind,
         trained=trained,
+        updates=member.updates,
+        batch_tokens=member.recipe.stages.pretrain.batch_tokens or 0,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from windtunnel.recipe import UserError
 
 from .worth import Row, WorthReport
+from .worth_twins import WHOLE_BATCHES
 
 # Blue and vermilion of Okabe and Ito's palette: told apart by colour-blind eyes too; markers differ as well.
 PLAIN, RECURSIVE, INK, GRID = "#0072b2", "#d55e00", "#2b3440", "#cfd5dc"
@@ -78,7 +79,9 @@ def _value(row: Row, puzzles: bool) -> tuple[float, float, float]:
 
 
 def _name(row: Row) -> str:
-    return f"{row.layers} x {row.dim}" if row.kind == "plain" else f"applied {row.recurrences}x"
+    if row.kind != "plain":
+        return f"applied {row.recurrences}x"
+    return f"{row.layers} x {row.dim}" + (", whole batches" if row.name == WHOLE_BATCHES else "")
 
 
 def _frame(axes: Any, report: WorthReport, puzzles: bool) -> None:

@@ -16,9 +16,9 @@ from windtunnel.recipe import UserError
 from windtunnel.run import MetricsReader, RunFolder, load_spent, of_step, write_atomic
 
 from .report import load_run
-from .worth import Trained, WorthReport, updates_a_batch, weigh
+from .worth import Trained, WorthReport, weigh
 from .worth_measure import held_out_units, measure
-from .worth_twins import Length, Member, worth_members
+from .worth_twins import SAME_FLOPS, WHOLE_BATCHES, Length, Member, worth_members
 
 LATE = 10
 """A tenth of the run's end is what its training losses are the medians of."""
@@ -43,6 +43,12 @@ class Comparison:
     flops: float
     notes: tuple[str, ...]
 
+    @property
+    def by_weight(self) -> tuple[Member, ...]:
+        """The members in the order in which they are trained: without the plain models there is no verdict."""
+        first = ("recursive", SAME_FLOPS, WHOLE_BATCHES, "same-parameters")
+        return tuple(sorted(self.members, key=lambda m: first.index(m.name) if m.name in first else len(first)))
+
     def member_flops(self, member: Member) -> float:
         """Training FLOPs of a member."""
         return member.shape.flops_per_token * self.length.batch_tokens * self.length.steps
@@ -64,7 +70,7 @@ def compare_run(folder: Path, steps: int | None = None) -> Comparison:
             f"windtunnel train {run.manifest['recipe']} --run {folder} --resume, "
             f"or compare shorter trainings of all: --worth-steps {max(100, taken // 2)}",
         )
-    length = Length(steps or taken, int(layout["batch_tokens"]), str(layout["precision"]))
+    length = Length(steps or taken, int(layout["batch_tokens"]), str(layout["precision"]), int(layout.get("data") or 1))
     vocab = load_tokenizer(run.tokenizer_path).vocab
     members = worth_members(run.recipe, vocab, length)
     each = members[0].shape.flops_per_token * length.batch_tokens
@@ -166,11 +172,16 @@ def _notes(run: RunFolder, members: Sequence[Member]) -> tuple[str, ...]:
     share = same.shape.flops_per_token / own.shape.flops_per_token
     if abs(share - 1) >= 0.0005:
         notes.append(f"the plain model of the same FLOPs has {100 * share:.1f} % of them")
-    updates = updates_a_batch(own)
-    if updates > 1:
+    fewest = min(m.updates for m in members if m.name != WHOLE_BATCHES)
+    if any(m.name == WHOLE_BATCHES for m in members):
         notes.append(
-            f"trm.updates is each: a batch changes the weights {updates} times, and those of plain models once. A gain may come "
-            "of that rather than of recursion: compare a run with trm.updates=once"
+            "trm.updates is each, so others learn in smaller batches with as many updates; the verdict is against the better of "
+            "the two plain models of the same FLOPs"
+        )
+    if fewest < own.updates:
+        notes.append(
+            f"no whole sequences make batches small enough for as many updates: {fewest:,} against the run's {own.updates:,}. A "
+            "gain may come of that rather than of recursion: compare a run with trm.updates=once"
         )
     before, after = (m.recipe.stages.pretrain.optimizer for m in (own, same))
     if (before.matrix_lr, before.embedding_lr) != (after.matrix_lr, after.embedding_lr):

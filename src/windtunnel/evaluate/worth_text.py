@@ -40,7 +40,10 @@ def worth_remarks(report: WorthReport) -> list[tuple[str, str]]:
         )  # fmt: skip
     remarks.append(("phi", phi_words(report.phi)))
     held_out = f"{report.targets:,} targets in {report.unit_count:,} {report.units}"
-    remarks.append(("measured", f"{held_out}; each model trained for {report.steps:,} steps of {report.batch_tokens:,} tokens"))
+    length = f"{report.steps:,} steps of {report.batch_tokens:,} tokens"
+    if len({row.batch_tokens for row in report.rows}) > 1:
+        length += ", or as many tokens in smaller batches"
+    remarks.append(("measured", f"{held_out}; each model trained for {length}"))
     return remarks + [("note", note) for note in report.notes]
 
 

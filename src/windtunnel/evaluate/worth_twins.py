@@ -11,9 +11,12 @@ from typing import Literal
 from windtunnel.model import GPTShape, gpt_shape, recipe_shape
 from windtunnel.recipe import PRESETS, Budget, GPTModel, LayoutChoice, Recipe, Recursion, Schedule, UserError
 
+from .worth_parts import in_parts, parts_for, updates_of
+
 Kind = Literal["run", "plain", "recurrent"]
 CLOSE = 0.03
 """Largest share by which the FLOPs of the twin of the same FLOPs may differ."""
+SAME_FLOPS, WHOLE_BATCHES = "same-flops", "same-flops-whole-batches"
 FEWER = 2
 MOST_DEPTH, MOST_STRETCH = 256, 3.0
 """Layers that are tried, and by how much depth to width may differ from the run's."""
@@ -22,11 +25,15 @@ HIDDEN_RANGE = (0.6, 1.6)
 
 @dataclass(frozen=True)
 class Length:
-    """What all models have in common besides data and seed: optimizer steps, tokens a step, precision."""
+    """What all models have in common besides data and seed: steps of the run and its tokens a step, precision.
+
+    `ranks` are data-parallel: where batches are cut into parts, each part has whole sequences for all of them.
+    """
 
     steps: int
     batch_tokens: int
     precision: str
+    ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -48,9 +55,17 @@ class Member:
         """Applications of each block; 1 of a plain model."""
         return self.shape.applications // self.shape.layers
 
+    @property
+    def updates(self) -> int:
+        """Updates of the weights in its training."""
+        return updates_of(self.recipe)
+
 
 def worth_members(recipe: Recipe, vocab: int, length: Length) -> tuple[Member, ...]:
     """The run's own model first, then the plain ones by size, then the same model with fewer applications.
+
+    All see the same tokens and make as many updates as the run. Where that takes smaller batches than the run's, the plain
+    model of the same FLOPs is there a second time, with whole batches: nobody knows before which serves it better.
 
     Raises:
         UserError: the model does not recurse.
@@ -70,14 +85,20 @@ def worth_members(recipe: Recipe, vocab: int, length: Length) -> tuple[Member, .
     models = {
         "same-parameters": ("plain, same params", recipe.gpt),
         "between": ("plain, in between", matching_gpt(recipe.gpt, vocab, middle)),
-        "same-flops": ("plain, same FLOPs", matching_gpt(recipe.gpt, vocab, own.shape.flops_per_token)),
+        SAME_FLOPS: ("plain, same FLOPs", matching_gpt(recipe.gpt, vocab, own.shape.flops_per_token)),
     }
+    parts = parts_for(base, plain, length.ranks)
+    cut = in_parts(plain, parts)
     twins = [
-        _member(plain.model_copy(update={"model": model}), vocab, name, "plain", role) for name, (role, model) in models.items()
+        _member(cut.model_copy(update={"model": model}), vocab, name, "plain", role) for name, (role, model) in models.items()
     ]
+    if parts > 1:
+        whole = plain.model_copy(update={"model": models[SAME_FLOPS][1]})
+        twins.append(_member(whole, vocab, WHOLE_BATCHES, "plain", "plain, whole batches"))
     fewer = []
     for trm in fewer_applications(recipe.trm):
-        member = _member(base.model_copy(update={"trm": trm}), vocab, "", "recurrent", "")
+        less = base.model_copy(update={"trm": trm})
+        member = _member(in_parts(less, parts_for(base, less, length.ranks)), vocab, "", "recurrent", "")
         if member.recurrences > 1:
             r = member.recurrences
             fewer.append(_named(member, f"recurrence-{r}", f"applied {r}x"))
