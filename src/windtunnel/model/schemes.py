@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from .gpt import Attend, Block
+from .gpt import Attend, Block, fp8_now
 from .refine import moved, refine
-from .residual import add_norm
+from .residual import GradientAmax, add_norm
 from .shape import RecursionShape
 
 if TYPE_CHECKING:
@@ -47,8 +47,10 @@ def again(on: bool, function: Callable[..., Any], *given: object) -> Any:
 
 def application(block: Block, u: Tensor, same: Tensor, attention: Attend) -> tuple[Tensor, Tensor]:
     """f(u) = u + attention + MLP of normed states u in two addends; `same` is u for the residual."""
-    h, v, _ = add_norm(same, attention(block, u, None, None, None))
-    return h, block.mlp(v)
+    in_fp8 = fp8_now(block.attention, "output")
+    slot = GradientAmax() if in_fp8 else None
+    h, v, amax = add_norm(same, attention(block, u, None, None, slot), want_amax=in_fp8, gradient_amax=slot)
+    return h, block.mlp(v, amax)
 
 
 def post_norm(model: RecursiveGPT, u: Tensor, attention: Attend) -> Tensor:

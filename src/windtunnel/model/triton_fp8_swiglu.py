@@ -13,7 +13,7 @@ from torch import Tensor
 
 E4M3_MAX, E5M2_MAX = 448.0, 57344.0
 BLOCK, ROWS = 1024, 8
-TILE_ROWS, TILE_COLUMNS = 128, 64
+TILE_ROWS, TILE_COLUMNS, WARPS = 128, 64, 8
 
 
 @triton.jit
@@ -118,6 +118,6 @@ def quantise_swiglu_backward(grad: Tensor, amax: Tensor, both: Tensor, largest: 
     inverse = torch.empty((), dtype=torch.float32, device=grad.device)
     _backward[(triton.cdiv(N, TILE_ROWS), triton.cdiv(H, TILE_COLUMNS))](
         grad, amax, both, largest, rows, columns, product, inverse, N, H,
-        GRADIENT=E5M2_MAX, PRODUCT=E4M3_MAX, TILE_ROWS=TILE_ROWS, TILE_COLUMNS=TILE_COLUMNS, num_warps=8,
+        GRADIENT=E5M2_MAX, PRODUCT=E4M3_MAX, TILE_ROWS=TILE_ROWS, TILE_COLUMNS=TILE_COLUMNS, num_warps=WARPS,
     )  # fmt: skip
     return rows, columns, inverse, product
