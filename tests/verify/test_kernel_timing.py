@@ -197,7 +197,7 @@ def test_kernels_of_the_gpu_worker_are_compiled_not_interpreted() -> None:
     pytest.importorskip("triton")
     code = f"""
 import importlib, os
-for name in {gpu_sandbox()._setup["preload"]!r}:
+for name in {gpu_sandbox()._template.preload!r}:
     importlib.import_module(name.partition(":")[0])
 from triton import knobs
 assert not knobs.runtime.interpret, "interpreted"
