@@ -134,6 +134,8 @@ def _started(stack: ExitStack, most: int, device: str) -> Machine:
         stack.enter_context(Sandboxes(number, make))
         for number, make in ((most, kernel_sandbox), (most, compiler_sandbox), (most, makers[0]), (max(1, most // 4), makers[1]))
     )
+    for pool in (tiny, compilers, gpus, trusted):
+        pool.begin()
     machine = Machine(tiny, compilers, gpus, trusted, device)
     # One first, which says what is wrong if something is; then all, so that no start is measured.
     verdict = machine.verifier(find_task("relu"), clock=False).verify(next(_texts("accepted")))
