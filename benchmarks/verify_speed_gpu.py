@@ -83,7 +83,7 @@ class Machine:
     device: str
 
     def verifier(self, task: Task, *, clock: bool, hang: float | None = None) -> KernelVerifier:
-        """For one task, without the reference's own times, which are taken once a task. hang: seconds that a candidate may take."""
+        """For one task, without the reference's own times, taken once a task. hang: seconds that a candidate may take."""
         limits = LIMITS
         if hang is not None:
             limits = replace(LIMITS, phases=tuple((name, own if name == "waiting" else hang) for name, own in LIMITS.phases))
@@ -106,7 +106,6 @@ def measure(
         # In order of worth; a part of the time is kept for what comes after them.
         plans = [(small, False, most), (small, True, most), *((small, False, number) for number in sorted(counts)[:-1])]
         plans += [(relu, False, most), *((small, True, number) for number in sorted(counts)[:-1]), (relu, True, most)]
-        plans = list(dict.fromkeys(plans))
         result["gpu_scaling"], result["left_out"] = (rows, left_out) = ([], [])
         scale, kept = min(1.0, options.minutes / 1.7), LEAKS_SHARE * 60 * options.minutes
         for task, clock, at_once in plans:
