@@ -79,6 +79,7 @@ def main() -> int:
     parser.add_argument("--gpu", action="store_true", help="run the stages that need a GPU too")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing new after so many")
+    parser.add_argument("--calls", type=int, default=60, help="of each candidate that is timed, at most; as in use: 60")
     parser.add_argument("--pretend", action="store_true", help=argparse.SUPPRESS)  # --gpu's motions on the interpreter
     parser.add_argument("--every", type=int, default=1, help="every n-th candidate alone, to try it")
     arguments = parser.parse_args()
@@ -91,7 +92,7 @@ def main() -> int:
             part.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
             part.replace(arguments.out)
 
-        results = run(arguments.workers, device, 60 * arguments.minutes, arguments.every, save)
+        results = run(arguments.workers, device, 60 * arguments.minutes, arguments.every, save, arguments.calls)
         save(results)
         print(f"{results['summary']}\n{arguments.out}")
         return 0 if not results["accepted_attacks"] and not results["refused_honest"] and not results["wrong_reasons"] else 1
@@ -117,14 +118,19 @@ def entries() -> tuple[list[Entry], list[Entry]]:
 
 
 def run(
-    workers: int, device: str | None, limit: float, every: int = 1, save: Callable[[dict[str, Any]], None] = lambda _: None
+    workers: int,
+    device: str | None,
+    limit: float,
+    every: int = 1,
+    save: Callable[[dict[str, Any]], None] = lambda _: None,
+    calls: int = 60,
 ) -> dict[str, Any]:
     """Judge everything, `workers` candidates at a time, and begin nothing after `limit` seconds. device: of the stages that
     need a GPU; None leaves them out. save: called with what is known, now and then and at the end."""
     attacks, honest = (some[::every] for some in entries())
     tally = Tally(attacks, honest, device, save)
     with ExitStack() as stack:
-        judge = Judge(stack, workers, device)
+        judge = Judge(stack, workers, device, calls)
         tally.hardened = judge.boxes.start().hardened
         first = spread(attacks, [])
         first += [entry for entry in spread([], honest) if entry.name in {of.name for of in one_of_each(honest)}]
@@ -138,10 +144,11 @@ def run(
 
 
 class Judge:
-    """The warm workers, and a verifier for each task. device: as in `run`."""
+    """The warm workers, and a verifier for each task. device, calls: as in `run`."""
 
-    def __init__(self, stack: ExitStack, workers: int, device: str | None) -> None:
-        self.workers, self.device, self.verifiers = workers, device, dict[tuple[str, bool], KernelVerifier]()
+    def __init__(self, stack: ExitStack, workers: int, device: str | None, calls: int) -> None:
+        self.calls, self.workers, self.device = calls, workers, device
+        self.verifiers = dict[tuple[str, bool], KernelVerifier]()
         gpu, trusted = (gpu_sandbox, reference_sandbox) if device == "cuda" else (kernel_sandbox, kernel_sandbox)
         pools = [Sandboxes(workers, kernel_sandbox), Sandboxes(workers, compiler_sandbox)]
         if device is not None:
@@ -156,8 +163,9 @@ class Judge:
         if key not in self.verifiers:
             stages = None
             if self.device is not None:
-                pretended: dict[str, Any] = {} if self.device == "cuda" else {"size": "tiny", "index": None}
-                stages = GpuStages(task, *self.gpus, clock=clock, baseline=False, device=self.device, **pretended)
+                options: dict[str, Any] = {"calls": self.calls, "device": self.device, "baseline": False}
+                options |= {} if self.device == "cuda" else {"size": "tiny", "index": None}
+                stages = GpuStages(task, *self.gpus, clock=clock, **options)
             made = self.verifiers[key] = KernelVerifier(task, self.boxes, compiler=self.compilers, gpu=stages)
             if (other := self.verifiers.get((task.name, not clock))) is not None:
                 made.preparation = other.preparation  # the reference at the tiny sizes is the same

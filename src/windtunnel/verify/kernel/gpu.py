@@ -14,7 +14,7 @@ from windtunnel.verify.kernel.neighbours import CALLS as PROBE_CALLS
 from windtunnel.verify.kernel.neighbours import Look, excused, read_look
 from windtunnel.verify.kernel.roofline import Work
 from windtunnel.verify.kernel.task import Task
-from windtunnel.verify.kernel.timing import Samples, doubt, median_with_interval, read_samples, speedup
+from windtunnel.verify.kernel.timing import LEAST, Samples, doubt, median_with_interval, read_samples, speedup
 from windtunnel.verify.kernel.tiny import UNMOVED_AT_MOST, Finding, ended, wrong_of
 from windtunnel.verify.kernel.turns import gpu_path, in_turn, opened, turns_of
 from windtunnel.verify.sandbox import Job, Limits, MiB, Outcome, Runner, Sandbox
@@ -97,7 +97,8 @@ class GpuStages:
     Safe to call from several threads when the runners are. Several candidates share the GPU, except while one is timed: then
     all others wait, in all processes of this machine that come through here. clock: False leaves timing out. baseline: False
     leaves out the reference's own times, and with them the speed-up: taking them needs torch.compile, many seconds a task.
-    index: the GPU's number, whose turns it takes; None takes none. limits: of one candidate's process.
+    index: the GPU's number, whose turns it takes; None takes none. limits: of one candidate's process. calls: how many are
+    timed at most, cold and warm each; not fewer than ten.
     """
 
     def __init__(
@@ -112,7 +113,10 @@ class GpuStages:
         size: str = "full",
         index: int | None = 0,
         limits: Limits = LIMITS,
+        calls: int = CALLS,
     ) -> None:
+        assert calls >= LEAST, f"{calls} calls: fewer than {LEAST} are not believed"
+        self.calls = calls
         self.task, self.runner, self.trusted, self.device, self.size = task, runner, trusted, device, size
         self.clock, self.limits, self.index = clock, limits, index
         self.use, self.candidates = (None if index is None else gpu_path(index, kind) for kind in ("use", "candidates"))
@@ -187,7 +191,7 @@ class GpuStages:
         cases = [case if self.size == "full" else _renamed(case) for case in full_cases(self.task)]
         # Cases of one group run one after the other, in the order of their numbers.
         timed = TIMED_SETS if self.clock else 0
-        return Plan((*sorted(cases, key=lambda case: case.group != first.group), *[first] * timed), new_seed(), timed)
+        return Plan((*sorted(cases, key=lambda case: case.group != first.group), *[first] * timed), new_seed(), timed, self.calls)
 
     def _message(self, plan: Plan, source: str = "") -> dict[str, Any]:
         return {
