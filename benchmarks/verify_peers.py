@@ -312,7 +312,11 @@ def machine() -> dict[str, str]:
 
 
 def commit(peer: Path) -> str:
-    """Of the peer's checkout, if it is one."""
+    """Of the peer's checkout, or what its file COMMIT says where it is an export of one."""
+    if (peer / "COMMIT").is_file():
+        return (peer / "COMMIT").read_text().strip()
+    if not (peer / ".git").exists():
+        return "unknown"  # what git says there is of a checkout that it lies in
     done = subprocess.run(["git", "-C", str(peer), "rev-parse", "HEAD"], capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
 

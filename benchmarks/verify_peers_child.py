@@ -75,6 +75,9 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
+    if on_gpu:  # what does not start CUDA is imported once, not in every fork
+        for module in ("numpy", "pydantic", "triton", "triton.language"):
+            importlib.import_module(module)
     checks = {
         "kernelbench": kernelbench,
         "kernelbench-gpu": kernelbench_gpu,
