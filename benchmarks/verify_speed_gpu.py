@@ -66,7 +66,7 @@ class ModelNew(torch.nn.Module):
 SMALL = {"ROWS": 1024, "COLS": 1024}
 SMALL_RAGGED = {"ROWS": 1021, "COLS": 769}
 HANG_SECONDS = 4.0
-ROW_SECONDS, CLOCK_SECONDS = 7.0, 12.0  # measured, of what is not timed and what is; then those under way are waited for
+ROW_SECONDS, CLOCK_SECONDS = 5.0, 10.0  # measured, of what is not timed and what is; then those under way are waited for
 LEAKS_SHARE = 0.3
 BAD_EVERY = 20  # one candidate of so many is bad
 BLOCKS = (256, 512, 1024, 2048)
