@@ -4,10 +4,10 @@
     python benchmarks/attacks.py run   --gpu --minutes 8 --out benchmarks/results/verify-suites-gpu.json   # on a GPU
     python benchmarks/attacks.py write                                                   # the page from the first file
 
-Both suites stand in tests/verify, whose tests run them too. On a GPU everything first goes through the stages up to full
-shapes, several candidates at a time; then what still stands goes before the clock, one at a time, attacks first. --minutes bounds
-both: one attack of each kind and one honest candidate of each task come before the others, and what the time did not suffice for
-is named under left_out and not_timed. Exit code 1 when an attack that should be stopped here is accepted, an honest candidate is
+Both suites stand in tests/verify, whose tests run them too. On a GPU, several at a time: every attack through all stages, as does
+one honest candidate of each task; then the other honest ones up to full shapes; then those before the clock too. --minutes bounds
+it: of each part those that differ most come first, and what the time did not suffice for is named under left_out and not_timed.
+The file is written as it goes along. Exit code 1 when an attack that should be stopped here is accepted, an honest candidate is
 refused, or a refusal has a reason that does not fit.
 """
 
@@ -19,16 +19,20 @@ import json
 import math
 import os
 import platform
+import subprocess
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from attacks_page import document
 
 from windtunnel import __version__
 from windtunnel.recipe import UserError
@@ -47,8 +51,10 @@ from windtunnel.verify import (
 )
 
 HERE = Path(__file__).parent
+SAVE_SECONDS = 5.0
 SUITES = HERE.parent / "tests" / "verify"
 RESULTS = HERE / "results" / "verify-suites-cpu.json"
+GPU_RESULTS = HERE / "results" / "verify-suites-gpu.json"
 DOCUMENT = HERE.parent / "docs" / "verify-attacks.md"
 
 
@@ -72,15 +78,30 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--gpu", action="store_true", help="run the stages that need a GPU too")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--gpu-workers", type=int, default=8, help="candidates at full shapes at a time on one GPU")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing new after so many")
+    parser.add_argument("--calls", type=int, default=60, help="of each candidate that is timed, at most; as in use: 60")
+    parser.add_argument("--pretend", action="store_true", help=argparse.SUPPRESS)  # --gpu's motions on the interpreter
+    parser.add_argument("--every", type=int, default=1, help="every n-th candidate alone, to try it")
     arguments = parser.parse_args()
     if arguments.what == "run":
-        results = run(arguments.workers, arguments.gpu_workers if arguments.gpu else 0, 60 * arguments.minutes)
-        arguments.out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        device = ("cpu" if arguments.pretend else "cuda") if arguments.gpu else None
+
+        def save(results: dict[str, Any]) -> None:
+            arguments.out.parent.mkdir(parents=True, exist_ok=True)
+            part = arguments.out.with_suffix(".part")
+            part.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            part.replace(arguments.out)
+
+        results = run(arguments.workers, device, 60 * arguments.minutes, arguments.every, save, arguments.calls)
+        save(results)
         print(f"{results['summary']}\n{arguments.out}")
         return 0 if not results["accepted_attacks"] and not results["refused_honest"] and not results["wrong_reasons"] else 1
-    DOCUMENT.write_text(document(json.loads(arguments.out.read_text(encoding="utf-8"))), encoding="utf-8")
+    gpu = json.loads(GPU_RESULTS.read_text(encoding="utf-8")) if GPU_RESULTS.exists() else None
+    sys.path.insert(0, str(SUITES))
+    from attacks.suite import KINDS
+
+    here = json.loads(arguments.out.read_text(encoding="utf-8"))
+    DOCUMENT.write_text(document(here, gpu, KINDS), encoding="utf-8")
     print(DOCUMENT)
     return 0
 
@@ -96,62 +117,149 @@ def entries() -> tuple[list[Entry], list[Entry]]:
     return attacks, [Entry(h.name, tasks[h.task], h.source) for h in honest_suite()]
 
 
-def run(workers: int, gpu: int, limit: float) -> dict[str, Any]:
-    """Judge everything, `workers` candidates at a time, `gpu` of them on a GPU, and begin nothing after `limit` seconds."""
-    attacks, honest = entries()
-    began = time.monotonic()
+def run(
+    workers: int,
+    device: str | None,
+    limit: float,
+    every: int = 1,
+    save: Callable[[dict[str, Any]], None] = lambda _: None,
+    calls: int = 60,
+) -> dict[str, Any]:
+    """Judge everything, `workers` candidates at a time, and begin nothing after `limit` seconds. device: of the stages that
+    need a GPU; None leaves them out. save: called with what is known, now and then and at the end."""
+    attacks, honest = (some[::every] for some in entries())
+    tally = Tally(attacks, honest, device, save)
     with ExitStack() as stack:
-        boxes = stack.enter_context(Sandboxes(workers, kernel_sandbox))
-        compilers = stack.enter_context(Sandboxes(max(1, workers // 2), compiler_sandbox))
-        layers = boxes.start()
-        trusted = stack.enter_context(Sandboxes(max(1, gpu // 2), reference_sandbox)) if gpu else None
-        runner = stack.enter_context(Sandboxes(gpu, gpu_sandbox)) if gpu else None
+        judge = Judge(stack, workers, device, calls)
+        tally.hardened = judge.boxes.start().hardened
+        first = spread(attacks, [])
+        first += [entry for entry in spread([], honest) if entry.name in {of.name for of in one_of_each(honest)}]
+        rest = [entry for entry in spread([], honest) if entry not in first]
+        judge.all_of(first, tally, limit * 0.6, clock=True)
+        judge.all_of(rest, tally, limit * 0.92, clock=False)
+        if device is not None:
+            judge.all_of([entry for entry in first if entry.name not in tally.found], tally, limit, clock=True)
+            judge.all_of([entry for entry in rest if tally.stands(entry)], tally, limit, clock=True)
+    return tally.results(final=True)
 
-        def pass_over(todo: list[Entry], threads: int, until: float, clock: bool) -> dict[str, dict[str, Any]]:
-            verifiers: dict[str, KernelVerifier] = {}
-            for task in {entry.task.name: entry.task for entry in todo}.values():
-                stages = GpuStages(task, runner, trusted, clock=clock, baseline=False) if runner and trusted else None
-                verifiers[task.name] = KernelVerifier(task, boxes, compiler=compilers, gpu=stages)
-            with ThreadPoolExecutor(threads) as pool:
-                rows = pool.map(lambda e: judged(e, verifiers[e.task.name]) if time.monotonic() < until else None, todo)
-                return {row["name"]: row for row in rows if row is not None}
 
-        order = spread(attacks, honest)
-        # A third of the time is the clock's.
-        found = pass_over(order, workers, began + limit * (2 / 3 if gpu else 1), clock=False)
-        if runner:
-            standing = [entry for entry in order if entry.name in found and found[entry.name]["accepted"]]
-            standing.sort(key=lambda entry: entry.number == 0)
-            found |= pass_over(standing, gpu, began + limit, clock=True)
-    attacks = [entry for entry in attacks if entry.name in found]
-    left_out = [entry.name for entry in order if entry.name not in found]
-    rows = [found[entry.name] for entry in (*attacks, *(entry for entry in honest if entry.name in found))]
-    seconds = time.monotonic() - began
-    bad, good = rows[: len(attacks)], rows[len(attacks) :]
-    for row, entry in zip(bad, attacks, strict=True):
-        row |= {"number": entry.number, "how": entry.how, "where": entry.where, "right": row["reason"] in entry.reasons}
-    here = [row for row in bad if gpu or row["where"] == "cpu"]
-    accepted = [row["name"] for row in here if row["accepted"]]
-    wrong = [row["name"] for row in bad if not row["accepted"] and not row["right"]]
-    refused = [row["name"] for row in good if not row["accepted"]]
-    return {
-        "what": f"attack and honest candidates through {'all stages' if gpu else 'the stages that need no GPU'}",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}, {platform.system()}",
-        "versions": {name: version(name) for name in ("torch", "triton", "numpy")}
-        | {"windtunnel": __version__, "python": platform.python_version()},
-        "seconds": round(seconds, 1),
-        "hardened": layers.hardened,
-        "left_out": left_out,
-        "not_timed": [row["name"] for row in good if row["stage"] == "full" and row["accepted"]],
-        "summary": f"{len(here)} attacks to be stopped here: {len(accepted)} accepted, {len(wrong)} refused for a wrong reason; "
-        f"{len(bad) - len(here)} need a GPU; {len(good)} honest candidates: {len(refused)} refused; {seconds:.0f} s",
-        "accepted_attacks": accepted,
-        "wrong_reasons": wrong,
-        "refused_honest": refused,
-        "attacks": bad,
-        "honest": good,
-    }
+class Judge:
+    """The warm workers, and a verifier for each task. device, calls: as in `run`."""
+
+    def __init__(self, stack: ExitStack, workers: int, device: str | None, calls: int) -> None:
+        self.calls, self.workers, self.device = calls, workers, device
+        self.verifiers = dict[tuple[str, bool], KernelVerifier]()
+        gpu, trusted = (gpu_sandbox, reference_sandbox) if device == "cuda" else (kernel_sandbox, kernel_sandbox)
+        pools = [Sandboxes(workers, kernel_sandbox), Sandboxes(workers, compiler_sandbox)]
+        if device is not None:
+            pools += [Sandboxes(workers, gpu), Sandboxes(max(1, workers // 3), trusted)]
+        for pool in pools:
+            stack.enter_context(pool).begin()
+        self.boxes, self.compilers, *self.gpus = pools
+
+    def verifier(self, task: Task, *, clock: bool) -> KernelVerifier:
+        """Made once for each task."""
+        key = (task.name, clock)
+        if key not in self.verifiers:
+            stages = None
+            if self.device is not None:
+                options: dict[str, Any] = {"calls": self.calls, "device": self.device, "baseline": False}
+                options |= {} if self.device == "cuda" else {"size": "tiny", "index": None}
+                stages = GpuStages(task, *self.gpus, clock=clock, **options)
+            made = self.verifiers[key] = KernelVerifier(task, self.boxes, compiler=self.compilers, gpu=stages)
+            if (other := self.verifiers.get((task.name, not clock))) is not None:
+                made.preparation = other.preparation  # the reference at the tiny sizes is the same
+        return self.verifiers[key]
+
+    def all_of(self, todo: list[Entry], tally: Tally, until: float, *, clock: bool) -> None:
+        """Judge them; nothing is begun so many seconds after the tally was."""
+        known = {entry.task.name: self.verifier(entry.task, clock=clock) for entry in todo}
+
+        def one(entry: Entry) -> None:
+            if tally.seconds < until:
+                tally.add(entry, judged(entry, known[entry.task.name]))
+
+        with ThreadPoolExecutor(self.workers) as pool:
+            list(pool.map(one, todo))
+
+
+class Tally:
+    """What is known so far, written now and then."""
+
+    def __init__(
+        self, attacks: list[Entry], honest: list[Entry], device: str | None, save: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self.attacks, self.honest, self.device, self.save = attacks, honest, device, save
+        self.found: dict[str, dict[str, Any]] = {}
+        self.hardened = False
+        self._lock, self._began, self._saved = threading.Lock(), time.monotonic(), 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self._began
+
+    def stands(self, entry: Entry) -> bool:
+        """Whether a candidate was accepted so far, but not timed."""
+        row = self.found.get(entry.name)
+        return row is not None and row["accepted"] and row["stage"] != "timing"
+
+    def add(self, entry: Entry, row: dict[str, Any]) -> None:
+        """One more row; a later one of the same candidate counts."""
+        if entry.number:
+            row |= {"number": entry.number, "how": entry.how, "where": entry.where, "right": row["reason"] in entry.reasons}
+        with self._lock:
+            self.found[entry.name] = row
+            if self.seconds - self._saved > SAVE_SECONDS:
+                self._saved = self.seconds
+                self.save(self.results())
+
+    def results(self, *, final: bool = False) -> dict[str, Any]:
+        """All of it, plain."""
+        gpu = self.device is not None
+        bad, good = ([self.found[e.name] for e in some if e.name in self.found] for some in (self.attacks, self.honest))
+        here = [row for row in bad if gpu or row["where"] == "cpu"]
+        judgements = [row for row in (*here, *good) if row["reason"] != "infrastructure"]
+        accepted = [row["name"] for row in here if row["accepted"]]
+        nothing = [row["name"] for row in (*bad, *good) if row["reason"] == "infrastructure"]
+        wrong = [row["name"] for row in bad if not row["accepted"] and not row["right"] and row["name"] not in nothing]
+        refused = [row["name"] for row in good if not row["accepted"] and row["reason"] != "infrastructure"]
+        found = {
+            "what": f"attack and honest candidates through {'all stages' if gpu else 'the stages that need no GPU'}",
+            "finished": final,
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}, {platform.system()}",
+            "gpu": gpu_name() if self.device == "cuda" else "none",
+            "versions": {name: version(name) for name in ("torch", "triton", "numpy")}
+            | {"windtunnel": __version__, "python": platform.python_version()},
+            "seconds": round(self.seconds, 1),
+            "per_second": round(len(judgements) / max(self.seconds, 1e-9), 2),
+            "hardened": self.hardened,
+            "left_out": [entry.name for entry in (*self.attacks, *self.honest) if entry.name not in self.found],
+            "not_timed": [row["name"] for row in good if row["stage"] == "full" and row["accepted"]],
+            "nothing_known": nothing,
+            "summary": f"{len(here)} attacks to be stopped here: {len(accepted)} accepted, {len(wrong)} refused for a wrong "
+            f"reason; {len(bad) - len(here)} need a GPU; {len(good)} honest candidates: {len(refused)} refused; "
+            f"{len(nothing)} judged by nobody; {self.seconds:.0f} s",
+            "accepted_attacks": accepted,
+            "wrong_reasons": wrong,
+            "refused_honest": refused,
+        }
+        return found | {"attacks": bad, "honest": good}
+
+
+def gpu_name() -> str:
+    """As its driver says, asked without a context of our own."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def one_of_each(honest: list[Entry]) -> list[Entry]:
+    """The first candidate of each task."""
+    return list({entry.task.name: entry for entry in reversed(honest)}.values())
 
 
 def spread(attacks: list[Entry], honest: list[Entry]) -> list[Entry]:
@@ -192,61 +300,6 @@ def verdict_of(verifier: KernelVerifier, source: str) -> Verdict:
         return verifier.verify(source)
     except UserError as error:
         return refuse("task", "flat-task", str(error))
-
-
-def document(results: dict[str, Any]) -> str:
-    """The page."""
-    sys.path.insert(0, str(SUITES))
-    from attacks.suite import KINDS
-
-    rows = results["attacks"]
-    here = [row for row in rows if row["where"] == "cpu"]
-    solved, refused = len({row["task"] for row in results["honest"]}), len(results["refused_honest"])
-    large = len(rows) - len(here)
-    stages = Counter(row["stage"] for row in here if not row["accepted"])
-    lines = [
-        "# Attacks on the kernel verifier",
-        "",
-        "Written by `python benchmarks/attacks.py write`; the numbers are those of `benchmarks/results/verify-suites-cpu.json`.",
-        "",
-        f"{len(rows)} candidates cheat in {len(KINDS)} ways. {len(here)} of them have to be stopped without a GPU:",
-        f"{len(results['accepted_attacks'])} were accepted. {large} are honest at the sizes that the interpreter can run",
-        "and cheat at full size only: the correctness half accepts them, and its verdict says what it does not cover.",
-        f"{len(results['honest'])} honest candidates on {solved} tasks went the same way: {refused} were refused.",
-        f"All of it took {results['seconds']:.0f} s on {results['machine']}",
-        f"(torch {results['versions']['torch']}, Triton {results['versions']['triton']}, {results['date'][:10]}).",
-        "",
-        "Of the attacks stopped here, "
-        + ", ".join(f"{count} fell at the stage {stage}" for stage, count in stages.most_common())
-        + ".",
-        "A candidate falls at the first stage that finds something, so an attack may have more reasons than the one shown.",
-        "",
-        "| # | kind | candidate | what it does | stopped by | reason |",
-        "| --- | --- | --- | --- | --- | --- |",
-        *(_line(row, KINDS[row["number"]]) for row in rows),
-        "",
-    ]
-    return "\n".join([*lines, *_honest(results)]) + "\n"
-
-
-def _line(row: dict[str, Any], kind: str) -> str:
-    name = row["name"].partition("_")[2]
-    stage = "GPU stages" if row["where"] == "gpu" else "**accepted**" if row["accepted"] else row["stage"]
-    reason = "not run here" if row["where"] == "gpu" else row["reason"]
-    return f"| {row['number']} | {kind} | `{name}` | {row['how']} | {stage} | {reason} |"
-
-
-def _honest(results: dict[str, Any]) -> Iterator[str]:
-    styles = Counter(row["name"].split("/")[1] for row in results["honest"])
-    yield "## Honest candidates"
-    yield ""
-    yield "Each task has a plain solution; the others vary block sizes, launches, tuning and style, or are written by hand."
-    yield ""
-    yield (
-        f"{styles['plain']} plain, {sum(styles.values()) - styles['plain']} varied. Refused: "
-        + (", ".join(f"`{name}`" for name in results["refused_honest"]) or "none")
-        + "."
-    )
 
 
 if __name__ == "__main__":

@@ -249,7 +249,7 @@ def sandbox() -> None:
             found = box.start()
             print(f"{make.__name__} starts in {time.perf_counter() - began:.1f} s:", json.dumps(found.as_json()))
             worker = box._worker
-            print("  the worker printed:", worker._printed() if worker else "")
+            print("  they printed:", box._template._printed(), worker._printed() if worker else "")
             for name, source in (("CUDA", CUDA), ("CUDA", CUDA), ("Triton", KERNEL), ("Triton", KERNEL)):
                 call = {"source": source, "function": "f", "args": [], "kwargs": {"dict": []}}
                 outcome = box.run(Job(f"{CHILD}:call", call, (), LIMITS))

@@ -45,7 +45,7 @@ def main() -> int:
     size = "full" if options.device == "cuda" else "tiny"
     stages = GpuStages(find_task(options.kernel.split("/")[0]), box, box, clock=False, device=options.device, size=size)
     began = time.perf_counter()
-    for name in (*box._setup["preload"], "windtunnel.verify.kernel.child_full"):
+    for name in (*box._template.preload, "windtunnel.verify.kernel.child_full"):
         module, _, function = name.partition(":")
         loaded = importlib.import_module(module)
         if function:

@@ -4,9 +4,11 @@
 
 FOLDER: checkouts of ScalingIntelligence/KernelBench, SakanaAI/robust-kbench and meta-pytorch/BackendBench, used as they are;
 what is not named is left out. Of KernelBench: its static checker (its text rules for Triton), and its evaluation, on a GPU whole,
-otherwise its correctness functions through the interpreter. Of the others: their correctness functions through the interpreter
-(verify_peers_child.py says how), at the sizes and in the float32 that it can run. Beside them stand our text rules alone, the
-counterpart of a static checker, and every stage of ours that this machine can run.
+otherwise its correctness functions through the interpreter. Of robust-kbench: its correctness function, on a GPU where there is
+one. Of what is left: their correctness functions through the interpreter (verify_peers_child.py says how), at the sizes and in
+the float32 that it can run. Beside them stand our text rules alone, the counterpart of a static checker, and every stage of ours
+that this machine can run, but the clock. --seconds bounds all of it: each judge then has an equal share, one candidate of each
+kind and task comes before the others, and how many a judge had no time for stands in its row. The file is written after each.
 A file on which a judge gave no verdict (it crashed, hung or was ended by the candidate) is counted as such, never as passed or
 refused. Attacks that are honest at the sizes of the interpreter are left out where there is no GPU, for all.
 """
@@ -15,14 +17,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import io
 import json
+import math
+import queue
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,15 +41,18 @@ CHECKOUTS = {"kernelbench": "src/kernelbench", "robust-kbench": "robust_kbench",
 
 @dataclass(frozen=True)
 class File:
-    """A candidate. small: the reference at the sizes that the interpreter runs."""
+    """A candidate. small: the reference at the sizes that the interpreter runs. kind: of attack, or the task of an honest one."""
 
     name: str
     source: str
     task: Any
     small: str
+    kind: object
 
 
 Judge = Callable[[File], "bool | None"]
+Maker = Callable[[contextlib.ExitStack], Judge]
+ON_GPU = {"kernelbench": "evaluation on a GPU", "robust-kbench": "correctness on a GPU"}
 
 
 def main() -> None:
@@ -53,40 +63,53 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=Path, help="a checkout")
     parser.add_argument("--every", type=int, default=1, help="judge only every n-th file, to try it")
     parser.add_argument("--no-funnel", action="store_true", help="leave out the stages of ours that run candidates")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="for all judges together")
+    parser.add_argument("--at-once", type=int, default=1, help="files under way at once")
     options = parser.parse_args()
     checkouts = {name: folder for name in CHECKOUTS if (folder := getattr(options, name.replace("-", "_"))) is not None}
     for name, folder in checkouts.items():
         if not (folder / CHECKOUTS[name]).is_dir():
             sys.exit(f"error: --{name} {folder} is no checkout: it has no {CHECKOUTS[name]}")
     sys.path.insert(0, str(SUITES))
-    attacks, honest = read_attacks()[:: options.every], read_honest()[:: options.every]
-    with contextlib.ExitStack() as opened:
-        judges = judges_of(checkouts, opened)
-        judges["windtunnel, text alone"] = ours
-        if not options.no_funnel:
-            judges["windtunnel"] = funnel(opened)
-        table = {name: count(name, judge, attacks, honest) for name, judge in judges.items()}
-    result = {
+    attacks, honest = spread(read_attacks())[:: options.every], spread(read_honest())[:: options.every]
+    judges = judges_of(checkouts, options.at_once, funnel_too=not options.no_funnel)
+    result: dict[str, Any] = {
         "machine": machine(),
         "peer_commits": {name: commit(folder) for name, folder in checkouts.items()},
         "attacks": len(attacks),
         "honest": len(honest),
-        "judges": table,
+        "judges": {},
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    began = time.monotonic()
+    for number, (name, make) in enumerate(judges.items()):
+        share = (options.seconds - (time.monotonic() - began)) / (len(judges) - number)
+        with contextlib.ExitStack() as opened:
+            result["judges"][name] = count(name, make(opened), attacks, honest, options.at_once, share)
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def judges_of(checkouts: dict[str, Path], opened: contextlib.ExitStack) -> dict[str, Judge]:
-    """The peers that this machine can run."""
-    judges: dict[str, Judge] = {}
+def spread(files: list[File]) -> list[File]:
+    """The first of each kind before the seconds, and so on."""
+    turns: Counter[object] = Counter()
+    placed = []
+    for file in files:
+        placed.append((turns[file.kind], file))
+        turns[file.kind] += 1
+    return [file for _, file in sorted(placed, key=lambda pair: pair[0])]
+
+
+def judges_of(checkouts: dict[str, Path], at_once: int, *, funnel_too: bool) -> dict[str, Maker]:
+    """What makes the judges that this machine can run: the cheap ones first, which leave their time to the others."""
+    judges: dict[str, Maker] = {"windtunnel, text alone": lambda _: ours}
     if "kernelbench" in checkouts:
-        judges["kernelbench, static checker"] = static_checker(checkouts["kernelbench"])
+        judges["kernelbench, static checker"] = lambda _: static_checker(checkouts["kernelbench"])
+    if funnel_too:
+        judges["windtunnel"] = lambda opened: funnel(opened, at_once)
     for name, folder in checkouts.items():
-        if name == "kernelbench" and has_gpu():
-            judges["kernelbench, evaluation on a GPU"] = forked("kernelbench-gpu", folder, opened)
-        else:
-            judges[f"{name}, correctness on a CPU"] = forked(name, folder, opened)
+        on_gpu = name in ON_GPU and has_gpu()
+        what = ON_GPU[name] if on_gpu else "correctness on a CPU"
+        judges[f"{name}, {what}"] = functools.partial(forked, f"{name}-gpu" if on_gpu else name, folder, at_once)
     return judges
 
 
@@ -97,7 +120,7 @@ def read_attacks() -> list[File]:
     from windtunnel.verify.kernel.task import with_numbers
 
     return [
-        File(a.name, a.source, a.task, with_numbers(a.task.source, {**a.task.sizes["tiny"], **a.sizes}))
+        File(a.name, a.source, a.task, with_numbers(a.task.source, {**a.task.sizes["tiny"], **a.sizes}), a.number)
         for a in suite()
         if a.where == "cpu" or has_gpu()
     ]
@@ -109,15 +132,27 @@ def read_honest() -> list[File]:
 
     from windtunnel.verify import find_task
 
-    return [File(h.name, h.source, task, task.at("tiny")) for h in suite() for task in [find_task(h.task)]]
+    return [File(h.name, h.source, task, task.at("tiny"), h.task) for h in suite() for task in [find_task(h.task)]]
 
 
-def count(name: str, judge: Judge, attacks: list[File], honest: list[File]) -> dict[str, Any]:
-    """How many of each kind a judge accepts, refuses or gives no verdict on, and the names that it gets wrong."""
+def count(name: str, judge: Judge, attacks: list[File], honest: list[File], at_once: int, seconds: float) -> dict[str, Any]:
+    """How many of each kind a judge accepts, refuses or gives no verdict on, and the names that it gets wrong.
+
+    It begins none after so many seconds; attacks and honest candidates come in turns.
+    """
     began = time.monotonic()
     row: dict[str, Any] = {}
+    places = {file.name: at / len(files) for files in (attacks, honest) for at, file in enumerate(files)}
+
+    def one(file: File) -> tuple[str, bool | None] | None:
+        return (file.name, judge(file)) if time.monotonic() - began < seconds else None
+
+    with ThreadPoolExecutor(at_once) as pool:
+        order = sorted([*attacks, *honest], key=lambda file: places[file.name])
+        answers = dict(pair for pair in pool.map(one, order) if pair is not None)
     for kind, files, wrong in (("attacks", attacks, True), ("honest", honest, False)):
-        said = {file.name: judge(file) for file in files}
+        said = {file.name: answers[file.name] for file in files if file.name in answers}
+        row[f"{kind}_no_time"] = len(files) - len(said)
         row[f"{kind}_accepted"] = sum(answer is True for answer in said.values())
         row[f"{kind}_refused"] = sum(answer is False for answer in said.values())
         row[f"{kind}_no_verdict"] = sum(answer is None for answer in said.values())
@@ -134,20 +169,35 @@ def ours(file: File) -> bool | None:
     return check_source(file.source, file.task) is None
 
 
-def funnel(opened: contextlib.ExitStack) -> Judge:
-    """Every stage that this machine can run; the full and timing stages where there is a GPU."""
-    from windtunnel.recipe import UserError
-    from windtunnel.verify import GpuStages, KernelVerifier, compiler_sandbox, gpu_sandbox, kernel_sandbox, reference_sandbox
+def funnel(opened: contextlib.ExitStack, at_once: int) -> Judge:
+    """Every stage that this machine can run; up to full shapes where there is a GPU, since no peer's clock runs here either."""
+    import threading
 
-    tiny, compiler = opened.enter_context(kernel_sandbox()), opened.enter_context(compiler_sandbox())
-    boxes = [opened.enter_context(make()) for make in (gpu_sandbox, reference_sandbox)] if has_gpu() else []
+    from windtunnel.recipe import UserError
+    from windtunnel.verify import (
+        GpuStages,
+        KernelVerifier,
+        Sandboxes,
+        compiler_sandbox,
+        gpu_sandbox,
+        kernel_sandbox,
+        reference_sandbox,
+    )
+
+    makers = [(kernel_sandbox, at_once), (compiler_sandbox, at_once)]
+    makers += [(gpu_sandbox, at_once), (reference_sandbox, max(1, at_once // 3))] if has_gpu() else []
+    tiny, compiler, *boxes = (opened.enter_context(Sandboxes(number, make)) for make, number in makers)
+    for pool in (tiny, compiler, *boxes):
+        pool.begin()
     verifiers: dict[str, KernelVerifier] = {}
+    lock = threading.Lock()
 
     def judge(file: File) -> bool | None:
         task = file.task
-        if task.name not in verifiers:
-            gpu = GpuStages(task, *boxes) if boxes else None
-            verifiers[task.name] = KernelVerifier(task, tiny, compiler=compiler, gpu=gpu)
+        with lock:
+            if task.name not in verifiers:
+                gpu = GpuStages(task, *boxes, clock=False) if boxes else None
+                verifiers[task.name] = KernelVerifier(task, tiny, compiler=compiler, gpu=gpu)
         try:
             verdict = verifiers[task.name].verify(file.source)
         except UserError:
@@ -168,8 +218,24 @@ def static_checker(peer: Path) -> Judge:
     return judge
 
 
-def forked(name: str, checkout: Path, opened: contextlib.ExitStack) -> Judge:
+def forked(name: str, checkout: Path, at_once: int, opened: contextlib.ExitStack) -> Judge:
     """A peer's own functions, through the interpreter or on a GPU, in a process of its own for each file."""
+    free: queue.SimpleQueue[Judge] = queue.SimpleQueue()
+    for judge in [one_forked(name, checkout, opened) for _ in range(at_once)]:
+        free.put(judge)
+
+    def take(file: File) -> bool | None:
+        judge = free.get()
+        try:
+            return judge(file)
+        finally:
+            free.put(judge)
+
+    return take
+
+
+def one_forked(name: str, checkout: Path, opened: contextlib.ExitStack) -> Judge:
+    """One process that forks for each file; it is waited for when it is first asked."""
     from windtunnel.verify.kernel.neutral import as_on_gpu
 
     folder = opened.enter_context(tempfile.TemporaryDirectory())
@@ -185,10 +251,13 @@ def forked(name: str, checkout: Path, opened: contextlib.ExitStack) -> Judge:
     assert child.stdin is not None
     assert child.stdout is not None
     send, receive = child.stdin, child.stdout
-    if receive.readline() != "ready\n":
-        sys.exit(f"error: {name} did not start: run {program.name} {name} {checkout} to see why")
+    ready: list[bool] = []
 
     def ask(reference: str, source: str) -> bool | None:
+        if not ready:
+            ready.append(receive.readline() == "ready\n")
+        if not ready[0]:
+            raise SystemExit(f"error: {name} did not start: run {program.name} {name} {checkout} to see why")
         send.write(json.dumps({"reference": reference, "source": source}) + "\n")
         send.flush()
         said = json.loads(receive.readline())
@@ -243,7 +312,11 @@ def machine() -> dict[str, str]:
 
 
 def commit(peer: Path) -> str:
-    """Of the peer's checkout, if it is one."""
+    """Of the peer's checkout, or what its file COMMIT says where it is an export of one."""
+    if (peer / "COMMIT").is_file():
+        return (peer / "COMMIT").read_text().strip()
+    if not (peer / ".git").exists():
+        return "unknown"  # what git says there is of a checkout that it lies in
     done = subprocess.run(["git", "-C", str(peer), "rev-parse", "HEAD"], capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
 

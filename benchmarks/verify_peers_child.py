@@ -2,7 +2,7 @@
 
     python benchmarks/verify_peers_child.py PEER CHECKOUT       PEER: kernelbench, robust-kbench or backendbench
 
-or KernelBench's whole evaluation on a GPU: PEER kernelbench-gpu.
+or on a GPU, KernelBench's whole evaluation and robust-kbench's function: PEER kernelbench-gpu or robust-kbench-gpu.
 
 Reads JSON lines {"reference", "source"} and answers each with one line: true, false, or null where the process ended or hung
 without a verdict. The checkouts are used as they are. What a CPU lacks is made up for around them: waiting for a GPU is a no-op,
@@ -66,7 +66,7 @@ T = TypeVar("T")
 def main() -> None:
     """Answer until the input ends."""
     name, checkout = sys.argv[1], Path(sys.argv[2])
-    on_gpu = name == "kernelbench-gpu"
+    on_gpu = name.endswith("-gpu")
     if not on_gpu:
         os.environ["TRITON_INTERPRET"] = "1"
     answers = os.fdopen(os.dup(1), "w")
@@ -75,10 +75,14 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
+    if on_gpu:  # what does not start CUDA is imported once, not in every fork
+        for module in ("numpy", "pydantic", "triton", "triton.language"):
+            importlib.import_module(module)
     checks = {
         "kernelbench": kernelbench,
         "kernelbench-gpu": kernelbench_gpu,
         "robust-kbench": robust_kbench,
+        "robust-kbench-gpu": robust_kbench_gpu,
         "backendbench": backendbench,
     }
     check = checks[name](checkout)
@@ -193,41 +197,52 @@ def kernelbench_module(checkout: Path) -> Any:
 
 def robust_kbench(checkout: Path) -> Check:
     """Its check_forward_correctness with the tolerances of its run_kernel.py (1e-3). It calls one model with two functions."""
+    module = robust_kbench_module(checkout)
+    module.easy_to_device = lambda values, device: values
+    return lambda reference, source: robust_kbench_check(module, reference, source, moves=False)
+
+
+def robust_kbench_gpu(checkout: Path) -> Check:
+    """The same on a GPU as it is, imported in each fork in case the import starts CUDA."""
+    return lambda reference, source: robust_kbench_check(robust_kbench_module(checkout), reference, source, moves=True)
+
+
+def robust_kbench_module(checkout: Path) -> Any:
+    """Its module of the correctness function."""
     package("robust_kbench", checkout / "robust_kbench")
     package("robust_kbench.sandbox", checkout / "robust_kbench" / "sandbox")
-    module: Any = importlib.import_module("robust_kbench.sandbox.correct_forward_fn")
-    module.easy_to_device = lambda values, device: values
+    return importlib.import_module("robust_kbench.sandbox.correct_forward_fn")
 
-    def check(reference: str, source: str) -> bool:
-        import torch
 
-        theirs, ours = load(reference, "reference"), unless_it_raises(lambda: load(source, "candidate"))
-        if ours is None:
-            return False
+def robust_kbench_check(module: Any, reference: str, source: str, *, moves: bool) -> bool:
+    """One file. moves: whether models go to the device that it names."""
+    import torch
 
-        class Both(torch.nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                state = torch.get_rng_state()
-                self.reference = theirs.Model(*theirs.get_init_inputs())
-                torch.set_rng_state(state)
-                self.candidate = with_parameters(ours.ModelNew(*theirs.get_init_inputs()), self.reference)
+    theirs, ours = load(reference, "reference"), unless_it_raises(lambda: load(source, "candidate"))
+    if ours is None:
+        return False
 
-            def to(self, *args: Any, **kwargs: Any) -> Both:
-                return self
+    class Both(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            state = torch.get_rng_state()
+            self.reference = theirs.Model(*theirs.get_init_inputs())
+            torch.set_rng_state(state)
+            self.candidate = with_parameters(ours.ModelNew(*theirs.get_init_inputs()), self.reference)
 
-            def forward(self, *inputs: Any, fn: Callable[..., Any]) -> Any:
-                return fn(self, *inputs)
+        def to(self, *args: Any, **kwargs: Any) -> Any:
+            return super().to(*args, **kwargs) if moves else self
 
-        functions = (lambda both, *inputs: both.reference(*inputs), lambda both, *inputs: both.candidate(*inputs))
-        result = unless_it_raises(
-            lambda: module.check_forward_correctness(
-                Both, *functions, theirs.get_inputs, {}, {}, num_correct_trials=TRIALS, rtol=1e-3, atol=1e-3
-            )
+        def forward(self, *inputs: Any, fn: Callable[..., Any]) -> Any:
+            return fn(self, *inputs)
+
+    functions = (lambda both, *inputs: both.reference(*inputs), lambda both, *inputs: both.candidate(*inputs))
+    result = unless_it_raises(
+        lambda: module.check_forward_correctness(
+            Both, *functions, theirs.get_inputs, {}, {}, num_correct_trials=TRIALS, rtol=1e-3, atol=1e-3
         )
-        return result is not None and bool(result.correct)
-
-    return check
+    )
+    return result is not None and bool(result.correct)
 
 
 def backendbench(checkout: Path) -> Check:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import count
@@ -66,6 +66,8 @@ class ModelNew(torch.nn.Module):
 SMALL = {"ROWS": 1024, "COLS": 1024}
 SMALL_RAGGED = {"ROWS": 1021, "COLS": 769}
 HANG_SECONDS = 4.0
+ROW_SECONDS, CLOCK_SECONDS = 5.0, 10.0  # measured, of what is not timed and what is; then those under way are waited for
+LEAKS_SHARE = 0.3
 BAD_EVERY = 20  # one candidate of so many is bad
 BLOCKS = (256, 512, 1024, 2048)
 
@@ -81,13 +83,13 @@ class Machine:
     device: str
 
     def verifier(self, task: Task, *, clock: bool, hang: float | None = None) -> KernelVerifier:
-        """For one task; with the clock also the reference's own times. hang: seconds that a candidate may take."""
+        """For one task, without the reference's own times, taken once a task. hang: seconds that a candidate may take."""
         limits = LIMITS
         if hang is not None:
             limits = replace(LIMITS, phases=tuple((name, own if name == "waiting" else hang) for name, own in LIMITS.phases))
         size, index = ("full", 0) if self.device == "cuda" else ("tiny", None)
         options: dict[str, Any] = {"device": self.device, "size": size, "index": index, "limits": limits}
-        stages = GpuStages(task, self.gpus, self.trusted, clock=clock, baseline=clock, **options)
+        stages = GpuStages(task, self.gpus, self.trusted, clock=clock, baseline=False, **options)
         return KernelVerifier(task, self.tiny, compiler=self.compilers, gpu=stages)
 
 
@@ -101,22 +103,21 @@ def measure(
         machine = _started(stack, most, "cpu" if options.pretend else "cuda")
         relu = find_task("relu")
         small = replace(relu, sizes={**relu.sizes, "full": SMALL, "full_ragged": SMALL_RAGGED})
-        # In order of worth, each with the share of the time that is left.
-        plans = [(small, clock, at_once) for at_once in reversed(counts) for clock in (False, True)]
-        plans += [(relu, clock, most) for clock in (False, True)]
-        result["gpu_scaling"] = rows = []
-        for number, (task, clock, at_once) in enumerate(plans):
-            left = deadline - time.monotonic()
-            seconds = min(12.0, 0.6 * left / (len(plans) - number + 1))
-            if seconds < 2:
-                result["left_out"] = [f"{t.name} {'small' if t is small else ''} {c} {n}" for t, c, n in plans[number:]]
-                break
-            row = _rate(machine.verifier(task, clock=clock), at_once, seconds, clock)
-            size = "small" if task is small else "full"
-            rows.append({"task": task.name, "size": size, "clock": clock, "at_once": at_once, **row})
+        # In order of worth; a part of the time is kept for what comes after them.
+        plans = [(small, False, most), (small, True, most), *((small, False, number) for number in sorted(counts)[:-1])]
+        plans += [(relu, False, most), *((small, True, number) for number in sorted(counts)[:-1]), (relu, True, most)]
+        result["gpu_scaling"], result["left_out"] = (rows, left_out) = ([], [])
+        scale, kept = min(1.0, options.minutes / 1.7), LEAKS_SHARE * 60 * options.minutes
+        for task, clock, at_once in plans:
+            seconds, size = scale * (CLOCK_SECONDS if clock else ROW_SECONDS), "small" if task is small else "full"
+            row = {"task": task.name, "size": size, "clock": clock, "at_once": at_once}
+            if deadline - time.monotonic() < 1.5 * seconds + kept:
+                left_out.append(row)
+                continue
+            rows.append(row | _rate(machine.verifier(task, clock=clock), at_once, seconds))
             print(rows[-1], flush=True)
             save()
-        rate = max((row["per_second"] for row in rows if not row["clock"]), default=1.0)
+        rate = max((row["per_second"] or 1.0 for row in rows if not row["clock"]), default=1.0)
         fits = int(0.7 * rate * max(0.0, deadline - time.monotonic() - 10))
         number = options.gpu_candidates or min(10_000, fits)
         if number >= BAD_EVERY:
@@ -134,12 +135,17 @@ def _started(stack: ExitStack, most: int, device: str) -> Machine:
         stack.enter_context(Sandboxes(number, make))
         for number, make in ((most, kernel_sandbox), (most, compiler_sandbox), (most, makers[0]), (max(1, most // 4), makers[1]))
     )
+    for pool in (tiny, compilers, gpus, trusted):
+        pool.begin()
     machine = Machine(tiny, compilers, gpus, trusted, device)
     # One first, which says what is wrong if something is; then all, so that no start is measured.
     verdict = machine.verifier(find_task("relu"), clock=False).verify(next(_texts("accepted")))
     assert verdict.accepted, verdict
-    _rate(machine.verifier(find_task("relu"), clock=False), most, 1.0, False)
-    print(f"{most} workers of each kind started in {time.monotonic() - began:.0f} s", flush=True)
+    first = time.monotonic() - began
+    _rate(machine.verifier(find_task("relu"), clock=False), most, 1.0)
+    print(
+        f"first verdict after {first:.1f} s, {most} workers of each kind warm after {time.monotonic() - began:.1f} s", flush=True
+    )
     return machine
 
 
@@ -149,30 +155,31 @@ def _texts(name: str) -> Iterator[str]:
         yield f"{HEAD}# {number}\nBLOCK_SIZE = {BLOCKS[number % len(BLOCKS)]}\n{KERNEL}{BODIES[name]}\n{HOST}"
 
 
-def _rate(verifier: KernelVerifier, at_once: int, seconds: float, clock: bool) -> dict[str, Any]:
-    """Candidates a second with so many under way, for about so long. The first of each is not counted."""
-    texts, verdicts, times = _texts("accepted"), [], []
+def _rate(verifier: KernelVerifier, at_once: int, seconds: float) -> dict[str, Any]:
+    """Candidates a second with so many under way, between the first that ends and the moment when no more are begun."""
+    texts, done = _texts("accepted"), list[tuple[float, Verdict]]()
+    busy, began = _cpu(), time.monotonic()
     with Pool(at_once, at_once) as pool:
-        for future in [pool.submit(verifier, next(texts), wait=True) for _ in range(at_once)]:
-            _must_be_accepted(future.result())
-        busy, began = _cpu(), time.monotonic()
         waiting: list[Any] = []
-        while time.monotonic() - began < seconds or waiting:
-            while len(waiting) < 2 * at_once and time.monotonic() - began < seconds:
-                waiting.append(pool.submit(verifier, next(texts), wait=True))
-            verdict = waiting.pop(0).result()
-            _must_be_accepted(verdict)
-            verdicts.append(verdict)
-            times.append(verdict.times)
-        spent = time.monotonic() - began
+        while time.monotonic() - began < seconds:
+            future = pool.submit(verifier, next(texts), wait=True)  # waits while as many wait as are under way
+            future.add_done_callback(lambda f: done.append((time.monotonic(), f.result())))
+            waiting.append(future)
+        stopped = time.monotonic()
         used = [after - before for before, after in zip(busy, _cpu(), strict=True)]
-    parts = [verdict.evidence["gpu"]["seconds"] for verdict in verdicts]
+    for future in waiting:
+        _must_be_accepted(future.result())
+    # The first ones end together, having begun together.
+    times = sorted(at for at, _ in done)[min(at_once, len(done)) - 1 :]
+    within = [at for at in times if at <= stopped]
+    verdicts = [verdict for _, verdict in done]
     return {
         "candidates": len(verdicts),
-        "per_second": round(len(verdicts) / spent, 2),
+        "per_second": round((len(within) - 1) / (within[-1] - within[0]), 2) if len(within) > 1 else None,
+        "counted": max(0, len(within) - 1),
         "cores_busy": round(used[0] / max(1e-9, sum(used)), 3),
-        "stages": _means(times),
-        "gpu_process": _means(parts),
+        "stages": _means([verdict.times for verdict in verdicts]),
+        "gpu_process": _means([verdict.evidence["gpu"]["seconds"] for verdict in verdicts]),
     }
 
 
@@ -180,7 +187,7 @@ def _must_be_accepted(verdict: Verdict) -> None:
     assert verdict.accepted, verdict
 
 
-def _means(rows: list[dict[str, float]]) -> dict[str, float]:
+def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: round(sum(row.get(name, 0.0) for row in rows) / len(rows), 4) for name in rows[0]} if rows else {}
 
 

@@ -1,5 +1,7 @@
 """Kernels judged on a GPU: compiled, at full shapes, timed; against what an interpreter cannot see."""
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -104,3 +106,29 @@ def test_a_kernel_timed_among_others_is_as_fast_as_alone(verifier: KernelVerifie
     among = sorted(verdict.evidence["gpu"]["cold"]["median"] for verdict in verdicts)
     print(f"alone {min(alone) * 1e6:.1f}-{max(alone) * 1e6:.1f} us, among others {among[0] * 1e6:.1f}-{among[-1] * 1e6:.1f} us")
     assert among[len(among) // 2] == pytest.approx(sorted(alone)[1], rel=0.15)
+
+
+NEIGHBOUR = """
+import torch
+x = torch.ones(8192, 8192, device='cuda')
+print('busy', flush=True)
+while True:
+    x @ x
+    torch.cuda.synchronize()
+"""
+
+
+def test_an_honest_kernel_is_not_refused_for_what_others_do_on_the_gpu(verifier: KernelVerifier) -> None:
+    neighbour = subprocess.Popen([sys.executable, "-c", NEIGHBOUR], stdout=subprocess.PIPE, text=True)
+    try:
+        assert neighbour.stdout is not None
+        assert neighbour.stdout.readline() == "busy\n"
+        verdicts = [verifier.verify(f"{ADD}# beside {number}\n") for number in range(3)]
+    finally:
+        neighbour.kill()
+        neighbour.wait()
+    for verdict in verdicts:
+        print(verdict.reason, verdict.message)
+        assert verdict.accepted or verdict.infrastructure, verdict
+        assert verdict.reward in (1.0, None)
+    assert verifier.verify(f"{ADD}# afterwards\n").accepted

@@ -143,7 +143,7 @@ def test_the_clock_ends_early_when_the_median_is_known_or_the_time_is_over(monke
         return steady[0], steady[0]
 
     steady = [1e-4]
-    monkeypatch.setattr(child_clock, "_timed", timed)
+    monkeypatch.setattr(child_clock, "timed", timed)
     called: list[int] = []
     found = child_clock.measure(called.append, [[1], [2]], 1000, cold=False, dice=random.Random(0), device="cpu")
     assert len(found["events"]) == child_clock.LEAST_CALLS
@@ -197,7 +197,7 @@ def test_kernels_of_the_gpu_worker_are_compiled_not_interpreted() -> None:
     pytest.importorskip("triton")
     code = f"""
 import importlib, os
-for name in {gpu_sandbox()._setup["preload"]!r}:
+for name in {gpu_sandbox()._template.preload!r}:
     importlib.import_module(name.partition(":")[0])
 from triton import knobs
 assert not knobs.runtime.interpret, "interpreted"

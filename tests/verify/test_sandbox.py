@@ -14,7 +14,7 @@ import pytest
 import windtunnel
 from windtunnel.recipe import UserError
 from windtunnel.verify.sandbox import Job, Limits, MiB, Outcome, Sandbox
-from windtunnel.verify.sandbox.worker import PASSED_ON
+from windtunnel.verify.sandbox.starting import PASSED_ON
 
 CHILD = "windtunnel.verify.code.child"
 SMALL = Limits(wall_seconds=3, cpu_seconds=3, memory_bytes=128 * MiB, file_bytes=8 * MiB, result_bytes=MiB, log_bytes=4096)

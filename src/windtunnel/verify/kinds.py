@@ -123,6 +123,8 @@ class Verifiers:
 
         task = self._kernel_task(name)
         use_gpu = has_gpu() if self._gpu is None else self._gpu
+        for kind in ("kernel", "compiler", *(("gpu", "gpu reference") if use_gpu else ())):
+            self.pool(kind).begin()  # each imports for seconds, and they can do so side by side
         gpu = GpuStages(task, self.pool("gpu"), self.pool("gpu reference")) if use_gpu else None
         verifier = KernelVerifier(task, self.pool("kernel"), compiler=self.pool("compiler"), gpu=gpu)
         with contextlib.suppress(ReferenceBroken):  # of this moment; a verdict says so if it lasts

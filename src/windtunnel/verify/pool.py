@@ -21,22 +21,28 @@ class Full(Exception):
 
 
 class Sandboxes:
-    """A Runner of several warm workers: a job takes a free one or waits for it. Each starts when it is first needed.
+    """A Runner of several warm workers: a job takes a free one or waits for it. Each starts when it is first needed, all as forks
+    of one process that has imported what jobs need.
 
     An infrastructure failure is tried once more, on a worker that is free then.
 
     Args:
         workers: how many.
-        make: makes one sandbox.
+        make: makes one sandbox; the others are its twins.
     """
 
     def __init__(self, workers: int, make: Callable[[], Sandbox]) -> None:
         assert workers > 0
-        self._all = [make() for _ in range(workers)]
+        first = make()
+        self._all = [first, *(first.twin() for _ in range(workers - 1))]
         # The one used last is taken first: it is warm, and the others need not be started for light loads.
         self._free: queue.LifoQueue[Sandbox] = queue.LifoQueue()
         for sandbox in self._all:
             self._free.put(sandbox)
+
+    def begin(self) -> None:
+        """Start what takes long, the imports, and do not wait for it."""
+        self._all[0].begin()
 
     def start(self) -> Layers:
         """Start one worker and say which layers stand: the others are made alike."""

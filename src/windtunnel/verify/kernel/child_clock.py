@@ -16,7 +16,7 @@ PROBE_BYTES = 32 << 20
 WARM_UPS = (3, 12)  # at least, at most: nobody can count them
 LEAST_CALLS = 30
 NARROW = 0.01  # the interval's width in relation to the median, at which it is known
-MOST_SECONDS = 3.0  # then ten calls suffice
+MOST_SECONDS = 1.0  # then ten calls suffice: all others wait meanwhile
 
 
 def measure(
@@ -51,14 +51,14 @@ def measure(
         if cold:
             flush.fill_(number % 251)
         if counted >= 0 and counted % 10 == 0:
-            found["probe"].append(_timed(lambda: target.copy_(source), cuda)[1])
+            found["probe"].append(timed(lambda: target.copy_(source), cuda)[1])
         result, event, wall = _called(call, sets[which], cuda)
         if counted >= 0:
             found["events"].append(event)
             found["wall"].append(wall)
         if after is not None:
             after(which, result)
-    found["probe"].append(_timed(lambda: target.copy_(source), cuda)[1])
+    found["probe"].append(timed(lambda: target.copy_(source), cuda)[1])
     return found
 
 
@@ -71,11 +71,11 @@ def _enough(events: list[float], spent: float) -> bool:
 
 def _called(call: Callable[..., Any], arguments: Sequence[Any], cuda: bool) -> tuple[Any, float, float]:
     result: list[Any] = []
-    wall, event = _timed(lambda: result.append(call(*arguments)), cuda)
+    wall, event = timed(lambda: result.append(call(*arguments)), cuda)
     return result[0], event, wall
 
 
-def _timed(work: Callable[[], Any], cuda: bool) -> tuple[float, float]:
+def timed(work: Callable[[], Any], cuda: bool) -> tuple[float, float]:
     """Seconds by the wall clock, everything on the device included, and by events; without a GPU the wall clock twice."""
     if not cuda:
         start = time.perf_counter()

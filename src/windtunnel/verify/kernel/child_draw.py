@@ -24,7 +24,7 @@ class Drawn:
         exec(compile(source, "<task>", "exec"), self.space)
         self.dtype, self.fixed, self.device = getattr(torch, dtype), fixed, device
         with torch.device(device):
-            torch.manual_seed(seed % (1 << 63))
+            _seed(seed, device)
             self.init = list(self.space["get_init_inputs"]())
             model = self.space["Model"](*self.init)
             _draw_parameters(model, fixed)
@@ -33,7 +33,7 @@ class Drawn:
     def inputs(self, case: dict[str, Any], seed: int) -> list[Any]:
         """The case's arguments for forward, on the device."""
         with torch.device(self.device):
-            torch.manual_seed(seed % (1 << 63))
+            _seed(seed, self.device)
             drawn = self.space["get_inputs"]()
         return [self._input(position, value, case["factor"]) for position, value in enumerate(drawn)]
 
@@ -67,6 +67,13 @@ class Drawn:
         if str(position) not in self.fixed:
             value = value * factor
         return value.to(device=self.device, dtype=self.dtype).contiguous()
+
+
+def _seed(seed: int, device: str) -> None:
+    """PyTorch's own function also keeps the call, with the stack of its caller, for each kind of device that is not there."""
+    torch.default_generator.manual_seed(seed % (1 << 63))
+    if device == "cuda":
+        torch.cuda.manual_seed_all(seed % (1 << 63))
 
 
 @torch.no_grad()

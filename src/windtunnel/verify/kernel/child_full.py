@@ -29,8 +29,9 @@ from windtunnel.verify.kernel.child_work import Places, Work, finish
 from windtunnel.verify.kernel.turns import Turns, turns_of
 from windtunnel.verify.sandbox import FILES_FROM, Early
 
-POOL_BYTES = 1 << 30
-STAGING_BYTES = 16 << 20
+POOL_BYTES = (128 << 20, 1 << 30)  # at least, at most: making it and giving it back holds up other processes
+POOL_SHARE = 4  # of the inputs of all cases
+STAGING_BYTES = 4 << 20  # pinning memory takes a lock of the driver's for as long as there is of it
 SAME = 1e-3  # of a timed output against the judged one of the same inputs: atomics add in any order
 
 
@@ -112,7 +113,9 @@ class FullWork(Work):
         from windtunnel.verify.kernel.child_gpu import install_on_gpu
 
         install_on_gpu(self.launches, self._aside, quick=None if self.message["timed"] else random.Random(self.message["seed"]))
-        pool = torch.empty(POOL_BYTES, dtype=torch.uint8, device=self.device).view(torch.float32)
+        drawn = sum(tensor.numel() * tensor.element_size() for tensors in self.tensors for tensor in tensors)
+        size = min(max(POOL_SHARE * drawn, POOL_BYTES[0]), POOL_BYTES[1])
+        pool = torch.empty(size // 4, dtype=torch.float32, device=self.device)
         poison(pool)  # what the allocator hands out next holds NaN, not somebody's answer
 
     def _aside(self) -> contextlib.AbstractContextManager[None]:

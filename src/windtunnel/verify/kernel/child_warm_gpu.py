@@ -29,7 +29,7 @@ def warm() -> None:
     with tempfile.TemporaryDirectory(prefix="windtunnel-triton-") as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
         try:
-            for step in (_compiler, _arguments, _versions, _driver):
+            for step in (_compiler, _arguments, _versions, _driver, _count):
                 try:
                     step()
                 except Exception as error:
@@ -69,6 +69,12 @@ def _driver() -> None:
     utils = CudaUtils()
     if CudaUtils.__new__(CudaUtils) is utils:
         CudaUtils.__init__ = _is_set_up
+
+
+def _count() -> None:
+    """A child sees one GPU, and so it is told: PyTorch asks NVIDIA's management library several times while it starts."""
+    if hasattr(torch.cuda, "_cached_device_count"):
+        torch.cuda._cached_device_count = 1
 
 
 def _is_set_up(_: object) -> None:

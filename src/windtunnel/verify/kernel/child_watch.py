@@ -5,7 +5,7 @@ Runs only in sandboxed children: imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,9 +43,21 @@ class Fenced:
     start: int
     end: int
 
-    def broken(self) -> bool:
-        """Whether anything was written outside the tensor."""
-        return bool((self.base[: self.start] != FENCE_BYTE).any() or (self.base[self.end :] != FENCE_BYTE).any())
+    def written(self) -> torch.Tensor:
+        """Whether anything was written outside the tensor, where the tensor is."""
+        return (torch.cat([self.base[: self.start], self.base[self.end :]]) != FENCE_BYTE).any()
+
+
+def first_broken(fences: Sequence[Fenced]) -> Fenced | None:
+    """The first outside of whose tensor something was written. A GPU is waited for once, however many there are."""
+    by_device: dict[torch.device, list[Fenced]] = {}
+    for fence in fences:
+        by_device.setdefault(fence.base.device, []).append(fence)
+    for together in by_device.values():
+        written = torch.stack([fence.written() for fence in together]).tolist()
+        if any(written):
+            return together[written.index(True)]
+    return None
 
 
 def fenced(like: torch.Tensor, name: str) -> tuple[torch.Tensor, Fenced]:

@@ -15,7 +15,7 @@ from windtunnel.verify.kernel.arrays import Buffer, unplain
 from windtunnel.verify.kernel.child_load import Wrong, load_candidate, said, set_parameters, stand_in_for_cuda
 from windtunnel.verify.kernel.child_state import Lasting, State, changed
 from windtunnel.verify.kernel.child_tensors import from_head, to_array, to_tensor
-from windtunnel.verify.kernel.child_watch import Fenced, Launches, Watch, fenced, poison
+from windtunnel.verify.kernel.child_watch import Fenced, Launches, Watch, fenced, first_broken, poison
 from windtunnel.verify.sandbox.channel import note
 
 NOTHING_LASTS = "forward must depend on its inputs and parameters alone; allocate what it needs in it."
@@ -157,9 +157,9 @@ class Work:
     def _check_memory(
         self, outputs: list[torch.Tensor], tensors: list[torch.Tensor], watch: Watch, places: Places, case: dict[str, Any]
     ) -> None:
-        for fence in [*watch.seen.fences, *places.fences()]:
-            if fence.broken():
-                raise Wrong("out-of-bounds", f"A kernel wrote outside {fence.name}. Mask its stores ({case['label']}).")
+        fence = first_broken([*watch.seen.fences, *places.fences()])
+        if fence is not None:
+            raise Wrong("out-of-bounds", f"A kernel wrote outside {fence.name}. Mask its stores ({case['label']}).")
         changed = places.changed()
         if changed is not None:
             raise Wrong("input-changed", f"Input {changed} was overwritten. Write to a new tensor.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from windtunnel.verify.kernel.roofline import Work, floor_seconds
 
@@ -46,6 +46,7 @@ class Doubt:
 
     reason: str
     message: str
+    evidence: Mapping[str, float] = field(default_factory=dict)
 
 
 def median_with_interval(seconds: Sequence[float]) -> Timing:
@@ -78,10 +79,11 @@ def read_samples(value: object) -> Samples | None:
 def doubt(samples: Samples, work: Work, gpu: str, parent_seconds: float) -> Doubt | None:
     """Why these times cannot be, or None. parent_seconds: how long the parent saw the child live."""
     event, wall = median_with_interval(samples.events).median, median_with_interval(samples.wall).median
-    if wall > event * (1 + APART) + LAUNCH_SECONDS or event > wall * (1 + APART):
+    if is_late(wall, event) or event > wall * (1 + APART):
         return Doubt(
             "clock-disagrees",
             f"CUDA events say {event * 1e6:.1f} us a call, the wall clock {wall * 1e6:.1f} us: work hides from one of them.",
+            {"events": event, "wall": wall},
         )
     if sum(samples.wall) > parent_seconds:
         return Doubt("clock-disagrees", "the times add up to more than the process lived.")
@@ -92,6 +94,11 @@ def doubt(samples: Samples, work: Work, gpu: str, parent_seconds: float) -> Doub
             f"{event * 1e6:.2f} us a call is below the least possible {floor * 1e6:.2f} us: not all work was done.",
         )
     return None
+
+
+def is_late(wall: float, event: float) -> bool:
+    """Whether the wall clock saw more of a call, in seconds, than its events and the host's work explain."""
+    return wall > event * (1 + APART) + LAUNCH_SECONDS
 
 
 def speedup(candidate: Samples, baseline: Samples) -> float:

@@ -36,6 +36,14 @@ def make() -> Path:
     return group
 
 
+def prepare() -> None:
+    """Divide this process's group while it is still alone there, before it starts others; nothing where that cannot be done."""
+    with contextlib.suppress(OSError):
+        version, own = _own()
+        if version == 2:
+            divided(own)
+
+
 def divided(own: Path, controller: str = "memory") -> Path:
     """With version 2: the group below which others can be bounded, which is the one that this process was started in.
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -23,24 +21,20 @@ from . import cgroup
 from .channel import memory_file, write_request
 from .layers import Layers
 from .outcome import infrastructure, judge_end
-from .paths import import_path, is_readable
 from .removing import remove
+from .starting import Template, last_words
 from .types import MOST_FILES, Job, Limits, Outcome
 
-START_SECONDS = 300.0
 # Beyond the job's own time: fork, layers, killing. A worker that is silent for longer is sick.
 GRACE_SECONDS = 60.0
 MOST_MESSAGE = 1 << 16
-QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-# A user's name, since libraries ask for one and the password file is out of reach.
-HOME = {"USER": "candidate", "HOME": "/tmp", "TMPDIR": "/tmp", "TRITON_CACHE_DIR": "/tmp/triton", "XDG_CACHE_HOME": "/tmp"}
-PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "LANG", "CC", "TRITON_LIBCUDA_PATH")
 
 
 class Sandbox:
     """One warm worker, which runs one job at a time in a fresh child of its own; threads wait their turn.
 
-    It starts on first use and is replaced when it is sick. Use as a context manager, or call close.
+    It starts on first use, as a fork of a process that has imported what jobs need, and is replaced when it is sick. Use as a
+    context manager, or call close.
 
     Args:
         preload: modules imported once, before any candidate; those that the entries need belong here. 'module:function' is
@@ -50,6 +44,7 @@ class Sandbox:
         namespaces: False does as if the kernel gave none, nor a memory cgroup, to see what is left then.
         lasting: one child serves all jobs, so that what it sets up (a GPU's context) is there for the next. For jobs that run no
             candidate's code: what one of them leaves behind, the next one finds.
+        template: the process of another sandbox of the same preload and environment (`twin`).
     """
 
     def __init__(
@@ -60,16 +55,27 @@ class Sandbox:
         *,
         namespaces: bool = True,
         lasting: bool = False,
+        template: Template | None = None,
     ) -> None:
         if not sys.platform.startswith("linux"):
             raise UserError("candidates are only run on Linux: the sandbox is made of its namespaces, Landlock and seccomp")
-        self._setup: dict[str, Any] = {"preload": list(preload), "devices": list(devices)}
-        self._setup |= {"namespaces": namespaces, "lasting": lasting}
-        self._environment = dict(environment or {})
+        self._setup: dict[str, Any] = {"devices": list(devices), "namespaces": namespaces, "lasting": lasting}
+        self._template = template or Template(preload, environment or {})
+        self._template.users += 1
         self._lock = threading.Lock()
         self._worker: _Worker | None = None
         self._closed = False
         self.restarts = 0
+
+    def twin(self) -> Sandbox:
+        """Another one of the same kind, whose worker is a fork of the same process: where that runs, it starts at once."""
+        return Sandbox(template=self._template, **self._setup)
+
+    def begin(self) -> None:
+        """Start what takes long, and do not wait for it."""
+        if self._setup["namespaces"]:
+            cgroup.prepare()
+        self._template.begin()
 
     def start(self) -> Layers:
         """Start the worker if it does not run, let a trial child try to get out, and say which layers stand."""
@@ -100,8 +106,10 @@ class Sandbox:
     def close(self) -> None:
         """End the worker and all it started."""
         with self._lock:
-            self._closed = True
             self._stop()
+            if not self._closed:
+                self._template.release()
+            self._closed = True
 
     def __enter__(self) -> Sandbox:
         return self
@@ -114,12 +122,13 @@ class Sandbox:
         if self._worker is None:
             if self._setup["namespaces"]:
                 _refuse_covered()
-            self._worker = _Worker(self._setup, self._environment)
+            self.begin()
+            self._worker = _Worker(self._setup, self._template)
             if self._worker.again:
                 # The kernel gives half of what namespaces need: what is left does without them.
                 self._stop()
                 self._setup["namespaces"] = False
-                self._worker = _Worker(self._setup, self._environment)
+                self._worker = _Worker(self._setup, self._template)
         return self._worker
 
     def _stop(self) -> None:
@@ -149,7 +158,7 @@ def _memory_group() -> tuple[Path | None, str]:
 class _Worker:
     """A started worker process and the socket to it."""
 
-    def __init__(self, setup: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    def __init__(self, setup: Mapping[str, Any], template: Template) -> None:
         self.folder = tempfile.mkdtemp(prefix="windtunnel-worker-")
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the worker)
         scratch = os.path.join(self.folder, "scratch")
@@ -158,28 +167,18 @@ class _Worker:
         self.group, no_group = _memory_group() if setup["namespaces"] else (None, "switched off")
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control = here
-        kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        if not is_readable(kept.get("CC", "cc")):
-            kept.pop("CC", None)  # Triton then looks for one on the path
-        path = import_path()
-        code = f"import sys; sys.path[:] = {path!r}; from windtunnel.verify.sandbox.zygote import main; main({there.fileno()})"
         try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-I", "-c", code],
-                env=QUIET | kept | HOME | dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=self.errors,
-                stderr=self.errors,
-                pass_fds=[there.fileno()],
-                start_new_session=True,
-                cwd="/",
-            )
+            self.process = template.fork(there, self.errors.fileno())
+        except UserError:
+            here.close()
+            self._forget()
+            raise
         finally:
             there.close()
         try:
             group = {"group": None if self.group is None else str(self.group), "no_group": no_group}
             here.send(json.dumps({**setup, **group, "scratch": scratch}).encode())
-            answer = self._receive(START_SECONDS)
+            answer = self._receive(GRACE_SECONDS)
             self.again = "again" in answer
             self.layers: dict[str, str] = answer.get("layers", {})
             if answer.get("scratch") != scratch:  # not needed; what does not exist cannot be left behind
@@ -206,9 +205,10 @@ class _Worker:
     def close(self) -> None:
         """End the worker: it dies with its children, and its folder goes."""
         self.control.close()
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
-        self.process.wait()
+        self.process.close()
+        self._forget()
+
+    def _forget(self) -> None:
         self.errors.close()
         remove(self.folder)
         if self.group is not None:
@@ -226,9 +226,7 @@ class _Worker:
         return json.loads(data)  # type: ignore[no-any-return]
 
     def _printed(self) -> str:
-        size = self.errors.seek(0, os.SEEK_END)
-        self.errors.seek(max(0, size - 2000))
-        return self.errors.read().decode(errors="replace").strip()
+        return last_words(self.errors.fileno())
 
 
 __all__ = ["Limits", "Sandbox"]

@@ -1,18 +1,16 @@
-"""The warm worker: imports what jobs need once, isolates itself, then forks a fresh child for each job and watches over it.
+"""The warm worker: isolates itself, then forks a fresh child for each job and watches over it.
 
-Started by the judge with one socket. It never runs a candidate's code and holds nothing secret: the tests' answers, seeds and
-references stay with the judge.
+A fork of the process that has imported what jobs need. It never runs a candidate's code and holds nothing secret: the tests'
+answers, seeds and references stay with the judge.
 """
 
 from __future__ import annotations
 
 import gc
-import importlib
 import json
 import os
 import signal
 import socket
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,23 +29,16 @@ from .watching import supervise
 
 MOST_MESSAGE = 1 << 16
 PROBE_SECONDS = 20
+CONTROL_FD = 10
 
 
-def main(control_fd: int) -> None:
-    """Serve until the judge closes the socket."""
-    control = socket.socket(fileno=os.dup2(control_fd, 10, inheritable=False))
-    os.close(control_fd)
+def work() -> None:
+    """Serve until the judge closes the socket, which is at CONTROL_FD. In a process with one thread."""
+    control = socket.socket(fileno=CONTROL_FD)
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     os.dup2(proc, outer.PROC_FD, inheritable=False)
     os.close(proc)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # a Ctrl-C is the judge's to handle; it closes the socket
     setup = json.loads(control.recv(MOST_MESSAGE))
-    for name in setup["preload"]:
-        module, _, function = name.partition(":")
-        loaded = importlib.import_module(module)
-        if function:
-            getattr(loaded, function)()
     bound, no_bound = _bounded(setup)
     devices, was_root = tuple(setup["devices"]), os.geteuid() == 0
     entered = outer.enter(setup["scratch"], devices, namespaces=setup["namespaces"])
@@ -145,7 +136,3 @@ def _probe(room: Room) -> dict[str, str]:
         answer = answers.read()
     os.waitpid(child, 0)
     return json.loads(answer) if answer else {"resource limits": "the trial child died"}
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

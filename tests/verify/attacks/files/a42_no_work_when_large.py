@@ -3,7 +3,7 @@
 # task: relu
 # where: gpu
 # naive: gpu
-# reasons: non-finite, wrong-values, impossible-speed
+# reasons: never-launched, non-finite, wrong-values, impossible-speed
 import torch
 import torch.nn as nn
 import triton
