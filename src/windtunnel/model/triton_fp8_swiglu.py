@@ -12,8 +12,10 @@ import triton.language as tl
 from torch import Tensor
 
 E4M3_MAX, E5M2_MAX = 448.0, 57344.0
+# The fastest of a dozen on an H200, at 16,384 tokens and 3,072 hidden channels.
 BLOCK, ROWS = 1024, 8
-TILE_ROWS, TILE_COLUMNS, WARPS = 128, 64, 8
+FORWARD_BLOCK = 4096
+TILE_ROWS, TILE_COLUMNS, WARPS = 64, 128, 8
 
 
 @triton.jit
@@ -99,8 +101,9 @@ def quantise_swiglu(both: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
     N, H = both.size(0), both.size(1) // 2
     rows = torch.empty(N, H, dtype=torch.float8_e4m3fn, device=both.device)
     inverse = torch.empty((), dtype=torch.float32, device=both.device)
-    grid = (N, triton.cdiv(H, BLOCK))
-    _forward[grid](both, largest, rows, inverse, N, H, LIMIT=E4M3_MAX, BLOCK=BLOCK, num_warps=4)
+    block = min(FORWARD_BLOCK, triton.next_power_of_2(H))
+    grid = (N, triton.cdiv(H, block))
+    _forward[grid](both, largest, rows, inverse, N, H, LIMIT=E4M3_MAX, BLOCK=block, num_warps=4)
     return rows, inverse
 
 
