@@ -149,10 +149,11 @@ def main() -> None:
     args = parser.parse_args()
     measured, asked = _by_name(args.measured), json.loads(args.asked.read_text()) if args.asked else None
     answers = {facts["name"]: facts.get("answers_gib", {}) for facts in asked["rows"]} if asked else {}
+    versions = asked["versions"] if asked else {peer: importlib.metadata.version(peer) for peer in PEERS}
     rows = [row(question(config), measured.get(config.name, {}), answers.get(config.name)) for config in load_configs()]
     report = {
         "what": "GiB a GPU that estimators answer, beside the plan and the measured reserved peak; errors are relative to that",
-        "date": datetime.date.today().isoformat(), "versions": asked["versions"] if asked else {peer: importlib.metadata.version(peer) for peer in PEERS},
+        "date": datetime.date.today().isoformat(), "versions": versions,
         "summary": {
             "all": summarise(rows),
             "held_out": summarise([row for row in rows if row["split"] == "held_out"]),

@@ -305,7 +305,8 @@ def report(args: argparse.Namespace) -> None:
     versions = next((entry["trial"]["versions"] for entry in entries if entry["trial"].get("versions")), {})
     _write(out, {
         "what": "windtunnel plan beside measured full-size steps; errors are relative, + where the plan says more",
-        "date": datetime.date.today().isoformat(), "gpu": gpus, "versions": versions, "changes": _read(results).get("changes", {}), **halves,
+        "date": datetime.date.today().isoformat(), "gpu": gpus, "versions": versions,
+        "changes": _read(results).get("changes", {}), **halves,
         "missing": sorted(configs.keys() - {row["name"] for row in rows}), "configs": rows,
     })  # fmt: skip
     print(f"{'':36}{'GiB planned':>12}{'measured':>10}{'error':>8}{'s planned':>12}{'measured':>10}{'error':>8}")
