@@ -4,6 +4,7 @@
     python3.11 -m venv /tmp/peers && /tmp/peers/bin/pip install wheel ninja hjson msgpack einops py-cpuinfo
     DS_BUILD_OPS=0 /tmp/peers/bin/pip install --no-deps --no-build-isolation deepspeed accelerate
     /tmp/peers/bin/python benchmarks/estimators.py
+    python benchmarks/estimators.py --asked benchmarks/results/estimators.json    # plans or measurements have changed
 
 Both count weights, gradients and optimizer states of a model of which every weight is trained, and
 neither is told batch or sequence. So they are asked about full fine-tuning of Hugging Face models with
@@ -102,8 +103,11 @@ def ask(found: Question) -> dict[str, float]:
     return answers
 
 
-def row(found: Question, measured: dict[str, Any]) -> dict[str, Any]:
-    """One configuration: answers, plan, measurement, and relative errors of the peak (+ where more was said)."""
+def row(found: Question, measured: dict[str, Any], answered: dict[str, float] | None) -> dict[str, Any]:
+    """One configuration: answers, plan, measurement, and relative errors of the peak (+ where more was said).
+
+    answered: what the estimators said before; None to ask them.
+    """
     config = found.config
     facts: dict[str, Any] = {"name": config.name, "split": config.split, "gpus": config.gpus, "zero_stage": found.stage}
     facts["planned_gib"] = config.plan().reserved_gib
@@ -111,7 +115,7 @@ def row(found: Question, measured: dict[str, Any]) -> dict[str, Any]:
     facts |= {key: trial.get(key) for key in ("reserved_gib", "static_gib")} if trial["failure"] is None else {}
     if found.without_answer is not None and found.stage is None and found.without_answer != "replicated weights":
         return facts | {"without_answer": found.without_answer}
-    answers = ask(found)
+    answers = ask(found) if answered is None else answered
     facts |= {"answers_gib": answers} | ({"without_answer": found.without_answer} if not answers else {})
     if facts.get("reserved_gib"):
         everyone = answers | {"windtunnel": facts["planned_gib"]}
@@ -141,12 +145,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measured", type=Path, default=MEASURED)
     parser.add_argument("--out", type=Path, default=REPORT)
+    parser.add_argument("--asked", type=Path, help="a report whose answers are kept: only plans and measurements are new")
     args = parser.parse_args()
-    measured = _by_name(args.measured)
-    rows = [row(question(config), measured.get(config.name, {})) for config in load_configs()]
+    measured, asked = _by_name(args.measured), json.loads(args.asked.read_text()) if args.asked else None
+    answers = {facts["name"]: facts.get("answers_gib", {}) for facts in asked["rows"]} if asked else {}
+    versions = asked["versions"] if asked else {peer: importlib.metadata.version(peer) for peer in PEERS}
+    rows = [row(question(config), measured.get(config.name, {}), answers.get(config.name)) for config in load_configs()]
     report = {
         "what": "GiB a GPU that estimators answer, beside the plan and the measured reserved peak; errors are relative to that",
-        "date": datetime.date.today().isoformat(), "versions": {peer: importlib.metadata.version(peer) for peer in PEERS},
+        "date": datetime.date.today().isoformat(), "versions": versions,
         "summary": {
             "all": summarise(rows),
             "held_out": summarise([row for row in rows if row["split"] == "held_out"]),

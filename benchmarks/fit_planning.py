@@ -29,6 +29,7 @@ from planning import RECORDED, RECORDED_RESULTS, RECURSIVE, RECURSIVE_RESULTS, R
 from windtunnel.model import recipe_shape
 from windtunnel.plan import Constants
 from windtunnel.plan.causal.constants import CausalConstants
+from windtunnel.plan.causal.memory import gradient_bytes
 from windtunnel.plan.causal.memory import memory as causal_memory
 from windtunnel.plan.causal.steptime import step_seconds
 from windtunnel.plan.causal.totals import totals
@@ -60,6 +61,8 @@ SOURCE = "measured on an H200: docs/accuracy.md"
 # A step's seconds weigh most; those of its phases were read in one step that waited between them.
 STEP_NOISE, PHASE_NOISE = 0.02, 0.06
 LEAST_MEMORY_ERROR, LEAST_TIME_ERROR = 0.06, 0.10
+# What rows of planning-h200.json were measured before: gradients of a rank that is alone stay where they were cast to.
+ONE_BUFFER = "one buffer"
 
 
 Planner = Callable[[Any], dict[str, float]]
@@ -78,10 +81,11 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Measured:
-    """A configuration of the `calibrate` half with what was measured."""
+    """A configuration of the `calibrate` half with what was measured; before: what the engine did not do yet."""
 
     config: Config
     trial: dict[str, Any]
+    before: tuple[str, ...] = ()
 
     def logs(self, seconds: dict[str, float]) -> list[float]:
         """log(planned / measured) over the noise, of the step and of the phases that are given."""
@@ -102,17 +106,23 @@ def read(base: str, *, recorded: bool = False) -> list[Measured]:
     names = {c.name for c in wanted}
     entries = {entry["name"]: entry for entry in json.loads(results.read_text())["configs"] if entry["name"] in names}
     return [
-        Measured(c, entries[c.name]["trial"]) for c in wanted if c.name in entries and not entries[c.name]["trial"]["failure"]
+        Measured(c, entries[c.name]["trial"], tuple(entries[c.name].get("before", ())))
+        for c in wanted
+        if c.name in entries and not entries[c.name]["trial"]["failure"]
     ]
 
 
 def causal_seconds(measured: Measured) -> Callable[[CausalConstants], dict[str, float]]:
-    """Planned seconds of a Hugging Face model's step as a function of the constants."""
+    """Planned seconds of a Hugging Face model's step as a function of the constants; of the engine that was measured."""
     sums, layout, rig = totals(fine_tuning(measured.config.recipe())), measured.config.layout(), parse_rig(measured.config.rig)
+    assert rig.gpu is not None
+    bandwidth = rig.gpu.bandwidth_gbs * 1e9
+    # Gradients were read and written once more than a plan counts now.
+    copied = 2 * gradient_bytes(sums.work) * sums.trained * layout.accumulation if ONE_BUFFER in measured.before else 0.0
 
     def seconds(c: CausalConstants) -> dict[str, float]:
-        time = step_seconds(sums, layout, rig, c)
-        return {"step": time.seconds, "forward": time.forward, "backward": time.backward}
+        time, more = step_seconds(sums, layout, rig, c), copied / (bandwidth * c.bandwidth_efficiency)
+        return {"step": time.seconds + more, "forward": time.forward, "backward": time.backward + more}
 
     return seconds
 

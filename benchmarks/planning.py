@@ -6,7 +6,8 @@
 planning_recorded.yaml (--configs) has the recursive GPTs, and planning_recursive.yaml the same without recorded passes;
 results and report are then files of their own.
 `measure` runs as many configurations side by side as the machine has GPUs for, and writes what it
-has after each; one that stands in --out (or --have) already is not run again. `report` never changes
+has after each; one that stands in --out (or --have) already is not run again. A row's `before` names
+what the engine did not do yet when it was measured (`changes` says it in words). `report` never changes
 the planner: its constants were fitted to the `calibrate` half by fit_planning.py.
 """
 
@@ -218,9 +219,11 @@ def _results(configs: Path, what: str = "h200") -> Path:
 def _merged(results: dict[str, Any], entry: dict[str, Any], configs: Path) -> dict[str, Any]:
     order = [config.name for config in load_configs(configs)]
     kept = [old for old in results.get("configs", []) if old["name"] != entry["name"]]
+    changes = {"changes": results["changes"]} if "changes" in results else {}
     return {
         "what": "full-size steps on random tokens: seconds of a step, memory of the rank that had most; "
         "GPTs with cuDNN's attention (stages.pretrain.deterministic=false), as FlashAttention-4 was not installed",
+        **changes,
         "configs": sorted([*kept, entry], key=lambda e: order.index(e["name"])),
     }
 
@@ -258,6 +261,8 @@ def compare(entry: dict[str, Any], config: Config) -> dict[str, Any]:
         "fits": plan.fits, "planned_gib": plan.reserved_gib, "planned_seconds": plan.step_seconds,
         "peak_moment": plan.peak_moment, "limit_gib": plan.limit_gib, "planned_peak_gib": plan.peak_gib,
     }  # fmt: skip
+    if "before" in entry:
+        row["before"] = entry["before"]
     if trial["failure"] is not None:
         return row | {"failure": trial["failure"], "out_of_memory": trial.get("out_of_memory", False)}
     measured = {"measured_gib": trial["reserved_gib"], "measured_seconds": trial["step_seconds"]}
@@ -300,7 +305,8 @@ def report(args: argparse.Namespace) -> None:
     versions = next((entry["trial"]["versions"] for entry in entries if entry["trial"].get("versions")), {})
     _write(out, {
         "what": "windtunnel plan beside measured full-size steps; errors are relative, + where the plan says more",
-        "date": datetime.date.today().isoformat(), "gpu": gpus, "versions": versions, **halves,
+        "date": datetime.date.today().isoformat(), "gpu": gpus, "versions": versions,
+        "changes": _read(results).get("changes", {}), **halves,
         "missing": sorted(configs.keys() - {row["name"] for row in rows}), "configs": rows,
     })  # fmt: skip
     print(f"{'':36}{'GiB planned':>12}{'measured':>10}{'error':>8}{'s planned':>12}{'measured':>10}{'error':>8}")

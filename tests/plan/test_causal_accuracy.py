@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +14,8 @@ from windtunnel.plan import make_plan
 from windtunnel.plan.causal.activations import kept
 from windtunnel.plan.causal.memory import loss_chunk
 from windtunnel.plan.causal.workload import Workload
-from windtunnel.recipe import LayoutChoice, LoRA
+from windtunnel.recipe import LayoutChoice, LoRA, load_recipe
+from windtunnel.rig import parse_rig
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RESULTS = BENCHMARKS / "results" / "planning-h200.json"
@@ -63,6 +65,40 @@ def test_constants_were_fitted_to_one_half_only(planning: ModuleType) -> None:
     read = {m.config.name for base in ("charlm", "finetune") for m in fit_planning.read(base)}
     assert read
     assert not read & held_out
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-7b-full-2k-near", "qwen2.5-7b-full-4k-near"])
+def test_one_rank_holds_gradients_where_they_were_cast_to(planning: ModuleType, name: str) -> None:
+    from windtunnel.plan.types import OUTSIDE_ALLOCATOR
+
+    entry = next(e for e in json.loads(RESULTS.read_text())["configs"] if e["name"] == name)
+    config = next(c for c in planning.load_configs() if c.name == name)
+    assert "before" not in entry
+    plan = config.plan()
+    idle = {*OUTSIDE_ALLOCATOR, "fragmentation"}
+    held = sum(gib for component, gib in plan.components.items() if component not in idle)
+    assert held == pytest.approx(entry["trial"]["allocated_gib"], rel=0.003)
+    alone = [moment for moment in plan.timeline if moment.name.startswith("backward")]
+    assert len(alone) == 4
+    assert not any("communication" in moment.components for moment in alone), "of what is no collective there is no buffer"
+    overrides = [*config.overrides, f"stages.sft.batch_tokens={2 * plan.layout.batch_tokens}"]
+    twice = make_plan(load_recipe("finetune", overrides), parse_rig("H200"))
+    assert twice.layout.accumulation == 2
+    assert any("communication" in moment.components for moment in twice.timeline), "gradients that are added to others"
+
+
+def test_what_was_measured_before_a_change_is_fitted_as_it_was(planning: ModuleType) -> None:
+    import fit_planning
+
+    rows = {m.config.name: m for m in fit_planning.read("finetune")}
+    old, several = rows["qwen2.5-1.5b-full-2k"], rows["qwen2.5-7b-full-4k-x4"]
+    assert old.before == (fit_planning.ONE_BUFFER,)
+    assert not several.before
+    constants = fit_planning.CausalConstants()
+    as_it_was, now = (fit_planning.causal_seconds(row)(constants) for row in (old, replace(old, before=())))
+    trained, moved = old.trial["trained"], 4.8e12 * constants.bandwidth_efficiency
+    assert as_it_was["step"] - now["step"] == pytest.approx(2 * 8 * trained / moved, rel=0.01), "8 bytes a micro-batch"
+    assert as_it_was["forward"] == now["forward"]
 
 
 DENSE = dict(
@@ -129,9 +165,6 @@ def test_chunks_of_logits_are_the_engines() -> None:
 
 
 def test_one_rank_reserves_what_is_alive() -> None:
-    from windtunnel.recipe import load_recipe
-    from windtunnel.rig import parse_rig
-
     overrides = ["model.config=qwen2.5-7b", "model.adapter=null", "layout.shard=full", "stages.sft.micro_batch=1"]
     recipe = load_recipe("finetune", overrides)
     one, two = (make_plan(recipe, parse_rig(rig)).components["fragmentation"] for rig in ("H200", "2xH200"))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from windtunnel.model import recipe_shape
 from windtunnel.plan import Layout, Plan, load_constants, make_plan, observe
 from windtunnel.recipe import Recipe, UserError, load_recipe, phase_recipe
 from windtunnel.rig import parse_rig
@@ -121,6 +122,26 @@ def test_passes_in_fp8_are_recorded_and_plain_models_are_not() -> None:
     with pytest.raises(UserError, match="recursive models") as refused:
         load_recipe("charlm", ("stages.pretrain.graphs=true",))
     assert "--set stages.pretrain.graphs=auto" in f"{refused.value.message} {refused.value.fix}"
+
+
+def test_fp8_moves_more_and_says_that_less_is_known_of_it() -> None:
+    sets = ("model.depth=12", *BOUND_BY_THE_GPU)
+    bf16, fp8 = plan(*sets), plan(*sets, "stages.pretrain.precision=fp8")
+    assert fp8.step_terms["matrix products"] < bf16.step_terms["matrix products"]
+    assert fp8.step_terms["memory bandwidth"] > 1.1 * bf16.step_terms["memory bandwidth"], "quantising reads and writes"
+    assert fp8.error["time"] >= load_constants("H200").fp8_error > bf16.error["time"]
+    plain = make_plan(load_recipe("charlm", ("model.depth=24", "stages.pretrain.precision=fp8")), parse_rig("H200"))
+    assert plain.error["time"] == load_constants("H200").time_error, "of plain GPTs fp8 is among what was fitted to"
+
+
+def test_the_last_mlps_gradients_come_on_top_of_all_that_is_kept() -> None:
+    sudoku = load_recipe("trm-sudoku", ())
+    made = make_plan(sudoku, parse_rig("H200"))
+    assert made.peak_moment == "backward", "no vocabulary to speak of"
+    moments = {moment.name: moment.components for moment in made.timeline}
+    hidden = 3 * 2 * made.layout.micro_tokens * recipe_shape(sudoku, 10).hidden / 2**30
+    assert moments["backward"]["activations"] == moments["loss"]["activations"]
+    assert moments["backward"]["loss"] > hidden > moments["loss"]["loss"]
 
 
 def test_runs_planned_before_recordings_are_still_observed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

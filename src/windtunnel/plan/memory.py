@@ -27,10 +27,10 @@ SOURCES = {
     "compute_weights": "copies in compute precision that the backward pass keeps",
     "activations": "what autograd keeps per layer and token",
     "states": "recursion's states at the borders of what is computed again",
-    "loss": "logits of a chunk or two, gradients of the last hidden states and of the head",
+    "loss": "logits of a chunk or two, gradients of the last hidden states, of the MLP at work and of the head",
     "optimizer_workspace": "what the optimizer step needs beyond the freed activations",
     "recording": "of recorded passes: held between them too, where nothing else may use it",
-    "beside_recording": "what validation and the update need, and find no room for in what recorded passes hold",
+    "beside_recording": "what validation and the update need, workspaces too, and find no room for in what recorded passes hold",
     "workspaces": "of cuBLAS and Triton",
     "context": "CUDA context and loaded kernels, outside PyTorch's allocator",
     "nccl": "communicators' buffers, outside PyTorch's allocator",
@@ -86,11 +86,13 @@ def memory(shape: GPTShape, layout: Layout, constants: Constants, passes: Passes
     # by the time that anything is there again, those of the last step are taken.
     waiting = passes.joined - 1 if again else passes.joined
     head = waiting * (element * layout.micro_tokens * shape.dim + 4.0 * shape.head_parameters)
-    worked = {"loss": head + 2.0 * element * layout.micro_tokens * shape.dim}
+    # What was kept is still there when the last MLP takes the gradients of its hidden states; of swiglu both halves', and
+    # their product.
+    mlp = element * layout.micro_tokens * (3.0 if shape.mlp == "swiglu" else 1.0) * shape.hidden
+    worked = {"loss": head + 2.0 * element * layout.micro_tokens * shape.dim + (0.0 if again else mlp)}
     if again:
         # Where activations are there again as a whole, the gradients of the first block come on top.
-        first = 2.0 * shape.dim + (3.0 if shape.mlp == "swiglu" else 1.0) * shape.hidden
-        worked["activations"] = read + blocks + element * layout.micro_tokens * first
+        worked["activations"] = read + blocks + mlp + element * layout.micro_tokens * 2.0 * shape.dim
     optimizer = {"optimizer_workspace": _optimizer_bytes(shape, layout)} | between
     moments: _Held = [
         ("before the step", (0.0, 0.0), between),
@@ -120,6 +122,8 @@ def _recorded(moments: _Held, shape: GPTShape, layout: Layout, constants: Consta
     states = passes.carried * element * shape.dim if passes.updates > 1 else 0
     given = float(layout.micro_tokens * (16 * min(2, passes.updates) + states))
     beside = given + max(_optimizer_bytes(shape, layout), _validation_bytes(shape, layout, constants, passes, element))
+    # Recorded on a stream of their own, and so with cuBLAS's workspace of that stream.
+    beside += constants.workspace_gib * GIB
     found: _Held = []
     for name, done, held in moments:
         if name in during:

@@ -167,7 +167,7 @@ def _assemble(
         alternatives=tuple(alternatives),
         warnings=tuple(epoch_warnings(repeated)),
         notes=tuple(notes),
-        error={"memory": _memory_error(constants, candidate), "time": _time_error(constants, candidate)},
+        error={"memory": _memory_error(constants, candidate), "time": _time_error(constants, sized)},
         sources=sources,
         correction=correction_of(candidate.components, constants.time_factor),
     )
@@ -252,13 +252,18 @@ def _memory_error(constants: Constants, candidate: Candidate) -> float:
     return max(constants.memory_error, constants.recorded_memory_error)
 
 
-def _time_error(constants: Constants, candidate: Candidate) -> float:
-    """What is said of the step's seconds: less is known of the host, unless the user has measured this machine."""
+def _time_error(constants: Constants, sized: Sized) -> float:
+    """What is said of the step's seconds: less is known of the host and of recursion, unless the user has measured them."""
+    candidate, errors = sized.candidate, [constants.time_error]
     if candidate.layout.device != "cuda" or constants.time_factor != 1.0:
         return constants.time_error
     if candidate.time.bound == LAUNCHES:
-        return max(constants.time_error, constants.launch_error)
-    return max(constants.time_error, constants.recorded_error) if candidate.layout.recorded else constants.time_error
+        errors.append(constants.launch_error)
+    elif candidate.layout.recorded:
+        errors.append(constants.recorded_error)
+    if candidate.layout.precision == "fp8" and sized.passes.recursive:
+        errors.append(constants.fp8_error)
+    return max(errors)
 
 
 def _sources(rig: Rig, sized: Sized, constants: Constants, length: Length, vocab: str, corpus: str) -> dict[str, str]:
@@ -275,7 +280,7 @@ def _sources(rig: Rig, sized: Sized, constants: Constants, length: Length, vocab
         "layout": "fastest layout that fits",
         "peak_gib": f"sum of the components, ±{_memory_error(constants, sized.candidate):.0%} ({constants.source})",
         "limit_gib": limit,
-        "step_seconds": f"sum of the terms, ±{_time_error(constants, sized.candidate):.0%} ({constants.source})",
+        "step_seconds": f"sum of the terms, ±{_time_error(constants, sized):.0%} ({constants.source})",
         "tokens_per_second": "batch tokens / step time",
         "mfu": f"training FLOPs (PaLM, appendix B) against the dense peak; {peak}",
         "steps": f"ended by {length.ended_by}",

@@ -79,16 +79,18 @@ def _gpu(shape: GPTShape, layout: Layout, rig: Rig, c: Constants, passes: Passes
     peak = 1e12 * (gpu.fp32_tflops if layout.precision == "fp32" else gpu.bf16_tflops)
     size = size_efficiency(shape, layout, c)
     products = _product_flops(shape, load) * rank_tokens / (peak * c.matmul_efficiency * size)
+    quantising = 0.0
     if layout.precision == "fp8" and gpu.fp8_tflops:
         head = load.head * 6.0 * shape.head_parameters * rank_tokens / (peak * c.matmul_efficiency * size)
         blocks = load.blocks * 6.0 * shape.matrix_parameters * rank_tokens / (gpu.fp8_tflops * 1e12 * c.fp8_efficiency * size)
         products = head + blocks
+        quantising = load.blocks * shape.layers * _quantised_bytes(shape) * rank_tokens / bandwidth
     width = 2 if layout.precision == "fp32" else 1
     eager = 1 if layout.compile else c.eager_traffic
     terms = {
         "matrix products": products,
         "attention": load.blocks * _attention_flops(shape) * rank_tokens / (peak * c.attention_efficiency),
-        "memory bandwidth": _moved(shape, layout, rank_tokens, width * eager, c, load) / bandwidth,
+        "memory bandwidth": _moved(shape, layout, rank_tokens, width * eager, c, load) / bandwidth + quantising,
         "optimizer": passes.updates * _optimizer_seconds(shape, layout, peak * c.matmul_efficiency * size, bandwidth, c),
         "communication": passes.updates * _communication_seconds(shape, layout, rig, c),
     }
@@ -138,6 +140,17 @@ def _moved(shape: GPTShape, layout: Layout, tokens: int, width: float, c: Consta
     rest = shape.parameters - shape.matrix_parameters - shape.head_parameters
     weights = load.weights * shape.matrix_parameters + load.head * shape.head_parameters + rest
     return width * activations * shape.dim * tokens + c.micro_step_bytes * weights * layout.accumulation
+
+
+def _quantised_bytes(shape: GPTShape) -> float:
+    """Bytes a token that a block moves more where its products are in fp8, forwards and backwards.
+
+    Counted: 2 a number to look for the largest where nothing before tells it (attention's output, the gradients of q, k
+    and v), 4 to read it and write it in both orders; of the MLP's hidden states what is more than bf16 moves: 1 forwards,
+    3 backwards (of swiglu's 3 and 1).
+    """
+    inputs, gradients = 4 + 6 + 4, 4 + 4
+    return (inputs + gradients) * shape.dim + 6.0 * (shape.dim + 2 * shape.kv_dim) + 4.0 * shape.hidden
 
 
 def size_efficiency(shape: GPTShape, layout: Layout, c: Constants) -> float:

@@ -139,16 +139,22 @@ class _Step:
         at_work = {"loss": head, "gradients": self.block_gradients}
         last = {"activations": self.kept + self.backward, **at_work, **self._copies(1.0)}
         self._note("backward, last block", (1.0, 0.0), last, self.before, self.block)
+        # What a block's gradients were cast into is held until the next ones are: alone, a rank keeps it as their sum.
+        kept = self.layout.ranks == 1 and self.layout.accumulation == 1
+        cast = self.block_reduce
         if self.layers > 1:
             share = 1 - 1 / self.layers
             later = {"activations": self.kept - self.kept_by_one + self.backward, **at_work, **self._copies(share)}
-            later["communication"] = self.block_reduce
+            later |= {"gradients": self.block_gradients + cast} if kept else {"communication": cast}
             self._note("backward, a block later", (1.0, 1 / self.layers), later, self.before, self.block)
         first = {"activations": self.kept_by_one + self.backward, **at_work, **self._copies(0.0)}
-        first["communication"] = self.block_reduce
+        if not kept:
+            first["communication"] = cast
         self._note("backward, first block", (1.0, 0.95), first, max(self.before, self.blocks_gradients))
         if self.work.trained_root:
             both = {"gradients": self.root_gradients, "communication": self.root_reduce}
+            if kept:
+                both = {"gradients": self.root_gradients + self.root_reduce}
             reduced = max(self.before, self.blocks_gradients)
             if self.shards == 1 and self.layout.ranks > 1:
                 reduced = self.gradients + self.root_reduce  # replicated gradients are scaled through a copy

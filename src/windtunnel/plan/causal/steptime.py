@@ -99,7 +99,9 @@ def _copies(sums: Totals, layout: Layout) -> float:
     once = cast + 2.0 * gathered
     passes = 1 if layout.shard == "optimizer" and shards > 1 else 2
     reduce = gradient_bytes(work)
-    gradients = (2.0 + reduce + 2 * reduce / shards) * sums.trained
+    gradients = (2.0 + reduce) * sums.trained
+    if layout.ranks > 1:  # alone, a rank keeps them where they were cast to
+        gradients += 2 * reduce * sums.trained / shards
     if layout.accumulation > 1:
         gradients += 3 * reduce * sums.trained / shards
     return passes * once + gradients
