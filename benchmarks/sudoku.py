@@ -55,7 +55,7 @@ TWIN_SECONDS = 30.0
 """A twin takes as long beside its training."""
 NEXT_SECONDS = 60.0
 """Kept for each twin to come: one that has had all its FLOPs says more than two that have not."""
-LEAST_SECONDS = 5.0
+LEAST_SECONDS, LEAST_TINY_SECONDS = 120.0, 5.0
 
 Results = dict[str, Any]
 """Of each model by name."""
@@ -193,7 +193,7 @@ def train_twins(job: Job, args: argparse.Namespace, vocab: int, results: Results
         if args.most:
             later = len(args.twins) - number - 1
             left = args.started + args.most - time.monotonic() - TWIN_SECONDS - NEXT_SECONDS * later
-            if left < LEAST_SECONDS:
+            if left < (LEAST_TINY_SECONDS if args.tiny else LEAST_SECONDS):
                 failed.append(f"{name}: no time left")
                 continue
             minutes = min(minutes or left, left / 60)

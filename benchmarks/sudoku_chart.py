@@ -186,7 +186,7 @@ def legend(report: dict[str, Any]) -> list[str]:
         model = report["results"][name]
         share = f", {model['flops_share']:.2f} of the FLOPs" if "flops_share" in model else ""
         parts.append(rule(x, 28, x + 24, 28, f"line {name}"))
-        words = f"{model['parameters'] / 1e6:.3g} M parameters{share}, trained {model['training_seconds'] / 60:.1f} min"
+        words = f"{model['parameters'] / 1e6:.3g} M parameters{share}"
         parts.append(text(x + 32, 32, f"{name}: {words}"))
         x += 380
     return parts
