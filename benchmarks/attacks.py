@@ -2,12 +2,15 @@
 
     python benchmarks/attacks.py run   --out benchmarks/results/verify-suites-cpu.json   # minutes on 2 cores
     python benchmarks/attacks.py run   --gpu --minutes 8 --out benchmarks/results/verify-suites-gpu.json   # on a GPU
+    python benchmarks/attacks.py again --gpu --tasks softmax relu --out benchmarks/results/verify-suites-gpu.json
     python benchmarks/attacks.py write                                                   # the page from the first file
 
 Both suites stand in tests/verify, whose tests run them too. On a GPU, several at a time: every attack through all stages, as does
 one honest candidate of each task; then the other honest ones up to full shapes; then those before the clock too. --minutes bounds
 it: of each part those that differ most come first, and what the time did not suffice for is named under left_out and not_timed.
-The file is written as it goes along. Exit code 1 when an attack that should be stopped here is accepted, an honest candidate is
+The file is written as it goes along. `again` judges what is on some tasks alone (--tasks NAME ..., or `products`: those with
+matrix products) and puts each new row, with its date, in the place of the old one in the file; what it had no time for has no row
+any more, and is named under left_out. Exit code 1 when an attack that should be stopped here is accepted, an honest candidate is
 refused, or a refusal has a reason that does not fit.
 """
 
@@ -27,7 +30,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -49,6 +52,7 @@ from windtunnel.verify import (
     reference_sandbox,
     refuse,
 )
+from windtunnel.verify.kernel.hidden import GPU_ONLY, may_have_products
 
 HERE = Path(__file__).parent
 SAVE_SECONDS = 5.0
@@ -74,8 +78,9 @@ class Entry:
 def main() -> int:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("run", "write"))
+    parser.add_argument("what", choices=("run", "again", "write"))
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--tasks", nargs="+", default=[], help="of `again`: names of tasks, or `products`")
     parser.add_argument("--gpu", action="store_true", help="run the stages that need a GPU too")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing new after so many")
@@ -83,7 +88,7 @@ def main() -> int:
     parser.add_argument("--pretend", action="store_true", help=argparse.SUPPRESS)  # --gpu's motions on the interpreter
     parser.add_argument("--every", type=int, default=1, help="every n-th candidate alone, to try it")
     arguments = parser.parse_args()
-    if arguments.what == "run":
+    if arguments.what != "write":
         device = ("cpu" if arguments.pretend else "cuda") if arguments.gpu else None
 
         def save(results: dict[str, Any]) -> None:
@@ -92,7 +97,9 @@ def main() -> int:
             part.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
             part.replace(arguments.out)
 
-        results = run(arguments.workers, device, 60 * arguments.minutes, arguments.every, save, arguments.calls)
+        before = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.what == "again" else None
+        again = Again(before, frozenset(arguments.tasks)) if before else None
+        results = run(arguments.workers, device, 60 * arguments.minutes, arguments.every, save, arguments.calls, again)
         save(results)
         print(f"{results['summary']}\n{arguments.out}")
         return 0 if not results["accepted_attacks"] and not results["refused_honest"] and not results["wrong_reasons"] else 1
@@ -124,14 +131,19 @@ def run(
     every: int = 1,
     save: Callable[[dict[str, Any]], None] = lambda _: None,
     calls: int = 60,
+    again: Again | None = None,
 ) -> dict[str, Any]:
     """Judge everything, `workers` candidates at a time, and begin nothing after `limit` seconds. device: of the stages that
-    need a GPU; None leaves them out. save: called with what is known, now and then and at the end."""
+    need a GPU; None leaves them out. save: called with what is known, now and then and at the end. again: judges only some, after
+    an earlier run."""
     attacks, honest = (some[::every] for some in entries())
-    tally = Tally(attacks, honest, device, save)
+    tally = Tally(attacks, honest, device, save, again)
     with ExitStack() as stack:
         judge = Judge(stack, workers, device, calls)
         tally.hardened = judge.boxes.start().hardened
+        if again is not None:
+            again.with_judge(judge, tally, limit)
+            return tally.results(final=True)
         first = spread(attacks, [])
         first += [entry for entry in spread([], honest) if entry.name in {of.name for of in one_of_each(honest)}]
         rest = [entry for entry in spread([], honest) if entry not in first]
@@ -141,6 +153,29 @@ def run(
             judge.all_of([entry for entry in first if entry.name not in tally.found], tally, limit, clock=True)
             judge.all_of([entry for entry in rest if tally.stands(entry)], tally, limit, clock=True)
     return tally.results(final=True)
+
+
+@dataclass(frozen=True)
+class Again:
+    """before: what an earlier run wrote. tasks: names of those whose candidates are judged again, `products` for those with
+    matrix products."""
+
+    before: dict[str, Any]
+    tasks: frozenset[str]
+
+    def meant(self, entry: Entry) -> bool:
+        """Whether it is judged again."""
+        return entry.task.name in self.tasks or ("products" in self.tasks and may_have_products(entry.task.source))
+
+    def with_judge(self, judge: Judge, tally: Tally, limit: float) -> None:
+        """Those that were refused first, then what reached a GPU, then the others; with the clock what the time is left for."""
+        rows = {row["name"]: row for row in (*self.before["attacks"], *self.before["honest"])}
+        wrong = {*self.before["refused_honest"], *self.before["accepted_attacks"], *self.before["wrong_reasons"]}
+        early = ("allow-list", "syntax", "tiny", "compile")
+        todo = [entry for entry in spread(tally.attacks, tally.honest) if self.meant(entry)]
+        todo.sort(key=lambda e: (e.name not in wrong, rows.get(e.name, {}).get("stage") in early, e.number > 0))
+        judge.all_of(todo, tally, limit * 0.8, clock=False)
+        judge.all_of([entry for entry in todo if tally.stands(entry)], tally, limit, clock=True)
 
 
 class Judge:
@@ -165,6 +200,8 @@ class Judge:
             if self.device is not None:
                 options: dict[str, Any] = {"calls": self.calls, "device": self.device, "baseline": False}
                 options |= {} if self.device == "cuda" else {"size": "tiny", "index": None}
+                if self.device == "cpu":  # the interpreter's bfloat16 products are wrong
+                    task = replace(task, dtypes=tuple(dtype for dtype in task.dtypes if dtype not in GPU_ONLY))
                 stages = GpuStages(task, *self.gpus, clock=clock, **options)
             made = self.verifiers[key] = KernelVerifier(task, self.boxes, compiler=self.compilers, gpu=stages)
             if (other := self.verifiers.get((task.name, not clock))) is not None:
@@ -187,10 +224,18 @@ class Tally:
     """What is known so far, written now and then."""
 
     def __init__(
-        self, attacks: list[Entry], honest: list[Entry], device: str | None, save: Callable[[dict[str, Any]], None]
+        self,
+        attacks: list[Entry],
+        honest: list[Entry],
+        device: str | None,
+        save: Callable[[dict[str, Any]], None],
+        again: Again | None = None,
     ) -> None:
-        self.attacks, self.honest, self.device, self.save = attacks, honest, device, save
+        self.attacks, self.honest, self.device, self.save, self.again = attacks, honest, device, save, again
         self.found: dict[str, dict[str, Any]] = {}
+        if again is not None:
+            old = {row["name"]: row for row in (*again.before["attacks"], *again.before["honest"])}
+            self.found = {e.name: old[e.name] for e in (*attacks, *honest) if e.name in old and not again.meant(e)}
         self.hardened = False
         self._lock, self._began, self._saved = threading.Lock(), time.monotonic(), 0.0
 
@@ -208,6 +253,8 @@ class Tally:
         """One more row; a later one of the same candidate counts."""
         if entry.number:
             row |= {"number": entry.number, "how": entry.how, "where": entry.where, "right": row["reason"] in entry.reasons}
+        if self.again is not None:
+            row["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         with self._lock:
             self.found[entry.name] = row
             if self.seconds - self._saved > SAVE_SECONDS:
@@ -245,6 +292,11 @@ class Tally:
             "wrong_reasons": wrong,
             "refused_honest": refused,
         }
+        if self.again is not None:  # of the run before it, but what the rows say; the later ones have their dates
+            kept = ("date", "seconds", "per_second", "summary")
+            found["again"] = {name: found[name] for name in kept} | {"tasks": sorted(self.again.tasks)}
+            found |= {name: self.again.before[name] for name in kept if name != "summary"}
+            found["finished"] = self.again.before["finished"]
         return found | {"attacks": bad, "honest": good}
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import functools
 import importlib.util
 import io
@@ -65,6 +66,7 @@ def main() -> None:
     parser.add_argument("--no-funnel", action="store_true", help="leave out the stages of ours that run candidates")
     parser.add_argument("--seconds", type=float, default=math.inf, help="for all judges together")
     parser.add_argument("--at-once", type=int, default=1, help="files under way at once")
+    parser.add_argument("--judges", default="", help="only those with this in their names; the other rows of --out stay")
     options = parser.parse_args()
     checkouts = {name: folder for name in CHECKOUTS if (folder := getattr(options, name.replace("-", "_"))) is not None}
     for name, folder in checkouts.items():
@@ -73,6 +75,7 @@ def main() -> None:
     sys.path.insert(0, str(SUITES))
     attacks, honest = spread(read_attacks())[:: options.every], spread(read_honest())[:: options.every]
     judges = judges_of(checkouts, options.at_once, funnel_too=not options.no_funnel)
+    judges = {name: make for name, make in judges.items() if options.judges in name}
     result: dict[str, Any] = {
         "machine": machine(),
         "peer_commits": {name: commit(folder) for name, folder in checkouts.items()},
@@ -80,11 +83,19 @@ def main() -> None:
         "honest": len(honest),
         "judges": {},
     }
+    if options.judges and options.out.exists():
+        before = json.loads(options.out.read_text())
+        if any(before[key] != result[key] for key in ("attacks", "honest")):
+            sys.exit(f"error: --out {options.out} is of other files than these: give --every as it was then")
+        result |= {"machine": before["machine"], "judges": before["judges"]}
+        result["peer_commits"] = before["peer_commits"] | result["peer_commits"]
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
     began = time.monotonic()
     for number, (name, make) in enumerate(judges.items()):
         share = (options.seconds - (time.monotonic() - began)) / (len(judges) - number)
         with contextlib.ExitStack() as opened:
-            result["judges"][name] = count(name, make(opened), attacks, honest, options.at_once, share)
+            row = count(name, make(opened), attacks, honest, options.at_once, share)
+        result["judges"][name] = row | {"date": today}
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(result, indent=1) + "\n")
 
@@ -294,7 +305,6 @@ def has_gpu() -> bool:
 
 def machine() -> dict[str, str]:
     """What the figures were taken with."""
-    import datetime
     import platform
 
     import torch

@@ -28,7 +28,7 @@ from windtunnel.verify import (
     kernel_sandbox,
     reference_sandbox,
 )
-from windtunnel.verify.kernel.gpu import LIMITS
+from windtunnel.verify.kernel.gpu import LIMITS, ONE_QUEUE
 
 HEAD = """
 import torch
@@ -67,6 +67,7 @@ SMALL = {"ROWS": 1024, "COLS": 1024}
 SMALL_RAGGED = {"ROWS": 1021, "COLS": 769}
 HANG_SECONDS = 4.0
 ROW_SECONDS, CLOCK_SECONDS = 5.0, 10.0  # measured, of what is not timed and what is; then those under way are waited for
+SMALL_SECONDS = 8.0  # the same where nothing else is measured
 LEAKS_SHARE = 0.3
 BAD_EVERY = 20  # one candidate of so many is bad
 BLOCKS = (256, 512, 1024, 2048)
@@ -96,9 +97,12 @@ class Machine:
 def measure(
     result: dict[str, Any], save: Callable[[], None], census: Callable[[], dict[str, int]], options: Any, counts: list[int]
 ) -> None:
-    """Fill result, and save it after every row. options: minutes, gpu_candidates, pretend."""
+    """Fill result, and save it after every row. options: minutes, gpu_candidates, pretend, small,
+    settings."""
     deadline = time.monotonic() + 60 * options.minutes
     most = max(counts)
+    ONE_QUEUE.update(dict(setting.split("=", 1) for setting in options.settings))  # of the workers' environment
+    result["settings"] = dict(ONE_QUEUE)
     with ExitStack() as stack:
         machine = _started(stack, most, "cpu" if options.pretend else "cuda")
         relu = find_task("relu")
@@ -106,12 +110,16 @@ def measure(
         # In order of worth; a part of the time is kept for what comes after them.
         plans = [(small, False, most), (small, True, most), *((small, False, number) for number in sorted(counts)[:-1])]
         plans += [(relu, False, most), *((small, True, number) for number in sorted(counts)[:-1]), (relu, True, most)]
+        if options.small:
+            plans = [(small, False, number) for number in sorted(counts, reverse=True)]
         result["gpu_scaling"], result["left_out"] = (rows, left_out) = ([], [])
         scale, kept = min(1.0, options.minutes / 1.7), LEAKS_SHARE * 60 * options.minutes
+        if options.small:
+            scale, kept = SMALL_SECONDS / ROW_SECONDS, 0.0
         for task, clock, at_once in plans:
             seconds, size = scale * (CLOCK_SECONDS if clock else ROW_SECONDS), "small" if task is small else "full"
             row = {"task": task.name, "size": size, "clock": clock, "at_once": at_once}
-            if deadline - time.monotonic() < 1.5 * seconds + kept:
+            if deadline - time.monotonic() < (1.0 if options.small else 1.5) * seconds + kept:
                 left_out.append(row)
                 continue
             rows.append(row | _rate(machine.verifier(task, clock=clock), at_once, seconds))
@@ -119,7 +127,7 @@ def measure(
             save()
         rate = max((row["per_second"] or 1.0 for row in rows if not row["clock"]), default=1.0)
         fits = int(0.7 * rate * max(0.0, deadline - time.monotonic() - 10))
-        number = options.gpu_candidates or min(10_000, fits)
+        number = options.gpu_candidates or min(10_000, 0 if options.small else fits)
         if number >= BAD_EVERY:
             result["gpu_leaks"] = _leaks(machine, small, most, number, census)
             print(result["gpu_leaks"], flush=True)

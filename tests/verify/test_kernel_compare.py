@@ -123,3 +123,11 @@ def test_output_that_is_there_without_kernels_is_counted() -> None:
 def test_a_forged_head_never_gives_more_elements_than_bytes(head: dict, size: int) -> None:
     made = array_from(head, bytes(size))
     assert made is None or made.raw().nbytes == size
+
+
+def test_a_whole_number_is_right_where_the_dtype_or_float64_has_it() -> None:
+    own, exact = np.array([1, 7, -3], np.int8), np.array([0, 7, -3], np.int8)
+    of = Ready(Case("tiny", "float16", "plain"), [], [], [], [], [], [array(own)], [array(exact)], "tensor")
+    assert reason(array(own), of) == reason(array(exact), of) == ""
+    assert reason(array(np.array([2, 7, -3], np.int8)), of) == "wrong-values"
+    assert reason(array(np.array([0, 6, -3], np.int8)), of) == "wrong-values"

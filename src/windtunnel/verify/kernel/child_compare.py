@@ -1,4 +1,9 @@
-"""`compare` for outputs too large for numpy: the same rules in torch, on the device. Runs in trusted children only."""
+"""`compare` for outputs too large for numpy: the same rules in torch, on the device. Runs in trusted children only.
+
+Products may be in TF32 here, which no interpreter computes in. What that rounds is relative to the factors, not to their sum, and
+is bounded by what it does to the reference: one element may be off by twice its worst error more, the root mean square of all
+errors may be half more.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +12,46 @@ import torch
 from windtunnel.verify.kernel.child_tensors import dtype_name
 from windtunnel.verify.kernel.compare import EPSILON, FLOOR, OWN_ERROR, OWN_ERROR_AT_MOST, RELATIVE, Difference
 
+COARSE_WORST = 2.0  # of the reference's worst error in TF32: how factors are grouped is the candidate's choice
+COARSE_AT_MOST = 0.05  # of the mean magnitude; beyond it the task is too badly conditioned to ask for more
+COARSE_MEAN = 1.5  # of the root mean square of those errors; with bfloat16's 7 bits it is 2.2 to 8 times as large
+COARSE_ELEMENTS = 4096  # of fewer, the mean says too little
+
 
 def values_differ(
-    given: torch.Tensor, own: torch.Tensor, exact: torch.Tensor, name: str, tolerance: dict[str, float], mismatched: float
+    given: torch.Tensor,
+    own: torch.Tensor,
+    exact: torch.Tensor,
+    name: str,
+    tolerance: dict[str, float],
+    mismatched: float,
+    coarse: torch.Tensor | None = None,
 ) -> Difference | None:
-    """Why the values of one output are not right, or None. Shapes and dtypes agree already."""
+    """Why the values of one output are not right, or None. Shapes and dtypes agree already. coarse: what the reference gives in
+    float64 with the factors of its products cut to TF32, where a candidate's may be."""
     if not own.is_floating_point():
-        off = given != own
+        off = (given != own) & (given != exact)  # as in `compare`
         share = float(off.double().mean()) if off.numel() else 0.0
-        near = bool(((given.long() - own.long()).abs() <= 1).all())
+        near = bool(((given.long() - own.long()).abs() <= 1)[off].all())
         if share == 0 or (mismatched and share <= mismatched and near):
             return None
         return Difference("wrong-values", f"{name} differs from the reference in {share:.1%} of its elements.")
+    broken = not_finite(given, own, exact, name)
+    if broken is not None:
+        return broken
     got, right, mine = given.double(), exact, own.double()
     finite = right.isfinite() & mine.isfinite()
-    special = ~right.isfinite() & ((right == mine) | (right.isnan() & mine.isnan()))
-    same = (got == right) | (got.isnan() & right.isnan())
-    if bool((special & ~same).any()):
-        return Difference("wrong-values", f"{name} is wrong where the reference is infinite or not a number.")
-    if bool((finite & ~got.isfinite()).any()):
-        return Difference("non-finite", f"{name} is not finite where the reference is; unwritten or overflowed.")
     zero = torch.zeros_like(right)
     error = torch.where(finite, (got - right).abs(), zero)
-    wrong = finite & (error > _allowed(right, mine, finite, dtype_name(own), tolerance))
+    allowed, scale = _allowed(right, mine, finite, dtype_name(own), tolerance)
+    if coarse is not None:
+        rounding = torch.where(finite & coarse.isfinite(), (coarse - right).abs(), zero)
+        found = _coarser(error, rounding, scale, RELATIVE[dtype_name(own)], name)
+        if found is not None:
+            return found
+        worst = float(rounding.max()) if rounding.numel() else 0.0
+        allowed += min(COARSE_WORST * worst, COARSE_AT_MOST * scale)
+    wrong = finite & (error > allowed)
     share = float(wrong.double().mean()) if wrong.numel() else 0.0
     if share == 0:
         return None
@@ -37,13 +59,38 @@ def values_differ(
     return Difference("wrong-values", f"{name} differs from the reference in {share:.2%} of its elements, by up to {worst:.3g}.")
 
 
+def not_finite(given: torch.Tensor, own: torch.Tensor, exact: torch.Tensor, name: str) -> Difference | None:
+    """Whether something is not finite that should be, or the other way round."""
+    if not own.is_floating_point():
+        return None
+    got, right, mine = given.double(), exact, own.double()
+    special = ~right.isfinite() & ((right == mine) | (right.isnan() & mine.isnan()))
+    same = (got == right) | (got.isnan() & right.isnan())
+    if bool((special & ~same).any()):
+        return Difference("wrong-values", f"{name} is wrong where the reference is infinite or not a number.")
+    if bool((right.isfinite() & mine.isfinite() & ~got.isfinite()).any()):
+        return Difference("non-finite", f"{name} is not finite where the reference is; unwritten or overflowed.")
+    return None
+
+
+def _coarser(error: torch.Tensor, rounding: torch.Tensor, scale: float, relative: float, name: str) -> Difference | None:
+    """Whether the errors, all together, are more than TF32's."""
+    if error.numel() < COARSE_ELEMENTS:
+        return None
+    off, of_tf32 = (float(some.square().mean().sqrt()) for some in (error, rounding))
+    if off <= COARSE_MEAN * of_tf32 + 2 * relative * scale:
+        return None
+    return Difference("wrong-values", f"{name} is off by {off:.2g} on average, where TF32 products would be by {of_tf32:.2g}.")
+
+
 def _allowed(
     right: torch.Tensor, mine: torch.Tensor, finite: torch.Tensor, dtype: str, tolerance: dict[str, float]
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, float]:
+    """By how much each element may be off, and the mean magnitude."""
     zero = torch.zeros_like(right)
     size = torch.where(finite, right.abs(), zero)
     scale = float(size.sum() / finite.sum().clamp(min=1))
     relative = tolerance.get(dtype, RELATIVE[dtype])
     own_error = float(torch.where(finite, (mine - right).abs(), zero).max()) if right.numel() else 0.0
     slack = min(OWN_ERROR[dtype] * own_error, OWN_ERROR_AT_MOST[dtype] * relative * scale)
-    return relative * (size + scale) + 2 * EPSILON[dtype] * size + slack + FLOOR[dtype]
+    return relative * (size + scale) + 2 * EPSILON[dtype] * size + slack + FLOOR[dtype], scale

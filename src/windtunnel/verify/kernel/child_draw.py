@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from windtunnel.verify.kernel.child_coarse import CoarseProducts
+
 SPREAD_OF_CONSTANTS = 0.5  # how far parameters that start constant (weights of a norm, biases) are moved
 POSITIVE = ("running_var",)
 
@@ -47,6 +49,13 @@ class Drawn:
         exact_model = copy.deepcopy(self.model).double()
         exact, _ = _outputs(exact_model(*[_double(value) for value in _clones(inputs)]))
         return own, exact, kind
+
+    @torch.no_grad()
+    def coarse(self, inputs: list[Any]) -> list[torch.Tensor]:
+        """The reference's outputs in float64 with the factors of its products cut to TF32."""
+        model = copy.deepcopy(self.model).double()
+        with CoarseProducts():
+            return _outputs(model(*[_double(value) for value in _clones(inputs)]))[0]
 
     def _own(self, inputs: list[Any]) -> tuple[list[torch.Tensor], str]:
         """The reference in the case's dtype; in float32 and rounded where PyTorch lacks an operation in it."""

@@ -18,14 +18,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from windtunnel.verify.kernel.arrays import Array, Buffer, array_from, row_major
 from windtunnel.verify.kernel.child_clock import measure
-from windtunnel.verify.kernel.child_compare import values_differ
+from windtunnel.verify.kernel.child_compare import not_finite, values_differ
 from windtunnel.verify.kernel.child_draw import Drawn
 from windtunnel.verify.kernel.child_tensors import dtype_name, to_tensor
 from windtunnel.verify.kernel.child_turn import TIMING, waiting_for
+from windtunnel.verify.kernel.hidden import WIDE
 from windtunnel.verify.kernel.turns import turns_of
 from windtunnel.verify.sandbox import FILES_FROM
 
-TF32_RELATIVE = 2e-3  # inputs of products rounded to 10 bits, where a task allows it
+TF32_RELATIVE = 2e-3  # of the result, where a task allows products in TF32
 
 
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
@@ -61,7 +62,10 @@ def _first_wrong(message: dict[str, Any], outputs: Sequence[Buffer]) -> dict[str
         work = _work(inputs, own, counter.get_total_flops() // 2, case["dtype"])  # it ran twice: in its dtype and in float64
         if not _sensible(own, exact):
             continue
-        wrong = _judge(run, kind, own, exact, outputs, message, work["flops"] > 0)
+        wide = case["variation"] == WIDE
+        tf32 = message["tf32"] and work["flops"] > 0 and case["dtype"] == "float32" and "float32" not in message["tolerance"]
+        coarse = groups[key].coarse(inputs) if tf32 and not wide else [None] * len(own)
+        wrong = _judge(run, kind, [*zip(own, exact, coarse, strict=True)], outputs, message, tf32=tf32, finite_alone=wide)
         if wrong is not None:
             return {"wrong": {"reason": wrong[0], "message": f"{wrong[1]} ({case['label']})"}, "work": work}
     return {"wrong": None, "work": work}
@@ -128,19 +132,22 @@ def _as_new() -> None:
 def _judge(
     run: dict[str, Any],
     kind: str,
-    own: list[torch.Tensor],
-    exact: list[torch.Tensor],
+    answers: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]],
     buffers: Sequence[Buffer],
     message: dict[str, Any],
-    products: bool,
+    *,
+    tf32: bool,
+    finite_alone: bool,
 ) -> tuple[str, str] | None:
+    """answers: of the reference in the case's dtype, in float64, and there with products in TF32 where they may be. finite_alone:
+    a case that asks for numbers, not which: a softmax of huge values turns on their last bits."""
     heads = run.get("outputs")
-    if run.get("kind") != kind or not isinstance(heads, list) or len(heads) != len(own):
-        return "wrong-structure", f"forward returned {run.get('kind')} of {len(heads or [])}, expected {kind} of {len(own)}."
+    if run.get("kind") != kind or not isinstance(heads, list) or len(heads) != len(answers):
+        return "wrong-structure", f"forward returned {run.get('kind')} of {len(heads or [])}, expected {kind} of {len(answers)}."
     tolerance = dict(message["tolerance"])
-    if products and message["tf32"]:
-        tolerance.setdefault("float32", TF32_RELATIVE)
-    for number, (head, right, wide) in enumerate(zip(heads, own, exact, strict=True)):
+    if tf32:
+        tolerance["float32"] = TF32_RELATIVE
+    for number, (head, (right, exact, coarse)) in enumerate(zip(heads, answers, strict=True)):
         name = "The output" if kind == "tensor" else f"Output {number}"
         array = _array(head, buffers)
         if array is None:
@@ -151,7 +158,11 @@ def _judge(
             return "wrong-dtype", f"{name} has dtype {array.dtype}, expected {dtype_name(right)}."
         if array.stride not in (tuple(right.stride()), row_major(array.shape)):
             return "wrong-stride", f"{name} has strides {array.stride}, expected {tuple(right.stride())}."
-        found = values_differ(to_tensor(array, message["device"]), right, wide, name, tolerance, message["mismatched"])
+        given = to_tensor(array, message["device"])
+        if finite_alone:
+            found = not_finite(given, right, exact, name)
+        else:
+            found = values_differ(given, right, exact, name, tolerance, message["mismatched"], coarse)
         if found is not None:
             return found.reason, found.message
     return None

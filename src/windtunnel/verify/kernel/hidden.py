@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import secrets
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from windtunnel.verify.kernel.task import Task
 
-FACTORS = {"plain": 1.0, "scaled": 3.0, "small": 0.01, "negated": -1.0, "large": 100.0}
+FACTORS = {"plain": 1.0, "scaled": 3.0, "small": 0.01, "negated": -1.0, "large": 100.0, "wide": 65536.0}
+WIDE = "wide"  # beyond float16's range: products of float32 may be rounded to TF32, which has float32's
+PRODUCTS = ("bmm", "addmm", "addmv", "matmul", "linear", "conv", "einsum", "dot", "attention", "cdist", "rnn", "lstm", "gru")
+SHORT_PRODUCTS = ("mm", "mv")
 GPU_ONLY = ("bfloat16",)  # the interpreter's bfloat16 arithmetic is wrong
 
 
@@ -72,7 +76,21 @@ def full_cases(task: Task) -> list[Case]:
         cases += [Case("full", dtype, variation) for variation in (_ordered(task) if number == 0 else ("plain", "scaled"))]
         if "full_ragged" in task.sizes:
             cases.append(Case("full_ragged", dtype, "plain"))
-    return [case for case in cases if case.variation in task.variations]
+    cases = [case for case in cases if case.variation in task.variations]
+    if task.tf32 and "float32" in task.dtypes and may_have_products(task.source):
+        cases.append(Case("full", "float32", WIDE))
+    return cases
+
+
+def may_have_products(source: str) -> bool:
+    """Whether the text of a reference names a matrix product. One too many costs a run."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.MatMult):
+            return True
+        name = node.attr.lower() if isinstance(node, ast.Attribute) else node.id.lower() if isinstance(node, ast.Name) else ""
+        if name in SHORT_PRODUCTS or any(word in name for word in PRODUCTS):
+            return True
+    return False
 
 
 def _ordered(task: Task) -> tuple[str, ...]:
