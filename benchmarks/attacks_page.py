@@ -57,6 +57,9 @@ def _on_gpu(here: dict[str, Any], gpu: dict[str, Any]) -> Iterator[str]:
         yield f"{len(nothing)} were judged neither right nor wrong{_named(nothing)}."
     if gpu["left_out"]:
         yield f"The time did not suffice for {len(gpu['left_out'])} candidates."
+    if "again" in gpu:
+        later = sum("date" in row for row in (*rows, *honest))
+        yield f"{later} of these rows are of a later run ({gpu['again']['date'][:10]}), of what a change since could have moved."
     before = {row["name"]: row["stage"] for row in here["attacks"]}
     moved = [row["name"] for row in rows if row["where"] == "cpu" and row["stage"] != before.get(row["name"])]
     yield f"Attacks that fell at another stage there than in the table: {', '.join(f'`{name}`' for name in moved) or 'none'}."

@@ -78,7 +78,7 @@ def main() -> None:
     on_gpu = name.endswith("-gpu")
     if not on_gpu:
         os.environ["TRITON_INTERPRET"] = "1"
-    answers = os.fdopen(os.dup(1), "w")
+    answers, errors = os.fdopen(os.dup(1), "w"), os.dup(2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     import torch
@@ -102,19 +102,21 @@ def main() -> None:
     answers.flush()
     for line in sys.stdin:
         order = json.loads(line)
-        answers.write(json.dumps(in_a_process(check, order["reference"], order["source"])) + "\n")
+        answers.write(json.dumps(in_a_process(check, order["reference"], order["source"], errors)) + "\n")
         answers.flush()
 
 
-def in_a_process(check: Check, reference: str, source: str) -> bool | None:
-    """The checker's verdict on one file, from a fork."""
+def in_a_process(check: Check, reference: str, source: str, errors: int) -> bool | None:
+    """The checker's verdict on one file, from a fork. errors: where it is said that the checker itself raised."""
     receive, send = os.pipe()
     child = os.fork()
     if child == 0:
         os.setsid()
         os.chdir(tempfile.mkdtemp(dir=os.getcwd()))
-        verdict = check(reference, source)
-        os.write(send, b"1" if verdict else b"0")
+        try:
+            os.write(send, b"1" if check(reference, source) else b"0")
+        except BaseException as error:  # a candidate may end its process by raising anything
+            os.write(errors, f"no verdict: {type(error).__name__}: {error}\n"[:500].encode())
         os._exit(0)
     os.close(send)
     ready, _, _ = select.select([receive], [], [], SECONDS)

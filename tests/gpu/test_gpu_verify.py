@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -132,3 +133,24 @@ def test_an_honest_kernel_is_not_refused_for_what_others_do_on_the_gpu(verifier:
         assert verdict.accepted or verdict.infrastructure, verdict
         assert verdict.reward in (1.0, None)
     assert verifier.verify(f"{ADD}# afterwards\n").accepted
+
+
+PRODUCTS = Path(__file__).parents[1] / "verify" / "attacks" / "files" / "a17_half_products.py"
+
+
+@pytest.mark.parametrize(("dtype", "reason"), [("float32", None), ("float16", "non-finite"), ("bfloat16", "wrong-values")])
+def test_large_products_coarser_than_tf32_are_refused(dtype: str, reason: str | None) -> None:
+    """float16 has TF32's precision but not its range, bfloat16 its range but not its precision; tl.dot of float32 is in TF32."""
+    dot, cast = "tl.dot(a, b)", ".to(tl.float16)"
+    source = PRODUCTS.read_text()
+    assert dot in source
+    assert cast in source
+    coarse = f"tl.dot(a.to(tl.{dtype}), b.to(tl.{dtype}))"
+    branch = f"if M > 1000:\n            total += {coarse}\n        else:\n            total += {dot}"
+    source = source.replace(cast, "").replace(f"total += {dot}", branch)
+    with kernel_sandbox() as tiny, gpu_sandbox() as gpu, reference_sandbox() as trusted:
+        task = find_task("matmul")
+        verdict = KernelVerifier(task, tiny, gpu=GpuStages(task, gpu, trusted, clock=False)).verify(source)
+    assert verdict.accepted == (reason is None), verdict
+    if reason is not None:
+        assert (verdict.stage, verdict.reason) == ("full", reason), verdict
