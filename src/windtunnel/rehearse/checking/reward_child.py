@@ -32,6 +32,8 @@ def main() -> int:
     def reply(message: dict[str, Any]) -> None:
         if os.getpid() != own:  # the reward forked and its child came back here
             message = {"forked": True}
+        with contextlib.suppress(Exception):  # the reward's own stream, by now, perhaps
+            sys.stdout.flush()  # what it printed is there when the reply is, and is not lost if it dies later
         replies.write(json.dumps(message) + "\n")
         replies.flush()
         if os.getpid() != own:
