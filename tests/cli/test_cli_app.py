@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -131,7 +132,9 @@ def test_runs_says_why_a_run_failed(tmp_path: Path) -> None:
 def test_interrupt_exits_130_without_traceback() -> None:
     """A pipe holds 64 kB: that more of them were taken shows that the command is reading, and it reads on to the end."""
     command = [sys.executable, "-m", "windtunnel", "train", "/dev/stdin"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    # A shell starts what it puts into the background with SIGINT ignored, and these tests may run there.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed)
     assert process.stdin is not None
     process.stdin.write(b"# a comment\n" * 25_000)
     process.stdin.flush()
