@@ -184,7 +184,8 @@ def legend(report: dict[str, Any]) -> list[str]:
     parts, x = [], 28.0
     for name in ("recursive", "plain"):
         model = report["results"][name]
-        share = f", {model['flops_share']:.2f} of the FLOPs" if "flops_share" in model else ""
+        part = model.get("flops_share")
+        share = "" if part is None else ", as many FLOPs" if round(part, 2) == 1 else f", {part:.2f} of the FLOPs"
         parts.append(rule(x, 28, x + 24, 28, f"line {name}"))
         words = f"{model['parameters'] / 1e6:.3g} M parameters{share}"
         parts.append(text(x + 32, 32, f"{name}: {words}"))

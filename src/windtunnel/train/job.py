@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,9 +39,8 @@ class Layout:
     recorded: bool = False  # a recursive model's passes as CUDA graphs
 
     @classmethod
-    def from_manifest(cls, manifest: dict[str, Any]) -> Layout:
-        """The layout that the run's plan chose."""
-        layout = manifest["plan"]["layout"]
+    def of_plan(cls, layout: Mapping[str, Any]) -> Layout:
+        """The part of a plan's layout that training needs; what older plans do not name has its default."""
         return cls(**{key: layout[key] for key in cls.__dataclass_fields__ if key in layout})
 
     @property

@@ -64,7 +64,7 @@ def train(folder: Path, *, view: View | None = None, after_step: AfterStep | Non
         if run is None:
             run = RunFolder.open(folder, write=first)
             stack.callback(run.close)
-        layout = Layout.from_manifest(run.manifest)
+        layout = Layout.of_plan(run.manifest["plan"]["layout"])
         ranks = stack.enter_context(join_ranks(layout.device))
         if ranks.first:
             return _first(run, layout, ranks, view or Silent(), after_step)

@@ -49,7 +49,7 @@ def run_trace(request: TraceRequest, say: Callable[[str], None]) -> dict[str, An
         UserError: this engine does not train such a recipe.
     """
     began = time.monotonic()
-    layout = Layout.from_manifest({"plan": {"layout": request.layout}})
+    layout = Layout.of_plan(request.layout)
     peaks, depths, blocks = _trace(request, layout, say)
     top = max(peaks, key=lambda peak: peak.total)
     phases = [{"name": peak.phase, "gib": {kind: size / GIB for kind, size in peak.bytes.items() if size}} for peak in peaks]

@@ -62,7 +62,7 @@ def run_trial(request: TrialRequest, folder: Path, say: Callable[[str], None]) -
         UserError: the recipe and layout cannot be trained by this engine.
         torch.OutOfMemoryError and whatever else a step may raise.
     """
-    layout = Layout.from_manifest({"plan": {"layout": request.layout}})
+    layout = Layout.of_plan(request.layout)
     with join_ranks(layout.device) as ranks:
         memory = _Memory(ranks.device)
         began = time.monotonic()
