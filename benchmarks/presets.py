@@ -310,6 +310,7 @@ def run_all(args: argparse.Namespace, size: Size, jobs: list[Job], data: Prepare
         print(f"seed {seed} {job.name:<20} {job.steps:>5} steps, {result['seconds']:>5} s: {steps}", flush=True)
         write(args.out, size, data, before | {j.name: summary(j, runs[j.name]) for j in jobs if runs[j.name]}, left_out)
     if left_out:
+        write(args.out, size, data, before | {j.name: summary(j, runs[j.name]) for j in jobs if runs[j.name]}, left_out)
         print(f"no time for: {'; '.join(left_out)}")
 
 

@@ -6,6 +6,8 @@
 
 speed   model FLOP/s of the recursive pass (forward and backward) over that of the plain GPT of the same shape and micro-batch,
         in turns in one process; every pass counts, what is computed again does not
+steps   the same of whole training steps, updates too, as `windtunnel train` makes them: the plain GPT compiled, recursive passes
+        recorded, presets aggressive and honest; one sequence batch for all
 memory  tokens a second and peak memory of whole steps at the phase-1 shape of the 8 x H100 guide, by recompute and micro-batch
 fork    does the fork run at that shape? At which batch does it? Its tokens a second compiled and eager, ours at the same batch
 losses  the same weights and the same batch: objective, losses of supervision steps and gradients of both
@@ -13,7 +15,7 @@ losses  the same weights and the same batch: objective, losses of supervision st
 `losses` means anything.
 
 The report is written after every measurement, nothing begins that --seconds has no time for, and a part that breaks leaves its
-error there. On an H200 expect speed 60 s, memory 120 s, fork eager 200 s, and 240 s for each batch at which the fork is compiled:
+error there. On an H200 expect speed 60 s, steps 45 s, memory 120 s, fork eager 200 s, and 240 s for each batch at which the fork is compiled:
 `--parts fork --modes compiled --from-batch N` from the batch that it ran eagerly.
 """
 
@@ -108,12 +110,18 @@ def batch_of(size: Size, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def our_step(
-    size: Size, batch: int, micro: int, recompute: str = "none", graphs: bool = False, precision: str = "bf16"
+    size: Size,
+    batch: int,
+    micro: int,
+    recompute: str = "none",
+    graphs: bool = False,
+    precision: str = "bf16",
+    preset: str = "aggressive",
 ) -> Callable[[], None]:
-    """A whole training step of ours: preset aggressive, gradients, update. graphs: recorded as CUDA graphs."""
+    """A whole training step of ours: gradients, update. graphs: recorded as CUDA graphs."""
     from windtunnel.train.optimizer import MuonAdamW, Scalars
 
-    recipe = size.recipe("trm.preset=aggressive")
+    recipe = size.recipe(f"trm.preset={preset}")
     model = build_model(
         recipe_shape(recipe, size.vocab), device=size.device, compute=size.compute, seed=1, recompute=recompute
     )  # fmt: skip
@@ -131,6 +139,45 @@ def our_step(
         optimizer.step(Scalars(1.0, 0.95, 0.0))
 
     return step
+
+
+def plain_step(size: Size, batch: int) -> Callable[[], None]:
+    """A whole training step of the plain GPT of the same shape, in one micro-batch."""
+    from windtunnel.train.optimizer import MuonAdamW, Scalars
+
+    recipe = size.recipe()
+    cuda = size.device.type == "cuda"
+    model = build_model(gpt_shape(recipe.gpt, size.vocab), device=size.device, compute=size.compute, seed=1)
+    if cuda:
+        model.compile()
+    optimizer = MuonAdamW(model, derive(recipe, size.vocab), compiled=cuda)
+    x, y = batch_of(size, batch)
+
+    def step() -> None:
+        (model(x, y, reduction="sum") * (1 / y.numel())).backward()
+        optimizer.step(Scalars(1.0, 0.95, 0.0))
+
+    return step
+
+
+def steps(size: Size, rounds: int, keep: Keep) -> None:
+    """Part `steps`."""
+    batch, graphs = size.micro[-1], size.device.type == "cuda"
+    recipe = size.recipe()
+    once = gpt_shape(recipe.gpt, size.vocab).flops_per_token * batch * size.sequence
+    whole = recipe_shape(recipe, size.vocab).flops_per_token * batch * size.sequence
+    sides = {"plain": (plain_step(size, batch), once, 8)}
+    for preset in ("aggressive", "honest"):
+        sides[preset] = (our_step(size, batch, batch, graphs=graphs, preset=preset), whole, 1)
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for step, _, _ in sides.values():
+        timed(step, size.device, 4)
+    for _ in range(rounds):
+        for name, (step, _, times) in sides.items():
+            seconds[name].append(timed(step, size.device, times))
+    rates = {name: flops / statistics.median(seconds[name]) / 1e12 for name, (_, flops, _) in sides.items()}
+    ratios = {name: rate / rates["plain"] for name, rate in rates.items() if name != "plain"}
+    keep({"micro_batch": batch, "seconds": seconds, "tflops": rates, "ratios": ratios})
 
 
 def passes(size: Size, micro: int) -> dict[str, tuple[Callable[[], None], float]]:
@@ -279,42 +326,62 @@ def fork(size: Size, args: argparse.Namespace, clock: Time, keep: Keep) -> None:
 def losses(size: Size, rows: int, presets: list[str], keep: Keep) -> None:
     """Part `losses`."""
     for preset in presets:
-        base, reward = PRESETS[preset]
         for exact_tables in (True, False):
-            changes = [f"trm.weight_base={base}", f"trm.improvement_reward={reward}", f"trm.detach_from={DETACH_FROM}"]
-            recipe = size.recipe(*changes, "trm.updates=once")
-            shape = recipe_shape(recipe, size.vocab)
+            shape = recipe_shape(comparable(size, preset), size.vocab)
             theirs = fork_model(Path(os.environ["PEER"]), shape, preset, size.device, exact_tables).train()
-            fill(theirs, 7)
-            ours = build_model(shape, device=size.device, compute=torch.float32)
-            assert isinstance(ours, RecursiveGPT)
-            ours.load_state_dict(as_ours(dict(theirs.state_dict()), shape))
-            torch.manual_seed(3)
-            x, y = batch_of(size, rows)
-            y[0, : size.sequence // 4] = -1
-            total, each = theirs(x, y)
+            fill(theirs.parameters(), 7)
+            ours, mine = our_losses(size, rows, preset, dict(theirs.state_dict()))
+            total, each = theirs(*losses_batch(size, rows))
             total.backward()
-            targets = int((y >= 0).sum())
-            sums = train_supervised(ours, [(x, y)], objective_of(recipe.trm.resolved), scale=1 / targets)
             wanted = as_ours({n: p.grad for n, p in theirs.named_parameters()}, shape)
             worst = max(
                 float((p.grad - wanted[n]).norm() / wanted[n].norm()) for n, p in ours.named_parameters() if p.grad is not None
             )
-            mine = {"objective": sums.objective / targets, "step_0": sums.losses[0] / targets, "final": sums.losses[-1] / targets}
             fork_says = {"objective": total.item(), "step_0": float(each["step_0"]), "final": float(each["final"])}
             entry = {
                 "preset": preset, "depth": size.depth, "dim": shape.dim, "sequence": size.sequence, "rows": rows,
                 "fork_rotary_tables": "fp32" if exact_tables else "bf16, as it has them",
-                "ours": {name: float(value) for name, value in mine.items()}, "fork": fork_says,
-                "relative_difference": max(abs(float(mine[n]) / fork_says[n] - 1) for n in mine),
+                "ours": mine, "fork": fork_says,
+                "relative_difference": max(abs(mine[n] / fork_says[n] - 1) for n in mine),
                 "worst_gradient_difference": worst,
+                "fork_weights": {n: list(p.shape) for n, p in theirs.named_parameters()},
+                "fork_gradient_norms": {n: float(gradient.norm()) for n, gradient in wanted.items()},
             }  # fmt: skip
             keep(entry)
 
 
+def comparable(size: Size, preset: str) -> Any:
+    """A recipe of ours with the fork's preset."""
+    base, reward = PRESETS[preset]
+    changes = [f"trm.weight_base={base}", f"trm.improvement_reward={reward}", f"trm.detach_from={DETACH_FROM}"]
+    return size.recipe(*changes, "trm.updates=once")
+
+
+def losses_batch(size: Size, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same for both; a quarter of the first sequence has no targets."""
+    torch.manual_seed(3)
+    x, y = batch_of(size, rows)
+    y[0, : size.sequence // 4] = -1
+    return x, y
+
+
+def our_losses(size: Size, rows: int, preset: str, weights: dict[str, torch.Tensor]) -> tuple[GPT, dict[str, float]]:
+    """Our model with the fork's weights, after a backward pass, and its losses."""
+    recipe = comparable(size, preset)
+    shape = recipe_shape(recipe, size.vocab)
+    model = build_model(shape, device=size.device, compute=torch.float32)
+    assert isinstance(model, RecursiveGPT)
+    model.load_state_dict(as_ours(weights, shape))
+    x, y = losses_batch(size, rows)
+    targets = int((y >= 0).sum())
+    sums = train_supervised(model, [(x, y)], objective_of(recipe.trm.resolved), scale=1 / targets)
+    found = {"objective": sums.objective, "step_0": sums.losses[0], "final": sums.losses[-1]}
+    return model, {name: float(value) / targets for name, value in found.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", default=["speed", "memory"], choices=["speed", "memory", "fork", "losses"])
+    parser.add_argument("--parts", nargs="+", default=["speed", "memory"], choices=["speed", "steps", "memory", "fork", "losses"])
     parser.add_argument("--modes", nargs="+", default=["eager", "compiled"], choices=["eager", "compiled"], help="of the fork")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--sequence", type=int, help="for `losses`: shorter than the guide's 1,024")
@@ -341,6 +408,7 @@ def main() -> None:
     clock = Time(args.seconds)
     parts: dict[str, Callable[[Keep], None]] = {
         "speed": lambda keep: speed(size, args.rounds, keep),
+        "steps": lambda keep: steps(size, args.rounds, keep),
         "memory": lambda keep: memory(size, args.tiny, clock, keep),
         "fork": lambda keep: fork(size, args, clock, keep),
         "losses": lambda keep: losses(size, 3 if args.tiny else 1, args.presets, keep),

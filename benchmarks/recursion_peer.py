@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +63,11 @@ def fork_model(folder: Path, shape: Any, preset: str, device: torch.device, exac
 
 
 @torch.no_grad()
-def fill(model: Any, seed: int) -> None:
-    """Weights that are nowhere zero: its first ones are, in places, and hide differences."""
-    generator = torch.Generator(device=next(model.parameters()).device).manual_seed(seed)
-    for weight in model.parameters():
+def fill(weights: Iterable[Tensor], seed: int) -> None:
+    """With values that are nowhere zero, in their order: its first weights are, in places, and hide differences."""
+    weights = list(weights)
+    generator = torch.Generator(device=weights[0].device).manual_seed(seed)
+    for weight in weights:
         weight.normal_(0, 1 / math.sqrt(weight.size(1)), generator=generator)
 
 
