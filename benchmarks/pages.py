@@ -3,7 +3,7 @@
     python benchmarks/pages.py
 
 What stands there between `<!-- made by benchmarks/pages.py: NAME -->` and `<!-- end: NAME -->` is replaced; a name is a block of
-pages_sudoku.py, pages_presets.py or pages_worth.py. A block whose report is missing says which command writes it.
+pages_sudoku.py, pages_presets.py, pages_phase.py or pages_worth.py. A block whose report is missing says which command writes it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pages_phase import phase_one
 from pages_presets import presets
 from pages_sudoku import sudoku
 from pages_worth import worth
@@ -26,6 +27,7 @@ BLOCKS: dict[str, tuple[str, str, Block, str]] = {
     "sudoku-h200": ("sudoku.md", "sudoku-h200.json", sudoku, "sudoku.py"),
     "presets-cpu": ("trm.md", "presets-cpu.json", presets, "presets.py --tiny"),
     "presets-h200": ("trm.md", "presets-h200.json", presets, "presets.py"),
+    "trm-phase-1-h200": ("trm.md", "trm-phase-1-h200.json", phase_one, "phase_one.py"),
     "worth-h200": ("worth.md", "worth-h200.json", worth, "worth.py"),
 }
 

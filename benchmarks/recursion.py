@@ -15,8 +15,8 @@ losses  the same weights and the same batch: objective, losses of supervision st
 `losses` means anything.
 
 The report is written after every measurement, nothing begins that --seconds has no time for, and a part that breaks leaves its
-error there. On an H200 expect speed 60 s, steps 45 s, memory 120 s, fork eager 200 s, and 240 s for each batch at which the fork is compiled:
-`--parts fork --modes compiled --from-batch N` from the batch that it ran eagerly.
+error there. On an H200 expect speed 60 s, steps 45 s, memory 120 s, fork eager 200 s, and 240 s for each batch at which the fork
+is compiled: `--parts fork --modes compiled --from-batch N` from the batch that it ran eagerly.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from recursion_peer import DETACH_FROM, PRESETS, as_ours, fill, fork_model, settings
+from recursion_losses import losses
+from recursion_peer import PRESETS, fork_model
+from recursion_size import Keep, Size, batch_of, wait
 
 from windtunnel.model import (
     GPT,
@@ -54,7 +56,6 @@ from windtunnel.model import (
     recipe_shape,
     train_supervised,
 )
-from windtunnel.recipe import load_recipe
 
 # What of ours stands beside the fork, at the batch that it can run.
 OURS: list[dict[str, Any]] = [
@@ -66,8 +67,6 @@ OURS: list[dict[str, Any]] = [
 CHILD_SECONDS = 330.0
 LEAST_SECONDS = 40.0
 """With less left no process is started."""
-Keep = Callable[[dict[str, Any]], None]
-"""Told of every measurement as soon as it is there."""
 
 
 class Time:
@@ -80,33 +79,6 @@ class Time:
     def left(self) -> float:
         """Seconds."""
         return self._until - time.monotonic()
-
-
-class Size:
-    """The shape of everything here: the guide's, or a toy's."""
-
-    def __init__(self, tiny: bool, sequence: int | None = None) -> None:
-        self.depth, self.sequence, self.vocab, self.batch = (2, 64, 512, 4) if tiny else (12, sequence or 1024, 50304, 32)
-        self.settings = settings(self.depth, self.sequence, *((32, 32) if tiny else ()))
-        self.micro = [4] if tiny else [8, 16]
-        self.device = torch.device("cpu" if tiny or not torch.cuda.is_available() else "cuda")
-        self.compute = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-
-    def recipe(self, *changes: str) -> Any:
-        """A recipe with the fork's model."""
-        return load_recipe("charlm", [*self.settings, *changes])
-
-
-def wait(device: torch.device) -> None:
-    """Until the device is idle."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def batch_of(size: Size, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random tokens and targets."""
-    made = torch.randint(0, size.vocab, (2, rows, size.sequence), device=size.device)
-    return made[0], made[1]
 
 
 def our_step(
@@ -321,62 +293,6 @@ def fork(size: Size, args: argparse.Namespace, clock: Time, keep: Keep) -> None:
     for batch in sorted(ran):
         for row in OURS if size.device.type == "cuda" else OURS[:2]:
             keep(child(size, {"side": "ours", "batch": batch, "micro": batch, **row}, args.tiny, clock))
-
-
-def losses(size: Size, rows: int, presets: list[str], keep: Keep) -> None:
-    """Part `losses`."""
-    for preset in presets:
-        for exact_tables in (True, False):
-            shape = recipe_shape(comparable(size, preset), size.vocab)
-            theirs = fork_model(Path(os.environ["PEER"]), shape, preset, size.device, exact_tables).train()
-            fill(theirs.parameters(), 7)
-            ours, mine = our_losses(size, rows, preset, dict(theirs.state_dict()))
-            total, each = theirs(*losses_batch(size, rows))
-            total.backward()
-            wanted = as_ours({n: p.grad for n, p in theirs.named_parameters()}, shape)
-            worst = max(
-                float((p.grad - wanted[n]).norm() / wanted[n].norm()) for n, p in ours.named_parameters() if p.grad is not None
-            )
-            fork_says = {"objective": total.item(), "step_0": float(each["step_0"]), "final": float(each["final"])}
-            entry = {
-                "preset": preset, "depth": size.depth, "dim": shape.dim, "sequence": size.sequence, "rows": rows,
-                "fork_rotary_tables": "fp32" if exact_tables else "bf16, as it has them",
-                "ours": mine, "fork": fork_says,
-                "relative_difference": max(abs(mine[n] / fork_says[n] - 1) for n in mine),
-                "worst_gradient_difference": worst,
-                "fork_weights": {n: list(p.shape) for n, p in theirs.named_parameters()},
-                "fork_gradient_norms": {n: float(gradient.norm()) for n, gradient in wanted.items()},
-            }  # fmt: skip
-            keep(entry)
-
-
-def comparable(size: Size, preset: str) -> Any:
-    """A recipe of ours with the fork's preset."""
-    base, reward = PRESETS[preset]
-    changes = [f"trm.weight_base={base}", f"trm.improvement_reward={reward}", f"trm.detach_from={DETACH_FROM}"]
-    return size.recipe(*changes, "trm.updates=once")
-
-
-def losses_batch(size: Size, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same for both; a quarter of the first sequence has no targets."""
-    torch.manual_seed(3)
-    x, y = batch_of(size, rows)
-    y[0, : size.sequence // 4] = -1
-    return x, y
-
-
-def our_losses(size: Size, rows: int, preset: str, weights: dict[str, torch.Tensor]) -> tuple[GPT, dict[str, float]]:
-    """Our model with the fork's weights, after a backward pass, and its losses."""
-    recipe = comparable(size, preset)
-    shape = recipe_shape(recipe, size.vocab)
-    model = build_model(shape, device=size.device, compute=torch.float32)
-    assert isinstance(model, RecursiveGPT)
-    model.load_state_dict(as_ours(weights, shape))
-    x, y = losses_batch(size, rows)
-    targets = int((y >= 0).sum())
-    sums = train_supervised(model, [(x, y)], objective_of(recipe.trm.resolved), scale=1 / targets)
-    found = {"objective": sums.objective, "step_0": sums.losses[0], "final": sums.losses[-1]}
-    return model, {name: float(value) / targets for name, value in found.items()}
 
 
 def main() -> None:

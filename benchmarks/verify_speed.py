@@ -223,7 +223,7 @@ def main() -> None:
     parser.add_argument("--pretend", action="store_true", help=argparse.SUPPRESS)  # --gpu's motions on the interpreter
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
-    counts = options.workers or sorted({1, 2, 4, 8, 16, min(16, cores)} & set(range(1, cores + 1)) | ({3 * cores // 2} if options.gpu else set()))
+    counts = options.workers or sorted({1, 2, 4, 8, 16, min(16, cores)} & set(range(1, cores + 1)))
     result = header(cores)
 
     def save() -> None:

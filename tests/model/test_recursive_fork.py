@@ -16,18 +16,18 @@ RECORDED = json.loads((BENCHMARKS / "results" / "recursion-fork-losses-tiny.json
 
 
 @pytest.fixture
-def recursion(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import recursion
+    import recursion_losses
 
-    return recursion
+    return recursion_losses
 
 
 @pytest.mark.parametrize("entry", RECORDED, ids=lambda entry: f"{entry['preset']}, tables {entry['fork_rotary_tables'][:4]}")
-def test_weights_and_batch_that_the_fork_had_give_what_it_gave(recursion: ModuleType, entry: dict[str, Any]) -> None:
+def test_weights_and_batch_that_the_fork_had_give_what_it_gave(benchmark: ModuleType, entry: dict[str, Any]) -> None:
     weights = {name: torch.empty(shape) for name, shape in entry["fork_weights"].items()}
-    recursion.fill(weights.values(), 7)
-    model, ours = recursion.our_losses(recursion.Size(True), entry["rows"], entry["preset"], weights)
+    benchmark.fill(weights.values(), 7)
+    model, ours = benchmark.our_losses(benchmark.Size(True), entry["rows"], entry["preset"], weights)
     # Its rotary tables are rounded to bf16; in fp32 nothing but rounding is left.
     exact = entry["fork_rotary_tables"] == "fp32"
     for name, value in entry["fork"].items():

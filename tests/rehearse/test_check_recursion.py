@@ -153,7 +153,9 @@ def test_the_plan_of_every_phase_is_checked_and_added_up(tmp_path: Path) -> None
 
 def test_gates_are_listed_with_their_limits(tmp_path: Path) -> None:
     made = outcome("gates", tmp_path)
-    assert made.facts["gates"]["validation"]["refinement"] == "at least 15 %"
+    assert made.facts["gates"]["validation"]["refinement"] == "at least 1 %"
+    guide = outcome("gates", tmp_path, "phases.validation.gates.refinement=preset")
+    assert guide.facts["gates"]["validation"]["refinement"] == "at least 15 %"
     assert {"order", "decreasing", "gradient_norm", "utilisation"} < set(made.facts["gates"]["validation"])
 
 
