@@ -493,7 +493,7 @@ def test_a_memorised_random_batch(preset: str, called_out: bool, one_thread: Non
 
 
 @pytest.mark.parametrize(
-    "batch", [Batch(6, 0, 1, 60), Batch(6, 1, 1, 50), Batch(100, 0, 1, 40), Batch(100, 1, 1, 25), Batch(100, 2, 2, 25)], ids=str
+    "batch", [Batch(6, 0, 1, 50), Batch(6, 1, 1, 45), Batch(100, 0, 1, 30), Batch(100, 1, 1, 25), Batch(100, 2, 2, 20)], ids=str
 )
 def test_whatever_random_batch_is_memorised_is_called_out(batch: Batch, one_thread: None) -> None:
     """How far it has got, which seed, how many words: no refinement of the extreme preset on it stands there alone."""
