@@ -17,7 +17,7 @@ from typing import Any
 from pages_phase import phase_one
 from pages_presets import presets
 from pages_sudoku import sudoku
-from pages_worth import worth
+from pages_worth import in_short, worth
 
 HERE = Path(__file__).resolve().parent
 RESULTS, DOCS = HERE / "results", HERE.parent / "docs"
@@ -28,6 +28,7 @@ BLOCKS: dict[str, tuple[str, str, Block, str]] = {
     "presets-cpu": ("trm.md", "presets-cpu.json", presets, "presets.py --tiny"),
     "presets-h200": ("trm.md", "presets-h200.json", presets, "presets.py"),
     "trm-phase-1-h200": ("trm.md", "trm-phase-1-h200.json", phase_one, "phase_one.py"),
+    "worth-h200-in-short": ("trm.md", "worth-h200.json", in_short, "worth.py"),
     "worth-h200": ("worth.md", "worth-h200.json", worth, "worth.py"),
 }
 

@@ -1,24 +1,28 @@
 """What recursion is worth on text: a recursive GPT on Python's standard library, its plain twins and fewer recurrences.
 
     python benchmarks/worth.py --out build/measured/worth.json --tiny            # minutes on a CPU
-    python benchmarks/worth.py --out benchmarks/results/worth-h200.json          # under nine minutes of an H200
+    python benchmarks/worth.py --out benchmarks/results/worth-h200.json --minutes 7   # of an H200
     python benchmarks/worth.py --preset extreme --out build/measured/worth-extreme.json
-    python benchmarks/pages.py                                                   # writes the results into docs/worth.md
+    python benchmarks/worth_chart.py; python benchmarks/pages.py                 # picture and results of docs/worth.md
 
 All is trained and measured by `windtunnel`: a few steps of the recursive model tell its speed, from which follows how many steps
 (--most-steps at most) it and everything that it is compared with can take in --minutes; then `windtunnel train` and `windtunnel
 evaluate --worth`. What is known is written after each; with --root a second command of the same --steps goes on with what the
-first one trained. When time is up, those models are compared that have come to their end: the plain one of the same FLOPs is
-trained first. Learning rates of matrices are three times what the rule says, which is made for longer runs; all have them.
+first one trained. When time is up, or this command is told to end, or a training breaks, those models are compared that have come
+to their end: the plain one of the same FLOPs is trained first, then those of the same parameters, in between, and fewer
+recurrences. Validation losses over training are kept of all, after each supervision step where there are several. Learning rates
+of matrices are three times what the rule says, which is made for longer runs; all have them.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -32,15 +36,18 @@ from windtunnel.data import prepare
 from windtunnel.evaluate import Length, compare_run, report_worth, worth_members
 from windtunnel.launch import find_beside
 from windtunnel.recipe import Recipe, load_recipe
-from windtunnel.run import MetricsReader, RunFolder
+from windtunnel.run import MetricsReader, RunFolder, of_step
 
-START_SECONDS = 22.0
+START_SECONDS = 26.0
 """A run takes as long before and after its training on one GPU: processes, kernels, checkpoint."""
 PROBE_STEPS = 12
 LAUNCH_SECONDS = 0.0026
 """A layer of a plain model takes at least as long a step on a GPU: the host launches its kernels one by one."""
+MARGIN = 1.5
+"""Steps take as many times longer than reckoned: optimizers, validation, compiling deeper models."""
 REPORT_SECONDS = 30.0
 """Kept for the report when time is up."""
+MOST_POINTS = 120
 RECIPE = """\
 name: worth
 model: {depth: 6, mlp: swiglu, sequence: 512, value_embeddings: false}
@@ -52,7 +59,7 @@ data:
 stages:
   pretrain:
     batch_tokens: 8192
-    validate_every: 100 steps
+    validate_every: 32 steps
     validation_tokens: 131072
     optimizer: {matrix_lr: 0.0075}
   evaluate: {samples: 0, bits_per_byte_tokens: 400000}
@@ -69,33 +76,47 @@ TINY = {
 
 
 class OutOfTime(Exception):
-    """A command was stopped."""
+    """A command was stopped, or did not end well."""
+
+
+def told_to_end(*_: Any) -> None:
+    """What is there is reported when another stops this command."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise OutOfTime("told to end")
 
 
 def windtunnel(root: Path, *arguments: str, seconds: float | None = None) -> str:
     """Standard output of a command; its messages go to a log beside the runs.
 
     Raises:
-        OutOfTime: it was asked to stop after `seconds`.
+        OutOfTime: it was asked to stop after `seconds`, or ended with an error.
     """
     command, log = [sys.executable, "-m", "windtunnel", *arguments], root / "log.txt"
     with open(log, "a") as messages:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=messages, text=True)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=messages, text=True, start_new_session=True)
         try:
             out, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
-            process.terminate()
-            try:
-                process.communicate(timeout=REPORT_SECONDS / 3)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.communicate()
             raise OutOfTime(f"windtunnel {arguments[0]}: not done after {seconds:.0f} s") from None
+        finally:
+            end(process)
         messages.write(out)
     if process.returncode:
         words = " | ".join(log.read_text("utf-8", "replace").strip().splitlines()[-12:])[-1500:]
-        raise SystemExit(f"windtunnel {arguments[0]} ended with {process.returncode}: {words}")
+        raise OutOfTime(f"windtunnel {arguments[0]} ended with {process.returncode}: {words}")
     return out
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Stop a command that still runs, and whatever it started: the report needs the GPU."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(REPORT_SECONDS / 3)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def train(root: Path, name: str, sets: list[str], steps: int) -> Path:
@@ -123,8 +144,8 @@ def affordable(recipe: Recipe, vocab: int, step_seconds: float, left: float, tin
     own = members[0].shape.flops_per_token
     least = {m.name: 0.0 if tiny or m.kind != "plain" else LAUNCH_SECONDS * m.shape.layers for m in members}
     each = [max(m.shape.flops_per_token / own * step_seconds, least[m.name]) for m in members]
-    training = left - START_SECONDS * (len(members) + 1)
-    steps = int(training / sum(each))
+    training = left - REPORT_SECONDS - START_SECONDS * len(members)
+    steps = int(training / MARGIN / sum(each))
     words = f"{step_seconds * 1000:.0f} ms a step; {sum(each) / step_seconds:.2f} times the run in all"
     print(f"{words}; {steps} steps each would fit", flush=True)
     if steps < 50:
@@ -138,15 +159,42 @@ def report_on_ended(run: Path) -> dict[str, Any]:
     Raises:
         OutOfTime: the plain models that a verdict takes are not among them.
     """
-    comparison = compare_run(run)
-    found = {m.name: find_beside(run, m.name, m.recipe) for m in comparison.members[1:]}
-    runs = {name: beside.run for name, beside in found.items() if beside.ended and beside.run is not None}
+    runs = ended(run)
     if missing := {"same-flops", "same-parameters"} - set(runs):
         raise OutOfTime(f"no time for {', '.join(sorted(missing))}: raise --minutes, or lower --most-steps")
-    members = tuple(m for m in comparison.members if m.name in runs or m is comparison.members[0])
+    comparison = compare_run(run)
+    members = tuple(m for m in comparison.members if m.name in runs)
     left_out = [m.name for m in comparison.members if m not in members]
-    report = report_worth(replace(comparison, members=members), {comparison.members[0].name: run, **runs})
-    return report.to_json() | {"left_out": left_out}
+    return report_worth(replace(comparison, members=members), runs).to_json() | {"left_out": left_out}
+
+
+def ended(run: Path) -> dict[str, Path]:
+    """Member -> its run, of those that have come to their end; the run's own first."""
+    own, *others = compare_run(run).members
+    found = {m.name: find_beside(run, m.name, m.recipe) for m in others}
+    return {own.name: run} | {name: beside.run for name, beside in found.items() if beside.ended and beside.run is not None}
+
+
+def curves(run: Path) -> dict[str, Any]:
+    """Of every model that has come to its end: FLOPs a step, seconds, and (step, validation loss), after each step too."""
+    comparison, runs, found = compare_run(run), ended(run), dict[str, Any]()
+    for member in comparison.members:
+        if member.name not in runs:
+            continue
+        steps = member.shape.recursion.supervision if member.shape.recursion is not None else 1
+        names = ["validation_loss", *(of_step("validation_loss", i) for i in range(steps if steps > 1 else 0))]
+        with MetricsReader(RunFolder.open(runs[member.name]).metrics_path) as metrics:
+            series = {name: thinned([(p.step, p.value) for p in metrics.series(name)]) for name in names}
+            seconds = sum(p.value for p in metrics.series("step_seconds"))
+        flops = member.shape.flops_per_token * (member.recipe.stages.pretrain.batch_tokens or 0)
+        found[member.name] = {"flops_per_step": flops, "step_seconds": round(seconds, 2), "series": series}
+    return found
+
+
+def thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """About `MOST_POINTS` of the points, the last among them."""
+    every = -(-len(points) // MOST_POINTS)
+    return [(step, round(value, 5)) for i, (step, value) in enumerate(points) if (len(points) - 1 - i) % every == 0]
 
 
 def machine() -> dict[str, Any]:
@@ -169,50 +217,61 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the recipe")
     args = parser.parse_args()
     started = time.monotonic()
+    signal.signal(signal.SIGTERM, told_to_end)
     with tempfile.TemporaryDirectory() as temporary:
         root = args.root or Path(temporary)
         root.mkdir(parents=True, exist_ok=True)
-        (root / "worth.yaml").write_text(RECIPE)
-        tiny = [f"{key}={value}" for key, value in TINY.items()] if args.tiny else []
-        sets = [*tiny, f"trm.preset={args.preset}", *args.set]
-        recipe = load_recipe(root / "worth.yaml", sets)
-        data = prepare(recipe)
-        steps = args.steps
-        if steps is None:
-            probe = train(root, "probe", sets, PROBE_STEPS)
-            step = statistics.median(series(probe, "step_seconds")[PROBE_STEPS // 2 :])
-            steps = affordable(recipe, data.tokenizer.vocab, step, 60 * args.minutes - (time.monotonic() - started), args.tiny)
-            steps = min(steps, args.most_steps)
-        run = train(root, "run", sets, steps)
-        result: dict[str, Any] = {
-            "what": __doc__.splitlines()[0] if __doc__ else "",
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "machine": machine(),
-            "settings": {"preset": args.preset, "tiny": args.tiny, "set": args.set, "steps": steps, "shared": args.shared},
-            "data": {"checksum": data.checksum, "train_tokens": data.train.count},
-            "recursive": {
-                "tokens_per_second": round(statistics.median(series(run, "tokens_per_second"))),
-                "validation_loss": series(run, "validation_loss")[-1],
-            },
-        }
-        write(args.out, result, started)
-        left = 60 * args.minutes - REPORT_SECONDS - (time.monotonic() - started)
         try:
-            report = json.loads(windtunnel(root, "evaluate", str(run), "--worth", "--yes", "--json", seconds=max(1.0, left)))
+            measure(args, root, started)
         except OutOfTime as error:
-            result["stopped"] = str(error)
-            try:
-                report = report_on_ended(run)
-            except OutOfTime as nothing:
-                write(args.out, result | {"error": str(nothing)}, started)
-                raise SystemExit(str(nothing)) from None
-        except SystemExit as error:
-            write(args.out, result | {"error": str(error)}, started)
+            raise SystemExit(str(error)) from None
+
+
+def measure(args: argparse.Namespace, root: Path, started: float) -> None:
+    """Train the recursive model, then all it is compared with; write what is known after each.
+
+    Raises:
+        OutOfTime: too little has come to its end for a report; --out says so where the recursive model has.
+    """
+    (root / "worth.yaml").write_text(RECIPE)
+    tiny = [f"{key}={value}" for key, value in TINY.items()] if args.tiny else []
+    sets = [*tiny, f"trm.preset={args.preset}", *args.set]
+    recipe = load_recipe(root / "worth.yaml", sets)
+    data = prepare(recipe)
+    steps = args.steps
+    if steps is None:
+        probe = train(root, "probe", sets, PROBE_STEPS)
+        step = statistics.median(series(probe, "step_seconds")[PROBE_STEPS // 2 :])
+        steps = affordable(recipe, data.tokenizer.vocab, step, 60 * args.minutes - (time.monotonic() - started), args.tiny)
+        steps = min(steps, args.most_steps)
+    run = train(root, "run", sets, steps)
+    result: dict[str, Any] = {
+        "what": __doc__.splitlines()[0] if __doc__ else "",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "settings": {"preset": args.preset, "tiny": args.tiny, "set": args.set, "steps": steps, "shared": args.shared},
+        "data": {"checksum": data.checksum, "train_tokens": data.train.count},
+        "recursive": {
+            "tokens_per_second": round(statistics.median(series(run, "tokens_per_second"))),
+            "validation_loss": series(run, "validation_loss")[-1],
+        },
+    }
+    write(args.out, result, started)
+    left = 60 * args.minutes - REPORT_SECONDS - (time.monotonic() - started)
+    try:
+        report = json.loads(windtunnel(root, "evaluate", str(run), "--worth", "--yes", "--json", seconds=max(1.0, left)))
+    except OutOfTime as error:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is there is being reported
+        result |= {"stopped": str(error), "curves": curves(run)}
+        try:
+            report = report_on_ended(run)
+        except OutOfTime as nothing:
+            write(args.out, result | {"error": str(nothing)}, started)
             raise
     for model in report["models"]:
         model["trained"].pop("run")
     print(report["verdict"])
-    write(args.out, result | {"report": report}, started)
+    write(args.out, result | {"curves": curves(run), "report": report}, started)
 
 
 def write(path: Path, result: dict[str, Any], started: float) -> None:

@@ -11,9 +11,9 @@ import torch
 import typer
 
 from windtunnel.cli.worth import Aside, evaluate_worth
-from windtunnel.evaluate import compare_run
+from windtunnel.evaluate import ASK_FROM, Comparison, Length, compare_run, worth_members
 from windtunnel.launch import Options, find_beside, run_training
-from windtunnel.recipe import UserError, load_recipe
+from windtunnel.recipe import UserError, load_recipe, phase_recipe
 from windtunnel.run import RunFolder
 from windtunnel.watch import write_run_page
 
@@ -85,12 +85,63 @@ def test_the_worth_of_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert all(len(line) <= 100 for line in shown.splitlines() if "x 32" in line or " x " in line[:40])
 
 
-def test_more_than_twice_the_run_is_asked_for_first(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UserError, match="costs more than 2 times the run itself") as asked:
+def test_more_than_three_times_the_run_is_asked_for_first(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match="costs more than 3 times the run itself") as asked:
         evaluate_worth(run, steps=200, yes=False, json=False, isolated=False)
     assert "--yes" in asked.value.fix
     assert "to train" in capsys.readouterr().out  # what it costs is shown before
     assert compare_run(run, 200).seconds_per_flop is not None
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_steps_that_are_offered_are_under_the_limit(
+    whole: bool, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but a shorter comparison of all is offered, and that is not refused in its turn."""
+    copy = shutil.copytree(run, tmp_path / "copy", ignore=shutil.ignore_patterns("worth", "checkpoints"))
+    if not whole:
+        manifest = json.loads((copy / "manifest.json").read_text())
+        (copy / "manifest.json").write_text(json.dumps(manifest | {"status": "stopped", "exit_code": 3}))
+    with pytest.raises(UserError) as asked:
+        evaluate_worth(copy, steps=400 if whole else None, yes=False, json=True, isolated=False)
+    offered = int(asked.value.fix.split("--worth-steps ")[1])
+    assert 10 <= offered <= 20
+
+    asked_to_train = []
+    monkeypatch.setattr("windtunnel.launch.train_beside", lambda *a, **_: asked_to_train.append(a) or (3, run))
+    with pytest.raises(typer.Exit):
+        evaluate_worth(copy, steps=offered, yes=False, json=True, isolated=False)
+    assert asked_to_train
+
+
+@pytest.mark.parametrize("taken", [40, 1000, 12_345])
+@pytest.mark.parametrize("name", ["trm", "trm-sudoku"])
+def test_no_more_steps_are_offered_than_the_run_has(name: str, taken: int) -> None:
+    comparison = of_length(name, taken, taken)
+    offered = comparison.steps_within()
+    assert offered is not None
+    assert 0.7 * taken < offered <= taken
+    shorter = of_length(name, offered, taken)
+    assert sum(shorter.member_flops(member) for member in shorter.members) <= ASK_FROM * shorter.flops
+
+
+def test_nothing_is_offered_where_nothing_is_under_the_limit() -> None:
+    assert of_length("trm", 5, 5).steps_within() is None
+
+
+def test_a_usual_comparison_is_not_asked_for() -> None:
+    """The recipe's own loops and supervision steps, each model to be trained."""
+    comparison = of_length("trm", 1000, 1000)
+    assert sum(comparison.member_flops(member) for member in comparison.members[1:]) < ASK_FROM * comparison.flops
+
+
+def of_length(name: str, steps: int, taken: int) -> Comparison:
+    """The comparison of a run that took `taken` steps, at `steps`."""
+    recipe = load_recipe(name, ["model.depth=2"])
+    length = Length(steps, 16 * recipe.gpt.sequence, "fp32")
+    members = worth_members(phase_recipe(recipe, recipe.phases[-1].name) if recipe.phases else recipe, 100, length)
+    flops = members[0].shape.flops_per_token * length.batch_tokens * taken
+    return Comparison(Path(), members, length, True, None, flops, ())
 
 
 def test_the_twins_have_seen_the_same(run: Path) -> None:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from windtunnel.evaluate import Comparison
     from windtunnel.launch import Beside, Options
 
-ASK_FROM = 2.0
-"""Times the run's own FLOPs from which trainings are to be confirmed."""
 COST_COLUMNS = ("model", "size", "FLOPs", "about", "")
 
 
@@ -74,6 +72,7 @@ def _announce(comparison: Comparison, found: dict[str, Beside], *, yes: bool, js
     Raises:
         UserError: it costs more than `ASK_FROM` times the run and is not confirmed.
     """
+    from windtunnel.evaluate import ASK_FROM
     from windtunnel.recipe import UserError
 
     rows, total = [], 0.0
@@ -98,9 +97,10 @@ def _announce(comparison: Comparison, found: dict[str, Beside], *, yes: bool, js
     words = f"to train: {share:.2f} times the run's own FLOPs, about {_time(comparison, total)} and starting up {models} times"
     typer.echo(words, err=json)
     if share > ASK_FROM and not yes:
+        offered = comparison.steps_within()
         raise UserError(
             f"what the run is compared with costs more than {ASK_FROM:g} times the run itself: {words}",
-            f"confirm with --yes, or compare shorter trainings of all: --worth-steps {max(100, comparison.length.steps // 4)}",
+            "confirm with --yes" + (f", or compare shorter trainings of all: --worth-steps {offered}" if offered else ""),
         )
 
 

@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from .worth import WorthReport, weigh
     from .worth_measure import Measured, held_out_units, measure
     from .worth_plot import write_worth_plot
-    from .worth_run import Comparison, compare_run, report_worth
+    from .worth_run import ASK_FROM, Comparison, compare_run, report_worth
     from .worth_text import worth_columns, worth_remarks, worth_rows
     from .worth_twins import Length, Member, worth_members
 
 _LAZY = {
+    "ASK_FROM": "worth_run",
     "Comparison": "worth_run",
     "EvaluationReport": "report",
     "ExactMatch": "match",
@@ -53,6 +54,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "ASK_FROM",
     "Comparison",
     "EvaluationReport",
     "ExactMatch",

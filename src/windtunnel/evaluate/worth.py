@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.run import apart
+
 from .worth_fit import Phi, Plain, Recurrent, fit_phi, resamples
 from .worth_measure import Measured
 from .worth_spoilt import Spoilt, spoilt
@@ -88,8 +90,8 @@ class WorthReport:
 
     Attributes:
         rows: the run's model first. units: what the bootstrap draws, such as 'documents'. targets: held-out targets scored.
-        uniform: nats of a model that knows nothing. preset: of the run. spoilt: refinement that is bought, on held-out
-            data and in training. notes: what limits the comparison.
+        uniform: nats of a model that knows nothing. preset: of the run. spoilt: refinement that is bought or means
+            nothing, on held-out data and in training. notes: what limits the comparison.
     """
 
     run: str
@@ -156,10 +158,14 @@ def weigh(
     ]
     same = best_twin(rows)
     found = [spoilt("held-out data", ours.losses, measured["same-parameters"].loss, uniform, preset)]
-    if told:
-        plain_loss = told["same-parameters"].losses
-        if told[own.name].losses and plain_loss:
-            found.append(spoilt("the training batches", told[own.name].losses, plain_loss[-1], uniform, preset))
+    if told and told[own.name].losses and (plain_loss := told["same-parameters"].losses):
+        equal = same.trained.losses if same.trained is not None else ()
+        found.append(
+            spoilt(
+                "the training batches", told[own.name].losses, plain_loss[-1], uniform, preset,
+                held_out=ours.loss, same_flops=equal[-1] if equal else None,
+            )
+        )  # fmt: skip
     return WorthReport(
         run=run,
         preset=preset,
@@ -196,6 +202,7 @@ def verdict(own: Row, same: Row, uniform: float, updates: int = 1) -> str:
         return (
             f"No verdict: on held-out data both lose more than knowing nothing does ({own.loss.value:.2f} and "
             f"{same.loss.value:.2f} against {uniform:.2f} nats): they have memorised, or learnt nothing."
+            + _in_training(own, same)
         )
     equal = "equal FLOPs" if abs(same.flops - 1) <= CLOSE else f"{100 * same.flops:.0f} % of the run's FLOPs"
     if same.solved_behind is not None and same.solved is not None:
@@ -218,6 +225,14 @@ def verdict(own: Row, same: Row, uniform: float, updates: int = 1) -> str:
         )
         return f"At {equal} the recursive model is better {size}: {pays}."
     return f"At {equal} the plain model is better {size}: here recursion does not pay."
+
+
+def _in_training(own: Row, same: Row) -> str:
+    """What is left to compare where held-out data say nothing."""
+    if own.trained is None or same.trained is None or not (own.trained.losses and same.trained.losses):
+        return ""
+    ours, theirs = apart([own.trained.losses[-1], same.trained.losses[-1]])
+    return f" On its training batches the plain model loses {theirs} nats, the recursive one {ours}."
 
 
 def _form(interval: Interval) -> str:

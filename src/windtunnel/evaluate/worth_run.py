@@ -23,6 +23,10 @@ from .worth_twins import SAME_FLOPS, WHOLE_BATCHES, Length, Member, worth_member
 LATE = 10
 """A tenth of the run's end is what its training losses are the medians of."""
 RATES = ("matrix_lr", "embedding_lr")
+ASK_FROM = 3.0
+"""Times the run's own FLOPs above which trainings are to be confirmed; plain twins and fewer recurrences take about 2.2."""
+LEAST_STEPS = 10
+"""Of a comparison that is offered: --worth-steps takes no fewer."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,16 @@ class Comparison:
         """Training FLOPs of a member."""
         return member.shape.flops_per_token * self.length.batch_tokens * self.length.steps
 
+    def steps_within(self, times: float = ASK_FROM) -> int | None:
+        """Steps, no more than the run took, for which all can be trained, the run's own model too, for `times` its FLOPs.
+
+        In two figures, rounded down; None where that is fewer than `LEAST_STEPS`.
+        """
+        each = [self.member_flops(member) / self.length.steps for member in self.members]
+        most = min(int(times * self.flops / sum(each)), round(self.flops / each[0]))
+        figures = 10 ** max(0, len(str(most)) - 2)
+        return most // figures * figures if most >= LEAST_STEPS else None
+
 
 def compare_run(folder: Path, steps: int | None = None) -> Comparison:
     """What a run that has come to its end is compared with, at as many steps as it took, or at `steps`.
@@ -61,16 +75,22 @@ def compare_run(folder: Path, steps: int | None = None) -> Comparison:
         UserError: no run folder, a plain model, or a run that has not ended while `steps` is not given.
     """
     run = RunFolder.open(folder)
-    layout = run.manifest["plan"]["layout"]
     taken = int((run.manifest.get("summary") or {}).get("step") or 0)
     ended = run.manifest.get("status") == "done" and run.manifest.get("exit_code") == 0 and taken > 0
     if steps is None and not ended:
+        offered = _comparison(run, folder, taken, taken, itself=False).steps_within() if taken else None
         raise UserError(
             f"{folder} has not come to its end: its learning rate has not fallen, so its twins would have an advantage",
-            f"windtunnel train {run.manifest['recipe']} --run {folder} --resume, "
-            f"or compare shorter trainings of all: --worth-steps {max(100, taken // 2)}",
+            f"windtunnel train {run.manifest['recipe']} --run {folder} --resume"
+            + (f", or compare shorter trainings of all: --worth-steps {offered}" if offered else ""),
         )
-    length = Length(steps or taken, int(layout["batch_tokens"]), str(layout["precision"]), int(layout.get("data") or 1))
+    return _comparison(run, folder, steps or taken, taken, itself=ended and steps in (None, taken))
+
+
+def _comparison(run: RunFolder, folder: Path, steps: int, taken: int, *, itself: bool) -> Comparison:
+    """Of a run that took `taken` steps, at `steps`."""
+    layout = run.manifest["plan"]["layout"]
+    length = Length(steps, int(layout["batch_tokens"]), str(layout["precision"]), int(layout.get("data") or 1))
     vocab = load_tokenizer(run.tokenizer_path).vocab
     members = worth_members(run.recipe, vocab, length)
     each = members[0].shape.flops_per_token * length.batch_tokens
@@ -79,7 +99,7 @@ def compare_run(folder: Path, steps: int | None = None) -> Comparison:
         run=folder,
         members=members,
         length=length,
-        itself=ended and length.steps == taken,
+        itself=itself,
         seconds_per_flop=None if seconds is None else seconds / each,
         flops=each * max(taken, 1),
         notes=_notes(run, members),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import astuple
 from itertools import pairwise
 
-from .worth import Row, WorthReport
+from windtunnel.run import apart
+
+from .worth import Row, WorthReport, best_twin
 from .worth_fit import Phi
 
 COLUMNS = ("model", "size", "params", "FLOPs", "nats", "bits/byte", "above this run (95 %)")
@@ -29,7 +31,7 @@ def worth_remarks(report: WorthReport) -> list[tuple[str, str]]:
     own = report.rows[0]
     if own.step_losses:
         falls = all(later < earlier for earlier, later in pairwise(own.step_losses))
-        chain = (" > " if falls else ", ").join(f"{loss:.3f}" for loss in own.step_losses)
+        chain = (" > " if falls else ", ").join(apart(own.step_losses))
         remarks.append(("by step", f"{chain} nats; knowing nothing: {report.uniform:.3f}"))
     if own.refinement is not None:
         same = next(row for row in report.rows if row.name == "same-parameters")
@@ -38,6 +40,7 @@ def worth_remarks(report: WorthReport) -> list[tuple[str, str]]:
             ("refinement", f"{own.refinement:.1f} % (last step against its own first); against the plain model of the same "
              f"parameters {earned:+.1f} %")
         )  # fmt: skip
+    remarks += in_training(report)
     remarks.append(("phi", phi_words(report.phi)))
     held_out = f"{report.targets:,} targets in {report.unit_count:,} {report.units}"
     length = f"{report.steps:,} steps of {report.batch_tokens:,} tokens"
@@ -45,6 +48,18 @@ def worth_remarks(report: WorthReport) -> list[tuple[str, str]]:
         length += ", or as many tokens in smaller batches"
     remarks.append(("measured", f"{held_out}; each model trained for {length}"))
     return remarks + [("note", note) for note in report.notes]
+
+
+def in_training(report: WorthReport) -> list[tuple[str, str]]:
+    """Refinement on the training batches, which a run's gates go by, beside what the plain model of the same FLOPs loses."""
+    own, same = report.rows[0].trained, best_twin(report.rows).trained
+    if own is None or len(own.losses) < 2 or not own.losses[0]:
+        return []
+    refinement = 100 * (own.losses[0] - own.losses[-1]) / own.losses[0]
+    words = f"refinement {refinement:.1f} % on the training batches: {', '.join(apart(own.losses))} nats"
+    if same is not None and same.losses:
+        words += f"; the plain model of the same FLOPs: {same.losses[-1]:.3f}"
+    return [("in training", words)]
 
 
 def phi_words(phi: Phi) -> str:

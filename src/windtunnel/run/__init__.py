@@ -4,6 +4,7 @@ from .bands import Alert, BandWatch, Targets
 from .bands_recursion import RecursionLimits
 from .budget import STARTED, BudgetClock, BudgetSpent, EpochsVerdict, Spent, epochs_over_data, load_spent
 from .choosing import Which, choose_checkpoint
+from .digits import apart
 from .files import fsync_folder, write_atomic
 from .folder import RunFolder, RunSummary, is_live, list_runs, new_folder, newest_run
 from .gates import GateResult, gate_series, judge_gates
@@ -45,6 +46,7 @@ __all__ = [
     "Targets",
     "Which",
     "Written",
+    "apart",
     "apply_retention",
     "checksum",
     "choose_checkpoint",

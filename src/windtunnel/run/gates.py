@@ -16,6 +16,7 @@ from typing import Any
 from windtunnel.recipe import PRESETS, Gates, Recipe
 
 from . import names
+from .digits import apart
 from .metrics import MetricsReader, Point
 
 PARTS = 10
@@ -110,17 +111,8 @@ def _order(series: Mapping[str, Sequence[Point]], steps: int) -> GateResult:
     if len(losses) < steps:
         return _not_measured("order", limit, "order=false")
     held = all(later < earlier for earlier, later in pairwise(losses))  # NaN is below nothing
-    measured = (" > " if held else ", ").join(_apart(losses))
+    measured = (" > " if held else ", ").join(apart(losses))
     return GateResult("order", held, losses, measured, limit, None if held else ADVICE["order"])
-
-
-def _apart(losses: Sequence[float]) -> list[str]:
-    """With three decimals, or as many more as it takes to tell neighbours apart that differ. NaN differs from nothing."""
-    for digits in range(3, 7):
-        texts = [f"{loss:.{digits}f}" for loss in losses]
-        if all(a != b or not abs(x - y) > 0 for (a, b), (x, y) in zip(pairwise(texts), pairwise(losses), strict=True)):
-            break
-    return texts
 
 
 def _refinement(points: Sequence[Point], least: float) -> GateResult:
