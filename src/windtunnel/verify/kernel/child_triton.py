@@ -21,6 +21,8 @@ from triton.language.extra.cuda import libdevice as cuda_libdevice
 from triton.runtime import interpreter, jit
 
 from windtunnel.verify.kernel.child_autotune import pick_configurations
+from windtunnel.verify.kernel.child_descriptors import add_descriptor_atomics
+from windtunnel.verify.kernel.child_scratch import own_scratch
 from windtunnel.verify.kernel.child_watch import Launches, Watch
 from windtunnel.verify.kernel.rules import words
 
@@ -74,7 +76,9 @@ def install(launches: Launches, dice: random.Random) -> None:
     holder = _Holder(launches.strays)
     _watch_memory(interpreter.interpreter_builder, holder)
     _shuffle(interpreter.interpreter_builder, holder, dice)
+    add_descriptor_atomics(interpreter.interpreter_builder)
     _libdevice(interpreter.interpreter_builder)
+    own_scratch()
     pick_configurations(dice)
     _constexpr_by_any_name()
     _quicken(interpreter.interpreter_builder)
@@ -196,22 +200,22 @@ def _watch_memory(builder: Any, holder: _Holder) -> None:
     load, store = builder.create_masked_load, builder.create_masked_store
     rmw, cas = builder.create_atomic_rmw, builder.create_atomic_cas
 
-    def masked_load(ptrs: Any, mask: Any, *rest: Any) -> Any:
+    def masked_load(ptrs: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         log = holder.log
         addresses = ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape)]
         holder.check(addresses, "reads")
         log.size += addresses.size
         log.loads.append((addresses, log.program))
-        return load(ptrs, mask, *rest)
+        return load(ptrs, mask, *rest, **named)
 
-    def masked_store(ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
+    def masked_store(ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         log = holder.log
         keep = np.broadcast_to(mask.data, ptrs.data.shape)
         addresses = ptrs.data[keep]
         holder.check(addresses, "writes")
         log.size += addresses.size
         log.stores.append((addresses, _bits(np.broadcast_to(value.data, ptrs.data.shape)[keep]), log.program))
-        return store(ptrs, value, mask, *rest)
+        return store(ptrs, value, mask, *rest, **named)
 
     def atomic_cas(ptr: Any, *rest: Any) -> Any:
         holder.log.locks = True
