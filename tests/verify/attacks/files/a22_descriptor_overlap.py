@@ -2,7 +2,7 @@
 # how: tiles of a descriptor overlap: each program doubles what another has stored there
 # task: squared_relu
 # where: cpu
-# naive: chance
+# naive: fooled
 # reasons: race, wrong-result
 import torch
 import torch.nn as nn
