@@ -16,8 +16,13 @@ from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.sandbox.types import Job, Limits, MiB, Outcome, Runner
 
 ENTRY = "windtunnel.verify.kernel.child_reference:main"
-LIMITS = Limits(wall_seconds=60, cpu_seconds=60, memory_bytes=4096 * MiB, result_bytes=1024 * MiB)
+# Small sizes of a reference take milliseconds; one that needs more than this does not end, or is no task for the interpreter.
+LIMITS = Limits(wall_seconds=60, cpu_seconds=30, memory_bytes=4096 * MiB, result_bytes=1024 * MiB)
 USES_OF_A_BATCH = 64
+
+
+class TooLong(UserError):
+    """The reference does not end within its time: another size is not tried."""
 
 
 class ReferenceBroken(Exception):
@@ -114,6 +119,8 @@ def settled(task: Task, runner: Runner) -> Task:
         trial = replace(task, sizes=sizes, guessed=False)
         try:
             batch = prepare(trial, runner, [Case("tiny", "float32", "plain"), Case("tiny_ragged", "float32", "plain")])
+        except TooLong:
+            raise
         except UserError as error:
             problem = error.message
             continue
@@ -133,6 +140,11 @@ def _check_outcome(task: Task, outcome: Outcome) -> None:
     if outcome.status == "infrastructure":
         raise ReferenceBroken(outcome.detail)
     if not outcome.finished:
+        if outcome.status == "timeout":
+            raise TooLong(
+                f"task {task.name}: its reference does not end at tiny sizes ({outcome.detail}): the task cannot be used",
+                "look for an endless loop in Model, get_inputs and get_init_inputs, or set smaller TASK['sizes']['tiny']",
+            )
         detail = outcome.message.get("error", outcome.detail)
         fix = "run the file's Model(*init)(*inputs) in PyTorch"
         raise UserError(f"task {task.name}: its reference did not run ({outcome.status}: {detail})", fix)
