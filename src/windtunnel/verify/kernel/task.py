@@ -107,7 +107,8 @@ def check_task(task: Task, where: str) -> None:
 
 
 def numbers(source: str) -> dict[str, Number]:
-    """The module-level numbers of a source: NAME = 128, H, W = 64, 64, A = B = 8, or arithmetic of literals and earlier ones."""
+    """The module-level numbers of a source: NAME = 128, H, W = 64, 64, A = B = 8, SHAPE = (64, 64) as SHAPE[0] and SHAPE[1], or
+    arithmetic of literals and earlier ones."""
     found: dict[str, Number] = {}
     for node in ast.parse(source).body:
         values = [(name, _number(value, found)) for name, value in _assigned(node)]
@@ -126,15 +127,26 @@ def with_numbers(source: str, values: Mapping[str, Number]) -> str:
     body: list[ast.stmt] = []
     for node in tree.body:
         body.append(node)
-        names = [name for name, _ in _assigned(node) if name in values]
         # The statement itself stays: it may bind other names too.
-        body += [ast.Assign([ast.Name(name, ast.Store())], ast.Constant(values[name])) for name in names]
+        for name, _ in _assigned(node):
+            if name in values:
+                body += ast.parse(_assignment(name, values[name])).body
     tree.body = body
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
+def _assignment(name: str, value: Number) -> str:
+    """The statement that sets a number, or an entry of a tuple by making the tuple anew."""
+    whole, bracket, place = name.partition("[")
+    if not bracket:
+        return f"{name} = {value!r}"
+    at = int(place.removesuffix("]"))
+    return f"{whole} = type({whole})([*{whole}[:{at}], {value!r}, *{whole}[{at + 1}:]])"
+
+
 def _assigned(node: ast.stmt) -> list[tuple[str, ast.expr]]:
-    """Each name that a statement assigns, with what it gets; tuples are taken apart where both sides are written out."""
+    """Each name that a statement assigns, with what it gets; tuples are taken apart where both sides are written out. The
+    entries of a shape that is kept in one name are called shape[0], shape[1], ..."""
     if isinstance(node, ast.AnnAssign) and node.value is not None:
         return _paired(node.target, node.value)
     if isinstance(node, ast.Assign):
@@ -144,7 +156,10 @@ def _assigned(node: ast.stmt) -> list[tuple[str, ast.expr]]:
 
 def _paired(target: ast.expr, value: ast.expr) -> list[tuple[str, ast.expr]]:
     if isinstance(target, ast.Name):
-        return [(target.id, value)]
+        parts = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+        if any(isinstance(part, ast.Starred) for part in parts):
+            parts = []
+        return [(target.id, value), *((f"{target.id}[{at}]", part) for at, part in enumerate(parts))]
     if isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
         starred = any(isinstance(part, ast.Starred) for part in (*target.elts, *value.elts))
         if not starred and len(target.elts) == len(value.elts):
@@ -156,8 +171,8 @@ def _number(node: ast.expr, known: Mapping[str, Number]) -> Number | None:
     """The value of an arithmetic expression, None for anything else."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, int | float) and not isinstance(node.value, bool) else None
-    if isinstance(node, ast.Name):
-        return known.get(node.id)
+    if isinstance(node, ast.Name | ast.Subscript):
+        return known.get(ast.unparse(node))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         inner = _number(node.operand, known)
         return None if inner is None else -inner
