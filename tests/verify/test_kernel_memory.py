@@ -52,7 +52,8 @@ def test_tensor_descriptors_are_understood(box: Sandbox) -> None:
 
 
 def test_a_descriptor_that_hardware_refuses_is_explained(box: Sandbox) -> None:
-    verdict = judged(box, "x = tl.reshape(tl.make_tensor_descriptor(x_ptr, [row + 1, cols], [cols, 1], [1, BLOCK]).load([row, 0]), [BLOCK])")
+    rows = "tl.make_tensor_descriptor(x_ptr, [row + 1, cols], [cols, 1], [1, BLOCK])"
+    verdict = judged(box, f"x = tl.reshape({rows}.load([row, 0]), [BLOCK])")
     assert not verdict.accepted
     assert "multiple of 16 bytes" in verdict.message
 

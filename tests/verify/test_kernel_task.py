@@ -74,7 +74,11 @@ def test_entries_of_a_shape_are_numbers_too() -> None:
 
 
 def test_what_is_not_written_out_is_no_number() -> None:
-    assert numbers("a, b = f()\n*c, d = 1, 2\ne = int('3')\ng = 5\ng = f()\nh = 7 % 4\nshape = (1, 2)\n") == {"h": 3, "shape[0]": 1, "shape[1]": 2}
+    assert numbers("a, b = f()\n*c, d = 1, 2\ne = int('3')\ng = 5\ng = f()\nh = 7 % 4\nshape = (1, 2)\n") == {
+        "h": 3,
+        "shape[0]": 1,
+        "shape[1]": 2,
+    }
 
 
 def test_a_kernelbench_file_gets_a_tiny_size_by_rule() -> None:

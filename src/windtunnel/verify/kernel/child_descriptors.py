@@ -20,9 +20,7 @@ def add_descriptor_atomics(builder: Any) -> None:
         pointers, mask = descriptor.materialize_pointers(offsets)
         operation = _operation(str(kind).rsplit(".", 1)[-1].upper(), pointers.get_element_ty())
         held = type(value)(mask, tl.int1)
-        return builder.create_atomic_rmw(
-            operation, pointers, value, held, ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.GPU
-        )
+        return builder.create_atomic_rmw(operation, pointers, value, held, ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.GPU)
 
     builder.create_descriptor_reduce = reduce
 
