@@ -243,9 +243,28 @@ def test_assertions_become_cases() -> None:
     cases = cases_of_asserts("assert f(1, [2], k={'a': (1,)}) == {3}\nassert g()\nassert not h(-1)")
     assert [(c.function, c.expected) for c in cases] == [("f", {3}), ("g", True), ("h", False)]
     assert cases[0].kwargs == {"k": {"a": (1,)}}
-    for wrong in ("x = 1", "assert f(y) == 2", "assert f(1) == g(1)", "assert (", "assert 1 == 1"):
+    for wrong in ("x = 1", "assert f(y) == 2", "assert f(1) == g(1)", "assert (", "assert 1 == 1", "assert f({[]: 1})"):
         with pytest.raises(UserError):
             cases_of_asserts(wrong)
+    with pytest.raises(UserError, match=r"line 2 passes arguments by \*\*"):
+        cases_of_asserts("assert f(1)\nassert f(1, **{'k': 2}) == 3")
+
+
+@pytest.mark.parametrize(
+    ("asserted", "source", "right"),
+    [
+        ("assert f('ab')", "def f(x): return x", True),
+        ("assert f('ab')", "import re\ndef f(x): return re.match('a', x)", True),
+        ("assert f('ab')", "import re\ndef f(x): return re.match('b', x)", False),
+        ("assert f('ab')", "def f(x): return ''", False),
+        ("assert not f('ab')", "def f(x): return None", True),
+        ("assert not f('ab')", "def f(x): return [0]", False),
+        ("assert f('ab') == True", "def f(x): return 'yes'", False),
+        ("assert f('ab') is None", "def f(x): return 0", False),
+    ],
+)
+def test_an_assertion_of_truth_takes_any_value_that_is_true(sandbox: Sandbox, asserted: str, source: str, right: bool) -> None:
+    assert judge(sandbox, source, cases_of_asserts(asserted)).accepted is right
 
 
 @pytest.mark.parametrize(

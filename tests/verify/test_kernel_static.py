@@ -76,12 +76,16 @@ REFUSED = {
     "overrides": [candidate(init="self.forward = None"), candidate() + "    def __call__(self, x):\n        return x\n"],
     "no-model": [HEAD + KERNEL],
     "no-kernel": [candidate("return torch.empty_like(x)").replace("@triton.jit\n", "")],
-    "never-launched": [candidate("y = torch.empty_like(x)\nreturn y")],
     "output-not-from-kernel": [
         candidate(f"y = torch.empty_like(x)\n{LAUNCH}\nz = torch.zeros_like(x)\nreturn z"),
         candidate(f"y = torch.empty_like(x)\n{LAUNCH}\nreturn torch.zeros_like(x) if x.shape[0] > 3 else 7"),
     ],
     "kernel-call": [candidate().replace("* 2,", "* torch.ones(1),"), candidate().replace("* 2,", "* x_ptr.handle,")],
+    "never-launched": [
+        candidate("y = torch.empty_like(x)\nreturn y"),
+        candidate("y = torch.empty_like(x)\nfor a, b in ((x, y),):\n    pass\nreturn b"),
+        candidate("return (y := torch.empty_like(x))"),
+    ],
     "syntax-error": [candidate() + "   )"],
 }
 
@@ -120,6 +124,26 @@ LEGAL = {
     "parameter in init": candidate(init="self.weight = nn.Parameter(torch.randn(3))"),
     "main guard": candidate() + "\nif __name__ == '__main__':\n    print(torch.relu(torch.randn(3)))\n",
     "unused generators": candidate() + "\ndef get_inputs():\n    return [torch.randn(3)]\n",
+    "loop over pairs": candidate(
+        "a, b = torch.empty_like(x), torch.empty_like(x)\nfor source, target in ((x, a), (a, b)):\n"
+        "    double_kernel[(1,)](source, target, x.numel(), BLOCK=64)\nreturn b"
+    ),
+    "walrus in the launch": candidate("double_kernel[(1,)](x, (y := torch.empty_like(x)), x.numel(), BLOCK=64)\nreturn y"),
+    "partial of a launch": candidate(
+        "y = torch.empty_like(x)\nrun = functools.partial(double_kernel[(1,)], x, y, x.numel())\nrun(BLOCK=64)\nreturn y",
+        extra="import functools\n",
+    ),
+    "partial that is given the output": candidate(
+        "y = torch.empty_like(x)\nrun = functools.partial(double_kernel[(1,)], x)\nrun(y, x.numel(), BLOCK=64)\nreturn y",
+        extra="import functools\n",
+    ),
+    "local function": candidate(
+        "run = lambda a, b: double_kernel[(1,)](a, b, x.numel(), BLOCK=64)\ny = torch.empty_like(x)\nrun(x, y)\nreturn y"
+    ),
+    "an allocator for descriptors": candidate(
+        f"triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device='cuda'))\n"
+        f"y = torch.empty_like(x)\n{LAUNCH}\nreturn y"
+    ),
     "view of the output": candidate(f"x = x.contiguous().view(-1)\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y.view(3, -1)"),
 }
 

@@ -7,7 +7,9 @@ import pytest
 from windtunnel.recipe import UserError
 from windtunnel.verify.kernel.guess import guessed_sizes
 from windtunnel.verify.kernel.neutral import as_on_gpu
+from windtunnel.verify.kernel.prepared import settled
 from windtunnel.verify.kernel.task import load_task, numbers, task_from_source, with_numbers
+from windtunnel.verify.sandbox.types import Job, Outcome, Status
 
 SOURCE = """\
 import torch
@@ -41,13 +43,52 @@ def test_numbers_follow_those_that_they_are_made_of() -> None:
     assert numbers(with_numbers(SOURCE, {"dim": 12}))["half"] == 6
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "height, width = 128, 128",
+        "height = width = 128",
+        "(height, width) = [128, 64 * 2]",
+        "height: int = 128\nwidth: int = height",
+        "heads = 8\nheight, width = heads * 16, int(256 / 2)",
+    ],
+)
+def test_numbers_in_each_form_of_assignment_are_read_and_made_small(lines: str) -> None:
+    source = SOURCE.replace("scale = 0.5", lines)
+    found = numbers(source)
+    assert (found["height"], found["width"]) == (128, 128)
+    small = with_numbers(source, {"height": 17, "width": 16})
+    space: dict[str, object] = {}
+    exec(small.split("class Model")[0].replace("import torch", "").replace(".nn as nn", ""), space)
+    assert (space["height"], space["width"], space["dim"]) == (17, 16, 4096)
+    assert next(guessed_sizes(task_from_source(source, name="t"), "here"))[1][0]["tiny"]["width"] == 16
+
+
+def test_entries_of_a_shape_are_numbers_too() -> None:
+    source = SOURCE.replace("scale = 0.5", "shape = (dim, 256, 3)\nrows = shape[1] * 2\nitems = [dim]")
+    assert numbers(source) | {"shape[0]": 4096, "shape[1]": 256, "shape[2]": 3, "rows": 512, "items[0]": 4096} == numbers(source)
+    small = with_numbers(source, {"dim": 16, "shape[1]": 9})
+    space: dict[str, object] = {}
+    exec(small.split("class Model")[0].replace("import torch", "").replace(".nn as nn", ""), space)
+    assert (space["shape"], space["rows"], space["items"]) == ((16, 9, 3), 18, [16])
+
+
+def test_what_is_not_written_out_is_no_number() -> None:
+    assert numbers("a, b = f()\n*c, d = 1, 2\ne = int('3')\ng = 5\ng = f()\nh = 7 % 4\nshape = (1, 2)\n") == {
+        "h": 3,
+        "shape[0]": 1,
+        "shape[1]": 2,
+    }
+
+
 def test_a_kernelbench_file_gets_a_tiny_size_by_rule() -> None:
     task = task_from_source(SOURCE, name="relu")
     assert task.guessed
-    first = next(guessed_sizes(task, "here"))
+    _, (first, smaller) = next(guessed_sizes(task, "here"))
     assert first["tiny"]["dim"] == 16
     assert first["tiny"]["batch_size"] < 16
     assert first["tiny_ragged"]["dim"] == 17
+    assert smaller["tiny_ragged"]["dim"] == 15
     assert "scale" not in first["tiny"]
 
 
@@ -119,3 +160,30 @@ def test_every_attack_has_a_defence_whose_reasons_exist() -> None:
                 continue
             for reason in re.findall(r"\b[a-z0-9]+(?:-[a-z]+)+\b", re.sub(r"\(.*?\)", "", rest)):
                 assert f'"{reason}"' in text, f"attack {row['attack']}: {reason}"
+
+
+class Late:
+    """Runs nothing: says how each job ended."""
+
+    def __init__(self, status: Status, detail: str) -> None:
+        self.outcome, self.runs = Outcome(status, detail), 0
+
+    def run(self, job: Job) -> Outcome:
+        self.runs += 1
+        return self.outcome
+
+
+def test_a_reference_that_does_not_end_is_said_so_after_one_trial() -> None:
+    runner = Late("timeout", "used more than 30 s of CPU time")
+    with pytest.raises(UserError) as raised:
+        settled(task_from_source(SOURCE, name="gate"), runner)
+    assert "does not end at tiny sizes (used more than 30 s of CPU time)" in raised.value.message
+    assert raised.value.fix
+    assert runner.runs == 1
+
+
+def test_where_answers_are_too_large_only_smaller_sizes_are_tried() -> None:
+    runner = Late("output", "the reply has 9 bytes, at most 8")
+    with pytest.raises(UserError, match="no tiny size was found"):
+        settled(task_from_source(SOURCE, name="large"), runner)
+    assert runner.runs == 4  # 16, 8, 6 and 4, not 32 and 64

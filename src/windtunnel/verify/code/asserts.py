@@ -13,7 +13,8 @@ FIX = "write lines such as: assert f(1, [2]) == 3, with literals on both sides"
 
 
 def cases_of_asserts(source: str) -> list[Call]:
-    """'assert f(1) == 2', 'assert f(1)' or 'assert not f(1)', one a line, as calls and expected values.
+    """'assert f(1) == 2', 'assert f(1)' or 'assert not f(1)', one a line, as calls and expected values; the latter two ask for
+    any value that is true or false.
 
     Raises:
         UserError: an assertion of another form.
@@ -27,25 +28,27 @@ def cases_of_asserts(source: str) -> list[Call]:
 
 def _case(statement: ast.stmt) -> Call:
     if isinstance(statement, ast.Assert):
-        test, expected = statement.test, True
+        test = statement.test
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            return _call(test.operand, False, statement.lineno)
+            return _call(test.operand, False, statement.lineno, truth=True)
         if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq | ast.Is):
             return _call(test.left, _literal(test.comparators[0], statement.lineno), statement.lineno)
-        return _call(test, expected, statement.lineno)
+        return _call(test, True, statement.lineno, truth=True)
     raise UserError(f"asserts: line {statement.lineno} is not an assertion", FIX)
 
 
-def _call(node: ast.expr, expected: Any, line: int) -> Call:
+def _call(node: ast.expr, expected: Any, line: int, truth: bool = False) -> Call:
     if not isinstance(node, ast.Call):
         raise UserError(f"asserts: line {line} tests no call", FIX)
     args = [_literal(arg, line) for arg in node.args]
-    kwargs = {k.arg: _literal(k.value, line) for k in node.keywords if k.arg}
-    return Call(ast.unparse(node.func), args, expected, kwargs)
+    if any(keyword.arg is None for keyword in node.keywords):
+        raise UserError(f"asserts: line {line} passes arguments by **", "write each one out: assert f(1, key=2) == 3")
+    kwargs = {str(keyword.arg): _literal(keyword.value, line) for keyword in node.keywords}
+    return Call(ast.unparse(node.func), args, expected, kwargs, truth)
 
 
 def _literal(node: ast.expr, line: int) -> Any:
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    except (ValueError, TypeError):  # a name; a list as a key
         raise UserError(f"asserts: line {line}: {ast.unparse(node)[:60]} is not a literal", FIX) from None

@@ -15,13 +15,15 @@ from ..sandbox import Limits, MiB
 class Call:
     """function(*args, **kwargs) must return expected: plain values (numbers, text, lists, tuples, sets, dicts, bytes).
 
-    function may be dotted: 'Solution().solve' or 'Solution.solve' make an instance first.
+    function may be dotted: 'Solution().solve' or 'Solution.solve' make an instance first. truth: what it returns need only be
+    as true or false as expected says.
     """
 
     function: str
     args: Sequence[Any]
     expected: Any
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    truth: bool = False
 
 
 @dataclass(frozen=True)

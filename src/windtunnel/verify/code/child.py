@@ -21,11 +21,14 @@ FILE = "answer.py"
 def call(message: dict[str, Any], buffers: list[memoryview]) -> Reply:
     """Load the answer, call one function, return its value in plain form.
 
-    message: source, function, args and kwargs (encoded).
+    message: source, function, args and kwargs (encoded), truth: whether its value is only to be true or false, as an
+    assertion takes it, whatever its class.
     """
     module = _load(message["source"], "answer")
     note("call")
     value = _function(module, message["function"])(*decode(message["args"]), **decode(message["kwargs"]))
+    if message["truth"]:
+        value = bool(value)
     note("return")
     return {"value": encode(value)}, []
 

@@ -69,6 +69,7 @@ class CodeVerifier:
         """None when the test passes."""
         if isinstance(case, Call):
             args = {"function": case.function, "args": encode(list(case.args)), "kwargs": encode(dict(case.kwargs))}
+            args["truth"] = case.truth
             outcome = self.runner.run(Job("windtunnel.verify.code.child:call", {"source": source, **args}, (), self.task.limits))
         else:
             message = {"source": source, "stdin": case.stdin}

@@ -22,6 +22,7 @@ from triton.runtime import driver, jit
 from windtunnel.verify.kernel.arrays import Buffer, unplain
 from windtunnel.verify.kernel.child_autotune import pick_configurations
 from windtunnel.verify.kernel.child_load import Wrong, load_candidate, said, stand_in_for_cuda
+from windtunnel.verify.kernel.child_scratch import own_scratch
 from windtunnel.verify.kernel.child_tensors import from_head, to_tensor
 from windtunnel.verify.sandbox.channel import note
 
@@ -43,6 +44,7 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
     compiler = Compiler(message["capability"])
     note("compile")
     stand_in_for_cuda()
+    own_scratch()
     pick_configurations(random.Random(message["seed"]))
     try:
         with compiler.installed():

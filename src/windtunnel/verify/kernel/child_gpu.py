@@ -14,6 +14,7 @@ from triton.runtime import autotuner, jit
 
 from windtunnel.verify.kernel.child_autotune import pick_configurations
 from windtunnel.verify.kernel.child_launch import install_quick_launcher
+from windtunnel.verify.kernel.child_scratch import own_scratch
 from windtunnel.verify.kernel.child_watch import Launches
 
 
@@ -26,6 +27,7 @@ def install_on_gpu(launches: Launches, aside: Callable[[], AbstractContextManage
     if quick is not None:
         install_quick_launcher(driver)
         pick_configurations(quick)
+    own_scratch()
     assert not knobs.runtime.interpret, "TRITON_INTERPRET is set, so that no kernel would reach the GPU"
     original, tuned = jit.JITFunction.run, autotuner.Autotuner.run
 

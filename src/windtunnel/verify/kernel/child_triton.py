@@ -21,10 +21,14 @@ from triton.language.extra.cuda import libdevice as cuda_libdevice
 from triton.runtime import interpreter, jit
 
 from windtunnel.verify.kernel.child_autotune import pick_configurations
+from windtunnel.verify.kernel.child_descriptors import add_descriptor_atomics
+from windtunnel.verify.kernel.child_scratch import own_scratch
 from windtunnel.verify.kernel.child_watch import Launches, Watch
 from windtunnel.verify.kernel.rules import words
 
 MOST_PROGRAMS = 65_536
+POISON_BYTE = 0xA5
+NAN_BYTE = 0xFF  # bfloat16 and the 8-bit formats are whole numbers to NumPy; repeated, this is NaN in them
 MOST_ACCESSES = 4_000_000  # elements logged per launch; above it races are not looked for
 
 
@@ -74,7 +78,9 @@ def install(launches: Launches, dice: random.Random) -> None:
     holder = _Holder(launches.strays)
     _watch_memory(interpreter.interpreter_builder, holder)
     _shuffle(interpreter.interpreter_builder, holder, dice)
+    add_descriptor_atomics(interpreter.interpreter_builder)
     _libdevice(interpreter.interpreter_builder)
+    own_scratch()
     pick_configurations(dice)
     _constexpr_by_any_name()
     _quicken(interpreter.interpreter_builder)
@@ -196,22 +202,24 @@ def _watch_memory(builder: Any, holder: _Holder) -> None:
     load, store = builder.create_masked_load, builder.create_masked_store
     rmw, cas = builder.create_atomic_rmw, builder.create_atomic_cas
 
-    def masked_load(ptrs: Any, mask: Any, *rest: Any) -> Any:
+    def masked_load(ptrs: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
         log = holder.log
         addresses = ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape)]
         holder.check(addresses, "reads")
+        if other is None and addresses.size < ptrs.data.size:
+            other = _undefined(ptrs)
         log.size += addresses.size
         log.loads.append((addresses, log.program))
-        return load(ptrs, mask, *rest)
+        return load(ptrs, mask, other, *rest, **named)
 
-    def masked_store(ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
+    def masked_store(ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         log = holder.log
         keep = np.broadcast_to(mask.data, ptrs.data.shape)
         addresses = ptrs.data[keep]
         holder.check(addresses, "writes")
         log.size += addresses.size
         log.stores.append((addresses, _bits(np.broadcast_to(value.data, ptrs.data.shape)[keep]), log.program))
-        return store(ptrs, value, mask, *rest)
+        return store(ptrs, value, mask, *rest, **named)
 
     def atomic_cas(ptr: Any, *rest: Any) -> Any:
         holder.log.locks = True
@@ -226,6 +234,20 @@ def _watch_memory(builder: Any, holder: _Holder) -> None:
 
     builder.create_masked_load, builder.create_masked_store = masked_load, masked_store
     builder.create_atomic_cas, builder.create_atomic_rmw = atomic_cas, atomic_rmw
+
+
+def _undefined(pointers: Any) -> Any:
+    """What a masked load without `other` leaves where the mask is false: Triton promises nothing there. NaN here, or a number
+    that nobody computes."""
+    element = pointers.get_element_ty()
+    values = np.empty(pointers.data.shape, interpreter._get_np_dtype(element))
+    if values.dtype.kind == "f":
+        values.fill(np.nan)
+    elif values.dtype == bool:
+        values.fill(True)
+    else:
+        values.view(np.uint8).fill(NAN_BYTE if element.is_floating() else POISON_BYTE)
+    return interpreter.TensorHandle(values, element)
 
 
 def _bits(values: np.ndarray) -> np.ndarray:

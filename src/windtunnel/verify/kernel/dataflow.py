@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from windtunnel.verify.kernel.names import Names, read_names
+from windtunnel.verify.kernel.names import Names, bound_names, read_names
 from windtunnel.verify.kernel.problem import Problem, problem
 from windtunnel.verify.kernel.rules import words
 
@@ -37,6 +37,7 @@ class _Flow:
     def __init__(self, names: Names) -> None:
         self.names = names
         self.given: dict[str, set[str]] = {key: set() for key in names.functions}
+        self.local = {key: set(bound_names(node)) for key, node in names.functions.items()}
         self.aliases = {
             key: [pair for pair in _aliases(node) if pair[1] not in names.imports] for key, node in names.functions.items()
         }
@@ -51,7 +52,7 @@ class _Flow:
         for node in ast.walk(function):
             if not isinstance(node, ast.Call):
                 continue
-            if _launches(node, function):
+            if _launches(node, function) or self._through_a_value(node, key):
                 for argument in _arguments(node):
                     given |= set(_roots(argument))
             elif (callee := self._callee(node)) is not None:
@@ -95,7 +96,16 @@ class _Flow:
                 # Called through a value: a class with __post_init__, a partial, a dictionary of functions.
                 if isinstance(node.func, ast.Name) and (node.func.id in self.names.callables):
                     return True
+                if self._through_a_value(node, key):
+                    return True
         return False
+
+    def _through_a_value(self, call: ast.Call, key: str) -> bool:
+        """Whether something is called that this analysis cannot follow, by a local name or as functools.partial. It may launch
+        with what it is given: only the run tells."""
+        if self.names.dotted(call.func) == "functools.partial":
+            return True
+        return isinstance(call.func, ast.Name) and call.func.id in self.local[key] and call.func.id not in self.names.functions
 
     def returned(self, node: ast.expr, function: ast.FunctionDef) -> bool | None:
         """True: given to a kernel. False: certainly not. None: cannot be told."""
@@ -166,10 +176,14 @@ def _own(function: ast.FunctionDef) -> Iterator[ast.AST]:
 
 
 def _aliases(function: ast.FunctionDef) -> list[tuple[str, str]]:
-    """Pairs of names that share a tensor: b = a.view(...), b = a, b = a if c else d."""
+    """Pairs of names that may share a tensor: b = a.view(...), b = a, b = a if c else d, for b, d in ((a, c), ...)."""
     pairs = []
     for node in ast.walk(function):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+        if isinstance(node, ast.For | ast.comprehension):
+            pairs += [(name, root) for name in _stored(node.target) for root in _roots(node.iter)]
+        elif isinstance(node, ast.NamedExpr):
+            pairs += [(node.target.id, root) for root in _roots(node.value)]
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             pairs += [(node.targets[0].id, root) for root in _roots(node.value)]
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
             for left, right in zip(node.targets[0].elts, node.value.elts, strict=False):
@@ -198,6 +212,9 @@ def _roots(node: ast.expr) -> Iterator[str]:
         case ast.IfExp(body=body, orelse=orelse):
             yield from _roots(body)
             yield from _roots(orelse)
+        case ast.NamedExpr(target=target, value=value):
+            yield from _roots(target)
+            yield from _roots(value)
         case ast.Dict(values=values):
             for value in values:
                 yield from _roots(value)

@@ -6,8 +6,10 @@ import ast
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+from windtunnel.verify.kernel.advice import advice
 from windtunnel.verify.kernel.allowlist import check_text
 from windtunnel.verify.kernel.bombs import too_much
 from windtunnel.verify.kernel.dataflow import check_flow
@@ -143,7 +145,10 @@ class KernelVerifier:
         with clock("tiny"):
             outcome = self.runner.run(tiny_job(answer, self.task, batch))
         with clock("compare"):
-            return judge_tiny(outcome, self.task, batch), {"launches": outcome.message.get("kernels", {}), "compiled": kernels}
+            found = judge_tiny(outcome, self.task, batch)
+            if found is not None:
+                found = replace(found, message=found.message + advice(answer, found.reason, found.message))
+            return found, {"launches": outcome.message.get("kernels", {}), "compiled": kernels}
 
     def _left(self) -> list[str]:
         """What this verdict does not cover."""

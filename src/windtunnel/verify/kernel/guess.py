@@ -1,7 +1,7 @@
 """Tiny sizes for a task file that names none: its numbers made small by rule; the reference decides which suit.
 
-A number above the cap becomes the cap, so that what divided keeps dividing (caps are powers of two). The ragged size adds
-one to the numbers that were cut.
+A number above the cap becomes the cap, so that what divided keeps dividing (most caps are powers of two). The ragged size adds
+one to the numbers that were cut; where that is too large, it takes one away.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from windtunnel.recipe import UserError
 if TYPE_CHECKING:
     from windtunnel.verify.kernel.task import Task
 
-CAPS = (16, 8, 32, 64)  # in the order of trying
+Sizes = dict[str, Mapping[str, int | float]]
+CAPS = (16, 8, 6, 4, 32, 64)  # in the order of trying
 BATCH_CAP = 2
 BATCH_WORDS = ("batch", "bs")
-MOST_ELEMENTS = 8_192  # of all outputs: the interpreter needs seconds for more
+MOST_ELEMENTS = 8_192  # of all outputs: the interpreter needs seconds for more; the ragged size may have twice as many
 
 
-def guessed_sizes(task: Task, where: str) -> Iterator[dict[str, Mapping[str, int | float]]]:
-    """Sizes with 'tiny' and 'tiny_ragged' added, the first choice first.
+def guessed_sizes(task: Task, where: str) -> Iterator[tuple[int, list[Sizes]]]:
+    """(cap, sizes with 'tiny' and 'tiny_ragged' added), the first choice first; of one cap's, which share 'tiny', too.
 
     Raises UserError where the file has no number to make smaller.
     """
@@ -36,8 +37,8 @@ def guessed_sizes(task: Task, where: str) -> Iterator[dict[str, Mapping[str, int
     for cap in CAPS:
         tiny = {name: _cut(name, value, cap) for name, value in whole.items() if _cut(name, value, cap) != value}
         if tiny:
-            ragged = {name: value + 1 for name, value in tiny.items()}
-            yield {"full": {}, **task.sizes, "tiny": tiny, "tiny_ragged": ragged}
+            ragged = [{name: max(value + step, 2) for name, value in tiny.items()} for step in (1, -1)]
+            yield cap, [{"full": {}, **task.sizes, "tiny": tiny, "tiny_ragged": values} for values in ragged]
 
 
 def _cut(name: str, value: int, cap: int) -> int:

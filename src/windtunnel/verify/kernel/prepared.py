@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,8 +17,17 @@ from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.sandbox.types import Job, Limits, MiB, Outcome, Runner
 
 ENTRY = "windtunnel.verify.kernel.child_reference:main"
-LIMITS = Limits(wall_seconds=60, cpu_seconds=60, memory_bytes=4096 * MiB, result_bytes=1024 * MiB)
+# Small sizes of a reference take milliseconds; one that needs more than this does not end, or is no task for the interpreter.
+LIMITS = Limits(wall_seconds=60, cpu_seconds=30, memory_bytes=4096 * MiB, result_bytes=1024 * MiB)
 USES_OF_A_BATCH = 64
+
+
+class TooLong(UserError):
+    """The reference does not end within its time: another size is not tried."""
+
+
+class TooLarge(UserError):
+    """Inputs or answers of the reference are too large: only a smaller size may do."""
 
 
 class ReferenceBroken(Exception):
@@ -109,20 +119,29 @@ def settled(task: Task, runner: Runner) -> Task:
 
     Raises UserError where none is.
     """
-    problem = "none was tried"
-    for sizes in guessed_sizes(task, f"task {task.name}"):
-        trial = replace(task, sizes=sizes, guessed=False)
-        try:
-            batch = prepare(trial, runner, [Case("tiny", "float32", "plain"), Case("tiny_ragged", "float32", "plain")])
-        except UserError as error:
-            problem = error.message
-            continue
-        elements = max(sum(array.raw().size for array in ready.own) for ready in batch.ready)
-        if elements > MOST_ELEMENTS:
-            problem = f"its output still has {elements:,} elements"
-            continue
-        ragged = any(ready.case.size == "tiny_ragged" for ready in batch.ready)
-        return trial if ragged else replace(trial, sizes={key: value for key, value in sizes.items() if key != "tiny_ragged"})
+    problem, too_large = "none was tried", math.inf
+    for cap, choices in guessed_sizes(task, f"task {task.name}"):
+        if cap > too_large:
+            continue  # no larger one either
+        for sizes in choices:
+            trial = replace(task, sizes=sizes, guessed=False)
+            try:
+                batch = prepare(trial, runner, [Case("tiny", "float32", "plain"), Case("tiny_ragged", "float32", "plain")])
+            except TooLong:
+                raise
+            except UserError as error:
+                problem = error.message
+                too_large = cap if isinstance(error, TooLarge) else too_large
+                break
+            elements = {ready.case.size: sum(array.raw().size for array in ready.own) for ready in batch.ready}
+            problem = f"its output still has {max(elements.values()):,} elements"
+            if elements["tiny"] > MOST_ELEMENTS:
+                too_large = cap
+                break
+            if "tiny_ragged" not in elements:
+                return replace(trial, sizes={key: value for key, value in sizes.items() if key != "tiny_ragged"})
+            if elements["tiny_ragged"] <= 2 * MOST_ELEMENTS:
+                return trial
     raise UserError(
         f"task {task.name}: no tiny size was found for the interpreter: {problem}",
         "add TASK = {'sizes': {'tiny': {...}, 'tiny_ragged': {...}}} with small values of the file's module-level numbers",
@@ -133,9 +152,15 @@ def _check_outcome(task: Task, outcome: Outcome) -> None:
     if outcome.status == "infrastructure":
         raise ReferenceBroken(outcome.detail)
     if not outcome.finished:
+        if outcome.status == "timeout":
+            raise TooLong(
+                f"task {task.name}: its reference does not end at tiny sizes ({outcome.detail}): the task cannot be used",
+                "look for an endless loop in Model, get_inputs and get_init_inputs, or set smaller TASK['sizes']['tiny']",
+            )
         detail = outcome.message.get("error", outcome.detail)
         fix = "run the file's Model(*init)(*inputs) in PyTorch"
-        raise UserError(f"task {task.name}: its reference did not run ({outcome.status}: {detail})", fix)
+        kind = TooLarge if outcome.status in ("memory", "output") else UserError
+        raise kind(f"task {task.name}: its reference did not run ({outcome.status}: {detail})", fix)
 
 
 def _check_error(task: Task, case: Case, error: str) -> None:

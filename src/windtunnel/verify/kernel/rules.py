@@ -33,7 +33,7 @@ NN_HOLDERS = words(
     LeakyReLU Flatten
     """
 )
-TRITON = words("jit autotune heuristics Config cdiv next_power_of_2 language testing") - {"testing"}
+TRITON = words("jit autotune heuristics Config cdiv next_power_of_2 language set_allocator")
 TYPING = None
 MODULES: dict[str, frozenset[str] | None] = {
     "torch": TORCH,
