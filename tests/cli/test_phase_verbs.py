@@ -99,6 +99,25 @@ def test_no_gates_is_a_sentence_and_no_empty_table(capsys: pytest.CaptureFixture
     assert "may start: --phase quality" in capsys.readouterr().out
 
 
+def test_a_phase_without_gates_is_said_to_have_none(capsys: pytest.CaptureFixture[str]) -> None:
+    for options, verb in (({}, "starts"), ({"alone": True}, "may start with --phase quality")):
+        show_gates(PhaseReport("validation", Path("runs/x"), None, "quality"), as_json=False, **options)
+        assert f"phase validation has no gates (phases.validation.gates is null): phase quality {verb}" in capsys.readouterr().out
+    show_gates(PhaseReport("validation", Path("runs/x"), None, "quality"), as_json=True)
+    assert json.loads(capsys.readouterr().out)["gates"] is None
+
+
+def test_a_phase_that_does_not_go_on_is_told_of_with_the_key_that_relaxes(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = phase_recipe(load_recipe("trm"), "validation")
+    asked = Gates(order=False, refinement=None, gradient_norm=(3, 4), decreasing=False)
+    results = judge_gates(asked, recipe, {"gradient_norm": [Point(90, 0.7, 0.0)]}, gpus=False)
+    show_gates(PhaseReport("validation", Path("runs/x"), results, "quality", goes_on=True), as_json=False)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "0.70" in shown
+    assert "phase quality does not go on" in shown
+    assert "--set phases.validation.gates.gradient_norm=..." in shown
+
+
 def test_runs_shows_phases_and_gates_and_no_empty_columns_without_them(tmp_path: Path) -> None:
     from windtunnel.run import RunFolder
 
@@ -107,6 +126,7 @@ def test_runs_shows_phases_and_gates_and_no_empty_columns_without_them(tmp_path:
         (load_recipe("charlm"), None),
         (phase_recipe(load_recipe("trm"), "validation"), judged),
         (phase_recipe(load_recipe("trm"), "quality"), judged[:1]),
+        (phase_recipe(load_recipe("trm"), "quality"), []),
     ):
         with RunFolder.create(tmp_path / ("plain" if gates is None else "phased"), recipe, rig={}) as run:
             run.update(gates=gates)
@@ -115,9 +135,9 @@ def test_runs_shows_phases_and_gates_and_no_empty_columns_without_them(tmp_path:
     assert not {"gates", "phase"} & set(columns)
     phased = windtunnel("runs", "--root", str(tmp_path / "phased")).stdout
     (first,) = [line for line in phased.splitlines() if "trm-validation-" in line]
-    (second,) = [line for line in phased.splitlines() if "trm-quality-" in line]
+    others = [line for line in phased.splitlines() if "trm-quality-" in line]
     assert "failed: refinement" in first
-    assert "held" in second
+    assert sorted("held" in line for line in others) == sorted("none" in line.split() for line in others) == [False, True]
     listed = json.loads(windtunnel("runs", "--root", str(tmp_path / "phased"), "--json").stdout)
     assert {run["phase"]: run["gates"] for run in listed}["validation"] == {"order": True, "refinement": False}
 

@@ -1,6 +1,7 @@
 """Evaluating a real run folder: checkpoints by the run room, data by the data room, a model trained a little."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ import torch
 from random_gpts import random_gpt
 
 from windtunnel.data import Characters, PreparedData, Problem, load_tokenizer, prepare
-from windtunnel.evaluate import Sampling, evaluate_run, exact_match, export_run, generate, wilson
-from windtunnel.model import GPT, build_gpt, gpt_shape, load_weights
+from windtunnel.evaluate import LossByStep, Sampling, evaluate_run, exact_match, export_run, generate, wilson
+from windtunnel.evaluate.loss import StepLoss
+from windtunnel.model import GPT, build_gpt, build_model, gpt_shape, load_weights, recipe_shape, use_supervision
 from windtunnel.recipe import Recipe, UserError
 from windtunnel.run import CheckpointStore, CheckpointWriter, RunFolder
 
@@ -19,6 +21,8 @@ RECIPE = {
     "data": {"corpus": {"kind": "arithmetic", "documents": 4000, "digits": 1}, "validation": 0.2},
     "stages": {"evaluate": {"bits_per_byte_tokens": 4096, "exact_match_problems": 40, "samples": 3, "sample_tokens": 12}},
 }
+
+RECURSIVE = {**RECIPE, "model": {**RECIPE["model"], "value_embeddings": False}, "trm": {"preset": "honest", "supervision": 2}}
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +98,57 @@ def test_a_report_that_cannot_be_written_is_not_lost(made: tuple[Path, Recipe, P
     assert again.validation == written.validation
     assert "evaluation.json cannot be written" in (again.unwritten or "")
     assert not list(path.glob("*.tmp"))
+
+
+def test_a_recursive_models_loss_is_told_after_every_step_also_untrained_ones(
+    made: tuple[Path, Recipe, PreparedData], tmp_path: Path
+) -> None:
+    _, _, data = made
+    recipe = Recipe.model_validate(RECURSIVE)
+    with RunFolder.create(tmp_path / "runs", recipe, rig={}) as run:
+        data.tokenizer.save(run.tokenizer_path)
+        writer = CheckpointWriter(CheckpointStore(run.checkpoints_dir))
+        weights = {n: p.detach().numpy() for n, p in random_gpt(recipe, data, 1).named_parameters()}
+        writer.start(1, weights, {}, {}, None)
+        writer.wait(30)
+    usual, more = (evaluate_run(run.path, prepared=data, supervision=steps) for steps in (None, 4))
+    assert usual.by_step is not None
+    assert more.by_step is not None
+    assert (usual.by_step.trained, len(usual.by_step.steps), len(more.by_step.steps)) == (2, 2, 4)
+    told = json.loads((run.path / "evaluation-supervision-4.json").read_text())["by_step"]
+    assert (told["trained"], len(told["bits_per_byte"])) == (2, 4)
+    assert told["loss"][1] == pytest.approx(usual.validation.loss)
+    assert told["loss"][3] == pytest.approx(more.validation.loss)
+    assert len(set(told["loss"])) == 4
+    rows = more.by_step.rows()
+    assert [row[0] for row in rows] == ["1", "2", "3", "4"]
+    assert [row[0] for row in rows if "trained" in row[3]] == ["2"]
+    lowest = min(rows, key=lambda row: float(row[1]))
+    assert [row for row in rows if "lowest" in row[3]] == [lowest]
+    assert evaluate_run(made[0], prepared=data).by_step is None
+
+
+def test_of_many_supervision_steps_some_rows_are_shown() -> None:
+    steps = tuple(StepLoss(abs(i - 49) + 1.0, 1.0) for i in range(1, 101))
+    rows = LossByStep(20, steps).rows()
+    assert [int(row[0]) for row in rows] == [1, 2, 4, 8, 16, 19, 20, 21, 32, 49, 64, 100]
+    assert dict((row[0], row[3]) for row in rows)["49"] == "lowest loss"
+    assert LossByStep(8, (StepLoss(1.0, math.nan),)).to_json()["bits_per_byte"] == [None]
+
+
+def test_one_limit_of_supervision_steps_in_use_holds_for_the_recipe_and_the_command() -> None:
+    """A recipe that is accepted names no number that --supervision refuses, and the other way round."""
+    for steps, fine in ((1024, True), (1025, False)):
+        recipe = {**RECURSIVE, "trm": {**RECURSIVE["trm"], "inference_supervision": steps}}
+        model = build_model(recipe_shape(Recipe.model_validate(RECURSIVE), 16))
+        if fine:
+            assert Recipe.model_validate(recipe).trm.inference_supervision == steps
+            use_supervision(model, steps)
+            continue
+        with pytest.raises(ValueError, match="1024"):
+            Recipe.model_validate(recipe)
+        with pytest.raises(UserError, match="1 to 1024"):
+            use_supervision(model, steps)
 
 
 def test_export_can_be_loaded_again(made: tuple[Path, Recipe, PreparedData], tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -274,7 +275,7 @@ def test_a_phase_that_nothing_is_left_for_does_not_begin(job: Job, tmp_path: Pat
 
 
 def test_phases_that_cannot_be_paid_are_refused_before_the_first_begins(job: Job, tmp_path: Path) -> None:
-    job.recipe = load_recipe(tmp_path / "two.yaml", ["budget.hours=0.001", "phases.first.set.budget.steps=100000"])
+    job.recipe = load_recipe(tmp_path / "two.yaml", ["budget.hours=0.1", "phases.first.set.budget.steps=100000000"])
     error = refused(job)
     assert "phase second, which follows, does not fit" in error.message
     assert "pays for all phases" in str(error.fix)
@@ -285,6 +286,82 @@ def test_what_a_later_phase_asks_to_be_confirmed_is_asked_first(job: Job, tmp_pa
     with pytest.raises(UserError, match=r"second: .* epochs over the data"):
         run_phases(job.recipe, Options(root=job.root), lambda: Silent([]), job.reports.append)
     assert not job.started
+
+
+TOO_LONG = "model.sequence=16777216"
+"""Tokens: attention over so many fits no machine."""
+
+
+def test_phases_that_will_not_run_are_not_asked_about(job: Job, tmp_path: Path) -> None:
+    """Alone, the first phase runs whatever the second would need, cost or ask for."""
+    for change in (f"phases.second.set.{TOO_LONG}", "phases.second.set.budget.steps=100000"):
+        job.recipe = load_recipe(tmp_path / "two.yaml", [change])
+        assert job.go("first") == 0
+        assert job.names == ["first"]
+    assert run_phases(job.recipe, Options(root=job.root), lambda: Silent([]), job.reports.append, phase="first") == 0
+    assert not any("together" in text for text in job.said)
+
+
+def test_the_first_phase_that_does_not_fit_is_told_of(job: Job, tmp_path: Path) -> None:
+    job.recipe = load_recipe(tmp_path / "two.yaml", [f"phases.second.set.{TOO_LONG}"])
+    error = refused(job)
+    assert "phase second, which follows, does not fit" in error.message
+    assert str(error.fix).endswith("--phase first")
+    job.recipe = load_recipe(tmp_path / "two.yaml", [TOO_LONG])
+    for phase in (None, "first"):
+        error = refused(job, phase)
+        assert "phase first does not fit" in error.message
+        assert "--phase" not in str(error.fix)
+    job.recipe = load_recipe(tmp_path / "two.yaml", ["budget.hours=0.0001"])
+    assert "phase first does not fit rig here: budget.hours ends before the first step" in refused(job).message
+
+
+def test_a_phase_alone_has_what_the_run_before_it_left_not_what_was_planned(job: Job, tmp_path: Path) -> None:
+    """The first was planned to take all of the hours, and took one."""
+    budget = ["budget.hours=1.5", "phases.first.set.budget.steps=40000000"]
+    job.recipe = load_recipe(tmp_path / "two.yaml", budget)
+    assert job.go("first") == 0
+    assert job.go("second") == 0
+    assert job.recipes[0].budget.hours == 0.5
+
+
+def test_a_phase_without_gates_is_told_of_before_the_next_begins(job: Job, tmp_path: Path) -> None:
+    job.recipe = load_recipe(tmp_path / "two.yaml", ["phases.first.gates=null"])
+    assert job.go() == 0
+    (report,) = job.reports
+    assert (report.phase, report.gates, report.next_phase) == ("first", None, "second")
+    assert report.to_json()["gates"] is None
+    assert {run.phase: run.gates for run in list_runs(job.root)} == {"first": {}, "second": None}
+
+
+def test_a_job_in_its_second_phase_is_judged_again_by_the_gates_in_force(job: Job, tmp_path: Path) -> None:
+    job.recipe = load_recipe(tmp_path / "two.yaml", ["phases.first.gates.decreasing=false"])
+    job.falls, job.codes = False, [0, 3]
+    assert job.go() == 3
+    assert job.names == ["first", "second"]
+    first, second = only(job, "first"), only(job, "second")
+    relaxed, job.recipe = job.recipe, load_recipe(tmp_path / "two.yaml")
+    job.reports.clear()
+    for options in ({}, {"run": second}, {"phase": "second"}):
+        assert job.go(resume=True, **options) == 1
+        assert job.names == []
+    report = job.reports[0]
+    assert (report.phase, report.held, report.next_phase, report.goes_on) == ("first", False, "second", True)
+    assert "up" in (report.gates or ())[0].measured
+    assert [gate["held"] for gate in RunFolder.open(first).manifest["gates"]] == [False]
+    job.recipe = relaxed
+    assert job.go(resume=True) == 0
+    assert job.started == [("second", second)]
+    assert RunFolder.open(first).manifest["gates"] == []
+
+
+def test_what_cannot_be_judged_again_is_said(job: Job) -> None:
+    job.codes = [0, 3]
+    assert job.go() == 3
+    shutil.rmtree(only(job, "first"))
+    assert job.go(resume=True) == 0
+    assert job.names == ["second"]
+    assert any("is gone" in text and "phase first" in text for text in job.said)
 
 
 def test_presets_belong_to_what_a_training_is(tmp_path: Path) -> None:

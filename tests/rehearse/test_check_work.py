@@ -11,6 +11,7 @@ import pytest
 from windtunnel.plan import Layout
 from windtunnel.rehearse import CheckFailed, Context, Outcome, all_checks, run_checks
 from windtunnel.rehearse.checking import Findings, select
+from windtunnel.rehearse.checking.model import whole_parameters
 from windtunnel.rig import parse_rig
 
 torch = pytest.importorskip("torch")
@@ -58,6 +59,14 @@ def test_a_model_of_another_size_than_planned_is_named(tmp_path: Path, monkeypat
     true = GPTShape.parameters.fget
     monkeypatch.setattr(GPTShape, "parameters", property(lambda self: true(self) + 1))
     assert "the plan counts" in outcome("model", tmp_path).evidence
+
+
+def test_the_models_size_is_counted_with_the_plans_vocabulary(tmp_path: Path) -> None:
+    """Where the corpus is not read whole, the scale model's vocabulary is another than the one that is planned."""
+    context = Context("trm", ("model.depth=2",), ("8xH100",), folder=tmp_path)
+    plan = context.plan()
+    assert whole_parameters(context) == (plan.params, plan.vocab)
+    assert plan.vocab == context.recipe.data.tokenizer.vocab_size > context.scale.data.tokenizer.vocab_size
 
 
 def test_attention_to_the_future_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from windtunnel.recipe import Bands
-from windtunnel.run import Alert, BandWatch, RecursionLimits, Targets, described, of_step, step_values
+from windtunnel.recipe import Bands, load_recipe, phase_recipe
+from windtunnel.run import Alert, BandWatch, RecursionLimits, Targets, described, of_step, settings_of, step_values
+from windtunnel.run.advising import band_advice
 
 VOCAB = 100
 STEPS = 1000
@@ -44,6 +45,36 @@ def watch(fault: Fault | None = None, *, by: BandWatch | None = None, seed: int 
             fault(step, metrics)
         found += by.observe(step, metrics)
     return found
+
+
+def test_no_band_advises_what_the_recipe_has() -> None:
+    honest, extreme = (
+        band_advice(settings_of(phase_recipe(load_recipe("trm", [f"trm.preset={preset}"]), "quality")))
+        for preset in ("honest", "extreme")
+    )
+    plain = band_advice(settings_of(load_recipe("charlm")))
+    for texts, preset in ((honest, "honest"), (extreme, "extreme")):
+        assert texts.keys() == plain.keys()
+        for text in texts.values():
+            assert f"trm.preset={preset}" not in text
+            assert "clip=1" not in text
+            assert not {"{", "}"} & set(text)
+    assert "trm.preset=extreme" in honest["refinement"]
+    assert "extreme" not in extreme["refinement"]
+    assert "Or go back to trm.preset=aggressive" in extreme["not_finite"]
+    assert "trm.preset" not in honest["not_finite"] + plain["not_finite"]
+    assert "trm.improvement_reward=0 and trm.weight_base=1 (trm.preset=honest) take" in extreme["spoiled_first_step"]
+    assert "rewards" not in honest["spoiled_first_step"]
+    assert "weight_base" not in honest["spoiled_first_step"]
+
+
+def test_a_run_is_advised_by_its_own_recipe() -> None:
+    settings = settings_of(phase_recipe(load_recipe("trm", ["trm.preset=extreme"]), "quality"))
+    by = BandWatch(Bands(), Targets(recursion=RecursionLimits(VOCAB, 50.0), settings=settings))
+    (alert,) = watch(by=by)
+    assert alert.band == "refinement"
+    assert "extreme" not in alert.advice
+    assert "lower the learning rates (matrix_lr 0.0003)" in alert.advice
 
 
 @pytest.mark.parametrize("seed", range(5))

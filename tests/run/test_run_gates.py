@@ -80,6 +80,27 @@ def test_each_fault_fails_its_own_gate(
     assert advice in (results[gate].advice or "")
 
 
+@pytest.mark.parametrize("preset", ["moderate", "aggressive", "extreme", "honest"])
+def test_no_gate_advises_what_the_recipe_has(preset: str) -> None:
+    own = phase_recipe(load_recipe("trm", [f"trm.preset={preset}"]), "validation")
+    asked = Gates(refinement=99, gradient_norm=(2, 3))
+    faults = [{"gradient_norm": math.nan, "loss": math.nan}, {"gradient_norm": 31.0, "refinement": 5.0}, {"refinement": math.nan}]
+    told = []
+    for fault in faults:
+        series = good() | {name: points(lambda step, value=value: value) for name, value in fault.items()}
+        series["validation_loss_step_3"] = points(lambda step: 9.0, every=50)
+        told += [result.advice for result in judged(series, own, asked).values() if result.advice]
+    text = "; ".join(told)
+    assert f"trm.preset={preset}" not in text
+    assert "clip=1" not in text  # every preset clips there
+    assert ("trm.preset=extreme" in text) == (preset != "extreme")
+    softer = {"extreme": "aggressive", "aggressive": "moderate"}.get(preset)
+    for name in ("aggressive", "moderate", "honest"):
+        assert (f"go back to trm.preset={name}" in text) == (name == softer)
+    assert ("raise trm.weight_base" in text) == (preset != "extreme")
+    assert {"moderate": "(5, 7, 10)", "aggressive": "(7, 10)", "extreme": "(matrix_lr 0.0003)"}.get(preset, "") in text
+
+
 @pytest.mark.parametrize("missing", ["validation_loss_step_3", "refinement", "gradient_norm", "gpu_utilisation", "loss"])
 def test_what_was_not_measured_does_not_hold(recipe: Recipe, missing: str) -> None:
     series = good()

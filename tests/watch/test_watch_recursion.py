@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import subprocess
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from windtunnel.recipe import UserError, load_recipe
 from windtunnel.run import Metrics, MetricsReader, RunFolder, of_step
 from windtunnel.watch import Report, Snapshot, read_snapshot, recursion_curves, write_report, write_run_page
 from windtunnel.watch.live import plain_line
-from windtunnel.watch.recursion import smoothed
+from windtunnel.watch.recursion import smoothed, step_curves
 from windtunnel.watch.screen import screen
 from windtunnel.watch.text import chain
 
@@ -61,6 +63,15 @@ def test_a_plain_line_tells_refinement() -> None:
     assert "refinement 25.0 %" in plain_line(Snapshot(loss=3.0, step_losses=[4.0, 3.5, 3.0]))
 
 
+def test_bits_per_byte_of_each_supervision_step_are_on_the_screen_and_in_a_line() -> None:
+    now = Snapshot(loss=3.0, step_losses=[4.0, 3.0], bpb=1.25, bpb_steps=[1.5, 1.375, 1.25])
+    (row,) = [line for line in drawn(now).splitlines() if "1.500" in line]
+    for part in ("bits per byte", "1.500 → 1.375 → 1.250", "refined 16.7 %", "in order"):
+        assert part in row
+    assert "bpb 1.2500  (by step 1.500 → 1.375 → 1.250)" in plain_line(now)
+    assert "by step" not in plain_line(Snapshot(loss=3.0, bpb=1.25))
+
+
 def test_long_chains_keep_their_ends() -> None:
     assert chain([1.0, 2.0]) == "1.000 → 2.000"
     assert chain([float(i) for i in range(10)], 4) == "0.000 → 1.000 … 8.000 → 9.000"
@@ -90,6 +101,7 @@ def run(tmp_path: Path) -> RunFolder:
             }
             if step % 50 == 0:
                 values |= {of_step("validation_loss", i): loss * 1.1 for i, loss in enumerate(losses)}
+                values |= {of_step("bits_per_byte", i): loss / 3 for i, loss in enumerate(losses)}
                 values["validation_loss"] = losses[-1] * 1.1
             metrics.log(step, values)
         metrics.event("band:refinement", 180, EVIL, "warn", {"advice": "train longer"})
@@ -115,6 +127,60 @@ def test_the_page_of_a_run_shows_gates_losses_by_step_and_refinement(run: RunFol
     assert "✗ done" in page.text, "a run whose gates failed is not good"
     # Loss, by step, held-out, refinement, order, gradient norm.
     assert page.tags.count("svg") == 6
+
+
+def test_bits_per_byte_by_step_and_the_norms_of_each_update_are_on_the_page(run: RunFolder) -> None:
+    assert "0.406 → 0.386 → 0.365 → 0.345" in Page(write_run_page(run.path).read_text(encoding="utf-8")).text
+    before = write_run_page(run.path).read_text(encoding="utf-8")
+    assert "root mean square" not in before
+    with Metrics(run.metrics_path) as metrics:
+        for step in range(1, STEPS + 1):
+            metrics.log(step, {of_step("gradient_norm", i): 1.0 + i for i in range(4)})
+        metrics.flush()
+    with MetricsReader(run.metrics_path) as metrics:
+        curves = step_curves(metrics, "gradient_norm")
+    assert [(curve.name, {y for _, y in curve.points}) for curve in curves] == [(f"after step {i}", {1.0 + i}) for i in range(4)]
+    after = Page(write_run_page(run.path).read_text(encoding="utf-8"))
+    chart = after.text.partition("Gradient norm")[2]
+    for part in ("root mean square", *(curve.name for curve in curves)):
+        assert part in chart
+
+
+class Cells(HTMLParser):
+    """The rows of the first table under a heading: of each cell its classes, its span and its text."""
+
+    def __init__(self, text: str, heading: str) -> None:
+        super().__init__()
+        self.rows: list[list[tuple[set[str], int, str]]] = []
+        self.feed(text.partition(f"<h2>{heading}</h2>")[2].partition("</table>")[0])
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            given = dict(attrs)
+            self.rows[-1].append((set((given.get("class") or "").split()), int(given.get("colspan") or 1), ""))
+
+    def handle_data(self, data: str) -> None:
+        if self.rows and self.rows[-1]:
+            classes, span, text = self.rows[-1][-1]
+            self.rows[-1][-1] = classes, span, text + data
+
+
+def test_a_gates_figures_wrap_and_what_to_do_has_the_tables_width(run: RunFolder) -> None:
+    """However long the values: nothing that may not wrap stands beside what to do, which has a row but for its sign."""
+    text = write_run_page(run.path).read_text(encoding="utf-8")
+    rules = re.findall(r"([^{}]+)\{[^{}]*white-space: nowrap", text.partition("<style>")[2].partition("</style>")[0])
+    unbroken = {name for selector in rules for name in re.findall(r"\.([a-z]+)", selector)}
+    assert {"n", "status"} <= unbroken
+    head, *rows = Cells(text, "Gates").rows
+    (at,) = [i for i, row in enumerate(rows) if "halve the rates" in row[-1][2]]
+    _, advice = rows[at]
+    assert not advice[0] & unbroken
+    assert advice[1] == len(head) - 1 >= 3
+    _, (_, _, name), value, limit = rows[at - 1]
+    assert (name, value[2], limit[2]) == ("gradient_norm", "17.25", "0.5 – 1.5\n")
+    assert not (value[0] | limit[0]) & unbroken
 
 
 def test_curves_are_the_metrics(run: RunFolder) -> None:
@@ -148,6 +214,10 @@ def test_a_run_is_followed_from_outside_and_its_page_written_by_hand(run: RunFol
     now = read_snapshot(run.path)
     assert len(now.step_losses) == 4
     assert len(now.validation_steps) == 4
+    assert now.bpb_steps == [9.0 * math.exp(-STEPS / 100) * (1 - 0.05 * i) / 3 for i in range(4)]
+    once = [sys.executable, "-m", "windtunnel", "watch", str(run.path), "--once"]
+    plain = subprocess.run(once, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    assert "by step 0.406 → 0.386 → 0.365 → 0.345" in plain.stdout
     assert now.refinement == pytest.approx(15.0)
     for option in ("--html", "--json"):
         command = [sys.executable, "-m", "windtunnel", "watch", str(run.path), option]

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from windtunnel.recipe import UserError, load_recipe
@@ -141,6 +141,7 @@ def test_json_lines_are_json_even_for_nan() -> None:
 
 
 @given(st.lists(st.floats(), max_size=200), st.integers(1, 60))
+@example([8.988465674311579e307, 8.98846567431158e307], 1)
 def test_sparkline_is_as_wide_as_asked_for_any_numbers(values: list[float], width: int) -> None:
     line = sparkline(values, width)
     assert len(line) == min(width, len(values))

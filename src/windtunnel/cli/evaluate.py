@@ -42,7 +42,7 @@ def evaluate(
         evaluate_worth(folder, steps=worth_steps, yes=yes, json=json)
         return
 
-    from windtunnel.evaluate import evaluate_run
+    from windtunnel.evaluate import STEP_COLUMNS, evaluate_run
 
     report = evaluate_run(folder, step=step, supervision=supervision)
     values = report.to_json()
@@ -52,11 +52,13 @@ def evaluate(
         print_json(values)
         return
     shown = values | {"exact_match": report.exact_match}
-    left_out = ("format", "samples", "puzzles")
+    left_out = ("format", "samples", "puzzles", "by_step")
     rows = [[k.replace("_", " "), _text(v)] for k, v in shown.items() if k not in left_out and v is not None]
     if report.puzzles is not None:
         rows += [list(row) for row in report.puzzles.rows()]
     print_table(f"evaluation of {folder}", ["", ""], rows)
+    if report.by_step is not None and report.puzzles is None:  # those have the share that is solved by step
+        print_table("held-out text by supervision step", STEP_COLUMNS, report.by_step.rows())
     for sample in values.get("samples", []):
         typer.echo(repr(sample) if isinstance(sample, str) else "\n".join(f"  {k}: {v!r}" for k, v in sample.items()))
 

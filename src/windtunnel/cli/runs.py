@@ -53,9 +53,11 @@ def _row(item: RunSummary) -> list[str]:
 
 
 def _gates(gates: dict[str, bool] | None) -> str:
-    """'held', or the gates that did not hold; empty before they were judged."""
+    """'held', or the gates that did not hold; 'none' where nothing was asked for; empty before they were judged."""
     if gates is None:
         return ""
+    if not gates:
+        return "none"
     failed = [name for name, held in gates.items() if not held]
     return f"failed: {', '.join(failed)}" if failed else "held"
 

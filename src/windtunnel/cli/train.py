@@ -88,6 +88,9 @@ def show_gates(ended: PhaseReport, *, as_json: bool, alone: bool = False) -> Non
 
         print(json_format.dumps(finite(ended.to_json()), ensure_ascii=False), flush=True)
         return
+    if ended.gates is None:
+        typer.echo(f"phase {ended.phase} has no gates (phases.{ended.phase}.gates is null): {_unjudged(ended, alone)}\n")
+        return
     rows = [[gate.name, "yes" if gate.held else "NO", gate.measured, gate.limit] for gate in ended.gates]
     if rows:
         print_table(f"gates of phase {ended.phase}", GATE_COLUMNS, rows)
@@ -95,7 +98,22 @@ def show_gates(ended: PhaseReport, *, as_json: bool, alone: bool = False) -> Non
         typer.echo(f"gates of phase {ended.phase}: none of them asks for anything here\n")
     remarks = [(gate.name, gate.advice) for gate in ended.gates if gate.advice]
     if ended.next_phase is not None:
-        starts = f"may start: --phase {ended.next_phase}" if alone else "starts"
-        follows = starts if ended.held else "is not started: nothing more is spent"
-        remarks.append(("next", f"phase {ended.next_phase} {follows}"))
+        remarks.append(("next", _follows(ended, alone)))
     print_remarks(remarks)
+
+
+def _unjudged(ended: PhaseReport, alone: bool) -> str:
+    verb = "goes on" if ended.goes_on else f"may start with --phase {ended.next_phase}" if alone else "starts"
+    return f"phase {ended.next_phase} {verb} whatever came of it"
+
+
+def _follows(ended: PhaseReport, alone: bool) -> str:
+    """What becomes of the next phase."""
+    if ended.held:
+        verb = "goes on" if ended.goes_on else f"may start: --phase {ended.next_phase}" if alone else "starts"
+        return f"phase {ended.next_phase} {verb}"
+    if not ended.goes_on:
+        return f"phase {ended.next_phase} is not started: nothing more is spent"
+    failed = next(gate.name for gate in ended.gates or () if not gate.held)
+    relax = f"--set phases.{ended.phase}.gates.{failed}=..."
+    return f"phase {ended.next_phase} does not go on: nothing more is spent; with a limit of your own it does: {relax}"

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .by_step import STEP_COLUMNS, LossByStep
     from .export import Exported, export_run
     from .loss import Measure, Validation, bits_per_byte, validation_loss
     from .match import ExactMatch, exact_match, wilson
@@ -23,10 +24,12 @@ _LAZY = {
     "ExactMatch": "match",
     "Exported": "export",
     "Length": "worth_twins",
+    "LossByStep": "by_step",
     "Measure": "loss",
     "Measured": "worth_measure",
     "Member": "worth_twins",
     "PuzzleReport": "puzzles",
+    "STEP_COLUMNS": "by_step",
     "Sample": "report",
     "Sampling": "text",
     "Validation": "loss",
@@ -55,11 +58,13 @@ _LAZY = {
 
 __all__ = [
     "ASK_FROM",
+    "STEP_COLUMNS",
     "Comparison",
     "EvaluationReport",
     "ExactMatch",
     "Exported",
     "Length",
+    "LossByStep",
     "Measure",
     "Measured",
     "Member",

@@ -20,6 +20,7 @@ from windtunnel.model import GPT, model_of_recipe, use_supervision
 from windtunnel.recipe import Recipe, UserError
 from windtunnel.run import Checkpoint, Which, choose_checkpoint
 
+from .by_step import LossByStep
 from .loss import Validation, validation_loss
 from .match import ExactMatch, exact_match
 from .puzzles import PuzzleReport, puzzle_report
@@ -49,7 +50,8 @@ class Sample:
 class EvaluationReport:
     """What a checkpoint is worth. `exact_match` is None where the corpus has no answers, `puzzles` where it has no puzzles.
 
-    `supervision`: with how many supervision steps a recursive model was measured, and trained where that differs.
+    `supervision`: with how many supervision steps a recursive model was measured, and trained where that differs;
+    `by_step`: its loss after each of them, None of other models.
     `unwritten`: why its file could not be written, if it could not.
     """
 
@@ -64,6 +66,7 @@ class EvaluationReport:
     created: str
     puzzles: PuzzleReport | None = None
     supervision: str | None = None
+    by_step: LossByStep | None = None
     unwritten: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -81,6 +84,7 @@ class EvaluationReport:
             "exact_match": None if self.exact_match is None else self.exact_match.to_json(),
             "puzzles": None if self.puzzles is None else self.puzzles.to_json(),
             "supervision": self.supervision,
+            "by_step": None if self.by_step is None else self.by_step.to_json(),
             "samples": [sample.to_json() for sample in self.samples],
             "device": self.device,
             "seconds": round(self.seconds, 3),
@@ -172,6 +176,7 @@ def evaluate_run(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         puzzles=puzzles,
         supervision=used,
+        by_step=_by_step(model, validation),
     )
     result = replace(result, unwritten=_write(run / _file_name(checkpoint if step is None else step, supervision), result))
     report(1.0, "done")
@@ -190,6 +195,11 @@ def _validation(model: GPT, data: PreparedData, tokens: int) -> Validation:
     device = model.head.weight.device
     batches = ValidationBatches(data.validation, sequence=sequence, micro_batch=rows, limit=tokens, device=device)
     return validation_loss(model, batches, data.tokenizer.token_bytes(), device)
+
+
+def _by_step(model: GPT, validation: Validation) -> LossByStep | None:
+    recursion = model.shape.recursion
+    return None if recursion is None else LossByStep(recursion.supervision, validation.steps)
 
 
 def _prompts(recipe: Recipe, data: PreparedData) -> list[str]:

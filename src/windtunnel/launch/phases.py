@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from windtunnel.plan import PhasedPlan, depth_warnings, hours_text, plan_phases, with_rest
+from windtunnel.plan import with_rest
 from windtunnel.recipe import Phase, Recipe, UserError, phase_recipe
 from windtunnel.run import GateResult, RunFolder
 
 from .local import View, train_run, write_page
+from .look_ahead import Ahead, look_ahead
 from .phase_runs import PhaseRun, has_ended, held_run, judge, newest_of_job, none_of_job, position_of
-from .prepare import Options, Say, rig_of
+from .prepare import Options
 
 STOPPED = 3
 GATE_FAILED = 1
@@ -25,23 +26,25 @@ class PhaseReport:
     """How a phase ended.
 
     Attributes:
-        phase: its name. run: its folder. gates: what was asked for and what the run showed.
+        phase: its name. run: its folder. gates: what was asked for and what the run showed; None: the phase has no gates.
         next_phase: the phase that follows; None after the last, whose gates are only reported.
+        goes_on: the phase that follows has begun already, and is to be gone on with.
     """
 
     phase: str
     run: Path
-    gates: tuple[GateResult, ...]
+    gates: tuple[GateResult, ...] | None
     next_phase: str | None
+    goes_on: bool = False
 
     @property
     def held(self) -> bool:
-        """Whether all gates did."""
-        return all(gate.held for gate in self.gates)
+        """Whether all gates did; without gates there is nothing to hold."""
+        return all(gate.held for gate in self.gates or ())
 
     def to_json(self) -> dict[str, Any]:
-        """Stable keys."""
-        gates = [gate.to_json() for gate in self.gates]
+        """Stable keys; `gates` is null where the phase has none."""
+        gates = None if self.gates is None else [gate.to_json() for gate in self.gates]
         return {"phase": self.phase, "run": str(self.run), "gates": gates, "held": self.held, "next": self.next_phase}
 
 
@@ -67,7 +70,8 @@ def run_phases(
     """Run the phases of a recipe one after the other, or one of them; returns the exit code.
 
     A job that was stopped goes on where it stood with `options.resume`: in the phase that was running, or after the
-    last one that ended. Every phase trains in processes of its own.
+    last one that ended; not if a phase before it does not hold by the gates that the recipe has now. Every phase trains in
+    processes of its own.
 
     Args:
         views: makes the view of a run; each phase has its own.
@@ -84,17 +88,19 @@ def run_phases(
     """
     position = _position(recipe, options, phase, again)
     last = position.number if phase is not None else len(recipe.phases) - 1
+    if position.run is not None and not _still_held(recipe, position, views, report):
+        return GATE_FAILED
     while True:
         here = recipe.phases[position.number]
         ended = position.run is not None and position.number < len(recipe.phases) - 1 and has_ended(recipe, position.run)
         if not ended:
-            code, folder = _train(recipe, here, position, options, views, as_json)
+            code, folder = _train(recipe, here, position, last, options, views, as_json)
             if code != 0:
                 _page(folder, views)
                 return code
             position = replace(position, run=folder)
         assert position.run is not None
-        held = _gates(recipe, here, position, report)
+        held = _gates(recipe, position.number, position.run, report)
         _page(position.run, views)
         if position.number >= last:
             return 0 if held or here is recipe.phases[-1] else GATE_FAILED
@@ -131,11 +137,9 @@ def _position(recipe: Recipe, options: Options, phase: str | None, again: str) -
 
 
 def _train(
-    recipe: Recipe, phase: Phase, position: Position, options: Options, views: Callable[[], View], as_json: bool
+    recipe: Recipe, phase: Phase, position: Position, last: int, options: Options, views: Callable[[], View], as_json: bool
 ) -> tuple[int, Path]:
     with contextlib.closing(views()) as view:
-        if position.run is None:
-            _look_ahead(recipe, position, options, view.say)
         own, before = phase_recipe(recipe, phase.name), position.before
         if before is not None:
             own = with_rest(own, hours=before.hours, dollars=before.dollars)
@@ -143,6 +147,8 @@ def _train(
             if gone:
                 view.say(f"budget.{gone[0]} is for all phases and is spent: phase {phase.name} does not begin")
                 return STOPPED, before.path
+        if position.run is None:
+            look_ahead(recipe, Ahead(position.number, last, before), options, view.say)
         view.say(f"phase {phase.name} ({position.number + 1} of {len(recipe.phases)})" + _described(phase))
         facts = None if before is None else {"run": before.path.name, "hours": before.hours, "dollars": before.dollars}
         mine = replace(options, run=position.run, resume=position.run is not None, before=facts)
@@ -150,53 +156,38 @@ def _train(
         return train_run(own, mine, view, as_json=as_json, isolated=True, from_now=position.number > 0)
 
 
-def _look_ahead(recipe: Recipe, position: Position, options: Options, say: Say) -> None:
-    """Before money is spent on a phase: the ones after it must fit and be paid for too."""
-    rig = rig_of(options)
-    if recipe.budget.dollars is not None and rig.dollars_per_hour is None:
-        return  # refused with the price that is missing
-    planned = plan_phases(recipe, rig)
-    ahead = planned.phases[position.number :]
-    for phase in ahead[1:]:
-        if not phase.plan.fits:
-            fixes = [f"{a.change} ({a.why})" for a in phase.plan.alternatives]
-            raise UserError(
-                f"phase {phase.name}, which follows, does not fit {rig.name}: {'; '.join(phase.plan.reasons)}",
-                "; or ".join(fixes) or f"run the first alone: --phase {ahead[0].name}",
-            )
-    asking = [phase.name for phase in ahead if phase.plan.needs_yes]
-    if asking and not options.yes:
-        warnings = "; ".join(dict.fromkeys(f"{p.name}: {w}" for p in ahead for w in p.plan.warnings))
-        raise UserError(
-            f"the plan asks for confirmation: {warnings}", "give more data or a smaller budget, or confirm with --yes"
-        )
-    if position.number == 0:
-        say(_announced(planned))
-        for warning in depth_warnings(planned):
-            say(f"warn: {warning}")
+def _still_held(recipe: Recipe, position: Position, views: Callable[[], View], report: Callable[[PhaseReport], None]) -> bool:
+    """Judge the runs of the phases before the one to go on with, the latest first, by the gates that the recipe has now."""
+    before, number = position.before, position.number - 1
+    while before is not None and number >= 0:
+        if not before.path.exists():
+            with contextlib.closing(views()) as view:
+                name = recipe.phases[number].name
+                view.say(f"warn: {before.path} is gone: whether the gates of phase {name} hold cannot be judged again")
+            return True
+        judged = RunFolder.open(before.path).manifest.get("gates")
+        held = _gates(recipe, number, before.path, report, goes_on=True)
+        if RunFolder.open(before.path).manifest.get("gates") != judged:
+            _page(before.path, views)
+        if not held:
+            return False
+        before, number = position_of(before.path).before, number - 1
+    return True
 
 
-def _announced(planned: PhasedPlan) -> str:
-    def cost(hours: float, dollars: float | None) -> str:
-        return hours_text(hours) + ("" if dollars is None else f", ${dollars:,.2f}")
-
-    each = "; ".join(f"{phase.name} {cost(phase.plan.hours, phase.plan.dollars)}" for phase in planned.phases)
-    return f"planned: {each}; together {cost(planned.hours, planned.dollars)}"
-
-
-def _gates(recipe: Recipe, phase: Phase, position: Position, report: Callable[[PhaseReport], None]) -> bool:
-    """Judge a run that has ended, write down the verdict and tell it."""
-    assert position.run is not None
-    number = position.number + 1
-    if phase.gates is None:
+def _gates(recipe: Recipe, number: int, path: Path, report: Callable[[PhaseReport], None], *, goes_on: bool = False) -> bool:
+    """Judge a run that has ended, write down the verdict and tell it; `goes_on` as in `PhaseReport`."""
+    phase = recipe.phases[number]
+    following = recipe.phases[number + 1].name if number + 1 < len(recipe.phases) else None
+    if phase.gates is None and following is None:
         return True
-    results = judge(recipe, phase, position.run)
-    following = recipe.phases[number].name if number < len(recipe.phases) else None
-    report(PhaseReport(phase.name, position.run, results, following))
-    with RunFolder.open(position.run) as run:
+    results = None if phase.gates is None else judge(recipe, phase, path)
+    told = PhaseReport(phase.name, path, results, following, goes_on)
+    report(told)
+    with RunFolder.open(path) as run:
         run.lock()
-        run.update(gates=[result.to_json() for result in results])
-    return all(result.held for result in results)
+        run.update(gates=[result.to_json() for result in results or ()])
+    return told.held
 
 
 def _page(folder: Path, views: Callable[[], View]) -> None:

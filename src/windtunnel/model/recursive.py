@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from windtunnel.recipe import UserError
+from windtunnel.recipe import MOST_SUPERVISION, UserError
 
 from .fused import wide
 from .gpt import GPT, Attend, Attention, fp8_now
@@ -23,7 +23,6 @@ from .shape import GPTShape, RecursionShape
 RECOMPUTE = ("none", "step", "block")
 # Initially nothing is held to be solved (Samsung's Tiny Recursive Model).
 HALT_BIAS = -5.0
-MOST_SUPERVISION = 1024
 
 
 class RecursiveGPT(GPT):

@@ -33,6 +33,7 @@ class Layout:
     pipeline: int = 1
     recompute: str = "none"  # or 'step' (a supervision step of a recursive GPT), or 'block'
     recorded: bool = False  # a recursive GPT's passes are CUDA graphs
+    fused: bool = False  # a GPT's blocks are fused kernels already: `compile` is of the optimizer's updates alone
     offload: str = "none"  # or 'optimizer'
     engine: str = OWN_ENGINE
 
@@ -65,7 +66,7 @@ class Layout:
         per_rank = (
             f"{self.accumulation} x {self.micro_batch} sequences" if self.accumulation > 1 else f"{self.micro_batch} sequences"
         )
-        parts = [f"{per_rank} of {self.sequence:,} a step each", self.precision + (", compiled" if self.compile else "")]
+        parts = [f"{per_rank} of {self.sequence:,} a step each", self.precision + self._kernels()]
         if self.recompute != "none":
             parts.append({"step": "supervision steps recomputed", "block": "blocks recomputed"}[self.recompute])
         if self.recorded:
@@ -75,6 +76,11 @@ class Layout:
         if self.engine != OWN_ENGINE:
             parts.append(f"engine {self.engine}")
         return "; ".join([self._spread(), *parts])
+
+    def _kernels(self) -> str:
+        """How what runs on the device is made."""
+        compiled = ("compiled",) if self.compile and not self.fused else ("updates compiled",) if self.compile else ()
+        return "".join(f", {how}" for how in (*["fused kernels"] * self.fused, *compiled))
 
     def _spread(self) -> str:
         if self.ranks == 1:

@@ -63,8 +63,19 @@ class PhasedPlan:
         return {"fits": self.fits, "reasons": reasons, "phases": phases, "total": total}
 
 
-def plan_phases(recipe: Recipe, rig: Rig, vocab: int | None = None, corpus_tokens: float | None = None) -> PhasedPlan:
+def plan_phases(
+    recipe: Recipe,
+    rig: Rig,
+    vocab: int | None = None,
+    corpus_tokens: float | None = None,
+    *,
+    hours: float = 0.0,
+    dollars: float = 0.0,
+) -> PhasedPlan:
     """Plan every phase of a recipe; arguments as `make_plan`'s.
+
+    Args:
+        hours, dollars: what runs before the first of these phases took of the budget.
 
     Raises:
         UserError: as `make_plan`; a phase that does not fit, or that the phases before it leave no money for, comes
@@ -72,12 +83,12 @@ def plan_phases(recipe: Recipe, rig: Rig, vocab: int | None = None, corpus_token
     """
     planned: list[PlannedPhase] = []
     for phase in recipe.phases:
-        hours = sum(before.plan.hours for before in planned)
-        dollars = sum(before.plan.dollars or 0.0 for before in planned)
-        own = with_rest(phase_recipe(recipe, phase.name), hours=hours, dollars=dollars)
+        taken = hours + sum(before.plan.hours for before in planned)
+        paid = dollars + sum(before.plan.dollars or 0.0 for before in planned)
+        own = with_rest(phase_recipe(recipe, phase.name), hours=taken, dollars=paid)
         plan = make_plan(own, rig, vocab, corpus_tokens=corpus_tokens)
         if plan.steps < 1 and planned:
-            plan = _unpaid(recipe, rig, phase.name, plan, planned)
+            plan = _unpaid(recipe, rig, phase.name, plan, planned, (hours, dollars))
         planned.append(PlannedPhase(phase.name, phase.description, plan))
     return PhasedPlan(recipe.name, rig.name, tuple(planned))
 
@@ -92,20 +103,25 @@ def with_rest(recipe: Recipe, *, hours: float, dollars: float) -> Recipe:
     return recipe.model_copy(update={"budget": budget.model_copy(update=rest)})
 
 
-def _unpaid(recipe: Recipe, rig: Rig, name: str, plan: Plan, planned: Sequence[PlannedPhase]) -> Plan:
-    """The plan of a phase that cannot begin, with the reason and what all phases together would take."""
+def _unpaid(recipe: Recipe, rig: Rig, name: str, plan: Plan, planned: Sequence[PlannedPhase], spent: tuple[float, float]) -> Plan:
+    """The plan of a phase that cannot begin, with the reason and what all phases together would take.
+
+    `spent`: hours and dollars that runs before them took.
+    """
     money = plan.ended_by == "budget.dollars"
     open_budget = recipe.budget.model_copy(update={"dollars": None, "hours": None})
     freed = recipe.model_copy(update={"budget": open_budget})
     every = [make_plan(phase_recipe(freed, phase.name), rig, suggest=False) for phase in recipe.phases]
     if money:
-        spent = f"${sum(phase.plan.dollars or 0.0 for phase in planned):,.2f}"
-        total, whole = f"${recipe.budget.dollars:,.2f}", f"budget.dollars={sum(each.dollars or 0.0 for each in every):.2f}"
+        takes = f"${sum(phase.plan.dollars or 0.0 for phase in planned):,.2f}"
+        needed = spent[1] + sum(each.dollars or 0.0 for each in every)
+        total, whole = f"${(recipe.budget.dollars or 0.0) - spent[1]:,.2f}", f"budget.dollars={needed:.2f}"
     else:
-        spent = hours_text(sum(phase.plan.hours for phase in planned))
-        total, whole = f"{recipe.budget.hours:g} h", f"budget.hours={sum(each.hours for each in every):.3g}"
+        takes = hours_text(sum(phase.plan.hours for phase in planned))
+        needed = spent[0] + sum(each.hours for each in every)
+        total, whole = f"{(recipe.budget.hours or 0.0) - spent[0]:g} h", f"budget.hours={needed:.3g}"
     before = " and ".join(phase.name for phase in planned)
-    reason = f"{plan.ended_by} is for all phases: {before} takes {spent} of {total}, and {name} cannot begin with the rest"
+    reason = f"{plan.ended_by} is for all phases: {before} takes {takes} of {total}, and {name} cannot begin with the rest"
     others = tuple(text for text in plan.reasons if "before the first step" not in text)
     kept = tuple(a for a in plan.alternatives if "budget." not in a.change)
     return replace(

@@ -122,8 +122,9 @@ def search_layout(
     for again, recorded in product(_recomputes(passes, recompute), _recorded(stage, passes, device)):
         for micro in _micro_batches(stage.micro_batch, share, ranks, shape.sequence):
             layout = Layout(
-                ranks, micro, share // micro, shape.sequence, precision, compiled, device, recompute=again, recorded=recorded
-            )
+                ranks, micro, share // micro, shape.sequence, precision, compiled, device,
+                recompute=again, recorded=recorded, fused=device == "cuda",
+            )  # fmt: skip
             time = step_time(shape, layout, rig, constants, passes)
             candidate = Candidate(layout, memory(shape, layout, constants, passes), time, limit)
             found.append(candidate)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .load import dump_recipe, load_recipe, recipe_names, template_names
     from .phased import phase_recipe, recipe_notes, validate
     from .phases import Gates, Phase
-    from .recursion import PRESETS, Preset, Recursion, ResolvedRecursion
+    from .recursion import MOST_SUPERVISION, PRESETS, Preset, Recursion, ResolvedRecursion
     from .scale import scale_model, scale_phases
     from .schema import (
         ARITHMETIC_ALPHABET,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ARITHMETIC_ALPHABET",
     "GRPO",
+    "MOST_SUPERVISION",
     "PRESETS",
     "ArithmeticCorpus",
     "BPETokenizer",
@@ -91,7 +92,7 @@ _MODULES = {
     "load": ("dump_recipe", "load_recipe", "recipe_names", "template_names"),
     "phased": ("phase_recipe", "recipe_notes", "validate"),
     "phases": ("Gates", "Phase"),
-    "recursion": ("PRESETS", "Preset", "Recursion", "ResolvedRecursion"),
+    "recursion": ("MOST_SUPERVISION", "PRESETS", "Preset", "Recursion", "ResolvedRecursion"),
     "scale": ("scale_model", "scale_phases"),
     "schema": (
         "ARITHMETIC_ALPHABET",

@@ -14,6 +14,10 @@ PresetName = Literal["moderate", "aggressive", "extreme", "honest"]
 Updates = Literal["once", "each"]
 
 
+MOST_SUPERVISION = 1024
+"""Supervision steps that a model may be used with, in the recipe or by --supervision; training is held to fewer."""
+
+
 class Recursion(Section):
     """A recursive GPT with deep supervision. What is null comes from the preset."""
 
@@ -27,7 +31,7 @@ class Recursion(Section):
     cycles: int = Field(1, ge=1, le=64, description="times loops and answer update are repeated in a supervision step (T)")
     supervision: int = Field(4, ge=1, le=64, description="supervision steps in training (N_sup): the loss is taken after each")
     inference_supervision: int | None = Field(
-        None, ge=1, le=64, description="supervision steps when the model is used; null: as in training"
+        None, ge=1, le=MOST_SUPERVISION, description="supervision steps when the model is used; null: as in training"
     )
     weight_base: float | None = Field(None, gt=0, description="supervision step i weighs base^i; 1: all the same")
     improvement_reward: float | None = Field(None, ge=0, description="reward for each step's relative improvement over the last")

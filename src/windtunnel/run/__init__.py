@@ -1,5 +1,6 @@
 """Runs: the folder, metrics, checkpoints, budget and bands of one execution. No torch."""
 
+from .advising import Settings, settings_of
 from .bands import Alert, BandWatch, Targets
 from .bands_recursion import RecursionLimits
 from .budget import STARTED, BudgetClock, BudgetSpent, EpochsVerdict, Spent, epochs_over_data, load_spent
@@ -41,6 +42,7 @@ __all__ = [
     "RunFolder",
     "RunSummary",
     "Saved",
+    "Settings",
     "Spent",
     "StopRequest",
     "Targets",
@@ -63,6 +65,7 @@ __all__ = [
     "new_folder",
     "newest_run",
     "of_step",
+    "settings_of",
     "step_values",
     "write_atomic",
 ]

@@ -6,17 +6,16 @@ limit, asks to go back to the last good checkpoint; overfitting asks to stop.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from importlib import resources
 from typing import Any, Literal
 
 from windtunnel.recipe import Bands
 
 from . import names
+from .advising import Settings, band_advice
 from .bands_recursion import RecursionLimits, findings
 
 Level = Literal["warn", "bad"]
@@ -28,11 +27,15 @@ START_STEPS = 10  # steps whose speed is not judged: compilation, warming caches
 
 @dataclass(frozen=True)
 class Targets:
-    """What this run was planned to reach; None: not known, and that band is silent. `recursion`: of a recursive model."""
+    """What this run was planned to reach; None: not known, and that band is silent. `recursion`: of a recursive model.
+
+    `settings`: of the recipe, so that nothing is advised that it has; None: as of a plain model.
+    """
 
     tokens_per_second: float | None = None
     dollars: float | None = None
     recursion: RecursionLimits | None = None
+    settings: Settings | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ class BandWatch:
         targets = targets or Targets()
         self._plain = _plain_bands(bands, targets)
         self._recursion = targets.recursion
-        self._advice: dict[str, str] = json.loads((resources.files(__package__) / "advice.json").read_text(encoding="utf-8"))
+        self._advice = band_advice(targets.settings or Settings())
         self._active: dict[str, Alert] = {}
         self._streaks: dict[str, int] = {}  # > 0: observations in a row past the limit; < 0: good ones
         self._losses: deque[float] = deque(maxlen=WINDOW)

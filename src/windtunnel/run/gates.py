@@ -16,6 +16,7 @@ from typing import Any
 from windtunnel.recipe import PRESETS, Gates, Recipe
 
 from . import names
+from .advising import Settings, lower_norm, more_refinement, not_finite, restore_order, settings_of
 from .digits import apart
 from .metrics import MetricsReader, Point
 
@@ -28,14 +29,8 @@ TOO_LARGE = 20.0
 """Gradient norm from which learning rates are too high whatever the preset."""
 
 ADVICE = {
-    "order": "halve the learning rates, see that gradients are clipped (stages.pretrain.optimizer.clip=1.0) and that the "
-    "warm-up works (stages.pretrain.schedule.warmup_steps)",
-    "refinement": "train longer (5,000 steps or more), take preset extreme, lower the learning rates (matrix_lr 0.0005 to "
-    "0.0003) or raise trm.weight_base (5, 7, 10)",
-    "gradient_norm_high": "lower the learning rates or clip harder (stages.pretrain.optimizer.clip)",
     "gradient_norm_low": "below what this preset shows: see that the loss falls at all, that the warm-up is over, and that "
     "the learning rates are the preset's",
-    "not_finite": "too aggressive: go back to preset aggressive",
     "spiky": "a larger batch (stages.pretrain.batch_tokens) or lower learning rates",
     "diverging": "the learning rates are too high, or the recipe is wrong",
     "utilisation": "look for a bottleneck: data loading (data_wait_share in `windtunnel watch`), too small a micro-batch",
@@ -76,21 +71,21 @@ def judge_gates(gates: Gates, recipe: Recipe, series: Mapping[str, Sequence[Poin
         gpus: whether the run had GPUs; without, their utilisation is not asked for.
     """
     results: list[GateResult] = []
-    trm = recipe.trm
+    trm, settings = recipe.trm, settings_of(recipe)
     if trm is not None and trm.supervision > 1:
         preset = PRESETS[trm.preset]
         if gates.order:
-            results.append(_order(series, trm.supervision))
+            results.append(_order(series, trm.supervision, settings))
         least = gates.refinement if gates.refinement != "preset" else preset.refinement[0] if preset.refinement else None
         if least is not None:
-            results.append(_refinement(series.get(names.REFINEMENT, ()), float(least)))
+            results.append(_refinement(series.get(names.REFINEMENT, ()), float(least), settings))
     band = gates.gradient_norm
     if band == "preset":
         band = PRESETS[trm.preset].gradient_norm if trm is not None else None
     if isinstance(band, tuple):
-        results.append(_gradient_norm(series.get(names.GRADIENT_NORM, ()), band))
+        results.append(_gradient_norm(series.get(names.GRADIENT_NORM, ()), band, settings))
     if gates.decreasing:
-        results.append(_decreasing(series.get(names.LOSS, ())))
+        results.append(_decreasing(series.get(names.LOSS, ()), settings))
     if gates.utilisation is not None and gpus:
         results.append(_utilisation(series.get(names.GPU_UTILISATION, ()), gates.utilisation))
     return tuple(results)
@@ -104,7 +99,7 @@ def gate_series(metrics: MetricsReader, recipe: Recipe) -> dict[str, list[Point]
     return {name: metrics.series(name) for name in wanted}
 
 
-def _order(series: Mapping[str, Sequence[Point]], steps: int) -> GateResult:
+def _order(series: Mapping[str, Sequence[Point]], steps: int, settings: Settings) -> GateResult:
     limit = "each below the one before"
     found = [_late(series.get(names.of_step(names.VALIDATION_LOSS, step), ())) for step in range(steps)]
     losses = [value for value in found if value is not None]
@@ -112,35 +107,35 @@ def _order(series: Mapping[str, Sequence[Point]], steps: int) -> GateResult:
         return _not_measured("order", limit, "order=false")
     held = all(later < earlier for earlier, later in pairwise(losses))  # NaN is below nothing
     measured = (" > " if held else ", ").join(apart(losses))
-    return GateResult("order", held, losses, measured, limit, None if held else ADVICE["order"])
+    return GateResult("order", held, losses, measured, limit, None if held else restore_order(settings))
 
 
-def _refinement(points: Sequence[Point], least: float) -> GateResult:
+def _refinement(points: Sequence[Point], least: float, settings: Settings) -> GateResult:
     limit, value = f"at least {least:g} %", _late(points)
     if value is None:
         return _not_measured("refinement", limit, "refinement=null")
     held = value >= least
-    advice = None if held else ADVICE["refinement"] if math.isfinite(value) else ADVICE["not_finite"]
+    advice = None if held else more_refinement(settings) if math.isfinite(value) else not_finite(settings)
     return GateResult("refinement", held, value, f"{value:.1f} %", limit, advice)
 
 
-def _gradient_norm(points: Sequence[Point], band: tuple[float, float]) -> GateResult:
+def _gradient_norm(points: Sequence[Point], band: tuple[float, float], settings: Settings) -> GateResult:
     low, high = band
     limit, value = f"{low:g} to {high:g}", _late(points)
     if value is None:
         return _not_measured("gradient_norm", limit, "gradient_norm=null")
     advice = None
     if not math.isfinite(value):
-        advice = ADVICE["not_finite"]
+        advice = not_finite(settings)
     elif value > high:
-        advice = ADVICE["gradient_norm_high"]
+        advice = lower_norm(settings)
     elif value < low:
         advice = ADVICE["gradient_norm_low"]
     above = f" (above {TOO_LARGE:g})" if value > TOO_LARGE else ""
     return GateResult("gradient_norm", advice is None, value, f"{value:.2f}{above}", limit, advice)
 
 
-def _decreasing(points: Sequence[Point]) -> GateResult:
+def _decreasing(points: Sequence[Point], settings: Settings) -> GateResult:
     limit = f"falls, no tenth of the run over {RISE:g} % up"
     losses = [point.value for point in points]
     if len(losses) < LEAST_STEPS:
@@ -148,7 +143,7 @@ def _decreasing(points: Sequence[Point]) -> GateResult:
         return GateResult("decreasing", False, None, missing, limit, "train at least so many steps")
     medians = [statistics.median(losses[i * len(losses) // PARTS : (i + 1) * len(losses) // PARTS]) for i in range(PARTS)]
     if not all(math.isfinite(loss) for loss in losses[-(len(losses) // PARTS) :]) or not all(map(math.isfinite, medians)):
-        return GateResult("decreasing", False, math.nan, "not finite", limit, ADVICE["not_finite"])
+        return GateResult("decreasing", False, math.nan, "not finite", limit, not_finite(settings))
     fall = 100 * (medians[0] - medians[-1]) / medians[0]
     rise = max(100 * (loss / min(medians[:i]) - 1) for i, loss in enumerate(medians) if i)
     held = fall > 0 and rise <= RISE

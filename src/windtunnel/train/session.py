@@ -25,6 +25,7 @@ from windtunnel.run import (
     StopRequest,
     Targets,
     load_spent,
+    settings_of,
 )
 
 from .job import Job, Layout
@@ -113,7 +114,8 @@ def _first(run: RunFolder, layout: Layout, ranks: Ranks, view: View, after_step:
         plan, gpu = run.manifest["plan"], run.manifest["rig"].get("gpu")
         peak = gpu["bf16_tflops"] * 1e12 * layout.ranks if gpu else (run.manifest["rig"].get("cpu_gflops") or 0) * 1e9 or None
         recursion = _recursion(recipe, job.data.tokenizer.vocab)
-        targets = Targets(plan["tokens_per_second"] if layout.device == "cuda" else None, recipe.budget.dollars, recursion)
+        speed = plan["tokens_per_second"] if layout.device == "cuda" else None
+        targets = Targets(speed, recipe.budget.dollars, recursion, settings_of(recipe))
         bands = BandWatch(recipe.bands, targets, first_step=step)
         flops = recipe_shape(recipe, job.data.tokenizer.vocab).flops_per_token
         supervisor = Supervisor(

@@ -268,6 +268,7 @@ class Supervisor:
         self._judge(step, values)
         self._fields |= {"validation": result.loss, "bpb": result.bits_per_byte}
         self._fields["validation_steps"] = [item.loss for item in result.steps]
+        self._fields["bpb_steps"] = [item.bits_per_byte for item in result.steps]
 
     def saving(self, step: int) -> None:
         """A save of `step` has begun."""

@@ -51,6 +51,7 @@ def read_snapshot(folder: Path) -> Snapshot:
         latest, losses, seconds = reader.latest(), reader.series("loss"), reader.series("step_seconds")
         events = reader.events(last=200)
     alerts = [(e.level, e.message, str(e.data.get("advice", ""))) for e in events if e.level in ("warn", "bad")]
+    values = {name: point.value for name, point in latest.items()}
     step = max((p.step for p in latest.values()), default=0)
     total = _total(latest, step)
     left = None if total is None or not seconds or phase != "training" else (total - step) * _recent([p.value for p in seconds])
@@ -65,8 +66,9 @@ def read_snapshot(folder: Path) -> Snapshot:
         title=_title(run),
         dollars_budget=run.recipe.budget.dollars,
         memory_limit_gib=_memory_limit(latest),
-        step_losses=step_values({name: point.value for name, point in latest.items()}, "loss"),
-        validation_steps=step_values({name: point.value for name, point in latest.items()}, "validation_loss"),
+        step_losses=step_values(values, "loss"),
+        validation_steps=step_values(values, "validation_loss"),
+        bpb_steps=step_values(values, "bits_per_byte"),
         **{field: latest[name].value for field, name in _FIELDS.items() if name in latest},
     )
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any, TextIO
 
 from .snapshot import Snapshot, as_snapshot
-from .text import count, dollars, duration, number, share
+from .text import chain, count, dollars, duration, number, share
 
 REFRESHES_PER_SECOND = 4
 PLAIN_SECONDS = 5.0
@@ -177,6 +177,7 @@ def plain_line(now: Snapshot) -> str:
     parts += [f"refinement {now.refinement:.1f} %"] if now.refinement is not None else []
     parts += [f"validation {number(now.validation)}"] if now.validation is not None else []
     parts += [f"bpb {number(now.bpb)}"] if now.bpb is not None else []
+    parts += [f"(by step {chain(now.bpb_steps, 4)})"] if now.bpb_steps[1:] else []
     parts += [f"{count(now.tokens_per_second)} tokens/s"] if now.tokens_per_second is not None else []
     parts += [f"MFU {share(now.mfu)}"] if now.mfu is not None else []
     parts += [f"spent {dollars(now.dollars)}"] if now.dollars is not None else []

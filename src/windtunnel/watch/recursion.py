@@ -62,6 +62,11 @@ def recursion_charts(curves: RecursionCurves | None) -> dict[str, str]:
     }
 
 
+def step_curves(metrics: MetricsReader, name: str, most: int = MOST_CURVES) -> list[Curve]:
+    """One metric after each supervision step, of `most` of them; empty where the run did not log it."""
+    return _named(_steps(metrics, set(metrics.names()), name), most)
+
+
 def smoothed(points: Points, most: int = SMOOTHED) -> Points:
     """Means of neighbours, `most` of them at most; numbers that are not finite are left out."""
     clean = [(x, y) for x, y in points if math.isfinite(y)]
@@ -81,9 +86,9 @@ def _points(series: Sequence[Point]) -> Points:
     return [(float(point.step), point.value) for point in series]
 
 
-def _named(steps: list[Points]) -> list[Curve]:
+def _named(steps: list[Points], most: int = MOST_CURVES) -> list[Curve]:
     """As many as can be told apart: the first, the last and some between."""
-    count = min(len(steps), MOST_CURVES)
+    count = min(len(steps), most)
     chosen = sorted({round(i * (len(steps) - 1) / max(1, count - 1)) for i in range(count)})
     return [Curve(f"after step {i}", steps[i]) for i in chosen]
 

@@ -12,7 +12,7 @@ from windtunnel.run import MetricsReader, RunFolder
 from .charts import line_chart
 from .follow import read_snapshot
 from .page import save, template
-from .recursion import recursion_charts, recursion_curves, smoothed
+from .recursion import recursion_charts, recursion_curves, smoothed, step_curves
 from .report_model import Curve, RecursionCurves
 from .snapshot import Snapshot
 from .text import chain, count, dollars, duration, number, share
@@ -109,6 +109,8 @@ def _figures(now: Snapshot) -> list[tuple[str, str, str]]:
         rows.append(("training, by step", chain(now.step_losses), f"refinement {now.refinement or 0.0:.1f} %"))
     if now.validation_steps[1:]:
         rows.append(("validation, by step", chain(now.validation_steps), "true cross-entropy after each supervision step"))
+    if now.bpb_steps[1:]:
+        rows.append(("bits per byte, by step", chain(now.bpb_steps), "of held-out text, after each supervision step"))
     rows += [
         ("tokens per second", count(now.tokens_per_second), f"MFU {share(now.mfu)}"),
         ("peak memory", "-" if now.memory_gib is None else f"{now.memory_gib:.1f} GiB", "of a GPU"),
@@ -139,6 +141,7 @@ def _charts(run: RunFolder) -> dict[str, Any]:
             points = [(float(p.step), p.value) for p in metrics.series(series)]
             return Curve(label, smoothed(points, 400) if smooth else points)
 
+        updates = step_curves(metrics, "gradient_norm", 7)  # where each supervision step has an update of its own
         recursion: RecursionCurves | None = recursion_curves(metrics, _vocab(run))
         drawn = {
             "loss": line_chart(
@@ -147,7 +150,12 @@ def _charts(run: RunFolder) -> dict[str, Any]:
                 y="loss, nats per token",
                 name="loss",
             ),
-            "norm": line_chart([curve("gradient norm", "gradient_norm")], x="step", y="before clipping", name="norm"),
+            "norm": line_chart(
+                [curve("root mean square" if updates else "gradient norm", "gradient_norm"), *updates],
+                x="step",
+                y="before clipping",
+                name="norm",
+            ),
             "speed": line_chart([curve("tokens/s", "tokens_per_second", smooth=True)], x="step", y="tokens/s", name="speed"),
             "cost": line_chart(
                 [curve("spent", "dollars")],

@@ -89,11 +89,12 @@ def _curve(now: Snapshot, width: int) -> Text:
 
 
 def _supervision(now: Snapshot, width: int) -> list[RenderableType]:
-    """Losses after each supervision step of a recursive model, and whether each is below the one before."""
+    """What a recursive model's steps lose, in nats and held-out in bits per byte, and whether each is below the one before."""
     if len(now.step_losses) < 2:
         return []
     table = Table.grid(padding=(0, 2), expand=False)
-    for title, losses in (("loss by step", now.step_losses), ("validation", now.validation_steps)):
+    rows = (("loss by step", now.step_losses), ("validation", now.validation_steps), ("bits per byte", now.bpb_steps))
+    for title, losses in rows:
         if losses:
             order = ("in order", "green") if sorted(losses, reverse=True) == losses else ("not in order", "bold red")
             refined = 100 * (losses[0] - losses[-1]) / losses[0] if losses[0] else 0.0

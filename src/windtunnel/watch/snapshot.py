@@ -15,7 +15,7 @@ class Snapshot:
         data_wait: share of the step time spent waiting for data.
         gpu_utilisation: percent, mean over the GPUs, as `windtunnel.run.METRICS` has it.
         step_losses: of a recursive model, the training loss after each supervision step; validation_steps: likewise in the
-            last validation. Else empty.
+            last validation, and bpb_steps its bits per byte. Else empty.
         losses: the training loss so far, oldest first, thinned as one likes.
         alerts: (level 'info' | 'warn' | 'bad', message, advice), the newest last.
         phase: what is going on, such as 'training', 'validating', 'saving', 'finished'.
@@ -40,6 +40,7 @@ class Snapshot:
     dollars_budget: float | None = None
     step_losses: list[float] = field(default_factory=list)
     validation_steps: list[float] = field(default_factory=list)
+    bpb_steps: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     alerts: list[tuple[str, str, str]] = field(default_factory=list)
     phase: str = "training"

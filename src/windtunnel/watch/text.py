@@ -12,15 +12,16 @@ _SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 def sparkline(values: Sequence[float], width: int) -> str:
     """A curve in `width` characters at most: each stands for the mean of its share of the values; '×' where none is finite."""
     count = min(width, len(values))
-    groups = [values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)]
+    # In units of the largest, so that neither a sum nor a difference can overflow.
+    unit = max((abs(value) for value in values if math.isfinite(value)), default=0.0) or 1.0
+    scaled = [value / unit for value in values]
+    groups = [scaled[i * len(scaled) // count : (i + 1) * len(scaled) // count] for i in range(count)]
     means = [_mean(group) for group in groups]
     finite = [m for m in means if m is not None]
     if not finite:
         return "×" * count
-    # In units of the largest, so that a difference cannot overflow.
-    unit = max(map(abs, finite)) or 1.0
-    low, span = min(finite) / unit, (max(finite) / unit - min(finite) / unit) or 1.0
-    return "".join("×" if m is None else _BARS[round((m / unit - low) / span * (len(_BARS) - 1))] for m in means)
+    low, span = min(finite), (max(finite) - min(finite)) or 1.0
+    return "".join("×" if m is None else _BARS[round((m - low) / span * (len(_BARS) - 1))] for m in means)
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from windtunnel.recipe import UserError
+
 from . import model_causal
 from .context import Context
 from .model_learning import judge_first_steps, one_thread, reached
@@ -81,7 +83,7 @@ def _gpt(context: Context, say: Say) -> Evidence:
     import torch
 
     say("counting the whole model's parameters")
-    whole = _whole_parameters(context)
+    whole, vocab = whole_parameters(context)
     say("building the scale model")
     gpt = build(context, "bfloat16" if context.device == "cuda" else "float32", context.device)
     counted = sum(p.numel() for p in gpt.parameters())
@@ -101,27 +103,35 @@ def _gpt(context: Context, say: Say) -> Evidence:
     untouched = sorted({name for name, _ in gpt.named_parameters()} - touched)
     judge_first_steps(losses, start, untouched, LOSS_TOLERANCE, FALL)
     text = (
-        f"{whole:,} parameters, as planned; scale model of {counted:,}: first loss {losses[0]:.4f}, ln {gpt.shape.vocab} = "
-        f"{start:.4f}; gradients reach all {len(touched)} tensors; {STEPS} steps on one batch: {losses[-1]:.3f}"
+        f"{whole:,} parameters with {vocab:,} tokens, as planned; scale model of {counted:,}: first loss {losses[0]:.4f}, "
+        f"ln {gpt.shape.vocab} = {start:.4f}; gradients reach all {len(touched)} tensors; {STEPS} steps on one batch: "
+        f"{losses[-1]:.3f}"
     )
-    facts = {"parameters": whole, "scale_parameters": counted, "first_loss": losses[0], "ln_vocabulary": start, "losses": losses}
+    facts = {"parameters": whole, "vocabulary": vocab, "scale_parameters": counted, "first_loss": losses[0]}
+    facts |= {"ln_vocabulary": start, "losses": losses}
     return Evidence(text, facts)
 
 
-def _whole_parameters(context: Context) -> int:
-    """Of the model as the target trains it, built without memory. Raises CheckFailed where the plan counts others."""
+def whole_parameters(context: Context) -> tuple[int, int]:
+    """Of the model as the target trains it, built without memory, and the vocabulary of the plan, with which they are counted.
+
+    Raises CheckFailed where the plan counts others.
+    """
     import torch
 
     from windtunnel.model import new_model, recipe_shape
 
-    vocab = (context.facts.get("data", {}).get("whole") or {}).get("vocabulary") or context.prepared.tokenizer.vocab
+    try:
+        vocab = context.plan().vocab
+    except UserError:  # the check of the plan will say it
+        vocab = context.prepared.tokenizer.vocab
     shape = recipe_shape(context.resolved, vocab)
     with torch.device("meta"):
         whole = new_model(shape, torch.bfloat16)
     counted = sum(p.numel() for p in whole.parameters())
     if counted != shape.parameters:
         raise CheckFailed(f"the model has {counted:,} parameters, the plan counts {shape.parameters:,}")
-    return counted
+    return counted, vocab
 
 
 @one_thread()
