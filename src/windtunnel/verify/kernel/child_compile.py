@@ -43,7 +43,7 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
     compiler = Compiler(message["capability"])
     note("compile")
     stand_in_for_cuda()
-    pick_configurations(random.Random(message["seed"]))
+    pick_configurations(random.Random(message["seed"]).choice)
     try:
         with compiler.installed():
             made = load_candidate(message["source"]).ModelNew
