@@ -5,7 +5,6 @@ The stages of a GPU on the interpreter, at tiny sizes and without the allow-list
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -40,13 +39,28 @@ def relu_by_address(x_ptr, out_ptr, total, BLOCK: tl.constexpr):
     tl.store(out_ptr + at, tl.where(fenced, tl.maximum(x, 0.0), 0.0), mask=at < total)
 
 
-def timed():
+def calls(name):
     """No candidate's text may look at frames: this stands for any tell that somebody may still find."""
     frame, names = sys._getframe(), set()
     while frame is not None:
         names.add(frame.f_code.co_name)
         frame = frame.f_back
-    return "_called" in names
+    return name in names
+
+
+def timed():
+    return calls("_called")
+
+
+def knocked_out():
+    return calls("_blank")
+
+
+@triton.jit
+def zero_the_negative(x_ptr, total, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < total, other=0.0)
+    tl.store(x_ptr + at, x * 0.0, mask=(at < total) & (x < 0))
 
 
 KEPT = []
@@ -57,6 +71,11 @@ class ModelNew(nn.Module):
         total = x.numel() if total is None else total
         relu_kernel[grid or (triton.cdiv(total, 64),)](x, out, total, BLOCK=64, **more)
         return out
+
+    def copied(self, x):
+        copy = x.unsqueeze(0).expand(2, *x.shape).contiguous()[0]
+        zero_the_negative[(triton.cdiv(x.numel(), 64),)](copy, x.numel(), BLOCK=64)
+        return copy
 
     def forward(self, x):
 '''
@@ -102,7 +121,10 @@ TELLS = {
         "        return out",
         "out-of-bounds",
     ),
-    "asks where it lies": ("return torch.relu(x) if x.storage_offset() == 0 else self.launch(x, torch.empty_like(x))", "host-compute"),
+    "asks where it lies": (
+        "return torch.relu(x) if x.storage_offset() == 0 else self.launch(x, torch.empty_like(x))",
+        "host-compute",
+    ),
     "asks where its output lies": (
         "out = torch.empty_like(x); return torch.relu(x) if out.storage_offset() == 0 else self.launch(x, out)",
         "host-compute",
@@ -112,7 +134,8 @@ TELLS = {
         "host-compute",
     ),
     "asks how large its storage is": (
-        "out = torch.empty_like(x); return torch.relu(x) if out.untyped_storage().nbytes() == out.nbytes else self.launch(x, out)",
+        "out = torch.empty_like(x); size = out.untyped_storage().nbytes()\n"
+        "        return torch.relu(x) if size == out.nbytes else self.launch(x, out)",
         "host-compute",
     ),
     "asks how often it was changed": (
@@ -145,6 +168,33 @@ def test_an_honest_candidate_passes(box: Sandbox) -> None:
 @pytest.mark.parametrize("name", TELLS)
 def test_knowing_when_it_is_timed_does_not_help(box: Sandbox, name: str) -> None:
     forward, expected = TELLS[name]
+    assert reason(box, forward) == expected
+
+
+KNOCKED_OUT = {
+    "fails": ("assert not knocked_out(); return self.launch(x, torch.empty_like(x))", "output-not-from-kernel"),
+    "returns nothing": ("out = self.copied(x); return None if knocked_out() else out", "output-not-from-kernel"),
+    "returns its input": ("out = self.copied(x); return x if knocked_out() else out", "output-not-from-kernel"),
+    "copies, and fails on poison": (
+        "made = torch.zeros_like(x); assert not (knocked_out() and made.isnan().any()); return self.copied(x)",
+        "output-not-from-kernel",
+    ),
+    "another shape for each filling": (
+        "made = torch.zeros(1); out = self.copied(x)\n"
+        "        assert not made.isnan().any() if knocked_out() else True\n"
+        "        return torch.empty(2 + int(made)) if knocked_out() else out",
+        "output-not-from-kernel",
+    ),
+    "honest, but fails on poison": (
+        "out = self.launch(x, torch.empty_like(x)); assert not (knocked_out() and out.isnan().any()); return out",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KNOCKED_OUT)
+def test_knowing_that_the_kernels_are_knocked_out_does_not_help(box: Sandbox, name: str) -> None:
+    forward, expected = KNOCKED_OUT[name]
     assert reason(box, forward) == expected
 
 
