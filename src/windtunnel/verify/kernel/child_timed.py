@@ -1,6 +1,6 @@
 """Timed calls that a candidate cannot tell from judged ones, and judged ones among them. Imports torch.
 
-All of it happens between the measured intervals, but for noting which kernels were launched with which numbers.
+All of it happens between the measured intervals, but for counting launches and, in some calls, for noting their numbers.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from windtunnel.verify.kernel.child_work import NOTHING_LASTS, Places, Work, out
 
 SAME = 1e-3  # of a timed output against the judged one of the same inputs: atomics add in any order
 WATCHED_SHARE = 0.15  # of the calls, beside those that are timed
+NOTED_SHARE = 0.25  # of the timed calls: noting costs a launch about a microsecond, which the median of all does not see
 
 
 class TimedCalls:
@@ -43,11 +44,14 @@ class TimedCalls:
         self.holds = [0 for _ in cases]  # the number of the case whose contents a set has
         forms = [[(tensor.dtype, tensor.shape) for tensor in work.fresh(case)] for case in cases]
         self.alike = [[at for at, form in enumerate(forms) if form == own] for own in forms]
-        self.usual: dict[int, list[object]] = {}  # the launches of one call of a case
+        self.usual: dict[int, list[object]] = {}  # the launches of one call of a case, with their numbers
+        self.counts: dict[int, dict[str, int]] = {}  # the same by kernel
+        self.begun: dict[str, int] = {}
         self.sample: tuple[int, list[torch.Tensor]] | None = None
         self.ended = 0
         for _ in range(2):  # the first call may choose configurations, for which it launches them all
             self.usual.clear()
+            self.counts.clear()
             for at in range(len(cases)):
                 self._look_closely(at, at)
         self.then = work.look(model)
@@ -58,13 +62,13 @@ class TimedCalls:
         if self.dice.random() < WATCHED_SHARE:
             self._look_at_any()
         self._fill(which, self.dice.choice(self.alike[which]))
-        self.launches.watch, self.launches.taken = None, []
+        self.launches.watch = None
+        self._begin(noted=self.dice.random() < NOTED_SHARE)
 
     def after(self, which: int, result: Any) -> None:
         """Checks what a timed call did. Raises Wrong."""
-        taken, self.launches.taken = self.launches.taken or [], None
         outputs, _ = outputs_of(result)
-        self._compare(which, outputs, taken)
+        self._compare(which, outputs)
         if any(not places.may_return(output) for places in self.places for output in outputs):
             raise Wrong("output-aliases", "a timed call returned memory of an input. Return a new tensor.")
         self._compare_state(self.then_roughly, closely=False)
@@ -95,19 +99,28 @@ class TimedCalls:
 
     def _look_closely(self, which: int, at: int) -> None:
         """One call as those that are judged: its operations, memory, state and launches."""
-        self.holds[which], self.launches.taken = at, []
+        self.holds[which] = at
+        self._begin(noted=True)
         outputs, _ = self.work.watched(self.model, self.cases[at], self.places[which])
-        taken, self.launches.taken = self.launches.taken, None
-        self._compare(which, outputs, taken)
+        self._compare(which, outputs)
         self._poison(outputs)
 
-    def _compare(self, which: int, outputs: list[torch.Tensor], taken: list[Any]) -> None:
-        at = self.holds[which]
+    def _begin(self, *, noted: bool) -> None:
+        self.begun, self.launches.taken = dict(self.launches.kernels), [] if noted else None
+
+    def _compare(self, which: int, outputs: list[torch.Tensor]) -> None:
+        at, taken = self.holds[which], self.launches.taken
+        self.launches.taken = None
         rights = self.rights[at]
         if len(outputs) != len(rights) or not all(map(_near, outputs, rights)):
             raise Wrong("timed-output-differs", "a timed call returned something else than the same call before.")
-        launches = [_plain(value) for value in taken]
-        if launches != self.usual.setdefault(at, launches):
+        counts = {name: count - self.begun.get(name, 0) for name, count in self.launches.kernels.items()}
+        counts = {name: count for name, count in counts.items() if count}
+        same = counts == self.counts.setdefault(at, counts)
+        if taken is not None:
+            launches = [_plain(value) for value in taken]
+            same = launches == self.usual.setdefault(at, launches) and same
+        if not same:
             raise Wrong(
                 "timed-call-differs",
                 "of two calls with inputs of the same shapes one launched other kernels than the other, on another grid or with "
