@@ -139,7 +139,7 @@ def make_up_for_the_gpu() -> None:
     from windtunnel.verify.kernel.child_autotune import pick_configurations
     from windtunnel.verify.kernel.child_load import stand_in_for_cuda
 
-    pick_configurations(random.Random(0))
+    pick_configurations(random.Random(0).choice)
     child_triton._libdevice(interpreter.interpreter_builder)
     child_triton._constexpr_by_any_name()
     child_triton._quicken(interpreter.interpreter_builder)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import random
+from collections.abc import Callable
 from typing import Any
 
 from triton.runtime import autotuner
 
 
-def pick_configurations(dice: random.Random) -> None:
-    """On a GPU the fastest configuration runs, whatever it computes: any must be right, so a random one runs here."""
+def pick_configurations(choose: Callable[[list[Any]], Any]) -> None:
+    """On a GPU the fastest configuration runs, whatever it computes: any must be right, so `choose` takes one, at random where
+    nothing is timed. A second call replaces the first."""
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.nargs = dict(zip(self.arg_names, args, strict=False))
         configs = self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs
-        config = dice.choice(list(configs))
+        config = choose(list(configs))
         named = {**self.nargs, **kwargs, **config.all_kwargs()}
         if config.pre_hook is not None:
             config.pre_hook(named)

@@ -45,7 +45,7 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
     note("compile")
     stand_in_for_cuda()
     own_scratch()
-    pick_configurations(random.Random(message["seed"]))
+    pick_configurations(random.Random(message["seed"]).choice)
     try:
         with compiler.installed():
             made = load_candidate(message["source"]).ModelNew

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import operator
 import random
 import sys
 import threading
@@ -18,11 +19,13 @@ from typing import Any
 import torch
 
 from windtunnel.verify.kernel.arrays import Buffer, plain
+from windtunnel.verify.kernel.child_autotune import pick_configurations
 from windtunnel.verify.kernel.child_clock import measure
 from windtunnel.verify.kernel.child_draw import Drawn
 from windtunnel.verify.kernel.child_load import Wrong, said
 from windtunnel.verify.kernel.child_state import CANDIDATE
 from windtunnel.verify.kernel.child_tensors import head_of
+from windtunnel.verify.kernel.child_timed import TimedCalls
 from windtunnel.verify.kernel.child_turn import TIMING, stepping_aside, waiting_for
 from windtunnel.verify.kernel.child_watch import poison
 from windtunnel.verify.kernel.child_work import Places, Work, finish
@@ -32,7 +35,6 @@ from windtunnel.verify.sandbox import FILES_FROM, Early
 POOL_BYTES = (128 << 20, 1 << 30)  # at least, at most: making it and giving it back holds up other processes
 POOL_SHARE = 4  # of the inputs of all cases
 STAGING_BYTES = 4 << 20  # pinning memory takes a lock of the driver's for as long as there is of it
-SAME = 1e-3  # of a timed output against the judged one of the same inputs: atomics add in any order
 
 
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], Early]:
@@ -66,7 +68,7 @@ class FullWork(Work):
         self.states: list[list[torch.Tensor]] = []
         super().__init__({**message, "groups": self._draw(message)}, buffers)
         self.times: dict[str, Any] = {}
-        self.timed: list[tuple[torch.nn.Module, list[Any], list[torch.Tensor]]] = []
+        self.timed: list[tuple[torch.nn.Module, dict[str, Any]]] = []
         self.early = Early()  # outputs go to the parent as they come: all together they are gigabytes
         self.staging: torch.Tensor | None = None
         self.rights: dict[int, list[torch.Tensor]] = {}
@@ -206,48 +208,41 @@ class FullWork(Work):
         return sum(int(torch.frombuffer(piece, dtype=output.dtype).isfinite().sum()) for piece in pieces) / output.numel()
 
     def after_group(self, model: torch.nn.Module, group: dict[str, Any]) -> None:
-        """Remembers what is to be timed, with the outputs that the parent will judge."""
+        """Remembers what is to be timed."""
         for case in group["cases"]:
             if case["timed"]:
-                values = iter(tensor.clone() for tensor in self.fresh(case))
-                arguments = [next(values) if entry is None else entry["value"] for entry in case["arguments"]]
-                self.timed.append((model, arguments, self.rights[case["number"]]))
+                self.timed.append((model, case))
 
     def _time(self) -> None:
-        model = self.timed[0][0].eval()
+        model, cases = self.timed[0][0].eval(), [case for _, case in self.timed]
         if self.device != "cpu":
             from windtunnel.verify.kernel.child_gpu import forget_tuning
 
             forget_tuning(sys.modules[CANDIDATE])
-
-        def look(which: int, result: Any) -> None:
-            outputs = list(result) if isinstance(result, tuple | list) else [result]
-            for output, right in zip(outputs, self.timed[which][2], strict=True):
-                if type(output) is not torch.Tensor or output.shape != right.shape or not _near(output, right):
-                    raise Wrong("timed-output-differs", "a timed call returned something else than the same call before.")
-                if not self.message["inplace"]:
-                    poison(output)
-
-        sets = [arguments for _, arguments, _ in self.timed]
-        whole = [[sets[at][place].clone() for place in self.message["inplace"]] for at in range(len(sets))]
-
-        def restore(which: int) -> None:
-            for place, values in zip(self.message["inplace"], whole[which], strict=True):
-                sets[which][place].copy_(values)
-
+        else:
+            pick_configurations(operator.itemgetter(0))  # no tuning here; one choice for all calls, as tuning makes it
         dice = random.Random(self.message["seed"])
         with torch.no_grad():
+            calls = TimedCalls(self, model, cases, [self.rights[case["number"]] for case in cases], dice)
             for name in ("cold", "warm"):
                 self.times[name] = measure(
                     model,
-                    sets,
+                    calls.sets,
                     self.message["calls"],
                     cold=name == "cold",
                     dice=dice,
                     device=self.device,
-                    before=restore,
-                    after=look,
+                    before=calls.before,
+                    after=calls.after,
                 )
+            self._judge_instead(*calls.finish())
+
+    def _judge_instead(self, case: dict[str, Any], outputs: list[torch.Tensor]) -> None:
+        """What a timed call returned is judged in place of what the same call before returned: a kernel may know the addresses of
+        memory, and so which is which."""
+        run = next(run for run in self.runs if run["number"] == case["number"])
+        self.now = {**case, "timed": False}
+        run["outputs"] = [self._keep(output) for output in outputs]
 
 
 def _staging(device: str) -> torch.Tensor:
@@ -255,13 +250,6 @@ def _staging(device: str) -> torch.Tensor:
     with contextlib.suppress(RuntimeError):
         return torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=device != "cpu")
     return torch.empty(STAGING_BYTES, dtype=torch.uint8)
-
-
-def _near(output: torch.Tensor, right: torch.Tensor) -> bool:
-    if not output.is_floating_point():
-        return torch.equal(output, right)
-    scale = float(right.abs().nan_to_num(0.0, 0.0, 0.0).mean())
-    return torch.allclose(output, right, rtol=SAME, atol=SAME * scale, equal_nan=True)
 
 
 def _device_name(device: str) -> str:

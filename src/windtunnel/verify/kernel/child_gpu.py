@@ -26,7 +26,7 @@ def install_on_gpu(launches: Launches, aside: Callable[[], AbstractContextManage
     """
     if quick is not None:
         install_quick_launcher(driver)
-        pick_configurations(quick)
+        pick_configurations(quick.choice)
     own_scratch()
     assert not knobs.runtime.interpret, "TRITON_INTERPRET is set, so that no kernel would reach the GPU"
     original, tuned = jit.JITFunction.run, autotuner.Autotuner.run
@@ -34,9 +34,7 @@ def install_on_gpu(launches: Launches, aside: Callable[[], AbstractContextManage
     def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
         if warmup:
             return original(self, *args, grid=grid, warmup=True, **kwargs)
-        launches.kernels[self.__name__] = launches.kernels.get(self.__name__, 0) + 1
-        if launches.knocked_out:
-            return None
+        grid = launches.launched(self.__name__, grid, args, kwargs)
         if launches.watch is None:
             return original(self, *args, grid=grid, warmup=False, **kwargs)
         with launches.watch.pause():

@@ -29,12 +29,13 @@ class State:
         self.space = vars(module)
         self.names = [name for name in self.space if not name.startswith("__")]
 
-    def look(self, model: torch.nn.Module) -> dict[str, object]:
-        """Place → what is there, in a form that can be compared. Raises Lasting for an iterator."""
+    def look(self, model: torch.nn.Module, *, closely: bool = True) -> dict[str, object]:
+        """Place → what is there, in a form that can be compared. Raises Lasting for an iterator. closely: the contents of tensors
+        too; otherwise how often host code changed them, which a kernel's writes do not count for."""
         found: dict[str, object] = {}
         seen: dict[int, object] = {}  # holds what it names, so that no number is used again
         for path, value in [("self", model), *((name, self.space.get(name)) for name in self.names)]:
-            for place, token in _walk(path, value, seen, 0):
+            for place, token in _walk(path, value, seen, 0, closely):
                 found[place] = token
         return found
 
@@ -47,7 +48,7 @@ def changed(before: dict[str, object], after: dict[str, object]) -> str | None:
     return None
 
 
-def _walk(path: str, value: Any, seen: dict[int, object], depth: int) -> Iterator[tuple[str, object]]:
+def _walk(path: str, value: Any, seen: dict[int, object], depth: int, closely: bool) -> Iterator[tuple[str, object]]:
     if isinstance(value, PLAIN):
         yield path, repr(value)
         return
@@ -55,24 +56,24 @@ def _walk(path: str, value: Any, seen: dict[int, object], depth: int) -> Iterato
         return
     seen[id(value)] = value
     if isinstance(value, torch.Tensor):
-        yield path, (id(value), tuple(value.shape), _digest(value))
+        yield path, (id(value), tuple(value.shape), _digest(value) if closely else _changes(value))
     elif isinstance(value, dict):
         yield path, len(value)
         for key, entry in list(value.items()):
-            yield from _walk(f"{path}[{key!r:.40}]", entry, seen, depth + 1)
+            yield from _walk(f"{path}[{key!r:.40}]", entry, seen, depth + 1, closely)
     elif isinstance(value, list | tuple):
         yield path, len(value)
         for number, entry in enumerate(value):
-            yield from _walk(f"{path}[{number}]", entry, seen, depth + 1)
+            yield from _walk(f"{path}[{number}]", entry, seen, depth + 1, closely)
     elif isinstance(value, set | frozenset):
         yield path, sorted(map(repr, value))
     elif hasattr(type(value), "__next__"):
         raise Lasting(f"{path} is an iterator, which remembers how far it is")
     else:
-        yield from _parts(path, value, seen, depth)
+        yield from _parts(path, value, seen, depth, closely)
 
 
-def _parts(path: str, value: Any, seen: dict[int, object], depth: int) -> Iterator[tuple[str, object]]:
+def _parts(path: str, value: Any, seen: dict[int, object], depth: int, closely: bool) -> Iterator[tuple[str, object]]:
     """What lies behind functions, partials, modules, and objects and classes of the candidate's own."""
     if isinstance(value, functools.partial):
         parts: dict[str, Any] = {"func": value.func, "args": value.args, "keywords": value.keywords}
@@ -92,7 +93,7 @@ def _parts(path: str, value: Any, seen: dict[int, object], depth: int) -> Iterat
     else:
         return  # Triton's and PyTorch's own objects, out of the candidate's reach
     for name, entry in parts.items():
-        yield from _walk(f"{path}.{name}", entry, seen, depth + 1)
+        yield from _walk(f"{path}.{name}", entry, seen, depth + 1, closely)
 
 
 def _filled(cell: types.CellType) -> bool:
@@ -100,6 +101,10 @@ def _filled(cell: types.CellType) -> bool:
         return cell.cell_contents is not None
     except ValueError:
         return False
+
+
+def _changes(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _digest(tensor: torch.Tensor) -> object:

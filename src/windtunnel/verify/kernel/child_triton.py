@@ -5,6 +5,7 @@ Runs only in sandboxed children, with TRITON_INTERPRET=1 set before triton is im
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import random
@@ -23,7 +24,7 @@ from triton.runtime import interpreter, jit
 from windtunnel.verify.kernel.child_autotune import pick_configurations
 from windtunnel.verify.kernel.child_descriptors import add_descriptor_atomics
 from windtunnel.verify.kernel.child_scratch import own_scratch
-from windtunnel.verify.kernel.child_watch import Launches, Watch
+from windtunnel.verify.kernel.child_watch import Launches
 from windtunnel.verify.kernel.rules import words
 
 MOST_PROGRAMS = 65_536
@@ -81,23 +82,17 @@ def install(launches: Launches, dice: random.Random) -> None:
     add_descriptor_atomics(interpreter.interpreter_builder)
     _libdevice(interpreter.interpreter_builder)
     own_scratch()
-    pick_configurations(dice)
+    pick_configurations(dice.choice)
     _constexpr_by_any_name()
     _quicken(interpreter.interpreter_builder)
     original = interpreter.InterpretedFunction.run
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
         name = self.__name__
-        launches.kernels[name] = launches.kernels.get(name, 0) + 1
-        if launches.knocked_out:
-            return None
-        assert launches.watch is not None
-        holder.log, holder.fence = (
-            Log(),
-            Ranges([*_ranges(args, launches.watch), *_ranges(tuple(kwargs.values()), launches.watch)]),
-        )
+        grid = launches.launched(name, grid, args, kwargs)
+        holder.log, holder.fence = Log(), Ranges([*_ranges(args), *_ranges(tuple(kwargs.values()))])
         holder.kernel = name
-        with launches.watch.pause():
+        with contextlib.nullcontext() if launches.watch is None else launches.watch.pause():
             result = original(self, *args, grid=_checked_grid(grid), warmup=warmup, **kwargs)
         conflict = holder.log.conflict()
         if conflict:
@@ -107,18 +102,17 @@ def install(launches: Launches, dice: random.Random) -> None:
     interpreter.InterpretedFunction.run = run
 
 
-def _ranges(values: Any, watch: Watch) -> list[tuple[int, int]]:
-    """Addresses of the tensors among a launch's arguments: their storage without its fences."""
+def _ranges(values: Any) -> list[tuple[int, int]]:
+    """Addresses of the tensors among a launch's arguments: their storage, which has its fences outside."""
     found = []
     for value in values:
         if isinstance(value, tuple):
-            found += _ranges(value, watch)
+            found += _ranges(value)
             continue
         tensor = getattr(value, "base", None) if not isinstance(value, torch.Tensor) else value
         if isinstance(tensor, torch.Tensor):
             storage = tensor.untyped_storage()
-            start, end = watch.inside.get(storage.data_ptr(), (0, storage.nbytes()))
-            found.append((storage.data_ptr() + start, storage.data_ptr() + end))
+            found.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
     return found
 
 

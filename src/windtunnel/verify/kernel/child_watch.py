@@ -12,14 +12,18 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from windtunnel.verify.kernel.rules import words
 
-FENCE = 64  # elements before and after each tensor: keeps alignment
+FENCE = 512  # bytes before and after each tensor: an allocation's alignment on a GPU, so that an address ends as without it
 POISON_WHOLE = {torch.bool: True, torch.uint8: 0xA5, torch.int8: -91}
 POISON_ELSE = -1515870811  # 0xA5A5A5A5
 FENCE_BYTE = 0x5C
 NAN_BYTE = 0xFF  # repeated, not a number in each floating dtype of two bytes or more
+
+NUMBERS = frozenset({int, float, bool, str, type(None)})
+NO_PROGRAMS = (0, 1, 1)
 
 UNSET = words("empty empty_like empty_strided new_empty new_empty_strided")
 SET = words("zeros zeros_like new_zeros ones ones_like new_ones full full_like new_full")
@@ -56,12 +60,17 @@ def first_broken(fences: Sequence[Fenced]) -> Fenced | None:
 
 
 def fenced(like: torch.Tensor, name: str) -> tuple[torch.Tensor, Fenced]:
-    """An unset tensor of the same dtype, shape and strides with fences around it."""
-    size = like.element_size()
+    """An unset tensor of the same dtype, shape and strides with fences around it, which it does not show: its storage is its own,
+    begins with it and ends with it, as that of a tensor without fences."""
     span = 1 + sum((extent - 1) * stride for extent, stride in zip(like.shape, like.stride(), strict=True)) if like.numel() else 0
-    base = torch.full(((span + 2 * FENCE) * size,), FENCE_BYTE, dtype=torch.uint8, device=like.device)
-    tensor = base.view(like.dtype).as_strided(like.shape, like.stride(), FENCE)
-    return tensor, Fenced(name, base, FENCE * size, (FENCE + span) * size)
+    end = FENCE + span * like.element_size()
+    base = torch.full((end + FENCE,), FENCE_BYTE, dtype=torch.uint8, device=like.device)
+    if not span:
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device), Fenced(
+            name, base, FENCE, end
+        )
+    own = from_dlpack(to_dlpack(base[FENCE:end])).view(like.dtype)  # type: ignore[no-untyped-call]
+    return own.as_strided(like.shape, like.stride()).data, Fenced(name, base, FENCE, end)  # .data: it is nobody's view
 
 
 def poison(tensor: torch.Tensor) -> None:
@@ -85,13 +94,14 @@ class Seen:
 
 
 class Watch(TorchDispatchMode):
-    """Records and poisons. blank: poison what was to be zeros or ones too, for the run with the kernels knocked out."""
+    """Records and poisons. blank: poison what was to be zeros or ones too, for the run with the kernels knocked out.
 
-    def __init__(self, blank: bool = False, inside: dict[int, tuple[int, int]] | None = None) -> None:
+    filling: what it writes in place of poison.
+    """
+
+    def __init__(self, blank: bool = False, filling: int | None = None) -> None:
         super().__init__()
-        self.blank, self.seen, self.paused = blank, Seen(), False
-        # Address of a fenced storage → first and last byte inside its fences.
-        self.inside = {} if inside is None else inside
+        self.blank, self.filling, self.seen, self.paused = blank, filling, Seen(), False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -111,13 +121,14 @@ class Watch(TorchDispatchMode):
         if result.layout is not torch.strided or not result.numel():
             return result
         tensor, fence = fenced(result, f"tensor {self.seen.allocations} that forward allocates")
-        if unset or self.blank:
+        if not (unset or self.blank):
+            tensor.copy_(result)
+        elif self.filling is None:
             poison(tensor)
         else:
-            tensor.copy_(result)
+            tensor.fill_(self.filling)
         self.seen.fences.append(fence)
-        self.inside[fence.base.data_ptr()] = (fence.start, fence.end)
-        return tensor
+        return tensor.data  # its count of changes begins anew
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -134,6 +145,7 @@ class Launches:
     """What the candidate launched. kernels: count by name.
 
     races: kernels in which programs write over or read each other, and how. strays: those that leave their tensors.
+    taken: of each launch its kernel, grid and numbers, while a list is there; no tensors, which would live longer by it.
     """
 
     kernels: dict[str, int] = field(default_factory=dict)
@@ -141,8 +153,50 @@ class Launches:
     strays: dict[str, str] = field(default_factory=dict)
     knocked_out: bool = False
     watch: Watch | None = None
+    taken: list[Any] | None = None
+
+    def launched(self, name: str, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Counts a launch; returns the grid to launch it with. It runs within a timed call, so it does next to nothing."""
+        self.kernels[name] = self.kernels.get(name, 0) + 1
+        if self.knocked_out:
+            return _no_programs(grid)
+        taken = self.taken
+        if taken is None:
+            return grid
+        taken.append(name)
+        taken.append([value for value in args if value.__class__ in NUMBERS])
+        taken.append([value for value in kwargs.values() if value.__class__ in NUMBERS])
+        if not callable(grid):
+            taken.append(grid)
+            return grid
+
+        def noted(meta: Any) -> Any:
+            found = grid(meta)
+            taken.append(found)
+            return found
+
+        return noted
 
     @property
     def count(self) -> int:
         """Launches altogether."""
         return sum(self.kernels.values())
+
+    @contextmanager
+    def knock_out(self) -> Iterator[None]:
+        """Every launch goes its whole way on the host and starts no program."""
+        self.knocked_out = True
+        try:
+            yield
+        finally:
+            self.knocked_out = False
+
+
+def _no_programs(grid: Any) -> Any:
+    """A grid of none. One that is a function is called all the same: else host code would know by it."""
+
+    def none(meta: Any) -> tuple[int, int, int]:
+        grid(meta)
+        return NO_PROGRAMS
+
+    return none if callable(grid) else NO_PROGRAMS

@@ -19,6 +19,10 @@ from windtunnel.verify.kernel.child_watch import Fenced, Launches, Watch, fenced
 from windtunnel.verify.sandbox.channel import note
 
 NOTHING_LASTS = "forward must depend on its inputs and parameters alone; allocate what it needs in it."
+KNOCKED_OUT = (
+    "with every kernel knocked out, forward fails or returns something of another form, so that its output cannot be shown to "
+    "come from a kernel. Launch and return; do not check in host code what a kernel did."
+)
 
 
 class Work:
@@ -88,11 +92,21 @@ class Work:
         return model
 
     def _run(self, model: torch.nn.Module, case: dict[str, Any], places: Places) -> dict[str, Any]:
-        arguments, tensors = self._arguments(case, places)
-        watch = Watch(inside=places.inside())
         before = self.launches.count
-        value = self._forward(model, arguments, watch, case)
-        outputs, kind = _outputs(value)
+        outputs, kind = self.watched(model, case, places)
+        heads = [self._keep(output) for output in outputs]
+        for output in outputs:
+            if not places.holds(output):
+                poison(output.detach())
+                self.kept.append(output)
+        return {"kind": kind, "outputs": heads, "launches": self.launches.count - before}
+
+    def watched(self, model: torch.nn.Module, case: dict[str, Any], places: Places) -> tuple[list[torch.Tensor], str]:
+        """One call under all eyes, and what it returned. Raises Wrong for what they saw; values are compared elsewhere."""
+        arguments, _ = self.arguments(case, places)
+        watch = Watch()
+        before = self.launches.count
+        outputs, kind = outputs_of(self._forward(model, arguments, watch, case))
         self._check_watch(watch)
         if self.launches.count == before:
             raise Wrong("never-launched", "forward launched no Triton kernel.")
@@ -101,15 +115,10 @@ class Work:
             raise Wrong(
                 "race", f"In kernel {name} {what}: the result depends on the order of programs. Use atomics or separate places."
             )
-        self._check_memory(outputs, tensors, watch, places, case)
-        heads = [self._keep(output) for output in outputs]
-        for output in outputs:
-            if not places.holds(output):
-                poison(output.detach())
-                self.kept.append(output)
-        return {"kind": kind, "outputs": heads, "launches": self.launches.count - before}
+        self._check_memory(outputs, watch, places, case)
+        return outputs, kind
 
-    def _arguments(self, case: dict[str, Any], places: Places) -> tuple[list[Any], list[torch.Tensor]]:
+    def arguments(self, case: dict[str, Any], places: Places) -> tuple[list[Any], list[torch.Tensor]]:
         fresh = iter(self.fresh(case))
         arguments: list[Any] = []
         for position, entry in enumerate(case["arguments"]):
@@ -119,7 +128,7 @@ class Work:
     def _forward(self, model: torch.nn.Module, arguments: list[Any], watch: Watch, case: dict[str, Any]) -> Any:
         self.launches.watch = watch
         model.train(case["training"])
-        before = self._look(model)
+        before = self.look(model)
         try:
             with torch.set_grad_enabled(case["training"]), watch:
                 value = model(*arguments)
@@ -129,14 +138,15 @@ class Work:
             if isinstance(error, torch.OutOfMemoryError):
                 raise Wrong("gpu-memory", f"the GPU's memory did not suffice ({case['label']}).") from None
             raise Wrong("raised", f"forward raised {said(error)} ({case['label']}).") from None
-        place = changed(before, self._look(model))
+        place = changed(before, self.look(model))
         if place is not None:
             raise Wrong("keeps-state", f"{place} is not after forward what it was before. {NOTHING_LASTS}")
         return value
 
-    def _look(self, model: torch.nn.Module) -> dict[str, object]:
+    def look(self, model: torch.nn.Module, *, closely: bool = True) -> dict[str, object]:
+        """The state of everything that the candidate can change."""
         try:
-            return self.state.look(model)
+            return self.state.look(model, closely=closely)
         except Lasting as error:
             raise Wrong("keeps-state", f"{error}. {NOTHING_LASTS}") from None
 
@@ -154,9 +164,7 @@ class Work:
                 "out-of-bounds", f"Kernel {name} {verb} outside the tensors it was given. Mask its accesses ({case['label']})."
             )
 
-    def _check_memory(
-        self, outputs: list[torch.Tensor], tensors: list[torch.Tensor], watch: Watch, places: Places, case: dict[str, Any]
-    ) -> None:
+    def _check_memory(self, outputs: list[torch.Tensor], watch: Watch, places: Places, case: dict[str, Any]) -> None:
         fence = first_broken([*watch.seen.fences, *places.fences()])
         if fence is not None:
             raise Wrong("out-of-bounds", f"A kernel wrote outside {fence.name}. Mask its stores ({case['label']}).")
@@ -175,16 +183,33 @@ class Work:
 
     def _knock_out(self, model: torch.nn.Module, case: dict[str, Any], places: Places) -> None:
         """What forward returns when no kernel does anything: nothing but poison, if the kernels do the work."""
-        arguments, _ = self._arguments(case, places)
-        self.launches.knocked_out = True
         try:
-            outputs, kind = _outputs(self._forward(model, arguments, Watch(blank=True), case))
-            if not any(places.holds(output) for output in outputs):
-                self.knocked_out(outputs, kind)
-        except Wrong:
-            pass  # it noticed that its kernels did nothing; that is no crime
-        finally:
-            self.launches.knocked_out = False
+            outputs, kind = self._blank(model, case, places, None)
+        except Wrong as wrong:
+            if wrong.reason == "gpu-memory":
+                raise
+            outputs, kind = self._blank_in_two_ways(model, case, places)
+        if not any(places.holds(output) and places.may_return(output) for output in outputs):
+            self.knocked_out(outputs, kind)
+
+    def _blank(
+        self, model: torch.nn.Module, case: dict[str, Any], places: Places, filling: int | None
+    ) -> tuple[list[torch.Tensor], str]:
+        arguments, _ = self.arguments(case, places)
+        with self.launches.knock_out():
+            return outputs_of(self._forward(model, arguments, Watch(blank=True, filling=filling), case))
+
+    def _blank_in_two_ways(self, model: torch.nn.Module, case: dict[str, Any], places: Places) -> tuple[list[torch.Tensor], str]:
+        """For a forward that does not get over poison: over zeros, then over ones. What differs between the two is from memory
+        that no kernel wrote, and counts as poison; what is the same came from elsewhere."""
+        try:
+            zeros, kind = self._blank(model, case, places, 0)
+            ones, other = self._blank(model, case, places, 1)
+        except Wrong as wrong:
+            raise Wrong("output-not-from-kernel", f"{KNOCKED_OUT} ({wrong.message})") from None
+        if [kind, *map(_form, zeros)] != [other, *map(_form, ones)]:
+            raise Wrong("output-not-from-kernel", KNOCKED_OUT)
+        return [_common(zero, one) for zero, one in zip(zeros, ones, strict=True)], kind
 
     def _keep(self, tensor: torch.Tensor) -> dict[str, Any]:
         array = to_array(tensor)
@@ -222,9 +247,6 @@ class Places:
     def fences(self) -> list[Fenced]:
         return list(self.fence.values())
 
-    def inside(self) -> dict[int, tuple[int, int]]:
-        return {fence.base.data_ptr(): (fence.start, fence.end) for fence in self.fence.values()}
-
     def changed(self) -> int | None:
         for position, copy in self.copies.items():
             held = self.tensors[position]
@@ -244,11 +266,22 @@ class Places:
         )
 
 
+def _form(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.dtype, tensor.shape
+
+
+def _common(zero: torch.Tensor, one: torch.Tensor) -> torch.Tensor:
+    """What is the same in both, poison elsewhere."""
+    found = torch.empty_like(zero)
+    poison(found)
+    return torch.where(zero == one, zero, found)
+
+
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else tensor
 
 
-def _outputs(value: Any) -> tuple[list[torch.Tensor], str]:
+def outputs_of(value: Any) -> tuple[list[torch.Tensor], str]:
     values, kind = ([value], "tensor") if not isinstance(value, tuple | list) else (list(value), "tuple")
     for entry in values:
         if type(entry) is not torch.Tensor:

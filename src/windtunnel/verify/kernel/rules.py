@@ -83,7 +83,7 @@ TENSOR_METHODS = words(
     size stride numel nelement dim ndimension element_size is_contiguous contiguous view view_as reshape reshape_as
     permute transpose swapaxes swapdims movedim moveaxis t flatten unflatten ravel squeeze unsqueeze expand expand_as
     narrow select chunk split tensor_split unbind as_strided detach new_empty new_zeros new_ones new_full
-    new_empty_strided zero_ fill_ is_floating_point is_complex requires_grad_ storage_offset diagonal
+    new_empty_strided zero_ fill_ is_floating_point is_complex requires_grad_ diagonal
     register_buffer register_parameter unfold
     """
 )
@@ -107,6 +107,7 @@ BANNED_ATTRIBUTES: dict[str, str] = {
     "data_ptr": "reads-addresses",
     "untyped_storage": "reads-addresses",
     "storage": "reads-addresses",
+    "storage_offset": "reads-addresses",
     "_version": "reads-addresses",
     "training": "reads-mode",
     "requires_grad": "reads-mode",
