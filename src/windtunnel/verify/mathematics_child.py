@@ -40,10 +40,8 @@ def warm_up() -> None:
 
 def _number(text: str) -> Any:
     """The number that a side of an equation is, or None."""
-    from sympy import Expr
-
     value = next(iter(_parse(text)), None)
-    return value if isinstance(value, Expr) and value.is_number else None
+    return value if getattr(value, "is_number", False) is True else None
 
 
 def _parse(text: str) -> list[Any]:
