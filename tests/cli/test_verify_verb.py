@@ -22,6 +22,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "named.json").write_text(json.dumps({"kind": "exact", "task": {"answer": "42", "where": "last-line"}}))
     (folder / "bad.json").write_text("{")
     (folder / "typo.json").write_text(json.dumps({"casse": []}))
+    (folder / "flag.json").write_text(json.dumps({"asserts": "assert f(1) == 1", "partial": "no"}))
+    (folder / "long.json").write_text(json.dumps({"asserts": "assert f(1) == 1", "seconds": 1e8}))
+    (folder / "schema.json").write_text(json.dumps({"schema": {"enum": 5}}))
+    (folder / "marked.py").write_bytes(b"\xef\xbb\xbfdef f(x): return x * x")
     (folder / "right.py").write_text("def f(x): return x * x")
     (folder / "binary").write_bytes(b"\xff\xfe")
     return folder
@@ -32,6 +36,7 @@ def test_right_and_wrong_code(folder: Path) -> None:
     assert right.returncode == 0, right.stderr
     assert "accepted" in right.stdout
     assert max(map(len, right.stdout.splitlines())) <= 100
+    assert verify("code", "--task", "square.json", "--answer", "marked.py", cwd=folder).returncode == 0
     wrong = verify("code", "--task", "square.json", "--json", text="def f(x): return x", cwd=folder)
     assert wrong.returncode == 1
     assert json.loads(wrong.stdout)["reason"] == "wrong-result"
@@ -50,6 +55,13 @@ def test_exact_text_from_a_task_file_with_its_kind(folder: Path) -> None:
         (("code", "--task", "typo.json"), "casse"),
         (("code", "--task", "square.json", "--answer", "none.py"), "none.py"),
         (("code", "--task", "square.json", "--answer", "binary"), "UTF-8"),
+        (("code", "--task", "square.json", "--answer", "/dev/zero"), "/dev/zero is a device"),
+        (("code", "--task", "/dev/zero"), "/dev/zero is a device"),
+        (("code", "--task", "flag.json"), "partial is 'no'"),
+        (("code", "--task", "long.json"), "seconds is 100000000.0"),
+        (("format", "--task", "schema.json"), "schema.enum is 5"),
+        (("kernel", "--task", "relu", "--candidate", "/dev/zero"), "/dev/zero is a device"),
+        (("kernel", "--task", "relu", "--candidate", "."), "is a folder"),
         (("--serve", "--host", "0.0.0.0"), "no token"),
         (("--serve", "--tasks", "none"), "no such folder"),
     ],

@@ -285,3 +285,72 @@ def test_an_assertion_of_truth_takes_any_value_that_is_true(sandbox: Sandbox, as
 def test_malformed_tasks_are_the_users_errors(spec: dict[str, Any]) -> None:
     with pytest.raises(UserError):
         CodeTask.of(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"seconds": 1e8}, "seconds is 100000000.0"),
+        ({"seconds": 0}, "seconds is 0"),
+        ({"memory_mib": 0}, "memory_mib is 0"),
+        ({"memory_mib": float("nan")}, "memory_mib is nan"),
+        ({"partial": "no"}, "partial is 'no'"),
+        ({"reveal": 1}, "reveal is 1"),
+        ({"any_sequence": None}, "any_sequence is None"),
+    ],
+)  # fmt: skip
+def test_a_task_that_no_answer_could_be_judged_by_is_refused_with_its_key_and_value(spec: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words) as error:
+        CodeTask.of({"asserts": "assert f(3) == 9", **spec})
+    assert error.value.fix
+
+
+def test_values_nested_too_deeply_to_be_sent_are_the_tasks_fault() -> None:
+    deep: Any = 1
+    for _ in range(70):
+        deep = [deep]
+    for key, args, expected in (("args", [deep], 1), ("expected", [], deep)):
+        with pytest.raises(UserError, match=f"{key} is nested"):
+            CodeTask.of({"cases": [{"function": "f", "args": args, "expected": expected}]})
+    with pytest.raises(UserError, match="args is nested"):
+        CodeTask.of({"asserts": f"assert f({deep!r}) == 1"})
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import atexit\natexit.register(print, 5)", "accepted"),
+        ("import atexit, sys\natexit.register(print, 5)\nsys.exit()", "accepted"),
+        ("import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print(5))).start()", "accepted"),
+        ("\ufeffprint(5)", "accepted"),
+        ("```python\n\ufeffprint(5)\n```", "accepted"),
+        ("import atexit\natexit.register(print, 6)\nprint(5)", "wrong-result"),
+        ("import atexit, os\natexit.register(os._exit, 3)\nprint(5)", "exited"),
+    ],
+)  # fmt: skip
+def test_a_programs_end_is_a_part_of_it(sandbox: Sandbox, source: str, reason: str) -> None:
+    assert judge(sandbox, source, (Program("", "5"),)).reason == reason
+
+
+def test_no_answer_makes_itself_one_about_which_nothing_is_known(sandbox: Sandbox) -> None:
+    forged = (
+        "import os\ndef f(x):\n from windtunnel.verify.sandbox.channel import write_reply\n write_reply({}, ())\n os._exit(0)"
+    )
+    reply = "{'kind': 'reply', 'reply': {'value': {'set': [[1]]}}}"
+    raises = "def f(x):\n class E(BaseException):\n  def __str__(self): raise SystemExit\n raise E"
+    for source in (
+        raises,
+        "def f(x): raise KeyboardInterrupt",
+        "def f(x): raise GeneratorExit",
+        "import os\ndef f(x): os._exit(0)",
+        "import os\ndef f(x): os.kill(os.getpid(), 40)",
+        "def f(x): return 10 ** 5000",
+        "import sys\ndef f(x):\n sys.stdout = None\n sys.stderr = 5\n return 1",
+        forged.replace("{}", reply),
+        forged.replace("{}", "{'kind': 'raised', 'reply': {'error': [1]}}"),
+        forged.replace("{}", "{'kind': 'infrastructure', 'reply': {'error': 'x', 'ended': 'setup'}}"),
+    ):
+        for expected in (9, {1}, 1j):
+            verdict = judge(sandbox, source, (Call("f", [3], expected),), reveal=True)
+            assert verdict.reward == 0.0, (source, verdict)
+    assert judge(sandbox, "def f(x): return x * x").accepted

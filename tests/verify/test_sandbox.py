@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import socket
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ import pytest
 import windtunnel
 from windtunnel.recipe import UserError
 from windtunnel.verify.sandbox import Job, Limits, MiB, Outcome, Sandbox
+from windtunnel.verify.sandbox.channel import memory_file, write_request
 from windtunnel.verify.sandbox.starting import PASSED_ON
 
 CHILD = "windtunnel.verify.code.child"
@@ -322,3 +326,49 @@ def test_packages_under_tmp_are_refused_in_words(monkeypatch: pytest.MonkeyPatch
     with Sandbox() as box, pytest.raises(UserError, match="empty /tmp") as caught:
         box.start()
     assert "outside /tmp" in (caught.value.fix or "")
+
+
+HONEST = "def f(): return 42"
+SLOW = "import time\ndef f():\n time.sleep(3)\n return 41"
+
+
+def test_hours_may_be_allowed_and_the_next_answers_are_still_their_own() -> None:
+    with Sandbox(preload=(CHILD,)) as sandbox:
+        long = replace(SMALL, wall_seconds=1e8, cpu_seconds=1e8)
+        assert run(sandbox, "def f(): return 1", long).message == {"value": 1}
+        assert [value(sandbox, f"def f(): return {n}") for n in range(3)] == [0, 1, 2]
+
+
+def test_what_is_raised_between_an_order_and_its_reply_costs_the_worker_and_no_later_answer() -> None:
+    class Alarm(BaseException):
+        pass
+
+    def ring(*_: object) -> None:
+        raise Alarm
+
+    with Sandbox(preload=(CHILD,)) as sandbox:
+        assert value(sandbox, HONEST) == 42
+        before = signal.signal(signal.SIGALRM, ring)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            with pytest.raises(Alarm):
+                run(sandbox, SLOW, replace(SMALL, wall_seconds=30))
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert sandbox.restarts == 1
+        assert [value(sandbox, f"def f(): return {n}") for n in range(3)] == [0, 1, 2]
+
+
+def test_the_end_of_another_job_is_taken_for_nobodys_answer() -> None:
+    with Sandbox(preload=(CHILD,)) as sandbox:
+        assert value(sandbox, HONEST) == 42
+        assert sandbox._worker is not None
+        sandbox._worker.jobs += 1  # as if the worker still had to tell of one
+        stale = sandbox._worker.control
+        request, reply, log = write_request({}, ()), memory_file("reply", MiB), memory_file("log", 4096)
+        order = json.dumps({"job": 1, "entry": f"{CHILD}:call", "limits": asdict(SMALL)}).encode()
+        socket.send_fds(stale, [order], [request, reply, log])
+        assert run(sandbox, HONEST).status == "infrastructure"
+        assert sandbox.restarts == 1
+        assert value(sandbox, HONEST) == 42

@@ -22,6 +22,7 @@ from windtunnel.verify import serve
 
 TOKEN = "a-token-for-tests"
 SQUARE = {"cases": [{"function": "f", "args": [3], "expected": 9}]}
+DEEP_ARGUMENT = json.dumps({"kind": "code", "task": {"asserts": f"assert f({'[' * 70}{']' * 70}) == 1"}, "answer": ""}).encode()
 RIGHT = "def f(x): return x * x"
 
 
@@ -116,6 +117,14 @@ def test_the_token_is_needed(service: httpx.Client, header: dict[str, str]) -> N
         (b'{"kind": "code", "task": "bad", "answer": ""}', 422),
         (b'{"kind": "kernel", "task": "no-such-kernel", "answer": ""}', 422),
         (b'{"kind": "kernel", "task": {}, "answer": ""}', 422),
+        (b'{"kind": "format", "task": {"schema": {"type": 5}}, "answer": "5"}', 422),
+        (b'{"kind": "format", "task": {"schema": {"enum": 5}}, "answer": "5"}', 422),
+        (b'{"kind": "format", "task": {"schema": ' + b'{"items":' * 500 + b"{}" + b"}" * 501 + b', "answer": "5"}', 422),
+        (b'{"kind": "code", "task": {"asserts": "assert f(1) == 1", "seconds": 100000000}, "answer": ""}', 422),
+        (b'{"kind": "code", "task": {"asserts": "assert f(1) == 1", "seconds": 0}, "answer": ""}', 422),
+        (b'{"kind": "code", "task": {"asserts": "assert f(1) == 1", "memory_mib": 0}, "answer": ""}', 422),
+        (b'{"kind": "code", "task": {"asserts": "assert f(1) == 1", "partial": "no"}, "answer": ""}', 422),
+        (DEEP_ARGUMENT, 422),
         (b"x" * (10 << 20), 413),
     ],
 )

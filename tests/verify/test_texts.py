@@ -86,6 +86,16 @@ def test_extraction_never_fails(text: str) -> None:
         ({"schema": {"type": "object", "required": ["a"]}}, '{"b": 1}', "json"),
         ({"schema": {"type": "object"}}, "[" * 100_000, "json"),
         ({"tags": ["answer"], "schema": {"type": "integer"}}, "<answer>4</answer>", "accepted"),
+        ({"tags": ["think"]}, "<think>\u200b\ufeff\u3164</think>", "tags"),
+        ({"tags": ["think"]}, "<think>\u200bé\u200d</think>", "accepted"),
+        ({"boxed": True}, "\\boxed{\u200b}", "not-boxed"),
+        ({"schema": {"type": "number"}}, "1e3", "accepted"),
+        ({"schema": {"type": "number"}}, "NaN", "json"),
+        ({"schema": {"type": "number"}}, "-Infinity", "json"),
+        ({"schema": True}, '{"a": [1, {"b": 2}], "c": {"a": 1}}', "accepted"),
+        ({"schema": True}, '{"a": 1, "a": 1}', "json"),
+        ({"schema": {"type": "object"}}, '{"b": {"a": 1, "a": "x"}}', "json"),
+        ({"schema": False}, "1", "json"),
     ],
 )
 def test_format(spec: dict[str, Any], answer: str, reason: str) -> None:
@@ -98,6 +108,46 @@ def test_format(spec: dict[str, Any], answer: str, reason: str) -> None:
 def test_malformed_format_tasks(spec: dict[str, Any]) -> None:
     with pytest.raises(UserError):
         FormatVerifier.of(spec)
+
+
+# Keyword → values of a type that it does not take.
+WRONG_VALUES: dict[str, list[Any]] = {
+    "type": [5, {"a": 1}, [], [5], [["string"]], None, True, "text", ["string", "string"]],
+    "properties": [5, [], None, {"a": 5}, {"a": {"type": 5}}],
+    "required": [5, "abc", [5], None, {"a": 1}, ["a", "a"]],
+    "additionalProperties": [5, "no", None, []],
+    "items": [5, [{}], None],
+    "enum": [5, "abc", {}, None, []],
+    "anyOf": [5, {}, [], [5], None],
+    "minimum": ["a", True, None, float("nan"), []],
+    "maxLength": ["a", -1, 1.5, None, float("inf")],
+    "title": [5, None],
+}
+
+
+@pytest.mark.parametrize("keyword", WRONG_VALUES)
+def test_a_schema_is_checked_before_any_answer_and_the_key_is_named(keyword: str) -> None:
+    for value in WRONG_VALUES[keyword]:
+        for where, schema in (
+            ("schema", {keyword: value}),
+            ("schema.items", {"items": {keyword: value}}),
+            ("schema.anyOf[1]", {"anyOf": [True, {keyword: value}]}),
+        ):
+            with pytest.raises(UserError) as error:
+                FormatVerifier.of({"schema": schema})
+            assert f"{where}.{keyword}" in error.value.message
+            assert error.value.fix
+
+
+def test_a_schema_without_end_and_flags_that_are_none_are_bad_input() -> None:
+    deep: Any = {}
+    for _ in range(500):
+        deep = {"items": deep}
+    with pytest.raises(UserError, match="nested"):
+        FormatVerifier.of({"schema": deep})
+    for key in ("boxed", "only_tags"):
+        with pytest.raises(UserError, match=f"{key} is 'no'"):
+            FormatVerifier.of({"tags": ["a"], key: "no"})
 
 
 @pytest.mark.parametrize(
@@ -144,6 +194,17 @@ def runner() -> Iterator[Any]:
         ("5", "\\[5\\]", "accepted"),
         ("5", "$5$.", "accepted"),
         ("11:00", "11:00", "accepted"),
+        ("4", "2+2=4", "accepted"),
+        ("3", "f(1) = \\sqrt{9} = 3", "accepted"),
+        ("0.5", "50\\% = \\frac{1}{2}", "accepted"),
+        ("\\frac{1}{3}", "\\frac{1}{3} \\approx 0.333", "accepted"),
+        ("\\frac{\\pi}{6}", "30^\\circ = \\frac{\\pi}{6}", "accepted"),
+        ("2", "S_{n=3} = 2", "accepted"),
+        ("2", "3=2", "wrong-result"),
+        ("2", "x = 3 = 2", "wrong-result"),
+        ("2", "\\{3\\}\\ =\\ 2", "wrong-result"),
+        ("10", "10 \\approx 11", "wrong-result"),
+        ("11", "10 \\equiv 11", "wrong-result"),
         ("42", "41", "wrong-result"),
         ("42", "41, 42", "wrong-result"),
         ("42", "41 \\text{ or } 42", "wrong-result"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -88,9 +87,9 @@ def _print_layers(found: Layers) -> None:
 
 def _judge_of(kind: str, doc: str) -> Callable[..., None]:
     def judge(task: TaskOption, answer: AnswerOption = "-", json: JsonOption = False) -> None:
-        from windtunnel.verify import Verifiers, read_json
+        from windtunnel.verify import Verifiers, read_json, read_text
 
-        spec, text = read_json(task), _read(answer)
+        spec, text = read_json(task), read_text(answer, LONGEST_ANSWER, f"--answer {answer}", stdin=True)
         if isinstance(spec, dict) and set(spec) == {"kind", "task"} and spec["kind"] == kind:
             spec = spec["task"]
         with Verifiers(1) as verifiers:
@@ -113,22 +112,3 @@ def _print_verdict(verdict: Verdict) -> None:
     if verdict.reward is not None:
         lines.append(("reward", f"{verdict.reward:g}"))
     print_remarks(lines)
-
-
-def _read(name: str) -> str:
-    from windtunnel.recipe import UserError
-
-    try:
-        if name == "-":
-            data = sys.stdin.buffer.read(LONGEST_ANSWER + 1)
-        else:
-            with open(name, "rb") as file:
-                data = file.read(LONGEST_ANSWER + 1)
-    except OSError as error:
-        raise UserError(f"--answer {name}: {error.strerror or error}", "name a readable file, or - for standard input") from None
-    if len(data) > LONGEST_ANSWER:
-        raise UserError(f"--answer {name} is longer than {LONGEST_ANSWER:,} bytes", "give one answer")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise UserError(f"--answer {name} is not UTF-8 at byte {error.start}", "give text") from None

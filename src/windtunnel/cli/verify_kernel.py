@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -113,18 +112,9 @@ def _task(name: str) -> Task:
 
 
 def _read(name: str) -> str:
-    from windtunnel.recipe import UserError
+    from windtunnel.verify import read_text
 
-    try:
-        data = sys.stdin.buffer.read(LONGEST_CANDIDATE + 1) if name == "-" else Path(name).read_bytes()
-    except OSError as error:
-        raise UserError(
-            f"--candidate {name}: {error.strerror or error}", "name a readable file, or - for standard input"
-        ) from None
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        raise UserError(f"--candidate {name}: not UTF-8 text", "give a Python source file") from None
+    return read_text(name, LONGEST_CANDIDATE, f"--candidate {name}", stdin=True, cut=True)
 
 
 def _list(as_json: bool) -> None:

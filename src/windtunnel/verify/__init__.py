@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .kinds import KINDS, Verifiers, read_json
     from .mathematics import MathVerifier
     from .pool import Full, Pool, Sandboxes
+    from .reading import read_text
     from .sandbox import Layers, Limits, Sandbox
     from .service import serve
     from .tasks import catalogue as kernel_tasks
@@ -62,6 +63,7 @@ __all__ = [
     "kernel_tasks",
     "load_task",
     "read_json",
+    "read_text",
     "reference_sandbox",
     "refuse",
     "serve",
@@ -88,6 +90,7 @@ _MODULES = {
     "kinds": ("KINDS", "Verifiers", "read_json"),
     "mathematics": ("MathVerifier",),
     "pool": ("Full", "Pool", "Sandboxes"),
+    "reading": ("read_text",),
     "sandbox": ("Layers", "Limits", "Sandbox"),
     "service": ("serve",),
 }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Literal
 
 Where = Literal["all", "last-line", "boxed", "answer-tag"]
 BOX = "\\boxed{"
+UNSEEN_KINDS = {"Zs", "Zl", "Zp", "Cc", "Cf", "Mn", "Me"}
+UNSEEN = "\u115f\u1160\u3164\uffa0\u2800"  # letters and a symbol without a shape
 
 
 def extract(answer: str, where: Where) -> str | None:
@@ -31,6 +34,11 @@ def boxed(answer: str) -> str | None:
         if depth == 0:
             return answer[at:end].strip()
     return None
+
+
+def blank(text: str) -> bool:
+    """Whether nothing of a text can be seen: spaces, controls, joiners, marks on nothing."""
+    return all(unicodedata.category(sign) in UNSEEN_KINDS or sign in UNSEEN for sign in text)
 
 
 def tagged(answer: str, tag: str) -> str | None:

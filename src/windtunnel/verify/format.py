@@ -9,8 +9,9 @@ from typing import Any
 
 from windtunnel.recipe import UserError
 
-from .extract import boxed, tagged
-from .schema import check_schema, violation
+from .extract import blank, boxed, tagged
+from .schema import violation
+from .schema_check import check_schema
 from .types import Verdict, accept, refuse
 
 MOST_ANSWER = 1 << 20
@@ -46,9 +47,10 @@ class FormatVerifier:
             raise UserError("format task: 'tags' is not a list of different names", "for example: [think, answer]")
         if schema is not None:
             check_schema(schema)
-        if not tags and not spec.get("boxed") and schema is None:
+        boxed, only_tags = (_flag(spec.get(key, False), key) for key in ("boxed", "only_tags"))
+        if not tags and not boxed and schema is None:
             raise UserError("format task: nothing is asked", "give tags, boxed or schema")
-        return FormatVerifier(tags, bool(spec.get("boxed", False)), bool(spec.get("only_tags", False)), schema)
+        return FormatVerifier(tags, boxed, only_tags, schema)
 
     def verify(self, answer: str) -> Verdict:
         """The judgement of one answer."""
@@ -56,7 +58,7 @@ class FormatVerifier:
             return refuse("format", "too-long", f"the answer has {len(answer):,} characters, at most {MOST_ANSWER:,}")
         if fault := self._tags(answer):
             return refuse("format", "tags", fault)
-        if self.boxed and not boxed(answer):
+        if self.boxed and blank(boxed(answer) or ""):
             return refuse("format", "not-boxed", "there is no \\boxed{...} with an answer in it")
         if self.schema is not None and (fault := self._json(answer)):
             return refuse("format", "json", fault)
@@ -72,7 +74,7 @@ class FormatVerifier:
             start, end = answer.find(first), answer.find(last)
             if start < at or end < start:
                 return f"{first}...{last} does not stand where it should: the order is {', '.join(self.tags)}"
-            if not answer[start + len(first) : end].strip():
+            if blank(answer[start + len(first) : end]):
                 return f"{first}...{last} is empty"
             outside.append(answer[at:start])
             at = end + len(last)
@@ -83,7 +85,27 @@ class FormatVerifier:
     def _json(self, answer: str) -> str:
         text = tagged(answer, self.tags[-1]) if self.tags else answer
         try:
-            value = json.loads(text or "")
+            value = json.loads(text or "", parse_constant=_no_number, object_pairs_hook=_without_doubles)
+            return violation(value, {} if self.schema is None else self.schema)
         except (ValueError, RecursionError) as error:
             return f"not JSON: {error}"
-        return violation(value, self.schema or {})
+
+
+def _flag(value: Any, key: str) -> bool:
+    if not isinstance(value, bool):
+        raise UserError(f"format task: {key} is {value!r}"[:200], "give true or false")
+    return value
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON's")
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object. Of a key that comes twice some readers take the first value and some the last."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the key {name[:40]!r} comes twice")
+        found[name] = value
+    return found

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from windtunnel.recipe import UserError
 
 from .pool import Sandboxes
+from .reading import read_text
 from .sandbox import Layers, Sandbox
 from .types import Verifier
 
@@ -160,12 +161,9 @@ def read_json(path: Path) -> Any:
     Raises:
         UserError: it cannot be read, is too long or no JSON; says where.
     """
+    text = read_text(path, MOST_TASK_FILE, str(path))
     try:
-        if path.stat().st_size > MOST_TASK_FILE:
-            raise UserError(f"{path} is longer than {MOST_TASK_FILE:,} bytes")
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}", "name a readable file") from None
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}", "a task file is JSON in UTF-8") from None
 

@@ -84,6 +84,9 @@ class MathVerifier:
             )
         if outcome.message.get("gold") is not True:
             return broken("compare", f"the task's own answer {self.gold[:80]!r} is no expression", times=times)
+        if outcome.message.get("differ") is True:
+            text = "the answer equates numbers that differ; give one number, or an equation whose sides agree"
+            return refuse("compare", "wrong-result", text, times=times, evidence=evidence)
         if outcome.message.get("equal") is True:
             return accept("compare", "the expression equals the right one", times=times)
         if outcome.message.get("parsed") is not True:

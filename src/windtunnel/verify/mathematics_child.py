@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .mathematics_sides import sides_differ
+
 WARM = (
     ("\\frac{1}{2}", "0.5"),
     ("x^2-1", "(x-1)(x+1)"),
@@ -15,7 +17,8 @@ WARM = (
 
 
 def compare(message: dict[str, Any], buffers: list[memoryview]) -> tuple[dict[str, Any], list[bytes]]:
-    """Whether found equals gold. message: gold, found (texts) and digits. Reply: gold, parsed, equal (truth values)."""
+    """Whether found equals gold. message: gold, found (texts) and digits. Reply: gold, parsed, equal, and whether
+    found equates numbers that differ (truth values)."""
     import logging
 
     from math_verify import verify
@@ -25,13 +28,20 @@ def compare(message: dict[str, Any], buffers: list[memoryview]) -> tuple[dict[st
     if not gold or not found:
         return {"gold": bool(gold), "parsed": bool(found), "equal": False}, []
     equal = verify(gold, found, float_rounding=message["digits"], timeout_seconds=None, raise_on_error=True)
-    return {"gold": True, "parsed": True, "equal": bool(equal)}, []
+    differ = bool(equal) and sides_differ(message["found"], _number, message["digits"])
+    return {"gold": True, "parsed": True, "equal": bool(equal), "differ": differ}, []
 
 
 def warm_up() -> None:
     """Pay for the grammar's tables and for what is imported late once, in the worker, before any candidate."""
     for gold, found in WARM:
         compare({"gold": gold, "found": found, "digits": 6}, [])
+
+
+def _number(text: str) -> Any:
+    """The number that a side of an equation is, or None."""
+    value = next(iter(_parse(text)), None)
+    return value if getattr(value, "is_number", False) is True else None
 
 
 def _parse(text: str) -> list[Any]:

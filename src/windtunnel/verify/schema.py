@@ -1,55 +1,20 @@
-"""The part of JSON Schema that formats of answers need, so that any other keyword is refused and none is ignored."""
+"""What a value has that a JSON schema does not allow, for the keywords that formats of answers need."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from windtunnel.recipe import UserError
+from .schema_check import KINDS, is_number
 
-KINDS: dict[str, tuple[type, ...]] = {
-    "object": (dict,), "array": (list,), "string": (str,), "number": (int, float), "integer": (int,), "boolean": (bool,),
-    "null": (type(None),),
-}  # fmt: skip
-KEYWORDS = {
-    "type", "properties", "required", "additionalProperties", "items", "enum", "const", "minimum", "maximum", "minLength",
-    "maxLength", "minItems", "maxItems", "anyOf", "title", "description", "$schema",
-}  # fmt: skip
 LIMITS = {
-    "minimum": lambda value, most: not _is_number(value) or value >= most,
-    "maximum": lambda value, most: not _is_number(value) or value <= most,
+    "minimum": lambda value, most: not is_number(value) or value >= most,
+    "maximum": lambda value, most: not is_number(value) or value <= most,
     "minLength": lambda value, most: not isinstance(value, str) or len(value) >= most,
     "maxLength": lambda value, most: not isinstance(value, str) or len(value) <= most,
     "minItems": lambda value, most: not isinstance(value, list) or len(value) >= most,
     "maxItems": lambda value, most: not isinstance(value, list) or len(value) <= most,
 }
-
-
-def check_schema(schema: Any, where: str = "schema") -> None:
-    """Refuse what violation would not understand.
-
-    Raises:
-        UserError: not an object, an unknown keyword or type; says where.
-    """
-    if isinstance(schema, bool):
-        return
-    if not isinstance(schema, Mapping):
-        raise UserError(f"format task: {where} is not an object", "a JSON schema is an object")
-    if unknown := sorted(set(schema) - KEYWORDS):
-        raise UserError(f"format task: {where}.{unknown[0]} is not supported", f"supported: {', '.join(sorted(KEYWORDS))}")
-    kinds = schema.get("type", [])
-    for kind in [kinds] if isinstance(kinds, str) else kinds:
-        if kind not in KINDS:
-            raise UserError(f"format task: {where}.type is {kind!r}", f"one of {', '.join(KINDS)}")
-    for name, inner in dict(schema.get("properties", {})).items():
-        check_schema(inner, f"{where}.properties.{name}")
-    for key in ("items", "additionalProperties"):
-        check_schema(schema.get(key, True), f"{where}.{key}")
-    for at, inner in enumerate(schema.get("anyOf", [])):
-        check_schema(inner, f"{where}.anyOf[{at}]")
-    for key in LIMITS:
-        if key in schema and not _is_number(schema[key]):
-            raise UserError(f"format task: {where}.{key} is {schema[key]!r}", "give a number")
 
 
 def violation(value: Any, schema: Mapping[str, Any] | bool, where: str = "the answer") -> str:
@@ -87,13 +52,9 @@ def _object(value: dict[str, Any], schema: Mapping[str, Any], where: str) -> str
 
 def _is(value: Any, kind: str) -> bool:
     if kind in ("number", "integer"):
-        return _is_number(value) and (kind == "number" or isinstance(value, int) or value.is_integer())
+        return is_number(value) and (kind == "number" or isinstance(value, int) or value.is_integer())
     return isinstance(value, KINDS[kind])
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _same(value: Any, other: Any) -> bool:
-    return (type(value) is type(other) and value == other) or (_is_number(value) and _is_number(other) and value == other)
+    return (type(value) is type(other) and value == other) or (is_number(value) and is_number(other) and value == other)

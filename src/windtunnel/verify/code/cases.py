@@ -9,6 +9,11 @@ from typing import Any
 from windtunnel.recipe import UserError
 
 from ..sandbox import Limits, MiB
+from .values import NotPlain, encode
+
+# Of one test.
+LEAST_SECONDS, MOST_SECONDS = 0.01, 3600.0
+LEAST_MIB, MOST_MIB = 1.0, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -69,18 +74,21 @@ class CodeTask:
             raise UserError(f"code task: unknown key {unknown[0]!r}", f"known keys: {', '.join(sorted(known))}")
         cases: list[Call | Program] = [_case(at, case) for at, case in enumerate(_list(spec.get("cases", []), "cases"))]
         if "asserts" in spec:
-            cases += cases_of_asserts(_text(spec["asserts"], "asserts"))
+            calls = cases_of_asserts(_text(spec["asserts"], "asserts"))
+            for at, call in enumerate(calls):
+                _check_plain(call, f"code task: asserts[{at}]")
+            cases += calls
         if not cases:
             raise UserError("code task: no tests", "give 'cases' or 'asserts'")
         default = CodeTask(())
-        seconds = _number(spec.get("seconds", default.limits.wall_seconds), "seconds")
-        memory = _number(spec.get("memory_mib", default.limits.memory_bytes / MiB), "memory_mib")
+        seconds = _number(spec.get("seconds", default.limits.wall_seconds), "seconds", LEAST_SECONDS, MOST_SECONDS)
+        memory = _number(spec.get("memory_mib", default.limits.memory_bytes / MiB), "memory_mib", LEAST_MIB, MOST_MIB)
         return CodeTask(
             cases,
-            tolerance=_number(spec.get("tolerance", 0.0), "tolerance"),
-            any_sequence=bool(spec.get("any_sequence", "asserts" not in spec)),  # JSON has no tuples
-            partial=bool(spec.get("partial", False)),
-            reveal=bool(spec.get("reveal", False)),
+            tolerance=_number(spec.get("tolerance", 0.0), "tolerance", 0, 1e9),
+            any_sequence=_flag(spec.get("any_sequence", "asserts" not in spec), "any_sequence"),  # JSON has no tuples
+            partial=_flag(spec.get("partial", False), "partial"),
+            reveal=_flag(spec.get("reveal", False), "reveal"),
             preface=_text(spec.get("preface", ""), "preface"),
             limits=Limits(seconds, seconds, int(memory * MiB), result_bytes=4 * MiB, log_bytes=MiB),
         )
@@ -95,7 +103,9 @@ def _case(at: int, case: Any) -> Call | Program:
             args = _list(case["args"], f"cases[{at}].args")
             kwargs = case.get("kwargs", {})
             if isinstance(kwargs, Mapping):
-                return Call(_text(case["function"], f"cases[{at}].function"), args, case["expected"], kwargs)
+                call = Call(_text(case["function"], f"cases[{at}].function"), args, case["expected"], kwargs)
+                _check_plain(call, where)
+                return call
     raise UserError(f"{where} is not a test", "a test has function, args, expected (and kwargs), or stdin and stdout")
 
 
@@ -111,7 +121,27 @@ def _list(value: Any, key: str) -> list[Any]:
     return value
 
 
-def _number(value: Any, key: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
-        raise UserError(f"code task: {key} is {value!r}", "give a number of at least 0")
+def _number(value: Any, key: str, least: float, most: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise UserError(f"code task: {key} is {_shown(value)}", f"give a number from {least:g} to {most:g}")
     return float(value)
+
+
+def _flag(value: Any, key: str) -> bool:
+    if not isinstance(value, bool):
+        raise UserError(f"code task: {key} is {_shown(value)}", "give true or false")
+    return value
+
+
+def _check_plain(call: Call, where: str) -> None:
+    """Refuse what cannot be sent to a candidate, or compared with what it returns."""
+    for key, value in (("args", list(call.args)), ("kwargs", dict(call.kwargs)), ("expected", call.expected)):
+        try:
+            encode(value)
+        except NotPlain as error:
+            raise UserError(f"{where}: {key} is {error}", "give plain values, less deeply nested") from None
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

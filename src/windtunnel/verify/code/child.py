@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import os
 import sys
+import threading
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +49,9 @@ def program(message: dict[str, Any], buffers: list[memoryview]) -> Reply:
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
+    # What Python does at the end of a program, and this process would leave out.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
     return {"done": True}, []
 
 

@@ -86,7 +86,7 @@ class CodeVerifier:
             got = outcome.message.get("value", {})
             try:
                 right = matches(case.expected, got, tolerance=self.task.tolerance, any_sequence=self.task.any_sequence)
-            except (NotPlain, TypeError, RecursionError) as error:
+            except (NotPlain, TypeError, ValueError, OverflowError, RecursionError) as error:
                 return refuse("tests", "not-plain", f"{where}: the answer returned {error}")
         if right:
             return None
@@ -115,9 +115,12 @@ class CodeVerifier:
 def source_of(answer: str) -> str:
     """The code in an answer: the last fenced block, or all of it when there is none."""
     blocks = [body for language, body in FENCE.findall(answer) if language.strip().lower() in LANGUAGES]
-    return blocks[-1] if blocks else answer
+    return (blocks[-1] if blocks else answer).removeprefix("\ufeff")  # a byte order mark, which Python's own files may begin with
 
 
 def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else repr(value)
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except (ValueError, RecursionError):  # a huge number, or what a process nested by hand
+        return f"a {type(value).__name__} too large to show"
     return text if len(text) <= 200 else text[:197] + "..."

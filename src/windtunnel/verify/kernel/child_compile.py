@@ -21,9 +21,11 @@ from triton.runtime import driver, jit
 
 from windtunnel.verify.kernel.arrays import Buffer, unplain
 from windtunnel.verify.kernel.child_autotune import pick_configurations
-from windtunnel.verify.kernel.child_load import Wrong, load_candidate, said, stand_in_for_cuda
+from windtunnel.verify.kernel.child_load import Wrong, kernel_place, laid_to_candidate, load_candidate, said, stand_in_for_cuda
 from windtunnel.verify.kernel.child_scratch import own_scratch
 from windtunnel.verify.kernel.child_tensors import from_head, to_tensor
+from windtunnel.verify.kernel.child_watch import Watch
+from windtunnel.verify.kernel.child_work import Places
 from windtunnel.verify.sandbox.channel import note
 
 PTX_VERSION = 87
@@ -39,7 +41,11 @@ SHARED_BYTES = {
 
 
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
-    """message: source, capability (90 for Hopper), init, dtypes, inputs, arguments. Returns the kernels with their sizes."""
+    """message: source, capability (90 for Hopper), dtypes, inplace, forms (label, training, init, inputs, arguments).
+
+    Returns the kernels with their sizes, the places of those compiled, and what forward raised first, which is not judged here:
+    'kernels', 'compiled', 'stumbled'.
+    """
     torch.set_num_threads(1)
     compiler = Compiler(message["capability"])
     note("compile")
@@ -48,30 +54,48 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
     pick_configurations(random.Random(message["seed"]).choice)
     try:
         with compiler.installed():
-            made = load_candidate(message["source"]).ModelNew
-            for number, dtype in enumerate(message["dtypes"]):
-                compiler.depth = len(STAGES) if number == 0 else 1
-                _forward(made, message, buffers, getattr(torch, dtype), dtype)
+            with laid_to_candidate("import-failed", "the module cannot be used"):
+                made = load_candidate(message["source"]).ModelNew
+            stumbled: list[str] = []
+            for form in message["forms"]:
+                for dtype in message["dtypes"]:
+                    compiler.again = form is message["forms"][0]
+                    compiler.depth = len(STAGES) if dtype == message["dtypes"][0] else 1
+                    text = _forward(made, form, message["inplace"], buffers, dtype)
+                    stumbled += [f"{text} ({form['label']}, {dtype})"] if text else []
     except Wrong as wrong:
         return {"wrong": {"reason": wrong.reason, "message": wrong.message}}, []
-    return {"kernels": compiler.done}, []
+    return {"kernels": compiler.done, "compiled": sorted(compiler.places), "stumbled": stumbled[0] if stumbled else ""}, []
 
 
-def _forward(made: Any, message: dict[str, Any], buffers: Sequence[Buffer], dtype: torch.dtype, name: str) -> None:
+def _forward(made: Any, form: dict[str, Any], inplace: list[int], buffers: Sequence[Buffer], dtype: str) -> str:
+    """One call, as the tiny stage makes it, so that nothing tells the two apart. What it raised, '' for nothing.
+
+    Raises:
+        Wrong: a kernel cannot be compiled.
+    """
+    kind, places = getattr(torch, dtype), Places(inplace)
+    fresh = iter([to_tensor(from_head(head, buffers[head["at"]])) for head in form["inputs"]])
+    arguments: list[Any] = []
+    for position, entry in enumerate(form["arguments"]):
+        value = next(fresh) if entry is None else unplain(entry["value"])
+        if isinstance(value, torch.Tensor):
+            value = places.put(position, value.to(kind) if value.is_floating_point() else value)
+        arguments.append(value)
     try:
-        model = made(*[unplain(value) for value in message["init"]]).to(dtype)
-        fresh = iter([to_tensor(from_head(head, buffers[head["at"]])) for head in message["inputs"]])
-        arguments = [next(fresh) if entry is None else unplain(entry["value"]) for entry in message["arguments"]]
-        cast = [v.to(dtype) if isinstance(v, torch.Tensor) and v.is_floating_point() else v for v in arguments]
-        with torch.no_grad():
-            model(*cast)
+        model = made(*[unplain(value) for value in form["init"]]).to(kind)
+        model.train(form["training"])
+        with torch.set_grad_enabled(form["training"]), Watch():
+            model(*arguments)
     except _NotCompiled as error:
-        raise Wrong(error.reason, f"{error} ({name}).") from None
-    except Exception as error:
-        # Kernels do nothing here, so that forward may well stumble later: the tiny stage judges that.
-        if not isinstance(error, triton.compiler.errors.CompilationError):
-            return
-        raise Wrong("compile-error", f"a kernel does not compile: {said(error)} ({name}).") from None
+        raise Wrong(error.reason, f"{error} ({dtype}).") from None
+    except triton.compiler.errors.CompilationError as error:
+        raise Wrong("compile-error", f"a kernel does not compile: {said(error)} ({dtype}).") from None
+    except BaseException as error:
+        # Kernels do nothing here, so that forward may well stumble later: the tiny stage judges that, and what was not launched
+        # by then has not been compiled.
+        return said(error)
+    return ""
 
 
 class _NotCompiled(Exception):
@@ -100,13 +124,16 @@ class _Device:
 
 
 class Compiler:
-    """Compiles where Triton would compile, then launches nothing. depth: how many of STAGES to go through."""
+    """Compiles where Triton would compile, then launches nothing. depth: how many of STAGES to go through, all for a kernel that
+    comes for the first time. again: compile anew for other arguments too."""
 
     def __init__(self, capability: int) -> None:
         self.target = GPUTarget("cuda", capability, 32)
         self.shared = SHARED_BYTES.get(capability, max(SHARED_BYTES.values()))
         self.depth = len(STAGES)
+        self.again = True
         self.done: dict[str, dict[str, int]] = {}
+        self.places: set[str] = set()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -126,7 +153,10 @@ class Compiler:
             jit.JITFunction._do_compile = original
 
     def compile(self, function: Any, signature: Any, constexprs: Any, options: Any, attrs: Any) -> None:
-        name = function.__name__
+        name, place = function.__name__, kernel_place(function)
+        if place in self.places and not self.again:
+            return
+        depth = self.depth if place in self.places else len(STAGES)
         backend = make_backend(self.target)
         source = ASTSource(function, signature, constexprs, attrs)
         context = ir.context()
@@ -143,7 +173,7 @@ class Compiler:
         options = dataclasses.replace(options, ptx_version=PTX_VERSION)
         backend.add_stages(steps, options, source.language)
         metadata: dict[str, Any] = {"target": self.target, **options.__dict__}
-        for stage in STAGES[: self.depth]:
+        for stage in STAGES[:depth]:
             try:
                 module = steps[stage](module, metadata)
             except Exception as error:
@@ -154,4 +184,5 @@ class Compiler:
                 "shared-memory",
                 f"kernel {name} needs {shared:,} bytes of shared memory; a block has {self.shared:,}. Use smaller blocks",
             )
+        self.places.add(place)
         self.done[name] = {"shared": max(shared, self.done.get(name, {}).get("shared", 0)), "warps": int(options.num_warps)}

@@ -22,7 +22,7 @@ from windtunnel.verify.kernel.arrays import Buffer, plain
 from windtunnel.verify.kernel.child_autotune import pick_configurations
 from windtunnel.verify.kernel.child_clock import measure
 from windtunnel.verify.kernel.child_draw import Drawn
-from windtunnel.verify.kernel.child_load import Wrong, said
+from windtunnel.verify.kernel.child_load import Wrong, laid_to_candidate, said
 from windtunnel.verify.kernel.child_state import CANDIDATE
 from windtunnel.verify.kernel.child_tensors import head_of
 from windtunnel.verify.kernel.child_timed import TimedCalls
@@ -161,9 +161,9 @@ class FullWork(Work):
                     began = time.perf_counter()
                     self._time()
                     self.spent["clock"] = time.perf_counter() - began
-                except Wrong:
+                except (Wrong, torch.OutOfMemoryError):
                     raise
-                except Exception as error:  # the candidate's: else it could turn a refusal into 'nothing is known'
+                except BaseException as error:  # the candidate's: else it could turn a refusal into 'nothing is known'
                     raise Wrong("raised", f"forward raised {said(error)} while it was timed.") from None
                 finally:
                     with contextlib.suppress(Exception):
@@ -179,10 +179,11 @@ class FullWork(Work):
         """To the parent at once; what is to be timed stays here too."""
         if self.now["timed"]:
             self.rights.setdefault(self.now["number"], []).append(tensor.detach().clone())
-        try:
-            at = self.early.add(self._pieces(tensor.detach().contiguous()))
-        except OverflowError as error:
-            raise Wrong("too-much-output", f"forward returns too much: {error}.") from None
+        with laid_to_candidate("wrong-type", "what forward returned cannot be read; return a plain tensor whose memory is there"):
+            try:
+                at = self.early.add(self._pieces(tensor.detach().contiguous()))
+            except OverflowError as error:
+                raise Wrong("too-much-output", f"forward returns too much: {error}.") from None
         return {**head_of(tensor), "at": at}
 
     def _pieces(self, tensor: torch.Tensor) -> Iterator[memoryview]:

@@ -142,8 +142,10 @@ def _judge(
     """answers: of the reference in the case's dtype, in float64, and there with products in TF32 where they may be. finite_alone:
     a case that asks for numbers, not which: a softmax of huge values turns on their last bits."""
     heads = run.get("outputs")
-    if run.get("kind") != kind or not isinstance(heads, list) or len(heads) != len(answers):
-        return "wrong-structure", f"forward returned {run.get('kind')} of {len(heads or [])}, expected {kind} of {len(answers)}."
+    given_number = len(heads) if isinstance(heads, list) else 0
+    if run.get("kind") != kind or given_number != len(answers):
+        return "wrong-structure", f"forward returned {run.get('kind')} of {given_number}, expected {kind} of {len(answers)}."
+    assert isinstance(heads, list)
     tolerance = dict(message["tolerance"])
     if tf32:
         tolerance["float32"] = TF32_RELATIVE

@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 PATH = "candidate.py"  # in the child's own folder
+DEEPEST_CAUSE = 100
 
 
 class Wrong(Exception):
@@ -19,6 +22,23 @@ class Wrong(Exception):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason, self.message = reason, message
+
+
+@contextmanager
+def laid_to_candidate(reason: str, words: str) -> Iterator[None]:
+    """Whatever is raised meanwhile is the candidate's doing, also what would end a process. That a GPU's memory did not suffice
+    may be its neighbours', and is said elsewhere."""
+    try:
+        yield
+    except (Wrong, torch.OutOfMemoryError):
+        raise
+    except BaseException as error:
+        raise Wrong(reason, f"{words}: {said(error)}.") from None
+
+
+def kernel_place(function: Any) -> str:
+    """'name:line' of a kernel, the same for the interpreter's object and the compiler's. function: either."""
+    return f"{function.__name__}:{getattr(getattr(function.fn, '__code__', None), 'co_firstlineno', 0)}"
 
 
 def load_candidate(source: str) -> Any:
@@ -33,7 +53,7 @@ def load_candidate(source: str) -> Any:
     sys.modules["candidate"] = module  # dataclasses look there
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except BaseException as error:
         raise Wrong("import-failed", f"the module raised {said(error)} when it was imported.") from None
     return module
 
@@ -41,7 +61,8 @@ def load_candidate(source: str) -> Any:
 @torch.no_grad()
 def set_parameters(model: torch.nn.Module, names: list[str], wanted: list[torch.Tensor], dtype: torch.dtype) -> None:
     """Writes the parent's values into the state dict: by name, else by order where all shapes agree."""
-    state = model.state_dict()
+    with laid_to_candidate("parameters-differ", "ModelNew's state dict cannot be read"):
+        state = model.state_dict()
     if set(state) != set(names):
         given = [tuple(tensor.shape) for tensor in state.values()]
         if given != [tuple(tensor.shape) for tensor in wanted]:
@@ -56,17 +77,31 @@ def set_parameters(model: torch.nn.Module, names: list[str], wanted: list[torch.
             raise Wrong(
                 "parameters-differ", f"{name} has shape {tuple(state[name].shape)}, the reference's has {tuple(value.shape)}."
             )
-    model.to(dtype)
-    for name, tensor in model.state_dict().items():
-        tensor.copy_(wanted[names.index(name)])
+    with laid_to_candidate("parameters-differ", f"ModelNew cannot be converted to {dtype}"):
+        model.to(dtype)
+        state = model.state_dict()
+    for name, tensor in state.items():
+        with laid_to_candidate(
+            "parameters-differ",
+            f"parameter {name} cannot be given the reference's values (it must be a plain tensor with memory of its own: no meta "
+            "device, .clone() after expand)",
+        ):
+            tensor.copy_(wanted[names.index(name)])
 
 
-def said(error: Exception) -> str:
-    """The innermost error in one line."""
-    while error.__cause__ is not None and isinstance(error.__cause__, Exception):
-        error = error.__cause__
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:400]}" if text else type(error).__name__
+def said(error: BaseException) -> str:
+    """The innermost error in one line. The candidate may have made its class, so that asking it for words may fail too."""
+    kind = "an error"
+    try:
+        for _ in range(DEEPEST_CAUSE):
+            if not isinstance(error.__cause__, Exception):
+                break
+            error = error.__cause__
+        kind = f"{type(error).__name__}"
+        text = " ".join(str(error).split())
+        return f"{kind}: {text[:400]}" if text else kind
+    except BaseException:
+        return f"{kind} (its text cannot be read)"
 
 
 def stand_in_for_cuda() -> None:

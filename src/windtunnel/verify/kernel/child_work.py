@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from windtunnel.verify.kernel.arrays import Buffer, unplain
-from windtunnel.verify.kernel.child_load import Wrong, load_candidate, said, set_parameters, stand_in_for_cuda
+from windtunnel.verify.kernel.child_load import Wrong, laid_to_candidate, load_candidate, said, set_parameters, stand_in_for_cuda
 from windtunnel.verify.kernel.child_state import Lasting, State, changed
 from windtunnel.verify.kernel.child_tensors import from_head, to_array, to_tensor
 from windtunnel.verify.kernel.child_watch import Fenced, Launches, Watch, fenced, first_broken, poison
@@ -23,6 +23,8 @@ KNOCKED_OUT = (
     "with every kernel knocked out, forward fails or returns something of another form, so that its output cannot be shown to "
     "come from a kernel. Launch and return; do not check in host code what a kernel did."
 )
+
+NO_MEMORY = "the candidate used more memory than it may."
 
 
 class Work:
@@ -36,14 +38,18 @@ class Work:
         self.out: list[Buffer] = []
         self.runs: list[dict[str, Any]] = []
         self.knocked: dict[str, Any] | None = None
+        self.loaded = False  # from then on whatever is raised is the candidate's doing
+        self.launched: set[str] = set()  # places of kernels
         self.kept: list[torch.Tensor] = []  # earlier outputs stay alive, so that a new one cannot be one of them
 
     def install(self) -> None:
         """Puts the eyes into Triton, before the candidate is imported."""
+        from windtunnel.verify.kernel.child_places import note_places
         from windtunnel.verify.kernel.child_triton import install
 
         stand_in_for_cuda()
         install(self.launches, random.Random(self.message["seed"]))
+        note_places(self.launched)
 
     def parameters(self, group: dict[str, Any]) -> list[torch.Tensor]:
         """The values for the state dict, in the reference's order."""
@@ -67,6 +73,7 @@ class Work:
         """Every group's cases; with the first, also the run with the kernels knocked out."""
         note("compile")
         self.install()
+        self.loaded = True
         module = load_candidate(self.message["source"])
         made, self.state = module.ModelNew, State(module)
         for number, group in enumerate(self.message["groups"]):
@@ -84,7 +91,9 @@ class Work:
     def model(self, made: Any, group: dict[str, Any]) -> torch.nn.Module:
         try:
             model = made(*[unplain(value) for value in group["init"]])
-        except Exception as error:
+        except torch.OutOfMemoryError:
+            raise
+        except BaseException as error:
             raise Wrong("construction-failed", f"ModelNew(*init) raised {said(error)}.") from None
         if not isinstance(model, torch.nn.Module):
             raise Wrong("construction-failed", "ModelNew(*init) is no torch.nn.Module.")
@@ -133,7 +142,7 @@ class Work:
             with torch.set_grad_enabled(case["training"]), watch:
                 value = model(*arguments)
             self.settle()
-        except Exception as error:
+        except BaseException as error:
             self._check_strays(case)
             if isinstance(error, torch.OutOfMemoryError):
                 raise Wrong("gpu-memory", f"the GPU's memory did not suffice ({case['label']}).") from None
@@ -149,6 +158,12 @@ class Work:
             return self.state.look(model, closely=closely)
         except Lasting as error:
             raise Wrong("keeps-state", f"{error}. {NOTHING_LASTS}") from None
+        except (Wrong, torch.OutOfMemoryError):
+            raise
+        except BaseException as error:
+            raise Wrong(
+                "keeps-state", f"what the model and the module hold cannot be read ({said(error)}). Hold plain tensors."
+            ) from None
 
     def _check_watch(self, watch: Watch) -> None:
         if watch.seen.computed:
@@ -212,7 +227,8 @@ class Work:
         return [_common(zero, one) for zero, one in zip(zeros, ones, strict=True)], kind
 
     def _keep(self, tensor: torch.Tensor) -> dict[str, Any]:
-        array = to_array(tensor)
+        with laid_to_candidate("wrong-type", "what forward returned cannot be read; return a plain tensor whose memory is there"):
+            array = to_array(tensor)
         self.out.append(array.data)
         return {**array.head(), "at": len(self.out) - 1}
 
@@ -221,9 +237,21 @@ def finish(work: Work) -> tuple[dict[str, Any], list[Buffer]]:
     """Runs it all and makes the reply."""
     try:
         work.everything()
+        kernels = {str(name): count for name, count in work.launches.kernels.items()}
+        return {"runs": work.runs, "knocked": work.knocked, "kernels": kernels, "launched": sorted(work.launched)}, work.out
     except Wrong as wrong:
-        return {"runs": work.runs, "wrong": {"reason": wrong.reason, "message": wrong.message}}, work.out
-    return {"runs": work.runs, "knocked": work.knocked, "kernels": work.launches.kernels}, work.out
+        reason, text = wrong.reason, wrong.message
+    except torch.OutOfMemoryError:
+        if not work.loaded:
+            raise
+        reason, text = "gpu-memory", "the GPU's memory did not suffice."
+    except BaseException as error:
+        if not work.loaded:
+            raise
+        # Else it could turn a refusal into 'nothing is known'.
+        memory = isinstance(error, MemoryError)
+        reason, text = ("memory", NO_MEMORY) if memory else ("raised", f"the candidate raised {said(error)}.")
+    return {"runs": work.runs, "wrong": {"reason": str(reason), "message": str(text)}}, work.out
 
 
 class Places:

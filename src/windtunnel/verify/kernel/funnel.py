@@ -17,8 +17,8 @@ from windtunnel.verify.kernel.gpu import GpuStages
 from windtunnel.verify.kernel.hidden import GPU_ONLY
 from windtunnel.verify.kernel.prepared import Batch, Preparation, ReferenceBroken
 from windtunnel.verify.kernel.task import Task
-from windtunnel.verify.kernel.tiny import Finding, compile_job, judge_compile, judge_tiny, tiny_job
-from windtunnel.verify.sandbox import Runner, Sandbox
+from windtunnel.verify.kernel.tiny import Finding, compile_job, judge_compile, judge_left_out, judge_tiny, tiny_job
+from windtunnel.verify.sandbox import Outcome, Runner, Sandbox
 from windtunnel.verify.types import Verdict, accept, broken, refuse
 
 STAGES = ("syntax", "allow-list", "compile", "tiny", "full", "timing")
@@ -57,6 +57,7 @@ def kernel_sandbox() -> Sandbox:
 
 def check_source(source: str, task: Task | None = None) -> Finding | None:
     """The stages that need no process: syntax, allow-list, dataflow. What is wrong, or None."""
+    source = source.removeprefix("\ufeff")
     refused = too_much(source)
     if refused is not None:
         return Finding("syntax", "too-large", f"The candidate is not read: {refused}.")
@@ -102,6 +103,7 @@ class KernelVerifier:
     def verify(self, answer: str) -> Verdict:
         """The judgement of one candidate. Raises UserError only where the task itself cannot be used."""
         clock = _Clock()
+        answer = answer.removeprefix("\ufeff")  # a byte order mark
         with clock("static"):
             found = check_source(answer, self.task)
         if found is None:
@@ -135,20 +137,23 @@ class KernelVerifier:
     def _run(self, answer: str, batch: Batch, clock: _Clock) -> tuple[Finding | None, dict[str, Any]]:
         """Compile and tiny: what is wrong, and what is known of the kernels."""
         kernels: dict[str, Any] = {}
+        compiled: Outcome | None = None
         if self.compiler is not None:
             with clock("compile"):
-                outcome = self.compiler.run(compile_job(answer, self.task, batch, self.capability))
-            found = judge_compile(outcome)
+                compiled = self.compiler.run(compile_job(answer, self.task, batch, self.capability))
+            found = judge_compile(compiled)
             if found is not None:
                 return found, {}
-            kernels = outcome.message.get("kernels", {})
+            kernels = compiled.message.get("kernels", {})
         with clock("tiny"):
             outcome = self.runner.run(tiny_job(answer, self.task, batch))
         with clock("compare"):
             found = judge_tiny(outcome, self.task, batch)
-            if found is not None:
-                found = replace(found, message=found.message + advice(answer, found.reason, found.message))
-            return found, {"launches": outcome.message.get("kernels", {}), "compiled": kernels}
+        if found is not None:
+            found = replace(found, message=found.message + advice(answer, found.reason, found.message))
+        elif compiled is not None:
+            found = judge_left_out(compiled, outcome)
+        return found, {"launches": outcome.message.get("kernels", {}), "compiled": kernels}
 
     def _left(self) -> list[str]:
         """What this verdict does not cover."""

@@ -178,7 +178,9 @@ class GpuStages:
         if runs is None or (finding is not None and not (whole and finding.stage == "timing")):
             return GpuResult(finding)
         unmoved = outcome.message.get("unmoved", 0.0)
-        if type(unmoved) is not float or not unmoved <= UNMOVED_AT_MOST:
+        if type(unmoved) is not float:
+            return GpuResult(Finding("full", "no-answer", "The candidate's process did not report the run without kernels."))
+        if not unmoved <= UNMOVED_AT_MOST:
             text = f"With every kernel knocked out, {unmoved:.0%} of the output is still there: it does not come from a kernel."
             return GpuResult(Finding("full", "output-not-from-kernel", text))
         judged = self._judged(plan, outcome, runs)

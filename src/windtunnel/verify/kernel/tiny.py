@@ -19,6 +19,17 @@ COMPILE_ENTRY = "windtunnel.verify.kernel.child_compile:main"
 LIMITS = Limits(wall_seconds=30, cpu_seconds=30, memory_bytes=2048 * MiB, processes=0)
 UNMOVED_AT_MOST = 0.001
 COMPILE_PHASES = ("", "compile")
+RAISED = ("raised", "import-failed", "construction-failed", "infrastructure")
+# Elsewhere, and where kernels are compiled.
+SLOW = (
+    "Look for an endless loop or a huge grid.",
+    "Look for an endless loop, or for tiles and unrolled loops that a compiler is never done with.",
+)
+CRASHED = (
+    "Look for a kernel that reads or writes far outside its tensors (mask its accesses), and for recursion without an end.",
+    "Nothing runs there but the compiler: look for tiles too large for it, and use smaller blocks.",
+)
+TOO_MUCH = "The candidate printed or returned too much."
 
 
 @dataclass(frozen=True)
@@ -68,19 +79,49 @@ def tiny_job(source: str, task: Task, batch: Batch, limits: Limits = LIMITS) -> 
 
 
 def compile_job(source: str, task: Task, batch: Batch, capability: int, limits: Limits = LIMITS) -> Job:
-    """Everything the compiling child needs: the plain tiny inputs, for their types and shapes alone."""
-    ready = batch.ready[0]
-    heads = [{**array.head(), "at": at} for at, array in enumerate(ready.inputs)]
+    """Everything the compiling child needs: the inputs of one case of each size and mode, for their types and shapes alone."""
+    buffers: list[Buffer] = []
+    forms: dict[tuple[str, bool], dict[str, Any]] = {}
+    for ready in batch.ready:
+        form = (ready.case.size, ready.case.training)
+        if form in forms:
+            continue
+        forms[form] = {
+            "label": ready.case.label(),
+            "training": ready.case.training,
+            "init": ready.init,
+            "inputs": [{**array.head(), "at": len(buffers) + at} for at, array in enumerate(ready.inputs)],
+            "arguments": ready.arguments,
+        }
+        buffers += [array.data for array in ready.inputs]
     message = {
         "source": as_on_gpu(source),
         "capability": capability,
-        "init": ready.init,
         "dtypes": list(task.dtypes),
-        "inputs": heads,
-        "arguments": ready.arguments,
+        "inplace": list(task.inplace),
+        "forms": list(forms.values()),
         "seed": secrets.randbits(32),
     }
-    return Job(COMPILE_ENTRY, message, [array.data for array in ready.inputs], limits)
+    return Job(COMPILE_ENTRY, message, buffers, limits)
+
+
+def judge_left_out(compiled: Outcome, tiny: Outcome) -> Finding | None:
+    """A kernel that ran on the interpreter and was not compiled, or None. Trusts nothing in what the children say."""
+    ran, done = tiny.message.get("launched"), compiled.message.get("compiled")
+    if not isinstance(ran, list) or not isinstance(done, list):
+        return Finding("compile", "no-answer", "the candidate's process did not report its kernels.")
+    left = [place for place in ran if place not in done]
+    if not left:
+        return None
+    name, _, line = str(left[0]).partition(":")
+    stumbled = compiled.message.get("stumbled")
+    why = f" forward raised {stumbled}." if stumbled else ""
+    return Finding(
+        "compile",
+        "not-compiled",
+        f"Kernel {name} (line {line}) ran on the interpreter, but was not launched where kernels are compiled for a GPU."
+        f"{why} Launch the same kernels wherever forward runs.",
+    )
 
 
 def judge_compile(outcome: Outcome) -> Finding | None:
@@ -95,8 +136,11 @@ def wrong_of(outcome: Outcome, stage: str) -> Finding | None:
     wrong = outcome.message.get("wrong")
     if not isinstance(wrong, dict):
         return None
-    text = str(wrong.get("message", ""))
-    return Finding(stage, str(wrong.get("reason", "raised")), text[:1].upper() + text[1:])
+    text, reason = str(wrong.get("message", "")), str(wrong.get("reason", "raised"))
+    if reason in RAISED and outcome.log_full:  # the print that did not fit is what raised
+        return Finding(stage, "too-much-output", TOO_MUCH)
+    # What the machinery failed at is never for a candidate's process to say.
+    return Finding(stage, "raised" if reason == "infrastructure" else reason, text[:1].upper() + text[1:])
 
 
 def judge_tiny(outcome: Outcome, task: Task, batch: Batch) -> Finding | None:
@@ -177,18 +221,16 @@ def outputs_of(run: Mapping[str, Any], buffers: Sequence[bytes]) -> list[Array] 
 
 def ended(outcome: Outcome, stage: str) -> Finding:
     """How a child that gave no answer ended, in words."""
-    on = "" if stage in ("full", "timing") else " on tiny inputs"
+    on = {"tiny": " on tiny inputs", "compile": " while it was imported and its kernels were compiled"}.get(stage, "")
     match outcome.status:
         case "infrastructure" | "raised":
             return Finding(stage, "infrastructure", str(outcome.message.get("error", outcome.detail)))
         case "timeout":
-            return Finding(stage, "timeout", f"The candidate took too long{on}. Look for an endless loop or a huge grid.")
+            return Finding(stage, "timeout", f"The candidate took too long{on}. {SLOW[stage == 'compile']}")
         case "memory":
             return Finding(stage, "memory", f"The candidate used too much memory{on}.")
         case "output":
-            return Finding(stage, "too-much-output", "The candidate printed or returned too much.")
+            return Finding(stage, "too-much-output", TOO_MUCH)
         case "killed":
-            return Finding(
-                stage, "crash", "The candidate crashed: a kernel reads or writes far outside its tensors. Mask its accesses."
-            )
+            return Finding(stage, "crash", f"The candidate {outcome.detail or 'crashed'}{on}. {CRASHED[stage == 'compile']}")
     return Finding(stage, "crash", "The candidate's process ended by itself.")

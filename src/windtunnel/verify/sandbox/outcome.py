@@ -29,6 +29,7 @@ def judge_end(end: dict[str, Any], reply: int, log: int, limits: Limits, *, keep
     text = os.pread(log, printed, 0).decode("utf-8", "replace")
     common: dict[str, Any] = {
         "log": text,
+        "log_full": printed >= limits.log_bytes,
         "phase": read_phase(reply),
         "exit_code": code if code >= 0 else None,
         "signal": -code if code < 0 else None,
@@ -40,8 +41,8 @@ def judge_end(end: dict[str, Any], reply: int, log: int, limits: Limits, *, keep
     if stopped:
         return Outcome(stopped[0], stopped[1], **common)  # type: ignore[arg-type]
     if code < 0:
-        return Outcome("killed", f"crashed with {signals.Signals(-code).name}", **common)
-    full = printed >= limits.log_bytes
+        return Outcome("killed", f"crashed with {_signal_name(-code)}", **common)
+    full = common["log_full"]
     try:
         answer = _kept(reply, common) if keep else read_reply(reply)
     except BadReply as error:
@@ -51,6 +52,14 @@ def judge_end(end: dict[str, Any], reply: int, log: int, limits: Limits, *, keep
             return Outcome("output", f"printed more than {limits.log_bytes:,} bytes", **common)
         return Outcome("exited", f"ended with exit code {code} and without a reply", **common)
     return _reply(answer[0], answer[1], full, limits, common)
+
+
+def _signal_name(number: int) -> str:
+    """Of any signal: Python has names for those alone that have one, and a process may send itself another."""
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _kept(reply: int, common: dict[str, Any]) -> tuple[dict[str, Any], tuple[bytes, ...]] | None:
@@ -68,7 +77,8 @@ def _reply(body: dict[str, Any], buffers: tuple[bytes, ...], full: bool, limits:
         return Outcome("exited", "the reply was tampered with: no message", **common)
     if kind == "reply":
         return Outcome("finished", "", message=message, buffers=buffers, **common)
-    error = str(message.get("error", ""))[:2000]
+    said = message.get("error", "")
+    error = said[:2000] if isinstance(said, str) else ""
     if kind == "output":
         return Outcome("output", error, message=message, **common)
     if full:

@@ -83,9 +83,11 @@ class Template:
         with self._lock:
             try:
                 return self._fork(control, prints)
-            except (OSError, EOFError, ValueError) as error:
+            except BaseException as error:
                 text = self._printed()
-                self._end()
+                self._end()  # whatever it has said by now would be taken for the answer to the next order
+                if not isinstance(error, OSError | EOFError | ValueError):
+                    raise
                 raise UserError(f"the sandbox's worker did not start: {text or error}") from None
 
     def release(self) -> None:

@@ -66,7 +66,7 @@ class Outcome:
 
     status: 'finished' a reply came; 'raised' the entry raised (message has 'error' and 'traceback'); 'exited' it ended without
     a reply; 'killed' by a signal (crash); 'timeout' wall or CPU time; 'memory'; 'output' the reply or the prints were too long;
-    'infrastructure' the worker itself failed: judge nothing.
+    'infrastructure' the worker itself failed: judge nothing. log_full: it printed as much as it may, or wanted to print more.
     """
 
     status: Status
@@ -74,6 +74,7 @@ class Outcome:
     message: dict[str, Any] = field(default_factory=dict)
     buffers: tuple[bytes, ...] = ()
     log: str = ""
+    log_full: bool = False
     phase: str = ""
     exit_code: int | None = None
     signal: int | None = None

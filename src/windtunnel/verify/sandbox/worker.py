@@ -28,6 +28,7 @@ from .types import MOST_FILES, Job, Limits, Outcome
 # Beyond the job's own time: fork, layers, killing. A worker that is silent for longer is sick.
 GRACE_SECONDS = 60.0
 MOST_MESSAGE = 1 << 16
+MOST_POLL_SECONDS = 3600.0  # poll counts milliseconds in 31 bits
 
 
 class Sandbox:
@@ -98,9 +99,12 @@ class Sandbox:
                 return infrastructure(error.message)
             try:
                 return worker.run(job)
-            except (OSError, EOFError, ValueError) as error:
+            except BaseException as error:
+                # Whatever came between order and reply (an interrupt too): the next job would read what belongs to this one.
                 self.restarts += 1
                 self._stop()
+                if not isinstance(error, OSError | EOFError | ValueError | OverflowError):
+                    raise
                 return infrastructure(f"the warm worker failed and will be replaced: {error}")
 
     def close(self) -> None:
@@ -167,9 +171,10 @@ class _Worker:
         self.group, no_group = _memory_group() if setup["namespaces"] else (None, "switched off")
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control = here
+        self.jobs = 0
         try:
             self.process = template.fork(there, self.errors.fileno())
-        except UserError:
+        except BaseException:
             here.close()
             self._forget()
             raise
@@ -183,20 +188,26 @@ class _Worker:
             self.layers: dict[str, str] = answer.get("layers", {})
             if answer.get("scratch") != scratch:  # not needed; what does not exist cannot be left behind
                 remove(self.folder)
-        except (OSError, EOFError, ValueError) as error:
+        except BaseException as error:
             text = self._printed()
             self.close()
+            if not isinstance(error, OSError | EOFError | ValueError):
+                raise
             raise UserError(f"the sandbox's worker did not start: {text or error}") from None
 
     def run(self, job: Job) -> Outcome:
         limits = job.limits
+        self.jobs += 1
+        number = self.jobs
         assert len(job.files) <= MOST_FILES, f"{len(job.files)} files"
         request = write_request(job.message, job.buffers)
         reply, log = memory_file("reply", limits.result_bytes + 4096), memory_file("log", limits.log_bytes)
         try:
-            order = json.dumps({"entry": job.entry, "limits": asdict(limits)}).encode()
+            order = json.dumps({"job": number, "entry": job.entry, "limits": asdict(limits)}).encode()
             socket.send_fds(self.control, [order], [request, reply, log, *job.files])
             end = self._receive(limits.wall_seconds + sum(own for _, own in limits.phases) + GRACE_SECONDS)
+            if end.get("job") != number:
+                raise ValueError(f"it was asked for job {number} and tells the end of job {end.get('job')}")
             return judge_end(end, reply, log, limits, keep=job.keep)
         finally:
             for fd in (request, reply, log):
@@ -218,8 +229,9 @@ class _Worker:
         poll = select.poll()
         poll.register(self.control, select.POLLIN)
         deadline = time.monotonic() + seconds
-        while not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            raise OSError(f"no answer within {seconds:.0f} s")
+        while not poll.poll(min(max(0.0, deadline - time.monotonic()), MOST_POLL_SECONDS) * 1000):
+            if time.monotonic() >= deadline:
+                raise OSError(f"no answer within {seconds:.0f} s")
         data = self.control.recv(MOST_MESSAGE)
         if not data:
             raise EOFError(f"it ended: {self._printed()}")

@@ -104,7 +104,7 @@ def serve(control: socket.socket, room: Room, entered: outer.Outer, bound: Bound
         finally:
             for fd in fds:
                 os.close(fd)
-        control.send(json.dumps(answer).encode())
+        control.send(json.dumps(answer | {"job": job["job"]}).encode())
 
 
 def _run(control: socket.socket, job: dict[str, Any], fds: list[int], room: Room, active: list[str]) -> dict[str, Any]:

@@ -1,0 +1,42 @@
+"""Reading what a user names: a file or a pipe, as text, and not more of it than may be."""
+
+from __future__ import annotations
+
+import codecs
+import stat
+import sys
+from pathlib import Path
+
+from windtunnel.recipe import UserError
+
+
+def read_text(name: str | Path, most: int, what: str, *, stdin: bool = False, cut: bool = False) -> str:
+    """What a file holds, or a pipe, without a byte order mark. most: bytes. what: how to call it in messages. stdin: '-' is
+    standard input. cut: of what is longer one byte more than most is read, for a judge to refuse.
+
+    Raises:
+        UserError: it cannot be read, is neither file nor pipe (a device never ends), is longer, or is no UTF-8.
+    """
+    try:
+        data = sys.stdin.buffer.read(most + 1) if stdin and str(name) == "-" else _read(Path(name), most, what)
+    except OSError as error:
+        fix = "name a readable file" + (", or - for standard input" if stdin else "")
+        raise UserError(f"{what}: {error.strerror or error}", fix) from None
+    if len(data) > most and not cut:
+        raise UserError(f"{what} is longer than {most:,} bytes", "give a shorter one")
+    try:
+        return codecs.getincrementaldecoder("utf-8-sig")().decode(data, final=len(data) <= most)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{what}: not UTF-8 text at byte {error.start}", "give text") from None
+
+
+def _read(path: Path, most: int, what: str) -> bytes:
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
+        raise UserError(f"{what} is a {_kind(mode)}", "name a file or a pipe")
+    with path.open("rb") as file:
+        return file.read(most + 1)
+
+
+def _kind(mode: int) -> str:
+    return "folder" if stat.S_ISDIR(mode) else "device" if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) else "socket"

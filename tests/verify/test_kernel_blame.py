@@ -1,0 +1,232 @@
+"""Whose fault it is: nothing that a candidate does makes its own failure one of the machinery, and no kernel goes uncompiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from windtunnel.verify.kernel import GpuStages, KernelVerifier, Task, compiler_sandbox, kernel_sandbox
+from windtunnel.verify.kernel.prepared import Batch, Preparation
+from windtunnel.verify.kernel.tiny import (
+    Finding,
+    compile_job,
+    ended,
+    judge_compile,
+    judge_left_out,
+    judge_tiny,
+    tiny_job,
+    wrong_of,
+)
+from windtunnel.verify.sandbox import Job, Outcome, Sandbox
+from windtunnel.verify.tasks import find
+
+pytest.importorskip("triton")
+
+HEAD = """\
+import typing
+
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+"""
+KERNEL = """
+@triton.jit
+def bias_gelu(x_ptr, b_ptr, y_ptr, n, cols, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n, other=0.0).to(tl.float32) + tl.load(b_ptr + at % cols, mask=at < n, other=0.0)
+    tl.store(y_ptr + at, 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476)), mask=at < n)
+
+
+"""
+INIT = """\
+class ModelNew(nn.Module):
+    def __init__(self, cols):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(cols))
+"""
+FORWARD = """
+    def forward(self, x):
+        y = torch.empty_like(x)
+        bias_gelu[(triton.cdiv(x.numel(), 64),)](x, self.bias, y, x.numel(), x.shape[1], BLOCK=64)
+"""
+RETURN = "        return y\n"
+HONEST = HEAD + KERNEL + INIT + FORWARD + RETURN
+ERROR = """
+class Odd(BaseException):
+    def __str__(self):
+        raise SystemExit
+
+
+"""
+# What is done in place of honest work → the reason that it is refused for. Some of it the allow-list refuses before.
+CHOICES = {
+    "exit at import": (HEAD + "typing.sys.exit(0)\n" + KERNEL + INIT + FORWARD + RETURN, "import-failed"),
+    "exit in __init__": (HEAD + KERNEL + INIT + "        raise SystemExit\n" + FORWARD + RETURN, "construction-failed"),
+    "exit in forward": (HEAD + KERNEL + INIT + FORWARD + "        typing.sys.exit(0)\n", "raised"),
+    "interrupt in forward": (HEAD + KERNEL + INIT + FORWARD + "        raise KeyboardInterrupt\n", "raised"),
+    "an error without words": (HEAD + ERROR + KERNEL + INIT + FORWARD + "        raise Odd\n", "raised"),
+    "a tensor without memory": (
+        HEAD + KERNEL + INIT + '        self.m = torch.empty(3, device="meta")\n' + FORWARD + RETURN,
+        "keeps-state",
+    ),
+    "a parameter that shares memory": (
+        HEAD + KERNEL + INIT.replace("torch.zeros(cols)", "torch.zeros(1).expand(cols)") + FORWARD + RETURN,
+        "parameters-differ",
+    ),
+    "a state dict that raises": (
+        HEAD + KERNEL + INIT + "\n    def state_dict(self, *args):\n        raise GeneratorExit\n" + FORWARD + RETURN,
+        "parameters-differ",
+    ),
+    "an attribute that raises": (
+        HEAD + KERNEL + INIT + "\n    def train(self, mode):\n        raise SystemExit\n" + FORWARD + RETURN,
+        "raised",
+    ),
+    "an output without memory": (
+        HEAD + KERNEL + INIT + FORWARD + "        y.untyped_storage().resize_(0)\n" + RETURN,
+        "raised",
+    ),
+    "no memory": (HEAD + KERNEL + INIT + FORWARD + "        raise MemoryError\n", "raised"),
+    "prints without end": (HEAD + KERNEL + INIT + FORWARD + "        print('x' * (1 << 21))\n" + RETURN, "too-much-output"),
+    "many prints": (
+        HEAD + KERNEL + INIT + FORWARD + "        for _ in range(1000): print('x' * 1000)\n" + RETURN,
+        "too-much-output",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    return find("bias_gelu")
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[Sandbox]:
+    with kernel_sandbox() as sandbox:
+        yield sandbox
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[Sandbox]:
+    with compiler_sandbox() as sandbox:
+        yield sandbox
+
+
+@pytest.fixture(scope="module")
+def batch(task: Task, box: Sandbox) -> Batch:
+    return Preparation(task, box).batch()
+
+
+def slug(finding: Finding | None) -> str | None:
+    return None if finding is None else finding.reason
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_candidate_cannot_choose_that_nothing_is_known(choice: str, task: Task, box: Sandbox, batch: Batch) -> None:
+    source, reason = CHOICES[choice]
+    found = judge_tiny(box.run(tiny_job(source, task, batch)), task, batch)
+    assert slug(found) == reason, found
+    assert found is None or found.message.strip()
+    stages = GpuStages(task, box, box, device="cpu", size="tiny", index=None, baseline=False, clock=False)
+    assert slug(stages.judge(source).finding) == reason
+
+
+def test_nor_while_it_is_timed(task: Task, box: Sandbox) -> None:
+    """It ends the process where nobody watches PyTorch, which is under the clock alone."""
+    unwatched = "        if torch._C._len_torch_dispatch_stack() == 0:\n            raise SystemExit\n"
+    stages = GpuStages(task, box, box, device="cpu", size="tiny", index=None, baseline=False)
+    found = stages.judge(HEAD + KERNEL + INIT + FORWARD + unwatched + RETURN).finding
+    assert found is not None
+    assert (found.stage, found.reason) == ("timing", "raised")
+
+
+def test_what_fails_before_a_candidate_is_loaded_is_the_machinerys(task: Task, box: Sandbox, batch: Batch) -> None:
+    job = tiny_job(HONEST, task, batch)
+    broken = Job(job.entry, {key: value for key, value in job.message.items() if key != "seed"}, job.buffers, job.limits)
+    assert slug(judge_tiny(box.run(broken), task, batch)) == "infrastructure"
+    assert judge_tiny(box.run(job), task, batch) is None
+
+
+def test_a_childs_word_for_it_is_not_taken() -> None:
+    told = wrong_of(Outcome("finished", "", message={"wrong": {"reason": "infrastructure", "message": "x"}}), "tiny")
+    assert slug(told) == "raised"
+
+
+NOT_COMPILING = """
+@triton.jit
+def odd(y_ptr, n):
+    total = 0
+    for at in range(0, n):
+        total = total + 0.5
+    tl.store(y_ptr, total, mask=n > 60)
+
+
+"""  # a compiler wants one type for total, the interpreter does not mind
+
+
+def launches(condition: str) -> str:
+    """A candidate that launches a kernel which does not compile where a condition holds, and else raises or goes on."""
+    return HEAD + KERNEL + NOT_COMPILING + INIT + FORWARD + f"        {condition}\n        odd[(1,)](y, 60)\n" + RETURN
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "assert x.storage_offset() != 0 or x.untyped_storage().nbytes() == x.numel() * x.element_size()",
+        "assert y.storage_offset() != 0 or y.untyped_storage().nbytes() == y.numel() * y.element_size()",
+        "assert not hasattr(odd, 'cache_key')",
+        "assert not torch.is_grad_enabled() or self.training",
+    ],
+)
+def test_a_kernel_that_runs_on_the_interpreter_alone_is_refused(
+    condition: str, task: Task, box: Sandbox, compiler: Sandbox, batch: Batch
+) -> None:
+    source = launches(condition)
+    tiny = box.run(tiny_job(source, task, batch))
+    assert judge_tiny(tiny, task, batch) is None  # the interpreter sees nothing wrong with it
+    compiled = compiler.run(compile_job(source, task, batch, 90))
+    found = judge_compile(compiled) or judge_left_out(compiled, tiny)
+    assert found is not None
+    assert found.stage == "compile"
+    assert found.reason in ("compile-error", "not-compiled")
+    assert "odd" in found.message
+
+
+def test_what_is_left_out_is_named_with_its_line_and_with_what_forward_raised() -> None:
+    tiny = Outcome("finished", "", message={"launched": ["odd:12", "good:3"]})
+    compiled = Outcome(
+        "finished", "", message={"compiled": ["good:3"], "stumbled": "AssertionError (tiny float32 plain, float32)"}
+    )
+    found = judge_left_out(compiled, tiny)
+    assert found is not None
+    assert (found.stage, found.reason) == ("compile", "not-compiled")
+    for word in ("odd", "line 12", "AssertionError"):
+        assert word in found.message
+    assert slug(judge_left_out(Outcome("finished", ""), tiny)) == "no-answer"
+
+
+def test_a_kernel_for_ragged_sizes_alone_is_compiled_too(task: Task, box: Sandbox, compiler: Sandbox) -> None:
+    verifier = KernelVerifier(task, box, compiler=compiler)
+    split = FORWARD.replace("bias_gelu[", "(bias_gelu if x.numel() % 16 == 0 else ragged)[")
+    kernels = KERNEL + KERNEL.replace("def bias_gelu", "def ragged")
+    right = verifier.verify(HEAD + kernels + INIT + split + RETURN)
+    assert right.accepted, right
+    assert set(right.evidence["kernels"]["compiled"]) == {"bias_gelu", "ragged"}
+    odd = FORWARD + "        if x.numel() % 16 != 0:\n            odd[(1,)](y, 60)\n"
+    wrong = verifier.verify(HEAD + KERNEL + NOT_COMPILING + INIT + odd + RETURN)
+    assert (wrong.stage, wrong.reason) == ("compile", "compile-error")
+    assert "odd" in wrong.message
+
+
+@pytest.mark.parametrize("status", ["timeout", "memory", "killed", "output", "exited"])
+def test_how_a_child_ended_is_said_for_its_stage(status: str) -> None:
+    said = {stage: ended(Outcome(status, ""), stage) for stage in ("compile", "tiny", "full")}  # type: ignore[arg-type]
+    for stage, finding in said.items():
+        assert finding.stage == stage
+        assert finding.reason != "infrastructure"
+    if status in ("timeout", "killed"):
+        assert "compile" in said["compile"].message
+        assert "tensors" not in said["compile"].message
+        assert "compile" not in said["tiny"].message
