@@ -77,7 +77,7 @@ class _Check(Expressions):
         """An import or builtin that is bound again would no longer be what the rules take it for, nor the other way round."""
         aliases = list(_aliases(self.tree))
         for name, place in [*_places(self.tree), *((name, node) for name, _, node in aliases)]:
-            if name in members.NEVER_BOUND or (name.startswith("__") and name not in rules.OVERRIDABLE):
+            if name in members.NEVER_BOUND or (name.startswith("__") and name.strip("_") and name not in rules.OVERRIDABLE):
                 self.refuse("overrides" if name.startswith("__") else "patches", place, f"{name} = ...")
         for name, place in _places(self.tree):
             origin = self.names.imports.get(name, "")

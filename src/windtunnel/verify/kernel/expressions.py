@@ -37,6 +37,7 @@ class Expressions:
         self.owned = Owned(tree, self.names)
         self.types = type_places(tree, self.names)
         self.looked_at = _looked_at(tree)
+        self.called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
 
     def refuse(self, reason: str, node: ast.AST, what: str = "") -> None:
         self.found.append(problem(reason, node, what or ast.unparse(node)))
@@ -207,7 +208,7 @@ class Expressions:
         elif dotted == "torch.cuda.is_available" and id(node) not in self.asking:
             self.refuse("reads-mode", node)
         elif dotted in rules.TYPES_ONLY and id(node) not in self.types:
-            self.refuse("type-as-value", node)
+            self.refuse("unknown-call" if id(node) in self.called else "type-as-value", node)
         elif name in allowed:
             if module == "torch.nn" and not scope.constructing and first not in ("Module", "Parameter"):
                 self.refuse("host-compute", node, ast.unparse(node))

@@ -78,7 +78,7 @@ INTERNALS = words(
     _dimV _to_dense _to_sparse _lazy_clone _make_subclass _make_wrapper_subclass _neg_view _sparse_mask_projection
     _addmm_activation _philox_normal _philox_uniform _autocast_to_full_precision _autocast_to_reduced_precision
     _python_dispatch _reduce_ex_internal _rev_view_func_unsafe _view_func_unsafe _coalesced _fix_weakref
-    _has_symbolic_sizes_strides _is_all_true _is_any_true _is_zerotensor _conj_physical _dtensor__new_
+    _has_symbolic_sizes_strides _is_all_true _is_any_true _is_zerotensor _conj_physical _dtensor__new__
     _post_accumulate_grad_hooks _nested_tensor_size _nested_tensor_storage_offsets _nested_tensor_strides _to_sparse_bsc
     _to_sparse_bsr _to_sparse_csc _to_sparse_csr _clear_non_serializable_cached_data _parameters _buffers _modules _apply
     _backward_hooks _backward_pre_hooks _call_impl _compiled_call_impl _forward_hooks _forward_hooks_always_called
