@@ -6,12 +6,15 @@ The text is parsed, never executed, so that comments, strings and encodings hide
 from __future__ import annotations
 
 import ast
+import builtins
+from collections.abc import Iterator
 from dataclasses import replace
 
-from windtunnel.verify.kernel import rules
+from windtunnel.verify.kernel import members, rules
 from windtunnel.verify.kernel.expressions import Expressions, Scope, root_of
 from windtunnel.verify.kernel.kernelrules import KernelCheck
-from windtunnel.verify.kernel.names import bound_names
+from windtunnel.verify.kernel.names import annotated_types, arguments, around, bound_names, never_runs, own_names
+from windtunnel.verify.kernel.owned import decorated
 from windtunnel.verify.kernel.problem import Problem
 
 FORBIDDEN_STATEMENTS: dict[type[ast.AST], tuple[str, str]] = {
@@ -35,23 +38,27 @@ MODULE_STATEMENTS = (
 
 def check_text(tree: ast.Module, *, tf32: bool = True) -> Problem | None:
     """The first thing in a candidate that is not allowed, or None."""
-    check = _Check(tree, tf32)
+    check = _Check(_living(tree), tf32)
+    check.statements(tree)
     check.module()
     return min(check.found, key=lambda p: p.line) if check.found else None
 
 
 class _Check(Expressions):
-    def module(self) -> None:
-        for node in ast.walk(self.tree):
+    def statements(self, whole: ast.Module) -> None:
+        """What may stand nowhere, not even where it never runs."""
+        for node in ast.walk(whole):
             if type(node) in FORBIDDEN_STATEMENTS:
                 reason, word = FORBIDDEN_STATEMENTS[type(node)]
                 self.refuse(reason, node, word)
+            elif getattr(node, "type_params", None):
+                self.refuse("statement", node, "a list of type parameters")
+
+    def module(self) -> None:
         self._shadowed()
         self.asking = _only_asserted(self.tree)
         top = Scope(frozenset(), constructing=True)
         for node in self.tree.body:
-            if _never_runs(node) or self._unused_helper(node):
-                continue
             if not isinstance(node, MODULE_STATEMENTS):
                 self.refuse("statement", node, f"{type(node).__name__.lower()} at module level")
             elif isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
@@ -66,22 +73,22 @@ class _Check(Expressions):
         elif not self.names.kernels:
             self.refuse("no-kernel", self.tree, "kernel")
 
-    def _unused_helper(self, node: ast.stmt) -> bool:
-        """get_inputs() and get_init_inputs() of KernelBench's files, if a candidate repeats them and calls them nowhere."""
-        if not isinstance(node, ast.FunctionDef) or node.name not in ("get_inputs", "get_init_inputs") or node.decorator_list:
-            return False
-        live = [part for part in self.tree.body if not _never_runs(part)]
-        return not any(isinstance(n, ast.Name) and n.id == node.name for part in live for n in ast.walk(part)) and not _defaults(
-            node
-        )
-
     def _shadowed(self) -> None:
-        """An import or builtin that is bound again would no longer be what the rules take it for."""
-        for name in bound_names(self.tree):
-            if name in self.names.imports and self.names.imports[name].split(".")[0] in ("torch", "triton"):
-                self.refuse("patches", self.tree, f"{name} = ...")
-        for name in self.names.level & rules.BUILTINS:
+        """An import or builtin that is bound again would no longer be what the rules take it for, nor the other way round."""
+        aliases = list(_aliases(self.tree))
+        for name, place in [*_places(self.tree), *((name, node) for name, _, node in aliases)]:
+            if name in members.NEVER_BOUND or (name.startswith("__") and name.strip("_") and name not in rules.OVERRIDABLE):
+                self.refuse("overrides" if name.startswith("__") else "patches", place, f"{name} = ...")
+        for name, place in _places(self.tree):
+            origin = self.names.imports.get(name, "")
+            if origin.split(".")[0] in ("torch", "triton") or origin in rules.MODULES:
+                self.refuse("patches", place, f"{name} = ...")
+        for name in self.names.level & set(dir(builtins)):
             self.refuse("patches", self.tree, f"{name} = ...")
+        for name, origin, node in aliases:
+            builtin = hasattr(builtins, name) and not (node in self.tree.body and name in rules.BUILTINS)
+            if builtin or self.names.imports.get(name) != origin:
+                self.refuse("patches", node, f"the name {name} for {origin}")
 
     # ---- statements
 
@@ -101,6 +108,8 @@ class _Check(Expressions):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 for target in targets:
                     self.target(target, scope)
+                if isinstance(node, ast.AnnAssign):
+                    self.annotation(node.annotation, scope)
                 if node.value is not None:
                     self.expression(node.value, scope)
             case ast.For():
@@ -109,6 +118,8 @@ class _Check(Expressions):
             case ast.With():
                 for item in node.items:
                     self._context(item.context_expr, scope)
+                    if item.optional_vars is not None:
+                        self.target(item.optional_vars, scope)
                 for part in node.body:
                     self.statement(part, scope)
             case ast.Delete():
@@ -149,17 +160,25 @@ class _Check(Expressions):
     def function(self, node: ast.FunctionDef, scope: Scope, owner: ast.ClassDef | None = None) -> None:
         for decorator in node.decorator_list:
             self._decorator(decorator, scope)
-        if node.name in self.names.kernels and self.names.kernels[node.name] is node:
-            self.found += KernelCheck(node, self.names, self.tf32).problems()
-            return
+        for said in annotated_types(node):
+            self.annotation(said, scope)
         for default in [*node.args.defaults, *node.args.kw_defaults]:
             if isinstance(default, ast.Dict | ast.List | ast.Set | ast.ListComp | ast.DictComp | ast.Call):
                 self.refuse("keeps-state", default, f"the default argument {ast.unparse(default)}")
             elif default is not None:
                 self.expression(default, scope)
-        own = node.args.args[0].arg if owner is not None and node.args.args else scope.own
+        if node.name in self.names.kernels and self.names.kernels[node.name] is node:
+            self.found += KernelCheck(node, self.names, self.tf32).problems()
+            return
+        given = {argument.arg for argument in arguments(node)}
+        bound = own_names(node.body)
+        own = "" if scope.own in given else scope.own
+        if owner is not None:
+            own = node.args.args[0].arg if node.args.args and not decorated(node, "staticmethod") else ""
+        if own and own in bound:
+            self.refuse("patches", node, f"{own} = ...")
         # Names of an enclosing function are not this one's: changing their contents would keep state in a closure.
-        local = frozenset(_local_names(node))
+        local = frozenset(given | bound)
         inner = Scope(local, scope.seen | local, bool(owner) and node.name in ("__init__", "__post_init__"), own)
         for part in node.body:
             self.statement(part, inner)
@@ -193,10 +212,11 @@ class _Check(Expressions):
             self.refuse("inherits", node, f"class ModelNew({', '.join(bases)})")
         for decorator in node.decorator_list:
             self._decorator(decorator, scope)
+        self._class_bindings(node)
         for part in node.body:
             if isinstance(part, ast.FunctionDef):
                 dunder = part.name.startswith("__") and part.name not in rules.OVERRIDABLE
-                if dunder or part.name in rules.MODULE_METHODS:
+                if dunder or part.name in rules.MODULE_METHODS or part.name in members.INTERNALS:
                     self.refuse("overrides", part, part.name)
                 self.function(part, scope, owner=node)
             elif isinstance(part, ast.Assign | ast.AnnAssign | ast.Expr | ast.Pass):
@@ -204,12 +224,25 @@ class _Check(Expressions):
             else:
                 self.refuse("statement", part, f"{type(part).__name__.lower()} in a class")
 
-    def _class_value(self, node: ast.stmt, scope: Scope) -> None:
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        for target in targets:
-            name = target.id if isinstance(target, ast.Name) else ast.unparse(target)
-            if name.startswith("__") or name in rules.MODULE_METHODS or name == "forward":
+    def _class_bindings(self, node: ast.ClassDef) -> None:
+        """Whatever binds a name in a class, a walrus in a default argument too, makes an attribute of it."""
+        functions = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+        plain = own_names(part for part in node.body if not isinstance(part, ast.FunctionDef))
+        hidden = own_names(inner for part in node.body if isinstance(part, ast.FunctionDef) for inner in around(part))
+        for name in sorted(plain | hidden):
+            taken = name in rules.MODULE_METHODS or name in members.INTERNALS or name == "forward"
+            if name.startswith("__") or taken or name in functions:
                 self.refuse("overrides", node, name)
+
+    def _class_value(self, node: ast.stmt, scope: Scope) -> None:
+        targets: list[ast.expr] = node.targets if isinstance(node, ast.Assign) else []
+        for target in targets:
+            if not isinstance(target, ast.Name):
+                self.target(target, scope)
+        if isinstance(node, ast.AnnAssign):
+            self.annotation(node.annotation, scope)
+            if not isinstance(node.target, ast.Name):
+                self.refuse("patches", node, ast.unparse(node.target))
         value = getattr(node, "value", None)
         if value is not None:
             self.expression(value, replace(scope, constructing=True))
@@ -228,7 +261,7 @@ class _Check(Expressions):
             case ast.Attribute(value=ast.Name(id=base), attr=name) if scope.own and base == scope.own:
                 if not scope.constructing:
                     self.refuse("keeps-state", node, f"{ast.unparse(node)} = ...")
-                elif name.startswith("__") or name in rules.MODULE_METHODS or name in ("forward", "_call_impl"):
+                elif name.startswith("__") or name in rules.MODULE_METHODS or name in members.INTERNALS or name == "forward":
                     self.refuse("overrides", node, ast.unparse(node))
             case ast.Attribute():
                 inside = scope.constructing and root_of(node) == scope.own and node.attr == "data"
@@ -257,18 +290,38 @@ class _Check(Expressions):
                 self.expression(argument, scope)
 
 
-def _local_names(node: ast.FunctionDef) -> set[str]:
-    return set(bound_names(node)) - {node.name}
+def _living(tree: ast.Module) -> ast.Module:
+    """The module without what never runs, whose names stand for nothing elsewhere."""
+    live = [node for node in tree.body if not never_runs(node)]
+    return ast.Module([node for node in live if not _unused_helper(node, live)], tree.type_ignores)
 
 
-def _never_runs(node: ast.stmt) -> bool:
-    """if __name__ == "__main__": a candidate is always imported."""
-    return isinstance(node, ast.If) and not node.orelse and ast.unparse(node.test) in ("__name__ == '__main__'",)
+def _unused_helper(node: ast.stmt, live: list[ast.stmt]) -> bool:
+    """get_inputs() and get_init_inputs() of KernelBench's files, if a candidate repeats them and calls them nowhere."""
+    if not isinstance(node, ast.FunctionDef) or node.name not in ("get_inputs", "get_init_inputs") or list(around(node)):
+        return False
+    return not any(isinstance(n, ast.Name) and n.id == node.name for part in live for n in ast.walk(part))
 
 
-def _defaults(node: ast.FunctionDef) -> bool:
-    """Whether defining the function already computes something."""
-    return bool(node.args.defaults or any(node.args.kw_defaults) or node.returns)
+def _places(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
+    """Every name that the text binds, with where."""
+    for node in ast.walk(tree):
+        for name in bound_names(node) if isinstance(node, ast.Name | ast.arg) else ():
+            yield name, node
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name, node
+
+
+def _aliases(tree: ast.Module) -> Iterator[tuple[str, str, ast.stmt]]:
+    """What each import binds, and to what."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                root = alias.name.split(".")[0]
+                yield (alias.asname or root), (alias.name if alias.asname else root), node
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                yield (alias.asname or alias.name), f"{node.module}.{alias.name}", node
 
 
 def _only_asserted(tree: ast.Module) -> set[int]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import string
 from dataclasses import dataclass, replace
 
-from windtunnel.verify.kernel import rules
-from windtunnel.verify.kernel.names import bound_names, host_methods, read_names
+from windtunnel.verify.kernel import members, rules
+from windtunnel.verify.kernel.names import arguments, host_methods, own_names, read_names
+from windtunnel.verify.kernel.owned import Owned, type_places
 from windtunnel.verify.kernel.problem import Problem, problem
 
 
@@ -32,6 +34,10 @@ class Expressions:
         self.methods = host_methods(self.names)
         self.found: list[Problem] = []
         self.asking: set[int] = set()  # nodes that only an assert looks at
+        self.owned = Owned(tree, self.names)
+        self.types = type_places(tree, self.names)
+        self.looked_at = _looked_at(tree)
+        self.called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
 
     def refuse(self, reason: str, node: ast.AST, what: str = "") -> None:
         self.found.append(problem(reason, node, what or ast.unparse(node)))
@@ -45,17 +51,21 @@ class Expressions:
             case ast.Call():
                 self._call(node, scope)
             case ast.Lambda():
-                self.expression(node.body, replace(scope, seen=scope.seen | frozenset(bound_names(node.args))))
+                self._lambda(node, scope)
             case ast.BinOp(op=ast.MatMult()):
                 self.refuse("host-compute", node, "the operator @")
             case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
-                self._parts(node, replace(scope, seen=scope.seen | frozenset(bound_names(node))))
+                self._comprehension(node, scope)
             case ast.NamedExpr():
                 self.expression(node.value, scope)
             case ast.Constant():
                 pass
             case _:
                 self._parts(node, scope)
+
+    def target(self, node: ast.expr, scope: Scope) -> None:
+        """What is assigned to; the statements' check says what may be."""
+        raise NotImplementedError
 
     def _parts(self, node: ast.AST, scope: Scope) -> None:
         for child in ast.iter_child_nodes(node):
@@ -64,88 +74,155 @@ class Expressions:
             else:
                 self._parts(child, scope)
 
+    def _lambda(self, node: ast.Lambda, scope: Scope) -> None:
+        """Its defaults belong to the scope around it, its arguments to its body alone."""
+        for default in [*node.args.defaults, *node.args.kw_defaults]:
+            if default is not None:
+                self.expression(default, scope)
+        names = frozenset(argument.arg for argument in arguments(node)) | own_names([node.body])
+        self.expression(node.body, within(scope, names))
+
+    def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp, scope: Scope) -> None:
+        """The first iterable is evaluated before any target is bound, in the scope around it."""
+        inner = within(scope, frozenset(own_names(part.target for part in node.generators)))
+        for place, part in enumerate(node.generators):
+            self.expression(part.iter, inner if place else scope)
+            self.target(part.target, inner)
+            for condition in part.ifs:
+                self.expression(condition, inner)
+        for value in (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,):
+            self.expression(value, inner)
+
+    def annotation(self, node: ast.AST, scope: Scope) -> None:
+        """Python evaluates annotations where they stand, so only names of types may be in them."""
+        match node:
+            case ast.Constant() | ast.Name() | ast.Attribute():
+                self.expression(node, scope)
+            case ast.Subscript(value=value, slice=inside):
+                self.annotation(value, scope)
+                self.annotation(inside, scope)
+            case ast.Tuple(elts=parts) | ast.List(elts=parts):
+                for part in parts:
+                    self.annotation(part, scope)
+            case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+                self.annotation(left, scope)
+                self.annotation(right, scope)
+            case ast.Starred(value=value) | ast.UnaryOp(op=ast.USub(), operand=value):
+                self.annotation(value, scope)
+            case _:
+                self.refuse("statement", node, f"{ast.unparse(node)[:60]} in an annotation")
+
     def _name(self, node: ast.Name, scope: Scope) -> None:
         if not isinstance(node.ctx, ast.Load):
             return
-        known = node.id in scope.seen or node.id in self.names.level or node.id in self.names.imports or node.id in rules.BUILTINS
-        if known:
-            self._bare_import(node)
-            return
-        banned = (
-            "exec",
-            "eval",
-            "compile",
-            "getattr",
-            "setattr",
-            "delattr",
-            "__import__",
-            "globals",
-            "locals",
-            "vars",
-            "open",
-            "input",
-        )
-        self.refuse("dynamic-code" if node.id in banned or node.id.startswith("__") else "unknown-name", node)
+        origin = self.names.imports.get(node.id)
+        if origin is not None:
+            self._dotted(node, origin, scope)
+        elif node.id not in scope.seen and node.id not in self.names.level and node.id not in rules.BUILTINS:
+            finds = node.id in members.NEVER_BOUND or node.id in ("input",) or node.id.startswith("__")
+            self.refuse("dynamic-code" if finds else "unknown-name", node)
 
-    def _bare_import(self, node: ast.Name) -> None:
-        """`from torch import matmul` was refused at the import; a whole module as a value could be passed around."""
-        if self.names.imports.get(node.id) in rules.MODULES and self.names.imports[node.id] != "torch.nn":
-            self.refuse("dynamic-code", node, f"the module {node.id} as a value")
+    # ---- attributes that are read
 
     def _attribute(self, node: ast.Attribute, scope: Scope) -> None:
-        if self.dunder(node):
-            return
         dotted = self.names.dotted(node)
-        if dotted is not None:
+        if node.attr == "__init__":
+            self.refuse("reaches-into-python", node)
+        elif self.hidden(node, scope):
+            return
+        elif dotted is not None:
             self._dotted(node, dotted, scope)
-            return
-        of_device = node.attr == "type" and isinstance(node.value, ast.Attribute) and node.value.attr == "device"
-        if (node.attr == "is_cuda" or of_device) and id(node) not in self.asking:
+        else:
+            self._read(node, scope)
+            self.expression(node.value, scope)
+
+    def _read(self, node: ast.Attribute, scope: Scope) -> None:
+        name = node.attr
+        of_device = name == "type" and isinstance(node.value, ast.Attribute) and node.value.attr == "device"
+        asked = id(node) in self.asking
+        banned = rules.BANNED_ATTRIBUTES.get(name)
+        if (name == "is_cuda" or of_device) and not asked:
             self.refuse("reads-mode", node)
-        if self._own_name(node, scope):
-            return
-        if node.attr in rules.BANNED_ATTRIBUTES and not (scope.constructing and node.attr in ("requires_grad",)):
-            self.refuse(rules.BANNED_ATTRIBUTES[node.attr], node)
-        self.expression(node.value, scope)
+        elif banned == "reaches-into-triton" and self._on_self(node, scope):
+            pass  # self.run, self.cache: what is banned on kernels is any name on the candidate's own module
+        elif banned is not None:
+            if not (name == "requires_grad" and scope.constructing):
+                self.refuse(banned, node)
+        elif not (asked and name.startswith("is_") and name in members.COMPUTES) and not self._readable(node, scope):
+            self.refuse("host-compute" if name.rstrip("_") in members.COMPUTES else "unknown-attribute", node)
 
-    def _own_name(self, node: ast.Attribute, scope: Scope) -> bool:
-        """self.run, self.cache: what is banned on kernels is any name on the candidate's own module."""
-        own = bool(scope.own) and isinstance(node.value, ast.Name) and node.value.id == scope.own
-        return own and rules.BANNED_ATTRIBUTES.get(node.attr) == "reaches-into-triton"
+    def _readable(self, node: ast.Attribute, scope: Scope) -> bool:
+        name = node.attr
+        if isinstance(node.value, ast.Name) and f"{node.value.id}.{name}" in self.owned.plain:
+            return False  # a method without its object could be called with anything in its place
+        if name in members.READABLE or self._own(node, scope):
+            return True
+        if name in members.LIMITS and self.owned.has_limits(node.value):
+            return True
+        if name in rules.CHANGING and not scope.constructing:
+            return root_of(node.value) in scope.local and root_of(node.value) != scope.own
+        if scope.constructing and name in rules.CONSTRUCTION_METHODS:
+            return True
+        return name in (rules.TENSOR_METHODS | rules.CONTAINER_METHODS | members.NAMED_TUPLE) - {"format"}
 
-    def dunder(self, node: ast.Attribute) -> bool:
-        if node.attr.startswith("__") and node.attr != "__init__":
-            self.refuse("reaches-into-python", node)
+    def _own(self, node: ast.Attribute, scope: Scope) -> bool:
+        """Whether this is an attribute that the candidate's classes give their objects, and can be nothing else.
+
+        What other things have an attribute of that name for counts on the candidate's own objects only, or where the value is
+        looked at and cannot be kept: no method of a tensor has the attribute `weight`, or is greater than 0.
+        """
+        name = node.attr
+        if self._on_self(node, scope) and name not in self.owned.attributes:
+            return not elsewhere(name) and not name.startswith("_")  # registered under a name that is put together
+        if name not in self.owned.attributes:
+            return False
+        return not elsewhere(name) or self._surely(node.value, scope) or id(node) in self.looked_at
+
+    def _on_self(self, node: ast.Attribute, scope: Scope) -> bool:
+        return bool(scope.own) and isinstance(node.value, ast.Name) and node.value.id == scope.own
+
+    def _surely(self, node: ast.expr, scope: Scope) -> bool:
+        """Whether a value is certainly an object of the candidate's own, or one of its classes."""
+        if isinstance(node, ast.Name) and (node.id in self.names.classes or (scope.own and node.id == scope.own)):
             return True
-        if (
-            node.attr.startswith("_")
-            and node.attr not in self.methods
-            and root_of(node) not in ("self",)
-            and not node.attr.startswith("__")
-        ):
-            self.refuse("reaches-into-python", node)
-            return True
-        return False
+        return self.owned.is_made(node)
+
+    def hidden(self, node: ast.Attribute, scope: Scope) -> bool:
+        """Refuses names with underscores but the candidate's own."""
+        name = node.attr
+        if not name.startswith("_") or name in members.NAMED_TUPLE:
+            return False
+        own = name in self.owned.attributes and not name.startswith("__")
+        if own and (name not in members.INTERNALS or self._surely(node.value, scope)):
+            return False
+        self.refuse("reaches-into-python", node)
+        return True
 
     def _dotted(self, node: ast.expr, dotted: str, scope: Scope) -> None:
-        module, _, name = dotted.rpartition(".")
-        while module not in rules.MODULES and module:
-            module, _, head = module.rpartition(".")
-            name = f"{head}.{name}"
-        first = name.split(".")[0]
+        """A name of a module, as written in full: exactly what `rules.MODULES` lists, and no attribute of it."""
+        module, name = split_dotted(dotted)
+        first, _, rest = name.partition(".")
         allowed = rules.MODULES.get(module, frozenset())
-        if dotted in rules.MODULES:
-            return
-        if dotted == "torch.cuda.is_available" and id(node) not in self.asking:
+        if not name:
+            self.refuse("dynamic-code", node, f"the module {ast.unparse(node)} as a value")
+        elif dotted == "torch.cuda.is_available" and id(node) not in self.asking:
             self.refuse("reads-mode", node)
-            return
-        if module == "torch" and scope.constructing and first in rules.TORCH_CONSTRUCTION:
-            return
-        if allowed is not None and first not in allowed:
-            compute = module.startswith("torch") or module == "operator"
-            self.refuse("host-compute" if compute else "unknown-call", node, f"{ast.unparse(node)}")
-        elif module == "torch.nn" and not scope.constructing and first not in ("Module", "Parameter"):
-            self.refuse("host-compute", node, ast.unparse(node))
+        elif dotted in rules.TYPES_ONLY and id(node) not in self.types:
+            self.refuse("unknown-call" if id(node) in self.called else "type-as-value", node)
+        elif name in allowed:
+            if module == "torch.nn" and not scope.constructing and first not in ("Module", "Parameter"):
+                self.refuse("host-compute", node, ast.unparse(node))
+        elif rest:
+            if not (module == "torch" and first in rules.DTYPES and rest in rules.DTYPE_QUESTIONS):
+                self._outside(node, module, dotted.rpartition(".")[2])
+        elif not (module == "torch" and scope.constructing and first in rules.TORCH_CONSTRUCTION):
+            self._outside(node, module, name)
+
+    def _outside(self, node: ast.expr, module: str, name: str) -> None:
+        computes = module.startswith("torch") or module == "operator"
+        self.refuse(rules.BANNED_ATTRIBUTES.get(name, "host-compute" if computes else "unknown-call"), node)
+
+    # ---- calls
 
     def _call(self, node: ast.Call, scope: Scope) -> None:
         for argument in [*node.args, *(keyword.value for keyword in node.keywords)]:
@@ -155,7 +232,7 @@ class Expressions:
             case ast.Name():
                 self._called_name(callee, scope)
             case ast.Attribute():
-                self._called_attribute(node, callee, scope)
+                self._called_attribute(callee, scope)
             case ast.Subscript():
                 self.expression(callee.value, scope)
                 self.expression(callee.slice, scope)
@@ -168,17 +245,12 @@ class Expressions:
                     self.refuse("unknown-call", node, ast.unparse(callee))
 
     def _called_name(self, node: ast.Name, scope: Scope) -> None:
-        name = node.id
-        if name in self.names.kernels:
-            self.refuse("reaches-into-triton", node, f"{name}(...) without a grid")
-            return
-        origin = self.names.imports.get(name)
-        if origin is not None:
-            self._dotted(node, origin, scope)
-            return
-        self._name(node, scope)
+        if node.id in self.names.kernels:
+            self.refuse("reaches-into-triton", node, f"{node.id}(...) without a grid")
+        else:
+            self._name(node, scope)
 
-    def _called_attribute(self, call: ast.Call, node: ast.Attribute, scope: Scope) -> None:
+    def _called_attribute(self, node: ast.Attribute, scope: Scope) -> None:
         if node.attr == "__init__":
             base = node.value
             fine = (
@@ -187,7 +259,7 @@ class Expressions:
             if not fine:
                 self.refuse("overrides", node)
             return
-        if self.dunder(node):
+        if self.hidden(node, scope):
             return
         dotted = self.names.dotted(node)
         if dotted is not None:
@@ -198,25 +270,82 @@ class Expressions:
 
     def _method(self, node: ast.Attribute, scope: Scope) -> None:
         name, root = node.attr, root_of(node.value)
-        if name in rules.BANNED_ATTRIBUTES and not self._own_name(node, scope):
-            self.refuse(rules.BANNED_ATTRIBUTES[name], node, f".{name}()")
-        elif (root == scope.own and isinstance(node.value, ast.Name) and name in self.methods and name != "forward") or (
-            name in self.methods and root in self.names.classes
-        ):
+        reason = rules.BANNED_ATTRIBUTES.get(name)
+        own = name in self.methods and name != "forward" and (not elsewhere(name) or self._surely(node.value, scope))
+        if reason is not None and not (reason == "reaches-into-triton" and self._on_self(node, scope)):
+            self.refuse(reason, node, f".{name}()")
+        elif isinstance(node.value, ast.Name) and f"{node.value.id}.{name}" in self.owned.plain:
+            self.refuse("unknown-call", node, f"{ast.unparse(node)}() without its object")
+        elif own and (self._on_self(node, scope) or root in self.names.classes):
             pass
         elif name in rules.CHANGING and not scope.constructing and (root not in scope.local or root == scope.own):
             self.refuse("keeps-state", node, f"{ast.unparse(node)}()")
+        elif name == "format":
+            if not _plain_format(node.value):
+                self.refuse("reaches-into-python", node, f"{ast.unparse(node)[:60]}() of a text that is not plain")
         elif (
             name in rules.TENSOR_METHODS
             or name in rules.CONTAINER_METHODS
-            or (scope.constructing and (name in rules.CONSTRUCTION_METHODS or name in rules.TENSOR_METHODS))
+            or (scope.constructing and name in rules.CONSTRUCTION_METHODS)
             or (scope.constructing and name in rules.TORCH_CONSTRUCTION)
         ):
             pass
-        elif name in self.methods and root in scope.seen and root != scope.own:
+        elif own and root in scope.seen and root != scope.own:
             pass  # a method of one of the candidate's own classes
         else:
             self.refuse("host-compute", node, f"{ast.unparse(node)[:60]}()")
+
+
+def within(scope: Scope, names: frozenset[str]) -> Scope:
+    """The scope of a lambda or comprehension that binds these names."""
+    own = "" if scope.own in names else scope.own
+    return replace(scope, local=scope.local | names, seen=scope.seen | names, own=own)
+
+
+def elsewhere(name: str) -> bool:
+    """Whether tensors, modules or kernels have an attribute of this name too."""
+    return name in rules.ELSEWHERE or name.rstrip("_") in members.COMPUTES
+
+
+def split_dotted(dotted: str) -> tuple[str, str]:
+    """The longest module that rules.MODULES knows, and the rest: ('torch.cuda', 'device.index')."""
+    module, name = dotted, ""
+    while module and module not in rules.MODULES:
+        module, _, head = module.rpartition(".")
+        name = f"{head}.{name}" if name else head
+    return module, name
+
+
+def _looked_at(tree: ast.Module) -> set[int]:
+    """Nodes whose value is only compared, computed with, tested or asked for an attribute: it is not kept or passed on."""
+    found: list[ast.expr] = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=value) if isinstance(node.ctx, ast.Load) and not node.attr.startswith("_"):
+                found.append(value)
+            case ast.Compare(left=left, comparators=others):
+                found += [left, *others]
+            case ast.BinOp(left=left, right=right):
+                found += [left, right]
+            case ast.UnaryOp(operand=value) | ast.If(test=value) | ast.IfExp(test=value) | ast.While(test=value):
+                found.append(value)
+    return {id(node) for node in found}
+
+
+def _plain_format(node: ast.expr) -> bool:
+    """Whether this is a text whose fields are numbers or names: '{0.name}' and '{0[key]}' read attributes and items."""
+    if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+        return False
+    return not any(mark in field for field in _fields(node.value) for mark in ".[")
+
+
+def _fields(text: str) -> list[str]:
+    try:
+        parts = list(string.Formatter().parse(text))
+    except ValueError:
+        return ["."]
+    found = [name for _, name, _, _ in parts if name is not None]
+    return found + [inner for _, _, spec, _ in parts if spec for inner in _fields(spec)]
 
 
 def root_of(node: ast.expr) -> str:

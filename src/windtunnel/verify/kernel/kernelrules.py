@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import builtins
 
 from windtunnel.verify.kernel import rules
-from windtunnel.verify.kernel.names import Names, bound_names
+from windtunnel.verify.kernel.expressions import split_dotted
+from windtunnel.verify.kernel.names import Names, arguments, bound_names, own_names
 from windtunnel.verify.kernel.problem import Problem, problem
 
 STATEMENTS = (
@@ -30,6 +32,7 @@ class KernelCheck:
     def __init__(self, kernel: ast.FunctionDef, names: Names, tf32: bool) -> None:
         self.kernel, self.names, self.tf32 = kernel, names, tf32
         self.local = set(bound_names(kernel))
+        self.roots = {id(node.value) for node in ast.walk(kernel) if isinstance(node, ast.Attribute)}
         self.found: list[Problem] = []
 
     def problems(self) -> list[Problem]:
@@ -37,6 +40,8 @@ class KernelCheck:
         for part in self.kernel.body:
             for node in ast.walk(part):
                 self._node(node)
+        for name in self.local & (set(dir(builtins)) - own_names(self.kernel.body) - {a.arg for a in arguments(self.kernel)}):
+            self._refuse("patches", self.kernel, f"{name} in a comprehension")  # elsewhere in the kernel it is the builtin
         return self.found
 
     def _refuse(self, reason: str, node: ast.AST, what: str = "") -> None:
@@ -56,8 +61,14 @@ class KernelCheck:
                 self._call(node)
             case ast.Assign() | ast.AugAssign() | ast.AnnAssign():
                 for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                    if not isinstance(target, ast.Name | ast.Tuple | ast.List):
-                        self._refuse("patches", target, f"{ast.unparse(target)} = ...")
+                    self._target(target)
+            case ast.For() | ast.comprehension():
+                self._target(node.target)
+
+    def _target(self, target: ast.expr) -> None:
+        for inner in ast.walk(target):
+            if isinstance(inner, ast.Attribute | ast.Subscript):
+                self._refuse("patches", target, f"{ast.unparse(target)} = ...")
 
     def _name(self, node: ast.Name) -> None:
         name = node.id
@@ -65,7 +76,7 @@ class KernelCheck:
             isinstance(node.ctx, ast.Load)
             and name not in self.local
             and name not in self.names.level
-            and name not in self.names.imports
+            and not self._from_language(node)
         ):
             if name not in rules.KERNEL_BUILTINS:
                 self._refuse("kernel-call", node)
@@ -75,16 +86,17 @@ class KernelCheck:
     def _attribute(self, node: ast.Attribute) -> None:
         dotted = self.names.dotted(node)
         if dotted is not None:
-            parts = dotted.split(".")
-            language = (
-                dotted.startswith("triton.language") or dotted in ("triton.cdiv", "triton.next_power_of_2") or parts[0] == "math"
-            )
-            if not language or any(part in rules.KERNEL_BANNED or part.startswith("_") for part in parts):
+            if id(node) not in self.roots and not _in_language(dotted):  # of a.b.c the whole counts
                 self._refuse("kernel-call", node)
         elif node.attr.startswith("_") or node.attr not in MEMBERS:
             constant = isinstance(node.value, ast.Name) and node.value.id in self.names.classes
             if node.attr.startswith("_") or not constant:
                 self._refuse("kernel-call", node)
+
+    def _from_language(self, node: ast.Name) -> bool:
+        """Whether it is imported from where kernels may; of modules as roots of attributes the whole attribute is looked at."""
+        origin = self.names.imports.get(node.id)
+        return origin is not None and (id(node) in self.roots or _in_language(origin))
 
     def _call(self, node: ast.Call) -> None:
         match node.func:
@@ -92,7 +104,7 @@ class KernelCheck:
                 known = (
                     name in self.names.kernels
                     or name in rules.KERNEL_BUILTINS
-                    or name in self.names.imports
+                    or self._from_language(node.func)
                     or name in self.local
                 )
                 if not known and name not in self.names.callables:
@@ -111,3 +123,15 @@ class KernelCheck:
         exact = isinstance(precision, ast.Constant) and precision.value in ("ieee", "tf32x3")
         if not exact and not (isinstance(allow, ast.Constant) and allow.value is False):
             self._refuse("tf32", node)
+
+
+def _in_language(dotted: str) -> bool:
+    """Whether a kernel may use it: triton.language and its libraries, arithmetic, two functions of triton's."""
+    if dotted in ("triton.cdiv", "triton.next_power_of_2"):
+        return True
+    module, name = split_dotted(dotted)
+    if any(part in rules.KERNEL_BANNED or part.startswith("_") for part in dotted.split(".")[1:]):
+        return False
+    first, _, rest = name.partition(".")
+    known = module == "math" or module.startswith("triton.language")
+    return known and first in rules.MODULES[module] and rest in ("", "primitive_bitwidth", "value")

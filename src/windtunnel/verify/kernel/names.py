@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 Function = ast.FunctionDef | ast.Lambda
@@ -68,8 +68,8 @@ def _read_statement(node: ast.stmt, names: Names) -> None:
                     names.kernels[part.name] = part
                 else:
                     names.functions[f"{node.name}.{part.name}"] = part
-    else:
-        names.level |= set(bound_names(node))
+    elif not isinstance(node, ast.Import | ast.ImportFrom):
+        names.level |= own_names([node], annotated=False)
         for inner in ast.walk(node):
             if isinstance(inner, ast.Assign) and isinstance(inner.value, ast.Lambda | ast.Call):
                 names.callables |= {target.id for target in inner.targets if isinstance(target, ast.Name)}
@@ -102,6 +102,76 @@ def bound_names(node: ast.AST) -> Iterator[str]:
             yield inner.arg
         elif isinstance(inner, ast.FunctionDef | ast.ClassDef):
             yield inner.name
+
+
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def own_names(body: Iterable[ast.AST], annotated: bool = True) -> set[str]:
+    """Names that these statements bind in their own scope. In a name's stead a builtin must never be read.
+
+    So arguments of lambdas, targets of comprehensions and what nested functions bind do not count; a walrus in a
+    comprehension does. annotated: whether `x: int` alone binds x, as it does in a function, not in a module.
+    """
+    found: set[str] = set()
+    for node in body:
+        _bind(node, found, annotated, inside=False)
+    return found
+
+
+def _bind(node: ast.AST, found: set[str], annotated: bool, inside: bool) -> None:
+    """inside: in a comprehension, whose targets are its own."""
+    match node:
+        case ast.Name(id=name):
+            if not inside and isinstance(node.ctx, ast.Store | ast.Del):
+                found.add(name)
+            return
+        case ast.NamedExpr(target=ast.Name(id=name)):
+            found.add(name)
+            _bind(node.value, found, annotated, inside)
+            return
+        case ast.Import() | ast.ImportFrom():
+            found |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+            return
+        case ast.AnnAssign(target=ast.Name(), value=None) if not annotated:
+            _bind(node.annotation, found, annotated, inside)
+            return
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            found.add(node.name)
+    if isinstance(node, SCOPES):
+        for part in around(node):
+            _bind(part, found, annotated, inside)
+        return
+    for child in ast.iter_child_nodes(node):
+        _bind(child, found, annotated, inside or isinstance(node, COMPREHENSIONS))
+
+
+def around(node: ast.AST) -> Iterator[ast.expr]:
+    """What of a function, lambda or class is evaluated in the scope around it: decorators, defaults, annotations, bases."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        yield from (part for part in [*node.args.defaults, *node.args.kw_defaults] if part is not None)
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        yield from node.decorator_list
+        yield from annotated_types(node)
+    if isinstance(node, ast.ClassDef):
+        yield from [*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)]
+
+
+def arguments(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[ast.arg]:
+    """All arguments of a function, in no order."""
+    some = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    return some + [part for part in (node.args.vararg, node.args.kwarg) if part is not None]
+
+
+def annotated_types(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.expr]:
+    """Those of the arguments and of what is returned: Python evaluates them where the function is defined."""
+    return [part for part in (*(argument.annotation for argument in arguments(node)), node.returns) if part is not None]
+
+
+def never_runs(node: ast.stmt) -> bool:
+    """if __name__ == "__main__": a candidate is always imported."""
+    return isinstance(node, ast.If) and not node.orelse and ast.unparse(node.test) in ("__name__ == '__main__'",)
 
 
 def host_methods(names: Names) -> set[str]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+from windtunnel.verify.kernel import vocabulary
+from windtunnel.verify.kernel.members import COMPUTES, INTERNALS, KERNEL_MORE, LEADS_OUT, MODULE_MORE
+from windtunnel.verify.kernel.members import words as words
 
-def words(text: str) -> frozenset[str]:
-    """The words of a text, for tables that are read more easily without quotation marks."""
-    return frozenset(text.split())
-
-
-# Module → names that may be taken from it or used on it; None: any name.
 TORCH = words(
     """
     empty empty_like empty_strided zeros zeros_like ones ones_like full full_like Tensor Size device dtype nn no_grad
@@ -34,32 +31,42 @@ NN_HOLDERS = words(
     """
 )
 TRITON = words("jit autotune heuristics Config cdiv next_power_of_2 language set_allocator")
-TYPING = None
-MODULES: dict[str, frozenset[str] | None] = {
+# Module → names that may be taken from it or used on it. A module is no value: it stands before a dot only.
+MODULES: dict[str, frozenset[str]] = {
     "torch": TORCH,
     "torch.nn": NN_HOLDERS,
-    "torch.nn.init": None,
+    "torch.nn.init": vocabulary.INIT,
     "torch.nn.functional": frozenset(),  # may be imported, not used
     "torch.cuda": TORCH_CUDA,
     "triton": TRITON,
-    "triton.language": None,
+    "triton.language": vocabulary.LANGUAGE,
     "triton.language.extra": frozenset({"libdevice", "cuda"}),
-    "triton.language.extra.libdevice": None,
+    "triton.language.extra.libdevice": vocabulary.LIBDEVICE,
     "triton.language.extra.cuda": frozenset({"libdevice"}),
-    "triton.language.extra.cuda.libdevice": None,
-    "triton.language.math": None,
-    "math": None,
-    "typing": TYPING,
-    "typing_extensions": TYPING,
+    "triton.language.extra.cuda.libdevice": vocabulary.LIBDEVICE,
+    "triton.language.math": vocabulary.LANGUAGE_MATH,
+    "math": vocabulary.MATH,
+    "typing": vocabulary.TYPING,
+    "typing_extensions": vocabulary.TYPING,
     "collections.abc": words("Sequence Mapping Callable Iterable"),
     "collections": frozenset({"namedtuple", "abc", "OrderedDict"}),
     "dataclasses": frozenset({"dataclass", "field", "replace", "asdict"}),
-    "functools": frozenset({"partial", "reduce", "wraps"}),
-    "itertools": frozenset({"product", "chain", "accumulate", "repeat"}),
+    "functools": frozenset({"partial", "reduce"}),
+    "itertools": frozenset({"product", "chain", "chain.from_iterable", "accumulate", "repeat"}),
     "enum": frozenset({"Enum", "IntEnum", "auto"}),
     "operator": frozenset({"mul"}),
     "__future__": frozenset({"annotations"}),
 }
+# Classes that are named to say what something is, not used: their attributes are methods that no rule about calls sees.
+TYPES_ONLY = frozenset({"torch.Tensor", "torch.LongTensor", "torch.FloatTensor", "torch.dtype"})
+# What may be asked of a dtype that is named in full, as in torch.float16.itemsize.
+DTYPES = words(
+    """
+    float16 float32 float64 bfloat16 half float double int8 int16 int32 int64 uint8 uint16 uint32 uint64 int long short bool
+    float8_e4m3fn float8_e5m2
+    """
+)
+DTYPE_QUESTIONS = words("itemsize is_floating_point is_complex is_signed")
 # Of triton.language: what leaves the language or reaches into the compiler.
 KERNEL_BANNED = words(
     """
@@ -102,7 +109,7 @@ CONTAINER_METHODS = words(
 )
 CHANGING = words("append extend insert pop update setdefault add clear remove discard sort reverse popitem")
 
-# Attributes that say what a value is; any attribute may be read but these.
+# Attributes with a reason of their own. Which may be read stands in `members`.
 BANNED_ATTRIBUTES: dict[str, str] = {
     "data_ptr": "reads-addresses",
     "untyped_storage": "reads-addresses",
@@ -131,6 +138,10 @@ BANNED_ATTRIBUTES: dict[str, str] = {
     "f_globals": "reaches-into-python",
     "tb_frame": "reaches-into-python",
     "func_globals": "reaches-into-python",
+    "map_": "host-compute",
+    "map2_": "host-compute",
+    "apply_": "host-compute",
+    **dict.fromkeys(LEADS_OUT, "reaches-into-python"),
 }
 OVERRIDABLE = frozenset({"__init__", "__post_init__", "forward", "extra_repr"})
 # Methods of torch.nn.Module through which an answer could be swapped.
@@ -142,6 +153,9 @@ MODULE_METHODS = words(
     get_submodule register_buffer register_parameter register_module set_extra_state get_extra_state
     """
 )
+# Names that other things than the candidate's own have: a field or method called so is the candidate's only on `self`,
+# its classes and what is certainly made by them.
+ELSEWHERE = COMPUTES | INTERNALS | MODULE_METHODS | MODULE_MORE | KERNEL_MORE
 
 MESSAGES: dict[str, str] = {
     "host-compute": "{what} computes in PyTorch. Only a Triton kernel may; host code allocates, views, launches and returns.",
@@ -155,6 +169,9 @@ MESSAGES: dict[str, str] = {
     "reaches-into-python": "{what} reaches into the interpreter. Use plain attributes and calls.",
     "patches": "{what} changes something that is not the candidate's own. Assign to local names and, in __init__, to self.",
     "unknown-name": "{what} is neither defined in the candidate nor allowed.",
+    "unknown-attribute": "{what} is not an attribute that host code may read. There are shape, dtype, device, what torch.nn's "
+    "modules hold, and what the candidate's own classes define.",
+    "type-as-value": "{what} may stand in annotations and isinstance only. Allocate with torch.empty; call methods on tensors.",
     "unknown-call": "{what} is not a call that host code may make (allocate, view, shape, size, launch).",
     "kernel-call": "{what} may not be used inside a kernel. Use triton.language and other @triton.jit functions.",
     "statement": "{what} is not allowed there.",
