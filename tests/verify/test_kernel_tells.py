@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
 from windtunnel.verify import find_task  # noqa: E402
-from windtunnel.verify.kernel import GpuStages, kernel_sandbox  # noqa: E402
+from windtunnel.verify.kernel import GpuStages, gpu_sandbox, kernel_sandbox, reference_sandbox  # noqa: E402
 from windtunnel.verify.kernel.child_watch import Watch, fenced  # noqa: E402
 from windtunnel.verify.sandbox import Sandbox  # noqa: E402
 
@@ -156,7 +156,10 @@ def box() -> Iterator[Sandbox]:
 
 
 def reason(box: Sandbox, forward: str) -> str:
-    stages = GpuStages(find_task("relu"), box, box, baseline=False, device="cpu", size="tiny", index=None, calls=10)
+    return found(GpuStages(find_task("relu"), box, box, baseline=False, device="cpu", size="tiny", index=None, calls=10), forward)
+
+
+def found(stages: GpuStages, forward: str) -> str:
     finding = stages.judge(START + "        " + forward + "\n").finding
     return "" if finding is None else finding.reason
 
@@ -196,6 +199,18 @@ KNOCKED_OUT = {
 def test_knowing_that_the_kernels_are_knocked_out_does_not_help(box: Sandbox, name: str) -> None:
     forward, expected = KNOCKED_OUT[name]
     assert reason(box, forward) == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+def test_the_same_on_a_gpu() -> None:
+    cases = {**TELLS, **KNOCKED_OUT, "honest": (HONEST, "")}
+    del cases["writes beside its output"]  # from the host, which cannot write there
+    with gpu_sandbox() as box, reference_sandbox() as trusted:
+        stages = GpuStages(find_task("relu"), box, trusted, baseline=False)
+        assert {name: found(stages, forward) for name, (forward, _) in cases.items()} == {
+            name: expected for name, (_, expected) in cases.items()
+        }
 
 
 def test_a_tensor_shows_no_fences() -> None:
