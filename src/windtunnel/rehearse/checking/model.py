@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.recipe import UserError
 
@@ -107,7 +107,7 @@ def _gpt(context: Context, say: Say) -> Evidence:
         f"ln {gpt.shape.vocab} = {start:.4f}; gradients reach all {len(touched)} tensors; {STEPS} steps on one batch: "
         f"{losses[-1]:.3f}"
     )
-    facts = {"parameters": whole, "vocabulary": vocab, "scale_parameters": counted, "first_loss": losses[0]}
+    facts: dict[str, Any] = {"parameters": whole, "vocabulary": vocab, "scale_parameters": counted, "first_loss": losses[0]}
     facts |= {"ln_vocabulary": start, "losses": losses}
     return Evidence(text, facts)
 
