@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from windtunnel.run import apart
+
 from .charts import line_chart
 from .report_model import Curve
 
@@ -42,7 +44,7 @@ def _part(report: dict[str, Any]) -> WorthPart:
     columns = ["model", "parameters", "FLOPs", "nats", "solved" if puzzles else "bits/byte", "above this run (95 %)"]
     remarks = [("phi", _phi(report["phi"]))]
     if own["refinement"] is not None:
-        steps = ", ".join(f"{loss:.3f}" for loss in own["step_losses"])
+        steps = ", ".join(apart(own["step_losses"]))
         remarks.insert(0, ("refinement", f"{own['refinement']:.1f} %: {steps}; knowing nothing {report['uniform']:.3f}"))
     held_out = report["held_out"]
     remarks.append(("held out", f"{held_out['targets']:,} targets in {held_out['unit_count']:,} {held_out['units']}"))
