@@ -70,6 +70,8 @@ def _softmax() -> Iterator[Task]:
         "Entropy of each row's softmax.",
         "-(torch.softmax(x, -1) * torch.log_softmax(x, -1)).sum(-1)",
         level=3,
+        # For large inputs one probability is nearly 1, and its logarithm all rounding: nothing in fp32 gets that right.
+        variations=tuple(form for form in FORMS if form != "large"),
     )
 
 

@@ -14,8 +14,13 @@ def silu_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     y_desc = tl.make_tensor_descriptor(y_ptr, shape=[n], strides=[1], block_shape=[BLOCK])
     x = tl.load_tensor_descriptor(x_desc, [start]).to(tl.float32)
     y = x * tl.sigmoid(x)
-    # Elements beyond n are left alone by the descriptor itself.
-    tl.store_tensor_descriptor(y_desc, [start], y.to(y_ptr.dtype.element_ty))
+    y = y.to(y_ptr.dtype.element_ty)
+    # The hardware writes whole 16 bytes at the end of one dimension: the last block goes by pointers.
+    if start + BLOCK <= n:
+        tl.store_tensor_descriptor(y_desc, [start], y)
+    else:
+        at = start + tl.arange(0, BLOCK)
+        tl.store(y_ptr + at, y, mask=at < n)
 
 
 def allocate(size: int, alignment: int, stream: Optional[int]):
