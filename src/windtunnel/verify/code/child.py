@@ -29,7 +29,7 @@ def call(message: dict[str, Any], buffers: list[memoryview]) -> Reply:
     module = _load(message["source"], "answer")
     note("call")
     value = _function(module, message["function"])(*decode(message["args"]), **decode(message["kwargs"]))
-    if message["truth"]:
+    if message.get("truth"):
         value = bool(value)
     note("return")
     return {"value": encode(value)}, []
