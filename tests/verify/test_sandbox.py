@@ -189,7 +189,7 @@ def test_what_a_candidate_hides_from_the_cleaning_is_out_of_reach_for_the_next(s
     path = value(sandbox, hide)
     assert run(sandbox, f"def f(): return open({path!r}).read()").status == "raised"
     deep = "import os\ndef f():\n for _ in range(3000):\n  os.mkdir('d')\n  os.chdir('d')"
-    assert run(sandbox, deep).status in ("finished", "output")
+    assert run(sandbox, deep, replace(SMALL, wall_seconds=30, cpu_seconds=30)).status in ("finished", "output")
     assert value(sandbox, "import os\ndef f(): return os.listdir('.')") == ["answer.py"]
 
 
