@@ -18,7 +18,7 @@ from windtunnel.verify.kernel.child_work import NOTHING_LASTS, Places, Work, out
 
 SAME = 1e-3  # of a timed output against the judged one of the same inputs: atomics add in any order
 WATCHED_SHARE = 0.15  # of the calls, beside those that are timed
-NOTED_SHARE = 0.25  # of the timed calls: noting costs a launch about a microsecond, which the median of all does not see
+NOTED_SHARE = 0.25  # of the timed calls: what noting costs a launch, the median of all does not see
 
 
 class TimedCalls:
