@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -15,6 +17,14 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 def presets(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module("presets")
+
+
+def test_the_picture_in_the_docs_is_that_of_the_committed_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    chart = importlib.import_module("text_chart")
+    drawn = chart.draw(*(json.loads(path.read_text()) for path in (chart.PRESETS, chart.PHASE)))
+    assert chart.OUT.read_text() == drawn, "draw it again: python benchmarks/text_chart.py"
+    ElementTree.fromstring(drawn)
 
 
 def result(*losses: float, kind: str = "preset") -> dict[str, Any]:
