@@ -96,8 +96,8 @@ def _stopped(end: dict[str, Any], code: int, limits: Limits) -> tuple[str, str] 
     if end["ended"] == "disk":
         return "output", f"wrote more than {limits.file_bytes // MiB} MiB of files"
     if code in (-signals.SIGKILL, -signals.SIGXCPU):
-        # The kernel counts CPU time by whole ticks where it looks at the limit, exactly in what is read afterwards: on a busy machine
-        # the two are far apart. Who was killed for memory had some.
+        # The kernel counts CPU time by whole ticks where it looks at the limit, exactly in what is read afterwards: on a busy
+        # machine the two are far apart. Who was killed for memory had some.
         near = end["cpu"] >= 0.95 * limits.cpu_seconds
         slim = end["cpu"] >= 0.5 * limits.cpu_seconds and end["peak"] < 0.5 * limits.memory_bytes
         if code == -signals.SIGXCPU or near or slim:
