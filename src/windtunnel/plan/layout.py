@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 # Who runs a layout: the package's own engine, or Megatron-Bridge where matrices, experts or layers are split over ranks.
@@ -33,7 +33,8 @@ class Layout:
     pipeline: int = 1
     recompute: str = "none"  # or 'step' (a supervision step of a recursive GPT), or 'block'
     recorded: bool = False  # a recursive GPT's passes are CUDA graphs
-    fused: bool = False  # a GPT's blocks are fused kernels already: `compile` is of the optimizer's updates alone
+    # A GPT's blocks are fused kernels already: `compile` is of the optimizer's updates alone. Follows from the device.
+    fused: bool = field(default=False, compare=False)
     offload: str = "none"  # or 'optimizer'
     engine: str = OWN_ENGINE
 

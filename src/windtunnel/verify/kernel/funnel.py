@@ -28,6 +28,7 @@ PRELOAD = (
     "triton.language",
     "triton.runtime.interpreter",
     "windtunnel.verify.kernel.child_tiny",
+    "windtunnel.verify.kernel.child_places",
     "windtunnel.verify.kernel.child_triton",
     "windtunnel.verify.kernel.child_reference",
     "windtunnel.verify.kernel.child_warm",
