@@ -219,7 +219,9 @@ def main() -> None:
         "--gpu-candidates", type=int, help="with --gpu: for the count of what is left behind, however long it takes"
     )
     parser.add_argument("--small", action="store_true", help="with --gpu: rows of the small kernel without the clock, no others")
+    parser.add_argument("--clock", action="store_true", help="with --small: with the clock")
     parser.add_argument("--settings", nargs="*", default=[], help="with --gpu: NAME=VALUE for the driver, beside what is in use")
+    parser.add_argument("--on-gpu", type=int, help="with --gpu: workers for the GPU's stages, where not as many as are under way")
     parser.add_argument("--pretend", action="store_true", help=argparse.SUPPRESS)  # --gpu's motions on the interpreter
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))

@@ -104,20 +104,21 @@ def measure(
     ONE_QUEUE.update(dict(setting.split("=", 1) for setting in options.settings))  # of the workers' environment
     result["settings"] = dict(ONE_QUEUE)
     with ExitStack() as stack:
-        machine = _started(stack, most, "cpu" if options.pretend else "cuda")
+        machine = _started(stack, most, options.on_gpu or most, "cpu" if options.pretend else "cuda")
         relu = find_task("relu")
         small = replace(relu, sizes={**relu.sizes, "full": SMALL, "full_ragged": SMALL_RAGGED})
         # In order of worth; a part of the time is kept for what comes after them.
         plans = [(small, False, most), (small, True, most), *((small, False, number) for number in sorted(counts)[:-1])]
         plans += [(relu, False, most), *((small, True, number) for number in sorted(counts)[:-1]), (relu, True, most)]
         if options.small:
-            plans = [(small, False, number) for number in sorted(counts, reverse=True)]
+            plans = [(small, options.clock, number) for number in sorted(counts, reverse=True)]
         result["gpu_scaling"], result["left_out"] = (rows, left_out) = ([], [])
         scale, kept = min(1.0, options.minutes / 1.7), LEAKS_SHARE * 60 * options.minutes
         if options.small:
-            scale, kept = SMALL_SECONDS / ROW_SECONDS, 0.0
+            kept = 0.0
         for task, clock, at_once in plans:
-            seconds, size = scale * (CLOCK_SECONDS if clock else ROW_SECONDS), "small" if task is small else "full"
+            seconds = SMALL_SECONDS if options.small else scale * (CLOCK_SECONDS if clock else ROW_SECONDS)
+            size = "small" if task is small else "full"
             row = {"task": task.name, "size": size, "clock": clock, "at_once": at_once}
             if deadline - time.monotonic() < (1.0 if options.small else 1.5) * seconds + kept:
                 left_out.append(row)
@@ -136,12 +137,17 @@ def measure(
     save()
 
 
-def _started(stack: ExitStack, most: int, device: str) -> Machine:
+def _started(stack: ExitStack, most: int, on_gpu: int, device: str) -> Machine:
     began = time.monotonic()
     makers = (kernel_sandbox, kernel_sandbox) if device == "cpu" else (gpu_sandbox, reference_sandbox)
     tiny, compilers, gpus, trusted = (
         stack.enter_context(Sandboxes(number, make))
-        for number, make in ((most, kernel_sandbox), (most, compiler_sandbox), (most, makers[0]), (max(1, most // 4), makers[1]))
+        for number, make in (
+            (most, kernel_sandbox),
+            (most, compiler_sandbox),
+            (on_gpu, makers[0]),
+            (max(1, most // 4), makers[1]),
+        )
     )
     for pool in (tiny, compilers, gpus, trusted):
         pool.begin()

@@ -201,10 +201,19 @@ def test_knowing_that_the_kernels_are_knocked_out_does_not_help(box: Sandbox, na
     assert reason(box, forward) == expected
 
 
+ON_ANOTHER_STREAM = """
+out, side = torch.empty_like(x), torch.cuda.Stream()
+        if not timed(): return self.launch(x, out)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side): self.launch(x, out)
+        torch.cuda.current_stream().wait_stream(side)
+        return out""".strip()
+
+
 @pytest.mark.gpu
 @pytest.mark.timeout(600)
 def test_the_same_on_a_gpu() -> None:
-    cases = {**TELLS, **KNOCKED_OUT, "honest": (HONEST, "")}
+    cases = {**TELLS, **KNOCKED_OUT, "honest": (HONEST, ""), "on another stream": (ON_ANOTHER_STREAM, "side-stream")}
     del cases["writes beside its output"]  # from the host, which cannot write there
     with gpu_sandbox() as box, reference_sandbox() as trusted:
         stages = GpuStages(find_task("relu"), box, trusted, baseline=False)

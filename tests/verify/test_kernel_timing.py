@@ -25,13 +25,21 @@ ADD = Work(output_bytes=64 * MIB, input_bytes=128 * MIB, flops=0, dtype="float32
 GPU = "NVIDIA H200"
 
 
-def samples(event: float, wall: float | None = None, probe: float = 1e-5, count: int = 40) -> Samples:
+def samples(
+    event: float,
+    wall: float | None = None,
+    plain: float | None = None,
+    host: float = 20e-6,
+    probe: float = 1e-5,
+    count: int = 40,
+) -> Samples:
     dice = random.Random(0)
-    return Samples(
-        [event * dice.uniform(0.98, 1.02) for _ in range(count)],
-        [(wall or event) * dice.uniform(0.98, 1.02) for _ in range(count)],
-        [probe] * 4,
-    )
+
+    def about(seconds: float, number: int) -> list[float]:
+        return [seconds * dice.uniform(0.98, 1.02) for _ in range(number)]
+
+    few = count // 2
+    return Samples(about(event, count), about(plain or event, few), about(wall or event, few), about(host, few), [probe] * 4)
 
 
 @settings(max_examples=100, deadline=None)
@@ -50,8 +58,16 @@ def test_the_interval_covers_the_true_median_about_as_often_as_it_says() -> None
     assert hits / 400 > 0.93
 
 
-def test_an_honest_time_is_believed() -> None:
-    assert doubt(samples(60e-6, 75e-6), ADD, GPU, 5.0) is None
+@pytest.mark.parametrize(
+    "taken",
+    [
+        samples(60e-6, 75e-6),
+        samples(60e-6, 140e-6, plain=120e-6, host=90e-6),  # the host takes longer than the GPU
+        samples(60e-6, 600e-6, plain=580e-6, host=540e-6),  # ten launches
+    ],
+)
+def test_an_honest_time_is_believed(taken: Samples) -> None:
+    assert doubt(taken, ADD, GPU, 5.0) is None
 
 
 @pytest.mark.parametrize(
@@ -60,7 +76,9 @@ def test_an_honest_time_is_believed() -> None:
         (samples(5e-6, 6e-6), 5.0, "impossible-speed"),  # 192 MiB in 5 us
         (samples(60e-6, 400e-6), 5.0, "clock-disagrees"),  # work on another stream
         (samples(400e-6, 60e-6), 5.0, "clock-disagrees"),
-        (samples(60e-3, 60e-3), 1.0, "clock-disagrees"),  # 40 calls of 60 ms in one second
+        (samples(60e-3, 60e-3), 1.0, "clock-disagrees"),  # 60 calls of 60 ms in one second
+        (samples(60e-6, 420e-6, plain=400e-6), 5.0, "clock-disagrees"),  # on a stream of its own, waited for
+        (samples(5e-6, 130e-6, plain=120e-6, host=100e-6), 5.0, "impossible-speed"),  # the host hides it on an idle GPU
     ],
 )
 def test_times_that_cannot_be_are_doubted(taken: Samples, lived: float, reason: str) -> None:
@@ -84,19 +102,24 @@ def test_speed_is_in_relation_to_the_probe() -> None:
 
 
 ONES = [1.0] * 20
+READ = {"events": ONES, "plain": ONES, "wall": ONES, "host": ONES, "probe": [1.0]}
 FORGED = [
     None,
     {},
-    {"events": ONES, "wall": ONES[1:], "probe": [1.0]},
-    {"events": [-1.0] * 20, "wall": ONES, "probe": [1.0]},
-    {"events": [float("nan")] * 20, "wall": ONES, "probe": [1.0]},
-    {"events": [1.0] * 3, "wall": [1.0] * 3, "probe": [1.0]},
-    {"events": ONES, "wall": ONES, "probe": []},
+    READ | {"wall": ONES[1:]},
+    READ | {"host": []},
+    READ | {"plain": None},
+    READ | {"events": [-1.0] * 20},
+    READ | {"events": [float("nan")] * 20},
+    READ | {"events": [1.0] * 3},
+    READ | {"plain": [1.0] * 3, "wall": [1.0] * 3, "host": [1.0] * 3},
+    READ | {"probe": []},
 ]
 
 
 @pytest.mark.parametrize("forged", FORGED)
 def test_forged_samples_are_not_read(forged: object) -> None:
+    assert read_samples(READ) is not None
     assert read_samples(forged) is None
 
 
@@ -138,19 +161,40 @@ def test_the_clock_ends_early_when_the_median_is_known_or_the_time_is_over(monke
     pytest.importorskip("torch")
     from windtunnel.verify.kernel import child_clock
 
-    def timed(work, cuda):
-        work()
-        return steady[0], steady[0]
+    pauses: list[float] = []
 
-    steady = [1e-4]
+    def timed(work, cuda, pause=0.0):
+        work()
+        pauses.append(pause)
+        return child_clock.Call(2e-4, 1e-4, 1e-4)
+
     monkeypatch.setattr(child_clock, "timed", timed)
     called: list[int] = []
-    found = child_clock.measure(called.append, [[1], [2]], 1000, cold=False, dice=random.Random(0), device="cpu")
-    assert len(found["events"]) == child_clock.LEAST_CALLS
-    assert len(called) >= len(found["events"]) + child_clock.WARM_UPS[0]
+
+    def measured(calls: int) -> dict[str, list[float]]:
+        pauses.clear()
+        called.clear()
+        return child_clock.measure(called.append, [[1], [2]], calls, cold=False, dice=random.Random(0), device="cpu")
+
+    found = measured(1000)
+    assert child_clock.LEAST_CALLS <= len(found["events"]) < child_clock.LEAST_CALLS + 5
+    assert len(called) >= len(found["events"]) + len(found["plain"]) + child_clock.WARM_UPS[0]
+    assert pauses.count(child_clock.PAUSE_SECONDS[0] + 2 * 2e-4) == len(found["events"]), "twice what the host takes, and some"
+    assert read_samples(found) is not None
     monkeypatch.setattr(child_clock, "MOST_SECONDS", 0.0)
-    assert len(child_clock.measure(called.append, [[1]], 1000, cold=False, dice=random.Random(0), device="cpu")["wall"]) == 10
+    assert 10 <= len(measured(1000)["events"]) <= 14
+    assert read_samples(measured(10)) is not None, "as few as may be asked for"
     monkeypatch.undo()
+
+
+def test_nobody_can_count_which_calls_are_queued() -> None:
+    pytest.importorskip("torch")
+    from windtunnel.verify.kernel.child_clock import _kinds
+
+    orders = {tuple(queued for number, queued in _kinds(60, random.Random(seed)) if number >= 0) for seed in range(20)}
+    assert len(orders) == 20
+    for order in orders:
+        assert (len(order), sum(order)) == (90, 60)
 
 
 def test_a_candidate_waits_while_another_is_timed_and_is_timed_alone(tmp_path: Path) -> None:

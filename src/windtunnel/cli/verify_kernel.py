@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -137,7 +138,24 @@ def _print(task: Task, verdict: Verdict, layers: Layers | None) -> None:
     remarks = [("why", verdict.message)]
     remarks += [("reward", f"{verdict.reward:g}")] if verdict.reward is not None else []
     remarks += [("times", times)] if times else []
+    remarks += _speed(verdict.evidence.get("gpu", {}))
     remarks += [("not judged", entry) for entry in verdict.evidence.get("left", ())]
     if layers is not None and not layers.hardened:
         remarks.append(("sandbox", "not hardened here: run only candidates that you trust (windtunnel verify layers)"))
     print_remarks(remarks)
+
+
+def _speed(gpu: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """How fast a timed kernel is, for people."""
+    if "cold" not in gpu:
+        return []
+    said = [_microseconds(gpu[heat], f"with {heat} L2") for heat in ("cold", "warm")]
+    said += [_microseconds(gpu["alone"], "called on an idle GPU, launching included")]
+    found = [("kernel", ", ".join(said))]
+    ratios = ", ".join(f"{ratio:.2f} x as fast as PyTorch, {name}" for name, ratio in gpu["speedup"].items())
+    return found + ([("speed", ratios)] if ratios else [])
+
+
+def _microseconds(timing: Mapping[str, float], what: str) -> str:
+    median, low, high = (1e6 * timing[key] for key in ("median", "low", "high"))
+    return f"{median:.1f} us {what} (95%: {low:.1f}-{high:.1f})"

@@ -1,15 +1,21 @@
-"""Times calls on a device: random order of inputs at different addresses, cold or warm L2, a probe between. Imports torch."""
+"""Times calls on a device: random order of inputs at different addresses, cold or warm L2, a probe between. Imports torch.
+
+Most calls are queued behind a pause of the GPU, by whose end the host has launched all that they do: what events then say is the
+GPU's time alone, whatever the host and its neighbours do. Some, nobody knows which, come to an idle GPU: there the wall clock
+sees all that a call does, on whatever stream, and events have to agree with it.
+"""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from windtunnel.verify.kernel.timing import median_with_interval
+from windtunnel.verify.kernel.timing import LEAST, QUEUED_A_PLAIN, median_with_interval
 
 FLUSH_BYTES = 256 << 20  # more than any L2
 PROBE_BYTES = 32 << 20
@@ -17,6 +23,18 @@ WARM_UPS = (3, 12)  # at least, at most: nobody can count them
 LEAST_CALLS = 30
 NARROW = 0.01  # the interval's width in relation to the median, at which it is known
 MOST_SECONDS = 1.0  # then ten calls suffice: all others wait meanwhile
+PAUSE_SECONDS = (100e-6, 5e-3)  # at least, at most
+PAUSE_OVER_HOST = 2.0
+CYCLES_A_SECOND = 2e9  # of the fastest clock; with a slower one a pause is longer
+
+
+@dataclass(frozen=True)
+class Call:
+    """Seconds of one call: host until it has launched all, wall until all of the device is idle again, event on the device."""
+
+    host: float
+    wall: float
+    event: float
 
 
 def measure(
@@ -30,63 +48,99 @@ def measure(
     before: Callable[[int], None] | None = None,
     after: Callable[[int, Any], None] | None = None,
 ) -> dict[str, list[float]]:
-    """Seconds of at most `calls` single calls by events and by the wall clock, and of a probe copy before each tenth.
+    """Seconds of single calls, and of a probe copy before each tenth: what `timing.Samples` holds.
 
-    It ends early, when the median is known well enough or the time for it is over, never before ten.
-    sets: arguments; each call takes one at random. before(number of the set), after(number, result): untimed.
+    At most `calls` are queued, and half as many plain. It ends early, when the median of those queued is known well enough or the
+    time for it is over, never before ten. sets: arguments; each call takes one at random. before(number of the set),
+    after(number, result): untimed.
     """
     cuda = device == "cuda"
     flush = torch.empty(FLUSH_BYTES if cuda else 1 << 16, dtype=torch.uint8, device=device)
     source, target = (torch.zeros(PROBE_BYTES if cuda else 1 << 16, dtype=torch.uint8, device=device) for _ in range(2))
-    found: dict[str, list[float]] = {"events": [], "wall": [], "probe": []}
-    began, warm_ups = 0.0, dice.randint(*WARM_UPS)
-    for number in range(warm_ups + calls):
-        which, counted = dice.randrange(len(sets)), number - warm_ups
+    found: dict[str, list[float]] = {name: [] for name in ("events", "plain", "wall", "host", "probe")}
+    result: list[Any] = [None]
+
+    def _called(arguments: Sequence[Any]) -> None:
+        result[0] = call(*arguments)
+
+    def probe() -> None:
+        found["probe"].append(timed(lambda: target.copy_(source), cuda, PAUSE_SECONDS[0]).event)
+
+    began, hosts = 0.0, list[float]()
+    for number, (counted, queued) in enumerate(_kinds(calls, dice)):
+        which = dice.randrange(len(sets))
         if counted == 0:
             began = time.perf_counter()  # what was chosen or compiled before is no part of it
-        if counted > 0 and counted % 10 == 0 and _enough(found["events"], time.perf_counter() - began):
+        if counted > 0 and counted % 5 == 0 and _enough(found["events"], time.perf_counter() - began):
             break
         if before is not None:
             before(which)
         if cold:
             flush.fill_(number % 251)
         if counted >= 0 and counted % 10 == 0:
-            found["probe"].append(timed(lambda: target.copy_(source), cuda)[1])
-        result, event, wall = _called(call, sets[which], cuda)
+            probe()
+        arguments = sets[which]
+        taken = timed(lambda: _called(arguments), cuda, _pause(hosts) if queued else 0.0)  # noqa: B023 (called at once)
+        hosts.append(taken.host)
         if counted >= 0:
-            found["events"].append(event)
-            found["wall"].append(wall)
+            _note(found, taken, queued)
         if after is not None:
-            after(which, result)
-    found["probe"].append(timed(lambda: target.copy_(source), cuda)[1])
+            after(which, result[0])
+    probe()
     return found
 
 
-def _enough(events: list[float], spent: float) -> bool:
-    """Whether more calls would say little more, or take too long."""
-    timing = median_with_interval(events)
-    narrow = len(events) >= LEAST_CALLS and timing.high - timing.low <= NARROW * timing.median
-    return narrow or spent > MOST_SECONDS
+def timed(work: Callable[[], Any], cuda: bool, pause: float = 0.0) -> Call:
+    """What one work takes. pause: seconds, about, that the device is kept waiting first, while the host launches the work.
 
-
-def _called(call: Callable[..., Any], arguments: Sequence[Any], cuda: bool) -> tuple[Any, float, float]:
-    result: list[Any] = []
-    wall, event = timed(lambda: result.append(call(*arguments)), cuda)
-    return result[0], event, wall
-
-
-def timed(work: Callable[[], Any], cuda: bool) -> tuple[float, float]:
-    """Seconds by the wall clock, everything on the device included, and by events; without a GPU the wall clock twice."""
+    Without a GPU there is one clock and no queue.
+    """
     if not cuda:
         start = time.perf_counter()
         work()
         wall = time.perf_counter() - start
-        return wall, wall
+        return Call(wall, wall, wall)
     first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
+    if pause:
+        torch.cuda._sleep(int(pause * CYCLES_A_SECOND))
     start = time.perf_counter()
     first.record()
     work()
     last.record()
+    host = time.perf_counter() - start
     torch.cuda.synchronize()  # of every stream, so that work on another one is waited for too
-    return time.perf_counter() - start, first.elapsed_time(last) / 1e3
+    return Call(host, time.perf_counter() - start, first.elapsed_time(last) / 1e3)
+
+
+def _kinds(calls: int, dice: random.Random) -> Iterator[tuple[int, bool]]:
+    """(number, queued) of each call; warm-ups have negative numbers and are plain. Of each group one is plain, which is drawn."""
+    warm_ups = dice.randint(*WARM_UPS)
+    yield from ((number - warm_ups, False) for number in range(warm_ups))
+    size = QUEUED_A_PLAIN + 1
+    for number in range(0, -(-calls // QUEUED_A_PLAIN) * size, size):
+        plain = dice.randrange(size)
+        yield from ((number + at, at != plain) for at in range(size))
+
+
+def _pause(hosts: Sequence[float]) -> float:
+    """Seconds in which the host has surely launched a call, by those before."""
+    least, most = PAUSE_SECONDS
+    return min(most, least + PAUSE_OVER_HOST * median_with_interval(hosts).median)
+
+
+def _note(found: dict[str, list[float]], taken: Call, queued: bool) -> None:
+    if queued:
+        found["events"].append(taken.event)
+        return
+    for name, seconds in (("plain", taken.event), ("wall", taken.wall), ("host", taken.host)):
+        found[name].append(seconds)
+
+
+def _enough(events: list[float], spent: float) -> bool:
+    """Whether more calls would say little more, or take too long."""
+    if len(events) < LEAST:
+        return False
+    timing = median_with_interval(events)
+    narrow = len(events) >= LEAST_CALLS and timing.high - timing.low <= NARROW * timing.median
+    return narrow or spent > MOST_SECONDS

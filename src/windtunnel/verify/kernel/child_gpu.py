@@ -8,12 +8,14 @@ from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
+import torch
 from triton import knobs
 from triton.backends.nvidia import driver
 from triton.runtime import autotuner, jit
 
 from windtunnel.verify.kernel.child_autotune import pick_configurations
 from windtunnel.verify.kernel.child_launch import install_quick_launcher
+from windtunnel.verify.kernel.child_load import Wrong
 from windtunnel.verify.kernel.child_scratch import own_scratch
 from windtunnel.verify.kernel.child_watch import Launches
 
@@ -29,11 +31,13 @@ def install_on_gpu(launches: Launches, aside: Callable[[], AbstractContextManage
         pick_configurations(quick.choice)
     own_scratch()
     assert not knobs.runtime.interpret, "TRITON_INTERPRET is set, so that no kernel would reach the GPU"
-    original, tuned = jit.JITFunction.run, autotuner.Autotuner.run
+    original, tuned, stream_of = jit.JITFunction.run, autotuner.Autotuner.run, torch._C._cuda_getCurrentRawStream
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
         if warmup:
             return original(self, *args, grid=grid, warmup=True, **kwargs)
+        if stream_of(0):  # it would run beside what the clock keeps the GPU waiting with
+            raise Wrong("side-stream", f"kernel {self.__name__} is launched on another stream. Use the current one.")
         grid = launches.launched(self.__name__, grid, args, kwargs)
         if launches.watch is None:
             return original(self, *args, grid=grid, warmup=False, **kwargs)

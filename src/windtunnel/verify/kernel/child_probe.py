@@ -30,7 +30,7 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
             torch.zeros(PROBE_BYTES if cuda else 1 << 16, dtype=torch.uint8, device=message["device"]) for _ in "st"
         )
         taken = [timed(lambda: target.copy_(source), cuda) for _ in range(WARM_UPS + message["calls"])][WARM_UPS:]
-        reply: dict[str, Any] = {"events": [event for _, event in taken], "wall": [wall for wall, _ in taken]}
+        reply: dict[str, Any] = {"events": [one.event for one in taken], "wall": [one.wall for one in taken]}
         if cuda:
             del source, target
             torch.cuda.empty_cache()  # what an earlier job left in this process is no neighbour's

@@ -1,32 +1,38 @@
 """What is believed of times that a candidate's process measured, seen from the parent.
 
-The clock runs in the candidate's CUDA context, so no single number is trusted: events must agree with the wall clock, no call
-may beat the roofline, and the parent's own clock bounds the sum. The result is a median with an interval.
+The clock runs in the candidate's CUDA context, so no single number is trusted: events must agree with the wall clock, a call
+behind other work with one on an idle GPU, no call may beat the roofline, and the parent's own clock bounds the sum. The result
+is a median with an interval.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from windtunnel.verify.kernel.roofline import Work, floor_seconds
 
-LEAST = 10  # samples
-APART = 0.35  # relative, between events and wall clock
+LEAST = 10  # queued calls
+QUEUED_A_PLAIN = 2
+LEAST_PLAIN = LEAST // QUEUED_A_PLAIN
+APART = 0.35  # relative, between clocks
 LAUNCH_SECONDS = 60e-6  # host work around one call that the wall clock sees and events do not
 Z = 1.96  # 95 %
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Seconds of single calls. events: by CUDA events; wall: the same calls by the host's clock, with a synchronisation.
+    """Seconds of single calls. events: by CUDA events, launched while the GPU was kept waiting: the GPU's time alone.
 
-    probe: seconds of a copy of fixed size, run between the calls: how fast the GPU was meanwhile.
+    plain, wall, host: of other calls, to an idle GPU: by events, by the host's clock with a synchronisation, and how long the
+    host took to launch them. probe: a copy of fixed size, run between the calls: how fast the GPU was meanwhile.
     """
 
     events: Sequence[float]
+    plain: Sequence[float]
     wall: Sequence[float]
+    host: Sequence[float]
     probe: Sequence[float]
 
 
@@ -62,42 +68,51 @@ def median_with_interval(seconds: Sequence[float]) -> Timing:
 
 
 def read_samples(value: object) -> Samples | None:
-    """Samples from a child's reply, None unless they are equally many positive finite numbers."""
+    """Samples from a child's reply, None unless they are positive finite numbers, and enough of them."""
     if not isinstance(value, Mapping):
         return None
-    lists = []
-    for name in ("events", "wall", "probe"):
+    lists = {}
+    for name in (entry.name for entry in fields(Samples)):
         numbers = value.get(name)
         if not isinstance(numbers, list) or not all(isinstance(n, float) and 0 < n < math.inf for n in numbers):
             return None
-        lists.append(numbers)
-    if len(lists[0]) != len(lists[1]) or len(lists[0]) < LEAST or not lists[2]:
-        return None
-    return Samples(*lists)
+        lists[name] = numbers
+    found = Samples(**lists)
+    paired = len(found.plain) == len(found.wall) == len(found.host) >= LEAST_PLAIN
+    return found if paired and len(found.events) >= LEAST and found.probe else None
 
 
 def doubt(samples: Samples, work: Work, gpu: str, parent_seconds: float) -> Doubt | None:
     """Why these times cannot be, or None. parent_seconds: how long the parent saw the child live."""
-    event, wall = median_with_interval(samples.events).median, median_with_interval(samples.wall).median
-    if is_late(wall, event) or event > wall * (1 + APART):
+    event, plain, wall, host = (
+        median_with_interval(seconds).median for seconds in (samples.events, samples.plain, samples.wall, samples.host)
+    )
+    if is_late(wall, plain) or max(event, plain) > wall * (1 + APART):
         return Doubt(
             "clock-disagrees",
-            f"CUDA events say {event * 1e6:.1f} us a call, the wall clock {wall * 1e6:.1f} us: work hides from one of them.",
-            {"events": event, "wall": wall},
+            f"CUDA events say {plain * 1e6:.1f} us a call, the wall clock {wall * 1e6:.1f} us: work hides from one of them.",
+            {"events": plain, "wall": wall},
         )
-    if sum(samples.wall) > parent_seconds:
+    if is_late(plain, event + host):
+        return Doubt(
+            "clock-disagrees",
+            f"a call takes {plain * 1e6:.1f} us on an idle GPU, of which the host launches for {host * 1e6:.1f} us, "
+            f"and behind other work {event * 1e6:.1f} us: part of it runs beside that work.",
+            {"events": event + host, "wall": plain},
+        )
+    if sum(samples.wall) + sum(samples.events) > parent_seconds:
         return Doubt("clock-disagrees", "the times add up to more than the process lived.")
-    floor = floor_seconds(work, gpu)
-    if event < floor:
+    floor, least = floor_seconds(work, gpu), min(event, plain)
+    if least < floor:
         return Doubt(
             "impossible-speed",
-            f"{event * 1e6:.2f} us a call is below the least possible {floor * 1e6:.2f} us: not all work was done.",
+            f"{least * 1e6:.2f} us a call is below the least possible {floor * 1e6:.2f} us: not all work was done.",
         )
     return None
 
 
 def is_late(wall: float, event: float) -> bool:
-    """Whether the wall clock saw more of a call, in seconds, than its events and the host's work explain."""
+    """Whether one clock saw more of a call, in seconds, than the other and the host's work around it explain."""
     return wall > event * (1 + APART) + LAUNCH_SECONDS
 
 
