@@ -11,17 +11,16 @@ written as it goes along.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import statistics
 import tempfile
-import threading
 import time
-from collections import Counter
+from itertools import cycle
 from pathlib import Path
 from typing import Any
+
+from verify_leaks import BAD_EVERY, census, header, judged, with_bad
 
 from windtunnel.verify import (
     KernelVerifier,
@@ -120,91 +119,35 @@ def scaling(counts: list[int]) -> list[dict[str, Any]]:
 
 
 def leaks(number: int, workers: int) -> dict[str, Any]:
-    """Judge many candidates of which 5 % crash, hang or use too much; count what is there before and after."""
+    """Judge many answers in code, half of them wrong, of which 5 % crash, hang or use too much; count what is there before and
+    after."""
     limits = Limits(
         wall_seconds=HANG_SECONDS, cpu_seconds=2, memory_bytes=64 * MiB, result_bytes=MiB, log_bytes=4096, file_bytes=MiB
     )
     task = CodeTask([Call("f", [3], 9)], limits=limits)
-    bad = list(BAD)
+    texts = {"accepted": cycle((RIGHT,)), **{name: cycle((text,)) for name, text in BAD.items()}}
+    wanted = (
+        ("wrong-result", WRONG) if name == "accepted" and at % 2 else (name, text)
+        for at, (name, text) in enumerate(with_bad(number, texts))
+    )
     with Sandboxes(workers, lambda: Sandbox(preload=(CHILD,))) as sandboxes:
         verifier = CodeVerifier(task, sandboxes)
         throughput(verifier, RIGHT, workers, 20)
         before = census()
-        wanted = [bad[at // 20 % len(bad)] if at % 20 == 7 else "accepted" if at % 2 else "wrong-result" for at in range(number)]
-        sources = {"accepted": RIGHT, "wrong-result": WRONG} | BAD
-        surprises: Counter[str] = Counter()
-        started = time.monotonic()
-        with Pool(workers, 4 * workers) as pool:
-            waiting: list[tuple[str, Any]] = []
-            for name in wanted:
-                waiting.append((name, pool.submit(verifier, sources[name], wait=True)))
-                while len(waiting) > 200:
-                    settle(waiting, surprises)
-            while waiting:
-                settle(waiting, surprises)
-        seconds = time.monotonic() - started
-        after = census()
-        restarts = sandboxes.restarts
+        surprises, seconds = judged(verifier, wanted, workers)
+        after, restarts = census(), sandboxes.restarts
     return {
         "candidates": number,
-        "bad_share": round(sum(name in BAD for name in wanted) / number, 4),
+        "bad_share": 1 / BAD_EVERY,
         "workers": workers,
         "seconds": round(seconds, 1),
         "per_second": round(number / seconds, 1),
-        "unexpected_verdicts": dict(surprises),
+        "unexpected_verdicts": surprises,
         "workers_replaced": restarts,
         "before": before,
         "after": after,
         "after_closing": census(),
     }
-
-
-def settle(waiting: list[tuple[str, Any]], surprises: Counter[str]) -> None:
-    """Look at the oldest verdict."""
-    name, future = waiting.pop(0)
-    verdict = future.result()
-    if verdict.reason != name:
-        surprises[f"{name} -> {verdict.reason}: {verdict.message[:80]}"] += 1
-
-
-def census() -> dict[str, int]:
-    """Descendants, zombies, their and our memory (MiB), our descriptors and threads, and our temporary files."""
-    states = []
-    resident = 0
-    for pid in descendants():
-        try:
-            text = Path(f"/proc/{pid}/status").read_text()
-        except OSError:
-            continue
-        fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-        states.append(fields["State"].split()[0])
-        resident += int(fields.get("VmRSS", "0 kB").split()[0])
-    mine = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
-    return {
-        "processes": len(states),
-        "zombies": states.count("Z"),
-        "worker_mib": resident // 1024,
-        "judge_mib": int(mine["VmRSS"].split()[0]) // 1024,
-        "descriptors": len(os.listdir("/proc/self/fd")),
-        "threads": threading.active_count(),
-        "files": sum(1 for _ in Path(tempfile.gettempdir()).iterdir()),
-    }
-
-
-def descendants() -> list[int]:
-    """All processes below this one."""
-    parents = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-    found: list[int] = []
-    layer = [os.getpid()]
-    while layer:
-        layer = [pid for pid, parent in parents.items() if parent in layer]
-        found += layer
-    return found
 
 
 def main() -> None:
@@ -237,7 +180,7 @@ def main() -> None:
         import verify_speed_gpu
 
         result["gpu"] = "none" if options.pretend else torch.cuda.get_device_name()
-        verify_speed_gpu.measure(result, save, census, options, counts)
+        verify_speed_gpu.measure(result, save, options, counts)
         return
     result["child"] = [child_cost(()), child_cost(("torch",)), child_cost(("torch",), namespaces=False)]
     print(json.dumps(result["child"]), flush=True)
@@ -250,20 +193,6 @@ def main() -> None:
         tempfile.tempdir = None
     print(json.dumps(result["leaks"]), flush=True)
     save()
-
-
-def header(cores: int) -> dict[str, Any]:
-    """Where and with what."""
-    import torch
-    import triton
-
-    return {
-        "what": "windtunnel verify: what judging costs",
-        "date": datetime.date.today().isoformat(),
-        "load_before": round(os.getloadavg()[0], 1),
-        "machine": f"{cores} cores, {platform.processor() or platform.machine()}, Linux {platform.release()}",
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__},
-    }
 
 
 if __name__ == "__main__":

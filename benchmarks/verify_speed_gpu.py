@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
+
+from verify_leaks import BAD_EVERY, census, judged, with_bad
 
 from windtunnel.verify import (
     GpuStages,
@@ -69,7 +70,6 @@ HANG_SECONDS = 4.0
 ROW_SECONDS, CLOCK_SECONDS = 5.0, 10.0  # measured, of what is not timed and what is; then those under way are waited for
 SMALL_SECONDS = 18.0  # the same where nothing else is measured: candidates end in bunches
 LEAKS_SHARE = 0.3
-BAD_EVERY = 20  # one candidate of so many is bad
 BLOCKS = (256, 512, 1024, 2048)
 
 
@@ -94,9 +94,7 @@ class Machine:
         return KernelVerifier(task, self.tiny, compiler=self.compilers, gpu=stages)
 
 
-def measure(
-    result: dict[str, Any], save: Callable[[], None], census: Callable[[], dict[str, int]], options: Any, counts: list[int]
-) -> None:
+def measure(result: dict[str, Any], save: Callable[[], None], options: Any, counts: list[int]) -> None:
     """Fill result, and save it after every row. options: minutes, gpu_candidates, pretend, small,
     settings."""
     deadline = time.monotonic() + 60 * options.minutes
@@ -130,7 +128,7 @@ def measure(
         fits = int(0.7 * rate * max(0.0, deadline - time.monotonic() - 10))
         number = options.gpu_candidates or min(10_000, 0 if options.small else fits)
         if number >= BAD_EVERY:
-            result["gpu_leaks"] = _leaks(machine, small, most, number, census)
+            result["gpu_leaks"] = _leaks(machine, small, most, number)
             print(result["gpu_leaks"], flush=True)
     if "gpu_leaks" in result:
         result["gpu_leaks"]["after_closing"] = census() | gpu_in_use()
@@ -211,39 +209,21 @@ def _cpu() -> tuple[int, int]:
     return sum(words) - words[3] - words[4], words[3] + words[4]
 
 
-def _leaks(machine: Machine, task: Task, workers: int, number: int, census: Callable[[], dict[str, int]]) -> dict[str, Any]:
+def _leaks(machine: Machine, task: Task, workers: int, number: int) -> dict[str, Any]:
     """Judge many, of which some crash, hang or are wrong on the GPU; count what is there before and after."""
     verifier = machine.verifier(task, clock=False, hang=HANG_SECONDS)
-    bad = [name for name in BODIES if name != "accepted"]
-    texts = {name: _texts(name) for name in BODIES}
-    before, began = census() | gpu_in_use(), time.monotonic()
-    surprises: Counter[str] = Counter()
-    with Pool(workers, 4 * workers) as pool:
-        waiting: list[tuple[str, Any]] = []
-        for at in range(number):
-            name = bad[at // BAD_EVERY % len(bad)] if at % BAD_EVERY == 7 else "accepted"
-            waiting.append((name, pool.submit(verifier, next(texts[name]), wait=True)))
-            if len(waiting) > 8 * workers:
-                _settle(waiting.pop(0), surprises)
-        for pair in waiting:
-            _settle(pair, surprises)
-    seconds = time.monotonic() - began
+    before = census() | gpu_in_use()
+    surprises, seconds = judged(verifier, with_bad(number, {name: _texts(name) for name in BODIES}), workers)
     return {
         "candidates": number,
-        "bad_share": round(1 / BAD_EVERY, 3),
+        "bad_share": 1 / BAD_EVERY,
         "seconds": round(seconds, 1),
         "per_second": round(number / seconds, 2),
-        "unexpected_verdicts": dict(surprises),
+        "unexpected_verdicts": surprises,
         "workers_replaced": sum(pool.restarts for pool in (machine.tiny, machine.compilers, machine.gpus, machine.trusted)),
         "before": before,
         "after": census() | gpu_in_use(),
     }
-
-
-def _settle(pair: tuple[str, Any], surprises: Counter[str]) -> None:
-    wanted, verdict = pair[0], pair[1].result()
-    if verdict.reason != wanted:
-        surprises[f"{wanted} -> {verdict.reason}: {verdict.message[:80]}"] += 1
 
 
 def gpu_in_use() -> dict[str, int]:
