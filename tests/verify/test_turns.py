@@ -135,6 +135,31 @@ def test_who_steps_aside_lets_somebody_be_alone_and_comes_back(tmp_path: Path) -
         fcntl.flock(others[1], fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def test_who_has_begun_comes_back_before_those_who_wait_to_be_alone(tmp_path: Path) -> None:
+    """Else each of them would have to be waited for anew between two who are alone."""
+    order: list[str] = []
+
+    def alone() -> None:
+        with opened(tmp_path / "gpu") as fds, Turns(fds).alone():
+            order.append("alone")
+
+    with opened(tmp_path / "gpu") as mine, opened(tmp_path / "gpu") as others:
+        turns = Turns(mine)
+        with Turns(others).shared():
+            with turns.shared():
+                pass
+            waiting = threading.Thread(target=alone)
+            waiting.start()
+            _is_waiting(tmp_path / "gpu")
+            with turns.shared(again=True):
+                order.append("again")
+                with turns.aside():
+                    pass
+                order.append("back")
+    waiting.join(WAIT)
+    assert order == ["again", "back", "alone"]
+
+
 def test_a_killed_holder_gives_its_turn_back(tmp_path: Path) -> None:
     read, write = os.pipe()
     child = multiprocessing.get_context("fork").Process(target=_hold_alone, args=(tmp_path / "gpu", write))

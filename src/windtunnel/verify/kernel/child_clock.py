@@ -20,11 +20,11 @@ from windtunnel.verify.kernel.timing import LEAST, QUEUED_A_PLAIN, median_with_i
 FLUSH_BYTES = 256 << 20  # more than any L2
 PROBE_BYTES = 32 << 20
 WARM_UPS = (3, 12)  # at least, at most: nobody can count them
-LEAST_CALLS = 30
-NARROW = 0.01  # the interval's width in relation to the median, at which it is known
+LEAST_CALLS = 20
+NARROW = 0.02  # the interval's width in relation to the median, at which it is known
 MOST_SECONDS = 1.0  # then ten calls suffice: all others wait meanwhile
-PAUSE_SECONDS = (100e-6, 5e-3)  # at least, at most
-PAUSE_OVER_HOST = 2.0
+PAUSE_SECONDS = (50e-6, 5e-3)  # at least, at most
+PAUSE_OVER_HOST = 1.5
 CYCLES_A_SECOND = 2e9  # of the fastest clock; with a slower one a pause is longer
 
 

@@ -148,7 +148,7 @@ class FullWork(Work):
     def everything(self) -> None:
         """The runs among others, then the clock alone; a thread that was started is refused."""
         threads, began = threading.active_count(), time.perf_counter()
-        with waiting_for(self.turns):
+        with waiting_for(self.turns, again=True):
             super().everything()
             gc.collect()
             self.kept.clear()

@@ -37,7 +37,8 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
     """
     _as_new()
     turns = turns_of(range(FILES_FROM + 1, FILES_FROM + 1 + message["turn"]))
-    with waiting_for(turns, then="judge"), mmap.mmap(FILES_FROM, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE) as file:
+    held = mmap.mmap(FILES_FROM, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+    with held as file, waiting_for(turns, again=True, then="judge"):
         view = memoryview(file)
         outputs = [view[at : at + size] for at, size in message["spans"]]
         try:

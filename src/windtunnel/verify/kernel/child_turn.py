@@ -12,10 +12,10 @@ WAITING, TIMING, ASIDE = "waiting", "timing", "compile"
 
 
 @contextlib.contextmanager
-def waiting_for(turns: Turns | None, *, alone: bool = False, then: str = "compile") -> Iterator[None]:
-    """In turn; while it waits the child is in the phase 'waiting', and after that in `then`."""
+def waiting_for(turns: Turns | None, *, alone: bool = False, again: bool = False, then: str = "compile") -> Iterator[None]:
+    """In turn; while it waits the child is in the phase 'waiting', and after that in `then`. again: this candidate had one."""
     note(WAITING)
-    with in_turn(turns, alone=alone):
+    with in_turn(turns, alone=alone, again=again):
         note(then)
         yield
 

@@ -41,7 +41,7 @@ DISTURBED = ("disturbed", "clock-disagrees", "gpu-memory", "infrastructure")
 BY_OTHERS = ("clock-disagrees", "gpu-memory")
 SLOWED = 1.5
 TIMED_SETS = 3
-CALLS = 60
+CALLS = 40
 # Watching PyTorch's calls and counting its operations import the second one, a second of work.
 TORCH = ("torch", "torch._dynamo")
 # Each work queue of a context, and each for copies, is made and taken down with it, under one lock of the driver's for all

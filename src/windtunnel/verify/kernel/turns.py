@@ -18,9 +18,10 @@ class Turns:
     """A lock of one kind of use: shared by many, or held alone. An object serves one thread of one process.
 
     fds: of two files, a gate and a room. Who wants to be alone holds the gate together with others who want that, and takes the
-    room for himself; who comes to share passes the gate only when nobody holds it. So those who want to be alone have their
-    turns one after the other, without those in between that would have to be waited for each time. They cannot keep the others
-    out for ever: each has shared before, and has to again before he comes back.
+    room for himself; who comes to share passes the gate only when nobody holds it. Who has begun to share and comes back
+    (`again`) passes beside the gate. So those who want to be alone wait until all who have begun are done, and then have their
+    turns one after the other, without others in between that would have to be waited for each time. They cannot keep the others
+    out for ever: each has to come in through the gate before he comes back.
     """
 
     def __init__(self, fds: Sequence[int]) -> None:
@@ -28,9 +29,9 @@ class Turns:
         self._inside = False
 
     @contextlib.contextmanager
-    def shared(self) -> Iterator[None]:
-        """While this lasts nobody is alone; waits until that is so."""
-        self._enter()
+    def shared(self, *, again: bool = False) -> Iterator[None]:
+        """While this lasts nobody is alone; waits until that is so. again: it belongs to what was begun in an earlier turn."""
+        self._enter(again=again)
         try:
             yield
         finally:
@@ -40,13 +41,13 @@ class Turns:
     def aside(self) -> Iterator[None]:
         """Within shared: out of the room for a while, for work that disturbs nobody. Where one is out already, nothing."""
         if not self._inside:
-            yield  # to come in for the rest would be to wait at the gate while in the room, and so for one who waits for us
+            yield
             return
         self._leave()
         try:
             yield
         finally:
-            self._enter()
+            self._enter(again=True)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -61,12 +62,14 @@ class Turns:
         finally:
             fcntl.flock(self.gate, fcntl.LOCK_UN)
 
-    def _enter(self) -> None:
-        fcntl.flock(self.gate, fcntl.LOCK_EX)
+    def _enter(self, *, again: bool) -> None:
+        if not again:
+            fcntl.flock(self.gate, fcntl.LOCK_EX)
         try:
             fcntl.flock(self.room, fcntl.LOCK_SH)
         finally:
-            fcntl.flock(self.gate, fcntl.LOCK_UN)
+            if not again:
+                fcntl.flock(self.gate, fcntl.LOCK_UN)
         self._inside = True
 
     def _leave(self) -> None:
@@ -95,9 +98,9 @@ def turns_of(fds: Sequence[int]) -> Turns | None:
 
 
 @contextlib.contextmanager
-def in_turn(turns: Turns | None, *, alone: bool = False) -> Iterator[None]:
+def in_turn(turns: Turns | None, *, alone: bool = False, again: bool = False) -> Iterator[None]:
     """In turn where there is a lock, at once where there is none."""
-    with contextlib.nullcontext() if turns is None else turns.alone() if alone else turns.shared():
+    with contextlib.nullcontext() if turns is None else turns.alone() if alone else turns.shared(again=again):
         yield
 
 
