@@ -55,7 +55,7 @@ def main() -> int:
     gc.freeze()
     codes = []
     for number in range(ROUNDS):
-        message = stages._message(stages.plan(), source) | {"turn": 0}
+        message = stages._message(stages.plan(), source) | {"turn": 0, "places": 0}
         sys.stdout.flush()
         child = os.fork()
         if child == 0:

@@ -4,8 +4,8 @@ python benchmarks/verify_speed.py --out benchmarks/results/verify-speed-cpu.json
 python benchmarks/verify_speed.py --out benchmarks/results/verify-speed-gpu.json --gpu [--minutes 5.5] [--gpu-candidates 10000]
 
 With --gpu what needs one instead: all stages up to full shapes, and with the clock, by the number of candidates under way; then
-as many candidates as the time suffices for, or as are asked for, of which 5 % crash, hang or are wrong on the GPU. The file is
-written as it goes along.
+as many candidates as fit into the time, or as are asked for where fewer, of which 5 % crash, hang or are wrong on the GPU. The
+file is written as it goes along.
 """
 
 from __future__ import annotations
@@ -158,11 +158,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="*")
     parser.add_argument("--gpu", action="store_true", help="the stages that need a GPU, and nothing else")
     parser.add_argument("--minutes", type=float, default=5.5, help="with --gpu: for all of it")
-    parser.add_argument(
-        "--gpu-candidates", type=int, help="with --gpu: for the count of what is left behind, however long it takes"
-    )
+    parser.add_argument("--gpu-candidates", type=int, help="with --gpu: at most, for the count of what is left behind")
     parser.add_argument("--small", action="store_true", help="with --gpu: rows of the small kernel without the clock, no others")
-    parser.add_argument("--clock", action="store_true", help="with --small: with the clock")
+    parser.add_argument("--clock", action="store_true", help="with --small: a row with the clock, and how steady it is")
     parser.add_argument("--settings", nargs="*", default=[], help="with --gpu: NAME=VALUE for the driver, beside what is in use")
     parser.add_argument("--on-gpu", type=int, help="with --gpu: workers for the GPU's stages, where not as many as are under way")
     parser.add_argument("--pretend", action="store_true", help=argparse.SUPPRESS)  # --gpu's motions on the interpreter

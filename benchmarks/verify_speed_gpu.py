@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,8 @@ SMALL = {"ROWS": 1024, "COLS": 1024}
 SMALL_RAGGED = {"ROWS": 1021, "COLS": 769}
 HANG_SECONDS = 4.0
 ROW_SECONDS, CLOCK_SECONDS = 5.0, 10.0  # measured, of what is not timed and what is; then those under way are waited for
-SMALL_SECONDS = 18.0  # the same where nothing else is measured: candidates end in bunches
+SMALL_SECONDS = 18.0  # of what is not timed where the time is given to it: candidates end in bunches
+MOST_CANDIDATES = 10_000
 LEAKS_SHARE = 0.3
 BLOCKS = (256, 512, 1024, 2048)
 
@@ -95,8 +96,7 @@ class Machine:
 
 
 def measure(result: dict[str, Any], save: Callable[[], None], options: Any, counts: list[int]) -> None:
-    """Fill result, and save it after every row. options: minutes, gpu_candidates, pretend, small,
-    settings."""
+    """Fill result, and save it after every row. options: those of the command line."""
     deadline = time.monotonic() + 60 * options.minutes
     most = max(counts)
     ONE_QUEUE.update(dict(setting.split("=", 1) for setting in options.settings))  # of the workers' environment
@@ -109,13 +109,16 @@ def measure(result: dict[str, Any], save: Callable[[], None], options: Any, coun
         plans = [(small, False, most), (small, True, most), *((small, False, number) for number in sorted(counts)[:-1])]
         plans += [(relu, False, most), *((small, True, number) for number in sorted(counts)[:-1]), (relu, True, most)]
         if options.small:
-            plans = [(small, options.clock, number) for number in sorted(counts, reverse=True)]
+            plans = [(small, False, number) for number in sorted(counts, reverse=True)]
+            plans += [(small, True, most)] if options.clock else []
         result["gpu_scaling"], result["left_out"] = (rows, left_out) = ([], [])
         scale, kept = min(1.0, options.minutes / 1.7), LEAKS_SHARE * 60 * options.minutes
         if options.small:
-            kept = 0.0
+            scale, kept = 1.0, 0.0
         for task, clock, at_once in plans:
-            seconds = SMALL_SECONDS if options.small else scale * (CLOCK_SECONDS if clock else ROW_SECONDS)
+            seconds = scale * (CLOCK_SECONDS if clock else ROW_SECONDS)
+            if options.small and at_once == most:
+                seconds = SMALL_SECONDS
             size = "small" if task is small else "full"
             row = {"task": task.name, "size": size, "clock": clock, "at_once": at_once}
             if deadline - time.monotonic() < (1.0 if options.small else 1.5) * seconds + kept:
@@ -124,11 +127,15 @@ def measure(result: dict[str, Any], save: Callable[[], None], options: Any, coun
             rows.append(row | _rate(machine.verifier(task, clock=clock), at_once, seconds))
             print(rows[-1], flush=True)
             save()
-        rate = max((row["per_second"] or 1.0 for row in rows if not row["clock"]), default=1.0)
-        fits = int(0.7 * rate * max(0.0, deadline - time.monotonic() - 10))
-        number = options.gpu_candidates or min(10_000, 0 if options.small else fits)
-        if number >= BAD_EVERY:
-            result["gpu_leaks"] = _leaks(machine, small, most, number)
+        if options.clock:
+            result["clock"] = _steadiness(machine, relu, most)
+            print(result["clock"], flush=True)
+            save()
+        number = options.gpu_candidates or (0 if options.small else MOST_CANDIDATES)
+        # Those that are under way at the end take their time, and bad ones the longest.
+        until = deadline - 3 * HANG_SECONDS
+        if number and time.monotonic() < until:
+            result["gpu_leaks"] = _leaks(machine, small, most, number, until)
             print(result["gpu_leaks"], flush=True)
     if "gpu_leaks" in result:
         result["gpu_leaks"]["after_closing"] = census() | gpu_in_use()
@@ -195,6 +202,23 @@ def _rate(verifier: KernelVerifier, at_once: int, seconds: float) -> dict[str, A
     }
 
 
+def _steadiness(machine: Machine, task: Task, others: int) -> dict[str, dict[str, list[float]]]:
+    """The least and the largest time of one kernel in several verdicts, in us: one after the other, and with others under way.
+
+    cold: as the clock has it, the GPU's time. alone: by events around a call to an idle GPU.
+    """
+    verifier, found = machine.verifier(task, clock=True), {}
+    for name, at_once in (("one after the other", 1), (f"{others} under way", others)):
+        with Pool(at_once, at_once) as pool:
+            texts = islice(_texts("accepted"), 0, None, len(BLOCKS))
+            verdicts = [future.result() for future in [pool.submit(verifier, next(texts), wait=True) for _ in range(4 + at_once)]]
+        for verdict in verdicts:
+            _must_be_accepted(verdict)
+        times = {kind: [1e6 * verdict.evidence["gpu"][kind]["median"] for verdict in verdicts] for kind in ("cold", "alone")}
+        found[name] = {kind: [round(min(values), 1), round(max(values), 1)] for kind, values in times.items()}
+    return found
+
+
 def _must_be_accepted(verdict: Verdict) -> None:
     assert verdict.accepted, verdict
 
@@ -209,16 +233,19 @@ def _cpu() -> tuple[int, int]:
     return sum(words) - words[3] - words[4], words[3] + words[4]
 
 
-def _leaks(machine: Machine, task: Task, workers: int, number: int) -> dict[str, Any]:
-    """Judge many, of which some crash, hang or are wrong on the GPU; count what is there before and after."""
-    verifier = machine.verifier(task, clock=False, hang=HANG_SECONDS)
+def _leaks(machine: Machine, task: Task, workers: int, number: int, until: float) -> dict[str, Any]:
+    """Judge many, of which some crash, hang or are wrong on the GPU; count what is there before and after. until: on the clock,
+    when no more are begun."""
+    verifier, begun = machine.verifier(task, clock=False, hang=HANG_SECONDS), count()
+    candidates = with_bad(number, {name: _texts(name) for name in BODIES})
     before = census() | gpu_in_use()
-    surprises, seconds = judged(verifier, with_bad(number, {name: _texts(name) for name in BODIES}), workers)
+    surprises, seconds = judged(verifier, takewhile(lambda _: time.monotonic() < until and next(begun) + 1, candidates), workers)
+    candidates_judged = next(begun)
     return {
-        "candidates": number,
+        "candidates": candidates_judged,
         "bad_share": 1 / BAD_EVERY,
         "seconds": round(seconds, 1),
-        "per_second": round(number / seconds, 2),
+        "per_second": round(candidates_judged / seconds, 2),
         "unexpected_verdicts": surprises,
         "workers_replaced": sum(pool.restarts for pool in (machine.tiny, machine.compilers, machine.gpus, machine.trusted)),
         "before": before,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.verify.kernel.turns import Turns, in_turn, opened, turns_of
+from windtunnel.verify.kernel.turns import PLACES, Turns, in_place, in_turn, opened, places, turns_of
 
 WAIT = 20.0
 
@@ -205,3 +205,30 @@ def _hold_alone(path: Path, write: int) -> None:
 def _shared_once(path: Path, then: Callable[[], None]) -> None:
     with opened(path) as fds, Turns(fds).shared():
         then()
+
+
+def test_no_more_are_in_places_than_there_are_and_who_dies_leaves_his(tmp_path: Path) -> None:
+    watchman = Watchman()
+
+    def use(_: int) -> None:
+        for _ in range(10):
+            with places(tmp_path / "gpu") as fds, in_place(fds):
+                watchman.enter(False)
+                time.sleep(0.002)
+                watchman.leave(False)
+
+    with ThreadPoolExecutor(3 * PLACES) as pool:
+        list(pool.map(use, range(3 * PLACES)))
+    assert 1 < watchman.most_shared <= PLACES
+    with places(tmp_path / "gpu") as fds:
+        for fd in fds[1:]:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        child = os.fork()
+        if child == 0:
+            with places(tmp_path / "gpu") as own, in_place(own):
+                os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(child, 0)
+        with places(tmp_path / "gpu") as own, in_place(own):
+            pass
+    with places(None) as fds, in_place(fds):
+        assert fds == ()

@@ -29,7 +29,7 @@ from windtunnel.verify.kernel.child_timed import TimedCalls
 from windtunnel.verify.kernel.child_turn import TIMING, stepping_aside, waiting_for
 from windtunnel.verify.kernel.child_watch import poison
 from windtunnel.verify.kernel.child_work import Places, Work, finish
-from windtunnel.verify.kernel.turns import Turns, turns_of
+from windtunnel.verify.kernel.turns import Turns, in_place, turns_of
 from windtunnel.verify.sandbox import FILES_FROM, Early
 
 POOL_BYTES = (128 << 20, 1 << 30)  # at least, at most: making it and giving it back holds up other processes
@@ -39,16 +39,19 @@ STAGING_BYTES = 4 << 20  # pinning memory takes a lock of the driver's for as lo
 
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], Early]:
     """message: source, sources, cases, timed (how many of the last cases), calls, seed, fixed, device, inplace, host_copies, turn
-    (how many of the child's files are the lock for the GPU's use: two, or none).
+    (how many of the child's files are the lock for the GPU's use: two, or none), places (how many after those are for making a
+    context).
 
     Returns what the tiny stage returns, with 'unmoved' in place of 'knocked', 'times' for cold and warm L2, and what the parts
     took ('seconds'; waiting for turns is a part of them).
     """
     torch.set_num_threads(1)
-    turns = turns_of(range(FILES_FROM, FILES_FROM + message["turn"]))
+    after = FILES_FROM + message["turn"]
+    turns, free = turns_of(range(FILES_FROM, after)), range(after, after + message["places"])
     began = time.perf_counter()
     with waiting_for(turns):
-        torch.empty(1, device=message["device"])
+        with in_place(free):
+            torch.empty(1, device=message["device"])
         device = _device_name(message["device"])  # asked before a candidate can have broken the context
         ready = time.perf_counter()
         work = FullWork(message, buffers, turns)

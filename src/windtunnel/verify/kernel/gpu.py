@@ -16,7 +16,7 @@ from windtunnel.verify.kernel.roofline import Work
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.kernel.timing import LEAST, Samples, doubt, median_with_interval, read_samples, speedup
 from windtunnel.verify.kernel.tiny import UNMOVED_AT_MOST, Finding, ended, wrong_of
-from windtunnel.verify.kernel.turns import gpu_path, in_turn, opened, turns_of
+from windtunnel.verify.kernel.turns import gpu_path, in_turn, opened, places, turns_of
 from windtunnel.verify.sandbox import Job, Limits, MiB, Outcome, Runner, Sandbox
 
 FULL = "windtunnel.verify.kernel.child_full:main"
@@ -126,7 +126,8 @@ class GpuStages:
         self.calls = calls
         self.task, self.runner, self.trusted, self.device, self.size = task, runner, trusted, device, size
         self.clock, self.limits, self.index = clock, limits, index
-        self.use, self.candidates = (None if index is None else gpu_path(index, kind) for kind in ("use", "candidates"))
+        kinds = ("use", "candidates", "contexts")
+        self.use, self.candidates, self.contexts = (None if index is None else gpu_path(index, kind) for kind in kinds)
         self._lock = threading.Lock()
         self._baseline: dict[str, dict[str, Samples]] | None = None if baseline else {}
 
@@ -147,10 +148,15 @@ class GpuStages:
 
     def _judge(self, source: str, plan: Plan, *, alone: bool = False) -> GpuResult:
         looks: list[Look | None] = []
-        with opened(self.use) as use, opened(self.candidates) as candidates, in_turn(turns_of(candidates), alone=alone):
-            message = self._message(plan, source) | {"turn": len(use)}
+        with (
+            opened(self.use) as use,
+            opened(self.candidates) as candidates,
+            places(self.contexts) as free,
+            in_turn(turns_of(candidates), alone=alone),
+        ):
+            message = self._message(plan, source) | {"turn": len(use), "places": len(free)}
             looks += [self._look(use)] if alone else []
-            outcome = self.runner.run(Job(FULL, message, limits=self.limits, files=use, keep=True))
+            outcome = self.runner.run(Job(FULL, message, limits=self.limits, files=(*use, *free), keep=True))
             looks += [self._look(use)] if alone else []
         try:
             result = self._result(plan, outcome, alone=alone)
