@@ -81,3 +81,19 @@ def test_layers_are_shown_and_judged(folder: Path) -> None:
     text = verify("--layers", cwd=folder).stdout
     assert "hardened" in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_how_fast_a_kernel_is_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    from windtunnel.cli.verify_kernel import _print
+    from windtunnel.verify import find_task
+    from windtunnel.verify.types import accept
+
+    def timing(median: float) -> dict[str, float]:
+        return {"median": median, "low": 0.99 * median, "high": 1.01 * median, "count": 40}
+
+    gpu = {"cold": timing(35.7e-6), "warm": timing(34.6e-6), "alone": timing(75e-6), "speedup": {"eager": 0.99, "compiled": 1.5}}
+    _print(find_task("relu"), accept("timing", "Right.", times={"gpu": 1.0}, evidence={"gpu": gpu}), None)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "35.7 us with cold L2 (95%: 35.3-36.1), 34.6 us with warm L2" in shown
+    assert "75.0 us called on an idle GPU" in shown
+    assert "0.99 x as fast as PyTorch, eager, 1.50 x as fast as PyTorch, compiled" in shown

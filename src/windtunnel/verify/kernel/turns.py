@@ -13,8 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-# Contexts made at once. The driver makes one at a time: more processes that want one get it no sooner, and use a seventh more of
-# the CPU while they wait (16 of them on an H200: .52 s against .60 s for each candidate).
+# Contexts made at once. The driver makes one at a time: more processes that want one get it no sooner, and burn CPU on its locks.
 PLACES = 4
 LOOK_SECONDS = 0.005
 FOLDER = Path("/tmp")  # not the temporary folder of one session: all who use the GPU must meet here
