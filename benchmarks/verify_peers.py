@@ -21,6 +21,7 @@ import datetime
 import functools
 import importlib.util
 import io
+import itertools
 import json
 import math
 import queue
@@ -263,16 +264,20 @@ def one_forked(name: str, checkout: Path, opened: contextlib.ExitStack) -> Judge
     assert child.stdout is not None
     send, receive = child.stdin, child.stdout
     ready: list[bool] = []
+    numbers = itertools.count()
 
     def ask(reference: str, source: str) -> bool | None:
         if not ready:
             ready.append(receive.readline() == "ready\n")
         if not ready[0]:
             raise SystemExit(f"error: {name} did not start: run {program.name} {name} {checkout} to see why")
-        send.write(json.dumps({"reference": reference, "source": source}) + "\n")
+        number = next(numbers)
+        send.write(json.dumps({"number": number, "reference": reference, "source": source}) + "\n")
         send.flush()
-        said = json.loads(receive.readline())
-        return said if said is None else bool(said)
+        answer = json.loads(receive.readline())
+        if answer["number"] != number:
+            raise SystemExit(f"error: {name} was asked about file {number} and answers about {answer['number']}")
+        return answer["said"]
 
     def judge(file: File) -> bool | None:
         if name.endswith("-gpu"):

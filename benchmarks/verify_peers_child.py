@@ -4,10 +4,10 @@
 
 or on a GPU, KernelBench's whole evaluation and robust-kbench's function: PEER kernelbench-gpu or robust-kbench-gpu.
 
-Reads JSON lines {"reference", "source"} and answers each with one line: true, false, or null where the process ended or hung
-without a verdict. The checkouts are used as they are. What a CPU lacks is made up for around them: waiting for a GPU is a no-op,
-moving to one leaves a tensor where it is, the interpreter gets what it lacks (autotuning, libdevice), as ours has it, and the
-candidate starts with the reference's parameters.
+Reads JSON lines {"number", "reference", "source"} and answers each with {"number", "said"}: true, false, or null where the
+process ended or hung without a verdict. The checkouts are used as they are. What a CPU lacks is made up for around them: waiting
+for a GPU is a no-op, moving to one leaves a tensor where it is, the interpreter gets what it lacks (autotuning, libdevice), as
+ours has it, and the candidate starts with the reference's parameters.
 Candidates run unprotected in such checkers, and so they do here.
 """
 
@@ -102,16 +102,20 @@ def main() -> None:
     answers.flush()
     for line in sys.stdin:
         order = json.loads(line)
-        answers.write(json.dumps(in_a_process(check, order["reference"], order["source"], errors)) + "\n")
+        said = in_a_process(check, order["reference"], order["source"], errors, closed=(0, answers.fileno()))
+        answers.write(json.dumps({"number": order["number"], "said": said}) + "\n")
         answers.flush()
 
 
-def in_a_process(check: Check, reference: str, source: str, errors: int) -> bool | None:
-    """The checker's verdict on one file, from a fork. errors: where it is said that the checker itself raised."""
+def in_a_process(check: Check, reference: str, source: str, errors: int, closed: tuple[int, ...]) -> bool | None:
+    """The checker's verdict on one file, from a fork. errors: where it is said that the checker itself raised. closed: files that
+    the fork must not have, since some candidates write answers to all that are open."""
     receive, send = os.pipe()
     child = os.fork()
     if child == 0:
         os.setsid()
+        for fd in closed:
+            os.dup2(1, fd)  # nothing
         os.chdir(tempfile.mkdtemp(dir=os.getcwd()))
         try:
             os.write(send, b"1" if check(reference, source) else b"0")
