@@ -1,4 +1,4 @@
-"""Many candidates, 5 % of which crash, hang, use too much or are wrong: does each get its verdict, and is nothing left behind?
+"""Many candidates, 5 % of which hang, raise, do not compile or are wrong: does each get its verdict, and is nothing left behind?
 
     python benchmarks/verify_leaks.py --out benchmarks/results/verify-leaks-cpu.json [--candidates 10000]
 

@@ -29,7 +29,7 @@ from windtunnel.verify import (
     kernel_sandbox,
     reference_sandbox,
 )
-from windtunnel.verify.kernel.gpu import LIMITS, ONE_QUEUE
+from windtunnel.verify.kernel.gpu import BINARIES_ONLY, LIMITS, ONE_QUEUE
 
 HEAD = """
 import torch
@@ -100,7 +100,7 @@ def measure(result: dict[str, Any], save: Callable[[], None], options: Any, coun
     deadline = time.monotonic() + 60 * options.minutes
     most = max(counts)
     ONE_QUEUE.update(dict(setting.split("=", 1) for setting in options.settings))  # of the workers' environment
-    result["settings"] = dict(ONE_QUEUE)
+    result["settings"] = ONE_QUEUE | BINARIES_ONLY
     with ExitStack() as stack:
         machine = _started(stack, most, options.on_gpu or most, "cpu" if options.pretend else "cuda")
         relu = find_task("relu")
@@ -244,6 +244,7 @@ def _leaks(machine: Machine, task: Task, workers: int, number: int, until: float
     return {
         "candidates": candidates_judged,
         "bad_share": 1 / BAD_EVERY,
+        "workers": workers,
         "seconds": round(seconds, 1),
         "per_second": round(candidates_judged / seconds, 2),
         "unexpected_verdicts": surprises,

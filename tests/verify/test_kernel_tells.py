@@ -5,6 +5,7 @@ The stages of a GPU on the interpreter, at tiny sizes and without the allow-list
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -199,6 +200,17 @@ KNOCKED_OUT = {
 def test_knowing_that_the_kernels_are_knocked_out_does_not_help(box: Sandbox, name: str) -> None:
     forward, expected = KNOCKED_OUT[name]
     assert reason(box, forward) == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["a30_heuristics_default", "a30_heuristics_closure", "a30_prune_default", "a29_heuristics_cache"]
+)
+def test_what_heuristics_and_tuning_keep_is_seen(box: Sandbox, name: str) -> None:
+    source = (Path(__file__).parent / "attacks" / "files" / f"{name}.py").read_text()
+    stages = GpuStages(find_task("softmax"), box, box, baseline=False, device="cpu", size="tiny", index=None, calls=10)
+    finding = stages.judge(source).finding
+    assert finding is not None
+    assert finding.reason == "keeps-state", finding.message
 
 
 ON_ANOTHER_STREAM = """

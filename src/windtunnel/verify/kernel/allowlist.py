@@ -162,11 +162,7 @@ class _Check(Expressions):
             self._decorator(decorator, scope)
         for said in annotated_types(node):
             self.annotation(said, scope)
-        for default in [*node.args.defaults, *node.args.kw_defaults]:
-            if isinstance(default, ast.Dict | ast.List | ast.Set | ast.ListComp | ast.DictComp | ast.Call):
-                self.refuse("keeps-state", default, f"the default argument {ast.unparse(default)}")
-            elif default is not None:
-                self.expression(default, scope)
+        self.defaults(node.args, scope)
         if node.name in self.names.kernels and self.names.kernels[node.name] is node:
             self.found += KernelCheck(node, self.names, self.tf32).problems()
             return
@@ -188,20 +184,23 @@ class _Check(Expressions):
         dotted = self.names.dotted(target)
         if isinstance(target, ast.Name) and target.id in ("staticmethod", "classmethod", "property"):
             return
-        known = (
-            "triton.jit",
-            "triton.autotune",
-            "triton.heuristics",
-            "torch.no_grad",
-            "torch.inference_mode",
-            "dataclasses.dataclass",
-        )
-        if dotted not in known:
+        if dotted not in rules.DECORATORS:
             computes = dotted is not None and dotted.startswith("torch.")
             self.refuse("host-compute" if computes else "unknown-call", node, f"@{ast.unparse(node)[:60]}")
         elif isinstance(node, ast.Call):
+            self._options(node, rules.DECORATORS[dotted])
             for argument in [*node.args, *(keyword.value for keyword in node.keywords)]:
                 self.expression(argument, replace(scope, constructing=True))
+
+    def _options(self, node: ast.Call, known: rules.Options | None) -> None:
+        """Of a decorator; None: any. Those of autotune that time with other code, on another stream or keep files are refused."""
+        if known is None:
+            return
+        given = [f"argument {number}" for number in range(known.by_place + 1, len(node.args) + 1)]
+        given += ["*" for argument in node.args if isinstance(argument, ast.Starred)]
+        given += [keyword.arg or "**" for keyword in node.keywords if keyword.arg not in known.by_name]
+        for name in given:
+            self.refuse("decorator-option", node, f"{name} of @{ast.unparse(node.func)}")
 
     def _class(self, node: ast.ClassDef, scope: Scope) -> None:
         bases = [self.names.dotted(base) or ast.unparse(base) for base in node.bases]

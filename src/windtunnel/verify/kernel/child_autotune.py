@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 from triton.runtime import autotuner
@@ -25,3 +26,18 @@ def pick_configurations(choose: Callable[[list[Any]], Any]) -> None:
         return result
 
     autotuner.Autotuner.run = run
+
+
+def tuners(module: ModuleType) -> Iterator[autotuner.Autotuner]:
+    """Those of a candidate's kernels, heuristics around them or not."""
+    for value in list(vars(module).values()):
+        while isinstance(value, autotuner.Heuristics | autotuner.Autotuner):
+            if isinstance(value, autotuner.Autotuner):
+                yield value
+            value = value.fn
+
+
+def forget_tuning(module: ModuleType) -> None:
+    """Configurations that were chosen while others used the GPU are chosen again."""
+    for tuner in tuners(module):
+        tuner.cache.clear()

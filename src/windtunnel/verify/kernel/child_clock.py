@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from windtunnel.verify.kernel.timing import LEAST, QUEUED_A_PLAIN, median_with_interval
+from windtunnel.verify.kernel.timing import LEAST, LEAST_PLAIN, QUEUED_A_PLAIN, median_with_interval
 
 FLUSH_BYTES = 256 << 20  # more than any L2
 PROBE_BYTES = 32 << 20
@@ -25,6 +25,7 @@ NARROW = 0.02  # the interval's width in relation to the median, at which it is 
 MOST_SECONDS = 1.0  # then ten calls suffice: all others wait meanwhile
 PAUSE_SECONDS = (50e-6, 5e-3)  # at least, at most
 PAUSE_OVER_HOST = 1.5
+PROBE_PAUSE_SECONDS = 300e-6  # for one copy, whatever else the host does
 CYCLES_A_SECOND = 2e9  # of the fastest clock; with a slower one a pause is longer
 
 
@@ -50,7 +51,7 @@ def measure(
 ) -> dict[str, list[float]]:
     """Seconds of single calls, and of a probe copy before each tenth: what `timing.Samples` holds.
 
-    At most `calls` are queued, and half as many plain. It ends early, when the median of those queued is known well enough or the
+    About `calls` are queued, and half as many plain. It ends early, when the median of those queued is known well enough or the
     time for it is over, never before ten. sets: arguments; each call takes one at random. before(number of the set),
     after(number, result): untimed.
     """
@@ -64,14 +65,16 @@ def measure(
         result[0] = call(*arguments)
 
     def probe() -> None:
-        found["probe"].append(timed(lambda: target.copy_(source), cuda, PAUSE_SECONDS[0]).event)
+        found["probe"].append(timed(lambda: target.copy_(source), cuda, PROBE_PAUSE_SECONDS).event)
 
-    began, hosts = 0.0, list[float]()
+    began, hosts = time.perf_counter(), list[float]()
     for number, (counted, queued) in enumerate(_kinds(calls, dice)):
-        which = dice.randrange(len(sets))
+        which, spent = dice.randrange(len(sets)), time.perf_counter() - began
+        if hosts and counted < 0 and spent > MOST_SECONDS:
+            continue
         if counted == 0:
             began = time.perf_counter()  # what was chosen or compiled before is no part of it
-        if counted > 0 and counted % 5 == 0 and _enough(found["events"], time.perf_counter() - began):
+        if counted > 0 and _enough(found, spent):
             break
         if before is not None:
             before(which)
@@ -81,7 +84,8 @@ def measure(
             probe()
         arguments = sets[which]
         taken = timed(lambda: _called(arguments), cuda, _pause(hosts) if queued else 0.0)  # noqa: B023 (called at once)
-        hosts.append(taken.host)
+        if not queued:  # one that was queued may have had to wait, and its pause would be in it
+            hosts.append(taken.host)
         if counted >= 0:
             _note(found, taken, queued)
         if after is not None:
@@ -137,9 +141,10 @@ def _note(found: dict[str, list[float]], taken: Call, queued: bool) -> None:
         found[name].append(seconds)
 
 
-def _enough(events: list[float], spent: float) -> bool:
+def _enough(found: dict[str, list[float]], spent: float) -> bool:
     """Whether more calls would say little more, or take too long."""
-    if len(events) < LEAST:
+    events = found["events"]
+    if len(events) < LEAST or len(found["plain"]) < LEAST_PLAIN:
         return False
     timing = median_with_interval(events)
     narrow = len(events) >= LEAST_CALLS and timing.high - timing.low <= NARROW * timing.median

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from windtunnel.verify.kernel.arrays import Buffer, plain
-from windtunnel.verify.kernel.child_autotune import pick_configurations
+from windtunnel.verify.kernel.child_autotune import forget_tuning, pick_configurations, tuners
 from windtunnel.verify.kernel.child_clock import measure
 from windtunnel.verify.kernel.child_draw import Drawn
 from windtunnel.verify.kernel.child_load import Wrong, laid_to_candidate, said
@@ -219,15 +219,15 @@ class FullWork(Work):
 
     def _time(self) -> None:
         model, cases = self.timed[0][0].eval(), [case for _, case in self.timed]
+        candidate = sys.modules[CANDIDATE]
         if self.device != "cpu":
-            from windtunnel.verify.kernel.child_gpu import forget_tuning
-
-            forget_tuning(sys.modules[CANDIDATE])
+            forget_tuning(candidate)
         else:
             pick_configurations(operator.itemgetter(0))  # no tuning here; one choice for all calls, as tuning makes it
         dice = random.Random(self.message["seed"])
         with torch.no_grad():
-            calls = TimedCalls(self, model, cases, [self.rights[case["number"]] for case in cases], dice)
+            rights = [self.rights[case["number"]] for case in cases]
+            calls = TimedCalls(self, model, cases, rights, dice, tuned=any(tuners(candidate)))
             for name in ("cold", "warm"):
                 self.times[name] = measure(
                     model,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -68,10 +67,3 @@ def install_on_gpu(launches: Launches, aside: Callable[[], AbstractContextManage
     jit.JITFunction._do_compile = compile_aside
     jit.JITFunction.run = run
     autotuner.Autotuner.run = tune
-
-
-def forget_tuning(module: ModuleType) -> None:
-    """Configurations that were chosen while others used the GPU are chosen again."""
-    for value in vars(module).values():
-        if isinstance(value, autotuner.Autotuner):
-            value.cache.clear()

@@ -15,6 +15,19 @@ import torch
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 DEEPEST = 12
+# What a kernel, its heuristics, its tuner and a configuration hold of what the candidate gave them.
+GIVEN = (
+    "fn",
+    "values",
+    "configs",
+    "kwargs",
+    "pre_hook",
+    "post_hook",
+    "perf_model",
+    "early_config_prune",
+    "do_bench",
+    "_do_bench",
+)
 CANDIDATE = "candidate"  # the name it is imported under
 
 
@@ -90,8 +103,10 @@ def _parts(path: str, value: Any, seen: dict[int, object], depth: int, closely: 
         parts = {name: entry for name, entry in vars(value).items() if not name.startswith("__")}
     elif isinstance(value, torch.nn.Module) or type(value).__module__ == CANDIDATE:
         parts = dict(getattr(value, "__dict__", {}))
+    elif type(value).__module__.startswith("triton."):
+        parts = {name: getattr(value, name) for name in GIVEN if hasattr(value, name)}
     else:
-        return  # Triton's and PyTorch's own objects, out of the candidate's reach
+        return  # PyTorch's own objects, out of the candidate's reach
     for name, entry in parts.items():
         yield from _walk(f"{path}.{name}", entry, seen, depth + 1, closely)
 

@@ -11,6 +11,8 @@ from windtunnel.verify.kernel.names import arguments, host_methods, own_names, r
 from windtunnel.verify.kernel.owned import Owned, type_places
 from windtunnel.verify.kernel.problem import Problem, problem
 
+MADE = (ast.Dict, ast.List, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Call)  # objects anew
+
 
 @dataclass(frozen=True)
 class Scope:
@@ -75,12 +77,21 @@ class Expressions:
                 self._parts(child, scope)
 
     def _lambda(self, node: ast.Lambda, scope: Scope) -> None:
-        """Its defaults belong to the scope around it, its arguments to its body alone."""
-        for default in [*node.args.defaults, *node.args.kw_defaults]:
-            if default is not None:
-                self.expression(default, scope)
+        """Its defaults belong to the scope around it, its arguments to its body alone, which runs later and more than once: there
+        nothing is constructed, and contents of names around it are not changed."""
+        self.defaults(node.args, scope)
         names = frozenset(argument.arg for argument in arguments(node)) | own_names([node.body])
-        self.expression(node.body, within(scope, names))
+        self.expression(node.body, replace(within(scope, names), local=names, constructing=False))
+
+    def defaults(self, given: ast.arguments, scope: Scope) -> None:
+        """Of a function or lambda: they are made once, so that one whose contents can be changed would keep state."""
+        for default in [*given.defaults, *given.kw_defaults]:
+            if default is None:
+                continue
+            if any(isinstance(part, MADE) for part in ast.walk(default)):
+                self.refuse("keeps-state", default, f"the default argument {ast.unparse(default)}")
+            else:
+                self.expression(default, scope)
 
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp, scope: Scope) -> None:
         """The first iterable is evaluated before any target is bound, in the scope around it."""

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from windtunnel.verify.kernel import vocabulary
 from windtunnel.verify.kernel.members import COMPUTES, INTERNALS, KERNEL_MORE, LEADS_OUT, MODULE_MORE
 from windtunnel.verify.kernel.members import words as words
 
+
+@dataclass(frozen=True)
+class Options:
+    """What a decorator takes: so many by place, and these by name."""
+
+    by_place: int
+    by_name: frozenset[str]
+
+
+# None: its arguments say nothing that the candidate's own code would run in.
+DECORATORS: dict[str, Options | None] = {
+    "triton.jit": Options(0, words("version do_not_specialize do_not_specialize_on_alignment debug noinline")),
+    "triton.autotune": Options(2, words("configs key prune_configs_by reset_to_zero restore_value warmup rep")),
+    "triton.heuristics": Options(1, words("values")),
+    "torch.no_grad": None,
+    "torch.inference_mode": None,
+    "dataclasses.dataclass": None,
+}
 TORCH = words(
     """
     empty empty_like empty_strided zeros zeros_like ones ones_like full full_like Tensor Size device dtype nn no_grad
@@ -169,6 +189,8 @@ MESSAGES: dict[str, str] = {
     "reaches-into-python": "{what} reaches into the interpreter. Use plain attributes and calls.",
     "patches": "{what} changes something that is not the candidate's own. Assign to local names and, in __init__, to self.",
     "unknown-name": "{what} is neither defined in the candidate nor allowed.",
+    "decorator-option": "{what} is not taken. autotune takes configs, key, prune_configs_by, reset_to_zero, restore_value, "
+    "warmup and rep; heuristics values; jit do_not_specialize, do_not_specialize_on_alignment, noinline, debug and version.",
     "unknown-attribute": "{what} is not an attribute that host code may read. There are shape, dtype, device, what torch.nn's "
     "modules hold, and what the candidate's own classes define.",
     "type-as-value": "{what} may stand in annotations and isinstance only. Allocate with torch.empty; call methods on tensors.",
