@@ -16,18 +16,7 @@ import torch
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 DEEPEST = 12
 # What a kernel, its heuristics, its tuner and a configuration hold of what the candidate gave them.
-GIVEN = (
-    "fn",
-    "values",
-    "configs",
-    "kwargs",
-    "pre_hook",
-    "post_hook",
-    "perf_model",
-    "early_config_prune",
-    "do_bench",
-    "_do_bench",
-)
+GIVEN = ("fn", "values", "configs", "kwargs", "pre_hook", "post_hook", "perf_model", "early_config_prune", "_do_bench")
 CANDIDATE = "candidate"  # the name it is imported under
 
 
@@ -104,7 +93,7 @@ def _parts(path: str, value: Any, seen: dict[int, object], depth: int, closely: 
     elif isinstance(value, torch.nn.Module) or type(value).__module__ == CANDIDATE:
         parts = dict(getattr(value, "__dict__", {}))
     elif type(value).__module__.startswith("triton."):
-        parts = {name: getattr(value, name) for name in GIVEN if hasattr(value, name)}
+        parts = {name: entry for name, entry in getattr(value, "__dict__", {}).items() if name in GIVEN}
     else:
         return  # PyTorch's own objects, out of the candidate's reach
     for name, entry in parts.items():
