@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from windtunnel.verify.kernel import GpuStages, KernelVerifier, Task, compiler_sandbox, kernel_sandbox
+from windtunnel.verify.kernel.gpu import FULL, LIMITS, PROBE
 from windtunnel.verify.kernel.prepared import Batch, Preparation
+from windtunnel.verify.kernel.task import task_from_source
 from windtunnel.verify.kernel.tiny import (
     Finding,
     compile_job,
@@ -230,3 +233,62 @@ def test_how_a_child_ended_is_said_for_its_stage(status: str) -> None:
         assert "compile" in said["compile"].message
         assert "tensors" not in said["compile"].message
         assert "compile" not in said["tiny"].message
+
+
+def test_a_candidate_that_never_ends_at_full_size_is_refused() -> None:
+    from test_kernel_funnel import KERNEL, REFERENCE
+
+    sizes = "TASK = {'sizes': {'tiny': {'ROWS': 4, 'COLS': 24}, 'full': {'ROWS': 8, 'COLS': 24}}, 'dtypes': ['float32']}"
+    small = task_from_source(REFERENCE + sizes, name="bias")
+    source = KERNEL.replace("assert x.is_cuda", "while x.shape[0] == 8: x = x + 0")
+    limits = replace(LIMITS, phases=(("waiting", 30.0), ("context", 60.0), ("full", 1.0), ("timing", 20.0)))
+    with kernel_sandbox() as own:
+        stages = GpuStages(small, own, own, device="cpu", index=None, baseline=False, clock=False, limits=limits)
+        verdict = KernelVerifier(small, own, gpu=stages).verify(source)
+    assert (verdict.stage, verdict.reason, verdict.reward) == ("full", "timeout", 0.0), verdict
+
+
+class Ending:
+    """A runner in which every candidate's process ends in one way."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome, self.runs = outcome, list[str]()
+
+    def run(self, job: Job) -> Outcome:
+        """How it ended."""
+        self.runs.append(job.entry)
+        return self.outcome if job.entry == FULL else Outcome("finished", "", message={})
+
+
+@pytest.mark.parametrize("status", ["timeout", "memory", "killed", "output", "exited"])
+@pytest.mark.parametrize("phase", ["", "context", "compile", "full", "knock-out", "timing"])
+def test_what_ends_a_process_before_its_candidate_is_loaded_is_the_machinerys(status: str, phase: str, task: Task) -> None:
+    ending = Ending(Outcome(status, "did so", phase=phase, wall_seconds=2000.0))  # type: ignore[arg-type]
+    found = GpuStages(task, ending, ending, baseline=False, device="cpu", size="tiny", index=None).judge(HONEST).finding
+    assert found is not None
+    assert (found.reason == "infrastructure") == (phase in ("", "context")), found
+    assert ending.runs.count(FULL) == (2 if phase in ("", "context") else 1), "who lies about the phase is not run for ever"
+
+
+@pytest.mark.parametrize(("seconds", "reason"), [(900.0, "infrastructure"), (95.0, "timeout")])
+def test_who_is_ended_for_its_cpu_time_while_it_waits_has_not_waited_in_vain(seconds: float, reason: str, task: Task) -> None:
+    """A thread that a candidate left running spends it."""
+    ending = Ending(Outcome("timeout", "", phase="waiting", wall_seconds=seconds))
+    found = GpuStages(task, ending, ending, baseline=False, device="cpu", size="tiny", index=None).judge(HONEST).finding
+    assert slug(found) == reason
+    assert ending.runs == [FULL], "a wait in vain is not done again"
+
+
+def test_a_candidate_whose_neighbours_could_not_be_looked_for_is_not_refused_for_them(task: Task) -> None:
+    """The first look waits in vain."""
+
+    class Held(Ending):
+        def run(self, job: Job) -> Outcome:
+            outcome = super().run(job)
+            return replace(self.outcome, status="timeout", phase="waiting", wall_seconds=900.0) if job.entry == PROBE else outcome
+
+    told = {"wrong": {"reason": "gpu-memory", "message": "x"}}
+    held = Held(Outcome("finished", "", message=told, phase="full"))
+    found = GpuStages(task, held, held, baseline=False, device="cpu", size="tiny", index=None).judge(HONEST).finding
+    assert slug(found) == "infrastructure"
+    assert held.runs == [FULL, PROBE]

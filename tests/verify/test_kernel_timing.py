@@ -1,9 +1,13 @@
 """What is believed of measured times; and the GPU stages' motions, gone through on the interpreter at tiny sizes."""
 
+import contextlib
+import fcntl
 import os
 import random
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +20,11 @@ from hypothesis import strategies as st
 from windtunnel.verify import Sandbox, Sandboxes, find_task
 from windtunnel.verify.kernel import GpuStages, KernelVerifier, gpu_sandbox, kernel_sandbox
 from windtunnel.verify.kernel.funnel import PRELOAD
-from windtunnel.verify.kernel.gpu import Plan
+from windtunnel.verify.kernel.gpu import LIMITS, Plan
 from windtunnel.verify.kernel.roofline import Work, floor_seconds
 from windtunnel.verify.kernel.task import task_from_source
 from windtunnel.verify.kernel.timing import Samples, doubt, median_with_interval, read_samples, speedup
+from windtunnel.verify.sandbox import Job, Outcome
 
 MIB = 1 << 20
 ADD = Work(output_bytes=64 * MIB, input_bytes=128 * MIB, flops=0, dtype="float32")
@@ -251,6 +256,110 @@ def test_a_candidate_waits_while_another_is_timed_and_is_timed_alone(tmp_path: P
             assert waiting.result(timeout=60).finding is None
         with Turns(fds).shared():  # the comparison shares too
             assert threads.submit(untimed.judge, source, plans[untimed]).result(timeout=60).finding is None
+
+
+STOPPED = """
+import os, signal, sys
+from windtunnel.verify.kernel.turns import Turns, opened
+from pathlib import Path
+with opened(Path(sys.argv[1])) as fds, (Turns(fds).alone() if sys.argv[2] == "alone" else Turns(fds).shared()):
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_waiting_in_vain_is_neither_right_nor_wrong_and_says_what_for(tmp_path: Path) -> None:
+    """Each lock is held from outside: nothing is known of the candidate then, and it is not waited for a second time."""
+    pytest.importorskip("triton")
+    from test_kernel_funnel import KERNEL, REFERENCE
+
+    from windtunnel.verify.kernel.turns import Turns, opened, places
+
+    task = task_from_source(REFERENCE + "TASK = {'sizes': {'tiny': {'ROWS': 4, 'COLS': 24}}, 'dtypes': ['float32']}", name="bias")
+    source = KERNEL.replace("assert x.is_cuda", "assert x.dim() == 2")
+    short = replace(LIMITS, phases=(("waiting", 0.5), *LIMITS.phases[1:]))
+    with kernel_sandbox() as box, opened(tmp_path / "use") as use, places(tmp_path / "contexts") as free:
+        stages = GpuStages(task, box, box, clock=False, baseline=False, device="cpu", size="tiny", index=None)
+        stages.use, stages.contexts, stages.candidates = (tmp_path / name for name in ("use", "contexts", "candidates"))
+        verifier = KernelVerifier(task, box, gpu=stages)
+
+        def kept_waiting(file: str) -> None:
+            stages.limits = short
+            verdict = verifier.verify(source)
+            stages.limits = LIMITS
+            assert verdict.infrastructure, verdict
+            assert verdict.reward is None
+            assert "within 0.5 s" in verdict.message
+            assert str(tmp_path / file) in verdict.message
+
+        assert stages.judge(source).finding is None
+        with Turns(use).alone():
+            kept_waiting("use")
+        for fd in free:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        kept_waiting("contexts")
+        for fd in free:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+        with _another(tmp_path / "candidates", "shared") as judge:
+            assert os.WIFSTOPPED(os.waitpid(judge.pid, os.WUNTRACED)[1])
+            assert stages.judge(source).finding is None, "one that was stopped holds up only those who want to be alone"
+            with _another(tmp_path / "candidates", "alone"):
+                _somebody_holds_the_gate(tmp_path / "candidates")
+                kept_waiting("candidates.gate")
+        assert stages.judge(source).finding is None
+
+
+@contextlib.contextmanager
+def _another(path: Path, how: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that takes a turn and is stopped then."""
+    with subprocess.Popen([sys.executable, "-c", STOPPED, str(path), how]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _somebody_holds_the_gate(path: Path) -> None:
+    """Returns when somebody waits there to be alone."""
+    until = time.monotonic() + 60
+    with open(f"{path}.gate") as gate:
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+            fcntl.flock(gate, fcntl.LOCK_UN)
+            time.sleep(0.01)
+    raise AssertionError("nobody came to be alone")
+
+
+def test_a_reference_that_waits_in_vain_costs_the_speedup_and_refuses_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    from test_kernel_funnel import KERNEL, REFERENCE
+
+    from windtunnel.verify.kernel import gpu
+    from windtunnel.verify.kernel.turns import Turns, opened
+
+    task = task_from_source(REFERENCE + "TASK = {'sizes': {'tiny': {'ROWS': 4, 'COLS': 24}}, 'dtypes': ['float32']}", name="bias")
+    source = KERNEL.replace("assert x.is_cuda", "assert x.dim() == 2")
+    monkeypatch.setattr(gpu, "BASELINE_LIMITS", replace(gpu.BASELINE_LIMITS, phases=(("waiting", 0.5), ("timing", 60.0))))
+    eager = Sandbox(preload=PRELOAD, environment={"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1"})
+    ended: list[tuple[str, str]] = []
+
+    class Reference:
+        def run(self, job: Job) -> Outcome:
+            outcome = reference.run(job)
+            ended.append((outcome.status, outcome.phase))
+            return outcome
+
+    with kernel_sandbox() as box, eager as reference, opened(tmp_path / "candidates") as fds, Turns(fds).shared():
+        stages = GpuStages(task, box, Reference(), device="cpu", size="tiny", index=None, calls=10)
+        stages.use, stages.candidates = tmp_path / "use", tmp_path / "candidates"
+        result = stages.judge(source)
+    assert ended[0] == ("timeout", "waiting")
+    assert result.finding is None, result.finding
+    assert result.evidence["speedup"] == {}
 
 
 def test_a_kernel_that_overwrites_its_input_is_timed_on_fresh_ones() -> None:

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.verify.kernel.turns import PLACES, Turns, in_place, in_turn, opened, places, turns_of
+from windtunnel.recipe import UserError
+from windtunnel.verify.kernel.turns import PLACES, Late, Turns, in_place, in_turn, opened, places, turns_of
 
 WAIT = 20.0
+with_and_without_an_end = pytest.mark.parametrize("seconds", [None, WAIT])
 
 
 class Watchman:
@@ -38,12 +40,13 @@ class Watchman:
             self.shared, self.alone = self.shared - (not alone), self.alone - alone
 
 
-def test_nobody_is_beside_one_who_is_alone_and_many_share(tmp_path: Path) -> None:
+@with_and_without_an_end
+def test_nobody_is_beside_one_who_is_alone_and_many_share(tmp_path: Path, seconds: float | None) -> None:
     watchman, together = Watchman(), threading.Barrier(4)
 
     def use(number: int) -> None:
         with opened(tmp_path / "gpu") as fds:
-            turns = Turns(fds)
+            turns = Turns(fds, seconds)
             with turns.shared():  # all four are in before any goes on: they do share
                 watchman.enter(False)
                 together.wait(WAIT)
@@ -61,14 +64,15 @@ def test_nobody_is_beside_one_who_is_alone_and_many_share(tmp_path: Path) -> Non
     assert watchman.most_shared == 4
 
 
-def test_one_who_waits_to_be_alone_is_not_kept_out_by_a_stream_of_others(tmp_path: Path) -> None:
+@with_and_without_an_end
+def test_one_who_waits_to_be_alone_is_not_kept_out_by_a_stream_of_others(tmp_path: Path, seconds: float | None) -> None:
     """Two that hand over to each other without a gap: without the gate the third would never come in."""
     stop, came_in = threading.Event(), threading.Event()
 
     def stream(held: threading.Event, other: threading.Event) -> None:
         with opened(tmp_path / "gpu") as fds:
             while not stop.is_set():
-                with Turns(fds).shared():
+                with Turns(fds, seconds).shared():
                     held.set()
                     other.wait(0.05)
                     other.clear()
@@ -80,7 +84,7 @@ def test_one_who_waits_to_be_alone_is_not_kept_out_by_a_stream_of_others(tmp_pat
     first.wait(WAIT)
 
     def alone() -> None:
-        with opened(tmp_path / "gpu") as fds, Turns(fds).alone():
+        with opened(tmp_path / "gpu") as fds, Turns(fds, seconds).alone():
             came_in.set()
 
     waiting = threading.Thread(target=alone)
@@ -92,20 +96,21 @@ def test_one_who_waits_to_be_alone_is_not_kept_out_by_a_stream_of_others(tmp_pat
     assert arrived
 
 
-def test_those_who_want_to_be_alone_follow_each_other_and_then_let_the_others_in(tmp_path: Path) -> None:
+@with_and_without_an_end
+def test_those_who_want_to_be_alone_follow_each_other_and_then_let_the_others_in(tmp_path: Path, seconds: float | None) -> None:
     order: list[str] = []
     arrived, started = threading.Semaphore(0), time.monotonic()
 
     def alone(name: str) -> None:
         with opened(tmp_path / "gpu") as fds:
             arrived.release()
-            with Turns(fds).alone():
+            with Turns(fds, seconds).alone():
                 order.append(name)
 
     def share() -> None:
         with opened(tmp_path / "gpu") as fds:
             arrived.release()
-            with Turns(fds).shared():
+            with Turns(fds, seconds).shared():
                 order.append("shared")
 
     with opened(tmp_path / "gpu") as fds, Turns(fds).shared():
@@ -232,3 +237,49 @@ def test_no_more_are_in_places_than_there_are_and_who_dies_leaves_his(tmp_path: 
             pass
     with places(None) as fds, in_place(fds):
         assert fds == ()
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_wait_with_an_end_says_which_file_it_was_for_and_holds_nothing_after(tmp_path: Path, alone: bool) -> None:
+    with opened(tmp_path / "gpu") as mine, opened(tmp_path / "gpu") as others:
+        turns = Turns(mine, 0.1)
+        with Turns(others).shared() if alone else Turns(others).alone():
+            with pytest.raises(Late) as late, in_turn(turns, alone=alone):
+                raise AssertionError("somebody else was in")
+            assert late.value.path == str(tmp_path / ("gpu.room" if alone else "gpu.gate"))
+            assert late.value.seconds == 0.1
+        with in_turn(Turns(others, 0.0), alone=True):
+            pass
+        with in_turn(turns, alone=alone):
+            pass
+
+
+def test_a_lock_file_that_cannot_be_made_is_named_with_what_helps(tmp_path: Path) -> None:
+    for path, why in ((Path("/sys/windtunnel"), ""), (tmp_path / "missing" / "gpu", "No such file")):
+        for files in (opened, places):
+            with pytest.raises(UserError, match=str(path)) as told, files(path):
+                pass
+            assert why in told.value.message
+            assert told.value.fix
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "gpu.gate").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=r"gpu\.gate"), opened(tmp_path / "gpu"):
+        pass
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_two_users_may_make_a_lock_file_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under fs.protected_regular nobody may open another's file in /tmp as one that he would make."""
+    real = os.open
+
+    def with_another(path: str, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_CREAT:
+            os.close(real(path, flags, mode))
+            raise PermissionError(13, "Permission denied", path)
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", with_another)
+    with opened(tmp_path / "gpu") as fds, Turns(fds, 0.0).alone():
+        pass

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from windtunnel.verify.kernel.turns import Turns, in_turn
+from windtunnel.verify.kernel.turns import Turns, in_place, in_turn
 from windtunnel.verify.sandbox import note
 
 WAITING, TIMING, ASIDE = "waiting", "timing", "compile"
+CONTEXT = "context"  # what comes before the candidate is loaded: none of its time, and none of its doing
 
 
 @contextlib.contextmanager
@@ -16,6 +17,15 @@ def waiting_for(turns: Turns | None, *, alone: bool = False, again: bool = False
     """In turn; while it waits the child is in the phase 'waiting', and after that in `then`. again: this candidate had one."""
     note(WAITING)
     with in_turn(turns, alone=alone, again=again):
+        note(then)
+        yield
+
+
+@contextlib.contextmanager
+def waiting_for_place(free: Sequence[int], *, then: str) -> Iterator[None]:
+    """In one of these places; while it waits the child is in the phase 'waiting', and after that in `then`."""
+    note(WAITING)
+    with in_place(free):
         note(then)
         yield
 

@@ -9,20 +9,25 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from windtunnel.verify.kernel.child_turn import CONTEXT, TIMING, WAITING
 from windtunnel.verify.kernel.hidden import Case, full_cases, new_seed
 from windtunnel.verify.kernel.neighbours import CALLS as PROBE_CALLS
-from windtunnel.verify.kernel.neighbours import Look, excused, read_look
+from windtunnel.verify.kernel.neighbours import excused, read_look
 from windtunnel.verify.kernel.roofline import Work
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.kernel.timing import LEAST, Samples, doubt, median_with_interval, read_samples, speedup
 from windtunnel.verify.kernel.tiny import UNMOVED_AT_MOST, Finding, ended, wrong_of
-from windtunnel.verify.kernel.turns import gpu_path, in_turn, opened, places, turns_of
+from windtunnel.verify.kernel.turns import Late, gpu_path, in_turn, opened, places, turns_of
 from windtunnel.verify.sandbox import Job, Limits, MiB, Outcome, Runner, Sandbox
 
 FULL = "windtunnel.verify.kernel.child_full:main"
 JUDGE = "windtunnel.verify.kernel.child_judge:main"
 BASELINE = "windtunnel.verify.kernel.child_judge:baseline"
 PROBE = "windtunnel.verify.kernel.child_probe:main"
+# In all its waits together. Who waits does so for those who are in the room, all at the same time (300 s at most, for a reference
+# that is compiled), then for each worker's timing (20 s: 320 s with 16 of them) and for a reference's (120 s). With more workers or
+# several tasks at once it may not suffice; then nothing is known of the candidate, which is no refusal.
+WAIT_SECONDS = 900.0
 LIMITS = Limits(
     wall_seconds=60,
     cpu_seconds=90,
@@ -31,14 +36,16 @@ LIMITS = Limits(
     threads=128,
     result_bytes=4096 * MiB,
     file_bytes=256 * MiB,
-    # Who runs or is timed holds up others, and so may not for long; who waits does so for at most as many as there are workers.
-    phases=(("waiting", 300.0), ("full", 45.0), ("timing", 20.0)),
+    # Who runs or is timed holds up others, and so may not for long.
+    phases=((WAITING, WAIT_SECONDS), (CONTEXT, 60.0), ("full", 45.0), (TIMING, 20.0)),
 )
-BASELINE_LIMITS = replace(LIMITS, wall_seconds=300, phases=(("waiting", 300.0), ("timing", 120.0)))
+BASELINE_LIMITS = replace(LIMITS, wall_seconds=300, phases=((WAITING, WAIT_SECONDS), (TIMING, 120.0)))
 # May be the neighbours' doing: clocks, and memory.
 DISTURBED = ("disturbed", "clock-disagrees", "gpu-memory", "infrastructure")
 # May be the doing of processes that are none of ours, and come and go.
 BY_OTHERS = ("clock-disagrees", "gpu-memory")
+# Phases before the candidate is loaded, besides the first wait.
+UNBEGUN = ("", CONTEXT)
 SLOWED = 1.5
 TIMED_SETS = 3
 CALLS = 40
@@ -69,10 +76,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class GpuResult:
-    """finding: what is wrong, or None. evidence: times and speed-ups, plain JSON."""
+    """finding: what is wrong, or None. evidence: times and speed-ups, plain JSON. waited: in vain, for those who hold the GPU."""
 
     finding: Finding | None
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    waited: bool = False
 
 
 def has_gpu(index: int = 0) -> bool:
@@ -104,8 +112,8 @@ class GpuStages:
     Safe to call from several threads when the runners are. Several candidates share the GPU, except while one is timed: then
     all others wait, in all processes of this machine that come through here. clock: False leaves timing out. baseline: False
     leaves out the reference's own times, and with them the speed-up: taking them needs torch.compile, many seconds a task.
-    index: the GPU's number, whose turns it takes; None takes none. limits: of one candidate's process. calls: how many are
-    timed at most, cold and warm each; not fewer than ten.
+    index: the GPU's number, whose turns it takes; None takes none. limits: of one candidate's process; its phase 'waiting' also
+    says how long it may not even begin. calls: how many are timed at most, cold and warm each; not fewer than ten.
     """
 
     def __init__(
@@ -135,48 +143,87 @@ class GpuStages:
         """Full shapes, then the clock where it is wanted.
 
         What may be the neighbours' doing is done once more while no other candidate lives. What may be the doing of those who
-        use the GPU and are none of ours is done twice more so, and not held against the candidate where they are seen.
+        use the GPU and are none of ours is done twice more so, and not held against the candidate where they are seen. Who has
+        waited in vain has waited long enough: that is not done again here.
+
+        Raises UserError where the files of the GPU's locks cannot be opened.
         """
         plan = plan or self.plan()
         if self.clock:
             self._measured_baseline(plan)
         result = self._judge(source, plan)
         for reasons in (DISTURBED, BY_OTHERS):
-            if result.finding is not None and result.finding.reason in reasons:
+            if result.finding is not None and result.finding.reason in reasons and not result.waited:
                 result = self._judge(source, replace(plan, seed=new_seed()), alone=True)
         return result
 
     def _judge(self, source: str, plan: Plan, *, alone: bool = False) -> GpuResult:
-        looks: list[Look | None] = []
-        with (
-            opened(self.use) as use,
-            opened(self.candidates) as candidates,
-            places(self.contexts) as free,
-            in_turn(turns_of(candidates), alone=alone),
-        ):
-            message = self._message(plan, source) | {"turn": len(use), "places": len(free)}
-            looks += [self._look(use)] if alone else []
-            outcome = self.runner.run(Job(FULL, message, limits=self.limits, files=(*use, *free), keep=True))
-            looks += [self._look(use)] if alone else []
+        try:
+            outcome, looks = self._run(source, plan, alone=alone)
+        except Late as late:
+            return _in_vain(f"no candidate could begin on {self._gpu}", late.seconds, late.path)
         try:
             result = self._result(plan, outcome, alone=alone)
         finally:
             if outcome.kept is not None:
                 outcome.kept.close()
-        excuse = None if result.finding is None else excused(result.finding, looks, self.index)
-        if result.finding is None or excuse is None:
+        if result.finding is None or result.finding.reason == "infrastructure":
             return result
-        return GpuResult(Finding(result.finding.stage, "infrastructure", excuse))
+        excuse = excused(result.finding, [read_look(look) for look in looks], self.index)
+        if excuse is not None:
+            return GpuResult(Finding(result.finding.stage, "infrastructure", excuse))
+        if result.finding.reason in BY_OTHERS and any(_waited_out(look, LIMITS) for look in looks):
+            return self._kept_waiting(f"whether others use {self._gpu} could not be seen", LIMITS)
+        return result
 
-    def _look(self, use: Sequence[int]) -> Look | None:
+    def _run(self, source: str, plan: Plan, *, alone: bool) -> tuple[Outcome, list[Outcome]]:
+        """The candidate's process, and what was seen around it where it is alone. Raises Late where others never let it begin."""
+        looks: list[Outcome] = []
+        with (
+            opened(self.use) as use,
+            opened(self.candidates) as candidates,
+            places(self.contexts) as free,
+            in_turn(turns_of(candidates, _waiting(self.limits)), alone=alone),
+        ):
+            message = self._message(plan, source) | {"turn": len(use), "places": len(free)}
+            looks += [self._look(use)] if alone else []
+            if any(_waited_out(look, LIMITS) for look in looks):
+                raise Late(f"{self.use}.*", _waiting(LIMITS))
+            outcome = self.runner.run(Job(FULL, message, limits=self.limits, files=(*use, *free), keep=True))
+            looks += [self._look(use)] if alone else []
+        return outcome, looks
+
+    def _look(self, use: Sequence[int]) -> Outcome:
         """Whether others use the GPU, seen by a trusted child."""
         message = {"device": self.device, "calls": PROBE_CALLS, "turn": len(use)}
-        return read_look(self.trusted.run(Job(PROBE, message, limits=LIMITS, files=use)))
+        return self.trusted.run(Job(PROBE, message, limits=LIMITS, files=use))
+
+    @property
+    def _gpu(self) -> str:
+        return "the GPU" if self.index is None else f"GPU {self.index}"
+
+    def _kept_waiting(self, what: str, limits: Limits) -> GpuResult:
+        """A child waited in vain. Which of its locks for, it did not live to say."""
+        files = " or ".join(f"{path}.*" for path in (self.use, self.contexts) if path is not None)
+        return _in_vain(what, _waiting(limits), files)
+
+    def _ended(self, outcome: Outcome, stage: str) -> GpuResult:
+        """How the candidate's process ended without an answer. What ended it before it had loaded the candidate, or while others
+        kept it waiting, is not the candidate's doing.
+
+        The phase is the child's own word. Who could lie about it would gain that nothing is known, and so no reward.
+        """
+        if _waited_out(outcome, self.limits):
+            return self._kept_waiting(f"the candidate's process had no turn on {self._gpu}", self.limits)
+        if outcome.phase in UNBEGUN and outcome.status not in ("infrastructure", "raised"):
+            text = "nothing of the candidate had run yet (a context on the GPU was made, or inputs were drawn), when its process"
+            return GpuResult(Finding(stage, "infrastructure", f"{text} {outcome.detail or 'ended'}. Judge this answer again."))
+        return GpuResult(ended(outcome, stage))
 
     def _result(self, plan: Plan, outcome: Outcome, *, alone: bool) -> GpuResult:
         stage = "timing" if outcome.phase == "timing" else "full"
         if not outcome.finished:
-            return GpuResult(ended(outcome, stage))
+            return self._ended(outcome, stage)
         finding = wrong_of(outcome, stage)
         runs = _runs(outcome)
         whole = runs is not None and len(runs) == len(plan.cases)
@@ -192,8 +239,8 @@ class GpuStages:
             text = f"With every kernel knocked out, {unmoved:.0%} of the output is still there: it does not come from a kernel."
             return GpuResult(Finding("full", "output-not-from-kernel", text))
         judged = self._judged(plan, outcome, runs)
-        if isinstance(judged, Finding):
-            return GpuResult(judged)
+        if isinstance(judged, GpuResult):
+            return judged
         if finding is not None:
             return GpuResult(finding)
         if not plan.timed:
@@ -222,7 +269,7 @@ class GpuStages:
             "calls": plan.calls,
         }
 
-    def _judged(self, plan: Plan, outcome: Outcome, runs: list[dict[str, Any]]) -> Work | Finding:
+    def _judged(self, plan: Plan, outcome: Outcome, runs: list[dict[str, Any]]) -> Work | GpuResult:
         """The comparison, by a trusted child, after the candidate's has ended. The outputs go to it in the file they lie in."""
         assert outcome.kept is not None
         with opened(self.use) as use:
@@ -235,9 +282,12 @@ class GpuStages:
                 "tf32": self.task.tf32,
             }
             judged = self.trusted.run(Job(JUDGE, message, limits=LIMITS, files=(outcome.kept.fd, *use)))
+        if _waited_out(judged, LIMITS):
+            return self._kept_waiting(f"the comparison had no turn on {self._gpu}", LIMITS)
         if not judged.finished:
-            return Finding("full", "infrastructure", str(judged.message.get("error", judged.detail)))
-        return wrong_of(judged, "full") or Work(**judged.message["work"])
+            return GpuResult(Finding("full", "infrastructure", str(judged.message.get("error", judged.detail))))
+        wrong = wrong_of(judged, "full")
+        return Work(**judged.message["work"]) if wrong is None else GpuResult(wrong)
 
     def _timed(self, plan: Plan, outcome: Outcome, work: Work, *, alone: bool) -> GpuResult:
         times = outcome.message.get("times")
@@ -271,6 +321,24 @@ class GpuStages:
                     if all(read.values()):
                         self._baseline[name] = {heat: value for heat, value in read.items() if value is not None}
             return self._baseline
+
+
+def _waiting(limits: Limits) -> float:
+    """Seconds that a child may wait."""
+    return dict(limits.phases).get(WAITING, limits.wall_seconds)
+
+
+def _waited_out(outcome: Outcome, limits: Limits) -> bool:
+    """Whether a child was ended because it had waited too long. Who spends CPU time meanwhile is ended for that, and sooner."""
+    return outcome.status == "timeout" and outcome.phase == WAITING and outcome.wall_seconds >= _waiting(limits)
+
+
+def _in_vain(what: str, seconds: float, files: str) -> GpuResult:
+    text = (
+        f"{what} within {seconds:g} s: others hold the lock {files}. `lslocks` names them; a process that was stopped (Ctrl-Z) "
+        "holds it until it goes on or is ended. Then judge this answer again."
+    )
+    return GpuResult(Finding("full", "infrastructure", text), waited=True)
 
 
 def _slowed(samples: Samples, baseline: Mapping[str, Mapping[str, Samples]]) -> bool:

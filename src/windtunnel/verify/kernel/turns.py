@@ -13,10 +13,21 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from windtunnel.recipe import UserError
+
 # Contexts made at once. The driver makes one at a time: more processes that want one get it no sooner, and burn CPU on its locks.
 PLACES = 4
-LOOK_SECONDS = 0.005
+LOOK_SECONDS, MOST_LOOK_SECONDS = 0.005, 0.05
+OPENINGS = 3
 FOLDER = Path("/tmp")  # not the temporary folder of one session: all who use the GPU must meet here
+
+
+class Late(Exception):
+    """A turn did not come in time. path: the file that others hold. seconds: how long it was waited for."""
+
+    def __init__(self, path: str, seconds: float) -> None:
+        super().__init__(f"{path} was not free within {seconds:g} s")
+        self.path, self.seconds = path, seconds
 
 
 class Turns:
@@ -24,13 +35,18 @@ class Turns:
 
     fds: of two files, a gate and a room. Who wants to be alone holds the gate together with others who want that, and takes the
     room for himself; who comes to share passes the gate only when nobody holds it. Who has begun to share and comes back
-    (`again`) passes beside the gate. So those who want to be alone wait until all who have begun are done, and then have their
-    turns one after the other, without others in between that would have to be waited for each time. They cannot keep the others
-    out for ever: each has to come in through the gate before he comes back.
+    (`again`) passes beside the gate. So those who want to be alone wait until the room is empty, for nobody who is new, and then
+    mostly have their turns one after the other. Who has begun and is outside just then is not waited for: they may be alone
+    before he comes back, and he may come in between two of them. They cannot keep the others out for ever: each has to come in
+    through the gate before he comes back.
+
+    seconds: how long a turn is waited for at most, then Late is raised. None: for as long as it takes, where something else ends
+    the process that waits.
     """
 
-    def __init__(self, fds: Sequence[int]) -> None:
+    def __init__(self, fds: Sequence[int], seconds: float | None = None) -> None:
         self.gate, self.room = fds
+        self.seconds = seconds
         self._inside = False
 
     @contextlib.contextmanager
@@ -57,9 +73,10 @@ class Turns:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """While this lasts nobody else is in; waits until that is so. Not from within shared: it would wait for itself."""
-        fcntl.flock(self.gate, fcntl.LOCK_SH)
+        until = self._until()
+        self._lock(self.gate, fcntl.LOCK_SH, until)
         try:
-            fcntl.flock(self.room, fcntl.LOCK_EX)
+            self._lock(self.room, fcntl.LOCK_EX, until)
             try:
                 yield
             finally:
@@ -68,10 +85,11 @@ class Turns:
             fcntl.flock(self.gate, fcntl.LOCK_UN)
 
     def _enter(self, *, again: bool) -> None:
+        until = self._until()
         if not again:
-            fcntl.flock(self.gate, fcntl.LOCK_EX)
+            self._lock(self.gate, fcntl.LOCK_EX, until)
         try:
-            fcntl.flock(self.room, fcntl.LOCK_SH)
+            self._lock(self.room, fcntl.LOCK_SH, until)
         finally:
             if not again:
                 fcntl.flock(self.gate, fcntl.LOCK_UN)
@@ -80,6 +98,22 @@ class Turns:
     def _leave(self) -> None:
         fcntl.flock(self.room, fcntl.LOCK_UN)
         self._inside = False
+
+    def _until(self) -> float | None:
+        return None if self.seconds is None else time.monotonic() + self.seconds
+
+    def _lock(self, fd: int, kind: int, until: float | None) -> None:
+        """With an end to the wait it has to look again and again: there is no flock with a time limit."""
+        if until is None:
+            fcntl.flock(fd, kind)
+            return
+        pause = LOOK_SECONDS
+        while not _taken(fd, kind):
+            left = until - time.monotonic()
+            if left <= 0:
+                raise Late(os.readlink(f"/proc/self/fd/{fd}"), self.seconds or 0.0)
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, MOST_LOOK_SECONDS)
 
 
 @contextlib.contextmanager
@@ -97,9 +131,9 @@ def opened(path: Path | None) -> Iterator[tuple[int, ...]]:
         yield tuple(fds)
 
 
-def turns_of(fds: Sequence[int]) -> Turns | None:
-    """The lock of these files, None of none."""
-    return Turns(fds) if fds else None
+def turns_of(fds: Sequence[int], seconds: float | None = None) -> Turns | None:
+    """The lock of these files, None of none. seconds: as Turns has it."""
+    return Turns(fds, seconds) if fds else None
 
 
 @contextlib.contextmanager
@@ -128,10 +162,10 @@ def in_place(fds: Sequence[int]) -> Iterator[None]:
             fcntl.flock(held, fcntl.LOCK_UN)
 
 
-def _taken(fd: int) -> bool:
-    """Whether this place was free and now is ours."""
+def _taken(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
+    """Whether this file was free and now is ours."""
     with contextlib.suppress(BlockingIOError):
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
         return True
     return False
 
@@ -150,11 +184,28 @@ def gpu_path(index: int, kind: str) -> Path:
 
 
 def _open(path: str) -> int:
-    """Read-only, as a lock needs no more; made by whoever comes first, followed through no link, usable by every user."""
+    """Read-only, as a lock needs no more; made by whoever comes first, followed through no link, usable by every user.
+
+    Raises UserError where that cannot be.
+    """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # whatever lies there, opening it is no wait
-    with contextlib.suppress(FileNotFoundError):
-        return os.open(path, flags)
-    fd = os.open(path, flags | os.O_CREAT, 0o644)
-    with contextlib.suppress(PermissionError):
-        os.fchmod(fd, 0o644)  # whatever the umask
-    return fd
+    problem = ""
+    for _ in range(OPENINGS):
+        for more in (0, os.O_CREAT):
+            try:
+                fd = os.open(path, flags | more, 0o644)
+            except OSError as error:
+                # Another user may make it between the two. Then one may not open it to make it (fs.protected_regular), and may
+                # read it a moment later, when it has its mode.
+                problem = error.strerror or str(error)
+                continue
+            if more:
+                with contextlib.suppress(PermissionError):
+                    os.fchmod(fd, 0o644)  # whatever the umask
+            return fd
+        time.sleep(LOOK_SECONDS)
+    raise UserError(
+        f"the lock file {path}, where all who use a GPU meet, can neither be read nor made: {problem}",
+        f"make {path} readable to all (chmod 644, by its owner), or remove it while nobody judges; "
+        f"{os.path.dirname(path)} must be a folder that every user may write to",
+    )
