@@ -25,8 +25,8 @@ JUDGE = "windtunnel.verify.kernel.child_judge:main"
 BASELINE = "windtunnel.verify.kernel.child_judge:baseline"
 PROBE = "windtunnel.verify.kernel.child_probe:main"
 # In all its waits together. Who waits does so for those who are in the room, all at the same time (300 s at most, for a reference
-# that is compiled), then for each worker's timing (20 s: 320 s with 16 of them) and for a reference's (120 s). With more workers or
-# several tasks at once it may not suffice; then nothing is known of the candidate, which is no refusal.
+# that is compiled), then for each worker's timing (20 s: 320 s with 16 of them) and for a reference's (120 s). With more workers
+# or several tasks at once it may not suffice; then nothing is known of the candidate, which is no refusal.
 WAIT_SECONDS = 900.0
 LIMITS = Limits(
     wall_seconds=60,
