@@ -55,43 +55,73 @@ def measure(
     time for it is over, never before ten. sets: arguments; each call takes one at random. before(number of the set),
     after(number, result): untimed.
     """
-    cuda = device == "cuda"
-    flush = torch.empty(FLUSH_BYTES if cuda else 1 << 16, dtype=torch.uint8, device=device)
-    source, target = (torch.zeros(PROBE_BYTES if cuda else 1 << 16, dtype=torch.uint8, device=device) for _ in range(2))
-    found: dict[str, list[float]] = {name: [] for name in ("events", "plain", "wall", "host", "probe")}
-    result: list[Any] = [None]
+    bench, result = _Bench(device), list[Any]([None])
 
     def _called(arguments: Sequence[Any]) -> None:
         result[0] = call(*arguments)
 
-    def probe() -> None:
-        found["probe"].append(timed(lambda: target.copy_(source), cuda, PROBE_PAUSE_SECONDS).event)
-
-    began, hosts = time.perf_counter(), list[float]()
+    began = time.perf_counter()
     for number, (counted, queued) in enumerate(_kinds(calls, dice)):
         which, spent = dice.randrange(len(sets)), time.perf_counter() - began
-        if hosts and counted < 0 and spent > MOST_SECONDS:
+        if counted < 0 and bench.hosts and spent > MOST_SECONDS:
             continue
         if counted == 0:
             began = time.perf_counter()  # what was chosen or compiled before is no part of it
-        if counted > 0 and _enough(found, spent):
+        if counted > 0 and bench.enough(spent):
             break
         if before is not None:
             before(which)
         if cold:
-            flush.fill_(number % 251)
+            bench.flush.fill_(number % 251)
         if counted >= 0 and counted % 10 == 0:
-            probe()
+            bench.probe()
         arguments = sets[which]
-        taken = timed(lambda: _called(arguments), cuda, _pause(hosts) if queued else 0.0)  # noqa: B023 (called at once)
-        if not queued:  # one that was queued may have had to wait, and its pause would be in it
-            hosts.append(taken.host)
-        if counted >= 0:
-            _note(found, taken, queued)
+        bench.take(lambda: _called(arguments), queued=queued, counted=counted >= 0)  # noqa: B023 (called at once)
         if after is not None:
             after(which, result[0])
-    probe()
-    return found
+    bench.probe()
+    return bench.found
+
+
+class _Bench:
+    """What lies on the device beside the calls, and what was found. hosts: seconds of launching, of plain calls."""
+
+    def __init__(self, device: str) -> None:
+        self.cuda = device == "cuda"
+        self.flush = torch.empty(FLUSH_BYTES if self.cuda else 1 << 16, dtype=torch.uint8, device=device)
+        size = PROBE_BYTES if self.cuda else 1 << 16
+        self.source, self.target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
+        self.found: dict[str, list[float]] = {name: [] for name in ("events", "plain", "wall", "host", "probe")}
+        self.hosts: list[float] = []
+
+    def probe(self) -> None:
+        """The copy of fixed size."""
+        self.found["probe"].append(timed(lambda: self.target.copy_(self.source), self.cuda, PROBE_PAUSE_SECONDS).event)
+
+    def take(self, work: Callable[[], None], *, queued: bool, counted: bool) -> None:
+        """One call, and what it took."""
+        taken = timed(work, self.cuda, self._pause() if queued else 0.0)
+        if not queued:  # one that was queued may have had to wait, and its pause would be in it
+            self.hosts.append(taken.host)
+        if counted and queued:
+            self.found["events"].append(taken.event)
+        elif counted:
+            for name, seconds in (("plain", taken.event), ("wall", taken.wall), ("host", taken.host)):
+                self.found[name].append(seconds)
+
+    def enough(self, spent: float) -> bool:
+        """Whether more calls would say little more, or take too long."""
+        events = self.found["events"]
+        if len(events) < LEAST or len(self.found["plain"]) < LEAST_PLAIN:
+            return False
+        timing = median_with_interval(events)
+        narrow = len(events) >= LEAST_CALLS and timing.high - timing.low <= NARROW * timing.median
+        return narrow or spent > MOST_SECONDS
+
+    def _pause(self) -> float:
+        """Seconds in which the host has surely launched a call, by those before."""
+        least, most = PAUSE_SECONDS
+        return min(most, least + PAUSE_OVER_HOST * median_with_interval(self.hosts).median)
 
 
 def timed(work: Callable[[], Any], cuda: bool, pause: float = 0.0) -> Call:
@@ -125,27 +155,3 @@ def _kinds(calls: int, dice: random.Random) -> Iterator[tuple[int, bool]]:
     for number in range(0, -(-calls // QUEUED_A_PLAIN) * size, size):
         plain = dice.randrange(size)
         yield from ((number + at, at != plain) for at in range(size))
-
-
-def _pause(hosts: Sequence[float]) -> float:
-    """Seconds in which the host has surely launched a call, by those before."""
-    least, most = PAUSE_SECONDS
-    return min(most, least + PAUSE_OVER_HOST * median_with_interval(hosts).median)
-
-
-def _note(found: dict[str, list[float]], taken: Call, queued: bool) -> None:
-    if queued:
-        found["events"].append(taken.event)
-        return
-    for name, seconds in (("plain", taken.event), ("wall", taken.wall), ("host", taken.host)):
-        found[name].append(seconds)
-
-
-def _enough(found: dict[str, list[float]], spent: float) -> bool:
-    """Whether more calls would say little more, or take too long."""
-    events = found["events"]
-    if len(events) < LEAST or len(found["plain"]) < LEAST_PLAIN:
-        return False
-    timing = median_with_interval(events)
-    narrow = len(events) >= LEAST_CALLS and timing.high - timing.low <= NARROW * timing.median
-    return narrow or spent > MOST_SECONDS

@@ -30,6 +30,12 @@ def install_on_gpu(launches: Launches, aside: Callable[[], AbstractContextManage
         pick_configurations(quick.choice)
     own_scratch()
     assert not knobs.runtime.interpret, "TRITON_INTERPRET is set, so that no kernel would reach the GPU"
+    _watch_launches(launches)
+    _compile_aside(aside)
+
+
+def _watch_launches(launches: Launches) -> None:
+    """Launches are counted, and all that Triton itself does with PyTorch is not the candidate's doing."""
     original, tuned, stream_of = jit.JITFunction.run, autotuner.Autotuner.run, torch._C._cuda_getCurrentRawStream
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
@@ -50,13 +56,17 @@ def install_on_gpu(launches: Launches, aside: Callable[[], AbstractContextManage
         with launches.watch.pause():
             return tuned(self, *args, **kwargs)
 
-    compiling = jit.JITFunction._do_compile
+    jit.JITFunction.run = run
+    autotuner.Autotuner.run = tune
+
+
+def _compile_aside(aside: Callable[[], AbstractContextManager[None]]) -> None:
+    """What is compiled is compiled outside of a turn on the GPU."""
+    compiling, building = jit.JITFunction._do_compile, driver.compile_module_from_src
 
     def compile_aside(self: Any, *args: Any, **kwargs: Any) -> Any:
         with aside():
             return compiling(self, *args, **kwargs)
-
-    building = driver.compile_module_from_src
 
     def build_aside(*args: Any, **kwargs: Any) -> Any:
         """Triton up to 3.6 has a C compiler make a launcher for each signature."""
@@ -65,5 +75,3 @@ def install_on_gpu(launches: Launches, aside: Callable[[], AbstractContextManage
 
     driver.compile_module_from_src = build_aside
     jit.JITFunction._do_compile = compile_aside
-    jit.JITFunction.run = run
-    autotuner.Autotuner.run = tune
