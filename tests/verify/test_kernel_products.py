@@ -12,6 +12,7 @@ from windtunnel.verify import find_task, kernel_tasks  # noqa: E402
 from windtunnel.verify.kernel.child_coarse import CoarseProducts, cut  # noqa: E402
 from windtunnel.verify.kernel.child_compare import not_finite, values_differ  # noqa: E402
 from windtunnel.verify.kernel.child_judge import TF32_RELATIVE  # noqa: E402
+from windtunnel.verify.kernel.funnel import check_source  # noqa: E402
 from windtunnel.verify.kernel.hidden import WIDE, full_cases, may_have_products  # noqa: E402
 
 DEEP = 2048
@@ -68,6 +69,22 @@ def test_products_of_ten_bits_pass_and_of_fewer_do_not(name: str, epilogue: str)
     given = after(product(a, b) + bias)
     found = values_differ(given, reference(a, b, bias), reference(*wide), "The output", {"float32": TF32_RELATIVE}, 0.0, coarse)
     assert (found is None) == passes, found
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        "from triton.language import dot\n@triton.jit\ndef k(a, b):\n    dot(tl.load(a), tl.load(b))",
+        "@triton.jit\ndef k(a, b):\n    d = tl.dot\n    d(tl.load(a), tl.load(b))",
+        "def make():\n    @triton.jit\n    def k(a, b):\n        tl.dot(tl.load(a), tl.load(b))\n    return k\nkernel = make()",
+    ],
+)
+def test_nor_by_another_name(kernel: str) -> None:
+    model = "class ModelNew(torch.nn.Module):\n    def forward(self, a, b):\n        k[(1,)](a, b)\n"
+    text = f"import torch\nimport triton\nimport triton.language as tl\n{kernel}\n@triton.jit\ndef other(a):\n    pass\n{model}"
+    found = check_source(text, replace(find_task("matmul"), tf32=False))
+    assert found is not None
+    assert found.reason in ("tf32", "statement"), found.message
 
 
 def test_where_a_task_does_not_allow_tf32_it_is_refused() -> None:

@@ -61,6 +61,11 @@ REFUSED = {
         candidate(f"SEEN.append(1)\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y", extra="SEEN = []\n"),
         candidate("return helper(x)", extra="def helper(x, seen={}):\n    return x\n"),
         candidate(f"global N\nN = 1\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y"),
+        candidate(f"seen = SEEN\nseen[0] = 1\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y", extra="SEEN = [0]\n"),
+        candidate(f"seen = SEEN\nseen += [1]\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y", extra="SEEN = [0]\n"),
+        candidate(f"seen = [SEEN]\nseen[0].append(1)\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y", extra="SEEN = [0]\n"),
+        candidate(f"for seen in (SEEN,):\n    seen.append(1)\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y", extra="SEEN = []\n"),
+        candidate(f"seen, n = SEEN, 1\nseen.append(n)\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y", extra="SEEN = []\n"),
     ],
     "reads-addresses": [candidate(f"y = torch.empty_like(x)\nk = x.data_ptr()\n{LAUNCH}\nreturn y")],
     "reads-mode": [
@@ -76,6 +81,12 @@ REFUSED = {
     "overrides": [candidate(init="self.forward = None"), candidate() + "    def __call__(self, x):\n        return x\n"],
     "no-model": [HEAD + KERNEL],
     "no-kernel": [candidate("return torch.empty_like(x)").replace("@triton.jit\n", "")],
+    "decorator-option": [
+        candidate().replace("@triton.jit", "@triton.autotune(configs=[], key=[], do_bench=print)\n@triton.jit"),
+        candidate().replace("@triton.jit", "@triton.autotune([], [], None)\n@triton.jit"),
+        candidate().replace("@triton.jit", "@triton.jit(launch_metadata=print)"),
+        candidate().replace("@triton.jit", "@triton.heuristics(**{})\n@triton.jit"),
+    ],
     "output-not-from-kernel": [
         candidate(f"y = torch.empty_like(x)\n{LAUNCH}\nz = torch.zeros_like(x)\nreturn z"),
         candidate(f"y = torch.empty_like(x)\n{LAUNCH}\nreturn torch.zeros_like(x) if x.shape[0] > 3 else 7"),
@@ -144,6 +155,14 @@ LEGAL = {
         f"triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device='cuda'))\n"
         f"y = torch.empty_like(x)\n{LAUNCH}\nreturn y"
     ),
+    "a list of its own": candidate(
+        f"shape = list(x.shape)\nshape[0] += 0\nsizes = [1] * 2\nsizes.append(x.numel())\nn, m = x.shape[0], 1\nm *= n\n"
+        f"y = torch.empty_like(x)\n{LAUNCH}\nreturn y"
+    ),
+    "constants by default": candidate(
+        f"y = torch.empty_like(x)\n{LAUNCH}\nreturn y",
+        extra="def helper(low=float('-inf'), block=triton.next_power_of_2(100), where=torch.device('cuda')):\n    return block\n",
+    ),
     "view of the output": candidate(f"x = x.contiguous().view(-1)\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y.view(3, -1)"),
 }
 
@@ -168,6 +187,9 @@ BOMBS = {
     "digits": "9" * 90_000,
     "power": "x=10**10**10**10",
     "continuations": "\\\n" * 30_000,
+    "calls by name": candidate("".join("f()\n" for _ in range(6_000)) + "return x", extra="def f():\n    return 1\n"),
+    "defaults of lambdas": candidate("g = " + "lambda a=" * 250 + "0" + ":0" * 250 + "\nreturn x"),
+    "a number": candidate(f"x.foo(0x{'f' * 5_000}).bar = 1\nreturn x"),
 }
 
 

@@ -12,8 +12,9 @@ from dataclasses import replace
 
 from windtunnel.verify.kernel import members, rules
 from windtunnel.verify.kernel.expressions import Expressions, Scope, root_of
+from windtunnel.verify.kernel.fresh import IN_PLACE, fresh_names, number_names
 from windtunnel.verify.kernel.kernelrules import KernelCheck
-from windtunnel.verify.kernel.names import annotated_types, arguments, around, bound_names, never_runs, own_names
+from windtunnel.verify.kernel.names import annotated_types, arguments, around, bound_names, is_kernel, never_runs, own_names
 from windtunnel.verify.kernel.owned import decorated
 from windtunnel.verify.kernel.problem import Problem
 
@@ -57,7 +58,7 @@ class _Check(Expressions):
     def module(self) -> None:
         self._shadowed()
         self.asking = _only_asserted(self.tree)
-        top = Scope(frozenset(), constructing=True)
+        top = Scope(frozenset(), constructing=True, top=True)
         for node in self.tree.body:
             if not isinstance(node, MODULE_STATEMENTS):
                 self.refuse("statement", node, f"{type(node).__name__.lower()} at module level")
@@ -108,6 +109,8 @@ class _Check(Expressions):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 for target in targets:
                     self.target(target, scope)
+                if isinstance(node, ast.AugAssign):
+                    self._changed(node, scope)
                 if isinstance(node, ast.AnnAssign):
                     self.annotation(node.annotation, scope)
                 if node.value is not None:
@@ -163,6 +166,8 @@ class _Check(Expressions):
         for said in annotated_types(node):
             self.annotation(said, scope)
         self.defaults(node.args, scope)
+        if is_kernel(node, self.names) and self.names.kernels.get(node.name) is not node:
+            self.refuse("statement", node, f"the kernel {node.name} inside of a function, or one of two of that name,")
         if node.name in self.names.kernels and self.names.kernels[node.name] is node:
             self.found += KernelCheck(node, self.names, self.tf32).problems()
             return
@@ -175,7 +180,9 @@ class _Check(Expressions):
             self.refuse("patches", node, f"{own} = ...")
         # Names of an enclosing function are not this one's: changing their contents would keep state in a closure.
         local = frozenset(given | bound)
-        inner = Scope(local, scope.seen | local, bool(owner) and node.name in ("__init__", "__post_init__"), own)
+        constructing = bool(owner) and node.name in ("__init__", "__post_init__")
+        fresh, numbers = fresh_names(node.body, self.names) - given, number_names(node.body, self.names) - given
+        inner = Scope(local, scope.seen | local, constructing, own, fresh, numbers)
         for part in node.body:
             self.statement(part, inner)
 
@@ -267,13 +274,18 @@ class _Check(Expressions):
                 if not inside:
                     self.refuse("patches", node, f"{ast.unparse(node)} = ...")
             case ast.Subscript():
-                root = root_of(node.value)
-                if root in scope.local and root != scope.own and isinstance(node.value, ast.Name):
+                if scope.may_change(node.value):
                     self.expression(node.slice, scope)
-                elif not (scope.constructing and root in (scope.own, *scope.local)):
+                else:
                     self.refuse("keeps-state", node, f"{ast.unparse(node)} = ...")
             case _:
                 self.refuse("statement", node)
+
+    def _changed(self, node: ast.AugAssign, scope: Scope) -> None:
+        """`n += 1` binds a number anew, and changes a list in its place."""
+        name = node.target.id if isinstance(node.target, ast.Name) else ""
+        if name and isinstance(node.op, IN_PLACE) and not scope.top and name not in scope.fresh | scope.numbers:
+            self.refuse("keeps-state", node, f"{ast.unparse(node)[:60]}, where {name} may be a list that lasts,")
 
     def _context(self, node: ast.expr, scope: Scope) -> None:
         target = node.func if isinstance(node, ast.Call) else node

@@ -13,6 +13,8 @@ LONGEST_RUN = 20  # operators in a row, as in - - - - 1
 MOST_BRANCHES = 200  # elif and else: each lies inside the one before
 LONGEST_CHAIN = 100  # of a.b.c or a + b + c within one logical line
 LONGEST_FORMAT = 2_000  # characters of one f-string, which the parser parses again
+LONGEST_NUMBER = 100  # characters
+MOST_LAMBDAS = 60  # of one logical line, since each may lie in a default of the one before
 CLOSING = frozenset(")]}")
 
 
@@ -29,12 +31,12 @@ def too_much(source: str) -> str | None:
 
 
 def _count(source: str) -> str | None:
-    tokens = line = run = brackets = branches = indent = chain = 0
+    tokens = line = run = brackets = branches = indent = chain = lambdas = 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         tokens, line = tokens + 1, line + 1
         text, kind = token.string, token.type
         if kind == tokenize.NEWLINE:
-            line = chain = 0
+            line = chain = lambdas = 0
         elif kind in (tokenize.INDENT, tokenize.DEDENT):
             indent += 1 if kind == tokenize.INDENT else -1
         elif kind == tokenize.OP:
@@ -42,6 +44,9 @@ def _count(source: str) -> str | None:
             chain = 0 if text in (",", ":", "=") else chain + (text not in CLOSING)
         elif kind == tokenize.STRING and len(text) > LONGEST_FORMAT and "f" in text[:3].lower():
             return f"line {token.start[0]} holds an f-string of {len(text):,} characters"
+        elif kind == tokenize.NUMBER and len(text) > LONGEST_NUMBER:
+            return f"line {token.start[0]} holds a number of {len(text):,} characters"
+        lambdas += text == "lambda" and kind == tokenize.NAME
         branches += text in ("elif", "else") and kind == tokenize.NAME
         prefix = (kind == tokenize.OP and text in ("-", "+", "~", "*", "**")) or text in ("not", "lambda", "await")
         run = run + 1 if prefix else 0
@@ -53,6 +58,7 @@ def _count(source: str) -> str | None:
             (run, LONGEST_RUN, "operators in a row"),
             (branches, MOST_BRANCHES, "branches"),
             (chain, LONGEST_CHAIN, "operators chained in one expression"),
+            (lambdas, MOST_LAMBDAS, "lambdas in one line"),
         )
         for number, most, what in limits:
             if number > most:

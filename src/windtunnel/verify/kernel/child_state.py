@@ -5,8 +5,10 @@ Runs only in sandboxed children: imports torch.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
+import secrets
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -14,10 +16,47 @@ from typing import Any
 import torch
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-DEEPEST = 12
+DEEPEST = 40
 # What a kernel, its heuristics, its tuner and a configuration hold of what the candidate gave them.
-GIVEN = ("fn", "values", "configs", "kwargs", "pre_hook", "post_hook", "perf_model", "early_config_prune", "_do_bench")
+GIVEN = (
+    "fn",
+    "values",
+    "keys",
+    "configs",
+    "kwargs",
+    "value",
+    "num_warps",
+    "num_stages",
+    "num_ctas",
+    "maxnreg",
+    "pre_hook",
+    "post_hook",
+    "perf_model",
+    "early_config_prune",
+    "_do_bench",
+)
 CANDIDATE = "candidate"  # the name it is imported under
+FACTORS = 1 << 20
+# Of Python's own kinds these do not change, beside the plain ones; a view of a dictionary or an exception may hold what does.
+UNCHANGING = (
+    range,
+    slice,
+    object,
+    type(...),
+    type(NotImplemented),
+    types.ModuleType,
+    types.BuiltinFunctionType,
+    types.CodeType,
+    types.GenericAlias,
+    types.UnionType,
+    types.MemberDescriptorType,
+    types.GetSetDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.MethodWrapperType,
+    types.MappingProxyType,
+)
 
 
 class Lasting(Exception):
@@ -50,25 +89,40 @@ def changed(before: dict[str, object], after: dict[str, object]) -> str | None:
     return None
 
 
+class _Same:
+    """Equal to what is the very same object, which it holds, so that no other one gets its address."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
 def _walk(path: str, value: Any, seen: dict[int, object], depth: int, closely: bool) -> Iterator[tuple[str, object]]:
-    if isinstance(value, PLAIN):
+    if type(value) in PLAIN:
         yield path, repr(value)
         return
-    if id(value) in seen or depth > DEEPEST:
+    yield f"{path} itself", _Same(value)
+    if id(value) in seen:
         return
+    if depth > DEEPEST:
+        raise Lasting(f"{path} lies too deep to be looked at")
     seen[id(value)] = value
     if isinstance(value, torch.Tensor):
-        yield path, (id(value), tuple(value.shape), _digest(value) if closely else _changes(value))
+        yield path, (tuple(value.shape), _digest(value) if closely else _changes(value))
     elif isinstance(value, dict):
         yield path, len(value)
-        for key, entry in list(value.items()):
-            yield from _walk(f"{path}[{key!r:.40}]", entry, seen, depth + 1, closely)
-    elif isinstance(value, list | tuple):
+        for number, (key, entry) in enumerate(list(value.items())):
+            yield from _walk(f"{path}[key {number}]", key, seen, depth + 1, closely)
+            yield from _walk(f"{path}[{number}]", entry, seen, depth + 1, closely)
+    elif isinstance(value, list | tuple | set | frozenset):
         yield path, len(value)
         for number, entry in enumerate(value):
             yield from _walk(f"{path}[{number}]", entry, seen, depth + 1, closely)
-    elif isinstance(value, set | frozenset):
-        yield path, sorted(map(repr, value))
     elif hasattr(type(value), "__next__"):
         raise Lasting(f"{path} is an iterator, which remembers how far it is")
     else:
@@ -77,27 +131,40 @@ def _walk(path: str, value: Any, seen: dict[int, object], depth: int, closely: b
 
 def _parts(path: str, value: Any, seen: dict[int, object], depth: int, closely: bool) -> Iterator[tuple[str, object]]:
     """What lies behind functions, partials, modules, and objects and classes of the candidate's own."""
+    own, parts = type(value).__module__ == CANDIDATE, dict[str, Any]()
     if isinstance(value, functools.partial):
-        parts: dict[str, Any] = {"func": value.func, "args": value.args, "keywords": value.keywords}
+        parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
     elif isinstance(value, types.MethodType):
-        parts = {"self": value.__self__}
+        parts = {"self": value.__self__, "function": value.__func__}
+    elif isinstance(value, property):
+        parts = {"get": value.fget, "set": value.fset, "delete": value.fdel}
+    elif isinstance(value, staticmethod | classmethod):
+        parts = {"function": value.__func__}
     elif isinstance(value, types.FunctionType):
-        if value.__module__ != CANDIDATE:
-            return
-        cells = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
-        parts = {"defaults": value.__defaults__, "keywords": value.__kwdefaults__, "closure": cells, "attributes": vars(value)}
+        parts = _of_function(value) if value.__module__ == CANDIDATE else {}
     elif isinstance(value, type):
-        if value.__module__ != CANDIDATE:
-            return
-        parts = {name: entry for name, entry in vars(value).items() if not name.startswith("__")}
-    elif isinstance(value, torch.nn.Module) or type(value).__module__ == CANDIDATE:
-        parts = dict(getattr(value, "__dict__", {}))
+        parts = _of_class(value) if value.__module__ == CANDIDATE else {}
+    elif isinstance(value, dataclasses.Field):
+        parts = {"default": value.default, "factory": value.default_factory}
+    elif isinstance(value, torch.nn.Module) or own:
+        parts = {**getattr(value, "__dict__", {}), "class": type(value) if own else None}
     elif type(value).__module__.startswith("triton."):
         parts = {name: entry for name, entry in getattr(value, "__dict__", {}).items() if name in GIVEN}
-    else:
-        return  # PyTorch's own objects, out of the candidate's reach
+    elif type(value).__module__ == "builtins" and type(value) not in UNCHANGING:
+        raise Lasting(f"{path} is a {type(value).__name__}, which may hold something that changes")
     for name, entry in parts.items():
         yield from _walk(f"{path}.{name}", entry, seen, depth + 1, closely)
+
+
+def _of_function(value: types.FunctionType) -> dict[str, Any]:
+    cells = {f"closure {at}": cell.cell_contents for at, cell in enumerate(value.__closure__ or ()) if _filled(cell)}
+    return {"defaults": value.__defaults__, "keywords": value.__kwdefaults__, **cells, **vars(value)}
+
+
+def _of_class(value: type) -> dict[str, Any]:
+    """What the candidate wrote there, its functions and fields too, and not what Python adds."""
+    added = {name for name in vars(value) if name.startswith("__") and name != "__dataclass_fields__"}
+    return {name: entry for name, entry in vars(value).items() if name not in added or isinstance(entry, types.FunctionType)}
 
 
 def _filled(cell: types.CellType) -> bool:
@@ -112,11 +179,26 @@ def _changes(tensor: torch.Tensor) -> int:
 
 
 def _digest(tensor: torch.Tensor) -> object:
-    """Of its contents: exact on a CPU, a sum of its bits on a GPU, where weights are large."""
-    if tensor.layout is not torch.strided or not tensor.numel():
+    """Of the contents of its whole storage, of which it may show a part: exact on a CPU; on a GPU, where weights are large, sums
+    of its bits times numbers that were drawn here, one for each part, so that nothing can be changed to make up for a change."""
+    if tensor.layout is not torch.strided or not tensor.untyped_storage().nbytes():
         return ""
-    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    raw = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
     if tensor.device.type == "cpu":
         return hashlib.blake2b(raw.numpy().tobytes(), digest_size=16).hexdigest()
-    whole = raw[: raw.numel() // 4 * 4].view(torch.int32) if raw.numel() >= 4 else raw
-    return int(whole.sum(dtype=torch.int64))
+    rest = raw.numel() % 4
+    sums = [int((part * _factors(part)).sum()) for part in raw[: raw.numel() - rest].view(torch.int32).split(FACTORS)]
+    return sums, raw[raw.numel() - rest :].tolist()
+
+
+@functools.cache
+def _drawn(device: torch.device) -> torch.Tensor:
+    return torch.randint(-(1 << 62), 1 << 62, (FACTORS,), dtype=torch.int64, generator=_dice()).to(device)
+
+
+def _factors(part: torch.Tensor) -> torch.Tensor:
+    return _drawn(part.device)[: part.numel()]
+
+
+def _dice() -> torch.Generator:
+    return torch.Generator().manual_seed(secrets.randbits(62))

@@ -65,6 +65,7 @@ class TimedCalls:
         if self.dice.random() < WATCHED_SHARE:
             self._look_at_any()
         self._fill(which, self.dice.choice(self.alike[which]))
+        self.model.train(self.cases[which]["training"])  # as before a judged one: it may run code of the candidate's
         self.launches.watch = None
         self._begin(noted=self.dice.random() < NOTED_SHARE)
 

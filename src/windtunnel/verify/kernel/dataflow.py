@@ -157,12 +157,12 @@ def _launches(call: ast.Call, function: ast.FunctionDef) -> bool:
         return True
     if not isinstance(call.func, ast.Name):
         return False
-    return any(
-        isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.Subscript)
-        and any(isinstance(target, ast.Name) and target.id == call.func.id for target in node.targets)
-        for node in ast.walk(function)
-    )
+    found = vars(function).get("launchers")  # looked for once: a function may have thousands of calls
+    if found is None:
+        assigned = (node for node in ast.walk(function) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript))
+        found = {target.id for node in assigned for target in node.targets if isinstance(target, ast.Name)}
+        vars(function)["launchers"] = found
+    return call.func.id in found
 
 
 def _own(function: ast.FunctionDef) -> Iterator[ast.AST]:

@@ -16,15 +16,26 @@ MADE = (ast.Dict, ast.List, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp, as
 
 @dataclass(frozen=True)
 class Scope:
-    """Where the check is. seen: names that can be read; local: those of this function, whose contents may be changed.
+    """Where the check is. seen: names that can be read; local: those of this function; fresh: those of them that hold only what
+    it made, whose contents may be changed; numbers: those that hold numbers and the like.
 
-    constructing: inside __init__ or at module level, where tensors of constants may be made. own: the name of `self`.
+    constructing: inside __init__ or at module level, where tensors of constants may be made. top: at module level, which runs
+    once. own: the name of `self`.
     """
 
     local: frozenset[str]
     seen: frozenset[str] = frozenset()
     constructing: bool = False
     own: str = ""
+    fresh: frozenset[str] = frozenset()
+    numbers: frozenset[str] = frozenset()
+    top: bool = False
+
+    def may_change(self, node: ast.expr) -> bool:
+        """Whether what this stands for may be changed in its place: the function's own, or in __init__ what hangs on self."""
+        if isinstance(node, ast.Name) and node.id in self.fresh:
+            return True
+        return self.top or (self.constructing and root_of(node) == self.own != "")
 
 
 class Expressions:
@@ -81,17 +92,26 @@ class Expressions:
         nothing is constructed, and contents of names around it are not changed."""
         self.defaults(node.args, scope)
         names = frozenset(argument.arg for argument in arguments(node)) | own_names([node.body])
-        self.expression(node.body, replace(within(scope, names), local=names, constructing=False))
+        inner = within(scope, names)
+        self.expression(node.body, replace(inner, local=names, constructing=False, fresh=frozenset(), top=False))
 
     def defaults(self, given: ast.arguments, scope: Scope) -> None:
         """Of a function or lambda: they are made once, so that one whose contents can be changed would keep state."""
         for default in [*given.defaults, *given.kw_defaults]:
             if default is None:
                 continue
-            if any(isinstance(part, MADE) for part in ast.walk(default)):
+            if any(isinstance(part, MADE) and not self._unchanging(part) for part in ast.walk(default)):
                 self.refuse("keeps-state", default, f"the default argument {ast.unparse(default)}")
             else:
                 self.expression(default, scope)
+
+    def _unchanging(self, node: ast.AST) -> bool:
+        """Whether this is a call that makes a number or the like."""
+        if not isinstance(node, ast.Call):
+            return False
+        if isinstance(node.func, ast.Name) and node.func.id in ("float", "int", "bool"):
+            return True
+        return (self.names.dotted(node.func) or "").startswith(rules.MAKES_CONSTANTS)
 
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp, scope: Scope) -> None:
         """The first iterable is evaluated before any target is bound, in the scope around it."""
@@ -170,8 +190,8 @@ class Expressions:
             return True
         if name in members.LIMITS and self.owned.has_limits(node.value):
             return True
-        if name in rules.CHANGING and not scope.constructing:
-            return root_of(node.value) in scope.local and root_of(node.value) != scope.own
+        if name in rules.CHANGING and not scope.may_change(node.value):
+            return False
         if scope.constructing and name in rules.CONSTRUCTION_METHODS:
             return True
         return name in (rules.TENSOR_METHODS | rules.CONTAINER_METHODS | members.NAMED_TUPLE) - {"format"}
@@ -289,7 +309,7 @@ class Expressions:
             self.refuse("unknown-call", node, f"{ast.unparse(node)}() without its object")
         elif own and (self._on_self(node, scope) or root in self.names.classes):
             pass
-        elif name in rules.CHANGING and not scope.constructing and (root not in scope.local or root == scope.own):
+        elif name in rules.CHANGING and not scope.may_change(node.value):
             self.refuse("keeps-state", node, f"{ast.unparse(node)}()")
         elif name == "format":
             if not _plain_format(node.value):

@@ -72,6 +72,8 @@ def check_source(source: str, task: Task | None = None) -> Finding | None:
         found = check_text(tree, tf32=task is None or task.tf32) or check_flow(tree)
     except RecursionError:
         return Finding("syntax", "too-large", "The candidate nests too deeply to be read.")
+    except (ValueError, MemoryError):  # a number of thousands of digits, which Python does not write
+        return Finding("syntax", "too-large", "The candidate has a number or a text too long to be read.")
     return None if found is None else Finding("allow-list", found.reason, found.message)
 
 

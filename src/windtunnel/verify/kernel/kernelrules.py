@@ -40,6 +40,7 @@ class KernelCheck:
         for part in self.kernel.body:
             for node in ast.walk(part):
                 self._node(node)
+        self._precision_by_another_name()
         for name in self.local & (set(dir(builtins)) - own_names(self.kernel.body) - {a.arg for a in arguments(self.kernel)}):
             self._refuse("patches", self.kernel, f"{name} in a comprehension")  # elsewhere in the kernel it is the builtin
         return self.found
@@ -109,6 +110,7 @@ class KernelCheck:
                 )
                 if not known and name not in self.names.callables:
                     self._refuse("kernel-call", node, f"{name}(...)")
+                self._precision(node)
             case ast.Attribute():
                 self._precision(node)
             case _:
@@ -123,6 +125,15 @@ class KernelCheck:
         exact = isinstance(precision, ast.Constant) and precision.value in ("ieee", "tf32x3")
         if not exact and not (isinstance(allow, ast.Constant) and allow.value is False):
             self._refuse("tf32", node)
+
+    def _precision_by_another_name(self) -> None:
+        """d = tl.dot: what is called by it later cannot be told from here."""
+        whole = [node for part in self.kernel.body for node in ast.walk(part)] if not self.tf32 else []
+        called = {id(node.func) for node in whole if isinstance(node, ast.Call)}
+        for node in whole:
+            named = self.names.dotted(node) if isinstance(node, ast.Attribute | ast.Name) else None
+            if named == "triton.language.dot" and id(node) not in called:
+                self._refuse("tf32", node)
 
 
 def _in_language(dotted: str) -> bool:

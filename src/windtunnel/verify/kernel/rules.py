@@ -26,6 +26,15 @@ DECORATORS: dict[str, Options | None] = {
     "torch.inference_mode": None,
     "dataclasses.dataclass": None,
 }
+# Calls that may stand in a default argument: what they make cannot be changed.
+MAKES_CONSTANTS = (
+    "math.",
+    "torch.device",
+    "torch.finfo",
+    "triton.cdiv",
+    "triton.next_power_of_2",
+    "triton.language.constexpr",
+)
 TORCH = words(
     """
     empty empty_like empty_strided zeros zeros_like ones ones_like full full_like Tensor Size device dtype nn no_grad
@@ -170,7 +179,10 @@ MODULE_METHODS = words(
     apply parameters named_parameters buffers named_buffers children modules named_modules state_dict load_state_dict
     train eval to cuda cpu half float double bfloat16 type zero_grad share_memory register_forward_hook
     register_forward_pre_hook add_module register_full_backward_hook requires_grad_ compile get_parameter get_buffer
-    get_submodule register_buffer register_parameter register_module set_extra_state get_extra_state
+    get_submodule register_buffer register_parameter register_module set_extra_state get_extra_state named_children ipu mtia
+    xpu to_empty set_submodule register_backward_hook register_full_backward_pre_hook register_load_state_dict_post_hook
+    register_load_state_dict_pre_hook register_state_dict_post_hook register_state_dict_pre_hook dump_patches
+    call_super_init T_destination training
     """
 )
 # Names that other things than the candidate's own have: a field or method called so is the candidate's only on `self`,

@@ -1,0 +1,38 @@
+# attack: 30
+# how: the closure of a helper class, changed while it is constructed, counts
+# task: relu
+# where: cpu
+# naive: gpu
+# reasons: keeps-state, patches, out-of-bounds
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def relu_kernel(x_ptr, out_ptr, total, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < total, other=0.0)
+    tl.store(out_ptr + at, tl.maximum(x, 0.0), mask=at < total)
+
+def make():
+    seen = []
+
+    class Cell:
+        def __init__(self, value):
+            seen.append(value)
+            self.calls = len(seen)
+
+    return Cell
+
+
+Cell = make()
+
+class ModelNew(nn.Module):
+
+    def forward(self, x):
+        out = torch.empty_like(x)
+        calls = Cell(out).calls
+        relu_kernel[(triton.cdiv(x.numel(), 128),)](x, out, x.numel(), BLOCK=128)
+        return out
