@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from windtunnel.verify import find_task  # noqa: E402
 from windtunnel.verify.kernel import GpuStages, gpu_sandbox, kernel_sandbox, reference_sandbox  # noqa: E402
+from windtunnel.verify.kernel.child_state import FACTORS, sums  # noqa: E402
 from windtunnel.verify.kernel.child_watch import Watch, fenced  # noqa: E402
 from windtunnel.verify.sandbox import Sandbox  # noqa: E402
 
@@ -216,6 +217,20 @@ def test_what_is_kept_anywhere_is_seen(box: Sandbox, name: str) -> None:
     finding = stages.judge((FILES / f"{name}.py").read_text()).finding
     assert finding is not None
     assert finding.reason == "keeps-state", finding.message
+
+
+def test_no_change_makes_up_for_another_in_the_sums_that_stand_for_a_tensor_on_a_gpu() -> None:
+    raw = torch.randint(0, 256, (4 * FACTORS + 4 * 100 + 3,), dtype=torch.uint8)
+    before = sums(raw)
+    assert sums(raw.clone()) == before
+    words = raw[: 4 * (FACTORS + 100)].view(torch.int32)
+    for first, second in ((3, 4), (5, FACTORS + 5), (7, FACTORS - 1)):
+        words[first], words[second] = words[first] + 1, words[second] - 1
+        assert sums(raw) != before
+        words[first], words[second] = words[first] - 1, words[second] + 1
+        assert sums(raw) == before
+    raw[-1] ^= 1
+    assert sums(raw) != before
 
 
 ON_ANOTHER_STREAM = """

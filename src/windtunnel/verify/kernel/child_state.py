@@ -112,6 +112,8 @@ def _walk(path: str, value: Any, seen: dict[int, object], depth: int, closely: b
     if depth > DEEPEST:
         raise Lasting(f"{path} lies too deep to be looked at")
     seen[id(value)] = value
+    if type(value).__module__ == CANDIDATE:
+        yield from _walk(f"{path}.class", type(value), seen, depth + 1, closely)
     if isinstance(value, torch.Tensor):
         yield path, (tuple(value.shape), _digest(value) if closely else _changes(value))
     elif isinstance(value, dict):
@@ -131,7 +133,7 @@ def _walk(path: str, value: Any, seen: dict[int, object], depth: int, closely: b
 
 def _parts(path: str, value: Any, seen: dict[int, object], depth: int, closely: bool) -> Iterator[tuple[str, object]]:
     """What lies behind functions, partials, modules, and objects and classes of the candidate's own."""
-    own, parts = type(value).__module__ == CANDIDATE, dict[str, Any]()
+    parts: dict[str, Any] = {}
     if isinstance(value, functools.partial):
         parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
     elif isinstance(value, types.MethodType):
@@ -146,8 +148,8 @@ def _parts(path: str, value: Any, seen: dict[int, object], depth: int, closely: 
         parts = _of_class(value) if value.__module__ == CANDIDATE else {}
     elif isinstance(value, dataclasses.Field):
         parts = {"default": value.default, "factory": value.default_factory}
-    elif isinstance(value, torch.nn.Module) or own:
-        parts = {**getattr(value, "__dict__", {}), "class": type(value) if own else None}
+    elif isinstance(value, torch.nn.Module) or type(value).__module__ == CANDIDATE:
+        parts = dict(getattr(value, "__dict__", {}))
     elif type(value).__module__.startswith("triton."):
         parts = {name: entry for name, entry in getattr(value, "__dict__", {}).items() if name in GIVEN}
     elif type(value).__module__ == "builtins" and type(value) not in UNCHANGING:
@@ -179,26 +181,25 @@ def _changes(tensor: torch.Tensor) -> int:
 
 
 def _digest(tensor: torch.Tensor) -> object:
-    """Of the contents of its whole storage, of which it may show a part: exact on a CPU; on a GPU, where weights are large, sums
-    of its bits times numbers that were drawn here, one for each part, so that nothing can be changed to make up for a change."""
+    """Of the contents of its whole storage, of which it may show a part: exact on a CPU, by sums on a GPU, where weights are
+    large."""
     if tensor.layout is not torch.strided or not tensor.untyped_storage().nbytes():
         return ""
     raw = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
     if tensor.device.type == "cpu":
         return hashlib.blake2b(raw.numpy().tobytes(), digest_size=16).hexdigest()
+    return sums(raw)
+
+
+def sums(raw: torch.Tensor) -> tuple[list[int], list[int]]:
+    """Of bytes: for each part the sum of its bits times numbers that were drawn here, so that nothing can be changed to make up
+    for a change; then what is left at the end."""
     rest = raw.numel() % 4
-    sums = [int((part * _factors(part)).sum()) for part in raw[: raw.numel() - rest].view(torch.int32).split(FACTORS)]
-    return sums, raw[raw.numel() - rest :].tolist()
+    parts = raw[: raw.numel() - rest].view(torch.int32).split(FACTORS)
+    return [int((part * _drawn(part.device)[: part.numel()]).sum()) for part in parts], raw[raw.numel() - rest :].tolist()
 
 
 @functools.cache
 def _drawn(device: torch.device) -> torch.Tensor:
-    return torch.randint(-(1 << 62), 1 << 62, (FACTORS,), dtype=torch.int64, generator=_dice()).to(device)
-
-
-def _factors(part: torch.Tensor) -> torch.Tensor:
-    return _drawn(part.device)[: part.numel()]
-
-
-def _dice() -> torch.Generator:
-    return torch.Generator().manual_seed(secrets.randbits(62))
+    dice = torch.Generator().manual_seed(secrets.randbits(62))
+    return torch.randint(-(1 << 62), 1 << 62, (FACTORS,), dtype=torch.int64, generator=dice).to(device)
