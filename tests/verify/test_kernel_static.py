@@ -65,6 +65,8 @@ REFUSED = {
         candidate(f"seen = SEEN\nseen += [1]\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y", extra="SEEN = [0]\n"),
         candidate(f"seen = [SEEN]\nseen[0].append(1)\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y", extra="SEEN = [0]\n"),
         candidate(f"for seen in (SEEN,):\n    seen.append(1)\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y", extra="SEEN = []\n"),
+        candidate(f"seen = self.empty_list()\nseen[0] = 1\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y", extra="SEEN = [0]\n")
+        + "\n    def empty_list(self):\n        return SEEN\n",
         candidate(f"seen, n = SEEN, 1\nseen.append(n)\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y", extra="SEEN = []\n"),
     ],
     "reads-addresses": [candidate(f"y = torch.empty_like(x)\nk = x.data_ptr()\n{LAUNCH}\nreturn y")],

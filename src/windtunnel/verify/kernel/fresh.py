@@ -87,7 +87,7 @@ def _made(value: ast.expr, names: Names) -> bool:
         case ast.Call(func=ast.Name(id=name)):
             return name in MAKERS
         case ast.Call(func=ast.Attribute() as called):
-            return (names.dotted(called) or "").startswith("torch.") or called.attr.startswith(("new_", "empty", "zeros"))
+            return (names.dotted(called) or "").startswith("torch.")  # a method of any other name may be the candidate's own
     return False
 
 
