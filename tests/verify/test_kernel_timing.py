@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -306,6 +307,45 @@ def test_waiting_in_vain_is_neither_right_nor_wrong_and_says_what_for(tmp_path: 
                 _somebody_holds_the_gate(tmp_path / "candidates")
                 kept_waiting("candidates.gate")
         assert stages.judge(source).finding is None
+
+
+def test_who_is_killed_from_outside_while_it_waits_to_begin_is_not_refused(tmp_path: Path) -> None:
+    """As the kernel does where memory runs out: nothing of the candidate was loaded."""
+    pytest.importorskip("triton")
+    from test_kernel_funnel import KERNEL, REFERENCE
+
+    from windtunnel.verify.kernel.turns import Turns, opened
+
+    task = task_from_source(REFERENCE + "TASK = {'sizes': {'tiny': {'ROWS': 4, 'COLS': 24}}, 'dtypes': ['float32']}", name="bias")
+    source = KERNEL.replace("assert x.is_cuda", "assert x.dim() == 2")
+    with kernel_sandbox() as box, kernel_sandbox() as trusted, opened(tmp_path / "use") as use:
+        stages = GpuStages(task, box, trusted, clock=False, baseline=False, device="cpu", size="tiny", index=None)
+        stages.use, stages.candidates = tmp_path / "use", tmp_path / "candidates"
+        assert stages.judge(source).finding is None
+        trusted.start()
+        there = _below(os.getpid())
+        with ThreadPoolExecutor(1) as threads, Turns(use).alone():
+            judged = threads.submit(stages.judge, source)
+            while not judged.done():
+                young = _below(os.getpid()) - there
+                time.sleep(0.5)  # it waits by then
+                for pid in young & _below(os.getpid()):
+                    os.kill(pid, signal.SIGKILL)
+            finding = judged.result().finding
+        assert finding is not None
+        assert finding.reason == "infrastructure", finding
+        assert "nothing of the candidate had run" in finding.message
+        assert stages.judge(source).finding is None
+
+
+def _below(pid: int) -> set[int]:
+    """The processes that came from one, and from those."""
+    found: set[int] = set()
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for word in path.read_text().split():
+                found |= {int(word), *_below(int(word))}
+    return found
 
 
 @contextlib.contextmanager

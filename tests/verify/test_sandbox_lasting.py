@@ -151,6 +151,7 @@ def test_a_phase_has_a_clock_of_its_own() -> None:
     with Sandbox(preload=(CHILD,)) as sandbox:
         assert run_in_phase(sandbox, "waiting", 1.0, (("waiting", 60.0),), wall=0.7).finished
         assert run_in_phase(sandbox, "waiting", 60.0, (("waiting", 0.3),), wall=60.0).status == "timeout"
+        assert run_in_phase(sandbox, "waiting: to begin", 60.0, (("waiting", 0.3),), wall=60.0).status == "timeout"
         assert run_in_phase(sandbox, "other", 60.0, (("waiting", 60.0),), wall=0.3).status == "timeout"
 
 

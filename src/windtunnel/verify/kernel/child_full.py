@@ -26,7 +26,7 @@ from windtunnel.verify.kernel.child_load import Wrong, laid_to_candidate, said
 from windtunnel.verify.kernel.child_state import CANDIDATE
 from windtunnel.verify.kernel.child_tensors import head_of
 from windtunnel.verify.kernel.child_timed import TimedCalls
-from windtunnel.verify.kernel.child_turn import CONTEXT, TIMING, stepping_aside, waiting_for, waiting_for_place
+from windtunnel.verify.kernel.child_turn import CONTEXT, FIRST_WAIT, TIMING, stepping_aside, waiting_for, waiting_for_place
 from windtunnel.verify.kernel.child_watch import poison
 from windtunnel.verify.kernel.child_work import Places, Work, finish
 from windtunnel.verify.kernel.turns import Turns, turns_of
@@ -49,7 +49,7 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
     after = FILES_FROM + message["turn"]
     turns, free = turns_of(range(FILES_FROM, after)), range(after, after + message["places"])
     began = time.perf_counter()
-    with waiting_for(turns, then=CONTEXT):
+    with waiting_for(turns, then=CONTEXT, phase=FIRST_WAIT):
         with waiting_for_place(free, then=CONTEXT):
             torch.empty(1, device=message["device"])
         device = _device_name(message["device"])  # asked before a candidate can have broken the context

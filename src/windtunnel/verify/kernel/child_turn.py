@@ -9,13 +9,17 @@ from windtunnel.verify.kernel.turns import Turns, in_place, in_turn
 from windtunnel.verify.sandbox import note
 
 WAITING, TIMING, ASIDE = "waiting", "timing", "compile"
+# The waits before the candidate is loaded: on the same clock, and none of its doing how they end.
+FIRST_WAIT = "waiting: to begin"
 CONTEXT = "context"  # what comes before the candidate is loaded: none of its time, and none of its doing
 
 
 @contextlib.contextmanager
-def waiting_for(turns: Turns | None, *, alone: bool = False, again: bool = False, then: str = "compile") -> Iterator[None]:
-    """In turn; while it waits the child is in the phase 'waiting', and after that in `then`. again: this candidate had one."""
-    note(WAITING)
+def waiting_for(
+    turns: Turns | None, *, alone: bool = False, again: bool = False, then: str = "compile", phase: str = WAITING
+) -> Iterator[None]:
+    """In turn; while it waits the child is in `phase`, and after that in `then`. again: this candidate had one."""
+    note(phase)
     with in_turn(turns, alone=alone, again=again):
         note(then)
         yield
@@ -23,8 +27,8 @@ def waiting_for(turns: Turns | None, *, alone: bool = False, again: bool = False
 
 @contextlib.contextmanager
 def waiting_for_place(free: Sequence[int], *, then: str) -> Iterator[None]:
-    """In one of these places; while it waits the child is in the phase 'waiting', and after that in `then`."""
-    note(WAITING)
+    """In one of these places, before the candidate is loaded; after the wait the child is in the phase `then`."""
+    note(FIRST_WAIT)
     with in_place(free):
         note(then)
         yield

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from windtunnel.verify.kernel.child_turn import CONTEXT, TIMING, WAITING
+from windtunnel.verify.kernel.child_turn import CONTEXT, FIRST_WAIT, TIMING, WAITING
 from windtunnel.verify.kernel.hidden import Case, full_cases, new_seed
 from windtunnel.verify.kernel.neighbours import CALLS as PROBE_CALLS
 from windtunnel.verify.kernel.neighbours import excused, read_look
@@ -44,8 +44,8 @@ BASELINE_LIMITS = replace(LIMITS, wall_seconds=300, phases=((WAITING, WAIT_SECON
 DISTURBED = ("disturbed", "clock-disagrees", "gpu-memory", "infrastructure")
 # May be the doing of processes that are none of ours, and come and go.
 BY_OTHERS = ("clock-disagrees", "gpu-memory")
-# Phases before the candidate is loaded, besides the first wait.
-UNBEGUN = ("", CONTEXT)
+# Phases before the candidate is loaded.
+UNBEGUN = ("", FIRST_WAIT, CONTEXT)
 SLOWED = 1.5
 TIMED_SETS = 3
 CALLS = 40
@@ -216,7 +216,9 @@ class GpuStages:
         if _waited_out(outcome, self.limits):
             return self._kept_waiting(f"the candidate's process had no turn on {self._gpu}", self.limits)
         if outcome.phase in UNBEGUN and outcome.status not in ("infrastructure", "raised"):
-            text = "nothing of the candidate had run yet (a context on the GPU was made, or inputs were drawn), when its process"
+            text = (
+                "nothing of the candidate had run yet (it waited for its turn, or inputs were drawn on the GPU), when its process"
+            )
             return GpuResult(Finding(stage, "infrastructure", f"{text} {outcome.detail or 'ended'}. Judge this answer again."))
         return GpuResult(ended(outcome, stage))
 
@@ -330,7 +332,7 @@ def _waiting(limits: Limits) -> float:
 
 def _waited_out(outcome: Outcome, limits: Limits) -> bool:
     """Whether a child was ended because it had waited too long. Who spends CPU time meanwhile is ended for that, and sooner."""
-    return outcome.status == "timeout" and outcome.phase == WAITING and outcome.wall_seconds >= _waiting(limits)
+    return outcome.status == "timeout" and outcome.phase in (WAITING, FIRST_WAIT) and outcome.wall_seconds >= _waiting(limits)
 
 
 def _in_vain(what: str, seconds: float, files: str) -> GpuResult:

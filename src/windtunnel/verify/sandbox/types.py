@@ -22,7 +22,7 @@ class Limits:
     memory_bytes counts beyond what the warm worker already holds. processes: 0 forbids fork and exec altogether; n > 0 is for
     compilers and bounds processes and threads together. file_bytes: all its temporary files together. result_bytes,
     log_bytes: what comes back, and what it prints. phases: seconds that a phase may take by itself, which are then not part of
-    wall_seconds: (('waiting', 300),) for a child that waits for its turn.
+    wall_seconds: (('waiting', 300),) for a child that waits for its turn, in the phase 'waiting' or 'waiting: for what'.
     """
 
     wall_seconds: float = 10.0

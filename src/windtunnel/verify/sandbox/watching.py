@@ -88,7 +88,8 @@ def follow(
 
 
 class _Clocks:
-    """The wall clock, and one for each phase that has its own; only one of them runs at a time."""
+    """The wall clock, and one for each phase that has its own; only one of them runs at a time. What follows a colon in a phase's
+    name belongs to the same one."""
 
     def __init__(self, limits: Limits, reply: int) -> None:
         self.own, self.reply = dict(limits.phases), reply
@@ -100,7 +101,7 @@ class _Clocks:
         """Seconds until the clock that runs now has run out; none when any has."""
         now = time.monotonic()
         passed, self.looked = now - self.looked, now
-        phase = read_phase(self.reply) if self.own else ""
+        phase = read_phase(self.reply).partition(":")[0] if self.own else ""
         if phase in self.own:
             self.by_phase[phase] += passed
             return self.own[phase] - self.by_phase[phase]
