@@ -133,3 +133,29 @@ def test_a_task_that_cannot_be_used_costs_a_pool_only_that_answer() -> None:
         assert pool.submit(Unusable(), "").result().infrastructure
     assert (verdict.reward, verdict.stage, verdict.infrastructure) == (None, "task", True)
     assert "another task" in verdict.message
+
+
+def test_a_task_file_that_names_a_task_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "self.json").write_text(json.dumps({"kind": "exact", "task": "self"}))
+    with Verifiers(1, tmp_path) as made, pytest.raises(UserError, match=r"self\.json names another task"):
+        made.make("exact", "self")
+
+
+def test_who_is_still_judged_when_the_service_ends_is_told_that_nothing_is_known(tmp_path: Path) -> None:
+    async def post() -> httpx.Response:
+        with Pool(1, 4) as pool:
+            app = create_app(made, pool, Layers({}), access=Access(None, local_only=True), max_body=1 << 20)
+            transport = httpx.ASGITransport(app)
+            body = {"kind": "code", "task": {"asserts": "assert f() == 1"}, "answer": "def f():\n while True: pass"}
+            body["task"]["seconds"] = 3  # type: ignore[index]
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                asked = asyncio.create_task(client.post("/verify", json=body))
+                while not pool.busy:
+                    await asyncio.sleep(0.01)
+                asked.cancel()
+                return await asked
+
+    with Verifiers(1) as made:
+        answer = asyncio.run(post())
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "stopping"

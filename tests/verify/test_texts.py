@@ -53,6 +53,8 @@ def test_boxes_with_braces_inside_and_long_hostile_answers() -> None:
     assert boxed("a \\boxed{\\frac{1}{2}} b") == "\\frac{1}{2}"
     assert boxed("\\boxed{\\{1, 2\\}}") == "\\{1, 2\\}"
     assert boxed("\\boxed{1") is None
+    column = "\\begin{pmatrix}1\\\\{2}\\end{pmatrix}"
+    assert boxed(f"\\boxed{{{column}}}") == column
     started = time.monotonic()
     for text in ("\\boxed{" * 100_000, "<answer>" * 100_000, "{" * 1_000_000, "```" * 300_000, "```" + " " * 1_000_000):
         for where in ("boxed", "answer-tag", "last-line", "all"):
@@ -158,6 +160,8 @@ def test_a_schema_without_end_and_flags_that_are_none_are_bad_input() -> None:
         ({"type": "number", "minimum": 0, "maximum": 1}, [0, 0.5, 1], [-1, 2, "0"]),
         ({"enum": [1, "a"]}, [1, "a"], [True, "b"]),
         ({"const": 1}, [1, 1.0], [True, 2]),
+        ({"const": [1, {"a": 0}]}, [[1.0, {"a": 0}]], [[True, {"a": 0}], [1, {"a": False}], [1], [1, {"b": 0}]]),
+        ({"minimum": 10**400, "minItems": 10**400}, [10**400], [1]),
         ({"type": "array", "items": {"type": "string"}, "minItems": 1}, [["a"]], [[], [1], "a"]),
         ({"properties": {"a": {"type": "string"}}, "additionalProperties": False}, [{}, {"a": "b"}, 3], [{"a": 1}, {"b": 1}]),
         ({"anyOf": [{"type": "string", "maxLength": 2}, {"type": "null"}]}, ["ab", None], ["abc", 1]),
@@ -211,7 +215,18 @@ def runner() -> Iterator[Any]:
         ("5", "\\pm 5", "wrong-result"),
         ("(1,2)", "(2,1)", "wrong-result"),
         ("[1,2)", "[1,2]", "wrong-result"),
+        ("\\lambda^2", "\\lambda^2", "accepted"),
+        ("2\\lambda", "\\lambda + \\lambda", "accepted"),
+        ("\\text{important}", "\\text{important}", "accepted"),
+        ("11/2", "1 1/2", "wrong-result"),
+        ("12", "1 2", "wrong-result"),
+        ("1 + x", "x+1", "accepted"),
+        ("x=\\text{cat}", "x=\\text{dog}", "wrong-result"),
+        ("\\{\\text{red}, 2\\}", "\\{\\text{blue}, 2\\}", "wrong-result"),
+        ("\\{\\text{red}, 2\\}", "\\{ \\text{red},2 \\}", "accepted"),
+        ("\\frac{\\text{a}}{2}", "\\frac{\\text{b}}{2}", "wrong-result"),
         ("1", "__import__('os').system('true')", "code"),
+        ("1", "lambda: 1", "code"),
         ("1", "1" + "+1" * 2000, "too-long"),
     ],
 )
@@ -233,5 +248,40 @@ def test_hostile_mathematics_ends_and_costs_only_itself(runner: Any, monkeypatch
         assert not verdict.accepted
         assert not verdict.infrastructure
     assert verifier.verify("\\boxed{1}").accepted
-    broken = mathematics.MathVerifier.of({"answer": "\\frac{"}, runner).verify("\\boxed{1}")
-    assert broken.infrastructure or not broken.accepted
+
+
+@pytest.mark.parametrize("gold", ["\\frac{", "}{", "\\text{}", float("nan"), float("inf"), "1" * 3000])
+def test_a_task_whose_own_answer_cannot_be_read_is_refused_before_any_answer(runner: Any, gold: Any) -> None:
+    from windtunnel.verify.mathematics import MathVerifier
+
+    with pytest.raises(UserError, match="'answer' is") as error:
+        MathVerifier.of({"answer": gold}, runner)
+    assert error.value.fix
+    assert len(error.value.message) < 300
+
+
+def test_a_right_expression_is_read_once(runner: Any) -> None:
+    from windtunnel.verify.mathematics import MathVerifier
+    from windtunnel.verify.sandbox import Job, Outcome
+
+    read: list[str] = []
+
+    class Counting:
+        def run(self, job: Job) -> Outcome:
+            read.append(job.entry)
+            outcome: Outcome = runner.run(job)
+            return outcome
+
+    known: set[str] = set()
+    for _ in range(3):
+        MathVerifier.of({"answer": "\\sqrt{2}"}, Counting(), known=known)
+        MathVerifier.of({"answer": "-12.5"}, Counting())
+    assert len(read) == 1
+
+
+def test_an_answer_does_not_leave_its_place(runner: Any) -> None:
+    from windtunnel.verify.mathematics import MathVerifier
+
+    for gold in ("5", "6", "5,6"):
+        verifier = MathVerifier.of({"answer": gold, "where": "answer-tag"}, runner)
+        assert verifier.verify("<answer>6}$ $\\boxed{5</answer>").reason == "not-parsed"

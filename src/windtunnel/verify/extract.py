@@ -28,11 +28,12 @@ def boxed(answer: str) -> str | None:
     start = answer.rfind(BOX)
     if start < 0:
         return None
-    depth, at = 1, start + len(BOX)
+    depth, at, escaped = 1, start + len(BOX), False
     for end in range(at, len(answer)):
-        depth += {"{": 1, "}": -1}.get(answer[end], 0) if answer[end - 1] != "\\" else 0
+        depth += {"{": 1, "}": -1}.get(answer[end], 0) if not escaped else 0
         if depth == 0:
             return answer[at:end].strip()
+        escaped = answer[end] == "\\" and not escaped  # \\ is a new line and escapes nothing
     return None
 
 

@@ -41,6 +41,7 @@ class Verifiers:
         self._lock = threading.Lock()
         self._pools: dict[str, Sandboxes] = {}
         self._named: dict[tuple[str, str], Verifier] = {}
+        self._golds: set[str] = set()
 
     def make(self, kind: str, task: Any) -> Verifier:
         """A verifier of a kind for a task given as plain JSON, or as a name: a kernel task's, or a file's in the folder.
@@ -68,7 +69,7 @@ class Verifiers:
         if kind == "math":
             from .mathematics import MathVerifier
 
-            return MathVerifier.of(task, self.pool("math"))
+            return MathVerifier.of(task, self.pool("math"), known=self._golds)
         if kind == "exact":
             from .exact import ExactVerifier
 
@@ -152,6 +153,8 @@ class Verifiers:
             raise UserError(f"{name}.json is no task file", "an object with the keys kind and task")
         if spec["kind"] != kind:
             raise UserError(f"task {name} is of kind {spec['kind']}, not {kind}")
+        if isinstance(spec["task"], str):  # of another file, which may name this one
+            raise UserError(f"{name}.json names another task in place of one", f"an object with the keys of a {kind} task")
         return self.make(kind, spec["task"])
 
 

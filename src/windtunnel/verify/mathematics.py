@@ -6,6 +6,8 @@ not pass because one of them is right.
 
 from __future__ import annotations
 
+import math
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +23,9 @@ CHILD = "windtunnel.verify.mathematics_child"
 LIMITS = Limits(wall_seconds=5, cpu_seconds=5, memory_bytes=512 * MiB, result_bytes=64 << 10)
 MOST_EXPRESSION = 2000
 # An expression is text, and its parser evaluates some of it: nothing in it may look like code.
-CODE = ("__", "lambda", "import", "eval", "exec", "getattr", "`")
+CODE = re.compile(r"__|`|(?<![A-Za-z\\])(?:lambda|import|importlib|eval|exec|getattr)(?![A-Za-z])")
+NUMBER = re.compile(r"-?\d{1,300}(?:\.\d{1,300})?")
+MOST_KNOWN = 100_000
 WHERE = ("boxed", "answer-tag", "last-line", "all")
 
 
@@ -36,11 +40,14 @@ class MathVerifier:
     digits: int = 6
 
     @staticmethod
-    def of(spec: Mapping[str, Any], runner: Runner) -> MathVerifier:
+    def of(spec: Mapping[str, Any], runner: Runner, known: set[str] | None = None) -> MathVerifier:
         """From plain JSON: {'answer': '\\\\frac{1}{2}', 'where': 'boxed', 'digits': 6}.
 
+        known: right expressions that were read already, to which this one is added; reading one takes a child.
+
         Raises:
-            UserError: a key is missing, unknown or of another type, or math-verify is not installed.
+            UserError: a key is missing, unknown or of another type, the right expression is none, or math-verify is not
+                installed.
         """
         from importlib.util import find_spec
 
@@ -49,12 +56,17 @@ class MathVerifier:
         if unknown := sorted(set(spec) - {"answer", "where", "digits"}):
             raise UserError(f"math task: unknown key {unknown[0]!r}", "known keys: answer, where, digits")
         gold, where, digits = spec.get("answer"), spec.get("where", "boxed"), spec.get("digits", 6)
-        if isinstance(gold, bool) or not isinstance(gold, str | int | float) or not str(gold).strip():
+        if isinstance(gold, bool) or not isinstance(gold, str | int | float) or not _is_some(gold):
             raise UserError("math task: 'answer' is not an expression", "for example: answer: '\\frac{1}{2}'")
         if where not in WHERE:
             raise UserError(f"math task: where is {where!r}", f"one of {', '.join(WHERE)}")
         if isinstance(digits, bool) or not isinstance(digits, int) or not 1 <= digits <= 15:
             raise UserError(f"math task: digits is {digits!r}", "a whole number from 1 to 15")
+        known = set() if known is None else known
+        if str(gold) not in known:
+            _check_gold(str(gold), runner)
+            known.difference_update(known if len(known) >= MOST_KNOWN else ())
+            known.add(str(gold))
         return MathVerifier(str(gold), runner, where, digits)
 
     def verify(self, answer: str) -> Verdict:
@@ -66,11 +78,13 @@ class MathVerifier:
         evidence = {"found": found[:200]}
         if len(found) > MOST_EXPRESSION:
             return refuse("extract", "too-long", f"the expression has {len(found):,} characters, at most {MOST_EXPRESSION:,}")
-        if any(word in found for word in CODE):
-            return refuse("extract", "code", "the expression looks like code, not mathematics", evidence=evidence)
         gold, found = _bare(self.gold), _bare(found)
-        if "".join(gold.split()) == "".join(found.split()):
+        if _squeezed(gold) == _squeezed(found):
             return accept("compare", "the expression is the right one", times={"total": time.monotonic() - started})
+        if CODE.search(found):
+            return refuse("extract", "code", "the expression looks like code, not mathematics", evidence=evidence)
+        if not _is_whole(found):
+            return refuse("compare", "not-parsed", "the expression closes or leaves open a brace", evidence=evidence)
         message = {"gold": gold, "found": found, "digits": self.digits}
         outcome = self.runner.run(Job(f"{CHILD}:compare", message, (), LIMITS))
         times = {"total": time.monotonic() - started}
@@ -92,6 +106,44 @@ class MathVerifier:
         if outcome.message.get("parsed") is not True:
             return refuse("compare", "not-parsed", "the answer is no single expression", times=times, evidence=evidence)
         return refuse("compare", "wrong-result", "the expression is another one", times=times, evidence=evidence)
+
+
+def _is_some(gold: str | float) -> bool:
+    return math.isfinite(gold) if isinstance(gold, float) else isinstance(gold, int) or bool(gold.strip())
+
+
+def _check_gold(gold: str, runner: Runner) -> None:
+    """Refuse a task whose own answer is no expression, or takes too long. Where a worker fails, a verdict will say so."""
+    if NUMBER.fullmatch(gold):
+        return
+    shown, fix = f"math task: 'answer' is {gold[:80]!r}", "give an expression in LaTeX or plain, such as '\\frac{1}{2}'"
+    if len(gold) > MOST_EXPRESSION:
+        raise UserError(f"{shown}... with {len(gold):,} characters, at most {MOST_EXPRESSION:,}", fix)
+    if not _is_whole(_bare(gold)):
+        raise UserError(f"{shown}, which closes or leaves open a brace", fix)
+    outcome = runner.run(Job(f"{CHILD}:readable", {"gold": _bare(gold)}, (), LIMITS))
+    if outcome.status == "infrastructure":
+        return
+    if not outcome.finished:
+        raise UserError(f"{shown}, which cannot be read: {outcome.detail}", fix)
+    if outcome.message.get("gold") is not True:
+        raise UserError(f"{shown}, which is no expression", fix)
+
+
+def _is_whole(text: str) -> bool:
+    """Whether each brace that groups is closed, and none that was not opened: what is compared is put into braces."""
+    depth, escaped = 0, False
+    for sign in text:
+        depth += {"{": 1, "}": -1}.get(sign, 0) if not escaped else 0
+        if depth < 0:
+            return False
+        escaped = sign == "\\" and not escaped
+    return depth == 0
+
+
+def _squeezed(text: str) -> str:
+    """Without blanks, except between digits: 1 1/2 is not 11/2."""
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
 
 
 def _bare(text: str) -> str:

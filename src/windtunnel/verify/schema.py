@@ -57,4 +57,11 @@ def _is(value: Any, kind: str) -> bool:
 
 
 def _same(value: Any, other: Any) -> bool:
-    return (type(value) is type(other) and value == other) or (is_number(value) and is_number(other) and value == other)
+    """Equal as JSON has it: 1 is 1.0 and not true, in lists and objects too."""
+    if is_number(value) and is_number(other):
+        return bool(value == other)
+    if isinstance(value, list) and isinstance(other, list):
+        return len(value) == len(other) and all(map(_same, value, other))
+    if isinstance(value, dict) and isinstance(other, dict):
+        return value.keys() == other.keys() and all(_same(inner, other[key]) for key, inner in value.items())
+    return type(value) is type(other) and bool(value == other)

@@ -51,7 +51,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_finite(value: Any) -> bool:
-    return is_number(value) and math.isfinite(value)
+    return is_number(value) and (isinstance(value, int) or math.isfinite(value))
 
 
 def _is_count(value: Any) -> bool:

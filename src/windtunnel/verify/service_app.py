@@ -47,6 +47,8 @@ def create_app(verifiers: Verifiers, pool: Pool, layers: Layers, *, access: Acce
             verdict = await _judge(verifiers, pool, await read_body(request, max_body))
         except APIError as error:
             return error_response(error)
+        except asyncio.CancelledError:  # it was told to stop, and the time for what is under way is over
+            return error_response(APIError(503, "the service ends; nothing is known about this answer", code="stopping"))
         return JSONResponse(verdict.as_json(), 503 if verdict.infrastructure else 200)
 
     return app
