@@ -228,6 +228,10 @@ def test_hashes_chosen_to_collide_cost_the_judge_little() -> None:
     started = time.monotonic()
     assert not matches({1, 2, 3}, form)
     assert not matches(set(range(50_000)), form)
+    inside = {"frozenset": form["set"]}
+    assert not matches({1}, {"set": [inside]})
+    assert not matches({frozenset({1, 2})}, {"set": [{"tuple": [inside]}]})
+    assert not matches({1: 2}, {"dict": [[inside, 2]]})
     assert time.monotonic() - started < 2
 
 
@@ -280,6 +284,16 @@ def test_an_assertion_of_truth_takes_any_value_that_is_true(sandbox: Sandbox, as
         {"cases": [{"stdin": "a", "stdout": "b"}], "seconds": -1},
         {"cases": [{"stdin": "a", "stdout": "b"}], "typo": 1},
         {"asserts": "f(1)"},
+        {"asserts": "assert f(1)(2) == 3"},
+        {"asserts": "assert Solution(3).get() == 3"},
+        {"asserts": "assert 'a'.join() == 'a'"},
+        {"asserts": "assert " + "-" * 100_000 + "1"},
+        {"asserts": "assert f(" + "-" * 3000 + "1) == 1"},
+        {"asserts": "assert f" + ".a" * 20_000 + "() == 1"},
+        {"cases": [{"function": "f(1)", "args": [], "expected": 1}]},
+        {"cases": [{"function": "", "args": [], "expected": 1}]},
+        {"cases": [{"stdin": "\ud800", "stdout": ""}]},
+        {"asserts": "assert f(1) == 1", "preface": "\ud800"},
     ],
 )
 def test_malformed_tasks_are_the_users_errors(spec: dict[str, Any]) -> None:
@@ -354,3 +368,29 @@ def test_no_answer_makes_itself_one_about_which_nothing_is_known(sandbox: Sandbo
             verdict = judge(sandbox, source, (Call("f", [3], expected),), reveal=True)
             assert verdict.reward == 0.0, (source, verdict)
     assert judge(sandbox, "def f(x): return x * x").accepted
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "```python\ndef f(x): return x * x\n```\nIt prints:\n```\n9\n```\n",
+        "```python3.11\ndef f(x): return x * x\n```",
+        "```py\ndef f(x): return 1\n```\nBetter:\n```Python\ndef f(x): return x * x\n```\n```bash\nls\n```",
+        "Like this:\n```\ndef f(x): return x * x\n```",
+    ],
+)
+def test_the_last_block_that_says_python_is_the_answer(sandbox: Sandbox, answer: str) -> None:
+    assert judge(sandbox, answer).accepted
+
+
+def test_an_answer_after_a_preface_may_begin_as_any_module_does(sandbox: Sandbox) -> None:
+    future = "from __future__ import annotations\ndef f(x: Unknown): return math.prod([x, x])"
+    assert judge(sandbox, future, preface="import math").accepted
+    assert judge(sandbox, "    return x * x", preface="def f(x):").accepted
+    assert judge(sandbox, "def f(x) return", preface="import math").reason == "syntax"
+
+
+def test_an_errors_name_is_cut(sandbox: Sandbox) -> None:
+    verdict = judge(sandbox, "raise type('X' * 1_000_000, (Exception,), {})")
+    assert verdict.reason == "raised"
+    assert len(verdict.message) < 300

@@ -7,7 +7,7 @@ from typing import Any
 
 from windtunnel.recipe import UserError
 
-from .cases import Call
+from .cases import FIX_PATH, Call, is_path
 
 FIX = "write lines such as: assert f(1, [2]) == 3, with literals on both sides"
 
@@ -23,6 +23,8 @@ def cases_of_asserts(source: str) -> list[Call]:
         body = ast.parse(source).body
     except SyntaxError as error:
         raise UserError(f"asserts: line {error.lineno}: {error.msg}", FIX) from None
+    except (ValueError, RecursionError, MemoryError):  # what Python's parser says of text that nests too deeply
+        raise UserError("asserts: nested too deeply to be read", FIX) from None
     return [_case(statement) for statement in body]
 
 
@@ -44,11 +46,28 @@ def _call(node: ast.expr, expected: Any, line: int, truth: bool = False) -> Call
     if any(keyword.arg is None for keyword in node.keywords):
         raise UserError(f"asserts: line {line} passes arguments by **", "write each one out: assert f(1, key=2) == 3")
     kwargs = {str(keyword.arg): _literal(keyword.value, line) for keyword in node.keywords}
-    return Call(ast.unparse(node.func), args, expected, kwargs, truth)
+    return Call(_path(node.func, line), args, expected, kwargs, truth)
+
+
+def _path(node: ast.expr, line: int) -> str:
+    try:
+        path = ast.unparse(node)
+    except RecursionError:
+        path = "..."
+    if not is_path(path):
+        raise UserError(f"asserts: line {line} calls {path[:60]}, which is no function's name", FIX_PATH)
+    return path
 
 
 def _literal(node: ast.expr, line: int) -> Any:
     try:
         return ast.literal_eval(node)
-    except (ValueError, TypeError):  # a name; a list as a key
-        raise UserError(f"asserts: line {line}: {ast.unparse(node)[:60]} is not a literal", FIX) from None
+    except (ValueError, TypeError, RecursionError, MemoryError):  # a name; a list as a key; nested too deeply
+        raise UserError(f"asserts: line {line}: {_shown(node)} is not a literal", FIX) from None
+
+
+def _shown(node: ast.expr) -> str:
+    try:
+        return ast.unparse(node)[:60]
+    except RecursionError:
+        return "what is nested too deeply"

@@ -14,6 +14,13 @@ from .values import NotPlain, encode
 # Of one test.
 LEAST_SECONDS, MOST_SECONDS = 0.01, 3600.0
 LEAST_MIB, MOST_MIB = 1.0, 1 << 20
+FIX_PATH = "name a function: f, Solution().f or Solution.f"
+
+
+def is_path(path: str) -> bool:
+    """Whether this can name a function of an answer: identifiers with dots between them, of which some are called without
+    arguments."""
+    return all(part.removesuffix("()").isidentifier() for part in path.split("."))
 
 
 @dataclass(frozen=True)
@@ -103,7 +110,10 @@ def _case(at: int, case: Any) -> Call | Program:
             args = _list(case["args"], f"cases[{at}].args")
             kwargs = case.get("kwargs", {})
             if isinstance(kwargs, Mapping):
-                call = Call(_text(case["function"], f"cases[{at}].function"), args, case["expected"], kwargs)
+                function = _text(case["function"], f"cases[{at}].function")
+                if not is_path(function):
+                    raise UserError(f"{where}.function is {_shown(function)}", FIX_PATH)
+                call = Call(function, args, case["expected"], kwargs)
                 _check_plain(call, where)
                 return call
     raise UserError(f"{where} is not a test", "a test has function, args, expected (and kwargs), or stdin and stdout")
@@ -112,6 +122,10 @@ def _case(at: int, case: Any) -> Call | Program:
 def _text(value: Any, key: str) -> str:
     if not isinstance(value, str):
         raise UserError(f"code task: {key} is not text", "give a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"code task: {key} has half of a surrogate pair", "give text that can be written as UTF-8") from None
     return value
 
 

@@ -23,10 +23,10 @@ FILE = "answer.py"
 def call(message: dict[str, Any], buffers: list[memoryview]) -> Reply:
     """Load the answer, call one function, return its value in plain form.
 
-    message: source, function, args and kwargs (encoded), truth: whether its value is only to be true or false, as an
-    assertion takes it, whatever its class.
+    message: source (and preface), function, args and kwargs (encoded), truth: whether its value is only to be true or false,
+    as an assertion takes it, whatever its class.
     """
-    module = _load(message["source"], "answer")
+    module = _load(message, "answer")
     note("call")
     value = _function(module, message["function"])(*decode(message["args"]), **decode(message["kwargs"]))
     if message.get("truth"):
@@ -45,7 +45,7 @@ def program(message: dict[str, Any], buffers: list[memoryview]) -> Reply:
     quiet = os.open("stderr", os.O_WRONLY | os.O_CREAT)
     os.dup2(quiet, 2)
     try:
-        _load(message["source"], "__main__")
+        _load(message, "__main__")
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
@@ -55,14 +55,32 @@ def program(message: dict[str, Any], buffers: list[memoryview]) -> Reply:
     return {"done": True}, []
 
 
-def _load(source: str, name: str) -> types.ModuleType:
+def _load(message: dict[str, Any], name: str) -> types.ModuleType:
     note("load")
-    Path(FILE).write_text(source)
+    parts = [part for part in (message.get("preface", ""), message["source"]) if part]
+    Path(FILE).write_text("\n".join(parts))
     module = types.ModuleType(name)
     module.__file__ = FILE
     sys.modules[name] = module
-    exec(compile(source, FILE, "exec", dont_inherit=True), module.__dict__)
+    for code in _compiled(parts):
+        exec(code, module.__dict__)
     return module
+
+
+def _compiled(parts: list[str]) -> list[types.CodeType]:
+    """One text, since a preface may be the head of a function; one after the other where only that parses: an answer may begin
+    with an import from __future__."""
+
+    def one(text: str) -> types.CodeType:
+        return compile(text, FILE, "exec", dont_inherit=True)
+
+    try:
+        return [one("\n".join(parts))]
+    except SyntaxError:
+        if len(parts) > 1:
+            with contextlib.suppress(SyntaxError):
+                return [one(part) for part in parts]
+        raise
 
 
 def _function(module: types.ModuleType, path: str) -> Callable[..., Any]:

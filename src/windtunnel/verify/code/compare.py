@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from .values import decode, tag_of
@@ -26,13 +27,13 @@ def matches(expected: Any, got: Any, *, tolerance: float = 0.0, any_sequence: bo
         tags = ("list", "tuple") if any_sequence else (type(expected).__name__,)
         return tag in tags and len(body) == len(expected) and all(map(inside, expected, body))
     if isinstance(expected, set | frozenset):
-        left = set(expected)
-        return tag in ("set", "frozenset") and len(body) == len(left) and all(_taken(left, member) for member in body)
+        left = _Left(expected)
+        return tag in ("set", "frozenset") and len(body) == len(expected) and all(map(left.take, body))
     if isinstance(expected, dict):
-        keys = set(expected)
-        if tag != "dict" or len(body) != len(keys):
+        if tag != "dict" or len(body) != len(expected):
             return False
-        return all(_taken(keys, key) and inside(expected[decode(key)], value) for key, value in body)
+        keys = _Left(expected)
+        return all(keys.take(key) and inside(expected[decode(key)], value) for key, value in body)
     if tag in ("list", "tuple", "set", "frozenset", "dict"):
         return False
     value = decode(got)
@@ -42,13 +43,34 @@ def matches(expected: Any, got: Any, *, tolerance: float = 0.0, any_sequence: bo
     return bool(expected == value)
 
 
-def _taken(left: set[Any], member: Any) -> bool:
-    """Whether the member is one of those left, which it then no longer is."""
-    value = decode(member)
-    if value not in left:
-        return False
-    left.remove(value)
-    return True
+class _Left:
+    """Those of a set's members, or a dict's keys, that no member of what came has matched yet."""
+
+    def __init__(self, members: Iterable[Any]) -> None:
+        self.values = set(members)
+        self.sizes = set(map(_leaves, self.values))
+
+    def take(self, form: Any) -> bool:
+        """Whether a member in plain form is one of those left, which it then no longer is."""
+        # Looked at before it is built: a set inside a set is, and its members may have been made to collide.
+        if _leaves_of_form(form) not in self.sizes:
+            return False
+        value = decode(form)
+        if value not in self.values:
+            return False
+        self.values.remove(value)
+        return True
+
+
+def _leaves(value: Any) -> int:
+    """How many values that hold no others are in a value."""
+    return sum(map(_leaves, value)) if isinstance(value, tuple | frozenset) else 1
+
+
+def _leaves_of_form(form: Any) -> int:
+    """The same of a plain form."""
+    tag, body = tag_of(form)
+    return sum(map(_leaves_of_form, body)) if tag in ("tuple", "frozenset", "list", "set", "dict") else 1
 
 
 def same_print(expected: str, got: str, tolerance: float = 0.0) -> bool:

@@ -14,7 +14,8 @@ from .compare import matches, same_print
 from .values import NotPlain, encode
 
 FENCE = re.compile(r"^```([^`\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-LANGUAGES = ("", "python", "py", "python3")
+PYTHON = re.compile(r"(?:py|python)[\d.]*(?![\w-])", re.IGNORECASE)
+MOST_NAME = 100
 MOST_SOURCE = 1 << 20
 REASONS = {
     "timeout": ("timeout", "the code was too slow: it {detail}"),
@@ -45,7 +46,6 @@ class CodeVerifier:
         source = source_of(answer)
         if not source.strip():
             return refuse("syntax", "no-code", "the answer holds no code")
-        source = f"{self.task.preface}\n{source}" if self.task.preface else source
         passed, first = 0, None
         for at, case in enumerate(self.task.cases):
             fault = self._test(at, case, source)
@@ -67,12 +67,13 @@ class CodeVerifier:
 
     def _test(self, at: int, case: Call | Program, source: str) -> Verdict | None:
         """None when the test passes."""
+        text = {"source": source, "preface": self.task.preface}
         if isinstance(case, Call):
             args = {"function": case.function, "args": encode(list(case.args)), "kwargs": encode(dict(case.kwargs))}
             args["truth"] = case.truth
-            outcome = self.runner.run(Job("windtunnel.verify.code.child:call", {"source": source, **args}, (), self.task.limits))
+            outcome = self.runner.run(Job("windtunnel.verify.code.child:call", {**text, **args}, (), self.task.limits))
         else:
-            message = {"source": source, "stdin": case.stdin}
+            message = {**text, "stdin": case.stdin}
             outcome = self.runner.run(Job("windtunnel.verify.code.child:program", message, (), self.task.limits))
         if outcome.status == "infrastructure":
             return broken("run", outcome.detail)
@@ -93,7 +94,7 @@ class CodeVerifier:
         return refuse("tests", "wrong-result", f"{where} fails: a wrong result{self._shown(case, got)}", evidence={"test": at})
 
     def _failed(self, outcome: Outcome, where: str, case: Call | Program) -> Verdict:
-        kind = str(outcome.message.get("type", ""))
+        kind = str(outcome.message.get("type", ""))[:MOST_NAME]
         if kind == "NotPlain":
             return refuse("tests", "not-plain", f"{where}: the answer returned {outcome.detail.partition(': ')[2]}")
         if outcome.phase == "load" and kind in ("SyntaxError", "IndentationError", "TabError"):
@@ -113,8 +114,10 @@ class CodeVerifier:
 
 
 def source_of(answer: str) -> str:
-    """The code in an answer: the last fenced block, or all of it when there is none."""
-    blocks = [body for language, body in FENCE.findall(answer) if language.strip().lower() in LANGUAGES]
+    """The code in an answer: the last fenced block of Python; where none says so the last one without a language, which may
+    else be what the code prints; all of the answer when there is no block."""
+    found = [(language.strip(), body) for language, body in FENCE.findall(answer)]
+    blocks = [body for language, body in found if PYTHON.match(language)] or [body for language, body in found if not language]
     return (blocks[-1] if blocks else answer).removeprefix("\ufeff")  # a byte order mark, which Python's own files may begin with
 
 
