@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,10 @@ from pathlib import Path
 import pytest
 
 
-def verify(*arguments: str, text: str = "", cwd: Path) -> subprocess.CompletedProcess[str]:
+def verify(*arguments: str, text: str = "", cwd: Path, columns: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "windtunnel", "verify", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=cwd, check=False, input=text)
+    environment = {**os.environ, "COLUMNS": columns}
+    return subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=cwd, check=False, input=text, env=environment)
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +26,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "typo.json").write_text(json.dumps({"casse": []}))
     (folder / "flag.json").write_text(json.dumps({"asserts": "assert f(1) == 1", "partial": "no"}))
     (folder / "long.json").write_text(json.dumps({"asserts": "assert f(1) == 1", "seconds": 1e8}))
+    (folder / "gold.json").write_text(json.dumps({"answer": "}{"}))
+    (folder / "deep.json").write_text(json.dumps({"asserts": "assert " + "-" * 100_000 + "1"}))
     (folder / "schema.json").write_text(json.dumps({"schema": {"enum": 5}}))
     (folder / "marked.py").write_bytes(b"\xef\xbb\xbfdef f(x): return x * x")
     (folder / "right.py").write_text("def f(x): return x * x")
@@ -59,6 +63,8 @@ def test_exact_text_from_a_task_file_with_its_kind(folder: Path) -> None:
         (("code", "--task", "/dev/zero"), "/dev/zero is a device"),
         (("code", "--task", "flag.json"), "partial is 'no'"),
         (("code", "--task", "long.json"), "seconds is 100000000.0"),
+        (("math", "--task", "gold.json"), "'answer' is '}{'"),
+        (("code", "--task", "deep.json"), "nested too deeply"),
         (("format", "--task", "schema.json"), "schema.enum is 5"),
         (("kernel", "--task", "relu", "--candidate", "/dev/zero"), "/dev/zero is a device"),
         (("kernel", "--task", "relu", "--candidate", "."), "is a folder"),
@@ -71,6 +77,23 @@ def test_bad_input_is_named(folder: Path, arguments: tuple[str, ...], words: str
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("columns", "most"), [("100", 100), ("60", 60), ("", 200), ("0", 200), ("wide", 200)])
+def test_a_pipe_is_as_wide_as_columns_says(folder: Path, columns: str, most: int) -> None:
+    done = verify("kernel", "--list", cwd=folder, columns=columns)
+    assert done.returncode == 0
+    widest = max(map(len, done.stdout.splitlines()))
+    assert widest <= most
+    assert widest > 100 or most < 200, "without a width nothing is folded at 80"
+
+
+def test_what_an_answer_says_gives_no_orders_to_the_terminal(folder: Path) -> None:
+    source = "def f(x): raise type('\\x1b[31mred\\x07', (Exception,), {})"
+    done = verify("code", "--task", "square.json", text=source, cwd=folder)
+    assert done.returncode == 1
+    assert "red" in done.stdout
+    assert not {"\x1b", "\x07"} & set(done.stdout)
 
 
 def test_layers_are_shown_and_judged(folder: Path) -> None:

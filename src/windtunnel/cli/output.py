@@ -9,6 +9,8 @@ from typing import Any
 from windtunnel.recipe import UserError
 
 PIPE_WIDTH = 200
+# What a terminal obeys: escapes and other controls. A candidate's error may have some in its name.
+CONTROLS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
 
 
 def print_error(error: UserError, *, as_json: bool = False) -> None:
@@ -32,7 +34,8 @@ def print_json(value: Any) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], whole: Sequence[str] = ()) -> None:
-    """A table sized to the terminal; on a pipe the columns keep their full width. Those named in `whole` are never folded."""
+    """A table sized to the terminal; on a pipe the columns keep their full width, or $COLUMNS. Those named in `whole` are never
+    folded."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -43,7 +46,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     for column in columns:
         table.add_column(Text(column), overflow="fold", no_wrap=column in whole)
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(cell.translate(CONTROLS)) for cell in row))
     _print(table)
 
 
@@ -58,20 +61,23 @@ def print_remarks(remarks: Sequence[tuple[str, str]]) -> None:
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for label, text in remarks:
-        grid.add_row(Text(label, style="bold"), Text(text))
+        grid.add_row(Text(label, style="bold"), Text(text.translate(CONTROLS)))
     _print(grid)
     print()
 
 
 def _print(renderable: Any) -> None:
-    """To a terminal at its width; on a pipe wide and without trailing blanks."""
+    """To a terminal at its width; on a pipe wide, or as wide as $COLUMNS says, and without trailing blanks."""
     import io
+    import os
 
     from rich.console import Console
 
     if sys.stdout.isatty():
         Console().print(renderable)
         return
+    asked = os.environ.get("COLUMNS", "")
+    width = int(asked) if asked.isdecimal() and len(asked) < 6 and int(asked) else PIPE_WIDTH
     text = io.StringIO()
-    Console(file=text, width=PIPE_WIDTH).print(renderable)
+    Console(file=text, width=width).print(renderable)
     print("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
