@@ -11,6 +11,8 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line sets it
 # cuBLAS is asked once, at its first product: tests that want the same bits every time may come after others.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+# pytest imports readline, which tells the processes that a test starts that they have 80 columns.
+os.unsetenv("COLUMNS")
 if "PYTEST_XDIST_WORKER" in os.environ:  # as many at work as there are cores: a second thread would only be in the way
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("house", deadline=None, max_examples=50)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,51 @@ class Task:
         return with_numbers(self.source, self.sizes.get(size, {}))
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _are(kind: type) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, list | tuple) and all(type(entry) is kind for entry in value)
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(key, str) and _is_number(entry) for key, entry in value.items())
+
+
+def _are_sizes(value: object) -> bool:
+    return isinstance(value, dict) and all(_are_numbers(numbers) for numbers in value.values())
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+# Key of TASK → whether a value fits it, and what does.
+FORMS: dict[str, tuple[Callable[[object], bool], str]] = {
+    "sizes": (_are_sizes, "numbers by name for each size: {'tiny': {'ROWS': 8}}"),
+    "dtypes": (_are(str), "a list of dtypes: ['float32']"),
+    "variations": (_are(str), "a list of variations: ['plain']"),
+    "tolerance": (
+        lambda value: isinstance(value, dict) and _are_numbers(value) and all(0 <= entry <= 1 for entry in value.values()),
+        "numbers from 0 to 1 by dtype: {'float32': 1e-4}",
+    ),
+    "fixed": (_are(str), "a list of names and of positions as text: ['0']"),
+    "inplace": (_are(int), "a list of positions: [0]"),
+    "mismatched": (lambda value: _is_number(value) and isinstance(value, int | float) and 0 <= value <= 1, "a share from 0 to 1"),
+    "host_copies": (_is_flag, "True or False"),
+    "tf32": (_is_flag, "True or False"),
+    "name": (_is_text, "a text"),
+    "level": (lambda value: type(value) is int, "a whole number"),
+    "family": (_is_text, "a text"),
+    "summary": (_is_text, "a text"),
+}
+
+
 def load_task(path: Path) -> Task:
     """A task from a file: KernelBench's as it is, or one with TASK = {...}. Raises UserError that says what is missing.
 
@@ -77,7 +122,7 @@ def task_from_source(source: str, *, name: str, where: str = "the task") -> Task
     """A task from the text of such a file."""
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise UserError(f"{where}: not Python ({error})", "give the reference module in Python") from None
     defined = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
     missing = [needed for needed in NEEDED if needed not in defined]
@@ -93,13 +138,18 @@ def task_from_source(source: str, *, name: str, where: str = "the task") -> Task
 
 def check_task(task: Task, where: str) -> None:
     """Raises UserError when a field names something that does not exist."""
-    known = numbers(task.source)
+    try:
+        known = numbers(task.source)
+    except RecursionError:
+        raise UserError(f"{where}: a number at module level is nested too deeply", "write it out") from None
     for size, values in task.sizes.items():
         _among(size, SIZES, f"{where}: TASK['sizes'] key")
         for key in values:
             _among(key, tuple(known), f"{where}: TASK['sizes']['{size}'] key")
     for dtype in task.dtypes:
         _among(dtype, DTYPES, f"{where}: TASK['dtypes'] entry")
+    for dtype in task.tolerance:
+        _among(dtype, DTYPES, f"{where}: TASK['tolerance'] key")
     for variation in task.variations:
         _among(variation, VARIATIONS, f"{where}: TASK['variations'] entry")
     if "plain" not in task.variations or not task.dtypes:
@@ -218,17 +268,18 @@ def _combined(op: ast.operator, left: Number, right: Number) -> Number | None:
 
 def _declared(tree: ast.Module, where: str) -> dict[str, Any]:
     """The fields that TASK = {...} sets."""
-    allowed = {f.name: f for f in fields(Task) if f.name != "source"}
     for written in (written for node in tree.body for name, written in _assigned(node) if name == "TASK"):
         try:
             value = ast.literal_eval(written)
-        except (ValueError, TypeError, SyntaxError):
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             raise UserError(f"{where}: TASK is not a literal", "write TASK = {...} with plain values only") from None
         if not isinstance(value, dict):
             raise UserError(f"{where}: TASK is {type(value).__name__}, not a dictionary", "write TASK = {...}")
         for key in value:
-            _among(key, tuple(allowed), f"{where}: TASK key")
-        value.pop("name", None)
+            _among(key, tuple(FORMS), f"{where}: TASK key")
+            if not FORMS[key][0](value[key]):
+                raise UserError(f"{where}: TASK[{key!r}] is {repr(value[key])[:80]}", f"give {FORMS[key][1]}")
+        value.pop("name", None)  # a file's own
         return {key: tuple(entry) if isinstance(entry, list) else entry for key, entry in value.items()}
     return {}
 
