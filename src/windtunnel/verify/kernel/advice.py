@@ -35,3 +35,13 @@ def _undefined(source: str) -> str:
         if name == "load" and (masked or cut) and None not in said:
             return " " + UNDEFINED.format(line=node.lineno)
     return ""
+
+
+def own_copy(node: ast.expr) -> str:
+    """Where something is changed that may not be the function's own."""
+    name = ast.unparse(node)
+    return (
+        f"where {name} may last (change a copy: dict({name}), list({name}))"
+        if len(name) < 16
+        else "which may last: change a copy"
+    )

@@ -8,15 +8,18 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import replace
 
 from windtunnel.verify.kernel import members, rules
+from windtunnel.verify.kernel.advice import own_copy
 from windtunnel.verify.kernel.expressions import Expressions, Scope, root_of
-from windtunnel.verify.kernel.fresh import IN_PLACE, fresh_names, number_names
+from windtunnel.verify.kernel.fresh import IN_PLACE, Known, adds_a_number, fresh_names, number_names, tested_numbers
 from windtunnel.verify.kernel.kernelrules import KernelCheck
 from windtunnel.verify.kernel.names import annotated_types, arguments, around, bound_names, is_kernel, never_runs, own_names
 from windtunnel.verify.kernel.owned import decorated
 from windtunnel.verify.kernel.problem import Problem
+from windtunnel.verify.kernel.setup import CONSTRUCTORS, setup_methods
 
 FORBIDDEN_STATEMENTS: dict[type[ast.AST], tuple[str, str]] = {
     ast.Try: ("try-except", "try"),
@@ -31,6 +34,8 @@ FORBIDDEN_STATEMENTS: dict[type[ast.AST], tuple[str, str]] = {
     ast.YieldFrom: ("statement", "yield from"),
     ast.Match: ("statement", "match"),
 }
+
+SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.BitOr: "|", ast.BitAnd: "&", ast.BitXor: "^"}
 MODULE_STATEMENTS = (
     ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.Expr, ast.Pass, ast.Assert,
     ast.AugAssign,
@@ -58,6 +63,8 @@ class _Check(Expressions):
     def module(self) -> None:
         self._shadowed()
         self.asking = _only_asserted(self.tree)
+        self.setup = setup_methods(self.tree, self.called)
+        self.returns: dict[tuple[str, str], bool] = {}
         top = Scope(frozenset(), constructing=True, top=True)
         for node in self.tree.body:
             if not isinstance(node, MODULE_STATEMENTS):
@@ -118,6 +125,13 @@ class _Check(Expressions):
             case ast.For():
                 self.target(node.target, scope)
                 self._children(node, scope, skip=("target",))
+            case ast.If() | ast.While():
+                self.expression(node.test, scope)
+                inner = replace(scope, numbers=scope.numbers | tested_numbers(node))
+                for part in node.body:
+                    self.statement(part, inner)
+                for part in node.orelse:
+                    self.statement(part, scope)
             case ast.With():
                 for item in node.items:
                     self._context(item.context_expr, scope)
@@ -180,11 +194,15 @@ class _Check(Expressions):
             self.refuse("patches", node, f"{own} = ...")
         # Names of an enclosing function are not this one's: changing their contents would keep state in a closure.
         local = frozenset(given | bound)
-        constructing = bool(owner) and node.name in ("__init__", "__post_init__")
-        fresh, numbers = fresh_names(node.body, self.names) - given, number_names(node.body, self.names) - given
+        constructing = owner is not None and (node.name in CONSTRUCTORS or node.name in self.setup)
+        known = self._known(scope.seen | local, frozenset(given))
+        fresh, numbers = fresh_names(node.body, known), number_names(node.body, known)
         inner = Scope(local, scope.seen | local, constructing, own, fresh, numbers)
         for part in node.body:
             self.statement(part, inner)
+
+    def _known(self, hidden: frozenset[str], given: frozenset[str] = frozenset()) -> Known:
+        return Known(self.names, self.owned.attributes, hidden, given, returns=self.returns)
 
     def _decorator(self, node: ast.expr, scope: Scope) -> None:
         target = node.func if isinstance(node, ast.Call) else node
@@ -193,7 +211,8 @@ class _Check(Expressions):
             return
         if dotted not in rules.DECORATORS:
             computes = dotted is not None and dotted.startswith("torch.")
-            self.refuse("host-compute" if computes else "unknown-call", node, f"@{ast.unparse(node)[:60]}")
+            reason = "keeps-state" if dotted in rules.REMEMBERS else "host-compute" if computes else "unknown-call"
+            self.refuse(reason, node, f"@{ast.unparse(node)[:60]}, a decorator beyond triton's,")
         elif isinstance(node, ast.Call):
             self._options(node, rules.DECORATORS[dotted])
             for argument in [*node.args, *(keyword.value for keyword in node.keywords)]:
@@ -222,7 +241,8 @@ class _Check(Expressions):
         for part in node.body:
             if isinstance(part, ast.FunctionDef):
                 dunder = part.name.startswith("__") and part.name not in rules.OVERRIDABLE
-                if dunder or part.name in rules.MODULE_METHODS or part.name in members.INTERNALS:
+                taken = part.name in rules.MODULE_METHODS and not (part.name == "apply" and not bases)  # as autograd calls it
+                if dunder or taken or part.name in members.INTERNALS:
                     self.refuse("overrides", part, part.name)
                 self.function(part, scope, owner=node)
             elif isinstance(part, ast.Assign | ast.AnnAssign | ast.Expr | ast.Pass):
@@ -266,7 +286,7 @@ class _Check(Expressions):
                 self.target(node.value, scope)
             case ast.Attribute(value=ast.Name(id=base), attr=name) if scope.own and base == scope.own:
                 if not scope.constructing:
-                    self.refuse("keeps-state", node, f"{ast.unparse(node)} = ...")
+                    self.refuse("keeps-state", node, f"{ast.unparse(node)} = ... outside of __init__")
                 elif name.startswith("__") or name in rules.MODULE_METHODS or name in members.INTERNALS or name == "forward":
                     self.refuse("overrides", node, ast.unparse(node))
             case ast.Attribute():
@@ -277,15 +297,18 @@ class _Check(Expressions):
                 if scope.may_change(node.value):
                     self.expression(node.slice, scope)
                 else:
-                    self.refuse("keeps-state", node, f"{ast.unparse(node)} = ...")
+                    self.refuse("keeps-state", node, f"{ast.unparse(node)[:30]} = ..., {own_copy(node.value)},")
             case _:
                 self.refuse("statement", node)
 
     def _changed(self, node: ast.AugAssign, scope: Scope) -> None:
         """`n += 1` binds a number anew, and changes a list in its place."""
         name = node.target.id if isinstance(node.target, ast.Name) else ""
-        if name and isinstance(node.op, IN_PLACE) and not scope.top and name not in scope.fresh | scope.numbers:
-            self.refuse("keeps-state", node, f"{ast.unparse(node)[:60]}, where {name} may be a list that lasts,")
+        if not name or not isinstance(node.op, IN_PLACE) or scope.top or name in scope.fresh | scope.numbers:
+            return
+        if not adds_a_number(node, self._known(scope.seen)):
+            anew = f"write {name} = {name} {SIGNS[type(node.op)]} ..."
+            self.refuse("keeps-state", node, f"{ast.unparse(node)[:30]}, where {name} may be a list that lasts ({anew}),")
 
     def _context(self, node: ast.expr, scope: Scope) -> None:
         target = node.func if isinstance(node, ast.Call) else node
@@ -302,9 +325,26 @@ class _Check(Expressions):
 
 
 def _living(tree: ast.Module) -> ast.Module:
-    """The module without what never runs, whose names stand for nothing elsewhere."""
-    live = [node for node in tree.body if not never_runs(node)]
+    """The module without what never runs or is never read, whose names stand for nothing elsewhere."""
+    live = [_without_remarks(node) for node in tree.body if not never_runs(node) and not _remark(node)]
     return ast.Module([node for node in live if not _unused_helper(node, live)], tree.type_ignores)
+
+
+def _without_remarks(node: ast.stmt) -> ast.stmt:
+    if not isinstance(node, ast.ClassDef) or not any(_remark(part) for part in node.body):
+        return node
+    kept = copy(node)
+    kept.body = [part for part in node.body if not _remark(part)] or [ast.copy_location(ast.Pass(), node)]
+    return kept
+
+
+def _remark(node: ast.stmt) -> bool:
+    """__all__ = ["ModelNew"]"""
+    match node:
+        case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in rules.REMARKS:
+            parts = value.elts if isinstance(value, ast.List | ast.Tuple) else [value]
+            return all(isinstance(part, ast.Constant) for part in parts)
+    return False
 
 
 def _unused_helper(node: ast.stmt, live: list[ast.stmt]) -> bool:

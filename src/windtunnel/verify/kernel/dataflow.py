@@ -101,9 +101,11 @@ class _Flow:
         return False
 
     def _through_a_value(self, call: ast.Call, key: str) -> bool:
-        """Whether something is called that this analysis cannot follow, by a local name or as functools.partial. It may launch
-        with what it is given: only the run tells."""
+        """Whether something is called that this analysis cannot follow, by a local name, as functools.partial or as self.norm(x).
+        It may launch with what it is given: only the run tells."""
         if self.names.dotted(call.func) == "functools.partial":
+            return True
+        if _on_self(call.func) and self._callee(call) is None:
             return True
         return isinstance(call.func, ast.Name) and call.func.id in self.local[key] and call.func.id not in self.names.functions
 
@@ -116,7 +118,7 @@ class _Flow:
                 return False if False in parts else None if None in parts else True
             case ast.Call():
                 callee = self._callee(node)
-                if callee is not None:
+                if callee is not None or _on_self(node.func):
                     return None
                 if isinstance(node.func, ast.Attribute):
                     return self.returned(node.func.value, function)
@@ -146,9 +148,13 @@ class _Flow:
     def _opaque(self, node: ast.AST) -> bool:
         if not isinstance(node, ast.Call):
             return isinstance(node, ast.List | ast.Tuple | ast.ListComp | ast.Dict)
-        if self._callee(node) is not None or isinstance(node.func, ast.Subscript):
+        if self._callee(node) is not None or isinstance(node.func, ast.Subscript) or _on_self(node.func):
             return True
         return isinstance(node.func, ast.Name) and node.func.id in self.names.callables
+
+
+def _on_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
 
 
 def _launches(call: ast.Call, function: ast.FunctionDef) -> bool:

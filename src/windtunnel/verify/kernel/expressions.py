@@ -7,10 +7,12 @@ import string
 from dataclasses import dataclass, replace
 
 from windtunnel.verify.kernel import members, rules
+from windtunnel.verify.kernel.advice import own_copy
 from windtunnel.verify.kernel.names import arguments, host_methods, own_names, read_names
 from windtunnel.verify.kernel.owned import Owned, type_places
 from windtunnel.verify.kernel.problem import Problem, problem
 
+UNCLEAR = "which may be anything (assign a function or lambda of your own to it)"
 MADE = (ast.Dict, ast.List, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Call)  # objects anew
 
 
@@ -226,6 +228,8 @@ class Expressions:
         own = name in self.owned.attributes and not name.startswith("__")
         if own and (name not in members.INTERNALS or self._surely(node.value, scope)):
             return False
+        if scope.constructing and self.names.dotted(node) in rules.COUNTS_FANS:
+            return False
         self.refuse("reaches-into-python", node)
         return True
 
@@ -307,10 +311,10 @@ class Expressions:
             self.refuse(reason, node, f".{name}()")
         elif isinstance(node.value, ast.Name) and f"{node.value.id}.{name}" in self.owned.plain:
             self.refuse("unknown-call", node, f"{ast.unparse(node)}() without its object")
-        elif own and (self._on_self(node, scope) or root in self.names.classes):
+        elif (own and (self._on_self(node, scope) or root in self.names.classes)) or self._calls_own(node, scope):
             pass
         elif name in rules.CHANGING and not scope.may_change(node.value):
-            self.refuse("keeps-state", node, f"{ast.unparse(node)}()")
+            self.refuse("keeps-state", node, f"{ast.unparse(node)[:30]}(), {own_copy(node.value)},")
         elif name == "format":
             if not _plain_format(node.value):
                 self.refuse("reaches-into-python", node, f"{ast.unparse(node)[:60]}() of a text that is not plain")
@@ -323,8 +327,15 @@ class Expressions:
             pass
         elif own and root in scope.seen and root != scope.own:
             pass  # a method of one of the candidate's own classes
+        elif self._on_self(node, scope) and name in self.owned.unclear:
+            self.refuse("unknown-call", node, f"{ast.unparse(node)[:30]}(), {UNCLEAR},")
         else:
             self.refuse("host-compute", node, f"{ast.unparse(node)[:60]}()")
+
+    def _calls_own(self, node: ast.Attribute, scope: Scope) -> bool:
+        """self.norm(x) or self.norm.forward(x), where self.norm can only be a module, function or lambda of the candidate's."""
+        held = node.value if node.attr == "forward" else node
+        return isinstance(held, ast.Attribute) and self._on_self(held, scope) and held.attr in self.owned.callables
 
 
 def within(scope: Scope, names: frozenset[str]) -> Scope:

@@ -15,7 +15,7 @@ class Names:
 
     imports: local name → dotted origin ('tl' → 'triton.language'). kernels: functions decorated with triton.jit (or passed
     to it). functions: host functions by name, methods as 'Class.method'. callables: other names that hold something
-    callable (lambdas, partials). levels: every name bound at module level.
+    callable (lambdas, partials). level: every name bound at module level; assigned: those bound by other than a definition.
     """
 
     imports: dict[str, str] = field(default_factory=dict)
@@ -24,6 +24,7 @@ class Names:
     classes: dict[str, ast.ClassDef] = field(default_factory=dict)
     callables: set[str] = field(default_factory=set)
     level: set[str] = field(default_factory=set)
+    assigned: set[str] = field(default_factory=set)
 
     def dotted(self, node: ast.expr) -> str | None:
         """'torch.nn.Linear' for nn.Linear under `import torch.nn as nn`; None where the root is no import."""
@@ -69,7 +70,9 @@ def _read_statement(node: ast.stmt, names: Names) -> None:
                 else:
                     names.functions[f"{node.name}.{part.name}"] = part
     elif not isinstance(node, ast.Import | ast.ImportFrom):
-        names.level |= own_names([node], annotated=False)
+        assigned = own_names([node], annotated=False)
+        names.level |= assigned
+        names.assigned |= assigned
         for inner in ast.walk(node):
             if isinstance(inner, ast.Assign) and isinstance(inner.value, ast.Lambda | ast.Call):
                 names.callables |= {target.id for target in inner.targets if isinstance(target, ast.Name)}

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from windtunnel.verify.kernel.names import read_names
+
 
 def as_on_gpu(source: str) -> str:
     """The text with its questions about the device answered; unchanged where it asks none."""
@@ -28,9 +30,11 @@ def as_on_gpu(source: str) -> str:
 
 
 def _answers(tree: ast.Module) -> Iterator[tuple[ast.expr, str]]:
-    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    left = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    kernels = read_names(tree).kernels.values()  # pointer.type.element_ty asks for no device
+    left |= {id(node) for kernel in kernels for part in kernel.body for node in ast.walk(part)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and id(node) not in called:
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and id(node) not in left:
             if node.attr == "is_cuda":
                 yield node, "True"
             elif node.attr == "type":

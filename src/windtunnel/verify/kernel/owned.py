@@ -9,12 +9,14 @@ from windtunnel.verify.kernel import rules
 from windtunnel.verify.kernel.names import Names, annotated_types, arguments
 
 REGISTERS = rules.words("register_buffer register_parameter add_module register_module")
+ADDS = rules.words("add_module register_module")
 LIMITED = ("torch.finfo", "torch.iinfo")
 SELVES = ("self", "cls")
 
 
 class Owned:
-    """attributes: names that its classes give their objects. plain: 'Class.method' of methods that need an object."""
+    """attributes: names that its classes give their objects. plain: 'Class.method' of methods that need an object. callables:
+    attributes that may be called, as self.norm(x); unclear: others that may be the candidate's own too."""
 
     def __init__(self, tree: ast.Module, names: Names) -> None:
         self.names = names
@@ -22,6 +24,7 @@ class Owned:
         self.attributes = set(self._attributes(tree))
         self.plain = {key for key, node in names.functions.items() if "." in key and _needs_object(node)}
         self.made = self._made(tree)
+        self.callables, self.unclear = self._callables(tree)
 
     def is_made(self, node: ast.expr) -> bool:
         """Whether this is an object of one of the candidate's own classes, whatever the program does before."""
@@ -30,6 +33,33 @@ class Owned:
     def has_limits(self, node: ast.expr) -> bool:
         """Whether this is torch.finfo(...) or torch.iinfo(...), or a name for it."""
         return self._maker(node) == "limits" or self.made.get(_key(node)) == "limits"
+
+    def _callables(self, tree: ast.Module) -> tuple[set[str], set[str]]:
+        """Attributes that hold nothing but modules of the candidate's own classes, its functions and lambdas; and others that
+        hold nothing that torch makes."""
+        values: dict[str, list[ast.expr | None]] = {}
+        for name, value in _attribute_values(tree):
+            values.setdefault(name, []).append(value)
+        of_classes = {name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for name in _class_names(node)}
+        adds = any(isinstance(node, ast.Attribute) and node.attr in ADDS for node in ast.walk(tree))
+        bound = {key for key, _ in _bindings(tree)} | {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+        called = {name for name, some in values.items() if not adds and all(self._calls(v, bound) for v in some)} - of_classes
+        return called, {name for name, some in values.items() if not any(self._of_torch(value) for value in some)} - called
+
+    def _of_torch(self, value: ast.expr | None) -> bool:
+        return isinstance(value, ast.Call) and (self.names.dotted(value.func) or "").startswith("torch.")
+
+    def _calls(self, value: ast.expr | None, bound: set[str]) -> bool:
+        match value:
+            case ast.Lambda():
+                return True
+            case ast.Name(id=name):
+                return name in self.names.functions and name not in bound
+            case ast.IfExp(body=body, orelse=orelse):
+                return self._calls(body, bound) and self._calls(orelse, bound)
+            case ast.Call(func=ast.Name(id=name)):
+                return f"{name}.forward" in self.names.functions and name not in bound
+        return False
 
     def _attributes(self, tree: ast.Module) -> Iterator[str]:
         for node in ast.walk(tree):
@@ -81,6 +111,20 @@ def _bindings(tree: ast.Module) -> Iterator[tuple[str, ast.expr | None]]:
             continue
         if _key(node):
             yield _key(node), None
+
+
+def _attribute_values(tree: ast.Module) -> Iterator[tuple[str, ast.expr | None]]:
+    """Name of an attribute, of whatever object → what it is assigned; None where that is not an expression of its own."""
+    plain: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if isinstance(target, ast.Attribute):
+                    plain.add(id(target))
+                    yield target.attr, node.value
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) and id(node) not in plain:
+            yield node.attr, None
 
 
 def _key(node: ast.expr) -> str:

@@ -60,11 +60,13 @@ NN_HOLDERS = words(
     """
 )
 TRITON = words("jit autotune heuristics Config cdiv next_power_of_2 language set_allocator")
+# How many inputs and outputs a weight has, as torch.nn's modules ask while they are constructed.
+COUNTS_FANS = ("torch.nn.init._calculate_fan_in_and_fan_out", "torch.nn.init._calculate_correct_fan")
 # Module → names that may be taken from it or used on it. A module is no value: it stands before a dot only.
 MODULES: dict[str, frozenset[str]] = {
     "torch": TORCH,
     "torch.nn": NN_HOLDERS,
-    "torch.nn.init": vocabulary.INIT,
+    "torch.nn.init": vocabulary.INIT | {name.rpartition(".")[2] for name in COUNTS_FANS},
     "torch.nn.functional": frozenset(),  # may be imported, not used
     "torch.cuda": TORCH_CUDA,
     "triton": TRITON,
@@ -88,6 +90,10 @@ MODULES: dict[str, frozenset[str]] = {
 }
 # Classes that are named to say what something is, not used: their attributes are methods that no rule about calls sees.
 TYPES_ONLY = frozenset({"torch.Tensor", "torch.LongTensor", "torch.FloatTensor", "torch.dtype"})
+# What a module or class says about itself to tools that nobody runs here: literals, which no rule lets anything read.
+REMARKS = words("__all__ __version__ __author__ __license__ __constants__")
+# What gives a function a memory, or wraps it in code that is called in its place.
+REMEMBERS = words("functools.lru_cache functools.cache functools.cached_property")
 # What may be asked of a dtype that is named in full, as in torch.float16.itemsize.
 DTYPES = words(
     """

@@ -1,0 +1,48 @@
+"""Which methods of a candidate's run only while its model is constructed: what `__init__` calls and nothing else names."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from windtunnel.verify.kernel.names import SCOPES
+
+CONSTRUCTORS = ("__init__", "__post_init__")
+PASSES = 4  # methods that such methods call
+
+
+def setup_methods(tree: ast.Module, called: set[int]) -> frozenset[str]:
+    """Names of methods like reset_parameters or _init_weights: each mention of such a name is a call on `self` in a constructor
+    or in another of them. called: ids of what is called."""
+    methods = {part.name: part for part in _methods(tree) if not part.decorator_list and part.name not in CONSTRUCTORS}
+    mentioned: dict[str, int] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in methods:
+            mentioned[node.attr] = mentioned.get(node.attr, 0) + 1
+    found: frozenset[str] = frozenset()
+    for _ in range(PASSES):
+        counted: dict[str, int] = {}
+        for part in _methods(tree):
+            if part.name in CONSTRUCTORS or part.name in found:
+                for name in _called_on_self(part, called):
+                    counted[name] = counted.get(name, 0) + 1
+        found = frozenset(name for name in methods if name != "forward" and 0 < mentioned.get(name, 0) == counted.get(name, 0))
+    return found
+
+
+def _methods(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            yield from (part for part in node.body if isinstance(part, ast.FunctionDef))
+
+
+def _called_on_self(method: ast.FunctionDef, called: set[int]) -> Iterator[str]:
+    """What a method calls on its first argument by itself: lambdas, functions and generators inside run later."""
+    own = method.args.args[0].arg if method.args.args else ""
+    waiting: list[ast.AST] = list(method.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Attribute) and id(node) in called and isinstance(node.value, ast.Name) and node.value.id == own:
+            yield node.attr
+        if not isinstance(node, (*SCOPES, ast.GeneratorExp)):
+            waiting += list(ast.iter_child_nodes(node))
