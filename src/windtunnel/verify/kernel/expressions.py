@@ -255,7 +255,9 @@ class Expressions:
 
     def _outside(self, node: ast.expr, module: str, name: str) -> None:
         computes = module.startswith("torch") or module == "operator"
-        self.refuse(rules.BANNED_ATTRIBUTES.get(name, "host-compute" if computes else "unknown-call"), node)
+        asks = module == "triton" and ast.unparse(node).split(".")[1:2] == ["runtime"]
+        what = f"{ast.unparse(node)[:40]}... (take x.device, torch.cuda.get_device_properties)" if asks else ""
+        self.refuse(rules.BANNED_ATTRIBUTES.get(name, "host-compute" if computes else "unknown-call"), node, what)
 
     # ---- calls
 
@@ -325,7 +327,7 @@ class Expressions:
             or (scope.constructing and name in rules.TORCH_CONSTRUCTION)
         ):
             pass
-        elif own and root in scope.seen and root != scope.own:
+        elif own and root in scope.seen:
             pass  # a method of one of the candidate's own classes
         elif self._on_self(node, scope) and name in self.owned.unclear:
             self.refuse("unknown-call", node, f"{ast.unparse(node)[:30]}(), {UNCLEAR},")
