@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.recipe import UserError
+from windtunnel.verify.kernel import kernel_sandbox
 from windtunnel.verify.kernel.guess import guessed_sizes
 from windtunnel.verify.kernel.neutral import as_on_gpu
 from windtunnel.verify.kernel.prepared import settled
@@ -203,3 +204,39 @@ def test_where_answers_are_too_large_only_smaller_sizes_are_tried() -> None:
     with pytest.raises(UserError, match="no tiny size was found"):
         settled(task_from_source(SOURCE, name="large"), runner)
     assert runner.runs == 4  # 16, 8, 6 and 4, not 32 and 64
+
+
+CONVOLUTION = """
+import torch
+import torch.nn as nn
+
+batch_size = 64
+channels = 32
+size = 128
+
+
+class Model(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, WIDTH)
+
+    def forward(self, x):
+        return self.conv(x)
+
+
+def get_inputs():
+    return [torch.randn(batch_size, channels, size, size)]
+
+
+def get_init_inputs():
+    return [channels]
+"""
+
+
+@pytest.mark.parametrize(("width", "tiny"), [(3, 8), (12, 16)])
+def test_convolutions_are_guessed_smaller_where_they_run_so(width: int, tiny: int) -> None:
+    """Each of their elements takes an honest kernel many steps of the interpreter."""
+    with kernel_sandbox() as box:
+        task = settled(task_from_source(CONVOLUTION.replace("WIDTH", str(width)), name="conv"), box)
+    assert task.sizes["tiny"]["size"] == tiny
+    assert "tiny_ragged" in task.sizes

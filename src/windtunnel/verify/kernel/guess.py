@@ -6,6 +6,7 @@ one to the numbers that were cut; where that is too large, it takes one away.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ CAPS = (16, 8, 6, 4, 32, 64)  # in the order of trying
 BATCH_CAP = 2
 BATCH_WORDS = ("batch", "bs")
 MOST_ELEMENTS = 8_192  # of all outputs: the interpreter needs seconds for more; the ragged size may have twice as many
+WISHED_OF_CONVOLUTIONS = 2_048  # each takes a hundred steps and more; where no size is so small, MOST_ELEMENTS counts
 
 
 def guessed_sizes(task: Task, where: str) -> Iterator[tuple[int, list[Sizes]]]:
@@ -39,6 +41,12 @@ def guessed_sizes(task: Task, where: str) -> Iterator[tuple[int, list[Sizes]]]:
         if tiny:
             ragged = [{name: max(value + step, 2) for name, value in tiny.items()} for step in (1, -1)]
             yield cap, [{"full": {}, **task.sizes, "tiny": tiny, "tiny_ragged": values} for values in ragged]
+
+
+def wished_elements(source: str) -> int:
+    """How many elements a reference's outputs should have at most, where its sizes can be made so small."""
+    names = {getattr(node, "attr", getattr(node, "id", "")).lower() for node in ast.walk(ast.parse(source))}
+    return WISHED_OF_CONVOLUTIONS if any("conv" in name for name in names) else MOST_ELEMENTS
 
 
 def _cut(name: str, value: int, cap: int) -> int:

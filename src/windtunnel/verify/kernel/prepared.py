@@ -11,7 +11,7 @@ from typing import Any
 from windtunnel.recipe import UserError
 from windtunnel.verify.kernel.arrays import Array, array_from
 from windtunnel.verify.kernel.compare import is_flat
-from windtunnel.verify.kernel.guess import MOST_ELEMENTS, guessed_sizes
+from windtunnel.verify.kernel.guess import MOST_ELEMENTS, guessed_sizes, wished_elements
 from windtunnel.verify.kernel.hidden import Case, new_seed, tiny_cases
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.sandbox.types import Job, Limits, MiB, Outcome, Runner
@@ -119,7 +119,8 @@ def settled(task: Task, runner: Runner) -> Task:
 
     Raises UserError where none is.
     """
-    problem, too_large = "none was tried", math.inf
+    problem, too_large, wished = "none was tried", math.inf, wished_elements(task.source)
+    spare: Task | None = None  # small enough, though not as small as wished
     for cap, choices in guessed_sizes(task, f"task {task.name}"):
         if cap > too_large:
             continue  # no larger one either
@@ -128,6 +129,8 @@ def settled(task: Task, runner: Runner) -> Task:
             try:
                 batch = prepare(trial, runner, [Case("tiny", "float32", "plain"), Case("tiny_ragged", "float32", "plain")])
             except TooLong:
+                if spare is not None:
+                    return spare
                 raise
             except UserError as error:
                 problem = error.message
@@ -139,9 +142,17 @@ def settled(task: Task, runner: Runner) -> Task:
                 too_large = cap
                 break
             if "tiny_ragged" not in elements:
-                return replace(trial, sizes={key: value for key, value in sizes.items() if key != "tiny_ragged"})
-            if elements["tiny_ragged"] <= 2 * MOST_ELEMENTS:
+                if spare is not None:
+                    break  # that one has ragged sizes, or is larger
+                trial = replace(trial, sizes={key: value for key, value in sizes.items() if key != "tiny_ragged"})
+            elif elements["tiny_ragged"] > 2 * MOST_ELEMENTS:
+                continue
+            if elements["tiny"] <= wished:
                 return trial
+            spare, too_large = spare or trial, cap
+            break
+    if spare is not None:
+        return spare
     raise UserError(
         f"task {task.name}: no tiny size was found for the interpreter: {problem}",
         "add TASK = {'sizes': {'tiny': {...}, 'tiny_ragged': {...}}} with small values of the file's module-level numbers",
