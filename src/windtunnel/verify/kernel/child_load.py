@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from windtunnel.verify.kernel.child_watch import hide_values
+
 PATH = "candidate.py"  # in the child's own folder
 DEEPEST_CAUSE = 100
 
@@ -43,8 +45,9 @@ def kernel_place(function: Any) -> str:
 
 def load_candidate(source: str) -> Any:
     """Imports the candidate from a file, which Triton needs to find a kernel's text."""
+    hide_values()
     path = os.path.join(os.getcwd(), PATH)
-    with open(path, "w", encoding="utf-8") as file:
+    with open(path, "w", encoding="utf-8-sig") as file:  # behind its mark Python takes no other encoding
         file.write(source)
     spec = importlib.util.spec_from_file_location("candidate", path)
     assert spec is not None

@@ -35,27 +35,22 @@ GIVEN = (
     "early_config_prune",
     "_do_bench",
 )
+FUNCTIONS = (types.FunctionType, staticmethod, classmethod, property)
 CANDIDATE = "candidate"  # the name it is imported under
 FACTORS = 1 << 20
 # Of Python's own kinds these do not change, beside the plain ones; a view of a dictionary or an exception may hold what does.
 UNCHANGING = (
     range,
-    slice,
     object,
     type(...),
     type(NotImplemented),
     types.ModuleType,
-    types.BuiltinFunctionType,
     types.CodeType,
-    types.GenericAlias,
-    types.UnionType,
     types.MemberDescriptorType,
     types.GetSetDescriptorType,
     types.WrapperDescriptorType,
     types.MethodDescriptorType,
     types.ClassMethodDescriptorType,
-    types.MethodWrapperType,
-    types.MappingProxyType,
 )
 
 
@@ -115,7 +110,7 @@ def _walk(path: str, value: Any, seen: dict[int, object], depth: int, closely: b
     if type(value).__module__ == CANDIDATE:
         yield from _walk(f"{path}.class", type(value), seen, depth + 1, closely)
     if isinstance(value, torch.Tensor):
-        yield path, (tuple(value.shape), _digest(value) if closely else _changes(value))
+        yield path, (*_form(value), _digest(value) if closely else _changes(value))
     elif isinstance(value, dict):
         yield path, len(value)
         for number, (key, entry) in enumerate(list(value.items())):
@@ -138,6 +133,12 @@ def _parts(path: str, value: Any, seen: dict[int, object], depth: int, closely: 
         parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
     elif isinstance(value, types.MethodType):
         parts = {"self": value.__self__, "function": value.__func__}
+    elif isinstance(value, types.BuiltinFunctionType | types.MethodWrapperType):
+        parts = {"self": value.__self__}  # [].append holds its list, tensor.view its tensor
+    elif isinstance(value, slice):
+        parts = {"start": value.start, "stop": value.stop, "step": value.step}
+    elif isinstance(value, types.GenericAlias | types.UnionType):
+        parts = {"origin": getattr(value, "__origin__", None), "arguments": value.__args__}
     elif isinstance(value, property):
         parts = {"get": value.fget, "set": value.fset, "delete": value.fdel}
     elif isinstance(value, staticmethod | classmethod):
@@ -149,7 +150,7 @@ def _parts(path: str, value: Any, seen: dict[int, object], depth: int, closely: 
     elif isinstance(value, dataclasses.Field):
         parts = {"default": value.default, "factory": value.default_factory}
     elif isinstance(value, torch.nn.Module) or type(value).__module__ == CANDIDATE:
-        parts = dict(getattr(value, "__dict__", {}))
+        parts = {**getattr(value, "__dict__", {}), **_slots(value)}
     elif type(value).__module__.startswith("triton."):
         parts = {name: entry for name, entry in getattr(value, "__dict__", {}).items() if name in GIVEN}
     elif type(value).__module__ == "builtins" and type(value) not in UNCHANGING:
@@ -166,7 +167,14 @@ def _of_function(value: types.FunctionType) -> dict[str, Any]:
 def _of_class(value: type) -> dict[str, Any]:
     """What the candidate wrote there, its functions and fields too, and not what Python adds."""
     added = {name for name in vars(value) if name.startswith("__") and name != "__dataclass_fields__"}
-    return {name: entry for name, entry in vars(value).items() if name not in added or isinstance(entry, types.FunctionType)}
+    return {name: entry for name, entry in vars(value).items() if name not in added or isinstance(entry, FUNCTIONS)}
+
+
+def _slots(value: object) -> dict[str, Any]:
+    """What an object holds beside its dictionary, as those of `dataclass(slots=True)` do."""
+    kinds = [kind for kind in type(value).__mro__ if kind.__module__ == CANDIDATE]
+    names = {name for kind in kinds for name, entry in vars(kind).items() if isinstance(entry, types.MemberDescriptorType)}
+    return {f"slot {name}": getattr(value, name) for name in sorted(names) if hasattr(value, name)}
 
 
 def _filled(cell: types.CellType) -> bool:
@@ -174,6 +182,13 @@ def _filled(cell: types.CellType) -> bool:
         return cell.cell_contents is not None
     except ValueError:
         return False
+
+
+def _form(tensor: torch.Tensor) -> tuple[object, ...]:
+    """What a tensor is beside its contents. requires_grad: host code may set it."""
+    if tensor.layout is not torch.strided:
+        raise Lasting(f"a tensor with layout {tensor.layout} cannot be looked into")
+    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.requires_grad
 
 
 def _changes(tensor: torch.Tensor) -> int:

@@ -52,6 +52,8 @@ class Log:
         if self.locks or not self.stores or self.size > MOST_ACCESSES:
             return ""
         where = np.concatenate([addresses for addresses, _, _ in self.stores])
+        if not where.size:  # every store was masked out
+            return ""
         value = np.concatenate([values for _, values, _ in self.stores])
         who = np.concatenate([np.full(len(addresses), program) for addresses, _, program in self.stores])
         which = np.concatenate([np.full(len(store[0]), number) for number, store in enumerate(self.stores)])

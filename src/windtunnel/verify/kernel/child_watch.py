@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import _tensor_str
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from windtunnel.verify.kernel.rules import words
@@ -112,6 +113,8 @@ class Watch(TorchDispatchMode):
             return self._allocated(result, unset=name in UNSET)
         if name in COPIES:
             self.seen.copies.append(name)
+            if _converts(args):
+                self.seen.computed.append(name)  # out[:] = x of another dtype is x.to(dtype)
         elif name not in VIEWS and name not in WRITES:
             self.seen.computed.append(name)
         return result
@@ -138,6 +141,24 @@ class Watch(TorchDispatchMode):
             yield
         finally:
             self.paused = before
+
+
+def _converts(args: tuple[Any, ...]) -> bool:
+    """Whether a copy is one into another dtype."""
+    tensors = [value for value in args if isinstance(value, torch.Tensor)]
+    return len({tensor.dtype for tensor in tensors}) > 1
+
+
+def hide_values() -> None:
+    """str(tensor) tells no values from now on: PyTorch's own reads them with every watch switched off."""
+    _tensor_str._str = _without_values
+
+
+def _without_values(tensor: torch.Tensor, *, tensor_contents: str | None = None) -> str:
+    mode = _get_current_dispatch_mode()
+    if isinstance(mode, Watch) and not mode.paused:
+        mode.seen.computed.append("str")
+    return f"tensor(..., size={tuple(tensor.shape)}, dtype={tensor.dtype})"
 
 
 @dataclass
