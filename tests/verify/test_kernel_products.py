@@ -76,6 +76,8 @@ def test_products_of_ten_bits_pass_and_of_fewer_do_not(name: str, epilogue: str)
     [
         "from triton.language import dot\n@triton.jit\ndef k(a, b):\n    dot(tl.load(a), tl.load(b))",
         "@triton.jit\ndef k(a, b):\n    d = tl.dot\n    d(tl.load(a), tl.load(b))",
+        "def same(f):\n    return f\nd = same(tl.dot)\n@triton.jit\ndef k(a, b):\n    d(tl.load(a), tl.load(b))",
+        "@triton.jit\ndef k(a, b, d: tl.constexpr):\n    d(tl.load(a), tl.load(b))\nDOTS = {'d': tl.dot}",
         "def make():\n    @triton.jit\n    def k(a, b):\n        tl.dot(tl.load(a), tl.load(b))\n    return k\nkernel = make()",
     ],
 )

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from copy import copy
 from dataclasses import replace
 
 from windtunnel.verify.kernel import members, rules
 from windtunnel.verify.kernel.advice import own_copy
-from windtunnel.verify.kernel.expressions import Expressions, Scope, root_of
-from windtunnel.verify.kernel.fresh import IN_PLACE, Known, adds_a_number, fresh_names, number_names, tested_numbers
-from windtunnel.verify.kernel.kernelrules import KernelCheck
+from windtunnel.verify.kernel.built import on_self
+from windtunnel.verify.kernel.expressions import Expressions, Scope
+from windtunnel.verify.kernel.fresh import IN_PLACE, tested_numbers
+from windtunnel.verify.kernel.kernelrules import KernelCheck, dots_by_another_name
 from windtunnel.verify.kernel.names import annotated_types, arguments, around, bound_names, is_kernel, never_runs, own_names
 from windtunnel.verify.kernel.owned import decorated
 from windtunnel.verify.kernel.problem import Problem
@@ -62,9 +63,8 @@ class _Check(Expressions):
 
     def module(self) -> None:
         self._shadowed()
-        self.asking = _only_asserted(self.tree)
+        self.asking = _only_asserted(self.tree, self.methods)
         self.setup = setup_methods(self.tree, self.called)
-        self.returns: dict[tuple[str, str], bool] = {}
         top = Scope(frozenset(), constructing=True, top=True)
         for node in self.tree.body:
             if not isinstance(node, MODULE_STATEMENTS):
@@ -74,6 +74,9 @@ class _Check(Expressions):
             else:
                 self.statement(node, top)
         self._model()
+
+        for dot in () if self.tf32 else dots_by_another_name(self.tree, self.names):
+            self.refuse("tf32", dot)
 
     def _model(self) -> None:
         found = self.names.classes.get("ModelNew")
@@ -198,14 +201,12 @@ class _Check(Expressions):
         # Names of an enclosing function are not this one's: changing their contents would keep state in a closure.
         local = frozenset(given | bound)
         constructing = owner is not None and (node.name in CONSTRUCTORS or node.name in self.setup)
-        known = self._known(scope.seen | local, frozenset(given))
-        fresh, numbers = fresh_names(node.body, known), number_names(node.body, known)
-        inner = Scope(local, scope.seen | local, constructing, own, fresh, numbers)
+        fresh = self.fresh.within(scope.seen | local, frozenset(given))
+        containers, numbers, tallies = (found(node.body) for found in (fresh.containers, fresh.numbers, fresh.tallies))
+        built = frozenset(self.built.made)
+        inner = Scope(local, scope.seen | local, constructing, own, containers, numbers, tallies, built)
         for part in node.body:
             self.statement(part, inner)
-
-    def _known(self, hidden: frozenset[str], given: frozenset[str] = frozenset()) -> Known:
-        return Known(self.names, self.owned.attributes, hidden, given, returns=self.returns)
 
     def _decorator(self, node: ast.expr, scope: Scope) -> None:
         target = node.func if isinstance(node, ast.Call) else node
@@ -241,6 +242,8 @@ class _Check(Expressions):
         for decorator in node.decorator_list:
             self._decorator(decorator, scope)
         self._class_bindings(node)
+        bound = own_names(part for part in node.body if not isinstance(part, ast.FunctionDef))
+        scope = replace(scope, fresh=scope.fresh - bound, tallies=scope.tallies - bound)  # other things by the same name
         for part in node.body:
             if isinstance(part, ast.FunctionDef):
                 dunder = part.name.startswith("__") and part.name not in rules.OVERRIDABLE
@@ -293,7 +296,7 @@ class _Check(Expressions):
                 elif name.startswith("__") or name in rules.MODULE_METHODS or name in members.INTERNALS or name == "forward":
                     self.refuse("overrides", node, ast.unparse(node))
             case ast.Attribute():
-                inside = scope.constructing and root_of(node) == scope.own and node.attr == "data"
+                inside = scope.constructing and node.attr == "data" and on_self(node, scope.own) in self.built.modules
                 if not inside:
                     self.refuse("patches", node, f"{ast.unparse(node)} = ...")
             case ast.Subscript():
@@ -305,13 +308,22 @@ class _Check(Expressions):
                 self.refuse("statement", node)
 
     def _changed(self, node: ast.AugAssign, scope: Scope) -> None:
-        """`n += 1` binds a number anew, and changes a list in its place."""
-        name = node.target.id if isinstance(node.target, ast.Name) else ""
-        if not name or not isinstance(node.op, IN_PLACE) or scope.top or name in scope.fresh | scope.numbers:
+        """`n += 1` binds a number anew, and changes a list in its place; `n[0] += 1` changes one that lies inside."""
+        match node.target:
+            case ast.Name(id=name):
+                fine = name in scope.fresh | scope.numbers
+            case ast.Attribute(attr=name):
+                fine = name in self.built.made | self.built.numbers
+            case ast.Subscript(value=ast.Name(id=name)):
+                fine = name in scope.tallies
+            case _:
+                fine = False
+        if not isinstance(node.op, IN_PLACE) or scope.top or fine:
             return
-        if not adds_a_number(node, self._known(scope.seen)):
-            anew = f"write {name} = {name} {SIGNS[type(node.op)]} ..."
-            self.refuse("keeps-state", node, f"{ast.unparse(node)[:30]}, where {name} may be a list that lasts ({anew}),")
+        if not self.fresh.within(scope.seen, frozenset()).adds_a_number(node):
+            what = ast.unparse(node.target)[:30]
+            anew = f"write {what} = {what} {SIGNS[type(node.op)]} ..."
+            self.refuse("keeps-state", node, f"{ast.unparse(node)[:30]}, where {what} may be a list that lasts ({anew}),")
 
     def _context(self, node: ast.expr, scope: Scope) -> None:
         target = node.func if isinstance(node, ast.Call) else node
@@ -330,7 +342,8 @@ class _Check(Expressions):
 def _living(tree: ast.Module) -> ast.Module:
     """The module without what never runs or is never read, whose names stand for nothing elsewhere."""
     live = [_without_remarks(node) for node in tree.body if not never_runs(node) and not _remark(node)]
-    return ast.Module([node for node in live if not _unused_helper(node, live)], tree.type_ignores)
+    named = {inner.id for part in live for inner in ast.walk(part) if isinstance(inner, ast.Name)}
+    return ast.Module([node for node in live if not _unused_helper(node, named)], tree.type_ignores)
 
 
 def _without_remarks(node: ast.stmt) -> ast.stmt:
@@ -350,11 +363,11 @@ def _remark(node: ast.stmt) -> bool:
     return False
 
 
-def _unused_helper(node: ast.stmt, live: list[ast.stmt]) -> bool:
+def _unused_helper(node: ast.stmt, named: set[str]) -> bool:
     """get_inputs() and get_init_inputs() of KernelBench's files, if a candidate repeats them and calls them nowhere."""
     if not isinstance(node, ast.FunctionDef) or node.name not in ("get_inputs", "get_init_inputs") or list(around(node)):
         return False
-    return not any(isinstance(n, ast.Name) and n.id == node.name for part in live for n in ast.walk(part))
+    return node.name not in named
 
 
 def _places(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
@@ -378,11 +391,34 @@ def _aliases(tree: ast.Module) -> Iterator[tuple[str, str, ast.stmt]]:
                 yield (alias.asname or alias.name), f"{node.module}.{alias.name}", node
 
 
-def _only_asserted(tree: ast.Module) -> set[int]:
-    """Nodes inside an assert, or in the condition of an if that only raises: there anything may be asked."""
+# Calls in an assert that hand on nothing of what they are given.
+ASKING_CALLS = rules.words("all any bool float int isinstance issubclass len list max min range set sorted str sum tuple zip")
+
+
+def _only_asserted(tree: ast.Module, methods: Container[str]) -> set[int]:
+    """Nodes inside an assert, or in the condition of an if that only raises: there anything may be asked.
+
+    methods: the candidate's own.
+    """
     found: set[int] = set()
     for node in ast.walk(tree):
         raises = isinstance(node, ast.If) and not node.orelse and all(isinstance(part, ast.Raise) for part in node.body)
         if isinstance(node, ast.Assert) or raises:
-            found |= {id(inner) for inner in ast.walk(node.test)}  # type: ignore[attr-defined]
+            inside = list(ast.walk(node.test))  # type: ignore[attr-defined]
+            if not any(_hands_on(inner, methods) for inner in inside):
+                found |= {id(inner) for inner in inside}
     return found
+
+
+def _hands_on(node: ast.AST, methods: Container[str]) -> bool:
+    """Whether an answer could leave an assert through this: by a name, a list or a function of the candidate's."""
+    match node:
+        case ast.NamedExpr() | ast.Lambda():
+            return True
+        case ast.Call(func=ast.Name(id=name)):
+            return name not in ASKING_CALLS
+        case ast.Call(func=ast.Attribute(attr=name)):
+            return name in rules.CHANGING or name in methods
+        case ast.Call():
+            return True
+    return False

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 from windtunnel.verify.kernel import members, rules
 from windtunnel.verify.kernel.advice import own_copy
+from windtunnel.verify.kernel.built import Built, on_self
+from windtunnel.verify.kernel.fresh import Fresh
 from windtunnel.verify.kernel.names import arguments, host_methods, own_names, read_names
 from windtunnel.verify.kernel.owned import Owned, type_places
 from windtunnel.verify.kernel.problem import Problem, problem
@@ -19,7 +21,8 @@ MADE = (ast.Dict, ast.List, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp, as
 @dataclass(frozen=True)
 class Scope:
     """Where the check is. seen: names that can be read; local: those of this function; fresh: those of them that hold only what
-    it made, whose contents may be changed; numbers: those that hold numbers and the like.
+    it made, whose contents may be changed; numbers: those that hold numbers and the like; tallies: those that hold lists of
+    numbers; built: attributes of `self` whose contents may be changed in __init__.
 
     constructing: inside __init__ or at module level, where tensors of constants may be made. top: at module level, which runs
     once. own: the name of `self`.
@@ -31,13 +34,15 @@ class Scope:
     own: str = ""
     fresh: frozenset[str] = frozenset()
     numbers: frozenset[str] = frozenset()
+    tallies: frozenset[str] = frozenset()
+    built: frozenset[str] = frozenset()
     top: bool = False
 
     def may_change(self, node: ast.expr) -> bool:
-        """Whether what this stands for may be changed in its place: the function's own, or in __init__ what hangs on self."""
+        """Whether what this stands for may be changed in its place: the function's own, or in __init__ what it put on self."""
         if isinstance(node, ast.Name) and node.id in self.fresh:
             return True
-        return self.top or (self.constructing and root_of(node) == self.own != "")
+        return self.top or (self.constructing and on_self(node, self.own) in self.built)
 
 
 class Expressions:
@@ -50,6 +55,8 @@ class Expressions:
         self.found: list[Problem] = []
         self.asking: set[int] = set()  # nodes that only an assert looks at
         self.owned = Owned(tree, self.names)
+        self.fresh = Fresh(self.names, self.owned.attributes)
+        self.built = Built(tree, self.fresh)
         self.types = type_places(tree, self.names)
         self.looked_at = _looked_at(tree)
         self.called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
@@ -95,7 +102,8 @@ class Expressions:
         self.defaults(node.args, scope)
         names = frozenset(argument.arg for argument in arguments(node)) | own_names([node.body])
         inner = within(scope, names)
-        self.expression(node.body, replace(inner, local=names, constructing=False, fresh=frozenset(), top=False))
+        none = frozenset[str]()
+        self.expression(node.body, replace(inner, local=names, constructing=False, fresh=none, tallies=none, top=False))
 
     def defaults(self, given: ast.arguments, scope: Scope) -> None:
         """Of a function or lambda: they are made once, so that one whose contents can be changed would keep state."""
@@ -265,6 +273,8 @@ class Expressions:
         for argument in [*node.args, *(keyword.value for keyword in node.keywords)]:
             self.expression(argument, scope)
         callee = node.func
+        if (self.names.dotted(callee) or "").startswith("torch.") and any(k.arg in ("out", None) for k in node.keywords):
+            self.refuse("host-compute", node, f"out= or ** in {ast.unparse(callee)}(...)")
         match callee:
             case ast.Name():
                 self._called_name(callee, scope)

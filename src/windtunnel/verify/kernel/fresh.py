@@ -6,7 +6,7 @@ Any other name may stand for something that lasts: `kept = KEPT` is a module's l
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -19,16 +19,7 @@ OF_SHAPES = frozenset({"shape", "ndim", "itemsize", "nbytes", "multi_processor_c
 PASSES = 4  # names of names
 HELPERS = 3  # helpers of helpers
 NUMBER_MODULES = ("math.", "triton.cdiv", "triton.next_power_of_2", "torch.numel")
-ONE_NUMBER = (
-    "triton.cdiv",
-    "triton.next_power_of_2",
-    "math.ceil",
-    "math.floor",
-    "math.isqrt",
-    "math.gcd",
-    "math.sqrt",
-    "math.log2",
-)
+ONE_NUMBER = frozenset({"triton.cdiv", "triton.next_power_of_2", *(f"math.{f}" for f in "ceil floor isqrt gcd sqrt log2".split())})
 # What changes a container in its place, where a number is bound anew.
 IN_PLACE = (ast.Add, ast.Sub, ast.Mult, ast.BitOr, ast.BitAnd, ast.BitXor)
 
@@ -36,46 +27,198 @@ Binding = tuple[str, ast.expr | None]
 
 
 @dataclass(frozen=True)
-class Known:
-    """What the candidate defines. attributes: names that its classes give their objects. hidden: names that are not the module's
-    here. given: arguments, which may stand for anything. deeper: how many helpers may still be followed. returns: what those that
-    were followed return."""
+class Fresh:
+    """Tells what is made anew. names: of the candidate. own: attributes that its classes define, so that `.shape` may be a list
+    of theirs. Within a function: hidden are names that are not the module's there, given its arguments, which may stand for
+    anything; deeper is how many helpers may still be followed, returns what those that were followed return."""
 
     names: Names
-    attributes: set[str]
+    own: Container[str]
     hidden: frozenset[str] = frozenset()
     given: frozenset[str] = frozenset()
     deeper: int = HELPERS
     returns: dict[tuple[str, str], bool] = field(default_factory=dict)
 
-    def helper(self, name: str) -> ast.FunctionDef | None:
-        """The function that this name certainly stands for."""
+    def within(self, hidden: frozenset[str], given: frozenset[str]) -> Fresh:
+        """The same within a function that binds or sees these names."""
+        return replace(self, hidden=hidden, given=given)
+
+    def containers(self, body: Iterable[ast.AST]) -> frozenset[str]:
+        """Names that these statements bind, in their own scope, to containers and tensors made there and to nothing else."""
+        return self._all(list(self._bindings(body)), self.made)
+
+    def numbers(self, body: Iterable[ast.AST]) -> frozenset[str]:
+        """Names that are bound to numbers, texts or sizes and to nothing else, so that `n += 1` binds them anew."""
+        bindings, found = list(self._bindings(body)), frozenset[str]()
+        for _ in range(PASSES):  # one may be another by a second name
+            found = self._all(bindings, partial(self.number, found=found))
+        return found
+
+    def tallies(self, body: Iterable[ast.AST]) -> frozenset[str]:
+        """Names that are bound to new lists of numbers and to nothing else, so that `n[0] += 1` changes no list inside."""
+        return self._all(list(self._bindings(body)), self._tally)
+
+    def made(self, value: ast.expr) -> bool:
+        """Whether this is a container or tensor that did not exist before."""
+        match value:
+            case ast.List() | ast.Dict() | ast.Set() | ast.ListComp() | ast.DictComp() | ast.SetComp() | ast.BinOp():
+                return True
+            case ast.IfExp():
+                return self.made(value.body) and self.made(value.orelse)
+            case ast.Call(func=ast.Attribute(attr="copy"), args=[], keywords=[]) if "copy" not in self.own:
+                return True
+            case ast.Call(func=ast.Name(id=name)) if name not in self.names.imports:
+                return self._builtin(name, MAKERS) or self._returns(name, "containers")
+            case ast.Call(func=ast.Attribute() | ast.Name() as called):
+                # A method of any other name may be the candidate's own; what is written to by `out=` is not new.
+                dotted = self._dotted(called)
+                alone = len(value.args) == 1 and not value.keywords
+                return (dotted.startswith("torch.") and not _writes_to(value)) or (alone and dotted == "dataclasses.asdict")
+        return False
+
+    def number(self, value: ast.expr, found: frozenset[str] = frozenset()) -> bool:
+        """Whether this is a number, a text or a size. found: names that hold such."""
+        number = partial(self.number, found=found)
+        match value:
+            case ast.Name(id=name):
+                return name in found
+            case ast.Constant() | ast.BinOp() | ast.UnaryOp() | ast.Compare() | ast.JoinedStr() | ast.Tuple():
+                return True
+            case ast.IfExp():
+                return number(value.body) and number(value.orelse)
+            case ast.Call(func=ast.Name(id="max" | "min" as name), args=parts, keywords=[]) if name not in self.names.bound:
+                return any(map(_plain_number, parts)) or (len(parts) > 1 and all(map(number, parts)))
+            case ast.Call(func=ast.Name(id="sum"), args=parts, keywords=named) if "sum" not in self.names.bound:
+                return not named and all(map(_plain_number, parts[1:]))  # sum([], KEPT) is KEPT
+            case ast.Call(func=ast.Name(id=name)) if name not in self.names.imports:
+                return self._builtin(name, NUMBERS) or self._returns(name, "numbers")
+            case ast.Call(func=ast.Attribute() | ast.Name() as called):
+                dotted = self._dotted(called)
+                return dotted.startswith(NUMBER_MODULES) or (
+                    not dotted and isinstance(called, ast.Attribute) and self._size(called.attr)
+                )
+        return self._sizes(value)
+
+    def adds_a_number(self, node: ast.AugAssign) -> bool:
+        """Whether `n += 1` binds a number anew or fails, whatever n is: a list takes no number. That n is a tensor, with which
+        host code may not compute, is seen when it runs."""
+        return not isinstance(node.op, ast.Mult) and self._certain(node.value)
+
+    def _certain(self, value: ast.expr) -> bool:
+        """Whether this is one number, and nothing that a list could be extended by."""
+        match value:
+            case ast.Constant(value=number):
+                return isinstance(number, int | float)
+            case ast.UnaryOp(operand=inner):
+                return self._certain(inner)
+            case ast.BinOp(left=left, right=right):
+                return self._certain(left) and self._certain(right)
+            case ast.Call(func=called) if self._dotted(called) in ONE_NUMBER:
+                return True
+            case ast.Call(func=ast.Name(id=name)):
+                return self._builtin(name, ("int", "float", "len"))
+            case ast.Call(func=ast.Attribute(attr=name), args=parts):
+                by_place = name in ("size", "stride") and len(parts) == 1 and self._certain(parts[0])
+                return (by_place or name in ("numel", "dim", "element_size")) and name not in self.own
+            case ast.Attribute(attr=name):
+                return name in ("ndim", "itemsize") and name not in self.own
+            case ast.Subscript(value=ast.Attribute(attr="shape"), slice=place):
+                return "shape" not in self.own and self._certain(place)
+        return False
+
+    def _tally(self, value: ast.expr) -> bool:
+        match value:
+            case ast.List(elts=parts):
+                return all(map(self.number, parts)) and not any(isinstance(part, ast.Tuple | ast.BinOp) for part in parts)
+            case ast.Call(func=ast.Name(id="list"), args=[part], keywords=[]) if "list" not in self.names.bound:
+                return self._sizes(part)
+            case ast.BinOp(left=left, op=ast.Mult(), right=right):
+                return (self._tally(left) and self.number(right)) or (self._tally(right) and self.number(left))
+        return False
+
+    def _dotted(self, called: ast.expr) -> str:
+        """What an imported name stands for, where nothing else has that name; '' for any other."""
+        root = called
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        return "" if isinstance(root, ast.Name) and root.id in self.names.rebound else self.names.dotted(called) or ""
+
+    def _builtin(self, name: str, known: Container[str]) -> bool:
+        return name in known and name not in self.names.bound
+
+    def _size(self, name: str) -> bool:
+        return name in SIZES and name not in self.own
+
+    def _sizes(self, value: ast.expr | None) -> bool:
+        """A shape, strides, or one of them."""
+        match value:
+            case ast.Attribute(attr=name):
+                return name in OF_SHAPES and name not in self.own
+            case ast.Subscript(value=inner):
+                return self._sizes(inner)
+            case ast.Call(func=ast.Attribute(attr=name)):
+                return self._size(name)
+        return False
+
+    def _returns(self, name: str, kind: str) -> bool:
+        """Whether a name certainly stands for a function of the module that returns containers, or numbers, made anew."""
         again = name in self.hidden or name in self.names.assigned or name in self.names.classes
-        return None if again or self.deeper == 0 else self.names.functions.get(name)
+        helper, key = self.names.functions.get(name), (name, kind)
+        if again or self.deeper == 0 or helper is None:
+            return False
+        if key not in self.returns:
+            self.returns[key] = False  # where it calls itself
+            given = frozenset(argument.arg for argument in arguments(helper))
+            inside = replace(self, hidden=given | own_names(helper.body), given=given, deeper=self.deeper - 1)
+            names = inside.containers(helper.body) if kind == "containers" else inside.numbers(helper.body)
+            good = inside.made if kind == "containers" else inside.number
+            values = list(_returned(helper.body))
+            fine = [value is not None and (_named(value, names) or good(value)) for value in values]
+            self.returns[key] = bool(fine) and all(fine)
+        return self.returns[key]
 
-    def inside(self, helper: ast.FunctionDef) -> Known:
-        """The same within a function of the module's."""
-        given = frozenset(argument.arg for argument in arguments(helper))
-        return replace(self, hidden=given | own_names(helper.body), given=given, deeper=self.deeper - 1)
+    def _all(self, bindings: list[Binding], good: Callable[[ast.expr], bool]) -> frozenset[str]:
+        found: dict[str, bool] = {}
+        for name, value in bindings:
+            found[name] = found.get(name, True) and value is not None and good(value)
+        return frozenset(name for name, fine in found.items() if fine and name not in self.given)
 
+    def _bindings(self, body: Iterable[ast.AST]) -> Iterator[Binding]:
+        """(name, what it is bound to) in the statements' own scope; None where that cannot be said."""
+        waiting = list(body)
+        while waiting:
+            node = waiting.pop()
+            match node:
+                case ast.Assign():
+                    for target in node.targets:
+                        yield from self._bound(target, node.value)
+                case ast.AnnAssign(target=ast.Name(id=name)):
+                    if node.value is not None:
+                        yield name, node.value
+                case ast.NamedExpr(target=ast.Name(id=name)):
+                    yield name, node.value
+                case ast.For() | ast.comprehension():
+                    yield from self._bound(node.target, None)
+                case ast.withitem(optional_vars=ast.expr() as target):
+                    yield from self._bound(target, None)
+                case ast.FunctionDef() | ast.ClassDef():
+                    yield node.name, None
+                case ast.Import() | ast.ImportFrom():
+                    yield from ((alias.asname or alias.name.split(".")[0], None) for alias in node.names)
+            if not isinstance(node, SCOPES):
+                waiting += list(ast.iter_child_nodes(node))
 
-def fresh_names(body: Iterable[ast.AST], known: Known) -> frozenset[str]:
-    """Names that these statements bind, in their own scope, to containers and tensors made there and to nothing else."""
-    return _all(list(_bindings(body)), known, lambda value: _made(value, known))
-
-
-def number_names(body: Iterable[ast.AST], known: Known) -> frozenset[str]:
-    """Names that are bound to numbers, texts or sizes and to nothing else, so that `n += 1` binds them anew."""
-    bindings, found = list(_bindings(body)), frozenset[str]()
-    for _ in range(PASSES):  # one may be another by a second name
-        found = _all(bindings, known, partial(_number, known=known, found=found))
-    return found
-
-
-def adds_a_number(node: ast.AugAssign, known: Known) -> bool:
-    """Whether `n += 1` binds a number anew or fails, whatever n is: a list takes no number. That n is a tensor, with which host
-    code may not compute, is seen when it runs."""
-    return not isinstance(node.op, ast.Mult) and _certain(node.value, known)
+    def _bound(self, target: ast.expr, value: ast.expr | None) -> Iterator[Binding]:
+        match target:
+            case ast.Name():
+                yield target.id, value
+            case ast.Tuple() | ast.List():
+                parts = value.elts if isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts) else None
+                for number, part in enumerate(target.elts):
+                    # Of a shape each part is a number.
+                    yield from self._bound(part, parts[number] if parts else value if self._sizes(value) else None)
+            case ast.Starred():
+                yield from self._bound(target.value, ast.List([], ast.Load()))  # always a new list
 
 
 def tested_numbers(node: ast.If | ast.While) -> frozenset[str]:
@@ -100,96 +243,6 @@ def _compared(test: ast.expr) -> Iterator[str]:
             yield name
 
 
-def _all(bindings: list[Binding], known: Known, good: Callable[[ast.expr], bool]) -> frozenset[str]:
-    found: dict[str, bool] = {}
-    for name, value in bindings:
-        found[name] = found.get(name, True) and value is not None and good(value)
-    return frozenset(name for name, fine in found.items() if fine and name not in known.given)
-
-
-def _bindings(body: Iterable[ast.AST]) -> Iterator[Binding]:
-    """(name, what it is bound to) in the statements' own scope; None where that cannot be said."""
-    waiting = list(body)
-    while waiting:
-        node = waiting.pop()
-        match node:
-            case ast.Assign():
-                for target in node.targets:
-                    yield from _bound(target, node.value)
-            case ast.AnnAssign(target=ast.Name(id=name)):
-                if node.value is not None:
-                    yield name, node.value
-            case ast.NamedExpr(target=ast.Name(id=name)):
-                yield name, node.value
-            case ast.For():
-                yield from _bound(node.target, None)
-            case ast.withitem(optional_vars=ast.expr() as target):
-                yield from _bound(target, None)
-            case ast.comprehension():
-                yield from _bound(node.target, None)
-            case ast.FunctionDef() | ast.ClassDef():
-                yield node.name, None
-            case ast.Import() | ast.ImportFrom():
-                yield from ((alias.asname or alias.name, None) for alias in node.names)
-        if not isinstance(node, SCOPES):
-            waiting += list(ast.iter_child_nodes(node))
-
-
-def _bound(target: ast.expr, value: ast.expr | None) -> Iterator[Binding]:
-    match target:
-        case ast.Name():
-            yield target.id, value
-        case ast.Tuple() | ast.List():
-            parts = value.elts if isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts) else None
-            for number, part in enumerate(target.elts):
-                yield from _bound(part, parts[number] if parts else value if _sizes(value) else None)
-        case ast.Starred():
-            yield from _bound(target.value, ast.List([], ast.Load()))  # always a new list
-
-
-def _made(value: ast.expr, known: Known) -> bool:
-    match value:
-        case ast.List() | ast.Dict() | ast.Set() | ast.ListComp() | ast.DictComp() | ast.SetComp() | ast.BinOp():
-            return True
-        case ast.IfExp():
-            return _made(value.body, known) and _made(value.orelse, known)
-        case ast.Call(func=ast.Name(id=name), args=[_], keywords=[]) if _is_asdict(name, known):
-            return True
-        case ast.Call(func=ast.Name(id=name)):
-            return (name in MAKERS and name not in known.hidden) or _returns(name, known, fresh_names, _made)
-        case ast.Call(func=ast.Attribute(attr="copy"), args=[], keywords=[]) if "copy" not in known.attributes:
-            return True
-        case ast.Call(func=ast.Attribute() as called):
-            return (known.names.dotted(called) or "").startswith("torch.")  # a method of another name may be the candidate's own
-    return False
-
-
-Finder = Callable[[Iterable[ast.AST], Known], frozenset[str]]
-
-
-def _returns(name: str, known: Known, names_of: Finder, good: Callable[[ast.expr, Known], bool]) -> bool:
-    """Whether a helper function of the module returns such values only."""
-    helper, key = known.helper(name), (name, good.__name__)
-    if helper is None:
-        return False
-    if key not in known.returns:
-        known.returns[key] = False  # where it calls itself
-        within = known.inside(helper)
-        names = names_of(helper.body, within)
-        values = list(_returned(helper.body))
-        fine = [value is not None and (_named(value, names) or good(value, within)) for value in values]
-        known.returns[key] = bool(fine) and all(fine)
-    return known.returns[key]
-
-
-def _named(value: ast.expr, names: frozenset[str]) -> bool:
-    return isinstance(value, ast.Name) and value.id in names
-
-
-def _is_asdict(name: str, known: Known) -> bool:
-    return known.names.imports.get(name) == "dataclasses.asdict" and name not in known.hidden | known.names.level
-
-
 def _returned(body: Iterable[ast.AST]) -> Iterator[ast.expr | None]:
     waiting = list(body)
     while waiting:
@@ -200,52 +253,14 @@ def _returned(body: Iterable[ast.AST]) -> Iterator[ast.expr | None]:
             waiting += list(ast.iter_child_nodes(node))
 
 
-def _number(value: ast.expr, known: Known, found: frozenset[str] = frozenset()) -> bool:
-    """found: names that are known to be bound to numbers."""
-    match value:
-        case ast.Name(id=name):
-            return name in found
-        case ast.Constant() | ast.BinOp() | ast.UnaryOp() | ast.Compare() | ast.JoinedStr() | ast.Tuple():
-            return True
-        case ast.IfExp():
-            return _number(value.body, known, found) and _number(value.orelse, known, found)
-        case ast.Call(func=ast.Name(id=name)):
-            return (name in NUMBERS and name not in known.hidden) or _returns(name, known, number_names, _number)
-        case ast.Call(func=ast.Attribute() as called):
-            return called.attr in SIZES or (known.names.dotted(called) or "").startswith(NUMBER_MODULES)
-    return _sizes(value)
+def _named(value: ast.expr, names: frozenset[str]) -> bool:
+    return isinstance(value, ast.Name) and value.id in names
 
 
-def _certain(value: ast.expr, known: Known) -> bool:
-    """Whether this is one number, and nothing that a list could be extended by."""
-    match value:
-        case ast.Constant(value=number):
-            return isinstance(number, int | float)
-        case ast.UnaryOp(operand=inner):
-            return _certain(inner, known)
-        case ast.BinOp(left=left, right=right):
-            return _certain(left, known) and _certain(right, known)
-        case ast.Call(func=ast.Name(id=name)):
-            return name in ("int", "float", "len") and name not in known.hidden
-        case ast.Call(func=ast.Attribute(attr=name) as called):
-            if known.names.dotted(called) in ONE_NUMBER:
-                return True
-            by_place = name in ("size", "stride") and len(value.args) == 1 and _certain(value.args[0], known)
-            return (by_place or name in ("numel", "dim", "element_size")) and name not in known.attributes
-        case ast.Attribute(attr=name):
-            return name in ("ndim", "itemsize") and name not in known.attributes
-        case ast.Subscript(value=ast.Attribute(attr="shape"), slice=place):
-            return "shape" not in known.attributes and _certain(place, known)
-    return False
+def _plain_number(value: ast.expr) -> bool:
+    """One that is written out: with a list beside it, max() raises."""
+    return isinstance(value, ast.Constant) and isinstance(value.value, int | float)
 
 
-def _sizes(value: ast.expr | None) -> bool:
-    """A shape, strides, or one of them."""
-    match value:
-        case ast.Attribute(attr=name):
-            return name in OF_SHAPES
-        case ast.Subscript(value=inner):
-            return _sizes(inner)
-        case ast.Call(func=ast.Attribute(attr=name)):
-            return name in SIZES
-    return False
+def _writes_to(call: ast.Call) -> bool:
+    return any(keyword.arg in ("out", None) for keyword in call.keywords)

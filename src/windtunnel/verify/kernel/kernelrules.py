@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+from collections.abc import Iterator
 
 from windtunnel.verify.kernel import rules
 from windtunnel.verify.kernel.expressions import split_dotted
@@ -40,7 +41,6 @@ class KernelCheck:
         for part in self.kernel.body:
             for node in ast.walk(part):
                 self._node(node)
-        self._precision_by_another_name()
         for name in self.local & (set(dir(builtins)) - own_names(self.kernel.body) - {a.arg for a in arguments(self.kernel)}):
             self._refuse("patches", self.kernel, f"{name} in a comprehension")  # elsewhere in the kernel it is the builtin
         return self.found
@@ -126,14 +126,16 @@ class KernelCheck:
         if not exact and not (isinstance(allow, ast.Constant) and allow.value is False):
             self._refuse("tf32", node)
 
-    def _precision_by_another_name(self) -> None:
-        """d = tl.dot: what is called by it later cannot be told from here."""
-        whole = [node for part in self.kernel.body for node in ast.walk(part)] if not self.tf32 else []
-        called = {id(node.func) for node in whole if isinstance(node, ast.Call)}
-        for node in whole:
-            named = self.names.dotted(node) if isinstance(node, ast.Attribute | ast.Name) else None
-            if named == "triton.language.dot" and id(node) not in called:
-                self._refuse("tf32", node)
+
+def dots_by_another_name(tree: ast.AST, names: Names) -> Iterator[ast.expr]:
+    """Where tl.dot is named and not called, as in d = tl.dot or kernel[grid](..., DOT=tl.dot): what is called by it later cannot
+    be told from there."""
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute | ast.Name) or id(node) in called:
+            continue
+        if names.dotted(node) == "triton.language.dot":
+            yield node
 
 
 def _in_language(dotted: str) -> bool:

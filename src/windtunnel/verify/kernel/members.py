@@ -106,6 +106,20 @@ KERNEL_MORE = words(
     check_disk_cache cache_key CompiledKernel ASTSource launch_metadata raw_src rewrite asm
     """
 )
+# Of tensors, beside those of COMPUTES: what changes one in its place.
+IN_PLACE = words(
+    """
+    add_ as_strided_ copy_ detach_ share_memory_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_
+    """
+)
+# Of tuners, kernels, partials, properties and exceptions: what they were given, have chosen and measured.
+HOLDERS = words(
+    """
+    arg_names bench_time best_config cache_results configs_timings configs_top_k key_idx nargs num_reps num_warmups
+    reset_to_zero restore_copies restore_value use_cuda_graph constexprs do_not_specialize do_not_specialize_on_alignment
+    is_gluon starting_line_number func keywords fget fset fdel getter setter deleter add_note
+    """
+)
 # Attributes that lead out of the candidate whatever they are read on. A second net below the lists of allowed names.
 LEADS_OUT = words(
     """

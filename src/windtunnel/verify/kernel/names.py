@@ -15,7 +15,8 @@ class Names:
 
     imports: local name → dotted origin ('tl' → 'triton.language'). kernels: functions decorated with triton.jit (or passed
     to it). functions: host functions by name, methods as 'Class.method'. callables: other names that hold something
-    callable (lambdas, partials). level: every name bound at module level; assigned: those bound by other than a definition.
+    callable (lambdas, partials). level: every name bound at module level; assigned: those of them bound by other
+    than a definition. bound: every name bound anywhere, rebound: those by other than an import.
     """
 
     imports: dict[str, str] = field(default_factory=dict)
@@ -25,6 +26,8 @@ class Names:
     callables: set[str] = field(default_factory=set)
     level: set[str] = field(default_factory=set)
     assigned: set[str] = field(default_factory=set)
+    bound: set[str] = field(default_factory=set)
+    rebound: set[str] = field(default_factory=set)
 
     def dotted(self, node: ast.expr) -> str | None:
         """'torch.nn.Linear' for nn.Linear under `import torch.nn as nn`; None where the root is no import."""
@@ -53,6 +56,8 @@ def read_names(tree: ast.Module) -> Names:
     for wrapped in _jit_calls(tree, names):
         if wrapped in names.functions:
             names.kernels[wrapped] = names.functions.pop(wrapped)
+    names.rebound = set(bound_names(tree))
+    names.bound = names.rebound | names.imports.keys()
     return names
 
 

@@ -67,11 +67,11 @@ class Owned:
                 case ast.Attribute(value=ast.Name(), attr=name) if isinstance(node.ctx, ast.Store):
                     yield name
                 case ast.ClassDef():
-                    yield from _class_names(node)
+                    yield from class_names(node)
                 case ast.Call(func=ast.Attribute(attr=name)) if name in REGISTERS:
-                    yield from _texts([*node.args[:1], *(k.value for k in node.keywords if k.arg == "name")])
+                    yield from texts([*node.args[:1], *(k.value for k in node.keywords if k.arg == "name")])
                 case ast.Call() if self._named_tuple(node):
-                    yield from _texts(node.args[1:])
+                    yield from texts(node.args[1:])
 
     def _named_tuple(self, node: ast.expr | None) -> bool:
         made_by = ("collections.namedtuple", "typing.NamedTuple", "typing_extensions.NamedTuple")
@@ -136,7 +136,8 @@ def _key(node: ast.expr) -> str:
     return ""
 
 
-def _class_names(node: ast.ClassDef) -> Iterator[str]:
+def class_names(node: ast.ClassDef) -> Iterator[str]:
+    """What its body defines: methods, and names that are assigned."""
     for part in node.body:
         if isinstance(part, ast.FunctionDef):
             yield part.name
@@ -145,7 +146,7 @@ def _class_names(node: ast.ClassDef) -> Iterator[str]:
                 yield from (inner.id for inner in ast.walk(target) if isinstance(inner, ast.Name))
 
 
-def _texts(nodes: list[ast.expr]) -> Iterator[str]:
+def texts(nodes: list[ast.expr]) -> Iterator[str]:
     """Every word of the constant texts in some expressions: namedtuple('Tile', 'rows cols')."""
     for node in nodes:
         for inner in ast.walk(node):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from windtunnel.verify.kernel import vocabulary
-from windtunnel.verify.kernel.members import COMPUTES, INTERNALS, KERNEL_MORE, LEADS_OUT, MODULE_MORE
+from windtunnel.verify.kernel.members import COMPUTES, HOLDERS, IN_PLACE, INTERNALS, KERNEL_MORE, LEADS_OUT, MODULE_MORE
 from windtunnel.verify.kernel.members import words as words
 
 
@@ -193,7 +193,7 @@ MODULE_METHODS = words(
 )
 # Names that other things than the candidate's own have: a field or method called so is the candidate's only on `self`,
 # its classes and what is certainly made by them.
-ELSEWHERE = COMPUTES | INTERNALS | MODULE_METHODS | MODULE_MORE | KERNEL_MORE
+ELSEWHERE = COMPUTES | IN_PLACE | INTERNALS | MODULE_METHODS | MODULE_MORE | KERNEL_MORE | HOLDERS
 
 MESSAGES: dict[str, str] = {
     "host-compute": "{what} computes in PyTorch. Only a Triton kernel may; host code allocates, views, launches and returns.",
