@@ -6,7 +6,7 @@ What cannot be followed is left to the run with the kernels knocked out.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from windtunnel.verify.kernel.names import Names, bound_names, read_names
 from windtunnel.verify.kernel.problem import Problem, problem
@@ -38,9 +38,11 @@ class _Flow:
         self.names = names
         self.given: dict[str, set[str]] = {key: set() for key in names.functions}
         self.local = {key: set(bound_names(node)) for key, node in names.functions.items()}
-        self.aliases = {
-            key: [pair for pair in _aliases(node) if pair[1] not in names.imports] for key, node in names.functions.items()
-        }
+        self.aliases = {key: _aliases(node, names.imports) for key, node in names.functions.items()}
+        self.methods: dict[str, str] = {}  # name → the first class's method of that name
+        for key in names.functions:
+            if "." in key:
+                self.methods.setdefault(key.rpartition(".")[2], key)
 
     def settle(self) -> None:
         for _ in range(PASSES):
@@ -58,9 +60,9 @@ class _Flow:
             elif (callee := self._callee(node)) is not None:
                 given |= set(self._given_through(node, callee))
         for _ in range(PASSES):
-            for left, right in self.aliases[key]:
-                if left in given or right in given:
-                    given |= {left, right}
+            for group in self.aliases[key]:
+                if not given.isdisjoint(group):
+                    given |= group
 
     def _given_through(self, call: ast.Call, callee: str) -> Iterator[str]:
         """Names of the caller whose tensors the helper passes on to a kernel."""
@@ -77,9 +79,7 @@ class _Flow:
             case ast.Name(id=name) if name in self.names.functions:
                 return name
             case ast.Attribute(attr=name):
-                for key in self.names.functions:
-                    if key.endswith(f".{name}"):
-                        return key
+                return self.methods.get(name)
         return None
 
     def reaches_launch(self, key: str, seen: set[str]) -> bool:
@@ -181,21 +181,30 @@ def _own(function: ast.FunctionDef) -> Iterator[ast.AST]:
             stack += ast.iter_child_nodes(node)
 
 
-def _aliases(function: ast.FunctionDef) -> list[tuple[str, str]]:
-    """Pairs of names that may share a tensor: b = a.view(...), b = a, b = a if c else d, for b, d in ((a, c), ...)."""
-    pairs = []
+def _aliases(function: ast.FunctionDef, imports: Container[str]) -> list[set[str]]:
+    """Names that may share a tensor: b = a.view(...), b = a, b = a if c else d, for b, d in ((a, c), ...).
+
+    imports: names that are no tensors. Groups, not pairs: a loop may bind hundreds of names to one of hundreds.
+    """
+    groups: list[set[str]] = []
+
+    def add(bound: Iterable[str], value: ast.expr) -> None:
+        left, right = set(bound), {root for root in _roots(value) if root not in imports}
+        if left and right:
+            groups.append(left | right)
+
     for node in ast.walk(function):
         if isinstance(node, ast.For | ast.comprehension):
-            pairs += [(name, root) for name in _stored(node.target) for root in _roots(node.iter)]
+            add(_stored(node.target), node.iter)
         elif isinstance(node, ast.NamedExpr):
-            pairs += [(node.target.id, root) for root in _roots(node.value)]
+            add([node.target.id], node.value)
         elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            pairs += [(node.targets[0].id, root) for root in _roots(node.value)]
+            add([node.targets[0].id], node.value)
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
             for left, right in zip(node.targets[0].elts, node.value.elts, strict=False):
                 if isinstance(left, ast.Name):
-                    pairs += [(left.id, root) for root in _roots(right)]
-    return pairs
+                    add([left.id], right)
+    return groups
 
 
 def _roots(node: ast.expr) -> Iterator[str]:

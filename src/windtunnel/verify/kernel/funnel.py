@@ -13,6 +13,7 @@ from windtunnel.verify.kernel.advice import advice
 from windtunnel.verify.kernel.allowlist import check_text
 from windtunnel.verify.kernel.bombs import too_much
 from windtunnel.verify.kernel.dataflow import check_flow
+from windtunnel.verify.kernel.encoding import other_encoding
 from windtunnel.verify.kernel.gpu import GpuStages
 from windtunnel.verify.kernel.hidden import GPU_ONLY
 from windtunnel.verify.kernel.prepared import Batch, Preparation, ReferenceBroken
@@ -33,6 +34,7 @@ PRELOAD = (
     "windtunnel.verify.kernel.child_reference",
     "windtunnel.verify.kernel.child_warm",
 )
+MARK = "\ufeff"  # a byte order mark
 HALF = "the correctness half: the interpreter ran it; full shapes and timing need a GPU"
 
 
@@ -58,10 +60,17 @@ def kernel_sandbox() -> Sandbox:
 
 def check_source(source: str, task: Task | None = None) -> Finding | None:
     """The stages that need no process: syntax, allow-list, dataflow. What is wrong, or None."""
-    source = source.removeprefix("\ufeff")
+    return _check(source.removeprefix(MARK), task)
+
+
+def _check(source: str, task: Task | None) -> Finding | None:
+    """The same of exactly the text that is run."""
     refused = too_much(source)
     if refused is not None:
         return Finding("syntax", "too-large", f"The candidate is not read: {refused}.")
+    encoding = other_encoding(source)
+    if encoding is not None:
+        return Finding("syntax", "syntax-error", f"A comment at the start declares the encoding {encoding}. Take it out.")
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -106,9 +115,9 @@ class KernelVerifier:
     def verify(self, answer: str) -> Verdict:
         """The judgement of one candidate. Raises UserError only where the task itself cannot be used."""
         clock = _Clock()
-        answer = answer.removeprefix("\ufeff")  # a byte order mark
+        answer = answer.removeprefix(MARK)
         with clock("static"):
-            found = check_source(answer, self.task)
+            found = _check(answer, self.task)
         if found is None:
             try:
                 with clock("reference"):
