@@ -78,3 +78,14 @@ def test_advice_names_the_line_of_the_first_such_load() -> None:
     for fine in ("tl.load(p)", "tl.load(p, m, 0.0)", "d.load([0, 1])", "tl.load(b, boundary_check=(0,), padding_option='zero')"):
         assert advice(fine, "wrong-values", "") == ""
     assert advice("tl.load(p, m)", "host-compute", "") == ""
+
+
+def test_a_launch_that_stores_nothing_is_fine(box: Sandbox) -> None:
+    twice = SUM.replace("BODY", "x = tl.load(x_ptr + row * cols + at, mask=at < cols, other=0.0)").replace(
+        "tl.store(y_ptr + row, tl.sum(x.to(tl.float32), 0))",
+        "tl.store(y_ptr + row, tl.sum(x.to(tl.float32), 0), mask=cols > 0)",
+    )
+    launch = next(line for line in twice.splitlines() if "sum_kernel[" in line)
+    twice = twice.replace(launch, f"{launch}\n{launch.replace('x.shape[1], BLOCK', '0, BLOCK')}")
+    verdict = KernelVerifier(find_task("sum_last"), box).verify(twice)
+    assert verdict.accepted, verdict.message
