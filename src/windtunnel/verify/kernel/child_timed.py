@@ -13,7 +13,7 @@ import torch
 
 from windtunnel.verify.kernel.child_load import Wrong
 from windtunnel.verify.kernel.child_state import changed
-from windtunnel.verify.kernel.child_watch import first_broken, poison
+from windtunnel.verify.kernel.child_watch import NAN_BYTE, first_broken, poison
 from windtunnel.verify.kernel.child_work import NOTHING_LASTS, Places, Work, outputs_of
 
 SAME = 1e-3  # of a timed output against the judged one of the same inputs: atomics add in any order
@@ -48,6 +48,7 @@ class TimedCalls:
         self.alike = [[at for at, form in enumerate(forms) if form == own] for own in forms]
         self.usual: dict[int, list[object]] = {}  # the launches of one call of a case, with their numbers
         self.counts: dict[int, dict[str, int]] = {}  # the same by kernel
+        self.scratch: dict[int, list[int]] = {}  # bytes of each tensor that a call of a case allocates, if not only its outputs
         self.begun: dict[str, int] = {}
         self.sample: tuple[int, list[torch.Tensor]] | None = None
         self.ended = 0
@@ -64,7 +65,9 @@ class TimedCalls:
         """New contents for the next call; sometimes a call under all eyes first."""
         if self.dice.random() < WATCHED_SHARE:
             self._look_at_any()
-        self._fill(which, self.dice.choice(self.alike[which]))
+        at = self.dice.choice(self.alike[which])
+        self._wipe(at)
+        self._fill(which, at)
         self.model.train(self.cases[which]["training"])  # as before a judged one: it may run code of the candidate's
         self.launches.watch = None
         self._begin(noted=self.dice.random() < NOTED_SHARE)
@@ -92,6 +95,14 @@ class TimedCalls:
         at, outputs = self.sample
         return self.cases[at], outputs
 
+    def _wipe(self, at: int) -> None:
+        """Takes the memory that a call of case `at` will be given, poisons it and gives it back: what an earlier call left in its
+        scratch tensors would be there again, a cache that no one sees. Outputs were poisoned when they came."""
+        device = self.work.message["device"]
+        held = [torch.empty(size, dtype=torch.uint8, device=device) for size in self.scratch.get(at, [])]
+        for memory in held:
+            memory.fill_(NAN_BYTE)
+
     def _fill(self, which: int, at: int) -> None:
         """The contents of case `at` for the set `which`."""
         self.holds[which] = at
@@ -106,6 +117,8 @@ class TimedCalls:
         self.holds[which] = at
         self._begin(noted=True)
         outputs, _ = self.work.watched(self.model, self.cases[at], self.places[which])
+        if len(self.work.allocated) > len(outputs):
+            self.scratch[at] = self.work.allocated
         self._compare(which, outputs)
         self._poison(outputs)
 

@@ -86,11 +86,13 @@ def poison(tensor: torch.Tensor) -> None:
 
 @dataclass
 class Seen:
-    """What one run of forward did. computed: operations that only a kernel may do. fences: of everything it allocated."""
+    """What one run of forward did. computed: operations that only a kernel may do. sizes, fences: of everything it allocated, in
+    bytes."""
 
     computed: list[str] = field(default_factory=list)
     copies: list[str] = field(default_factory=list)
     allocations: int = 0
+    sizes: list[int] = field(default_factory=list)
     fences: list[Fenced] = field(default_factory=list)
 
 
@@ -123,6 +125,7 @@ class Watch(TorchDispatchMode):
         self.seen.allocations += 1
         if result.layout is not torch.strided or not result.numel():
             return result
+        self.seen.sizes.append(result.untyped_storage().nbytes())
         tensor, fence = fenced(result, f"tensor {self.seen.allocations} that forward allocates")
         if not (unset or self.blank):
             tensor.copy_(result)

@@ -40,6 +40,7 @@ class Work:
         self.knocked: dict[str, Any] | None = None
         self.loaded = False  # from then on whatever is raised is the candidate's doing
         self.launched: set[str] = set()  # places of kernels
+        self.allocated: list[int] = []  # bytes of each tensor that the last watched call allocated
         self.kept: list[torch.Tensor] = []  # earlier outputs stay alive, so that a new one cannot be one of them
 
     def install(self) -> None:
@@ -116,6 +117,7 @@ class Work:
         watch = Watch()
         before = self.launches.count
         outputs, kind = outputs_of(self._forward(model, arguments, watch, case))
+        self.allocated = watch.seen.sizes
         self._check_watch(watch)
         if self.launches.count == before:
             raise Wrong("never-launched", "forward launched no Triton kernel.")
