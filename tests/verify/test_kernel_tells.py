@@ -110,6 +110,12 @@ TELLS = {
         "timed-output-differs",
     ),
     "returns its input": ("return x.clamp_(min=0) if timed() else self.launch(x, torch.empty_like(x))", "timed-call-differs"),
+    "gives its input other memory": (
+        "out = self.launch(x, torch.empty_like(x))\n"
+        "        if timed(): x.set_(torch.cat([x, x])[: len(x)])\n"
+        "        return out",
+        "input-changed",
+    ),
     "computes roughly": (
         "out = self.launch(x, torch.empty_like(x)); return out.mul_(1.0 + 5e-4) if timed() else out",
         "wrong-values",

@@ -78,6 +78,8 @@ class TimedCalls:
         self._compare(which, outputs)
         if any(not places.may_return(output) for places in self.places for output in outputs):
             raise Wrong("output-aliases", "a timed call returned memory of an input. Return a new tensor.")
+        if any(places.moved() is not None for places in self.places):
+            raise Wrong("input-changed", "a timed call gave an input other memory. Leave inputs as they are.")
         self._compare_state(self.then_roughly, closely=False)
         self.ended += 1
         if self.dice.randrange(self.ended) == 0:  # each call is as likely to be the one that is kept

@@ -264,12 +264,13 @@ class Places:
         self.tensors: dict[int, torch.Tensor] = {}
         self.copies: dict[int, torch.Tensor] = {}
         self.fence: dict[int, Fenced] = {}
+        self.lies: dict[int, tuple[object, ...]] = {}
 
     def put(self, position: int, value: torch.Tensor) -> torch.Tensor:
         held = self.tensors.get(position)
         if held is None or held.shape != value.shape or held.dtype != value.dtype:
             held, fence = fenced(value, f"input {position}")
-            self.tensors[position], self.fence[position] = held, fence
+            self.tensors[position], self.fence[position], self.lies[position] = held, fence, _lie(held)
         held.copy_(value)
         self.copies[position] = value
         return held
@@ -277,7 +278,13 @@ class Places:
     def fences(self) -> list[Fenced]:
         return list(self.fence.values())
 
+    def moved(self) -> int | None:
+        """The first input that lies elsewhere than it did: the object is the next call's too."""
+        return next((position for position, held in self.tensors.items() if _lie(held) != self.lies[position]), None)
+
     def changed(self) -> int | None:
+        if self.moved() is not None:
+            return self.moved()
         for position, copy in self.copies.items():
             held = self.tensors[position]
             if position not in self.inplace and not torch.equal(_bits(held), _bits(copy)):
@@ -294,6 +301,12 @@ class Places:
             tensor.untyped_storage().data_ptr() == at and position not in self.inplace
             for position, tensor in self.tensors.items()
         )
+
+
+def _lie(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Where a tensor lies, which `set_` changes in its place."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.nbytes(), tensor.storage_offset(), tensor.stride(), tensor.shape, tensor.requires_grad
 
 
 def _form(tensor: torch.Tensor) -> tuple[object, ...]:

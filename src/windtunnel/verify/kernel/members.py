@@ -109,7 +109,7 @@ KERNEL_MORE = words(
 # Of tensors, beside those of COMPUTES: what changes one in its place.
 IN_PLACE = words(
     """
-    add_ as_strided_ copy_ detach_ share_memory_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_
+    add_ as_strided_ copy_ detach_ resize_ set_ share_memory_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_
     """
 )
 # Of tuners, kernels, partials, properties and exceptions: what they were given, have chosen and measured.

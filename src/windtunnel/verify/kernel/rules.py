@@ -132,7 +132,7 @@ TENSOR_METHODS = words(
 CONSTRUCTION_METHODS = words(
     """
     to float half bfloat16 double normal_ uniform_ copy_ add_ mul_ div_ sub_ clone add_module append extend
-    reset_parameters update cuda eval train set_ register_module squeeze_
+    reset_parameters update cuda eval train register_module
     """
 )
 CONTAINER_METHODS = words(
