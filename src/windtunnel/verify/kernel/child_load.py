@@ -109,9 +109,12 @@ def said(error: BaseException) -> str:
 
 def stand_in_for_cuda() -> None:
     """Host code may ask for the number of multiprocessors or select a device; on a CPU it is answered."""
+    # Of an H200, but for few multiprocessors, so that a program has more than one block to do.
     properties = SimpleNamespace(
-        multi_processor_count=4, warp_size=32, major=9, minor=0, name="interpreter", total_memory=1 << 30
-    )
+        multi_processor_count=4, warp_size=32, major=9, minor=0, name="NVIDIA H200", total_memory=150_110_011_392,
+        max_threads_per_multi_processor=2048, max_threads_per_block=1024, regs_per_multiprocessor=65536, L2_cache_size=62914560,
+        shared_memory_per_block=49152, shared_memory_per_block_optin=232448, shared_memory_per_multiprocessor=233472,
+    )  # fmt: skip
     stand_ins: dict[str, Any] = {
         "get_device_properties": lambda device=None: properties,
         "get_device_capability": lambda device=None: (9, 0),

@@ -182,7 +182,8 @@ class Expressions:
         of_device = name == "type" and isinstance(node.value, ast.Attribute) and node.value.attr == "device"
         asked = id(node) in self.asking
         banned = rules.BANNED_ATTRIBUTES.get(name)
-        if (name == "is_cuda" or of_device) and not asked:
+        broken = name == "type" and node.lineno != node.end_lineno  # its answer is only replaced within a line
+        if (name == "is_cuda" or of_device or broken) and not asked:
             self.refuse("reads-mode", node)
         elif banned == "reaches-into-triton" and self._on_self(node, scope):
             pass  # self.run, self.cache: what is banned on kernels is any name on the candidate's own module
