@@ -19,7 +19,8 @@ OF_SHAPES = frozenset({"shape", "ndim", "itemsize", "nbytes", "multi_processor_c
 PASSES = 4  # names of names
 HELPERS = 3  # helpers of helpers
 NUMBER_MODULES = ("math.", "triton.cdiv", "triton.next_power_of_2", "torch.numel")
-ONE_NUMBER = frozenset({"triton.cdiv", "triton.next_power_of_2", *(f"math.{f}" for f in "ceil floor isqrt gcd sqrt log2".split())})
+IN_MATH = ("ceil", "floor", "isqrt", "gcd", "sqrt", "log2")
+ONE_NUMBER = frozenset({"triton.cdiv", "triton.next_power_of_2", *(f"math.{name}" for name in IN_MATH)})
 # What changes a container in its place, where a number is bound anew.
 IN_PLACE = (ast.Add, ast.Sub, ast.Mult, ast.BitOr, ast.BitAnd, ast.BitXor)
 

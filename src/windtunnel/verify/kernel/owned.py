@@ -40,7 +40,7 @@ class Owned:
         values: dict[str, list[ast.expr | None]] = {}
         for name, value in _attribute_values(tree):
             values.setdefault(name, []).append(value)
-        of_classes = {name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for name in _class_names(node)}
+        of_classes = {name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for name in class_names(node)}
         adds = any(isinstance(node, ast.Attribute) and node.attr in ADDS for node in ast.walk(tree))
         bound = {key for key, _ in _bindings(tree)} | {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
         called = {name for name, some in values.items() if not adds and all(self._calls(v, bound) for v in some)} - of_classes
