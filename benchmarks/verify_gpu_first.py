@@ -175,7 +175,7 @@ def _layer_by_layer(namespaces: bool) -> None:
     import importlib
     import tempfile
 
-    from windtunnel.verify.kernel.child_warm_gpu import warm
+    from windtunnel.verify.kernel.child.warm_gpu import warm
     from windtunnel.verify.kernel.gpu import LIMITS
     from windtunnel.verify.sandbox import gpu_devices, outer
     from windtunnel.verify.sandbox.forking import fork_alone, with_folder

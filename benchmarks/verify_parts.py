@@ -45,7 +45,7 @@ def main() -> int:
     size = "full" if options.device == "cuda" else "tiny"
     stages = GpuStages(find_task(options.kernel.split("/")[0]), box, box, clock=False, device=options.device, size=size)
     began = time.perf_counter()
-    for name in (*box._template.preload, "windtunnel.verify.kernel.child_full"):
+    for name in (*box._template.preload, "windtunnel.verify.kernel.child.full"):
         module, _, function = name.partition(":")
         loaded = importlib.import_module(module)
         if function:
@@ -71,7 +71,7 @@ def main() -> int:
 
 def _one(message: dict[str, Any], *, profiled: bool) -> int:
     """In a fork: the candidate, and what was seen."""
-    from windtunnel.verify.kernel import child_full
+    from windtunnel.verify.kernel.child import full
     from windtunnel.verify.sandbox.channel import REPLY_FD, memory_file
 
     os.chdir(tempfile.mkdtemp())
@@ -88,7 +88,7 @@ def _one(message: dict[str, Any], *, profiled: bool) -> int:
     cpu, began = sum(os.times()[:4]), time.perf_counter()
     if profiled:
         profile.enable()
-    reply, _ = child_full.main(message, [])
+    reply, _ = full.main(message, [])
     profile.disable()
     print(f"\n{time.perf_counter() - began:.3f} s, CPU {sum(os.times()[:4]) - cpu:.3f} s, {len(reply['runs'])} runs;", end=" ")
     print(" ".join(f"{name} {seconds:.3f}" for name, seconds in reply["seconds"].items()), "wrong:", reply.get("wrong"))

@@ -139,14 +139,14 @@ def make_up_for_the_gpu() -> None:
     import torch
     from triton.runtime import interpreter
 
-    from windtunnel.verify.kernel import child_triton
-    from windtunnel.verify.kernel.child_autotune import pick_configurations
-    from windtunnel.verify.kernel.child_load import stand_in_for_cuda
+    from windtunnel.verify.kernel.child import triton as ours
+    from windtunnel.verify.kernel.child.autotune import pick_configurations
+    from windtunnel.verify.kernel.child.load import stand_in_for_cuda
 
     pick_configurations(random.Random(0).choice)
-    child_triton._libdevice(interpreter.interpreter_builder)
-    child_triton._constexpr_by_any_name()
-    child_triton._quicken(interpreter.interpreter_builder)
+    ours._libdevice(interpreter.interpreter_builder)
+    ours._constexpr_by_any_name()
+    ours._quicken(interpreter.interpreter_builder)
     stand_in_for_cuda()
     for name in ("synchronize", "empty_cache", "reset_peak_memory_stats", "manual_seed"):
         setattr(torch.cuda, name, lambda *args, **kwargs: None)

@@ -148,4 +148,4 @@ def test_what_one_candidate_imports_and_starts_is_listed() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("wrong: None") == 4
     assert done.stdout.count("imports: nothing\nprograms: none") == 4
-    assert "child_work.py" in done.stdout
+    assert "work.py" in done.stdout

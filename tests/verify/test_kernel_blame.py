@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from windtunnel.verify.kernel import GpuStages, KernelVerifier, Task, compiler_sandbox, kernel_sandbox
-from windtunnel.verify.kernel.child_turn import FIRST_WAIT
+from windtunnel.verify.kernel.child.turn import FIRST_WAIT
 from windtunnel.verify.kernel.gpu import FULL, LIMITS, PROBE
 from windtunnel.verify.kernel.prepared import Batch, Preparation
 from windtunnel.verify.kernel.task import task_from_source

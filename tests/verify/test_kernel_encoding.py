@@ -13,7 +13,7 @@ from test_kernel_static import HEAD, KERNEL, LAUNCH, candidate
 
 from windtunnel.verify import KernelVerifier, find_task, kernel_sandbox
 from windtunnel.verify.kernel import check_source
-from windtunnel.verify.kernel.child_load import Wrong, load_candidate
+from windtunnel.verify.kernel.child.load import Wrong, load_candidate
 
 HONEST = candidate(f"y = torch.empty_like(x)\n{LAUNCH}\nreturn y")
 

@@ -119,7 +119,7 @@ class Impatient:
     def run(self, job: Job) -> Outcome:
         from dataclasses import replace
 
-        tiny = job.entry.endswith("child_tiny:main")
+        tiny = job.entry.endswith("child.tiny:main")
         return self.box.run(replace(job, limits=replace(job.limits, cpu_seconds=3)) if tiny else job)
 
 

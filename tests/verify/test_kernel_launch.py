@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from windtunnel.verify.kernel.child_launch import QuickLauncher, install_quick_launcher, makers_of
+from windtunnel.verify.kernel.child.launch import QuickLauncher, install_quick_launcher, makers_of
 
 DRIVER = """
 #include <string.h>

@@ -7,7 +7,7 @@ from honest.suite import suite
 
 from windtunnel.verify import find_task
 from windtunnel.verify.kernel import KernelVerifier, kernel_sandbox
-from windtunnel.verify.kernel.advice import advice
+from windtunnel.verify.kernel.text.advice import advice
 from windtunnel.verify.sandbox import Sandbox
 from windtunnel.verify.types import Verdict
 

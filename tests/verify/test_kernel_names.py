@@ -9,7 +9,8 @@ from types import ModuleType
 import pytest
 from test_kernel_static import HEAD, KERNEL, LAUNCH, candidate
 
-from windtunnel.verify.kernel import check_source, members, rules
+from windtunnel.verify.kernel import check_source
+from windtunnel.verify.kernel.text import members, rules
 
 
 def reason(source: str) -> str:

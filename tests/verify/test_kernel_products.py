@@ -9,9 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from windtunnel.verify import find_task, kernel_tasks  # noqa: E402
-from windtunnel.verify.kernel.child_coarse import CoarseProducts, cut  # noqa: E402
-from windtunnel.verify.kernel.child_compare import not_finite, values_differ  # noqa: E402
-from windtunnel.verify.kernel.child_judge import TF32_RELATIVE  # noqa: E402
+from windtunnel.verify.kernel.child.coarse import CoarseProducts, cut  # noqa: E402
+from windtunnel.verify.kernel.child.compare import not_finite, values_differ  # noqa: E402
+from windtunnel.verify.kernel.child.judge import TF32_RELATIVE  # noqa: E402
 from windtunnel.verify.kernel.funnel import check_source  # noqa: E402
 from windtunnel.verify.kernel.hidden import WIDE, full_cases, may_have_products  # noqa: E402
 

@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 
 from windtunnel.verify import find_task  # noqa: E402
 from windtunnel.verify.kernel import GpuStages, gpu_sandbox, kernel_sandbox, reference_sandbox  # noqa: E402
-from windtunnel.verify.kernel.child_state import FACTORS, sums  # noqa: E402
-from windtunnel.verify.kernel.child_watch import Watch, fenced  # noqa: E402
+from windtunnel.verify.kernel.child.state import FACTORS, sums  # noqa: E402
+from windtunnel.verify.kernel.child.watch import Watch, fenced  # noqa: E402
 from windtunnel.verify.sandbox import Sandbox  # noqa: E402
 
 START = '''

@@ -105,7 +105,7 @@ def test_what_no_neighbour_causes_is_not_said_to_be_theirs() -> None:
 
 def test_choices_of_configurations_are_forgotten_behind_heuristics_too() -> None:
     triton = pytest.importorskip("triton")
-    from windtunnel.verify.kernel.child_autotune import forget_tuning, tuners
+    from windtunnel.verify.kernel.child.autotune import forget_tuning, tuners
 
     def kernel(x, BLOCK):
         pass
@@ -191,7 +191,7 @@ def test_full_and_timing_go_through_their_motions_on_the_interpreter() -> None:
 
 def test_the_clock_ends_early_when_the_median_is_known_or_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    from windtunnel.verify.kernel import child_clock
+    from windtunnel.verify.kernel.child import clock as child_clock
 
     pauses: list[float] = []
 
@@ -224,7 +224,7 @@ def test_the_clock_ends_early_when_the_median_is_known_or_the_time_is_over(monke
 
 def test_nobody_can_count_which_calls_are_queued() -> None:
     pytest.importorskip("torch")
-    from windtunnel.verify.kernel.child_clock import _kinds
+    from windtunnel.verify.kernel.child.clock import _kinds
 
     orders = {tuple(queued for number, queued in _kinds(60, random.Random(seed)) if number >= 0) for seed in range(20)}
     assert len(orders) == 20
@@ -423,7 +423,7 @@ for name in {gpu_sandbox()._template.preload!r}:
     importlib.import_module(name.partition(":")[0])
 from triton import knobs
 assert not knobs.runtime.interpret, "interpreted"
-from windtunnel.verify.kernel.child_warm_kernel import sum_of_product
+from windtunnel.verify.kernel.child.warm_kernel import sum_of_product
 print(type(sum_of_product).__name__)
 """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

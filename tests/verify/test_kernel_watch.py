@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from windtunnel.verify import find_task  # noqa: E402
-from windtunnel.verify.kernel.child_draw import Drawn  # noqa: E402
-from windtunnel.verify.kernel.child_watch import fenced, first_broken  # noqa: E402
+from windtunnel.verify.kernel.child.draw import Drawn  # noqa: E402
+from windtunnel.verify.kernel.child.watch import fenced, first_broken  # noqa: E402
 
 
 def test_a_write_on_either_side_of_any_tensor_is_found() -> None:

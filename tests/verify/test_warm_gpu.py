@@ -15,9 +15,9 @@ import pytest
 SETS_UP = """
 import os, sys
 sys.setdlopenflags(os.RTLD_LAZY)
-from windtunnel.verify.kernel import child_warm_gpu
-child_warm_gpu._driver()
-child_warm_gpu._arguments()
+from windtunnel.verify.kernel.child import warm_gpu
+warm_gpu._driver()
+warm_gpu._arguments()
 known = set(sys.modules)
 os.environ["TRITON_CACHE_DIR"], os.environ["CC"] = sys.argv[1], "/bin/false"
 from triton.backends.nvidia.driver import CudaDriver

@@ -1,6 +1,6 @@
 """Judging Triton kernels: tasks, static rules, the interpreter's tiny stage, full shapes and timing on a GPU.
 
-Nothing here imports torch or triton; the modules named child_* do, inside the sandbox.
+Nothing here imports torch or triton; what stands in `child` does, inside the sandbox.
 """
 
 from windtunnel.verify.kernel.funnel import STAGES, KernelVerifier, check_source, compiler_sandbox, kernel_sandbox, stage_states

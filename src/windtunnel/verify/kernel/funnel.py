@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from windtunnel.verify.kernel.advice import advice
-from windtunnel.verify.kernel.allowlist import check_text
-from windtunnel.verify.kernel.bombs import too_much
-from windtunnel.verify.kernel.dataflow import check_flow
-from windtunnel.verify.kernel.encoding import other_encoding
 from windtunnel.verify.kernel.gpu import GpuStages
 from windtunnel.verify.kernel.hidden import GPU_ONLY
 from windtunnel.verify.kernel.prepared import Batch, Preparation, ReferenceBroken
 from windtunnel.verify.kernel.task import Task
+from windtunnel.verify.kernel.text.advice import advice
+from windtunnel.verify.kernel.text.allowlist import check_text
+from windtunnel.verify.kernel.text.bombs import too_much
+from windtunnel.verify.kernel.text.dataflow import check_flow
+from windtunnel.verify.kernel.text.encoding import other_encoding
 from windtunnel.verify.kernel.tiny import Finding, compile_job, judge_compile, judge_left_out, judge_tiny, tiny_job
 from windtunnel.verify.sandbox import Outcome, Runner, Sandbox
 from windtunnel.verify.types import Verdict, accept, broken, refuse
@@ -28,11 +28,11 @@ PRELOAD = (
     "triton",
     "triton.language",
     "triton.runtime.interpreter",
-    "windtunnel.verify.kernel.child_tiny",
-    "windtunnel.verify.kernel.child_places",
-    "windtunnel.verify.kernel.child_triton",
-    "windtunnel.verify.kernel.child_reference",
-    "windtunnel.verify.kernel.child_warm",
+    "windtunnel.verify.kernel.child.tiny",
+    "windtunnel.verify.kernel.child.places",
+    "windtunnel.verify.kernel.child.triton",
+    "windtunnel.verify.kernel.child.reference",
+    "windtunnel.verify.kernel.child.warm",
 )
 MARK = "\ufeff"  # a byte order mark
 HALF = "the correctness half: the interpreter ran it; full shapes and timing need a GPU"
@@ -42,8 +42,8 @@ COMPILER_PRELOAD = (
     "torch",
     "triton",
     "triton.language",
-    "windtunnel.verify.kernel.child_compile",
-    "windtunnel.verify.kernel.child_warm_compile",
+    "windtunnel.verify.kernel.child.compile",
+    "windtunnel.verify.kernel.child.warm_compile",
 )
 HOPPER = 90
 

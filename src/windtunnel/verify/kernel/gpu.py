@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from windtunnel.verify.kernel.child_turn import CONTEXT, FIRST_WAIT, TIMING, WAITING
+from windtunnel.verify.kernel.child.turn import CONTEXT, FIRST_WAIT, TIMING, WAITING
 from windtunnel.verify.kernel.hidden import Case, full_cases, new_seed
 from windtunnel.verify.kernel.neighbours import CALLS as PROBE_CALLS
 from windtunnel.verify.kernel.neighbours import excused, read_look
@@ -20,10 +20,10 @@ from windtunnel.verify.kernel.tiny import UNMOVED_AT_MOST, Finding, ended, wrong
 from windtunnel.verify.kernel.turns import Late, gpu_path, in_turn, opened, places, turns_of
 from windtunnel.verify.sandbox import Job, Limits, MiB, Outcome, Runner, Sandbox
 
-FULL = "windtunnel.verify.kernel.child_full:main"
-JUDGE = "windtunnel.verify.kernel.child_judge:main"
-BASELINE = "windtunnel.verify.kernel.child_judge:baseline"
-PROBE = "windtunnel.verify.kernel.child_probe:main"
+FULL = "windtunnel.verify.kernel.child.full:main"
+JUDGE = "windtunnel.verify.kernel.child.judge:main"
+BASELINE = "windtunnel.verify.kernel.child.judge:baseline"
+PROBE = "windtunnel.verify.kernel.child.probe:main"
 # In all its waits together. Who waits does so for those who are in the room, all at the same time (300 s at most, for a reference
 # that is compiled), then for each worker's timing (20 s: 320 s with 16 of them) and for a reference's (120 s). With more workers
 # or several tasks at once it may not suffice; then nothing is known of the candidate, which is no refusal.
@@ -90,15 +90,15 @@ def has_gpu(index: int = 0) -> bool:
 
 def gpu_sandbox(index: int = 0) -> Sandbox:
     """A warm worker for a GPU. Its children start CUDA themselves, since CUDA does not survive a fork. A context manager."""
-    modules = (*TORCH, "triton", "windtunnel.verify.kernel.child_full", "windtunnel.verify.kernel.child_gpu")
-    preload = (*modules, "windtunnel.verify.kernel.child_warm_gpu:warm")
+    modules = (*TORCH, "triton", "windtunnel.verify.kernel.child.full", "windtunnel.verify.kernel.child.gpu")
+    preload = (*modules, "windtunnel.verify.kernel.child.warm_gpu:warm")
     return Sandbox(preload=preload, environment=ONE_QUEUE | BINARIES_ONLY, devices=_devices(index))
 
 
 def reference_sandbox(index: int = 0) -> Sandbox:
     """The same for the reference and the comparison. No candidate ever runs in it, so one child with one CUDA context serves all.
     A context manager."""
-    preload = (*TORCH, "windtunnel.verify.kernel.child_judge:warm", "windtunnel.verify.kernel.child_probe")
+    preload = (*TORCH, "windtunnel.verify.kernel.child.judge:warm", "windtunnel.verify.kernel.child.probe")
     return Sandbox(preload=preload, environment=ONE_QUEUE, devices=_devices(index), lasting=True)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from windtunnel.verify.kernel.names import read_names
+from windtunnel.verify.kernel.text.names import read_names
 
 
 def as_on_gpu(source: str) -> str:

@@ -14,8 +14,8 @@ from windtunnel.verify.kernel.prepared import Batch, Ready
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.sandbox import Job, Limits, MiB, Outcome
 
-ENTRY = "windtunnel.verify.kernel.child_tiny:main"
-COMPILE_ENTRY = "windtunnel.verify.kernel.child_compile:main"
+ENTRY = "windtunnel.verify.kernel.child.tiny:main"
+COMPILE_ENTRY = "windtunnel.verify.kernel.child.compile:main"
 LIMITS = Limits(wall_seconds=30, cpu_seconds=30, memory_bytes=2048 * MiB, processes=0)
 UNMOVED_AT_MOST = 0.001
 COMPILE_PHASES = ("", "compile")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from windtunnel.verify.kernel.names import SCOPES
+from windtunnel.verify.kernel.text.names import SCOPES
 
 CONSTRUCTORS = ("__init__", "__post_init__")
 PASSES = 4  # methods that such methods call

@@ -6,7 +6,7 @@ from typing import Any
 
 from triton.runtime import interpreter
 
-from windtunnel.verify.kernel.child_load import kernel_place
+from windtunnel.verify.kernel.child.load import kernel_place
 
 
 def note_places(launched: set[str]) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from windtunnel.verify.kernel.arrays import Buffer, unplain
-from windtunnel.verify.kernel.child_load import Wrong, laid_to_candidate, load_candidate, said, set_parameters, stand_in_for_cuda
-from windtunnel.verify.kernel.child_state import Lasting, State, changed
-from windtunnel.verify.kernel.child_tensors import from_head, to_array, to_tensor
-from windtunnel.verify.kernel.child_watch import Fenced, Launches, Watch, fenced, first_broken, poison
+from windtunnel.verify.kernel.child.load import Wrong, laid_to_candidate, load_candidate, said, set_parameters, stand_in_for_cuda
+from windtunnel.verify.kernel.child.state import Lasting, State, changed
+from windtunnel.verify.kernel.child.tensors import from_head, to_array, to_tensor
+from windtunnel.verify.kernel.child.watch import Fenced, Launches, Watch, fenced, first_broken, poison
 from windtunnel.verify.sandbox.channel import note
 
 NOTHING_LASTS = "forward must depend on its inputs and parameters alone; allocate what it needs in it."
@@ -45,8 +45,8 @@ class Work:
 
     def install(self) -> None:
         """Puts the eyes into Triton, before the candidate is imported."""
-        from windtunnel.verify.kernel.child_places import note_places
-        from windtunnel.verify.kernel.child_triton import install
+        from windtunnel.verify.kernel.child.places import note_places
+        from windtunnel.verify.kernel.child.triton import install
 
         stand_in_for_cuda()
         install(self.launches, random.Random(self.message["seed"]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from windtunnel.verify.kernel.members import words
+from windtunnel.verify.kernel.text.members import words
 
 # typing and typing_extensions. Nothing that evaluates an annotation.
 TYPING = words(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from windtunnel.verify.kernel.child_tensors import dtype_name
+from windtunnel.verify.kernel.child.tensors import dtype_name
 from windtunnel.verify.kernel.compare import EPSILON, FLOOR, OWN_ERROR, OWN_ERROR_AT_MOST, RELATIVE, Difference
 
 COARSE_WORST = 2.0  # of the reference's worst error in TF32: how factors are grouped is the candidate's choice

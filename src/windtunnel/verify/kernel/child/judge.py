@@ -17,11 +17,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from windtunnel.verify.kernel.arrays import Array, Buffer, array_from, row_major
-from windtunnel.verify.kernel.child_clock import measure
-from windtunnel.verify.kernel.child_compare import not_finite, values_differ
-from windtunnel.verify.kernel.child_draw import Drawn
-from windtunnel.verify.kernel.child_tensors import dtype_name, to_tensor
-from windtunnel.verify.kernel.child_turn import TIMING, waiting_for
+from windtunnel.verify.kernel.child.clock import measure
+from windtunnel.verify.kernel.child.compare import not_finite, values_differ
+from windtunnel.verify.kernel.child.draw import Drawn
+from windtunnel.verify.kernel.child.tensors import dtype_name, to_tensor
+from windtunnel.verify.kernel.child.turn import TIMING, waiting_for
 from windtunnel.verify.kernel.hidden import WIDE
 from windtunnel.verify.kernel.turns import turns_of
 from windtunnel.verify.sandbox import FILES_FROM

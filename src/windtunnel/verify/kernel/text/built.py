@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import ast
 
-from windtunnel.verify.kernel.fresh import Fresh
-from windtunnel.verify.kernel.owned import REGISTERS, class_names, texts
+from windtunnel.verify.kernel.text.fresh import Fresh
+from windtunnel.verify.kernel.text.owned import REGISTERS, class_names, texts
 
 MODULES = ("torch.nn.",)
 NO_MODULES = ("torch.nn.init.",)

@@ -11,16 +11,16 @@ from collections.abc import Container, Iterator
 from copy import copy
 from dataclasses import replace
 
-from windtunnel.verify.kernel import members, rules
-from windtunnel.verify.kernel.advice import own_copy
-from windtunnel.verify.kernel.built import on_self
-from windtunnel.verify.kernel.expressions import Expressions, Scope
-from windtunnel.verify.kernel.fresh import IN_PLACE, tested_numbers
-from windtunnel.verify.kernel.kernelrules import KernelCheck, dots_by_another_name
-from windtunnel.verify.kernel.names import annotated_types, arguments, around, bound_names, is_kernel, never_runs, own_names
-from windtunnel.verify.kernel.owned import decorated
-from windtunnel.verify.kernel.problem import Problem
-from windtunnel.verify.kernel.setup import CONSTRUCTORS, setup_methods
+from windtunnel.verify.kernel.text import members, rules
+from windtunnel.verify.kernel.text.advice import own_copy
+from windtunnel.verify.kernel.text.built import on_self
+from windtunnel.verify.kernel.text.expressions import Expressions, Scope
+from windtunnel.verify.kernel.text.fresh import IN_PLACE, tested_numbers
+from windtunnel.verify.kernel.text.kernelrules import KernelCheck, dots_by_another_name
+from windtunnel.verify.kernel.text.names import annotated_types, arguments, around, bound_names, is_kernel, never_runs, own_names
+from windtunnel.verify.kernel.text.owned import decorated
+from windtunnel.verify.kernel.text.problem import Problem
+from windtunnel.verify.kernel.text.setup import CONSTRUCTORS, setup_methods
 
 FORBIDDEN_STATEMENTS: dict[type[ast.AST], tuple[str, str]] = {
     ast.Try: ("try-except", "try"),

@@ -12,11 +12,11 @@ from triton import knobs
 from triton.backends.nvidia import driver
 from triton.runtime import autotuner, jit
 
-from windtunnel.verify.kernel.child_autotune import pick_configurations
-from windtunnel.verify.kernel.child_launch import install_quick_launcher
-from windtunnel.verify.kernel.child_load import Wrong
-from windtunnel.verify.kernel.child_scratch import own_scratch
-from windtunnel.verify.kernel.child_watch import Launches
+from windtunnel.verify.kernel.child.autotune import pick_configurations
+from windtunnel.verify.kernel.child.launch import install_quick_launcher
+from windtunnel.verify.kernel.child.load import Wrong
+from windtunnel.verify.kernel.child.scratch import own_scratch
+from windtunnel.verify.kernel.child.watch import Launches
 
 
 def install_on_gpu(launches: Launches, aside: Callable[[], AbstractContextManager[None]], *, quick: random.Random | None) -> None:

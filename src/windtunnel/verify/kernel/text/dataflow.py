@@ -8,9 +8,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Container, Iterable, Iterator
 
-from windtunnel.verify.kernel.names import Names, bound_names, read_names
-from windtunnel.verify.kernel.problem import Problem, problem
-from windtunnel.verify.kernel.rules import words
+from windtunnel.verify.kernel.text.names import Names, bound_names, read_names
+from windtunnel.verify.kernel.text.problem import Problem, problem
+from windtunnel.verify.kernel.text.rules import words
 
 PASSES = 4  # helpers of helpers
 FRESH = words("shape dtype device size numel dim ndim stride element_size is_contiguous")  # no tensor comes out

@@ -19,16 +19,16 @@ from typing import Any
 import torch
 
 from windtunnel.verify.kernel.arrays import Buffer, plain
-from windtunnel.verify.kernel.child_autotune import forget_tuning, pick_configurations, tuners
-from windtunnel.verify.kernel.child_clock import measure
-from windtunnel.verify.kernel.child_draw import Drawn
-from windtunnel.verify.kernel.child_load import Wrong, laid_to_candidate, said
-from windtunnel.verify.kernel.child_state import CANDIDATE
-from windtunnel.verify.kernel.child_tensors import head_of
-from windtunnel.verify.kernel.child_timed import TimedCalls
-from windtunnel.verify.kernel.child_turn import CONTEXT, FIRST_WAIT, TIMING, stepping_aside, waiting_for, waiting_for_place
-from windtunnel.verify.kernel.child_watch import poison
-from windtunnel.verify.kernel.child_work import Places, Work, finish
+from windtunnel.verify.kernel.child.autotune import forget_tuning, pick_configurations, tuners
+from windtunnel.verify.kernel.child.clock import measure
+from windtunnel.verify.kernel.child.draw import Drawn
+from windtunnel.verify.kernel.child.load import Wrong, laid_to_candidate, said
+from windtunnel.verify.kernel.child.state import CANDIDATE
+from windtunnel.verify.kernel.child.tensors import head_of
+from windtunnel.verify.kernel.child.timed import TimedCalls
+from windtunnel.verify.kernel.child.turn import CONTEXT, FIRST_WAIT, TIMING, stepping_aside, waiting_for, waiting_for_place
+from windtunnel.verify.kernel.child.watch import poison
+from windtunnel.verify.kernel.child.work import Places, Work, finish
 from windtunnel.verify.kernel.turns import Turns, turns_of
 from windtunnel.verify.sandbox import FILES_FROM, Early
 
@@ -115,7 +115,7 @@ class FullWork(Work):
         if self.device == "cpu":
             super().install()
             return
-        from windtunnel.verify.kernel.child_gpu import install_on_gpu
+        from windtunnel.verify.kernel.child.gpu import install_on_gpu
 
         install_on_gpu(self.launches, self._aside, quick=None if self.message["timed"] else random.Random(self.message["seed"]))
         drawn = sum(tensor.numel() * tensor.element_size() for tensors in self.tensors for tensor in tensors)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from windtunnel.verify.kernel.arrays import Array, Buffer, plain
-from windtunnel.verify.kernel.child_draw import Drawn
-from windtunnel.verify.kernel.child_tensors import to_array
+from windtunnel.verify.kernel.child.draw import Drawn
+from windtunnel.verify.kernel.child.tensors import to_array
 
 
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import torch
 
-from windtunnel.verify.kernel.child_compile import STAGES, Compiler
-from windtunnel.verify.kernel.child_warm_kernel import WARM_FOR, sum_of_product
-from windtunnel.verify.kernel.child_watch import Watch
-from windtunnel.verify.kernel.child_work import Places
+from windtunnel.verify.kernel.child.compile import STAGES, Compiler
+from windtunnel.verify.kernel.child.warm_kernel import WARM_FOR, sum_of_product
+from windtunnel.verify.kernel.child.watch import Watch
+from windtunnel.verify.kernel.child.work import Places
 
 
 def warm() -> None:

@@ -12,7 +12,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 
 from windtunnel.verify.kernel.arrays import Buffer
-from windtunnel.verify.kernel.child_work import Work, finish
+from windtunnel.verify.kernel.child.work import Work, finish
 
 
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from windtunnel.verify.kernel import rules
-from windtunnel.verify.kernel.names import Names, annotated_types, arguments
+from windtunnel.verify.kernel.text import rules
+from windtunnel.verify.kernel.text.names import Names, annotated_types, arguments
 
 REGISTERS = rules.words("register_buffer register_parameter add_module register_module")
 ADDS = rules.words("add_module register_module")

@@ -15,7 +15,7 @@ from torch import _tensor_str
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
-from windtunnel.verify.kernel.rules import words
+from windtunnel.verify.kernel.text.rules import words
 
 FENCE = 512  # bytes before and after each tensor: an allocation's alignment on a GPU, so that an address ends as without it
 POISON_WHOLE = {torch.bool: True, torch.uint8: 0xA5, torch.int8: -91}

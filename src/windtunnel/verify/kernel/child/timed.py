@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from windtunnel.verify.kernel.child_load import Wrong
-from windtunnel.verify.kernel.child_state import changed
-from windtunnel.verify.kernel.child_watch import NAN_BYTE, first_broken, poison
-from windtunnel.verify.kernel.child_work import NOTHING_LASTS, Places, Work, outputs_of
+from windtunnel.verify.kernel.child.load import Wrong
+from windtunnel.verify.kernel.child.state import changed
+from windtunnel.verify.kernel.child.watch import NAN_BYTE, first_broken, poison
+from windtunnel.verify.kernel.child.work import NOTHING_LASTS, Places, Work, outputs_of
 
 SAME = 1e-3  # of a timed output against the judged one of the same inputs: atomics add in any order
 WATCHED_SHARE = 0.15  # of the calls, beside those that are timed

@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from windtunnel.verify.kernel.names import SCOPES, Names, arguments, own_names
+from windtunnel.verify.kernel.text.names import SCOPES, Names, arguments, own_names
 
 MAKERS = frozenset({"list", "dict", "set", "sorted"})
 NUMBERS = frozenset({"int", "float", "len", "min", "max", "abs", "round", "sum", "pow", "bool", "str"})

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from windtunnel.verify.kernel.child_watch import hide_values
+from windtunnel.verify.kernel.child.watch import hide_values
 
 PATH = "candidate.py"  # in the child's own folder
 DEEPEST_CAUSE = 100

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from windtunnel.verify.kernel import vocabulary
-from windtunnel.verify.kernel.members import COMPUTES, HOLDERS, IN_PLACE, INTERNALS, KERNEL_MORE, LEADS_OUT, MODULE_MORE
-from windtunnel.verify.kernel.members import words as words
+from windtunnel.verify.kernel.text import vocabulary
+from windtunnel.verify.kernel.text.members import COMPUTES, HOLDERS, IN_PLACE, INTERNALS, KERNEL_MORE, LEADS_OUT, MODULE_MORE
+from windtunnel.verify.kernel.text.members import words as words
 
 
 @dataclass(frozen=True)

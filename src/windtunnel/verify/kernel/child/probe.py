@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from windtunnel.verify.kernel.arrays import Buffer
-from windtunnel.verify.kernel.child_clock import PROBE_BYTES, timed
-from windtunnel.verify.kernel.child_turn import TIMING, waiting_for
+from windtunnel.verify.kernel.child.clock import PROBE_BYTES, timed
+from windtunnel.verify.kernel.child.turn import TIMING, waiting_for
 from windtunnel.verify.kernel.turns import turns_of
 from windtunnel.verify.sandbox import FILES_FROM
 

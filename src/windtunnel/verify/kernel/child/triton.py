@@ -21,11 +21,11 @@ from triton.language.extra import libdevice
 from triton.language.extra.cuda import libdevice as cuda_libdevice
 from triton.runtime import interpreter, jit
 
-from windtunnel.verify.kernel.child_autotune import pick_configurations
-from windtunnel.verify.kernel.child_descriptors import add_descriptor_atomics
-from windtunnel.verify.kernel.child_scratch import own_scratch
-from windtunnel.verify.kernel.child_watch import Launches
-from windtunnel.verify.kernel.rules import words
+from windtunnel.verify.kernel.child.autotune import pick_configurations
+from windtunnel.verify.kernel.child.descriptors import add_descriptor_atomics
+from windtunnel.verify.kernel.child.scratch import own_scratch
+from windtunnel.verify.kernel.child.watch import Launches
+from windtunnel.verify.kernel.text.rules import words
 
 MOST_PROGRAMS = 65_536
 POISON_BYTE = 0xA5

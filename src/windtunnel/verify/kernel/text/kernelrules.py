@@ -6,10 +6,10 @@ import ast
 import builtins
 from collections.abc import Iterator
 
-from windtunnel.verify.kernel import rules
-from windtunnel.verify.kernel.expressions import split_dotted
-from windtunnel.verify.kernel.names import Names, arguments, bound_names, own_names
-from windtunnel.verify.kernel.problem import Problem, problem
+from windtunnel.verify.kernel.text import rules
+from windtunnel.verify.kernel.text.expressions import split_dotted
+from windtunnel.verify.kernel.text.names import Names, arguments, bound_names, own_names
+from windtunnel.verify.kernel.text.problem import Problem, problem
 
 STATEMENTS = (
     ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.While, ast.If, ast.Expr, ast.Return, ast.Pass, ast.Assert, ast.Break,

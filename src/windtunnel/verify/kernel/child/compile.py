@@ -20,12 +20,12 @@ from triton.compiler.compiler import ASTSource, make_backend
 from triton.runtime import driver, jit
 
 from windtunnel.verify.kernel.arrays import Buffer, unplain
-from windtunnel.verify.kernel.child_autotune import pick_configurations
-from windtunnel.verify.kernel.child_load import Wrong, kernel_place, laid_to_candidate, load_candidate, said, stand_in_for_cuda
-from windtunnel.verify.kernel.child_scratch import own_scratch
-from windtunnel.verify.kernel.child_tensors import from_head, to_tensor
-from windtunnel.verify.kernel.child_watch import Watch
-from windtunnel.verify.kernel.child_work import Places
+from windtunnel.verify.kernel.child.autotune import pick_configurations
+from windtunnel.verify.kernel.child.load import Wrong, kernel_place, laid_to_candidate, load_candidate, said, stand_in_for_cuda
+from windtunnel.verify.kernel.child.scratch import own_scratch
+from windtunnel.verify.kernel.child.tensors import from_head, to_tensor
+from windtunnel.verify.kernel.child.watch import Watch
+from windtunnel.verify.kernel.child.work import Places
 from windtunnel.verify.sandbox.channel import note
 
 PTX_VERSION = 87

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from windtunnel.verify.kernel.rules import MESSAGES
+from windtunnel.verify.kernel.text.rules import MESSAGES
 
 SHOWN = 100
 

@@ -15,7 +15,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from windtunnel.verify.kernel.child_warm_kernel import WARM_FOR, sum_of_product
+from windtunnel.verify.kernel.child.warm_kernel import WARM_FOR, sum_of_product
 
 CAPABILITIES = (80, 86, 89, 90, 100, 120)
 

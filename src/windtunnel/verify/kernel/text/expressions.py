@@ -6,13 +6,13 @@ import ast
 import string
 from dataclasses import dataclass, replace
 
-from windtunnel.verify.kernel import members, rules
-from windtunnel.verify.kernel.advice import own_copy
-from windtunnel.verify.kernel.built import Built, on_self
-from windtunnel.verify.kernel.fresh import Fresh
-from windtunnel.verify.kernel.names import arguments, host_methods, own_names, read_names
-from windtunnel.verify.kernel.owned import Owned, type_places
-from windtunnel.verify.kernel.problem import Problem, problem
+from windtunnel.verify.kernel.text import members, rules
+from windtunnel.verify.kernel.text.advice import own_copy
+from windtunnel.verify.kernel.text.built import Built, on_self
+from windtunnel.verify.kernel.text.fresh import Fresh
+from windtunnel.verify.kernel.text.names import arguments, host_methods, own_names, read_names
+from windtunnel.verify.kernel.text.owned import Owned, type_places
+from windtunnel.verify.kernel.text.problem import Problem, problem
 
 UNCLEAR = "which may be anything (assign a function or lambda of your own to it)"
 MADE = (ast.Dict, ast.List, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Call)  # objects anew
