@@ -101,6 +101,55 @@ def test_a_full_queue_says_so_and_what_waits_is_judged_at_closing() -> None:
     assert [verdict.result().message for verdict in (first, *rest)] == ["1", "2", "3"]
 
 
+def test_who_gives_up_while_waiting_frees_a_place_and_is_not_judged() -> None:
+    slow = Slow()
+    with Pool(1, 2) as pool:
+        first = pool.submit(slow, "1")
+        while pool.busy == 0:
+            time.sleep(0.001)
+        second, third = pool.submit(slow, "2"), pool.submit(slow, "3")
+        assert second.cancel()
+        assert pool.waiting == 1
+        fourth = pool.submit(slow, "4")
+        with pytest.raises(Full):
+            pool.submit(slow, "5")
+        assert not first.cancel(), "what is under way ends"
+        slow.go.set()
+        assert [verdict.result().message for verdict in (first, third, fourth)] == ["1", "3", "4"]
+
+
+def test_a_pool_that_is_stopped_judges_nothing_more() -> None:
+    slow = Slow()
+    pool = Pool(1, 2)
+    first = pool.submit(slow, "1")
+    while pool.busy == 0:
+        time.sleep(0.001)
+    rest = [pool.submit(slow, "2"), pool.submit(slow, "3")]
+    pool.stop()
+    assert all(verdict.cancelled() for verdict in rest)
+    slow.go.set()
+    pool.close()
+    assert first.result().message == "1"
+
+
+def test_workers_that_are_stopped_end_what_they_run_and_run_nothing_more() -> None:
+    verifier = CodeVerifier(
+        CodeTask([Call("f", [1], 1)] * 3, limits=Limits(wall_seconds=60, cpu_seconds=60)), sandboxes := Sandboxes(2, make)
+    )
+    earlier = set(_descendants(os.getpid()))
+    with sandboxes, Pool(3, 4) as pool:
+        assert pool.submit(verifier, CANDIDATES["accepted"]).result().accepted
+        hanging = [pool.submit(verifier, CANDIDATES["timeout"]) for _ in range(3)]
+        while pool.busy < 3 or not all(sandbox._worker for sandbox in sandboxes._all):
+            time.sleep(0.01)
+        began = time.monotonic()
+        sandboxes.stop()
+        assert all(verdict.result().infrastructure for verdict in hanging)
+        assert pool.submit(verifier, CANDIDATES["accepted"]).result().infrastructure
+        assert time.monotonic() - began < 5
+    assert not set(_descendants(os.getpid())) - earlier
+
+
 def test_a_fault_of_the_verifiers_is_no_reward() -> None:
     slow = Slow()
     slow.go.set()

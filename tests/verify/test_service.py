@@ -19,6 +19,7 @@ import pytest
 
 from windtunnel.recipe import UserError
 from windtunnel.verify import serve
+from windtunnel.web.server import GRACE_SECONDS
 
 TOKEN = "a-token-for-tests"
 SQUARE = {"cases": [{"function": "f", "args": [3], "expected": 9}]}
@@ -184,9 +185,69 @@ def test_a_killed_service_takes_its_workers_with_it() -> None:
         process.wait()
         with pytest.raises(httpx.HTTPError):
             future.result()
-    while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < deadline:
+    until_ended(workers)
+
+
+def until_ended(processes: list[int]) -> None:
+    """Until none of them is left, not even to be waited for."""
+    deadline = time.monotonic() + 20
+    while left := [pid for pid in processes if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < deadline, left
         time.sleep(0.02)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+
+
+HANGING = {"kind": "code", "task": {**SQUARE, "seconds": 300}, "answer": "def f(x):\n while True: pass"}
+
+
+def until(url: str, **wanted: int) -> None:
+    """Until /health says so."""
+    deadline = time.monotonic() + 20
+    while (health := httpx.get(f"{url}/health").json()) | wanted != health:
+        assert time.monotonic() < deadline, health
+        time.sleep(0.02)
+
+
+def test_a_service_that_is_told_to_stop_does_not_wait_for_a_long_job() -> None:
+    process, url = start("--workers", "1")
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            asked = [threads.submit(lambda: httpx.post(f"{url}/verify", json=HANGING, timeout=60)) for _ in range(2)]
+            until(url, busy=1, waiting=1)
+            workers = _children(process.pid)
+            process.send_signal(signal.SIGTERM)
+            began = time.monotonic()
+            assert process.wait(60) == 0
+            assert time.monotonic() - began < GRACE_SECONDS + 8
+            answers = [one.result() for one in asked]
+    finally:
+        process.kill()
+    assert [answer.status_code for answer in answers] == [503, 503]
+    assert {answer.json()["error"]["code"] for answer in answers} == {"stopping"}
+    until_ended(workers)
+
+
+def test_clients_that_went_away_are_not_judged() -> None:
+    process, url = start("--workers", "1", "--queue", "2")
+
+    def ask_for(seconds: float) -> None:
+        with contextlib.suppress(httpx.TimeoutException):
+            httpx.post(f"{url}/verify", json={**HANGING, "task": {**SQUARE, "seconds": 4}}, timeout=seconds)
+
+    try:
+        with ThreadPoolExecutor(3) as threads:
+            first = threads.submit(ask_for, 60)
+            until(url, busy=1)
+            left = [threads.submit(ask_for, 1) for _ in range(2)]
+            until(url, busy=1, waiting=2)
+            for one in left:
+                one.result()
+            until(url, busy=1, waiting=0)
+            assert not first.done(), "it had to wait for the one under way"
+            first.result()
+        until(url, busy=0, waiting=0)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
 
 
 def test_it_does_not_listen_to_the_world_without_a_token(monkeypatch: pytest.MonkeyPatch) -> None:

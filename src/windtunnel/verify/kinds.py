@@ -42,6 +42,7 @@ class Verifiers:
         self._pools: dict[str, Sandboxes] = {}
         self._named: dict[tuple[str, str], Verifier] = {}
         self._golds: set[str] = set()
+        self._stopped = False
 
     def make(self, kind: str, task: Any) -> Verifier:
         """A verifier of a kind for a task given as plain JSON, or as a name: a kernel task's, or a file's in the folder.
@@ -81,6 +82,8 @@ class Verifiers:
     def pool(self, kind: str) -> Sandboxes:
         """The warm workers of a kind; kernels have 'compiler' beside 'kernel', and 'gpu' with 'gpu reference'."""
         with self._lock:
+            if self._stopped:
+                raise UserError("the workers were stopped")
             if kind not in self._pools:
                 workers = max(1, self.workers // CANDIDATES_A_REFERENCE) if kind == "gpu reference" else self.workers
                 self._pools[kind] = Sandboxes(workers, _maker(kind))
@@ -98,6 +101,13 @@ class Verifiers:
     def restarts(self) -> int:
         """How many workers were replaced because they were sick."""
         return sum(pool.restarts for pool in list(self._pools.values()))
+
+    def stop(self) -> None:
+        """End all workers at once, whatever they run, and start no more: nothing is known of the answers under way."""
+        with self._lock:
+            self._stopped = True
+        for pool in self._pools.values():
+            pool.stop()
 
     def close(self) -> None:
         """End all workers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -62,6 +63,11 @@ class Sandboxes:
         """How many workers were replaced because they were sick."""
         return sum(sandbox.restarts for sandbox in self._all)
 
+    def stop(self) -> None:
+        """End all workers at once, whatever they run: of the jobs under way nothing is known. `close` clears up."""
+        for sandbox in self._all:
+            sandbox.stop()
+
     def close(self) -> None:
         """End all workers."""
         for sandbox in self._all:
@@ -85,11 +91,11 @@ class Sandboxes:
 class _Order:
     verifier: Verifier
     answer: str
-    verdict: Future[Verdict]
 
 
 class Pool:
-    """Threads that judge answers from a bounded queue. What breaks while one answer is judged costs only that answer.
+    """Threads that judge answers from a bounded queue. What breaks while one answer is judged costs only that answer. Who cancels
+    a future that has not begun gives its place in the queue back.
 
     Args:
         threads: how many answers are judged at once; as many as there are workers keeps all of them busy.
@@ -98,10 +104,11 @@ class Pool:
 
     def __init__(self, threads: int, waiting: int) -> None:
         self.capacity = waiting
-        self._orders: queue.Queue[_Order | None] = queue.Queue(waiting)
+        self._orders: OrderedDict[Future[Verdict], _Order] = OrderedDict()
         self._closed = False
         self._busy = 0
-        self._count = threading.Lock()
+        lock = threading.RLock()  # again by the same thread: whoever cancels a future comes back here
+        self._some, self._room = threading.Condition(lock), threading.Condition(lock)
         self._threads = [threading.Thread(target=self._work, name=f"verify-{n}", daemon=True) for n in range(threads)]
         for thread in self._threads:
             thread.start()
@@ -115,29 +122,41 @@ class Pool:
         Raises:
             Full: the queue is full.
         """
-        assert not self._closed, "this pool was closed"
-        order = _Order(verifier, answer, Future())
-        try:
-            self._orders.put(order, block=wait)
-        except queue.Full:
-            raise Full(f"{self.capacity} answers wait already") from None
-        return order.verdict
+        verdict: Future[Verdict] = Future()
+        with self._room:
+            while len(self._orders) >= self.capacity and not self._closed:
+                if not wait:
+                    raise Full(f"{self.capacity} answers wait already")
+                self._room.wait()
+            assert not self._closed, "this pool was closed"
+            self._orders[verdict] = _Order(verifier, answer)
+            self._some.notify()
+        verdict.add_done_callback(self._forget)
+        return verdict
 
     @property
     def waiting(self) -> int:
         """How many answers wait."""
-        return self._orders.qsize()
+        return len(self._orders)
 
     @property
     def busy(self) -> int:
         """How many answers are being judged."""
         return self._busy
 
+    def stop(self) -> None:
+        """Take no more, and cancel what waits. What is under way goes on; `close` waits for it."""
+        with self._some:
+            self._closed = True
+            for verdict in list(self._orders):
+                verdict.cancel()
+            self._wake()
+
     def close(self) -> None:
         """Judge what waits, then end the threads."""
-        self._closed = True
-        for _ in self._threads:
-            self._orders.put(None)
+        with self._some:
+            self._closed = True
+            self._wake()
         for thread in self._threads:
             thread.join()
 
@@ -148,10 +167,8 @@ class Pool:
         self.close()
 
     def _work(self) -> None:
-        while (order := self._orders.get()) is not None:
-            if not order.verdict.set_running_or_notify_cancel():
-                continue
-            self._add(1)
+        while (taken := self._next()) is not None:
+            future, order = taken
             try:
                 verdict = order.verifier.verify(order.answer)
             except UserError as error:
@@ -161,9 +178,30 @@ class Pool:
                 # Not the answer's fault as far as anybody knows: it must not become a reward of 0.
                 verdict = broken("verify", f"the verifier itself failed: {type(error).__name__}: {error}")
             finally:
-                self._add(-1)
-            order.verdict.set_result(verdict)
+                with self._some:
+                    self._busy -= 1
+            future.set_result(verdict)
 
-    def _add(self, number: int) -> None:
-        with self._count:
-            self._busy += number
+    def _next(self) -> tuple[Future[Verdict], _Order] | None:
+        """What has waited longest, from now on under way; None once the pool is closed and nothing waits."""
+        with self._some:
+            while True:
+                while not self._orders and not self._closed:
+                    self._some.wait()
+                if not self._orders:
+                    return None
+                future, order = self._orders.popitem(last=False)
+                self._room.notify()
+                if future.set_running_or_notify_cancel():
+                    self._busy += 1
+                    return future, order
+
+    def _forget(self, verdict: Future[Verdict]) -> None:
+        """A future that is done waits no more; one that was cancelled may still stand in the queue."""
+        with self._room:
+            if self._orders.pop(verdict, None) is not None:
+                self._room.notify()
+
+    def _wake(self) -> None:
+        self._some.notify_all()
+        self._room.notify_all()

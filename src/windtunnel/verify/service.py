@@ -24,7 +24,8 @@ def serve(
     unhardened: bool = False,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Answer POST /verify and GET /health until SIGTERM or SIGINT; verdicts under way are finished first.
+    """Answer POST /verify and GET /health until SIGTERM or SIGINT. Verdicts under way are finished first, for 15 s; then the
+    workers are ended, and those who still wait are told that nothing is known.
 
     Args:
         port: 0 takes any free one.
@@ -58,4 +59,9 @@ def serve(
                     "see windtunnel verify layers, or pass --unhardened",
                 )
             app = create_app(verifiers, pool, layers, access=access, max_body=MOST_BODY)
-            serve_app(app, listener, lambda: announce(url_of(host, listener)))
+
+            def over() -> None:
+                pool.stop()
+                verifiers.stop()
+
+            serve_app(app, listener, lambda: announce(url_of(host, listener)), over=over)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Coroutine
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -12,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from windtunnel.recipe import UserError
-from windtunnel.web import Access, APIError, Guard, error_response, http_error, read_body
+from windtunnel.web import CLIENT_GONE, Access, APIError, Guard, error_response, http_error, read_body
 
 from .kinds import Verifiers
 from .pool import Full, Pool
@@ -44,7 +45,8 @@ def create_app(verifiers: Verifiers, pool: Pool, layers: Layers, *, access: Acce
     @app.post("/verify")
     async def verify(request: Request) -> JSONResponse:
         try:
-            verdict = await _judge(verifiers, pool, await read_body(request, max_body))
+            body = await read_body(request, max_body)
+            verdict = await _unless_gone(request, _judge(verifiers, pool, body))
         except APIError as error:
             return error_response(error)
         except asyncio.CancelledError:  # it was told to stop, and the time for what is under way is over
@@ -52,6 +54,26 @@ def create_app(verifiers: Verifiers, pool: Pool, layers: Layers, *, access: Acce
         return JSONResponse(verdict.as_json(), 503 if verdict.infrastructure else 200)
 
     return app
+
+
+async def _unless_gone(request: Request, judging: Coroutine[Any, Any, Verdict]) -> Verdict:
+    """What judging comes to. Where the client goes away meanwhile it is cancelled: what waits gives up its place in the queue,
+    what is under way ends for nobody."""
+    verdict, gone = asyncio.ensure_future(judging), asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait((verdict, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not verdict.done():
+            raise APIError(CLIENT_GONE, "the client went away")
+        return verdict.result()
+    finally:
+        verdict.cancel()
+        gone.cancel()
+
+
+async def _gone(request: Request) -> None:
+    """Until the client has closed its connection. For a request whose body was read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _judge(verifiers: Verifiers, pool: Pool, body: bytes) -> Verdict:

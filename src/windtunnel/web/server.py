@@ -13,14 +13,22 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 GRACE_SECONDS = 15
+LAST_WORDS_SECONDS = 2
 
 
-def serve_app(app: ASGIApp, listener: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve an application on a listening socket until SIGTERM or SIGINT; requests under way are finished first.
+def serve_app(
+    app: ASGIApp, listener: socket.socket, ready: Callable[[], None], *, over: Callable[[], None] = lambda: None
+) -> None:
+    """Serve an application on a listening socket until SIGTERM or SIGINT; requests under way are finished first, for
+    GRACE_SECONDS, and then cancelled.
 
     Args:
         ready: called once requests are answered.
+        over: called when no request is left, or those left were cancelled: ends, without waiting, the work of threads that
+            requests began. They are waited for.
     """
+    import asyncio
+
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -28,6 +36,18 @@ def serve_app(app: ASGIApp, listener: socket.socket, ready: Callable[[], None]) 
             await super().startup(sockets)
             if self.started:
                 ready()
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            try:
+                await super().shutdown(sockets)
+            finally:
+                left = list(self.server_state.tasks)
+                if self.force_exit:  # a second Ctrl-C: uvicorn leaves them alone
+                    for task in left:
+                        task.cancel()
+                over()
+                if left:  # what they say at their end is still sent
+                    await asyncio.wait(left, timeout=LAST_WORDS_SECONDS)
 
     config = uvicorn.Config(
         app,

@@ -32,11 +32,13 @@ class Forked:
 
     def __init__(self, pid: int, watch: int) -> None:
         self.pid, self._watch = pid, watch
+        self._lock = threading.Lock()
 
     def kill(self) -> None:
-        """End it, if it still runs."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._watch, signal.SIGKILL)
+        """End it, if it still runs. From any thread, also once it was closed."""
+        with self._lock, contextlib.suppress(ProcessLookupError):
+            if self._watch >= 0:
+                signal.pidfd_send_signal(self._watch, signal.SIGKILL)
 
     def wait(self) -> None:
         """Until it has ended."""
@@ -48,7 +50,9 @@ class Forked:
         """End it and forget it."""
         self.kill()
         self.wait()
-        os.close(self._watch)
+        with self._lock:  # its number may soon stand for another file
+            os.close(self._watch)
+            self._watch = -1
 
 
 class Template:
@@ -62,7 +66,7 @@ class Template:
         self.users = 0
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._ready = False
+        self._ready = self._stopped = False
 
     @property
     def pid(self) -> int | None:
@@ -89,6 +93,13 @@ class Template:
                 if not isinstance(error, OSError | EOFError | ValueError):
                     raise
                 raise UserError(f"the sandbox's worker did not start: {text or error}") from None
+
+    def stop(self) -> None:
+        """End it for good, from any thread and without waiting for one that starts it. `release` clears up."""
+        self._stopped = True
+        process = self._process
+        if process is not None:
+            process.kill()
 
     def release(self) -> None:
         """One user less; the last one ends it."""
@@ -133,6 +144,9 @@ class Template:
             )
         finally:
             there.close()
+        if self._stopped:  # looked at only now: whoever stops it before does not see the process
+            self._end()
+            raise UserError("the sandbox was stopped")
         self._orders.send(dumps({"preload": self.preload}).encode())
 
     def _end(self) -> None:

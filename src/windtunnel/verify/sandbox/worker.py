@@ -65,7 +65,7 @@ class Sandbox:
         self._template.users += 1
         self._lock = threading.Lock()
         self._worker: _Worker | None = None
-        self._closed = False
+        self._closed = self._stopped = False
         self.restarts = 0
 
     def twin(self) -> Sandbox:
@@ -107,6 +107,15 @@ class Sandbox:
                     raise
                 return infrastructure(f"the warm worker failed and will be replaced: {error}")
 
+    def stop(self) -> None:
+        """End at once, from another thread than the one whose job runs: what becomes of the job is an infrastructure failure, as
+        of any that comes later. Twins can start no worker either. `close` clears up."""
+        self._stopped = True
+        self._template.stop()
+        worker = self._worker
+        if worker is not None:
+            worker.process.kill()
+
     def close(self) -> None:
         """End the worker and all it started."""
         with self._lock:
@@ -123,7 +132,7 @@ class Sandbox:
 
     def _running(self) -> _Worker:
         assert not self._closed, "this sandbox was closed"
-        if self._worker is None:
+        if self._worker is None and not self._stopped:
             if self._setup["namespaces"]:
                 _refuse_covered()
             self.begin()
@@ -133,6 +142,9 @@ class Sandbox:
                 self._stop()
                 self._setup["namespaces"] = False
                 self._worker = _Worker(self._setup, self._template)
+        if self._worker is None or self._stopped:  # looked at once more: whoever stops it before does not see the worker
+            self._stop()
+            raise UserError("the sandbox was stopped")
         return self._worker
 
     def _stop(self) -> None:
