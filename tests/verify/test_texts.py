@@ -48,6 +48,9 @@ def test_malformed_exact_tasks(spec: dict[str, Any]) -> None:
         ExactVerifier.of(spec)
 
 
+FENCES = ("\n" * 1_000_000, "```\n" * 250_000, "```a\n" * 200_000, " " * 1_000_000 + "```", "- " * 500_000, '"""' * 300_000)
+
+
 @pytest.mark.alone
 def test_boxes_with_braces_inside_and_long_hostile_answers() -> None:
     assert boxed("a \\boxed{\\frac{1}{2}} b") == "\\frac{1}{2}"
@@ -56,10 +59,10 @@ def test_boxes_with_braces_inside_and_long_hostile_answers() -> None:
     column = "\\begin{pmatrix}1\\\\{2}\\end{pmatrix}"
     assert boxed(f"\\boxed{{{column}}}") == column
     started = time.monotonic()
-    for text in ("\\boxed{" * 100_000, "<answer>" * 100_000, "{" * 1_000_000, "```" * 300_000, "```" + " " * 1_000_000):
+    for text in ("\\boxed{" * 100_000, "<answer>" * 100_000, "{" * 1_000_000, "```" * 300_000, "```" + " " * 1_000_000, *FENCES):
         for where in ("boxed", "answer-tag", "last-line", "all"):
             extract(text, where)  # type: ignore[arg-type]
-        from windtunnel.verify.code.verifier import source_of
+        from windtunnel.verify.code.fences import source_of
 
         source_of(text)
     assert time.monotonic() - started < 10

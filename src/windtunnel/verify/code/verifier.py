@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +10,9 @@ from ..sandbox import Job, Outcome, Runner
 from ..types import Verdict, accept, broken, refuse
 from .cases import Call, CodeTask, Program
 from .compare import matches, same_print
+from .fences import source_of
 from .values import NotPlain, encode
 
-FENCE = re.compile(r"^```([^`\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-PYTHON = re.compile(r"(?:py|python)[\d.]*(?![\w-])", re.IGNORECASE)
 MOST_NAME = 100
 MOST_SOURCE = 1 << 20
 REASONS = {
@@ -111,14 +109,6 @@ class CodeVerifier:
             return ""
         given = case.stdin if isinstance(case, Program) else f"{case.function}{tuple(case.args)!r}"
         return f"; for {_short(given)} it gave {_short(got)}" if got is not None else f"; for {_short(given)}"
-
-
-def source_of(answer: str) -> str:
-    """The code in an answer: the last fenced block of Python; where none says so the last one without a language, which may
-    else be what the code prints; all of the answer when there is no block."""
-    found = [(language.strip(), body) for language, body in FENCE.findall(answer)]
-    blocks = [body for language, body in found if PYTHON.match(language)] or [body for language, body in found if not language]
-    return (blocks[-1] if blocks else answer).removeprefix("\ufeff")  # a byte order mark, which Python's own files may begin with
 
 
 def _short(value: Any) -> str:
