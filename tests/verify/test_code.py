@@ -220,6 +220,34 @@ def test_forged_forms_do_not_match() -> None:
     assert not matches(0.3, 0.1 + 0.2)
 
 
+@pytest.mark.parametrize(
+    ("expected", "got", "right"),
+    [
+        ({0.3}, {0.1 + 0.2}, True),
+        ({0.3: [1.0]}, {0.1 + 0.2: [1.0 + 1e-12]}, True),
+        ({0.3: [1.0]}, {0.1 + 0.2: [1.1]}, False),
+        ({1.0, 1.0 + 8e-10}, {1.0 + 8e-10, 1.0 + 16e-10}, True),  # an exact match first would leave one over
+        ({1, "a", None, (0.5, 1), 2.0}, {1.0 + 1e-10, "a", None, (0.5, 1), 2}, True),
+        ({1, 2}, {1, 2.1}, False),
+        ({1, 2}, {1, "2"}, False),
+        ({1, "a"}, {1, 2}, False),
+        ({1, 2}, {1, 1 + 1e-12}, False),
+        ({float("inf"), 10**400}, {float("inf"), 10**400}, True),
+        ({1: "one", 2: "two"}, {2.0: "two", 1 + 1e-12: "one"}, True),
+        ({1: "one", 2: "two"}, {2.0: "one", 1 + 1e-12: "two"}, False),
+        ({(0.3, 1)}, {(0.1 + 0.2, 1)}, False),
+    ],
+)
+def test_a_tolerance_reaches_the_numbers_in_sets_and_among_keys(expected: Any, got: Any, right: bool) -> None:
+    assert matches(expected, encode(got), tolerance=1e-9) is right
+
+
+def test_with_a_tolerance_forged_sets_do_not_match_either() -> None:
+    assert not matches({1, 1 + 1e-12}, {"set": [1, 1]}, tolerance=1e-9)
+    assert not matches({1: 1, 2: 1}, {"dict": [[1, 1], [1, 1]]}, tolerance=1e-9)
+    assert not matches({"a", "b"}, {"set": ["a", "a"]}, tolerance=1e-9)
+
+
 @pytest.mark.alone
 def test_hashes_chosen_to_collide_cost_the_judge_little() -> None:
     import time
@@ -233,6 +261,10 @@ def test_hashes_chosen_to_collide_cost_the_judge_little() -> None:
     assert not matches({1}, {"set": [inside]})
     assert not matches({frozenset({1, 2})}, {"set": [{"tuple": [inside]}]})
     assert not matches({1: 2}, {"dict": [[inside, 2]]})
+    for expected in (set(range(50_000)), {float(n): 0 for n in range(50_000)}):
+        sent = form if isinstance(expected, set) else {"dict": [[member, 0] for member in form["set"]]}
+        assert not matches(expected, sent, tolerance=1e-9)
+        assert not matches(expected, encode(dict.fromkeys(range(50_000), 1) if sent is not form else set()), tolerance=1e-9)
     assert time.monotonic() - started < 2
 
 
@@ -253,6 +285,8 @@ def test_assertions_become_cases() -> None:
             cases_of_asserts(wrong)
     with pytest.raises(UserError, match=r"line 2 passes arguments by \*\*"):
         cases_of_asserts("assert f(1)\nassert f(1, **{'k': 2}) == 3")
+    with pytest.raises(UserError, match="line 2 passes x twice"):
+        cases_of_asserts("assert f(1)\nassert f(x=1, x=2) == 3")
 
 
 @pytest.mark.parametrize(
@@ -266,6 +300,13 @@ def test_assertions_become_cases() -> None:
         ("assert not f('ab')", "def f(x): return [0]", False),
         ("assert f('ab') == True", "def f(x): return 'yes'", False),
         ("assert f('ab') is None", "def f(x): return 0", False),
+        ("assert f('ab') is None", "def f(x): pass", True),
+        ("assert f('ab') is True", "def f(x): return True", True),
+        ("assert f('ab') is True", "def f(x): return 1", False),
+        ("assert f('ab') is False", "def f(x): return 0.0", False),
+        ("assert f('ab') is False", "def f(x): return x == 'b'", True),
+        ("assert f('ab') == True", "def f(x): return 1", True),
+        ("assert f('ab') is 2", "def f(x): return 1 + 1", True),
     ],
 )
 def test_an_assertion_of_truth_takes_any_value_that_is_true(sandbox: Sandbox, asserted: str, source: str, right: bool) -> None:

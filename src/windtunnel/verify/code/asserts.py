@@ -34,19 +34,26 @@ def _case(statement: ast.stmt) -> Call:
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             return _call(test.operand, False, statement.lineno, truth=True)
         if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq | ast.Is):
-            return _call(test.left, _literal(test.comparators[0], statement.lineno), statement.lineno)
+            expected = _literal(test.comparators[0], statement.lineno)
+            itself = isinstance(test.ops[0], ast.Is) and (expected is None or isinstance(expected, bool))
+            return _call(test.left, expected, statement.lineno, itself=itself)
         return _call(test, True, statement.lineno, truth=True)
     raise UserError(f"asserts: line {statement.lineno} is not an assertion", FIX)
 
 
-def _call(node: ast.expr, expected: Any, line: int, truth: bool = False) -> Call:
+def _call(node: ast.expr, expected: Any, line: int, *, truth: bool = False, itself: bool = False) -> Call:
     if not isinstance(node, ast.Call):
         raise UserError(f"asserts: line {line} tests no call", FIX)
     args = [_literal(arg, line) for arg in node.args]
     if any(keyword.arg is None for keyword in node.keywords):
         raise UserError(f"asserts: line {line} passes arguments by **", "write each one out: assert f(1, key=2) == 3")
-    kwargs = {str(keyword.arg): _literal(keyword.value, line) for keyword in node.keywords}
-    return Call(_path(node.func, line), args, expected, kwargs, truth)
+    kwargs: dict[str, Any] = {}
+    for keyword in node.keywords:
+        name = str(keyword.arg)
+        if name in kwargs:
+            raise UserError(f"asserts: line {line} passes {name[:60]} twice", "pass each argument once: assert f(1, key=2) == 3")
+        kwargs[name] = _literal(keyword.value, line)
+    return Call(_path(node.func, line), args, expected, kwargs, truth, itself)
 
 
 def _path(node: ast.expr, line: int) -> str:

@@ -28,7 +28,7 @@ class Call:
     """function(*args, **kwargs) must return expected: plain values (numbers, text, lists, tuples, sets, dicts, bytes).
 
     function may be dotted: 'Solution().solve' or 'Solution.solve' make an instance first. truth: what it returns need only be
-    as true or false as expected says.
+    as true or false as expected says. itself: only True, False or None itself will do, and no number that equals it.
     """
 
     function: str
@@ -36,6 +36,7 @@ class Call:
     expected: Any
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     truth: bool = False
+    itself: bool = False
 
 
 @dataclass(frozen=True)

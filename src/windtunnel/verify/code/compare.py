@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from .values import decode, tag_of
@@ -13,7 +14,8 @@ def matches(expected: Any, got: Any, *, tolerance: float = 0.0, any_sequence: bo
     """Whether a value in plain form (as encode made it in the child, but untrusted) is the expected Python value.
 
     As Python's == says, but NaN equals NaN and numbers may differ by the tolerance. Sets and dicts are walked along the
-    expected ones and never built from untrusted members, whose hashes may have been chosen to collide.
+    expected ones and never built from untrusted members, whose hashes may have been chosen to collide. Where there is a tolerance
+    their numbers are matched in order of size; what a tuple holds, or complex numbers, are matched exactly there.
 
     Raises:
         NotPlain: got is not a plain form.
@@ -27,13 +29,12 @@ def matches(expected: Any, got: Any, *, tolerance: float = 0.0, any_sequence: bo
         tags = ("list", "tuple") if any_sequence else (type(expected).__name__,)
         return tag in tags and len(body) == len(expected) and all(map(inside, expected, body))
     if isinstance(expected, set | frozenset):
-        left = _Left(expected)
-        return tag in ("set", "frozenset") and len(body) == len(expected) and all(map(left.take, body))
+        return tag in ("set", "frozenset") and len(body) == len(expected) and _paired(expected, body, tolerance) is not None
     if isinstance(expected, dict):
         if tag != "dict" or len(body) != len(expected):
             return False
-        keys = _Left(expected)
-        return all(keys.take(key) and inside(expected[decode(key)], value) for key, value in body)
+        pairs = _paired(expected, [key for key, _ in body], tolerance)
+        return pairs is not None and all(inside(expected[key], body[at][1]) for key, at in pairs)
     if tag in ("list", "tuple", "set", "frozenset", "dict"):
         return False
     value = decode(got)
@@ -43,6 +44,33 @@ def matches(expected: Any, got: Any, *, tolerance: float = 0.0, any_sequence: bo
     return bool(expected == value)
 
 
+def _paired(members: Iterable[Any], forms: Sequence[Any], tolerance: float) -> list[tuple[Any, int]] | None:
+    """Each member with the place of its plain form, or None where they do not match. As many forms as members."""
+    pairs: list[tuple[Any, int]] = []
+    wanted = sorted(member for member in members if tolerance and _is_ordered(member))
+    left = _Left(member for member in members if not (tolerance and _is_ordered(member)))
+    numbers: list[tuple[float, int]] = []
+    for at, form in enumerate(forms):
+        value = decode(form) if tolerance and tag_of(form)[0] in ("value", "int", "float") else None
+        if _is_ordered(value):
+            numbers.append((value, at))
+        elif (member := left.take(form)) is not None:
+            pairs.append((member[0], at))
+        else:
+            return None
+    numbers.sort()
+    if len(numbers) != len(wanted) or any(a == b for (a, _), (b, _) in pairwise(numbers)):  # no set holds one twice
+        return None
+    if not all(_numbers(member, number, tolerance) for member, (number, _) in zip(wanted, numbers, strict=True)):
+        return None
+    return pairs + [(member, at) for member, (_, at) in zip(wanted, numbers, strict=True)]
+
+
+def _is_ordered(value: Any) -> bool:
+    """A number that has a place among others."""
+    return isinstance(value, int | float) and value == value
+
+
 class _Left:
     """Those of a set's members, or a dict's keys, that no member of what came has matched yet."""
 
@@ -50,16 +78,16 @@ class _Left:
         self.values = set(members)
         self.sizes = set(map(_leaves, self.values))
 
-    def take(self, form: Any) -> bool:
-        """Whether a member in plain form is one of those left, which it then no longer is."""
+    def take(self, form: Any) -> tuple[Any] | None:
+        """The member that is in this plain form, in a tuple, if it is one of those left, which it then no longer is."""
         # Looked at before it is built: a set inside a set is, and its members may have been made to collide.
         if _leaves_of_form(form) not in self.sizes:
-            return False
+            return None
         value = decode(form)
         if value not in self.values:
-            return False
+            return None
         self.values.remove(value)
-        return True
+        return (value,)
 
 
 def _leaves(value: Any) -> int:
