@@ -42,10 +42,42 @@ def test_exact(spec: dict[str, Any], answer: str, reason: str) -> None:
     assert verdict.reward == float(reason == "accepted")
 
 
-@pytest.mark.parametrize("spec", [{}, {"answer": 4}, {"answer": []}, {"answer": "a", "x": 1}, {"answer": "a", "where": "b"}])
+EMPTY = [{"answer": ""}, {"answer": ["a", " \n"]}, {"answer": "\u00a0", "fold": "case"}, {"answer": "", "fold": "none"}]
+
+
+@pytest.mark.parametrize(
+    "spec", [{}, {"answer": 4}, {"answer": []}, {"answer": "a", "x": 1}, {"answer": "a", "where": "b"}, *EMPTY]
+)
 def test_malformed_exact_tasks(spec: dict[str, Any]) -> None:
     with pytest.raises(UserError):
         ExactVerifier.of(spec)
+
+
+def test_blanks_that_are_not_folded_are_an_answer() -> None:
+    assert ExactVerifier.of({"answer": " ", "fold": "none"}).verify(" ").accepted
+
+
+def test_an_error_does_not_repeat_a_long_value() -> None:
+    from windtunnel.verify.code import CodeTask
+    from windtunnel.verify.mathematics import MathVerifier
+
+    long: Any = "x" * 100_000
+    for make, spec in (
+        (ExactVerifier.of, {"answer": "a", "where": long}),
+        (ExactVerifier.of, {"answer": "a", "fold": [long]}),
+        (ExactVerifier.of, {"answer": "a", long: 1}),
+        (FormatVerifier.of, {"tags": ["a"], "boxed": long}),
+        (FormatVerifier.of, {long: 1}),
+        (FormatVerifier.of, {"schema": {long: 1}}),
+        (FormatVerifier.of, {"schema": {"properties": {long: 1}}}),
+        (CodeTask.of, {long: 1}),
+        (CodeTask.of, {"asserts": "assert f(1)", "partial": long}),
+        (lambda spec: MathVerifier.of(spec, None), {"answer": "1", "where": long}),  # type: ignore[arg-type]
+        (lambda spec: MathVerifier.of(spec, None), {"answer": "1", "digits": long}),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(UserError) as error:
+            make(spec)
+        assert len(error.value.message) < 300
 
 
 FENCES = ("\n" * 1_000_000, "```\n" * 250_000, "```a\n" * 200_000, " " * 1_000_000 + "```", "- " * 500_000, '"""' * 300_000)

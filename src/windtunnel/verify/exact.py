@@ -10,6 +10,7 @@ from typing import Any, Literal
 from windtunnel.recipe import UserError
 
 from .extract import Where, extract
+from .reading import shown
 from .types import Verdict, accept, refuse
 
 Fold = Literal["none", "blanks", "case"]
@@ -29,21 +30,24 @@ class ExactVerifier:
         """From plain JSON: {'answer': text or list of texts, 'where': ..., 'fold': ...}.
 
         Raises:
-            UserError: a key is missing, unknown or of another type.
+            UserError: a key is missing, unknown or of another type, or an accepted text is empty.
         """
         known = {"answer", "where", "fold"}
         if unknown := sorted(set(spec) - known):
-            raise UserError(f"exact task: unknown key {unknown[0]!r}", f"known keys: {', '.join(sorted(known))}")
+            raise UserError(f"exact task: unknown key {shown(unknown[0])}", f"known keys: {', '.join(sorted(known))}")
         answers = spec.get("answer")
         answers = [answers] if isinstance(answers, str) else answers
         if not isinstance(answers, list) or not answers or not all(isinstance(a, str) for a in answers):
             raise UserError("exact task: 'answer' is not a text or a list of texts", "for example: answer: '42'")
         where, fold = spec.get("where", "all"), spec.get("fold", "blanks")
         if where not in ("all", "last-line", "boxed", "answer-tag"):
-            raise UserError(f"exact task: where is {where!r}", "one of all, last-line, boxed, answer-tag")
+            raise UserError(f"exact task: where is {shown(where)}", "one of all, last-line, boxed, answer-tag")
         if fold not in ("none", "blanks", "case"):
-            raise UserError(f"exact task: fold is {fold!r}", "one of none, blanks, case")
-        return ExactVerifier(answers, where, fold)
+            raise UserError(f"exact task: fold is {shown(fold)}", "one of none, blanks, case")
+        verifier = ExactVerifier(answers, where, fold)
+        if not all(map(verifier._folded, answers)):
+            raise UserError("exact task: 'answer' holds an empty text", "give a text that is right, or leave it out")
+        return verifier
 
     def verify(self, answer: str) -> Verdict:
         """The judgement of one answer."""

@@ -10,6 +10,7 @@ from typing import Any
 from windtunnel.recipe import UserError
 
 from .extract import blank, boxed, tagged
+from .reading import shown
 from .schema import violation
 from .schema_check import check_schema
 from .types import Verdict, accept, refuse
@@ -37,7 +38,7 @@ class FormatVerifier:
         """
         known = {"tags", "boxed", "only_tags", "schema"}
         if unknown := sorted(set(spec) - known):
-            raise UserError(f"format task: unknown key {unknown[0]!r}", f"known keys: {', '.join(sorted(known))}")
+            raise UserError(f"format task: unknown key {shown(unknown[0])}", f"known keys: {', '.join(sorted(known))}")
         tags, schema = spec.get("tags", []), spec.get("schema")
         if (
             not isinstance(tags, list)
@@ -93,7 +94,7 @@ class FormatVerifier:
 
 def _flag(value: Any, key: str) -> bool:
     if not isinstance(value, bool):
-        raise UserError(f"format task: {key} is {value!r}"[:200], "give true or false")
+        raise UserError(f"format task: {key} is {shown(value)}", "give true or false")
     return value
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from windtunnel.recipe import UserError
 
 from .extract import Where, extract
+from .reading import shown
 from .sandbox import Job, Limits, MiB, Runner
 from .types import Verdict, accept, broken, refuse
 
@@ -54,14 +55,14 @@ class MathVerifier:
         if find_spec("math_verify") is None:
             raise UserError("mathematics is judged by math-verify, which is not installed", "pip install 'windtunnel[verify]'")
         if unknown := sorted(set(spec) - {"answer", "where", "digits"}):
-            raise UserError(f"math task: unknown key {unknown[0]!r}", "known keys: answer, where, digits")
+            raise UserError(f"math task: unknown key {shown(unknown[0])}", "known keys: answer, where, digits")
         gold, where, digits = spec.get("answer"), spec.get("where", "boxed"), spec.get("digits", 6)
         if isinstance(gold, bool) or not isinstance(gold, str | int | float) or not _is_some(gold):
             raise UserError("math task: 'answer' is not an expression", "for example: answer: '\\frac{1}{2}'")
         if where not in WHERE:
-            raise UserError(f"math task: where is {where!r}", f"one of {', '.join(WHERE)}")
+            raise UserError(f"math task: where is {shown(where)}", f"one of {', '.join(WHERE)}")
         if isinstance(digits, bool) or not isinstance(digits, int) or not 1 <= digits <= 15:
-            raise UserError(f"math task: digits is {digits!r}", "a whole number from 1 to 15")
+            raise UserError(f"math task: digits is {shown(digits)}", "a whole number from 1 to 15")
         known = set() if known is None else known
         if str(gold) not in known:
             _check_gold(str(gold), runner)
@@ -116,18 +117,18 @@ def _check_gold(gold: str, runner: Runner) -> None:
     """Refuse a task whose own answer is no expression, or takes too long. Where a worker fails, a verdict will say so."""
     if NUMBER.fullmatch(gold):
         return
-    shown, fix = f"math task: 'answer' is {gold[:80]!r}", "give an expression in LaTeX or plain, such as '\\frac{1}{2}'"
+    given, fix = f"math task: 'answer' is {gold[:80]!r}", "give an expression in LaTeX or plain, such as '\\frac{1}{2}'"
     if len(gold) > MOST_EXPRESSION:
-        raise UserError(f"{shown}... with {len(gold):,} characters, at most {MOST_EXPRESSION:,}", fix)
+        raise UserError(f"{given}... with {len(gold):,} characters, at most {MOST_EXPRESSION:,}", fix)
     if not _is_whole(_bare(gold)):
-        raise UserError(f"{shown}, which closes or leaves open a brace", fix)
+        raise UserError(f"{given}, which closes or leaves open a brace", fix)
     outcome = runner.run(Job(f"{CHILD}:readable", {"gold": _bare(gold)}, (), LIMITS))
     if outcome.status == "infrastructure":
         return
     if not outcome.finished:
-        raise UserError(f"{shown}, which cannot be read: {outcome.detail}", fix)
+        raise UserError(f"{given}, which cannot be read: {outcome.detail}", fix)
     if outcome.message.get("gold") is not True:
-        raise UserError(f"{shown}, which is no expression", fix)
+        raise UserError(f"{given}, which is no expression", fix)
 
 
 def _is_whole(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Reading what a user names: a file or a pipe, as text, and not more of it than may be."""
+"""Reading what a user names: a file or a pipe, as text, and not more of it than may be; and showing what a user gave."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import codecs
 import stat
 import sys
 from pathlib import Path
+from typing import Any
 
 from windtunnel.recipe import UserError
+
+MOST_SHOWN = 80
 
 
 def read_text(name: str | Path, most: int, what: str, *, stdin: bool = False, cut: bool = False) -> str:
@@ -28,6 +31,15 @@ def read_text(name: str | Path, most: int, what: str, *, stdin: bool = False, cu
         return codecs.getincrementaldecoder("utf-8-sig")().decode(data, final=len(data) <= most)
     except UnicodeDecodeError as error:
         raise UserError(f"{what}: not UTF-8 text at byte {error.start}", "give text") from None
+
+
+def shown(value: Any) -> str:
+    """A value in a message: as Python writes it, and not more of it than a line holds."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__} too large to show"
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
 
 
 def _read(path: Path, most: int, what: str) -> bytes:

@@ -8,11 +8,14 @@ from typing import Any
 
 from windtunnel.recipe import UserError
 
+from .reading import shown
+
 KINDS: dict[str, tuple[type, ...]] = {
     "object": (dict,), "array": (list,), "string": (str,), "number": (int, float), "integer": (int,), "boolean": (bool,),
     "null": (type(None),),
 }  # fmt: skip
 DEEPEST = 60
+MOST_NAME = 60
 
 
 def is_number(value: Any) -> bool:
@@ -29,21 +32,26 @@ def check_schema(schema: Any, where: str = "schema", depth: int = 0) -> None:
     if isinstance(schema, bool):
         return
     if not isinstance(schema, Mapping):
-        raise UserError(f"format task: {where} is {_shown(schema)}", "a JSON schema is an object, true or false")
+        raise UserError(f"format task: {where} is {shown(schema)}", "a JSON schema is an object, true or false")
     if depth > DEEPEST:
         raise UserError(f"format task: {where[:80]}... is nested more than {DEEPEST} deep", "give a flatter schema")
     if unknown := sorted(set(schema) - set(KEYWORDS)):
-        raise UserError(f"format task: {where}.{unknown[0]} is not supported", f"supported: {', '.join(sorted(KEYWORDS))}")
+        raise UserError(f"format task: {where}.{_cut(unknown[0])} is not supported", f"supported: {', '.join(sorted(KEYWORDS))}")
     for key, value in schema.items():
         right, expected = KEYWORDS[key]
         if not right(value):
-            raise UserError(f"format task: {where}.{key} is {_shown(value)}", f"give {expected}")
+            raise UserError(f"format task: {where}.{key} is {shown(value)}", f"give {expected}")
     for name, inner in schema.get("properties", {}).items():
-        check_schema(inner, f"{where}.properties.{name}", depth + 1)
+        check_schema(inner, f"{where}.properties.{_cut(name)}", depth + 1)
     for key in ("items", "additionalProperties"):
         check_schema(schema.get(key, True), f"{where}.{key}", depth + 1)
     for at, inner in enumerate(schema.get("anyOf", ())):
         check_schema(inner, f"{where}.anyOf[{at}]", depth + 1)
+
+
+def _cut(name: str) -> str:
+    """A key in a message."""
+    return name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 3]}..."
 
 
 def _is_text(value: Any) -> bool:
@@ -81,11 +89,6 @@ def _is_schema(value: Any) -> bool:
 
 def _is_anything(value: Any) -> bool:
     return True
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 TEXT, COUNT, BOUND = (_is_text, "a text"), (_is_count, "a whole number of at least 0"), (_is_finite, "a number")

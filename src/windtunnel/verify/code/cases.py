@@ -8,6 +8,7 @@ from typing import Any
 
 from windtunnel.recipe import UserError
 
+from ..reading import shown
 from ..sandbox import Limits, MiB
 from .values import NotPlain, encode
 
@@ -79,7 +80,7 @@ class CodeTask:
 
         known = {"cases", "asserts", "tolerance", "any_sequence", "partial", "reveal", "preface", "seconds", "memory_mib"}
         if unknown := sorted(set(spec) - known):
-            raise UserError(f"code task: unknown key {unknown[0]!r}", f"known keys: {', '.join(sorted(known))}")
+            raise UserError(f"code task: unknown key {shown(unknown[0])}", f"known keys: {', '.join(sorted(known))}")
         cases: list[Call | Program] = [_case(at, case) for at, case in enumerate(_list(spec.get("cases", []), "cases"))]
         if "asserts" in spec:
             calls = cases_of_asserts(_text(spec["asserts"], "asserts"))
@@ -113,7 +114,7 @@ def _case(at: int, case: Any) -> Call | Program:
             if isinstance(kwargs, Mapping):
                 function = _text(case["function"], f"cases[{at}].function")
                 if not is_path(function):
-                    raise UserError(f"{where}.function is {_shown(function)}", FIX_PATH)
+                    raise UserError(f"{where}.function is {shown(function)}", FIX_PATH)
                 call = Call(function, args, case["expected"], kwargs)
                 _check_plain(call, where)
                 return call
@@ -138,13 +139,13 @@ def _list(value: Any, key: str) -> list[Any]:
 
 def _number(value: Any, key: str, least: float, most: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise UserError(f"code task: {key} is {_shown(value)}", f"give a number from {least:g} to {most:g}")
+        raise UserError(f"code task: {key} is {shown(value)}", f"give a number from {least:g} to {most:g}")
     return float(value)
 
 
 def _flag(value: Any, key: str) -> bool:
     if not isinstance(value, bool):
-        raise UserError(f"code task: {key} is {_shown(value)}", "give true or false")
+        raise UserError(f"code task: {key} is {shown(value)}", "give true or false")
     return value
 
 
@@ -155,8 +156,3 @@ def _check_plain(call: Call, where: str) -> None:
             encode(value)
         except NotPlain as error:
             raise UserError(f"{where}: {key} is {error}", "give plain values, less deeply nested") from None
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

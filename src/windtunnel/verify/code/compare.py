@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeGuard
 
 from .values import decode, tag_of
 
@@ -66,7 +66,7 @@ def _paired(members: Iterable[Any], forms: Sequence[Any], tolerance: float) -> l
     return pairs + [(member, at) for member, (_, at) in zip(wanted, numbers, strict=True)]
 
 
-def _is_ordered(value: Any) -> bool:
+def _is_ordered(value: Any) -> TypeGuard[float]:
     """A number that has a place among others."""
     return isinstance(value, int | float) and value == value
 
