@@ -68,6 +68,8 @@ def test_exact_text_from_a_task_file_with_its_kind(folder: Path) -> None:
         (("format", "--task", "schema.json"), "schema.enum is 5"),
         (("kernel", "--task", "relu", "--candidate", "/dev/zero"), "/dev/zero is a device"),
         (("kernel", "--task", "relu", "--candidate", "."), "is a folder"),
+        (("kernel", "--task", ".", "--candidate", "right.py"), "--task . is a folder"),
+        (("code", "--task", "."), "is a folder"),
         (("--serve", "--host", "0.0.0.0"), "no token"),
         (("--serve", "--tasks", "none"), "no such folder"),
     ],
@@ -77,6 +79,23 @@ def test_bad_input_is_named(folder: Path, arguments: tuple[str, ...], words: str
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_task_is_shown_as_text_or_as_json(folder: Path) -> None:
+    text = verify("kernel", "--show", "--task", "relu", cwd=folder).stdout
+    shown = json.loads(verify("kernel", "--show", "--task", "relu", "--json", cwd=folder).stdout)
+    assert shown["name"] == "relu"
+    assert shown["source"].strip() == text.strip()
+
+
+@pytest.mark.parametrize("arguments", [("kernel", "--list"), ("kernel", "--list", "--json"), ("kernel", "--help")])
+def test_a_reader_that_goes_away_ends_it_quietly(folder: Path, arguments: tuple[str, ...]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "windtunnel", "verify", *arguments]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=110, cwd=folder, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 @pytest.mark.parametrize(("columns", "most"), [("100", 100), ("60", 60), ("", 200), ("0", 200), ("wide", 200)])

@@ -46,6 +46,11 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     folder = tmp_path_factory.mktemp("tasks")
     (folder / "square.json").write_text(json.dumps({"kind": "code", "task": SQUARE}))
     (folder / "bad.json").write_text("{")
+    (folder / "bytes.json").write_bytes(b"\xff")
+    (folder / "gone.json").symlink_to(folder / "nowhere")
+    (folder / "syntax.py").write_text("def")
+    (folder / "bytes.py").write_bytes(b"\xff")
+    (folder / "empty.py").write_text("")
     process, url = start("--workers", "2", "--queue", "4", "--tasks", str(folder), token=TOKEN)
     with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60) as client:
         yield client
@@ -134,6 +139,31 @@ def test_bad_requests_are_told_what_is_wrong(service: httpx.Client, body: bytes,
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["message"]
     assert "Traceback" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *(("code", name) for name in ("bad", "bytes", "gone")),
+        *(("kernel", name) for name in ("syntax", "bytes", "empty")),
+    ],
+)
+def test_a_task_of_the_folder_is_named_and_not_its_place(service: httpx.Client, kind: str, name: str) -> None:
+    answer = ask(service, kind, name, "")
+    assert answer.status_code == 422
+    message = answer.json()["error"]["message"]
+    assert f"task {name}" in message
+    assert "/" not in message
+
+
+def test_another_method_has_a_code_of_its_own(service: httpx.Client) -> None:
+    for method, path, status, code in (
+        ("GET", "/verify", 405, "method_not_allowed"),
+        ("POST", "/health", 405, "method_not_allowed"),
+        ("GET", "/nowhere", 404, "not_found"),
+    ):
+        answer = service.request(method, path)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
 
 
 def test_a_body_longer_than_it_says_is_cut_off(service: httpx.Client) -> None:

@@ -6,21 +6,23 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from windtunnel.recipe import UserError
 
 INTERRUPTED = 130
+PIPE_CLOSED = 141  # what a shell says of a program that SIGPIPE ended, and so what `| head` leads to elsewhere
 # torch's threads spin for milliseconds while they wait. Beside another program on the same cores that makes a
 # training step up to fifty times slower; so short a spin costs 5 % when there is none. Read when torch is loaded.
 SPIN_COUNT = "10000"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit with its code. Unexpected exceptions keep their traceback."""
+    """Run the command line and exit with its code, quietly where nobody reads on. Unexpected exceptions keep their traceback."""
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     # Or pydantic reads what every installed package offers, in search of plugins.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    collecting = gc.isenabled()
+    collecting, output = gc.isenabled(), sys.stdout  # typer puts another in its place when a pipe's reader has gone
     # Imports make many objects that stay and little garbage: looking through them takes a fifth of a refusal's time.
     # A verb switches the collector on again before it works (`verbs.Verb`).
     gc.disable()
@@ -37,3 +39,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(INTERRUPTED)
     finally:
         (gc.enable if collecting else gc.disable)()
+        if _unread(output):
+            sys.exit(PIPE_CLOSED)
+
+
+def _unread(output: TextIO | None) -> bool:
+    """Whether something was printed into this, a pipe, after its reader had gone (`| head`); the rest is then dropped."""
+    if output is None or output.closed:
+        return False
+    try:
+        output.flush()
+        failed = sys.stdout is not output and _has_no_reader(output)
+    except BrokenPipeError:
+        failed = True
+    if failed:  # or Python tries it once more at its end, and complains
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, output.fileno())
+        os.close(nowhere)
+    return failed
+
+
+def _has_no_reader(output: TextIO) -> bool:
+    import select
+
+    poll = select.poll()
+    poll.register(output.fileno(), select.POLLOUT)
+    return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -47,7 +47,10 @@ def kernel(
         raise UserError("--task is missing", "--task softmax, or --task FILE; --list names the generated tasks")
     chosen = _task(task)
     if show:
-        typer.echo(chosen.source)
+        if json:
+            print_json({**_summary(chosen), "source": chosen.source})
+        else:
+            typer.echo(chosen.source)
         return
     if candidate is None:
         raise UserError("--candidate is missing", "--candidate FILE with class ModelNew(torch.nn.Module)")
@@ -102,13 +105,13 @@ def _use_gpu(asked: bool | None) -> bool:
 
 def _task(name: str) -> Task:
     from windtunnel.recipe import UserError
+    from windtunnel.verify import find_task, kernel_tasks, load_task
 
     path = Path(name)
+    if path.is_dir() and name not in kernel_tasks():
+        raise UserError(f"--task {name} is a folder", "name a task file in it, or a generated task (--list)")
     if not path.is_file() and (path.suffix == ".py" or "/" in name):
         raise UserError(f"--task {name}: there is no such file", "name an existing file, or a generated task (--list)")
-
-    from windtunnel.verify import find_task, load_task
-
     return load_task(path) if path.is_file() else find_task(name)
 
 
@@ -123,9 +126,13 @@ def _list(as_json: bool) -> None:
 
     tasks = list(kernel_tasks().values())
     if as_json:
-        print_json([{"name": t.name, "level": t.level, "family": t.family, "summary": t.summary} for t in tasks])
+        print_json([_summary(task) for task in tasks])
         return
     print_table("tasks", ["name", "level", "family", "what"], [[t.name, str(t.level), t.family, t.summary] for t in tasks])
+
+
+def _summary(task: Task) -> dict[str, Any]:
+    return {"name": task.name, "level": task.level, "family": task.family, "summary": task.summary}
 
 
 def _print(task: Task, verdict: Verdict, layers: Layers | None) -> None:

@@ -149,7 +149,8 @@ class Verifiers:
         from .tasks import find
 
         files = {path.stem: path for path in self._tasks.glob("*.py")} if self._tasks else {}
-        return load_task(files[name]) if name in files else find(name)
+        # Named, not by its path: whoever asks may be on another machine.
+        return load_task(files[name], f"task {name}") if name in files else find(name)
 
     def _file(self, kind: str, name: str) -> Verifier:
         names = self.task_names()
@@ -158,7 +159,7 @@ class Verifiers:
                 f"there is no task named {name[:80]!r}",
                 f"one of {', '.join(names[:20])}" if names else "give the task as an object",
             )
-        spec = read_json(self._tasks / f"{name}.json")
+        spec = read_json(self._tasks / f"{name}.json", f"task {name}")
         if not isinstance(spec, dict) or set(spec) != {"kind", "task"}:
             raise UserError(f"{name}.json is no task file", "an object with the keys kind and task")
         if spec["kind"] != kind:
@@ -168,17 +169,18 @@ class Verifiers:
         return self.make(kind, spec["task"])
 
 
-def read_json(path: Path) -> Any:
-    """What a JSON file holds.
+def read_json(path: Path, what: str | None = None) -> Any:
+    """What a JSON file holds. what: how to call it in messages, otherwise by its path.
 
     Raises:
         UserError: it cannot be read, is too long or no JSON; says where.
     """
-    text = read_text(path, MOST_TASK_FILE, str(path))
+    what = str(path) if what is None else what
+    text = read_text(path, MOST_TASK_FILE, what)
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON: {error}", "a task file is JSON in UTF-8") from None
+        raise UserError(f"{what} is not JSON: {error}", "a task file is JSON in UTF-8") from None
 
 
 def _maker(kind: str) -> Callable[[], Sandbox]:

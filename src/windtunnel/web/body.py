@@ -10,6 +10,7 @@ from .errors import APIError
 
 # Nobody is there to read this status; it is for the metrics (nginx's number).
 CLIENT_GONE = 499
+CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 async def read_body(request: Request, most: int) -> bytes:
@@ -39,4 +40,4 @@ async def http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     what = f"{request.method} {request.url.path[:200]}: {error.detail}"
     headers = dict(error.headers or {})
-    return error_response(APIError(error.status_code, what, code="not_found", headers=headers))
+    return error_response(APIError(error.status_code, what, code=CODES.get(error.status_code, "http_error"), headers=headers))

@@ -105,8 +105,9 @@ FORMS: dict[str, tuple[Callable[[object], bool], str]] = {
 }
 
 
-def load_task(path: Path) -> Task:
-    """A task from a file: KernelBench's as it is, or one with TASK = {...}. Raises UserError that says what is missing.
+def load_task(path: Path, what: str | None = None) -> Task:
+    """A task from a file: KernelBench's as it is, or one with TASK = {...}. Raises UserError that says what is missing. what: how
+    to call it in messages, otherwise by its path.
 
     Without sizes of its own the file's numbers are its full size, and a tiny one is guessed when the reference first runs.
     """
@@ -114,8 +115,9 @@ def load_task(path: Path) -> Task:
         source = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         fix = "name a Python file with Model, get_inputs and get_init_inputs"
-        raise UserError(f"--task {path}: cannot be read ({error})", fix) from None
-    return task_from_source(source, name=path.stem, where=str(path))
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{what or f'--task {path}'}: cannot be read ({why})", fix) from None
+    return task_from_source(source, name=path.stem, where=what or str(path))
 
 
 def task_from_source(source: str, *, name: str, where: str = "the task") -> Task:
