@@ -272,6 +272,39 @@ def test_what_ends_a_process_before_its_candidate_is_loaded_is_the_machinerys(st
     assert ending.runs.count(FULL) == (1 if begun else 2), "who lies about the phase is not run for ever"
 
 
+@pytest.mark.parametrize("status", ["timeout", "memory", "killed", "output", "exited"])
+def test_nor_is_it_the_candidates_without_a_gpu(status: str, task: Task, batch: Batch) -> None:
+    for phase in ("", "compile"):
+        outcome = Outcome(status, "did so", phase=phase)  # type: ignore[arg-type]
+        for found in (judge_tiny(outcome, task, batch), judge_compile(outcome)):
+            assert found is not None
+            assert (found.stage, found.reason == "infrastructure") == ("compile", not phase), found
+
+
+def test_the_eyes_are_put_in_before_the_candidates_time_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with the eyes what may take long on a GPU."""
+    from windtunnel.verify.kernel import child_full, child_turn, child_work
+
+    class Stop(Exception):
+        pass
+
+    def load(source: str) -> None:
+        assert phases[-1] == "compile"
+        raise Stop
+
+    phases: list[str] = []
+    installed: list[str] = []
+    for module in (child_turn, child_work):
+        monkeypatch.setattr(module, "note", phases.append)
+    monkeypatch.setattr(child_work, "load_candidate", load)
+    monkeypatch.setattr(child_full.FullWork, "install", lambda self: installed.append(phases[-1]))
+    message = {"device": "cpu", "source": "", "cases": [], "seed": 1, "fixed": [], "timed": 0}
+    with pytest.raises(Stop):
+        child_full.FullWork(message, ()).everything()
+    assert installed == [child_turn.CONTEXT]
+    assert set(phases[:-1]) <= {child_turn.FIRST_WAIT, child_turn.CONTEXT}
+
+
 @pytest.mark.parametrize(("seconds", "reason"), [(900.0, "infrastructure"), (95.0, "timeout")])
 def test_who_is_ended_for_its_cpu_time_while_it_waits_has_not_waited_in_vain(seconds: float, reason: str, task: Task) -> None:
     """A thread that a candidate left running spends it."""

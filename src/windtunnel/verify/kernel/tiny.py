@@ -127,7 +127,7 @@ def judge_left_out(compiled: Outcome, tiny: Outcome) -> Finding | None:
 def judge_compile(outcome: Outcome) -> Finding | None:
     """What is wrong with the candidate according to the compiling child, or None."""
     if not outcome.finished:
-        return ended(outcome, "compile")
+        return _unbegun(outcome, "compile") or ended(outcome, "compile")
     return wrong_of(outcome, "compile")
 
 
@@ -147,7 +147,7 @@ def judge_tiny(outcome: Outcome, task: Task, batch: Batch) -> Finding | None:
     """What is wrong with the candidate according to what its child returned, or None. Trusts nothing in it."""
     stage = "compile" if outcome.phase in COMPILE_PHASES else "tiny"
     if not outcome.finished:
-        return ended(outcome, stage)
+        return _unbegun(outcome, stage) or ended(outcome, stage)
     runs = outcome.message.get("runs")
     if not isinstance(runs, list):
         return Finding(stage, "no-answer", "the candidate's process did not report its runs.")
@@ -217,6 +217,15 @@ def outputs_of(run: Mapping[str, Any], buffers: Sequence[bytes]) -> list[Array] 
             return None
         arrays.append(array)
     return arrays
+
+
+def _unbegun(outcome: Outcome, stage: str) -> Finding | None:
+    """What ended a child that had loaded nothing of the candidate is not its doing. The phase is the child's own word:
+    who could lie about it would gain that nothing is known, and so no reward."""
+    if outcome.phase or outcome.status in ("infrastructure", "raised"):
+        return None
+    text = f"nothing of the candidate was loaded yet, when its process {outcome.detail or 'ended'}. Judge this answer again."
+    return Finding(stage, "infrastructure", text)
 
 
 def ended(outcome: Outcome, stage: str) -> Finding:

@@ -48,12 +48,12 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
     """
     torch.set_num_threads(1)
     compiler = Compiler(message["capability"])
-    note("compile")
     stand_in_for_cuda()
     own_scratch()
     pick_configurations(random.Random(message["seed"]).choice)
     try:
         with compiler.installed():
+            note("compile")  # only now: who is killed before has run nothing of the candidate
             with laid_to_candidate("import-failed", "the module cannot be used"):
                 made = load_candidate(message["source"]).ModelNew
             stumbled: list[str] = []

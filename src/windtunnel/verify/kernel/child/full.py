@@ -151,7 +151,7 @@ class FullWork(Work):
     def everything(self) -> None:
         """The runs among others, then the clock alone; a thread that was started is refused."""
         threads, began = threading.active_count(), time.perf_counter()
-        with waiting_for(self.turns, again=True):
+        with waiting_for(self.turns, again=True, then=CONTEXT, phase=FIRST_WAIT):  # nothing of the candidate is loaded yet
             super().everything()
             gc.collect()
             self.kept.clear()

@@ -72,8 +72,8 @@ class Work:
 
     def everything(self) -> None:
         """Every group's cases; with the first, also the run with the kernels knocked out."""
-        note("compile")
         self.install()
+        note("compile")  # only now: who is killed before has run nothing of the candidate
         self.loaded = True
         module = load_candidate(self.message["source"])
         made, self.state = module.ModelNew, State(module)
