@@ -283,7 +283,7 @@ def test_nor_is_it_the_candidates_without_a_gpu(status: str, task: Task, batch: 
 
 def test_the_eyes_are_put_in_before_the_candidates_time_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """And with the eyes what may take long on a GPU."""
-    from windtunnel.verify.kernel import child_full, child_turn, child_work
+    from windtunnel.verify.kernel.child import full, turn, work
 
     class Stop(Exception):
         pass
@@ -294,15 +294,15 @@ def test_the_eyes_are_put_in_before_the_candidates_time_begins(monkeypatch: pyte
 
     phases: list[str] = []
     installed: list[str] = []
-    for module in (child_turn, child_work):
+    for module in (turn, work):
         monkeypatch.setattr(module, "note", phases.append)
-    monkeypatch.setattr(child_work, "load_candidate", load)
-    monkeypatch.setattr(child_full.FullWork, "install", lambda self: installed.append(phases[-1]))
+    monkeypatch.setattr(work, "load_candidate", load)
+    monkeypatch.setattr(full.FullWork, "install", lambda self: installed.append(phases[-1]))
     message = {"device": "cpu", "source": "", "cases": [], "seed": 1, "fixed": [], "timed": 0}
     with pytest.raises(Stop):
-        child_full.FullWork(message, ()).everything()
-    assert installed == [child_turn.CONTEXT]
-    assert set(phases[:-1]) <= {child_turn.FIRST_WAIT, child_turn.CONTEXT}
+        full.FullWork(message, ()).everything()
+    assert installed == [turn.CONTEXT]
+    assert set(phases[:-1]) <= {turn.FIRST_WAIT, turn.CONTEXT}
 
 
 @pytest.mark.parametrize(("seconds", "reason"), [(900.0, "infrastructure"), (95.0, "timeout")])
