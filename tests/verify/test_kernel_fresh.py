@@ -54,6 +54,12 @@ LEGAL = {
     "a helper's number": candidate("n = warps(x.numel())\nn *= 2", extra=WARPS),
     "an attribute's number": candidate("at = self.at\nif at < 0:\n    at += x.dim()", init="self.at = -1\nself.dim = 3"),
     "one more": candidate("at = self.at\nat += 1\nat -= x.ndim", init="self.at = -1"),
+    "the next power of two": candidate("n = self.n\nn -= 1\nn |= n >> 1\nn |= n >> 2", init="self.n = 9"),
+    "settings of a tensor": candidate("made = {'device': x.device, 'dtype': x.dtype}\ny = torch.empty(3, **made)"),
+    "settings of a parameter": candidate(init="made = {'device': None}\nself.weight = nn.Parameter(torch.empty(3, **made))"),
+    "modules of a type": candidate(
+        "held = [m for m in self.net if isinstance(m, (nn.Linear, nn.Conv2d))]", init="self.net = nn.Sequential()"
+    ),
     "the rest of a shape": candidate("*lead, last = x.shape\nlead.append(last)"),
     "a module of its own": candidate(init="self.relu = Relu()", ends="return self.relu(x)"),
     "its forward": candidate(init="self.relu = Relu()", ends="y = self.relu.forward(x)\n        return y"),
@@ -91,6 +97,7 @@ REFUSED = {
         "a factory": "mine = asdict(self.options, dict_factory=lambda pairs: KEPT)\nmine.append(1)",
         "a slice of a shape": "mine = self.kept\nmine += x.shape[0:1]",
         "a shape by no number": "mine = self.kept\nmine += x.size(*())",
+        "shifted by what it names": "mine = self.kept\nmine += KEPT[0] << KEPT",
         "two numbers": "mine = self.kept\nmine += math.frexp(1.0)",
         "its own shape": ("mine = self.kept\nmine += Held(0).shape[0]", HELD),
         "its own question": ("mine = self.kept\nmine += Held(lambda: [1]).dim()", HELD),
@@ -153,8 +160,39 @@ def test_setting_up_again_in_forward_is_refused() -> None:
         assert found.reason == "keeps-state", found.message
 
 
+@pytest.mark.parametrize(
+    "forward",
+    [
+        "made = {'out': self.kept}\ny = torch.empty(3, **made)",
+        "made = {'dtype': x.dtype}\nmade['out'] = self.kept\ny = torch.empty(3, **made)",
+        "made = {'dtype': x.dtype}\nother = made\nother.update(out=self.kept)\ny = torch.empty(3, **made)",
+        "made = {'dtype': x.dtype, **self.kept}\ny = torch.empty(3, **made)",
+        "made = {'dtype': x.dtype}\nmade |= self.kept\ny = torch.empty(3, **made)",
+        "made = {'dtype': x.dtype}\nfor made in self.kept:\n    y = torch.empty(3, **made)",
+        "y = (lambda made: torch.empty(3, **made))(self.kept)\nmade = {'dtype': x.dtype}",
+        "y = torch.empty(3, **self.kept)",
+        "y = torch.empty(3, **{'out': self.kept})",
+    ],
+)
+def test_settings_that_may_write_into_a_tensor_are_refused(forward: str) -> None:
+    found = check_source(candidate(forward, init="self.kept = {}"))
+    assert found is not None
+    assert found.reason in ("host-compute", "keeps-state"), found.message
+
+
+def test_a_module_of_torch_is_no_value_for_a_function_named_isinstance() -> None:
+    for forward in ("ask = lambda isinstance: isinstance(x, nn.Linear)", "y = nn.Linear(3, 3)(x)", "kind = nn.Linear"):
+        found = check_source(candidate(forward))
+        assert found is not None
+        assert found.reason == "host-compute", found.message
+
+
 def test_words_say_what_to_write() -> None:
     said = {
+        "y = x.to(torch.float32)": "Convert in the kernel",
+        "y = x.float()": "Convert in the kernel",
+        "y = x.cuda()": "Inputs and parameters are on the GPU",
+        "if not x.is_cuda:\n    return torch.relu(x)": "ask it in an assert",
         "n = self.n\nn *= 2": "write n = n * ...",
         "mine = self.kept\nmine['a'] = 1": "change a copy: dict(mine), list(mine)",
         "self.n = 1": "outside of __init__",

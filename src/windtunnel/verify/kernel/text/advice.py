@@ -37,6 +37,24 @@ def _undefined(source: str) -> str:
     return ""
 
 
+CONVERT = (
+    "Convert in the kernel: tl.load(...).to(tl.float32), and .to(out_ptr.dtype.element_ty) before the store; "
+    "torch.empty takes the dtype of what is returned."
+)
+ON_GPU = "Inputs and parameters are on the GPU."
+INSTEAD = {
+    **dict.fromkeys(("to", "type", "type_as", "float", "half", "bfloat16", "double", "int", "long", "bool"), CONVERT),
+    **dict.fromkeys(("cuda", "cpu"), ON_GPU),
+    "is_cuda": f"{ON_GPU} Leave the question out, or ask it in an assert.",
+    "clone": "Allocate with torch.empty_like and let the kernel write it.",
+}
+
+
+def instead_of(name: str) -> str:
+    """What to write where host code may not use this attribute of a tensor: a sentence, or ''."""
+    return INSTEAD.get(name, "")
+
+
 def own_copy(node: ast.expr) -> str:
     """Where something is changed that may not be the function's own."""
     name = ast.unparse(node)

@@ -7,10 +7,11 @@ import string
 from dataclasses import dataclass, replace
 
 from windtunnel.verify.kernel.text import members, rules
-from windtunnel.verify.kernel.text.advice import own_copy
+from windtunnel.verify.kernel.text.advice import instead_of, own_copy
 from windtunnel.verify.kernel.text.built import Built, on_self
 from windtunnel.verify.kernel.text.fresh import Fresh
 from windtunnel.verify.kernel.text.names import arguments, host_methods, own_names, read_names
+from windtunnel.verify.kernel.text.options import tensor_settings
 from windtunnel.verify.kernel.text.owned import Owned, type_places
 from windtunnel.verify.kernel.text.problem import Problem, problem
 
@@ -58,11 +59,12 @@ class Expressions:
         self.fresh = Fresh(self.names, self.owned.attributes)
         self.built = Built(tree, self.fresh)
         self.types = type_places(tree, self.names)
+        self.settings = tensor_settings(tree)
         self.looked_at = _looked_at(tree)
         self.called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
 
-    def refuse(self, reason: str, node: ast.AST, what: str = "") -> None:
-        self.found.append(problem(reason, node, what or ast.unparse(node)))
+    def refuse(self, reason: str, node: ast.AST, what: str = "", instead: str = "") -> None:
+        self.found.append(problem(reason, node, what or ast.unparse(node), instead))
 
     def expression(self, node: ast.AST, scope: Scope) -> None:
         match node:
@@ -184,7 +186,7 @@ class Expressions:
         banned = rules.BANNED_ATTRIBUTES.get(name)
         broken = name == "type" and node.lineno != node.end_lineno  # its answer is only replaced within a line
         if (name == "is_cuda" or of_device or broken) and not asked:
-            self.refuse("reads-mode", node)
+            self.refuse("reads-mode", node, instead=instead_of("is_cuda"))
         elif banned == "reaches-into-triton" and self._on_self(node, scope):
             pass  # self.run, self.cache: what is banned on kernels is any name on the candidate's own module
         elif banned is not None:
@@ -254,7 +256,8 @@ class Expressions:
         elif dotted in rules.TYPES_ONLY and id(node) not in self.types:
             self.refuse("unknown-call" if id(node) in self.called else "type-as-value", node)
         elif name in allowed:
-            if module == "torch.nn" and not scope.constructing and first not in ("Module", "Parameter"):
+            asks = scope.constructing or id(node) in self.types
+            if module == "torch.nn" and not asks and first not in ("Module", "Parameter"):
                 self.refuse("host-compute", node, ast.unparse(node))
         elif rest:
             if not (module == "torch" and first in rules.DTYPES and rest in rules.DTYPE_QUESTIONS):
@@ -274,7 +277,7 @@ class Expressions:
         for argument in [*node.args, *(keyword.value for keyword in node.keywords)]:
             self.expression(argument, scope)
         callee = node.func
-        if (self.names.dotted(callee) or "").startswith("torch.") and any(k.arg in ("out", None) for k in node.keywords):
+        if (self.names.dotted(callee) or "").startswith("torch.") and any(map(self._may_be_out, node.keywords)):
             self.refuse("host-compute", node, f"out= or ** in {ast.unparse(callee)}(...)")
         match callee:
             case ast.Name():
@@ -291,6 +294,10 @@ class Expressions:
                 self.expression(callee, scope)
                 if len(self.found) == before:
                     self.refuse("unknown-call", node, ast.unparse(callee))
+
+    def _may_be_out(self, node: ast.keyword) -> bool:
+        named = isinstance(node.value, ast.Name) and node.value.id in self.settings
+        return node.arg == "out" or (node.arg is None and not named)
 
     def _called_name(self, node: ast.Name, scope: Scope) -> None:
         if node.id in self.names.kernels:
@@ -343,7 +350,7 @@ class Expressions:
         elif self._on_self(node, scope) and name in self.owned.unclear:
             self.refuse("unknown-call", node, f"{ast.unparse(node)[:30]}(), {UNCLEAR},")
         else:
-            self.refuse("host-compute", node, f"{ast.unparse(node)[:60]}()")
+            self.refuse("host-compute", node, f"{ast.unparse(node)[:60]}()", instead_of(name))
 
     def _calls_own(self, node: ast.Attribute, scope: Scope) -> bool:
         """self.norm(x) or self.norm.forward(x), where self.norm can only be a module, function or lambda of the candidate's."""

@@ -112,6 +112,8 @@ class Fresh:
                 return isinstance(number, int | float)
             case ast.UnaryOp(operand=inner):
                 return self._certain(inner)
+            case ast.BinOp(op=ast.LShift() | ast.RShift(), right=right):
+                return self._certain(right)  # nothing but a number, or a tensor, can be shifted
             case ast.BinOp(left=left, right=right):
                 return self._certain(left) and self._certain(right)
             case ast.Call(func=called) if self._dotted(called) in ONE_NUMBER:

@@ -173,7 +173,7 @@ def type_places(tree: ast.Module, names: Names) -> set[int]:
                 places = annotated_types(node)
             case ast.AnnAssign():
                 places = [node.annotation]
-            case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, kind]):
+            case ast.Call(func=ast.Name(id="isinstance" | "issubclass" as name), args=[_, kind]) if name not in names.bound:
                 places = [kind]
             case ast.Subscript(value=value) if _generic(value, names):
                 places = [node.slice]

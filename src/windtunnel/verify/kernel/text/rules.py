@@ -197,12 +197,12 @@ ELSEWHERE = COMPUTES | IN_PLACE | INTERNALS | MODULE_METHODS | MODULE_MORE | KER
 
 MESSAGES: dict[str, str] = {
     "host-compute": "{what} computes in PyTorch. Only a Triton kernel may; host code allocates, views, launches and returns.",
-    "import": "{what} may not be imported. Use torch, triton, triton.language and math.",
+    "import": "{what} may not be imported, used or not. Use torch, triton, triton.language and math.",
     "dynamic-code": "{what} runs or finds code at run time. Write the code out.",
     "try-except": "{what}: a candidate may not catch errors, since a fallback hides a kernel that fails. Remove it.",
     "keeps-state": "{what} keeps something between calls. forward must depend on its inputs and parameters alone.",
     "reads-addresses": "{what} looks at memory addresses. A result may depend on values and shapes only.",
-    "reads-mode": "{what} depends on the module's mode or on gradients. The result must be the same in every mode.",
+    "reads-mode": "{what} depends on the module's mode, the device or gradients. The result must be the same in every mode.",
     "reaches-into-triton": "{what} reaches into Triton's machinery. Launch kernels as kernel[grid](...).",
     "reaches-into-python": "{what} reaches into the interpreter. Use plain attributes and calls.",
     "patches": "{what} changes something that is not the candidate's own. Assign to local names and, in __init__, to self.",
