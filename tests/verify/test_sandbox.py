@@ -54,6 +54,16 @@ def alive(sandbox: Sandbox) -> bool:
     return value(sandbox, "def f(): return 42") == 42 and sandbox.restarts == 0
 
 
+def test_one_that_sleeps_is_ended_long_before_one_that_works(sandbox: Sandbox) -> None:
+    limits = replace(SMALL, wall_seconds=20, idle_seconds=1)
+    outcome = run(sandbox, "import time\ndef f(): time.sleep(60)", limits)
+    assert (outcome.status, outcome.detail) == ("timeout", "used no CPU time for 1 s")
+    assert outcome.wall_seconds < 10
+    works = "import time\ndef f():\n end = time.process_time() + 2\n while time.process_time() < end: pass\n return 1"
+    assert run(sandbox, works, limits).message["value"] == 1
+    assert alive(sandbox)
+
+
 def test_it_is_hardened_here_and_a_trial_child_cannot_get_out(sandbox: Sandbox) -> None:
     layers = sandbox.start()
     assert layers.breaches == ()

@@ -13,7 +13,7 @@ from .child import READY, become_lasting
 from .forking import fork_alone, with_folder
 from .inner import Room
 from .types import Limits
-from .watching import JUDGE_GONE, end, follow, outside, resident, said
+from .watching import JUDGE_GONE, cpu_of, end, follow, outside, resident, said
 
 MOST_JOBS = 1000  # then a fresh one: what libraries never give back is bounded
 
@@ -82,17 +82,12 @@ class Lasting:
 
     def _cpu(self) -> float:
         """Seconds of CPU time of the child so far."""
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            fd = os.open(f"{self.seen}/stat", os.O_RDONLY, dir_fd=self.room.proc_fd)
-            with open(fd, encoding="utf-8") as file:
-                words = file.read().rpartition(")")[2].split()
-            return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
-        return 0.0
+        return cpu_of(self.seen, self.room)
 
 
 def _locked(limits: Limits) -> Limits:
     """What a child is locked in with, which cannot change afterwards."""
-    return replace(limits, wall_seconds=0, cpu_seconds=0, phases=())
+    return replace(limits, wall_seconds=0, cpu_seconds=0, phases=(), idle_seconds=0)
 
 
 def _told(ended: str, word: str, status: int, wall: float, cpu: float, peak: int) -> dict[str, Any]:

@@ -91,6 +91,8 @@ def _reply(body: dict[str, Any], buffers: tuple[bytes, ...], full: bool, limits:
 def _stopped(end: dict[str, Any], code: int, limits: Limits) -> tuple[str, str] | None:
     if end["ended"] == "timeout":
         return "timeout", f"did not end within {limits.wall_seconds:g} s"
+    if end["ended"] == "idle":
+        return "timeout", f"used no CPU time for {limits.idle_seconds:g} s"
     if end["ended"] == "memory":
         return "memory", f"used more than {limits.memory_bytes // MiB} MiB"
     if end["ended"] == "disk":

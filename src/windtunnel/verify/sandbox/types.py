@@ -23,6 +23,8 @@ class Limits:
     compilers and bounds processes and threads together. file_bytes: all its temporary files together. result_bytes,
     log_bytes: what comes back, and what it prints. phases: seconds that a phase may take by itself, which are then not part of
     wall_seconds: (('waiting', 300),) for a child that waits for its turn, in the phase 'waiting' or 'waiting: for what'.
+    idle_seconds: how long it may use no CPU time at all, 0 for as long as it likes; what its own children use does not count.
+    So where wall_seconds leaves room for a busy machine, one that sleeps is still ended soon.
     """
 
     wall_seconds: float = 10.0
@@ -35,6 +37,7 @@ class Limits:
     log_bytes: int = 64 << 10
     open_files: int = 256
     phases: tuple[tuple[str, float], ...] = ()
+    idle_seconds: float = 0.0
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Limits:

@@ -19,6 +19,7 @@ from .types import Limits
 SETUP_SECONDS = 30.0
 TICK_SECONDS = 0.02
 TICKS_BETWEEN_DISK = 5
+IDLE_LOOK_SECONDS = 0.25
 JUDGE_GONE = "judge gone"
 
 
@@ -68,13 +69,15 @@ def follow(
     for fd in (watch, control.fileno(), *(() if done is None else (done,))):
         poll.register(fd, select.POLLIN)
     peak, number = 0, 0
-    clocks = _Clocks(limits, reply)
+    clocks, idle = _Clocks(limits, reply), _Idle(limits, seen, room)
     while (left := clocks.left()) > 0:
         events = {fd for fd, _ in poll.poll(max(1, min(left, TICK_SECONDS) * 1000))}
         if watch in events or done in events:
             return "", peak
         if control.fileno() in events:
             return JUDGE_GONE, peak
+        if idle.too_long():
+            return "idle", peak
         number += 1
         peak = max(peak, _all_resident(seen, room, limits) - base)
         if peak > limits.memory_bytes:
@@ -107,6 +110,33 @@ class _Clocks:
             return self.own[phase] - self.by_phase[phase]
         self.spent += passed
         return self.most - self.spent
+
+
+class _Idle:
+    """Whether a child has used no CPU time for too long. On the busiest machine one that works gets some."""
+
+    def __init__(self, limits: Limits, seen: int, room: Room) -> None:
+        self.most, self.seen, self.room = limits.idle_seconds, seen, room
+        self.used, self.since = -1.0, 0.0
+        self.next = time.monotonic()
+
+    def too_long(self) -> bool:
+        now = time.monotonic()
+        if not self.most or now < self.next:
+            return False
+        self.next = now + IDLE_LOOK_SECONDS
+        used = cpu_of(self.seen, self.room)
+        if used > self.used:
+            self.used, self.since = used, now
+        return now - self.since >= self.most
+
+
+def cpu_of(pid: int, room: Room) -> float:
+    """Seconds of CPU time of a process so far, without its children; 0 where that cannot be read."""
+    words = _read(room, f"{pid}/stat").rpartition(")")[2].split()
+    with contextlib.suppress(ValueError, IndexError):
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 def said(ready: int) -> bytes:
