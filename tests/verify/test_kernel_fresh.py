@@ -191,6 +191,10 @@ def test_words_say_what_to_write() -> None:
     said = {
         "y = x.to(torch.float32)": "Convert in the kernel",
         "y = x.float()": "Convert in the kernel",
+        "return relu(x).sum()": "in a second launch",
+        "torch.cuda.synchronize()": "Leave it out",
+        "n = x.max().item()": "Give the kernel the tensor",
+        "y = torch.cat([x, x])": "masks and strides",
         "y = x.cuda()": "Inputs and parameters are on the GPU",
         "if not x.is_cuda:\n    return torch.relu(x)": "ask it in an assert",
         "n = self.n\nn *= 2": "write n = n * ...",

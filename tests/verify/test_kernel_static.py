@@ -56,6 +56,7 @@ REFUSED = {
     ],
     "try-except": [candidate(f"y = torch.empty_like(x)\ntry:\n    {LAUNCH}\nexcept Exception:\n    pass\nreturn y")],
     "keeps-state": [
+        candidate(extra="from functools import lru_cache\n"),
         candidate(f"self.y = torch.empty_like(x)\ny = self.y\n{LAUNCH}\nreturn y"),
         candidate(f"CACHE[x.shape] = 1\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y", extra="CACHE = {}\n"),
         candidate(f"SEEN.append(1)\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y", extra="SEEN = []\n"),

@@ -42,11 +42,18 @@ CONVERT = (
     "torch.empty takes the dtype of what is returned."
 )
 ON_GPU = "Inputs and parameters are on the GPU."
+REDUCE = "Reduce in a kernel, over its programs with tl.atomic_add or in a second launch."
 INSTEAD = {
     **dict.fromkeys(("to", "type", "type_as", "float", "half", "bfloat16", "double", "int", "long", "bool"), CONVERT),
     **dict.fromkeys(("cuda", "cpu"), ON_GPU),
     "is_cuda": f"{ON_GPU} Leave the question out, or ask it in an assert.",
     "clone": "Allocate with torch.empty_like and let the kernel write it.",
+    "arange": "Take tl.arange in the kernel.",
+    "item": "Give the kernel the tensor and load it there; shapes are numbers.",
+    "get_device": "Take x.device.",
+    **dict.fromkeys(("cat", "concat", "stack", "pad", "repeat", "roll", "flip"), "Take masks and strides in the kernel."),
+    **dict.fromkeys(("sum", "mean", "max", "min", "amax", "amin", "prod", "norm", "var", "std"), REDUCE),
+    **dict.fromkeys(("synchronize", "current_stream", "stream", "Stream", "Event"), "Leave it out: launches follow one another."),
 }
 
 

@@ -176,7 +176,8 @@ class _Check(Expressions):
             elif whole in rules.MODULES:
                 continue
             elif allowed is not None and alias.name not in allowed:
-                self.refuse("host-compute" if module.startswith("torch") else "import", node, whole)
+                remembers = "keeps-state" if whole in rules.REMEMBERS else "import"
+                self.refuse("host-compute" if module.startswith("torch") else remembers, node, whole)
             elif alias.name in rules.KERNEL_BANNED:
                 self.refuse("kernel-call", node, whole)
 

@@ -269,7 +269,8 @@ class Expressions:
         computes = module.startswith("torch") or module == "operator"
         asks = module == "triton" and ast.unparse(node).split(".")[1:2] == ["runtime"]
         what = f"{ast.unparse(node)[:40]}... (take x.device, torch.cuda.get_device_properties)" if asks else ""
-        self.refuse(rules.BANNED_ATTRIBUTES.get(name, "host-compute" if computes else "unknown-call"), node, what)
+        reason = rules.BANNED_ATTRIBUTES.get(name, "host-compute" if computes else "unknown-call")
+        self.refuse(reason, node, what, instead_of(name) if reason == "host-compute" else "")
 
     # ---- calls
 
@@ -328,7 +329,7 @@ class Expressions:
         reason = rules.BANNED_ATTRIBUTES.get(name)
         own = name in self.methods and name != "forward" and (not elsewhere(name) or self._surely(node.value, scope))
         if reason is not None and not (reason == "reaches-into-triton" and self._on_self(node, scope)):
-            self.refuse(reason, node, f".{name}()")
+            self.refuse(reason, node, f".{name}()", instead_of(name))
         elif isinstance(node.value, ast.Name) and f"{node.value.id}.{name}" in self.owned.plain:
             self.refuse("unknown-call", node, f"{ast.unparse(node)}() without its object")
         elif (own and (self._on_self(node, scope) or root in self.names.classes)) or self._calls_own(node, scope):
