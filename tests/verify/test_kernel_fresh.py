@@ -1,9 +1,13 @@
 """What host code may change and call on its own objects: what is certainly its own, under whatever name, and nothing else."""
 
+from pathlib import Path
+
 import pytest
 
 from windtunnel.verify.kernel import KernelVerifier, check_source, kernel_sandbox
 from windtunnel.verify.tasks import catalogue
+
+FILES = Path(__file__).parent / "attacks" / "files"
 
 HEAD = """\
 import math
@@ -212,3 +216,36 @@ def test_a_pointers_type_in_a_kernel_and_modules_of_its_own_run() -> None:
         for name in ("a copy", "a module of its own", "a lambda", "an attribute's number"):
             verdict = KernelVerifier(catalogue()["relu"], box).verify(LEGAL[name])
             assert verdict.accepted, verdict.message
+
+
+BY_TEXT = (
+    "a30_self_after_slash",
+    "a30_static_constructor",
+    "a30_list_put_in_later",
+    "a30_slice_put_in_later",
+    "a30_copy_in_module_dictionary",
+    "a30_copy_by_walrus",
+    "a30_numel_of_named_tuple",
+    "a30_plus_tensor",
+    "a30_parameter_of_tensor",
+    "a30_own_method_of_anything",
+)
+
+
+@pytest.mark.parametrize("name", BY_TEXT)
+def test_the_text_alone_tells(name: str) -> None:
+    found = check_source((FILES / f"{name}.py").read_text(encoding="utf-8"))
+    assert found is not None
+    assert found.stage == "allow-list"
+
+
+STILL = {
+    "a tally": "left = [3, 4]\nleft[0] = x.numel()\nleft[0] += 2\nleft[1] = left[0] * 2\nleft.append(1)",
+    "buffers by number and a copy": "mine = KEPT.copy()\nmine.append(1)\nn = self.n\nn += x.dim()",
+}
+
+
+@pytest.mark.parametrize("name", STILL)
+def test_what_is_harmless_stays_allowed(name: str) -> None:
+    init = "self.n = 3\nfor i in range(2):\n    self.register_buffer(f'table_{i}', None)"
+    assert check_source(candidate(STILL[name], init=init)) is None

@@ -17,8 +17,16 @@ from windtunnel.verify.kernel.text.built import on_self
 from windtunnel.verify.kernel.text.expressions import Expressions, Scope
 from windtunnel.verify.kernel.text.fresh import IN_PLACE, tested_numbers
 from windtunnel.verify.kernel.text.kernelrules import KernelCheck, dots_by_another_name
-from windtunnel.verify.kernel.text.names import annotated_types, arguments, around, bound_names, is_kernel, never_runs, own_names
-from windtunnel.verify.kernel.text.owned import decorated
+from windtunnel.verify.kernel.text.names import (
+    annotated_types,
+    arguments,
+    around,
+    bound_names,
+    first_argument,
+    is_kernel,
+    never_runs,
+    own_names,
+)
 from windtunnel.verify.kernel.text.problem import Problem
 from windtunnel.verify.kernel.text.setup import CONSTRUCTORS, setup_methods
 
@@ -196,7 +204,7 @@ class _Check(Expressions):
         bound = own_names(node.body)
         own = "" if scope.own in given else scope.own
         if owner is not None:
-            own = node.args.args[0].arg if node.args.args and not decorated(node, "staticmethod") else ""
+            own = first_argument(node)
         if own and own in bound:
             self.refuse("patches", node, f"{own} = ...")
         # Names of an enclosing function are not this one's: changing their contents would keep state in a closure.

@@ -26,7 +26,8 @@ class Built:
         of_classes = {name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for name in class_names(node)}
         found = {name: values for name, values in self.values.items() if name not in of_classes and None not in values}
         whole = {name: [value for value in values if value is not None] for name, values in found.items()}
-        self.made = {name for name, values in whole.items() if all(map(fresh.made, values))} | self.registered
+        self.made = {name for name, values in whole.items() if all(fresh.made(v) or self._module(v) for v in values)}
+        self.made |= self.registered
         self.numbers = {name for name, values in whole.items() if all(map(fresh.number, values))}
         self.modules = {name for name, values in whole.items() if all(map(self._module, values))} | self.registered
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from windtunnel.verify.kernel.text import members, rules
 from windtunnel.verify.kernel.text.advice import instead_of, own_copy
 from windtunnel.verify.kernel.text.built import Built, on_self
-from windtunnel.verify.kernel.text.fresh import Fresh
+from windtunnel.verify.kernel.text.fresh import QUESTIONS, Fresh
 from windtunnel.verify.kernel.text.names import arguments, host_methods, own_names, read_names
 from windtunnel.verify.kernel.text.options import tensor_settings
 from windtunnel.verify.kernel.text.owned import Owned, type_places
@@ -56,7 +56,7 @@ class Expressions:
         self.found: list[Problem] = []
         self.asking: set[int] = set()  # nodes that only an assert looks at
         self.owned = Owned(tree, self.names)
-        self.fresh = Fresh(self.names, self.owned.attributes)
+        self.fresh = Fresh(self.names, self.owned.attributes | (QUESTIONS if self.owned.names_unread else set()))
         self.built = Built(tree, self.fresh)
         self.types = type_places(tree, self.names)
         self.settings = tensor_settings(tree)

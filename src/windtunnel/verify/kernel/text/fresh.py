@@ -13,9 +13,11 @@ from functools import partial
 from windtunnel.verify.kernel.text.names import SCOPES, Names, arguments, own_names
 
 MAKERS = frozenset({"list", "dict", "set", "sorted"})
+SHOW = frozenset({"torch.as_tensor", "torch.nn.Parameter", "torch.nn.Buffer"})
 NUMBERS = frozenset({"int", "float", "len", "min", "max", "abs", "round", "sum", "pow", "bool", "str"})
 SIZES = frozenset({"numel", "size", "stride", "dim", "element_size", "bit_length"})
 OF_SHAPES = frozenset({"shape", "ndim", "itemsize", "nbytes", "multi_processor_count"})
+QUESTIONS = SIZES | OF_SHAPES | {"copy"}  # whose answers are new, where no class of the candidate's has another
 PASSES = 4  # names of names
 HELPERS = 3  # helpers of helpers
 NUMBER_MODULES = ("math.", "triton.cdiv", "triton.next_power_of_2", "torch.numel")
@@ -57,7 +59,29 @@ class Fresh:
 
     def tallies(self, body: Iterable[ast.AST]) -> frozenset[str]:
         """Names that are bound to new lists of numbers and to nothing else, so that `n[0] += 1` changes no list inside."""
-        return self._all(list(self._bindings(body)), self._tally)
+        some = list(body)
+        return self._all(list(self._bindings(some)), self._tally) - frozenset(self._filled(some))
+
+    def _filled(self, body: Iterable[ast.AST]) -> Iterator[str]:
+        """Names of lists that something else than a number may be put into."""
+        plain: set[int] = set()
+        for node in (inner for part in body for inner in ast.walk(part)):
+            match node:
+                case ast.Assign(targets=[ast.Subscript(value=ast.Name(), slice=place) as target], value=value):
+                    whole = _one_place(place) or not isinstance(value, ast.Tuple | ast.BinOp)
+                    plain |= {id(target)} if whole and self.number(value) else set()
+                case ast.AugAssign(target=ast.Subscript(value=ast.Name(), slice=place) as target) if _one_place(place):
+                    plain.add(id(target))  # a number and what is added to it
+                case ast.AugAssign(target=ast.Name(id=name)):
+                    yield name
+                case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="append" | "insert"), args=parts, keywords=[]):
+                    if not all(map(self.number, parts)) or any(isinstance(part, ast.Tuple | ast.BinOp) for part in parts):
+                        yield name
+                case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="extend")):
+                    yield name
+        for node in (inner for part in body for inner in ast.walk(part)):
+            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and id(node) not in plain:
+                yield from [node.value.id] if isinstance(node.value, ast.Name) else []
 
     def made(self, value: ast.expr) -> bool:
         """Whether this is a container or tensor that did not exist before."""
@@ -74,6 +98,8 @@ class Fresh:
                 # A method of any other name may be the candidate's own; what is written to by `out=` is not new.
                 dotted = self._dotted(called)
                 alone = len(value.args) == 1 and not value.keywords
+                if dotted in SHOW:  # the memory of what they are given
+                    return bool(value.args) and self.made(value.args[0])
                 return (dotted.startswith("torch.") and not _writes_to(value)) or (alone and dotted == "dataclasses.asdict")
         return False
 
@@ -83,6 +109,8 @@ class Fresh:
         match value:
             case ast.Name(id=name):
                 return name in found
+            case ast.UnaryOp(op=ast.UAdd(), operand=same):  # a tensor's is the tensor
+                return number(same)
             case ast.Constant() | ast.BinOp() | ast.UnaryOp() | ast.Compare() | ast.JoinedStr() | ast.Tuple():
                 return True
             case ast.IfExp():
@@ -254,6 +282,11 @@ def _returned(body: Iterable[ast.AST]) -> Iterator[ast.expr | None]:
             yield node.value
         elif not isinstance(node, SCOPES):
             waiting += list(ast.iter_child_nodes(node))
+
+
+def _one_place(place: ast.expr) -> bool:
+    """Whether this is a number that is written out: another index may be a slice, in whose place a list's contents are put."""
+    return isinstance(place, ast.Constant) or (isinstance(place, ast.UnaryOp) and isinstance(place.operand, ast.Constant))
 
 
 def _named(value: ast.expr, names: frozenset[str]) -> bool:

@@ -172,6 +172,13 @@ def arguments(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list
     return some + [part for part in (node.args.vararg, node.args.kwarg) if part is not None]
 
 
+def first_argument(node: ast.FunctionDef) -> str:
+    """What a method calls its object, `def f(this, /)` too; '' where it is given none."""
+    static = any(isinstance(part, ast.Name) and part.id == "staticmethod" for part in node.decorator_list)
+    by_place = [*node.args.posonlyargs, *node.args.args]
+    return by_place[0].arg if by_place and not static else ""
+
+
 def annotated_types(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.expr]:
     """Those of the arguments and of what is returned: Python evaluates them where the function is defined."""
     return [part for part in (*(argument.annotation for argument in arguments(node)), node.returns) if part is not None]

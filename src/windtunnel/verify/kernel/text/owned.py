@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from windtunnel.verify.kernel.text import rules
-from windtunnel.verify.kernel.text.names import Names, annotated_types, arguments
+from windtunnel.verify.kernel.text.fresh import QUESTIONS
+from windtunnel.verify.kernel.text.names import Names, annotated_types, arguments, first_argument, own_names
 
 REGISTERS = rules.words("register_buffer register_parameter add_module register_module")
+NAMERS = rules.words(
+    """
+    collections.namedtuple typing.NamedTuple typing_extensions.NamedTuple enum.Enum enum.IntEnum torch.nn.ModuleDict
+    torch.nn.ParameterDict collections.OrderedDict
+    """
+)
 ADDS = rules.words("add_module register_module")
 LIMITED = ("torch.finfo", "torch.iinfo")
 SELVES = ("self", "cls")
@@ -16,13 +23,15 @@ SELVES = ("self", "cls")
 
 class Owned:
     """attributes: names that its classes give their objects. plain: 'Class.method' of methods that need an object. callables:
-    attributes that may be called, as self.norm(x); unclear: others that may be the candidate's own too."""
+    attributes that may be called, as self.norm(x); unclear: others that may be the candidate's own too. names_unread:
+    whether some object may have attributes whose names the text does not show."""
 
     def __init__(self, tree: ast.Module, names: Names) -> None:
         self.names = names
         self.tuples = {target for target, value in _bindings(tree) if self._named_tuple(value)}
         self.attributes = set(self._attributes(tree))
-        self.plain = {key for key, node in names.functions.items() if "." in key and _needs_object(node)}
+        self.names_unread = _names_unread(tree, names)
+        self.plain = {key for key, node in names.functions.items() if "." in key and _needs_object(node, self.attributes)}
         self.made = self._made(tree)
         self.callables, self.unclear = self._callables(tree)
 
@@ -136,14 +145,38 @@ def _key(node: ast.expr) -> str:
     return ""
 
 
+def _names_unread(tree: ast.Module, names: Names) -> bool:
+    """Whether a module or tuple may be given an attribute by a name that is put together, by a dictionary or through a value."""
+    read = {id(base) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for base in node.bases}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(attr=name) as called) if name in REGISTERS:
+                place = [*node.args[:1], *(k.value for k in node.keywords if k.arg == "name")]
+                read |= {id(called)} if place and all(map(_shown, place)) else set()
+            case ast.Call(func=called) if (names.dotted(called) or "").endswith("amedtuple"):
+                read |= {id(called)} if len(node.args) == 2 and not node.keywords and all(map(_shown, node.args)) else set()
+    for node in ast.walk(tree):
+        named = isinstance(node, ast.Attribute | ast.Name) and (names.dotted(node) or "") in NAMERS
+        if (named or (isinstance(node, ast.Attribute) and node.attr in REGISTERS)) and id(node) not in read:
+            return True
+    return False
+
+
+def _shown(node: ast.expr) -> bool:
+    """Whether this is a text, a list of texts, or one that begins with what no question of a tensor's or list's begins with."""
+    match node:
+        case ast.Constant():
+            return True
+        case ast.List(elts=parts) | ast.Tuple(elts=parts):
+            return all(map(_shown, parts))
+        case ast.JoinedStr(values=[ast.Constant(value=str(start)), *_]):
+            return bool(start) and not any(name.startswith(start) for name in QUESTIONS)
+    return False
+
+
 def class_names(node: ast.ClassDef) -> Iterator[str]:
-    """What its body defines: methods, and names that are assigned."""
-    for part in node.body:
-        if isinstance(part, ast.FunctionDef):
-            yield part.name
-        elif isinstance(part, ast.Assign | ast.AnnAssign):
-            for target in part.targets if isinstance(part, ast.Assign) else [part.target]:
-                yield from (inner.id for inner in ast.walk(target) if isinstance(inner, ast.Name))
+    """What its body defines: methods, and names that are bound, by a walrus in a value or default too."""
+    yield from own_names(node.body)
 
 
 def texts(nodes: list[ast.expr]) -> Iterator[str]:
@@ -154,9 +187,14 @@ def texts(nodes: list[ast.expr]) -> Iterator[str]:
                 yield from inner.value.replace(",", " ").split()
 
 
-def _needs_object(node: ast.FunctionDef) -> bool:
-    """Whether its first argument is `self`, which a call through the class could make anything."""
-    return bool(node.args.args) and node.args.args[0].arg == "self" and not decorated(node, "staticmethod", "classmethod")
+def _needs_object(node: ast.FunctionDef, attributes: Container[str]) -> bool:
+    """Whether its first argument is `self`, by this name or by what it is asked for: a call through the class could make it
+    anything."""
+    own = first_argument(node)
+    if not own or decorated(node, "classmethod"):
+        return False
+    asked = (part for part in ast.walk(node) if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name))
+    return own == "self" or any(part.value.id == own and part.attr in attributes for part in asked)  # type: ignore[attr-defined]
 
 
 def decorated(node: ast.FunctionDef, *names: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from windtunnel.verify.kernel.text.names import SCOPES
+from windtunnel.verify.kernel.text.names import SCOPES, first_argument
 
 CONSTRUCTORS = ("__init__", "__post_init__")
 PASSES = 4  # methods that such methods call
@@ -38,7 +38,7 @@ def _methods(tree: ast.Module) -> Iterator[ast.FunctionDef]:
 
 def _called_on_self(method: ast.FunctionDef, called: set[int]) -> Iterator[str]:
     """What a method calls on its first argument by itself: lambdas, functions and generators inside run later."""
-    own = method.args.args[0].arg if method.args.args else ""
+    own = first_argument(method)
     waiting: list[ast.AST] = list(method.body)
     while waiting:
         node = waiting.pop()

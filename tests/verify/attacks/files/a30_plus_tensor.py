@@ -1,0 +1,30 @@
+# attack: 30
+# how: a plus before a tensor is that tensor, which counts
+# task: relu
+# where: cpu
+# naive: gpu
+# reasons: keeps-state
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def relu_kernel(x_ptr, out_ptr, total, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < total, other=0.0)
+    tl.store(out_ptr + at, tl.maximum(x, 0.0), mask=at < total)
+
+
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.seen = torch.zeros(1)
+
+    def forward(self, x):
+        out = torch.empty_like(x)
+        mine = +self.seen
+        mine += self.seen + 1
+        relu_kernel[(triton.cdiv(x.numel(), 128),)](x, out, x.numel(), BLOCK=128)
+        return out
