@@ -14,7 +14,7 @@ from triton.runtime import autotuner, jit
 
 from windtunnel.verify.kernel.child.autotune import pick_configurations
 from windtunnel.verify.kernel.child.launch import install_quick_launcher
-from windtunnel.verify.kernel.child.load import Wrong
+from windtunnel.verify.kernel.child.load import Wrong, say_no_more_than_the_stand_in
 from windtunnel.verify.kernel.child.scratch import own_scratch
 from windtunnel.verify.kernel.child.watch import Launches
 
@@ -29,6 +29,7 @@ def install_on_gpu(launches: Launches, aside: Callable[[], AbstractContextManage
         install_quick_launcher(driver)
         pick_configurations(quick.choice)
     own_scratch()
+    say_no_more_than_the_stand_in()
     assert not knobs.runtime.interpret, "TRITON_INTERPRET is set, so that no kernel would reach the GPU"
     _watch_launches(launches)
     _compile_aside(aside)
@@ -45,9 +46,11 @@ def _watch_launches(launches: Launches) -> None:
             raise Wrong("side-stream", f"kernel {self.__name__} is launched on another stream. Use the current one.")
         grid = launches.launched(self.__name__, grid, args, kwargs)
         if launches.watch is None:
-            return original(self, *args, grid=grid, warmup=False, **kwargs)
-        with launches.watch.pause():
-            return original(self, *args, grid=grid, warmup=False, **kwargs)
+            original(self, *args, grid=grid, warmup=False, **kwargs)
+        else:
+            with launches.watch.pause():
+                original(self, *args, grid=grid, warmup=False, **kwargs)
+        return None  # not the compiled kernel: on the interpreter there is none, by which a candidate would know where it is
 
     def tune(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Timing configurations uses PyTorch, which is not the candidate's doing."""

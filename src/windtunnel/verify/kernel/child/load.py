@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import sys
@@ -14,6 +15,11 @@ import torch
 
 from windtunnel.verify.kernel.child.watch import hide_values
 
+PROPERTIES = (
+    "multi_processor_count", "warp_size", "major", "minor", "name", "total_memory", "max_threads_per_multi_processor",
+    "max_threads_per_block", "regs_per_multiprocessor", "L2_cache_size", "shared_memory_per_block",
+    "shared_memory_per_block_optin", "shared_memory_per_multiprocessor",
+)  # fmt: skip
 PATH = "candidate.py"  # in the child's own folder
 DEEPEST_CAUSE = 100
 
@@ -109,9 +115,9 @@ def said(error: BaseException) -> str:
 
 def stand_in_for_cuda() -> None:
     """Host code may ask for the number of multiprocessors or select a device; on a CPU it is answered."""
-    # Of an H200, but for few multiprocessors, so that a program has more than one block to do.
+    # Of an H200.
     properties = SimpleNamespace(
-        multi_processor_count=4, warp_size=32, major=9, minor=0, name="NVIDIA H200", total_memory=150_110_011_392,
+        multi_processor_count=132, warp_size=32, major=9, minor=0, name="NVIDIA H200", total_memory=150_110_011_392,
         max_threads_per_multi_processor=2048, max_threads_per_block=1024, regs_per_multiprocessor=65536, L2_cache_size=62914560,
         shared_memory_per_block=49152, shared_memory_per_block_optin=232448, shared_memory_per_multiprocessor=233472,
     )  # fmt: skip
@@ -125,6 +131,18 @@ def stand_in_for_cuda() -> None:
     }
     for name, value in stand_ins.items():
         setattr(torch.cuda, name, value)
+
+
+def say_no_more_than_the_stand_in() -> None:
+    """On a GPU: properties of the same form as those that a CPU answers with, in other respects than numbers too."""
+    asked = torch.cuda.get_device_properties
+
+    @functools.cache
+    def properties(device: Any = None) -> SimpleNamespace:
+        real = asked(device)
+        return SimpleNamespace(**{name: getattr(real, name) for name in PROPERTIES if hasattr(real, name)})
+
+    setattr(torch.cuda, "get_device_properties", properties)  # noqa: B010 (another type)
 
 
 class _Nothing:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -87,11 +88,12 @@ def install(launches: Launches, dice: random.Random) -> None:
     pick_configurations(dice.choice)
     _constexpr_by_any_name()
     _quicken(interpreter.interpreter_builder)
+    interpreter.InterpretedFunction.__repr__ = _as_compiled
     original = interpreter.InterpretedFunction.run
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
         name = self.__name__
-        grid = launches.launched(name, grid, args, kwargs)
+        grid = _called(launches.launched(name, grid, args, kwargs), self, args, kwargs)
         holder.log, holder.fence = Log(), Ranges([*_ranges(args), *_ranges(tuple(kwargs.values()))])
         holder.kernel = name
         with contextlib.nullcontext() if launches.watch is None else launches.watch.pause():
@@ -102,6 +104,19 @@ def install(launches: Launches, dice: random.Random) -> None:
         return result
 
     interpreter.InterpretedFunction.run = run
+
+
+def _as_compiled(function: Any) -> str:
+    """A kernel's text on a GPU."""
+    return f"JITFunction({function.fn.__module__}:{function.fn.__qualname__})"
+
+
+def _called(grid: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a grid that is a function says of the kernel's arguments as they are given, which is what it gets on a GPU; the
+    interpreter would give it tensors of its own."""
+    if not callable(grid):
+        return grid
+    return grid(inspect.getcallargs(function.fn, *args, **{k: v for k, v in kwargs.items() if k in function.arg_names}))
 
 
 def _ranges(values: Any) -> list[tuple[int, int]]:
@@ -168,9 +183,7 @@ class _Holder:
 
 
 def _checked_grid(grid: Any) -> Any:
-    """The grid as whole numbers, refused where it is out of proportion. A callable grid is checked when it is called."""
-    if callable(grid):
-        return lambda args: _checked_grid(grid(args))
+    """The grid as whole numbers, refused where it is out of proportion."""
     whole = (grid,) if isinstance(grid, int) else tuple(int(extent) for extent in grid)
     if int(np.prod(whole, dtype=np.int64)) > MOST_PROGRAMS:
         raise TooManyPrograms(f"a grid of {whole} programs for a tiny input")

@@ -14,6 +14,7 @@ from dataclasses import replace
 from windtunnel.verify.kernel.text import members, rules
 from windtunnel.verify.kernel.text.advice import own_copy
 from windtunnel.verify.kernel.text.built import on_self
+from windtunnel.verify.kernel.text.devices import telling_devices
 from windtunnel.verify.kernel.text.expressions import Expressions, Scope
 from windtunnel.verify.kernel.text.fresh import IN_PLACE, tested_numbers
 from windtunnel.verify.kernel.text.kernelrules import KernelCheck, dots_by_another_name
@@ -82,7 +83,8 @@ class _Check(Expressions):
             else:
                 self.statement(node, top)
         self._model()
-
+        for device in telling_devices(self.tree, self.names, self.asking):
+            self.refuse("reads-mode", device, f"{ast.unparse(device)[:40]} elsewhere than in a call that allocates")
         for dot in () if self.tf32 else dots_by_another_name(self.tree, self.names):
             self.refuse("tf32", dot)
 

@@ -18,6 +18,7 @@ NAMERS = rules.words(
 )
 ADDS = rules.words("add_module register_module")
 LIMITED = ("torch.finfo", "torch.iinfo")
+TELL_DEVICES = ("torch.FloatTensor", "torch.LongTensor")  # a GPU's tensors are none of these
 SELVES = ("self", "cls")
 
 
@@ -212,7 +213,7 @@ def type_places(tree: ast.Module, names: Names) -> set[int]:
             case ast.AnnAssign():
                 places = [node.annotation]
             case ast.Call(func=ast.Name(id="isinstance" | "issubclass" as name), args=[_, kind]) if name not in names.bound:
-                places = [kind]
+                places = [part for part in _kinds(kind) if names.dotted(part) not in TELL_DEVICES]
             case ast.Subscript(value=value) if _generic(value, names):
                 places = [node.slice]
             case _:
@@ -220,6 +221,11 @@ def type_places(tree: ast.Module, names: Names) -> set[int]:
         for place in places:
             found |= set(_types(place))
     return found
+
+
+def _kinds(node: ast.expr) -> list[ast.expr]:
+    """The classes that isinstance is given."""
+    return [part for inner in node.elts for part in _kinds(inner)] if isinstance(node, ast.Tuple | ast.List) else [node]
 
 
 def _generic(node: ast.expr, names: Names) -> bool:

@@ -202,7 +202,7 @@ MESSAGES: dict[str, str] = {
     "try-except": "{what}: a candidate may not catch errors, since a fallback hides a kernel that fails. Remove it.",
     "keeps-state": "{what} keeps something between calls. forward must depend on its inputs and parameters alone.",
     "reads-addresses": "{what} looks at memory addresses. A result may depend on values and shapes only.",
-    "reads-mode": "{what} depends on the module's mode, the device or gradients. The result must be the same in every mode.",
+    "reads-mode": "{what} depends on the module's mode, on gradients or on the device. Results must not.",
     "reaches-into-triton": "{what} reaches into Triton's machinery. Launch kernels as kernel[grid](...).",
     "reaches-into-python": "{what} reaches into the interpreter. Use plain attributes and calls.",
     "patches": "{what} changes something that is not the candidate's own. Assign to local names and, in __init__, to self.",

@@ -1,0 +1,24 @@
+# attack: 48
+# how: a grid asks whether it is given the tensor itself
+# task: relu
+# where: cpu
+# naive: gpu
+# reasons: non-finite, wrong-values, output-not-from-kernel
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def relu_kernel(x_ptr, out_ptr, total, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < total, other=0.0)
+    tl.store(out_ptr + at, tl.maximum(x, 0.0), mask=at < total)
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        out = torch.empty_like(x)
+        relu_kernel[lambda meta: (1 if meta["x_ptr"] is x else triton.cdiv(x.numel(), 128),)](x, out, x.numel(), BLOCK=128)
+        return out

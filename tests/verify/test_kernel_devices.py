@@ -1,0 +1,56 @@
+"""A device is handed on to what allocates, in many styles, and tells nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+from test_kernel_fresh import candidate
+
+from windtunnel.verify.kernel import check_source
+
+HELPER = "def alloc(shape, device, **more):\n    return torch.empty(shape, device=device, **more)\n"
+PICK = "def pick(where):\n    return 64 if {} else 32\n"
+LEGAL = {
+    "a name": candidate("device, dtype = x.device, x.dtype\ny = torch.empty(3, dtype=dtype, device=device)"),
+    "options": candidate("options = {'device': x.device, 'dtype': x.dtype}\ny = torch.empty(3, **options)"),
+    "dict": candidate("options = dict(device=x.device, dtype=x.dtype)\ny = torch.empty(3, **options)"),
+    "a helper": candidate("y = alloc(x.shape, x.device, dtype=x.dtype)", extra=HELPER),
+    "an attribute": candidate(
+        "y = self.alloc(x.device)", methods="def alloc(self, where):\n    return torch.zeros(1, device=where)"
+    ),
+    "properties": candidate("p = torch.cuda.get_device_properties(x.device)\nn = p.multi_processor_count"),
+    "properties by number": candidate("n = torch.cuda.get_device_properties(x.device.index).multi_processor_count"),
+    "context": candidate("with torch.cuda.device(x.device):\n    pass"),
+    "asserts": candidate("assert x.device == KEPT, f'on {x.device}'\nassert x.device.type == 'cuda'"),
+    "raises": candidate("if x.device != self.w.device:\n    raise ValueError(f'{x.device}')", init="self.w = torch.zeros(3)"),
+    "property": candidate(
+        "y = torch.empty(3, device=self.device)",
+        init="self.w = torch.zeros(3)",
+        methods="@property\ndef device(self):\n    return self.w.device",
+    ),
+}
+REFUSED = {
+    "in a lambda": candidate(extra="PICK = lambda x: x.device == torch.device('cpu')\n"),
+    "in a helper": candidate("n = pick(x.device)", extra=PICK.format("where == torch.device('cpu')")),
+    "by name": candidate("n = pick(where=x.device)", extra=PICK.format("str(where)")),
+    "in options": candidate("options = dict(device=x.device)\nn = 1 if options['device'] == KEPT else 2"),
+    "in a list": candidate("n = [torch.device('cpu')].index(x.device)"),
+    "as its number's truth": candidate("n = 1 if x.device.index else 2"),
+    "by name of its number": candidate("n = x.device.index\nm = 1 if n is None else 2"),
+    "through a lambda": candidate("f = lambda d: d == torch.device('cpu')\nn = f(x.device)"),
+}
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_a_device_may_be_handed_on(name: str) -> None:
+    assert check_source(LEGAL[name]) is None
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_device_tells_nothing(name: str) -> None:
+    found = check_source(REFUSED[name])
+    assert found is not None
+    assert found.reason == "reads-mode"
