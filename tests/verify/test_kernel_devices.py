@@ -11,12 +11,12 @@ from test_kernel_fresh import candidate
 
 from windtunnel.verify.kernel import check_source
 
-HELPER = "def alloc(shape, device, **more):\n    return torch.empty(shape, device=device, **more)\n"
+HELPER = "def alloc(shape, device, dtype):\n    return torch.empty(shape, device=device, dtype=dtype)\n"
 PICK = "def pick(where):\n    return 64 if {} else 32\n"
 LEGAL = {
     "a name": candidate("device, dtype = x.device, x.dtype\ny = torch.empty(3, dtype=dtype, device=device)"),
-    "options": candidate("options = {'device': x.device, 'dtype': x.dtype}\ny = torch.empty(3, **options)"),
-    "dict": candidate("options = dict(device=x.device, dtype=x.dtype)\ny = torch.empty(3, **options)"),
+    "options": candidate("options = {'device': x.device, 'dtype': x.dtype}\ny = alloc(3, **options)", extra=HELPER),
+    "dict": candidate("options = dict(device=x.device, dtype=x.dtype)\ny = alloc(3, **options)", extra=HELPER),
     "a helper": candidate("y = alloc(x.shape, x.device, dtype=x.dtype)", extra=HELPER),
     "an attribute": candidate(
         "y = self.alloc(x.device)", methods="def alloc(self, where):\n    return torch.zeros(1, device=where)"

@@ -40,7 +40,7 @@ class _Devices:
         for _ in range(PASSES):
             for key, unit in self.units.items():
                 self._spread(key, unit)
-        raised = {id(inner) for node in ast.walk(self.tree) if isinstance(node, ast.Raise) for inner in ast.walk(node)}
+        raised = {id(inner) for node in ast.walk(self.tree) for said in _said_at_the_end(node) for inner in ast.walk(said)}
         wrong: list[ast.expr] = []
         for key, unit in self.units.items():
             fine = self._fine_places(unit) | raised
@@ -133,6 +133,11 @@ class _Devices:
             case ast.Attribute(attr=name):
                 return name in self.methods or name in TAKES or name == "__init__"
         return False
+
+
+def _said_at_the_end(node: ast.AST) -> list[ast.AST]:
+    """What is evaluated only where the call fails: what is raised, and an assert's words."""
+    return [node] if isinstance(node, ast.Raise) else [node.msg] if isinstance(node, ast.Assert) and node.msg else []
 
 
 def _is_index(node: ast.AST | None) -> bool:
