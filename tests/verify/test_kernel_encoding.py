@@ -27,6 +27,13 @@ def test_a_comment_that_declares_an_encoding_is_refused(start: str, declared: st
     assert declared in found.message
 
 
+def test_a_remark_that_python_takes_for_an_encoding_is_said_to_be_one() -> None:
+    found = check_source("# decoding: one row at a time\n" + HONEST)
+    assert found is not None
+    assert "encoding one, which it does not know" in found.message
+    assert "Write the comment otherwise" in found.message
+
+
 @pytest.mark.parametrize("start", ["# coding: utf-8\n", "# coding: UTF8\n", "\ufeff", "#\n#\n# coding: utf-7\n"])
 def test_what_python_takes_for_utf8_too_is_read(start: str) -> None:
     assert check_source(start + HONEST) is None

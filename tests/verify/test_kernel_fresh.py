@@ -229,6 +229,7 @@ BY_TEXT = (
     "a30_plus_tensor",
     "a30_parameter_of_tensor",
     "a30_own_method_of_anything",
+    "a32_seed_in_constructor",
 )
 
 
@@ -249,3 +250,48 @@ STILL = {
 def test_what_is_harmless_stays_allowed(name: str) -> None:
     init = "self.n = 3\nfor i in range(2):\n    self.register_buffer(f'table_{i}', None)"
     assert check_source(candidate(STILL[name], init=init)) is None
+
+
+BLOCK = """\
+class Block(nn.Module):
+    scale = 2
+
+    def __init__(self, n):
+        super(Block, self).__init__()
+        self.w = torch.randn(n).mul_(2)
+        nn.init.zeros_(self.w)
+
+    def forward(self, x):
+        return relu(x)
+
+
+class Holder:
+    def __init__(self, n):
+        self.block = Block(Block.scale)
+"""
+IN_CONSTRUCTORS = {
+    "directly": ("self.block = Block(3)", ""),
+    "in a list": ("self.blocks = nn.ModuleList([Block(n) for n in range(2)])", ""),
+    "by another class": ("self.holder = Holder(3)", ""),
+    "its type is asked": ("self.block = Block(3)", "assert isinstance(self.block, Block)\nn = Block.scale"),
+}
+IN_FORWARD = {
+    "directly": ("pass", "block = Block(3)"),
+    "by another class": ("pass", "holder = Holder(3)"),
+    "through a value": ("self.kind = Block", "block = self.kind(3)"),
+    "through a lambda": ("self.make = lambda: Block(3)", "block = self.make()"),
+}
+
+
+@pytest.mark.parametrize("name", IN_CONSTRUCTORS)
+def test_what_is_made_with_the_model_may_draw_numbers(name: str) -> None:
+    init, forward = IN_CONSTRUCTORS[name]
+    assert check_source(candidate(forward, init=init, extra=BLOCK)) is None
+
+
+@pytest.mark.parametrize("name", IN_FORWARD)
+def test_what_forward_makes_draws_none(name: str) -> None:
+    init, forward = IN_FORWARD[name]
+    found = check_source(candidate(forward, init=init, extra=BLOCK))
+    assert found is not None
+    assert found.reason == "host-compute"

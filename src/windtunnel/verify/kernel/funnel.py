@@ -17,7 +17,7 @@ from windtunnel.verify.kernel.text.advice import advice
 from windtunnel.verify.kernel.text.allowlist import check_text
 from windtunnel.verify.kernel.text.bombs import too_much
 from windtunnel.verify.kernel.text.dataflow import check_flow
-from windtunnel.verify.kernel.text.encoding import other_encoding
+from windtunnel.verify.kernel.text.encoding import other_encoding, said_of_encoding
 from windtunnel.verify.kernel.tiny import Finding, compile_job, judge_compile, judge_left_out, judge_tiny, tiny_job
 from windtunnel.verify.sandbox import Outcome, Runner, Sandbox
 from windtunnel.verify.types import Verdict, accept, broken, refuse
@@ -70,7 +70,7 @@ def _check(source: str, task: Task | None) -> Finding | None:
         return Finding("syntax", "too-large", f"The candidate is not read: {refused}.")
     encoding = other_encoding(source)
     if encoding is not None:
-        return Finding("syntax", "syntax-error", f"A comment at the start declares the encoding {encoding}. Take it out.")
+        return Finding("syntax", "syntax-error", said_of_encoding(encoding))
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

@@ -29,7 +29,7 @@ from windtunnel.verify.kernel.text.names import (
     own_names,
 )
 from windtunnel.verify.kernel.text.problem import Problem
-from windtunnel.verify.kernel.text.setup import CONSTRUCTORS, setup_methods
+from windtunnel.verify.kernel.text.setup import CONSTRUCTORS, made_once, setup_methods
 
 FORBIDDEN_STATEMENTS: dict[type[ast.AST], tuple[str, str]] = {
     ast.Try: ("try-except", "try"),
@@ -74,7 +74,8 @@ class _Check(Expressions):
         self._shadowed()
         self.asking = _only_asserted(self.tree, self.methods)
         self.setup = setup_methods(self.tree, self.called)
-        top = Scope(frozenset(), constructing=True, top=True)
+        self.once = made_once(self.tree, self.names.classes, self.called, self.types, self.setup)
+        top = Scope(frozenset(), constructing=True, top=True, drawing=True)
         for node in self.tree.body:
             if not isinstance(node, MODULE_STATEMENTS):
                 self.refuse("statement", node, f"{type(node).__name__.lower()} at module level")
@@ -215,7 +216,8 @@ class _Check(Expressions):
         fresh = self.fresh.within(scope.seen | local, frozenset(given))
         containers, numbers, tallies = (found(node.body) for found in (fresh.containers, fresh.numbers, fresh.tallies))
         built = frozenset(self.built.made)
-        inner = Scope(local, scope.seen | local, constructing, own, containers, numbers, tallies, built)
+        drawing = constructing and owner is not None and self.names.classes.get(owner.name) is owner and owner.name in self.once
+        inner = Scope(local, scope.seen | local, constructing, own, containers, numbers, tallies, built, drawing=drawing)
         for part in node.body:
             self.statement(part, inner)
 
@@ -231,7 +233,7 @@ class _Check(Expressions):
         elif isinstance(node, ast.Call):
             self._options(node, rules.DECORATORS[dotted])
             for argument in [*node.args, *(keyword.value for keyword in node.keywords)]:
-                self.expression(argument, replace(scope, constructing=True))
+                self.expression(argument, replace(scope, constructing=True, drawing=True))
 
     def _options(self, node: ast.Call, known: rules.Options | None) -> None:
         """Of a decorator; None: any. Those of autotune that time with other code, on another stream or keep files are refused."""
@@ -288,7 +290,7 @@ class _Check(Expressions):
                 self.refuse("patches", node, ast.unparse(node.target))
         value = getattr(node, "value", None)
         if value is not None:
-            self.expression(value, replace(scope, constructing=True))
+            self.expression(value, replace(scope, constructing=True, drawing=scope.top))
 
     # ---- what is assigned to
 
@@ -307,7 +309,7 @@ class _Check(Expressions):
                 elif name.startswith("__") or name in rules.MODULE_METHODS or name in members.INTERNALS or name == "forward":
                     self.refuse("overrides", node, ast.unparse(node))
             case ast.Attribute():
-                inside = scope.constructing and node.attr == "data" and on_self(node, scope.own) in self.built.modules
+                inside = scope.drawing and node.attr == "data" and on_self(node, scope.own) in self.built.modules
                 if not inside:
                     self.refuse("patches", node, f"{ast.unparse(node)} = ...")
             case ast.Subscript():

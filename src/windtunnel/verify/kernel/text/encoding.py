@@ -19,6 +19,18 @@ def other_encoding(source: str) -> str | None:
     return None
 
 
+def said_of_encoding(name: str) -> str:
+    """What is wrong with a declared encoding, in words. Python takes any words such as `# decoding: one row` for one."""
+    try:
+        codecs.lookup(name)
+    except LookupError:
+        return (
+            f"Python reads a comment in the first two lines as one that declares the encoding {name}, which it does not know, and "
+            "would not run the file. Write the comment otherwise, without 'coding:' or 'coding='."
+        )
+    return f"A comment at the start declares the encoding {name}. Take it out."
+
+
 def _is_utf8(name: str) -> bool:
     try:
         return codecs.lookup(name).name in ("utf-8", "utf-8-sig")

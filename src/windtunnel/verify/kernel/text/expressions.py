@@ -25,7 +25,8 @@ class Scope:
     it made, whose contents may be changed; numbers: those that hold numbers and the like; tallies: those that hold lists of
     numbers; built: attributes of `self` whose contents may be changed in __init__.
 
-    constructing: inside __init__ or at module level, where tensors of constants may be made. top: at module level, which runs
+    constructing: inside __init__ or at module level. drawing: and never while forward runs, so that tensors of constants may be
+    made and filled there. top: at module level, which runs
     once. own: the name of `self`.
     """
 
@@ -38,6 +39,7 @@ class Scope:
     tallies: frozenset[str] = frozenset()
     built: frozenset[str] = frozenset()
     top: bool = False
+    drawing: bool = False
 
     def may_change(self, node: ast.expr) -> bool:
         """Whether what this stands for may be changed in its place: the function's own, or in __init__ what it put on self."""
@@ -105,7 +107,9 @@ class Expressions:
         names = frozenset(argument.arg for argument in arguments(node)) | own_names([node.body])
         inner = within(scope, names)
         none = frozenset[str]()
-        self.expression(node.body, replace(inner, local=names, constructing=False, fresh=none, tallies=none, top=False))
+        self.expression(
+            node.body, replace(inner, local=names, constructing=False, drawing=False, fresh=none, tallies=none, top=False)
+        )
 
     def defaults(self, given: ast.arguments, scope: Scope) -> None:
         """Of a function or lambda: they are made once, so that one whose contents can be changed would keep state."""
@@ -190,7 +194,7 @@ class Expressions:
         elif banned == "reaches-into-triton" and self._on_self(node, scope):
             pass  # self.run, self.cache: what is banned on kernels is any name on the candidate's own module
         elif banned is not None:
-            if not (name == "requires_grad" and scope.constructing):
+            if not (name == "requires_grad" and scope.drawing):
                 self.refuse(banned, node)
         elif not (asked and name.startswith("is_") and name in members.COMPUTES) and not self._readable(node, scope):
             self.refuse("host-compute" if name.rstrip("_") in members.COMPUTES else "unknown-attribute", node)
@@ -205,7 +209,7 @@ class Expressions:
             return True
         if name in rules.CHANGING and not scope.may_change(node.value):
             return False
-        if scope.constructing and name in rules.CONSTRUCTION_METHODS:
+        if scope.drawing and name in rules.CONSTRUCTION_METHODS:
             return True
         return name in (rules.TENSOR_METHODS | rules.CONTAINER_METHODS | members.NAMED_TUPLE) - {"format"}
 
@@ -239,7 +243,7 @@ class Expressions:
         own = name in self.owned.attributes and not name.startswith("__")
         if own and (name not in members.INTERNALS or self._surely(node.value, scope)):
             return False
-        if scope.constructing and self.names.dotted(node) in rules.COUNTS_FANS:
+        if scope.drawing and self.names.dotted(node) in rules.COUNTS_FANS:
             return False
         self.refuse("reaches-into-python", node)
         return True
@@ -256,13 +260,13 @@ class Expressions:
         elif dotted in rules.TYPES_ONLY and id(node) not in self.types:
             self.refuse("unknown-call" if id(node) in self.called else "type-as-value", node)
         elif name in allowed:
-            asks = scope.constructing or id(node) in self.types
+            asks = scope.drawing or id(node) in self.types
             if module == "torch.nn" and not asks and first not in ("Module", "Parameter"):
                 self.refuse("host-compute", node, ast.unparse(node))
         elif rest:
             if not (module == "torch" and first in rules.DTYPES and rest in rules.DTYPE_QUESTIONS):
                 self._outside(node, module, dotted.rpartition(".")[2])
-        elif not (module == "torch" and scope.constructing and first in rules.TORCH_CONSTRUCTION):
+        elif not (module == "torch" and scope.drawing and first in rules.TORCH_CONSTRUCTION):
             self._outside(node, module, name)
 
     def _outside(self, node: ast.expr, module: str, name: str) -> None:
@@ -342,8 +346,8 @@ class Expressions:
         elif (
             name in rules.TENSOR_METHODS
             or name in rules.CONTAINER_METHODS
-            or (scope.constructing and name in rules.CONSTRUCTION_METHODS)
-            or (scope.constructing and name in rules.TORCH_CONSTRUCTION)
+            or (scope.drawing and name in rules.CONSTRUCTION_METHODS)
+            or (scope.drawing and name in rules.TORCH_CONSTRUCTION)
         ):
             pass
         elif own and root in scope.seen:

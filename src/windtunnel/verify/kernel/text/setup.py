@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from windtunnel.verify.kernel.text.names import SCOPES, first_argument
 
@@ -28,6 +28,51 @@ def setup_methods(tree: ast.Module, called: set[int]) -> frozenset[str]:
                     counted[name] = counted.get(name, 0) + 1
         found = frozenset(name for name in methods if name != "forward" and 0 < mentioned.get(name, 0) == counted.get(name, 0))
     return found
+
+
+def made_once(
+    tree: ast.Module, classes: Iterable[str], called: Container[int], types: Container[int], setup: Container[str]
+) -> frozenset[str]:
+    """Classes of the candidate's whose objects are all made while its model is constructed, or the module is imported: those that
+    are called there and named nowhere else. In the others' constructors forward runs. called, types: ids of what is called, and
+    of what stands for a type. setup: methods that only construct."""
+    found = frozenset(classes)
+    harmless = {id(node) for node in _asked_only(tree)}
+    while True:
+        once = {node for node in _made_at(tree, found, setup) if node in called}
+        named = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in found)
+        later = {node.id for node in named if id(node) not in once | harmless and id(node) not in types}
+        if not later - {"ModelNew"}:
+            return found
+        found -= later - {"ModelNew"}
+
+
+def _asked_only(tree: ast.Module) -> Iterator[ast.expr]:
+    """Classes in super(Block, self), and those that are asked for what is no method."""
+    methods = {part.name for part in _methods(tree)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id="super"), args=[kind, *_]):
+                yield kind
+            case ast.Attribute(value=ast.Name() as kind, attr=name) if name not in methods:
+                yield kind
+
+
+def _made_at(tree: ast.Module, classes: Container[str], setup: Container[str]) -> Iterator[int]:
+    """Ids of the nodes that run on import, or in these classes' constructors."""
+    waiting: list[ast.AST] = []
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            constructs = [part for part in node.body if isinstance(part, ast.FunctionDef) and node.name in classes]
+            waiting += [one for part in constructs if part.name in CONSTRUCTORS or part.name in setup for one in part.body]
+            waiting += [part for part in node.body if not isinstance(part, ast.FunctionDef)]
+        elif not isinstance(node, ast.FunctionDef):
+            waiting.append(node)
+    while waiting:
+        inner = waiting.pop()
+        yield id(inner)
+        if not isinstance(inner, SCOPES):
+            waiting += list(ast.iter_child_nodes(inner))
 
 
 def _methods(tree: ast.Module) -> Iterator[ast.FunctionDef]:
