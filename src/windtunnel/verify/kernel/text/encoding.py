@@ -25,8 +25,8 @@ def said_of_encoding(name: str) -> str:
         codecs.lookup(name)
     except LookupError:
         return (
-            f"Python reads a comment in the first two lines as one that declares the encoding {name}, which it does not know, and "
-            "would not run the file. Write the comment otherwise, without 'coding:' or 'coding='."
+            f"Python reads a comment in the first two lines as one that declares the encoding {name}, which it does not know, "
+            "and would not run the file. Write the comment otherwise, without 'coding:' or 'coding='."
         )
     return f"A comment at the start declares the encoding {name}. Take it out."
 

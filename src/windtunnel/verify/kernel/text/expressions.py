@@ -255,7 +255,7 @@ class Expressions:
         allowed = rules.MODULES.get(module, frozenset())
         if not name:
             self.refuse("dynamic-code", node, f"the module {ast.unparse(node)} as a value")
-        elif dotted == "torch.cuda.is_available" and id(node) not in self.asking:
+        elif module == "torch.cuda" and not self._answers_alike(node, name) and id(node) not in self.asking:
             self.refuse("reads-mode", node)
         elif dotted in rules.TYPES_ONLY and id(node) not in self.types:
             self.refuse("unknown-call" if id(node) in self.called else "type-as-value", node)
@@ -268,6 +268,10 @@ class Expressions:
                 self._outside(node, module, dotted.rpartition(".")[2])
         elif not (module == "torch" and scope.drawing and first in rules.TORCH_CONSTRUCTION):
             self._outside(node, module, name)
+
+    def _answers_alike(self, node: ast.expr, name: str) -> bool:
+        """Whether this asks torch.cuda for what a CPU's stand-in says too: the texts of the functions and contexts differ."""
+        return id(node) in self.called and name not in ("is_available", "device", "device_of")
 
     def _outside(self, node: ast.expr, module: str, name: str) -> None:
         computes = module.startswith("torch") or module == "operator"
