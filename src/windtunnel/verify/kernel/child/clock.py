@@ -55,7 +55,7 @@ def measure(
     time for it is over, never before ten. sets: arguments; each call takes one at random. before(number of the set),
     after(number, result): untimed.
     """
-    bench, result = _Bench(device), list[Any]([None])
+    bench, result = _Bench(device, cold=cold), list[Any]([None])
 
     def _called(arguments: Sequence[Any]) -> None:
         result[0] = call(*arguments)
@@ -72,7 +72,7 @@ def measure(
         if before is not None:
             before(which)
         if cold:
-            bench.flush.fill_(number % 251)
+            bench.wipe(number % 251)
         if counted >= 0 and counted % 10 == 0:
             bench.probe()
         arguments = sets[which]
@@ -86,13 +86,18 @@ def measure(
 class _Bench:
     """What lies on the device beside the calls, and what was found. hosts: seconds of launching, of plain calls."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, *, cold: bool) -> None:
         self.cuda = device == "cuda"
-        self.flush = torch.empty(FLUSH_BYTES if self.cuda else 1 << 16, dtype=torch.uint8, device=device)
+        self.flush = torch.empty(FLUSH_BYTES if self.cuda and cold else 1 << 16, dtype=torch.uint8, device=device)
         size = PROBE_BYTES if self.cuda else 1 << 16
         self.source, self.target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
         self.found: dict[str, list[float]] = {name: [] for name in ("events", "plain", "wall", "host", "probe")}
         self.hosts: list[float] = []
+
+    def wipe(self, value: int) -> None:
+        """Writes over all that lies here, more than any L2: a kernel that strays finds nothing that an earlier one left."""
+        for memory in (self.source, self.target, self.flush):
+            memory.fill_(value)
 
     def probe(self) -> None:
         """The copy of fixed size."""

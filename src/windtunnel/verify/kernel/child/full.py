@@ -23,6 +23,7 @@ from windtunnel.verify.kernel.child.autotune import forget_tuning, pick_configur
 from windtunnel.verify.kernel.child.clock import measure
 from windtunnel.verify.kernel.child.draw import Drawn
 from windtunnel.verify.kernel.child.load import Wrong, laid_to_candidate, said
+from windtunnel.verify.kernel.child.memory import Masked
 from windtunnel.verify.kernel.child.state import CANDIDATE
 from windtunnel.verify.kernel.child.tensors import head_of
 from windtunnel.verify.kernel.child.timed import TimedCalls
@@ -74,7 +75,7 @@ class FullWork(Work):
         self.timed: list[tuple[torch.nn.Module, dict[str, Any]]] = []
         self.early = Early()  # outputs go to the parent as they come: all together they are gigabytes
         self.staging: torch.Tensor | None = None
-        self.rights: dict[int, list[torch.Tensor]] = {}
+        self.rights: dict[int, list[Masked]] = {}
         self.unmoved, self.alone = 0.0, False
         self.spent: dict[str, float] = {}
 
@@ -181,7 +182,7 @@ class FullWork(Work):
     def _keep(self, tensor: torch.Tensor) -> dict[str, Any]:
         """To the parent at once; what is to be timed stays here too."""
         if self.now["timed"]:
-            self.rights.setdefault(self.now["number"], []).append(tensor.detach().clone())
+            self.rights.setdefault(self.now["number"], []).append(Masked(tensor))
         with laid_to_candidate("wrong-type", "what forward returned cannot be read; return a plain tensor whose memory is there"):
             try:
                 at = self.early.add(self._pieces(tensor.detach().contiguous()))
@@ -229,6 +230,7 @@ class FullWork(Work):
             rights = [self.rights[case["number"]] for case in cases]
             calls = TimedCalls(self, model, cases, rights, dice, tuned=any(tuners(candidate)))
             for name in ("cold", "warm"):
+                calls.cold = name == "cold"
                 self.times[name] = measure(
                     model,
                     calls.sets,

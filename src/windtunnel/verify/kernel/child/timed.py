@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from windtunnel.verify.kernel.child.load import Wrong
+from windtunnel.verify.kernel.child.memory import Masked, wipe_free
 from windtunnel.verify.kernel.child.state import changed
 from windtunnel.verify.kernel.child.watch import NAN_BYTE, first_broken, poison
 from windtunnel.verify.kernel.child.work import NOTHING_LASTS, Places, Work, outputs_of
@@ -26,7 +27,8 @@ class TimedCalls:
 
     Each set of inputs keeps its tensors and their addresses, fenced as judged ones are, and holds the contents of a case that is
     drawn before each call: an answer that is kept by address or identity is a wrong one. cases: of equal sizes. rights: what
-    each returned when it was judged. tuned: some kernel chooses among configurations.
+    each returned when it was judged. tuned: some kernel chooses among configurations. cold: before each call all free memory
+    is overwritten, and with it the L2 cache; otherwise only what the call will be given.
     """
 
     def __init__(
@@ -34,7 +36,7 @@ class TimedCalls:
         work: Work,
         model: torch.nn.Module,
         cases: Sequence[dict[str, Any]],
-        rights: Sequence[list[torch.Tensor]],
+        rights: Sequence[list[Masked]],
         dice: random.Random,
         *,
         tuned: bool,
@@ -49,10 +51,11 @@ class TimedCalls:
         self.usual: dict[int, list[object]] = {}  # the launches of one call of a case, with their numbers
         self.counts: dict[int, dict[str, int]] = {}  # the same by kernel
         self.scratch: dict[int, list[int]] = {}  # bytes of each tensor that a call of a case allocates, if not only its outputs
+        self.cold = True
         self.begun: dict[str, int] = {}
         self.sample: tuple[int, list[torch.Tensor]] | None = None
         self.ended = 0
-        self.scales = [[_scale(right) for right in outputs] for outputs in rights]
+        self.scales = [[_scale(right.plain()) for right in outputs] for outputs in rights]
         for _ in range(2 if tuned else 1):  # the first calls choose configurations, for which they launch them all
             self.usual.clear()
             self.counts.clear()
@@ -83,7 +86,8 @@ class TimedCalls:
         self._compare_state(self.then_roughly, closely=False)
         self.ended += 1
         if self.dice.randrange(self.ended) == 0:  # each call is as likely to be the one that is kept
-            self.sample = self.holds[which], [output.detach().clone() for output in outputs]
+            # Not on the device, where a kernel could find it.
+            self.sample = self.holds[which], [output.detach().to("cpu", copy=True) for output in outputs]
         self._poison(outputs)
 
     def finish(self) -> tuple[dict[str, Any], list[torch.Tensor]]:
@@ -95,12 +99,15 @@ class TimedCalls:
             raise Wrong("out-of-bounds", f"while it was timed, a kernel wrote outside {fence.name}. Mask its stores.")
         assert self.sample is not None, "nothing was timed"
         at, outputs = self.sample
-        return self.cases[at], outputs
+        return self.cases[at], [output.to(self.work.message["device"]) for output in outputs]
 
     def _wipe(self, at: int) -> None:
-        """Takes the memory that a call of case `at` will be given, poisons it and gives it back: what an earlier call left in its
-        scratch tensors would be there again, a cache that no one sees. Outputs were poisoned when they came."""
+        """Takes the memory that a call of case `at` will be given, or all that is free, poisons it and gives it back: what an
+        earlier call left there would be a cache that no one sees. Outputs were poisoned when they came."""
         device = self.work.message["device"]
+        if self.cold and device == "cuda":
+            wipe_free()
+            return
         held = [torch.empty(size, dtype=torch.uint8, device=device) for size in self.scratch.get(at, [])]
         for memory in held:
             memory.fill_(NAN_BYTE)
@@ -130,8 +137,11 @@ class TimedCalls:
     def _compare(self, which: int, outputs: list[torch.Tensor]) -> None:
         at, taken = self.holds[which], self.launches.taken
         self.launches.taken = None
-        rights = self.rights[at]
-        if len(outputs) != len(rights) or not all(map(_near, outputs, rights, self.scales[at])):
+        rights = [right.plain() for right in self.rights[at]]
+        near = len(outputs) == len(rights) and all(map(_near, outputs, rights, self.scales[at]))
+        for right in rights:
+            poison(right)
+        if not near:
             raise Wrong("timed-output-differs", "a timed call returned something else than the same call before.")
         counts = {name: count - self.begun.get(name, 0) for name, count in self.launches.kernels.items()}
         counts = {name: count for name, count in counts.items() if count}

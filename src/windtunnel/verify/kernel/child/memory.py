@@ -1,0 +1,46 @@
+"""A GPU's memory as a candidate's kernels could find it: one that strays from its tensors reads and writes what lies elsewhere in
+the process. So nothing that would help it lies there. Imports torch.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import torch
+
+from windtunnel.verify.kernel.child.watch import NAN_BYTE
+
+
+class Masked:
+    """A tensor whose bytes on the device are mixed with random ones. Of these only a seed is kept, in the host's memory."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
+        self.seed = secrets.randbits(62)
+        self.bytes = tensor.detach().contiguous().reshape(-1).view(torch.uint8).clone()
+        self.bytes ^= self._mask()
+
+    def plain(self) -> torch.Tensor:
+        """A new tensor with the elements, contiguous. Whoever asks overwrites it before a kernel runs."""
+        return (self.bytes ^ self._mask()).view(self.dtype).view(self.shape)
+
+    def _mask(self) -> torch.Tensor:
+        dice = torch.Generator(self.device).manual_seed(self.seed)
+        return torch.randint(0, 256, self.bytes.shape, dtype=torch.uint8, device=self.device, generator=dice)
+
+
+def wipe_free() -> None:
+    """Fills every block that the allocator would hand out again: what an earlier call left there would be a cache that no one
+    sees, in the memory of its scratch tensors and also where it strayed. Largest first, so that each finds its own block."""
+    sizes = sorted(
+        (
+            block["size"]
+            for segment in torch.cuda.memory_snapshot()
+            for block in segment["blocks"]
+            if block["state"] == "inactive"
+        ),
+        reverse=True,
+    )
+    held = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
+    for memory in held:
+        memory.fill_(NAN_BYTE)

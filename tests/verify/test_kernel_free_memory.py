@@ -1,0 +1,51 @@
+"""What a kernel that strays from its tensors would find in the memory of a candidate's process."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from windtunnel.verify.kernel.child.memory import Masked, wipe_free  # noqa: E402
+from windtunnel.verify.kernel.child.watch import NAN_BYTE  # noqa: E402
+
+
+def values(kind: str) -> torch.Tensor:
+    return {
+        "fp32": torch.randn(7, 5),
+        "bf16": torch.randn(300, 40).to(torch.bfloat16).t(),
+        "whole": torch.arange(1000).reshape(10, 100),
+        "truth": torch.arange(9) % 2 == 0,
+        "one": torch.tensor(3.25),
+        "none": torch.empty(0, 4),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["fp32", "bf16", "whole", "truth", "one", "none"])
+def test_a_right_answer_is_kept_whole_and_lies_nowhere_as_it_is(kind: str) -> None:
+    right = values(kind)
+    masked = Masked(right)
+    again = masked.plain()
+    assert again.dtype == right.dtype
+    assert torch.equal(again, right)
+    plain = right.contiguous().reshape(-1).view(torch.uint8)
+    if plain.numel() > 100:
+        assert (masked.bytes == plain).float().mean() < 0.05  # as random bytes agree, one of 256
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_all_free_memory_is_overwritten() -> None:
+    sizes = [300, 4096, 900_000, 3 << 20, 7 << 20, 64 << 20]
+    kept = [torch.full((size,), 7, dtype=torch.uint8, device="cuda") for size in (1000, 2 << 20)]
+    held = [torch.full((size,), 7, dtype=torch.uint8, device="cuda") for size in sizes]
+    del held
+    wipe_free()
+    again = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
+    assert all(bool((memory == NAN_BYTE).all()) for memory in again)
+    assert all(bool((memory == 7).all()) for memory in kept), "what is in use stays"
+    before = torch.cuda.memory_reserved()
+    for _ in range(5):
+        wipe_free()
+    assert torch.cuda.memory_reserved() == before, "it takes no new memory"
