@@ -10,6 +10,8 @@ import torch
 
 from windtunnel.verify.kernel.child.watch import NAN_BYTE
 
+SMALL_BYTES = 1 << 20  # more is never taken from the allocator's pool for small tensors, whose free blocks may be larger
+
 
 class Masked:
     """A tensor whose bytes on the device are mixed with random ones. Of these only a seed is kept, in the host's memory."""
@@ -32,15 +34,17 @@ class Masked:
 def wipe_free() -> None:
     """Fills every block that the allocator would hand out again: what an earlier call left there would be a cache that no one
     sees, in the memory of its scratch tensors and also where it strayed. Largest first, so that each finds its own block."""
-    sizes = sorted(
-        (
-            block["size"]
-            for segment in torch.cuda.memory_snapshot()
-            for block in segment["blocks"]
-            if block["state"] == "inactive"
-        ),
-        reverse=True,
-    )
-    held = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
+    sizes = [
+        piece
+        for segment in torch.cuda.memory_snapshot()
+        for block in segment["blocks"]
+        if block["state"] == "inactive"
+        for piece in _pieces(block["size"], SMALL_BYTES if segment["segment_type"] == "small" else block["size"])
+    ]
+    held = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sorted(sizes, reverse=True)]
     for memory in held:
         memory.fill_(NAN_BYTE)
+
+
+def _pieces(size: int, most: int) -> list[int]:
+    return [most] * (size // most) + [size % most] * (size % most > 0)
