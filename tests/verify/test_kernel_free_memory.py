@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from windtunnel.verify.kernel.child.memory import Masked, wipe_free  # noqa: E402
+from windtunnel.verify.kernel.child.memory import FreeMemory, Masked  # noqa: E402
 from windtunnel.verify.kernel.child.watch import NAN_BYTE  # noqa: E402
 
 
@@ -40,12 +40,15 @@ def test_all_free_memory_is_overwritten() -> None:
     sizes = [300, 4096, 900_000, 3 << 20, 7 << 20, 64 << 20]
     kept = [torch.full((size,), 7, dtype=torch.uint8, device="cuda") for size in (1000, 2 << 20)]
     held = [torch.full((size,), 7, dtype=torch.uint8, device="cuda") for size in sizes]
+    free = FreeMemory()
     del held
-    wipe_free()
+    free.wipe()
     again = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
     assert all(bool((memory == NAN_BYTE).all()) for memory in again)
     assert all(bool((memory == 7).all()) for memory in kept), "what is in use stays"
     before = torch.cuda.memory_reserved()
+    del again
     for _ in range(5):
-        wipe_free()
+        free.wipe()
+        assert all(bool((torch.empty(size, dtype=torch.uint8, device="cuda") == NAN_BYTE).all()) for size in sizes)
     assert torch.cuda.memory_reserved() == before, "it takes no new memory"

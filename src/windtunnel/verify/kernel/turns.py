@@ -17,7 +17,7 @@ from windtunnel.recipe import UserError
 
 # Contexts made at once. The driver makes one at a time: more processes that want one get it no sooner, and burn CPU on its locks.
 PLACES = 4
-LOOK_SECONDS, MOST_LOOK_SECONDS = 0.005, 0.05
+LOOK_SECONDS, MOST_LOOK_SECONDS = 0.002, 0.01
 OPENINGS = 3
 FOLDER = Path("/tmp")  # not the temporary folder of one session: all who use the GPU must meet here
 

@@ -30,11 +30,13 @@ from windtunnel.verify.kernel.child.timed import TimedCalls
 from windtunnel.verify.kernel.child.turn import CONTEXT, FIRST_WAIT, TIMING, stepping_aside, waiting_for, waiting_for_place
 from windtunnel.verify.kernel.child.watch import poison
 from windtunnel.verify.kernel.child.work import Places, Work, finish
+from windtunnel.verify.kernel.timing import LEAST
 from windtunnel.verify.kernel.turns import Turns, turns_of
 from windtunnel.verify.sandbox import FILES_FROM, Early
 
 POOL_BYTES = (128 << 20, 1 << 30)  # at least, at most: making it and giving it back holds up other processes
 POOL_SHARE = 4  # of the inputs of all cases
+WARM_SHARE = 0.5  # of the calls: no speed-up is made of warm ones
 STAGING_BYTES = 4 << 20  # pinning memory takes a lock of the driver's for as long as there is of it
 
 
@@ -234,7 +236,7 @@ class FullWork(Work):
                 self.times[name] = measure(
                     model,
                     calls.sets,
-                    self.message["calls"],
+                    self.message["calls"] if calls.cold else max(LEAST, int(WARM_SHARE * self.message["calls"])),
                     cold=name == "cold",
                     dice=dice,
                     device=self.device,

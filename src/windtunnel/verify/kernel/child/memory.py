@@ -18,7 +18,7 @@ class Masked:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
-        self.seed = secrets.randbits(62)
+        self.seed, self.dice = secrets.randbits(62), torch.Generator(tensor.device)
         self.bytes = tensor.detach().contiguous().reshape(-1).view(torch.uint8).clone()
         self.bytes ^= self._mask()
 
@@ -27,23 +27,43 @@ class Masked:
         return (self.bytes ^ self._mask()).view(self.dtype).view(self.shape)
 
     def _mask(self) -> torch.Tensor:
-        dice = torch.Generator(self.device).manual_seed(self.seed)
-        return torch.randint(0, 256, self.bytes.shape, dtype=torch.uint8, device=self.device, generator=dice)
+        self.dice.manual_seed(self.seed)
+        return torch.randint(0, 256, self.bytes.shape, dtype=torch.uint8, device=self.device, generator=self.dice)
 
 
-def wipe_free() -> None:
-    """Fills every block that the allocator would hand out again: what an earlier call left there would be a cache that no one
-    sees, in the memory of its scratch tensors and also where it strayed. Largest first, so that each finds its own block."""
-    sizes = [
+class FreeMemory:
+    """What the allocator of a GPU would hand out again: what an earlier call left there would be a cache that no one sees, in the
+    memory of its scratch tensors and also where it strayed."""
+
+    def __init__(self) -> None:
+        torch.cuda.empty_cache()  # what is given back to the driver is out of reach, and need not be overwritten
+        self.sizes: list[int] = []
+        self.looks = 0
+        self.changed()
+
+    def changed(self) -> None:
+        """Other blocks may be free from now on. A call by itself leaves those free that were, but for what it takes anew."""
+        self.looks = 2
+
+    def wipe(self) -> None:
+        """Overwrites all of it. Largest first, so that each piece finds its own block."""
+        if self.looks:
+            self.sizes = sorted(_free(), reverse=True)
+            self.looks -= 1
+        held = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in self.sizes]
+        for memory in held:
+            memory.fill_(NAN_BYTE)
+
+
+def _free() -> list[int]:
+    """Bytes of tensors that fill all free blocks."""
+    return [
         piece
         for segment in torch.cuda.memory_snapshot()
         for block in segment["blocks"]
         if block["state"] == "inactive"
         for piece in _pieces(block["size"], SMALL_BYTES if segment["segment_type"] == "small" else block["size"])
     ]
-    held = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sorted(sizes, reverse=True)]
-    for memory in held:
-        memory.fill_(NAN_BYTE)
 
 
 def _pieces(size: int, most: int) -> list[int]:

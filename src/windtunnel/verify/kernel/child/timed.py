@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from windtunnel.verify.kernel.child.load import Wrong
-from windtunnel.verify.kernel.child.memory import Masked, wipe_free
+from windtunnel.verify.kernel.child.memory import FreeMemory, Masked
 from windtunnel.verify.kernel.child.state import changed
 from windtunnel.verify.kernel.child.watch import NAN_BYTE, first_broken, poison
 from windtunnel.verify.kernel.child.work import NOTHING_LASTS, Places, Work, outputs_of
@@ -52,6 +52,7 @@ class TimedCalls:
         self.counts: dict[int, dict[str, int]] = {}  # the same by kernel
         self.scratch: dict[int, list[int]] = {}  # bytes of each tensor that a call of a case allocates, if not only its outputs
         self.cold = True
+        self.free = FreeMemory() if work.message["device"] == "cuda" else None
         self.begun: dict[str, int] = {}
         self.sample: tuple[int, list[torch.Tensor]] | None = None
         self.ended = 0
@@ -104,10 +105,10 @@ class TimedCalls:
     def _wipe(self, at: int) -> None:
         """Takes the memory that a call of case `at` will be given, or all that is free, poisons it and gives it back: what an
         earlier call left there would be a cache that no one sees. Outputs were poisoned when they came."""
-        device = self.work.message["device"]
-        if self.cold and device == "cuda":
-            wipe_free()
+        if self.cold and self.free is not None:
+            self.free.wipe()
             return
+        device = self.work.message["device"]
         held = [torch.empty(size, dtype=torch.uint8, device=device) for size in self.scratch.get(at, [])]
         for memory in held:
             memory.fill_(NAN_BYTE)
@@ -128,6 +129,8 @@ class TimedCalls:
         outputs, _ = self.work.watched(self.model, self.cases[at], self.places[which])
         if len(self.work.allocated) > len(outputs):
             self.scratch[at] = self.work.allocated
+        if self.free is not None:
+            self.free.changed()
         self._compare(which, outputs)
         self._poison(outputs)
 
