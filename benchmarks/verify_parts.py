@@ -1,9 +1,10 @@
 """What the process of one candidate on a GPU spends its time on: parts, functions, imports, and programs that it starts.
 
-    python benchmarks/verify_parts.py --kernel relu/plain
+    python benchmarks/verify_parts.py --kernel relu/plain [--clock]
 
-The full stage without the clock and outside of the sandbox, in forks of a process that holds what the GPU's warm worker holds.
-What a fork imports, or has a program do, each candidate pays for: it belongs into the warm worker. The last fork is profiled.
+The full stage, with the clock or without, outside of the sandbox, in forks of a process that holds what the GPU's warm worker
+holds. What a fork imports, or has a program do, each candidate pays for: it belongs into the warm worker. The last fork is
+profiled.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kernel", default="relu/plain", help="one of tests/verify/honest")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: at tiny sizes, by the interpreter")
+    parser.add_argument("--clock", action="store_true", help="what is timed too, and so what goes on between timed calls")
     options = parser.parse_args()
     os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -43,7 +45,7 @@ def main() -> int:
     source = next(candidate.source for candidate in suite() if candidate.name == options.kernel)
     box = gpu_sandbox() if options.device == "cuda" else kernel_sandbox()
     size = "full" if options.device == "cuda" else "tiny"
-    stages = GpuStages(find_task(options.kernel.split("/")[0]), box, box, clock=False, device=options.device, size=size)
+    stages = GpuStages(find_task(options.kernel.split("/")[0]), box, box, clock=options.clock, device=options.device, size=size)
     began = time.perf_counter()
     for name in (*box._template.preload, "windtunnel.verify.kernel.child.full"):
         module, _, function = name.partition(":")

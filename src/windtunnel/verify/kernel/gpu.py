@@ -113,7 +113,7 @@ class GpuStages:
     all others wait, in all processes of this machine that come through here. clock: False leaves timing out. baseline: False
     leaves out the reference's own times, and with them the speed-up: taking them needs torch.compile, many seconds a task.
     index: the GPU's number, whose turns it takes; None takes none. limits: of one candidate's process; its phase 'waiting' also
-    says how long it may not even begin. calls: how many are timed at most, cold and warm each; not fewer than ten.
+    says how long it may not even begin. calls: how many cold ones are timed at most, not fewer than ten.
     """
 
     def __init__(

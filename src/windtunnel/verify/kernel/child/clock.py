@@ -19,7 +19,7 @@ from windtunnel.verify.kernel.timing import LEAST, LEAST_PLAIN, QUEUED_A_PLAIN, 
 
 FLUSH_BYTES = 256 << 20  # more than any L2
 PROBE_BYTES = 32 << 20
-WARM_UPS = (3, 12)  # at least, at most: nobody can count them
+WARM_UPS = (3, 9)  # at least, at most: nobody can count them
 LEAST_CALLS = 20
 NARROW = 0.02  # the interval's width in relation to the median, at which it is known
 MOST_SECONDS = 1.0  # then ten calls suffice: all others wait meanwhile

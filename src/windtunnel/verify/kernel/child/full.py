@@ -36,7 +36,7 @@ from windtunnel.verify.sandbox import FILES_FROM, Early
 
 POOL_BYTES = (128 << 20, 1 << 30)  # at least, at most: making it and giving it back holds up other processes
 POOL_SHARE = 4  # of the inputs of all cases
-WARM_SHARE = 0.5  # of the calls: no speed-up is made of warm ones
+WARM_CALLS = LEAST + 2  # no speed-up is made of warm ones, so that they need not be known as well
 STAGING_BYTES = 4 << 20  # pinning memory takes a lock of the driver's for as long as there is of it
 
 
@@ -236,7 +236,7 @@ class FullWork(Work):
                 self.times[name] = measure(
                     model,
                     calls.sets,
-                    self.message["calls"] if calls.cold else max(LEAST, int(WARM_SHARE * self.message["calls"])),
+                    self.message["calls"] if calls.cold else WARM_CALLS,
                     cold=name == "cold",
                     dice=dice,
                     device=self.device,

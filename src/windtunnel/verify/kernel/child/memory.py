@@ -10,6 +10,7 @@ import torch
 
 from windtunnel.verify.kernel.child.watch import NAN_BYTE
 
+FIRST_LOOKS, LOOK_EVERY = 4, 8  # at what is free
 SMALL_BYTES = 1 << 20  # more is never taken from the allocator's pool for small tensors, whose free blocks may be larger
 
 
@@ -19,8 +20,12 @@ class Masked:
     def __init__(self, tensor: torch.Tensor) -> None:
         self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
         self.seed, self.dice = secrets.randbits(62), torch.Generator(tensor.device)
-        self.bytes = tensor.detach().contiguous().reshape(-1).view(torch.uint8).clone()
+        self.bytes = _bytes(tensor).clone()
         self.bytes ^= self._mask()
+
+    def equals(self, tensor: torch.Tensor) -> bool:
+        """Whether it has the same bytes, found out without unmasking. Of the same shape and dtype."""
+        return torch.equal(_bytes(tensor) ^ self._mask(), self.bytes)
 
     def plain(self) -> torch.Tensor:
         """A new tensor with the elements, contiguous. Whoever asks overwrites it before a kernel runs."""
@@ -31,6 +36,10 @@ class Masked:
         return torch.randint(0, 256, self.bytes.shape, dtype=torch.uint8, device=self.device, generator=self.dice)
 
 
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
 class FreeMemory:
     """What the allocator of a GPU would hand out again: what an earlier call left there would be a cache that no one sees, in the
     memory of its scratch tensors and also where it strayed."""
@@ -38,18 +47,14 @@ class FreeMemory:
     def __init__(self) -> None:
         torch.cuda.empty_cache()  # what is given back to the driver is out of reach, and need not be overwritten
         self.sizes: list[int] = []
-        self.looks = 0
-        self.changed()
-
-    def changed(self) -> None:
-        """Other blocks may be free from now on. A call by itself leaves those free that were, but for what it takes anew."""
-        self.looks = 2
+        self.wiped = 0
 
     def wipe(self) -> None:
         """Overwrites all of it. Largest first, so that each piece finds its own block."""
-        if self.looks:
+        # Calls of the same shapes leave the same blocks free, but for what the first ones take anew.
+        if self.wiped < FIRST_LOOKS or self.wiped % LOOK_EVERY == 0:
             self.sizes = sorted(_free(), reverse=True)
-            self.looks -= 1
+        self.wiped += 1
         held = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in self.sizes]
         for memory in held:
             memory.fill_(NAN_BYTE)
