@@ -202,13 +202,15 @@ class Batch:
 
 @pytest.mark.parametrize(("preset", "called_out"), [("extreme", True), ("honest", False)])
 def test_a_memorised_random_batch(preset: str, called_out: bool, one_thread: None) -> None:
-    """The extreme preset spoils its first step to look good, and is called out; the same model trained honestly is not."""
+    """The extreme preset spoils its first step to look good, and is called out; the same model trained honestly is not. That its
+    losses are next to nothing, as those of memorised data may be on one processor and not on another, may be said of it."""
     batch = Batch(6, 0, 1, STEPS)  # a token alone does not tell its target: steps are needed
     ours, other = batch.taught(batch.recursive, preset), batch.taught(batch.plain)
     found = spoilt("the memorised batch", ours.losses, other.loss, batch.uniform, preset)
     assert ours.losses[-1] < 0.5 * batch.uniform  # it was memorised
-    assert (found is not None) == called_out, (ours.losses, other.loss)
-    if found is not None:
+    bought = found is not None and "bought" in found.reasons
+    assert bought == called_out, (ours.losses, other.loss)
+    if found is not None and bought:
         assert "bought by spoiling supervision step 0" in found.words
 
 

@@ -105,13 +105,15 @@ def _use_gpu(asked: bool | None) -> bool:
 
 def _task(name: str) -> Task:
     from windtunnel.recipe import UserError
-    from windtunnel.verify import find_task, kernel_tasks, load_task
 
     path = Path(name)
+    if not path.exists() and (path.suffix == ".py" or "/" in name):
+        raise UserError(f"--task {name}: there is no such file", "name an existing file, or a generated task (--list)")
+
+    from windtunnel.verify import find_task, kernel_tasks, load_task
+
     if path.is_dir() and name not in kernel_tasks():
         raise UserError(f"--task {name} is a folder", "name a task file in it, or a generated task (--list)")
-    if not path.is_file() and (path.suffix == ".py" or "/" in name):
-        raise UserError(f"--task {name}: there is no such file", "name an existing file, or a generated task (--list)")
     return load_task(path) if path.is_file() else find_task(name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import encodings.utf_8_sig  # noqa: F401  (once, in the warm worker: each candidate is written with it)
 import functools
 import importlib.util
 import os
