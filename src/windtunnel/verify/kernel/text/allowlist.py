@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Container, Iterator
-from copy import copy
+from collections.abc import Iterator
 from dataclasses import replace
 
 from windtunnel.verify.kernel.text import members, rules
 from windtunnel.verify.kernel.text.advice import own_copy
+from windtunnel.verify.kernel.text.asked import only_asserted
 from windtunnel.verify.kernel.text.built import on_self
 from windtunnel.verify.kernel.text.devices import telling_devices
-from windtunnel.verify.kernel.text.expressions import Expressions, Scope
+from windtunnel.verify.kernel.text.expressions import Expressions
 from windtunnel.verify.kernel.text.fresh import IN_PLACE, tested_numbers
 from windtunnel.verify.kernel.text.kernelrules import KernelCheck, dots_by_another_name
+from windtunnel.verify.kernel.text.living import living
 from windtunnel.verify.kernel.text.names import (
     annotated_types,
     arguments,
@@ -25,10 +26,10 @@ from windtunnel.verify.kernel.text.names import (
     bound_names,
     first_argument,
     is_kernel,
-    never_runs,
     own_names,
 )
 from windtunnel.verify.kernel.text.problem import Problem
+from windtunnel.verify.kernel.text.scope import Scope
 from windtunnel.verify.kernel.text.setup import CONSTRUCTORS, made_once, setup_methods
 
 FORBIDDEN_STATEMENTS: dict[type[ast.AST], tuple[str, str]] = {
@@ -54,7 +55,7 @@ MODULE_STATEMENTS = (
 
 def check_text(tree: ast.Module, *, tf32: bool = True) -> Problem | None:
     """The first thing in a candidate that is not allowed, or None."""
-    check = _Check(_living(tree), tf32)
+    check = _Check(living(tree), tf32)
     check.statements(tree)
     check.module()
     return min(check.found, key=lambda p: p.line) if check.found else None
@@ -72,7 +73,7 @@ class _Check(Expressions):
 
     def module(self) -> None:
         self._shadowed()
-        self.asking = _only_asserted(self.tree, self.methods)
+        self.asking = only_asserted(self.tree, self.methods)
         self.setup = setup_methods(self.tree, self.called)
         self.once = made_once(self.tree, self.names.classes, self.called, self.types, self.setup)
         top = Scope(frozenset(), constructing=True, top=True, drawing=True)
@@ -352,37 +353,6 @@ class _Check(Expressions):
                 self.expression(argument, scope)
 
 
-def _living(tree: ast.Module) -> ast.Module:
-    """The module without what never runs or is never read, whose names stand for nothing elsewhere."""
-    live = [_without_remarks(node) for node in tree.body if not never_runs(node) and not _remark(node)]
-    named = {inner.id for part in live for inner in ast.walk(part) if isinstance(inner, ast.Name)}
-    return ast.Module([node for node in live if not _unused_helper(node, named)], tree.type_ignores)
-
-
-def _without_remarks(node: ast.stmt) -> ast.stmt:
-    if not isinstance(node, ast.ClassDef) or not any(_remark(part) for part in node.body):
-        return node
-    kept = copy(node)
-    kept.body = [part for part in node.body if not _remark(part)] or [ast.copy_location(ast.Pass(), node)]
-    return kept
-
-
-def _remark(node: ast.stmt) -> bool:
-    """__all__ = ["ModelNew"]"""
-    match node:
-        case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in rules.REMARKS:
-            parts = value.elts if isinstance(value, ast.List | ast.Tuple) else [value]
-            return all(isinstance(part, ast.Constant) for part in parts)
-    return False
-
-
-def _unused_helper(node: ast.stmt, named: set[str]) -> bool:
-    """get_inputs() and get_init_inputs() of KernelBench's files, if a candidate repeats them and calls them nowhere."""
-    if not isinstance(node, ast.FunctionDef) or node.name not in ("get_inputs", "get_init_inputs") or list(around(node)):
-        return False
-    return node.name not in named
-
-
 def _places(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
     """Every name that the text binds, with where."""
     for node in ast.walk(tree):
@@ -402,36 +372,3 @@ def _aliases(tree: ast.Module) -> Iterator[tuple[str, str, ast.stmt]]:
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 yield (alias.asname or alias.name), f"{node.module}.{alias.name}", node
-
-
-# Calls in an assert that hand on nothing of what they are given.
-ASKING_CALLS = rules.words("all any bool float int isinstance issubclass len list max min range set sorted str sum tuple zip")
-
-
-def _only_asserted(tree: ast.Module, methods: Container[str]) -> set[int]:
-    """Nodes inside an assert, or in the condition of an if that only raises: there anything may be asked.
-
-    methods: the candidate's own.
-    """
-    found: set[int] = set()
-    for node in ast.walk(tree):
-        raises = isinstance(node, ast.If) and not node.orelse and all(isinstance(part, ast.Raise) for part in node.body)
-        if isinstance(node, ast.Assert) or raises:
-            inside = list(ast.walk(node.test))  # type: ignore[attr-defined]
-            if not any(_hands_on(inner, methods) for inner in inside):
-                found |= {id(inner) for inner in inside}
-    return found
-
-
-def _hands_on(node: ast.AST, methods: Container[str]) -> bool:
-    """Whether an answer could leave an assert through this: by a name, a list or a function of the candidate's."""
-    match node:
-        case ast.NamedExpr() | ast.Lambda():
-            return True
-        case ast.Call(func=ast.Name(id=name)):
-            return name not in ASKING_CALLS
-        case ast.Call(func=ast.Attribute(attr=name)):
-            return name in rules.CHANGING or name in methods
-        case ast.Call():
-            return True
-    return False

@@ -4,48 +4,21 @@ from __future__ import annotations
 
 import ast
 import string
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from windtunnel.verify.kernel.text import members, rules
 from windtunnel.verify.kernel.text.advice import instead_of, own_copy
-from windtunnel.verify.kernel.text.built import Built, on_self
+from windtunnel.verify.kernel.text.asked import looked_at
+from windtunnel.verify.kernel.text.built import Built
 from windtunnel.verify.kernel.text.fresh import QUESTIONS, Fresh
 from windtunnel.verify.kernel.text.names import arguments, host_methods, own_names, read_names
 from windtunnel.verify.kernel.text.options import tensor_settings
 from windtunnel.verify.kernel.text.owned import Owned, type_places
 from windtunnel.verify.kernel.text.problem import Problem, problem
+from windtunnel.verify.kernel.text.scope import Scope, within
 
 UNCLEAR = "which may be anything (assign a function or lambda of your own to it)"
 MADE = (ast.Dict, ast.List, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Call)  # objects anew
-
-
-@dataclass(frozen=True)
-class Scope:
-    """Where the check is. seen: names that can be read; local: those of this function; fresh: those of them that hold only what
-    it made, whose contents may be changed; numbers: those that hold numbers and the like; tallies: those that hold lists of
-    numbers; built: attributes of `self` whose contents may be changed in __init__.
-
-    constructing: inside __init__ or at module level. drawing: and never while forward runs, so that tensors of constants may be
-    made and filled there. top: at module level, which runs
-    once. own: the name of `self`.
-    """
-
-    local: frozenset[str]
-    seen: frozenset[str] = frozenset()
-    constructing: bool = False
-    own: str = ""
-    fresh: frozenset[str] = frozenset()
-    numbers: frozenset[str] = frozenset()
-    tallies: frozenset[str] = frozenset()
-    built: frozenset[str] = frozenset()
-    top: bool = False
-    drawing: bool = False
-
-    def may_change(self, node: ast.expr) -> bool:
-        """Whether what this stands for may be changed in its place: the function's own, or in __init__ what it put on self."""
-        if isinstance(node, ast.Name) and node.id in self.fresh:
-            return True
-        return self.top or (self.constructing and on_self(node, self.own) in self.built)
 
 
 class Expressions:
@@ -62,7 +35,7 @@ class Expressions:
         self.built = Built(tree, self.fresh)
         self.types = type_places(tree, self.names)
         self.settings = tensor_settings(tree)
-        self.looked_at = _looked_at(tree)
+        self.looked_at = looked_at(tree)
         self.called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
 
     def refuse(self, reason: str, node: ast.AST, what: str = "", instead: str = "") -> None:
@@ -367,12 +340,6 @@ class Expressions:
         return isinstance(held, ast.Attribute) and self._on_self(held, scope) and held.attr in self.owned.callables
 
 
-def within(scope: Scope, names: frozenset[str]) -> Scope:
-    """The scope of a lambda or comprehension that binds these names."""
-    own = "" if scope.own in names else scope.own
-    return replace(scope, local=scope.local | names, seen=scope.seen | names, own=own)
-
-
 def elsewhere(name: str) -> bool:
     """Whether tensors, modules or kernels have an attribute of this name too."""
     return name in rules.ELSEWHERE or name.rstrip("_") in members.COMPUTES
@@ -385,22 +352,6 @@ def split_dotted(dotted: str) -> tuple[str, str]:
         module, _, head = module.rpartition(".")
         name = f"{head}.{name}" if name else head
     return module, name
-
-
-def _looked_at(tree: ast.Module) -> set[int]:
-    """Nodes whose value is only compared, computed with, tested or asked for an attribute: it is not kept or passed on."""
-    found: list[ast.expr] = []
-    for node in ast.walk(tree):
-        match node:
-            case ast.Attribute(value=value) if isinstance(node.ctx, ast.Load) and not node.attr.startswith("_"):
-                found.append(value)
-            case ast.Compare(left=left, comparators=others):
-                found += [left, *others]
-            case ast.BinOp(left=left, right=right):
-                found += [left, right]
-            case ast.UnaryOp(operand=value) | ast.If(test=value) | ast.IfExp(test=value) | ast.While(test=value):
-                found.append(value)
-    return {id(node) for node in found}
 
 
 def _plain_format(node: ast.expr) -> bool:
