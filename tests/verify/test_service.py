@@ -256,6 +256,23 @@ def test_a_service_that_is_told_to_stop_does_not_wait_for_a_long_job() -> None:
     until_ended(workers)
 
 
+def test_told_to_stop_twice_it_ends_at_once_without_a_traceback() -> None:
+    process, url = start("--workers", "1")
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            asked = threads.submit(lambda: httpx.post(f"{url}/verify", json=HANGING, timeout=60))
+            until(url, busy=1)
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+            process.send_signal(signal.SIGINT)
+            said, _ = process.communicate(timeout=10)
+            assert process.returncode == 0
+            assert said == ""
+            assert asked.result().status_code == 503
+    finally:
+        process.kill()
+
+
 def test_clients_that_went_away_are_not_judged() -> None:
     process, url = start("--workers", "1", "--queue", "2")
 

@@ -48,6 +48,8 @@ def serve_app(
                 over()
                 if left:  # what they say at their end is still sent
                     await asyncio.wait(left, timeout=LAST_WORDS_SECONDS)
+                if self.force_exit:  # the application's own end, left alone too, which then logs a traceback
+                    await self.lifespan.shutdown()
 
     config = uvicorn.Config(
         app,
