@@ -31,7 +31,8 @@ HELD = words(
     padding_idx p inplace negative_slope approximate num_heads embed_dim head_dim kdim vdim batch_first in_proj_weight
     in_proj_bias q_proj_weight k_proj_weight v_proj_weight out_proj dropout hidden_size input_size num_layers
     bidirectional proj_size bias_k bias_v num_parameters ceil_mode return_indices count_include_pad divisor_override
-    start_dim end_dim
+    start_dim end_dim alpha beta delta ignore_index label_smoothing lambd log_target margin max_val min_val output_size
+    reduction threshold
     """
 )
 READABLE = QUESTIONS | HELD

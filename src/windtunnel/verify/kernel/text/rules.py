@@ -56,7 +56,11 @@ NN_HOLDERS = words(
     Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d LayerNorm GroupNorm RMSNorm BatchNorm1d BatchNorm2d
     BatchNorm3d InstanceNorm1d InstanceNorm2d InstanceNorm3d Dropout MultiheadAttention Sequential ReLU GELU SiLU
     Softmax init Buffer LSTM GRU RNN PReLU MaxPool1d MaxPool2d MaxPool3d AvgPool1d AvgPool2d AvgPool3d Sigmoid Tanh
-    LeakyReLU Flatten
+    LeakyReLU Flatten AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveMaxPool1d AdaptiveMaxPool2d
+    AdaptiveMaxPool3d BCELoss BCEWithLogitsLoss CELU CosineEmbeddingLoss CosineSimilarity CrossEntropyLoss Dropout1d
+    Dropout2d Dropout3d ELU GLU Hardshrink Hardsigmoid Hardswish Hardtanh HingeEmbeddingLoss HuberLoss KLDivLoss L1Loss
+    LogSigmoid LogSoftmax MSELoss MarginRankingLoss Mish NLLLoss ReLU6 SELU SmoothL1Loss Softmin Softplus Softshrink
+    Softsign Tanhshrink Threshold TripletMarginLoss Unflatten
     """
 )
 TRITON = words("jit autotune heuristics Config cdiv next_power_of_2 language set_allocator")
