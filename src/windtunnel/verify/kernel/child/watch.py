@@ -113,6 +113,8 @@ class Watch(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if name in UNSET or name in SET:
             return self._allocated(result, unset=name in UNSET)
+        if name in WRITES and self.blank and _whole(result):
+            return self._blanked(result)
         if name in COPIES:
             self.seen.copies.append(name)
             if _converts(args):
@@ -129,12 +131,17 @@ class Watch(TorchDispatchMode):
         tensor, fence = fenced(result, f"tensor {self.seen.allocations} that forward allocates")
         if not (unset or self.blank):
             tensor.copy_(result)
-        elif self.filling is None:
+        else:
+            self._blanked(tensor)
+        self.seen.fences.append(fence)
+        return tensor.data  # its count of changes begins anew
+
+    def _blanked(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.filling is None:
             poison(tensor)
         else:
             tensor.fill_(self.filling)
-        self.seen.fences.append(fence)
-        return tensor.data  # its count of changes begins anew
+        return tensor
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -144,6 +151,11 @@ class Watch(TorchDispatchMode):
             yield
         finally:
             self.paused = before
+
+
+def _whole(tensor: torch.Tensor) -> bool:
+    """Whether this is all of its memory: torch.empty(n).zero_() is torch.zeros(n), as tuners with reset_to_zero do it."""
+    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
 
 
 def _converts(args: tuple[Any, ...]) -> bool:
