@@ -111,6 +111,15 @@ LEAKS = {
         candidate(forward("f = [self.relu for self in [x]]"), extra=OWN.format("relu")),
         candidate(forward("out = x.softmax(-1)"), extra="class Tile:\n    def softmax(self, n):\n        return n\n"),
         candidate(forward("f = x.relu"), init="self.register_buffer('relu', torch.zeros(1))"),
+        candidate(forward("Tile = lambda: x\nt = Tile()\nf = t.relu"), extra=OWN.format("relu")),
+        candidate(
+            forward("t = make(x)\nf = t.relu"),
+            extra=OWN.format("relu") + "def make(y):\n    if y:\n        return y\n    return Tile()\n",
+        ),
+        candidate(
+            forward("t = make(x)\nf = t.relu"),
+            extra=OWN.format("relu") + "def make(y):\n    def inner():\n        return Tile()\n    return inner() or y\n",
+        ),
         candidate(forward("f = list(map(torch.Tensor.tolist, [x]))")),
         candidate(forward("f = torch.nn.Parameter.numpy")),
         candidate(forward("f = nn.Module.register_forward_hook")),

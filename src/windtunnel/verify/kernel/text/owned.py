@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Container, Iterator
 
 from windtunnel.verify.kernel.text import rules
 from windtunnel.verify.kernel.text.fresh import QUESTIONS
-from windtunnel.verify.kernel.text.names import Names, annotated_types, arguments, first_argument, own_names
+from windtunnel.verify.kernel.text.names import (
+    SCOPES,
+    Names,
+    annotated_types,
+    arguments,
+    bound_names,
+    first_argument,
+    own_names,
+)
 
 REGISTERS = rules.words("register_buffer register_parameter add_module register_module")
 NAMERS = rules.words(
@@ -20,6 +29,7 @@ ADDS = rules.words("add_module register_module")
 LIMITED = ("torch.finfo", "torch.iinfo")
 TELL_DEVICES = ("torch.FloatTensor", "torch.LongTensor")  # a GPU's tensors are none of these
 SELVES = ("self", "cls")
+PASSES = 3  # functions that return what other functions made
 
 
 class Owned:
@@ -33,7 +43,15 @@ class Owned:
         self.attributes = set(self._attributes(tree))
         self.names_unread = _names_unread(tree, names)
         self.plain = {key for key, node in names.functions.items() if "." in key and _needs_object(node, self.attributes)}
+        self.unsure = _bound_more_than_once(tree) | names.imports.keys()
+        self.makers = (names.classes.keys() | self.tuples) - self.unsure
         self.made = self._made(tree)
+        for _ in range(PASSES):  # functions that return what such functions made
+            more = {name for name, node in names.functions.items() if self._returns_own(name, node)}
+            if more <= self.makers:
+                break
+            self.makers |= more
+            self.made = self._made(tree)
         self.callables, self.unclear = self._callables(tree)
 
     def is_made(self, node: ast.expr) -> bool:
@@ -90,9 +108,24 @@ class Owned:
     def _maker(self, node: ast.expr | None) -> str:
         if not isinstance(node, ast.Call):
             return ""
-        if isinstance(node.func, ast.Name) and (node.func.id in self.names.classes or node.func.id in self.tuples):
+        if isinstance(node.func, ast.Name) and node.func.id in self.makers:
             return "own"
         return "limits" if self.names.dotted(node.func) in LIMITED else ""
+
+    def _returns_own(self, name: str, node: ast.FunctionDef) -> bool:
+        """Whether this is a function of the module that returns nothing but objects of the candidate's own classes."""
+        if name in self.unsure or "." in name or node.decorator_list:
+            return False
+        inside = [part for statement in node.body for part in ast.walk(statement)]
+        if any(isinstance(part, SCOPES) for part in inside):
+            return False
+        returned = [part.value for part in inside if isinstance(part, ast.Return)]
+        return bool(returned) and all(value is not None and self._own_value(value) for value in returned)
+
+    def _own_value(self, node: ast.expr) -> bool:
+        if isinstance(node, ast.IfExp):
+            return self._own_value(node.body) and self._own_value(node.orelse)
+        return self.is_made(node)
 
     def _made(self, tree: ast.Module) -> dict[str, str]:
         """Name → what every one of its bindings, in any scope, is made by."""
@@ -121,6 +154,11 @@ def _bindings(tree: ast.Module) -> Iterator[tuple[str, ast.expr | None]]:
             continue
         if _key(node):
             yield _key(node), None
+
+
+def _bound_more_than_once(tree: ast.Module) -> set[str]:
+    """Names that stand for different things here and there."""
+    return {name for name, count in Counter(bound_names(tree)).items() if count > 1}
 
 
 def _attribute_values(tree: ast.Module) -> Iterator[tuple[str, ast.expr | None]]:
