@@ -43,6 +43,15 @@ REFUSED = {
         candidate(f"y = torch.empty_like(x)\n{LAUNCH}\nreturn y.mul_(2)"),
         candidate(f"y = torch.empty_like(x)\n{LAUNCH}\nreturn nn.functional.gelu(y)"),
         HEAD + "from torch import matmul as m\n" + candidate()[len(HEAD) :],
+        candidate(
+            "return Model().forward(x)",
+            extra="class Model(nn.Module):\n    def forward(self, x):\n        return torch.relu(x)\n",
+        ),
+        candidate("return get_inputs(x)", extra="def get_inputs(x):\n    return torch.relu(x)\n"),
+        candidate(extra="class Model(nn.Module):\n    def forward(self, x=torch.relu):\n        return x\n"),
+        candidate(
+            f"dict = lambda **said: {{'out': x}}\nhow = dict(device=x.device)\ny = torch.empty(3, **how)\n{LAUNCH}\nreturn y"
+        ),
     ],
     "import": [
         candidate(extra="import os\n"),
@@ -78,6 +87,9 @@ REFUSED = {
     "patches": [
         candidate(f"torch.empty = None\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y"),
         candidate(extra="def print(*a):\n    return 0\n"),
+        candidate(f"nn = 3\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y"),
+        candidate(extra="@triton.jit\ndef other(x_ptr, n=(nn := 3)):\n    tl.store(x_ptr, n)\n"),
+        candidate(extra="@triton.jit\ndef other(x_ptr, tl):\n    tl.store(x_ptr, 1)\n"),
     ],
     "reaches-into-python": [candidate("return x.__class__(x)")],
     "inherits": [candidate().replace("class ModelNew(nn.Module)", "class ModelNew(nn.Linear)")],
@@ -138,6 +150,22 @@ LEGAL = {
     "parameter in init": candidate(init="self.weight = nn.Parameter(torch.randn(3))"),
     "main guard": candidate() + "\nif __name__ == '__main__':\n    print(torch.relu(torch.randn(3)))\n",
     "unused generators": candidate() + "\ndef get_inputs():\n    return [torch.randn(3)]\n",
+    "the reference repeated": candidate()
+    + "\nclass Model(nn.Module):\n    def __init__(self):\n        super(Model, self).__init__()\n"
+    "    def forward(self, x: torch.Tensor) -> torch.Tensor:\n        return torch.relu(x)\n"
+    "def get_inputs() -> list:\n    return [torch.randn(3).cuda()]\n",
+    "layers that only say how": candidate(init="self.act, self.loss = nn.Hardtanh(-1.0, 1.0), nn.HuberLoss()"),
+    "settings by dict": candidate(
+        f"how = dict(device=x.device, dtype=x.dtype)\ny = torch.empty(x.shape, **how)\n{LAUNCH}\nreturn y"
+    ),
+    "what a helper made": candidate(
+        f"size = pick(x.numel())\nrows = size.tile\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y",
+        extra="class Size:\n    def __init__(self, tile):\n        self.tile = tile\n\n\n"
+        "SMALL = Size(64)\n\n\ndef pick(n):\n    if n < 99:\n        return SMALL\n    return Size(n)\n",
+    ),
+    "a kernel's argument named as an import": candidate(
+        extra="import torch.nn.functional as F\n\n\n@triton.jit\ndef other(x_ptr, F, nn):\n    tl.store(x_ptr + F, nn + F)\n",
+    ),
     "loop over pairs": candidate(
         "a, b = torch.empty_like(x), torch.empty_like(x)\nfor source, target in ((x, a), (a, b)):\n"
         "    double_kernel[(1,)](source, target, x.numel(), BLOCK=64)\nreturn b"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from windtunnel.verify.kernel.text import members, rules
@@ -52,6 +52,8 @@ MODULE_STATEMENTS = (
     ast.AugAssign,
 )  # fmt: skip
 
+AT_MODULE_LEVEL = "Write imports, definitions, assignments and asserts there; tests of your own below if __name__ == '__main__':."
+
 
 def check_text(tree: ast.Module, *, tf32: bool = True) -> Problem | None:
     """The first thing in a candidate that is not allowed, or None."""
@@ -79,9 +81,9 @@ class _Check(Expressions):
         top = Scope(frozenset(), constructing=True, top=True, drawing=True)
         for node in self.tree.body:
             if not isinstance(node, MODULE_STATEMENTS):
-                self.refuse("statement", node, f"{type(node).__name__.lower()} at module level")
+                self.refuse("statement", node, f"{type(node).__name__.lower()} at module level", AT_MODULE_LEVEL)
             elif isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
-                self.refuse("statement", node, f"{ast.unparse(node)[:60]} at module level")
+                self.refuse("statement", node, f"{ast.unparse(node)[:60]} at module level", AT_MODULE_LEVEL)
             else:
                 self.statement(node, top)
         self._model()
@@ -105,10 +107,14 @@ class _Check(Expressions):
         for name, place in [*_places(self.tree), *((name, node) for name, _, node in aliases)]:
             if name in members.NEVER_BOUND or (name.startswith("__") and name.strip("_") and name not in rules.OVERRIDABLE):
                 self.refuse("overrides" if name.startswith("__") else "patches", place, f"{name} = ...")
+        inside = _inside(self.names.kernels.values())
         for name, place in _places(self.tree):
             origin = self.names.imports.get(name, "")
-            if origin.split(".")[0] in ("torch", "triton") or origin in rules.MODULES:
-                self.refuse("patches", place, f"{name} = ...")
+            of_torch = origin.split(".")[0] == "torch"
+            if of_torch and id(place) in inside:
+                continue  # a kernel may use nothing of torch's, so that there it can be taken for nothing else
+            if of_torch or origin.split(".")[0] == "triton" or origin in rules.MODULES:
+                self.refuse("patches", place, f"{name} = ...", f"{name} is imported as {origin}: take another name.")
         for name in self.names.level & set(dir(builtins)):
             self.refuse("patches", self.tree, f"{name} = ...")
         for name, origin, node in aliases:
@@ -360,6 +366,15 @@ def _places(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
             yield name, node
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name, node
+
+
+def _inside(kernels: Iterable[ast.FunctionDef]) -> set[int]:
+    """Ids of the arguments of these functions and of all nodes in their bodies: defaults are evaluated elsewhere."""
+    found: set[int] = set()
+    for kernel in kernels:
+        found |= {id(argument) for argument in arguments(kernel)}
+        found |= {id(inner) for part in kernel.body for inner in ast.walk(part)}
+    return found
 
 
 def _aliases(tree: ast.Module) -> Iterator[tuple[str, str, ast.stmt]]:

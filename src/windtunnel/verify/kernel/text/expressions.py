@@ -170,7 +170,8 @@ class Expressions:
             if not (name == "requires_grad" and scope.drawing):
                 self.refuse(banned, node)
         elif not (asked and name.startswith("is_") and name in members.COMPUTES) and not self._readable(node, scope):
-            self.refuse("host-compute" if name.rstrip("_") in members.COMPUTES else "unknown-attribute", node)
+            computes = name.rstrip("_") in members.COMPUTES
+            self.refuse("host-compute" if computes else "unknown-attribute", node, instead=self._renamed(name))
 
     def _readable(self, node: ast.Attribute, scope: Scope) -> bool:
         name = node.attr
@@ -260,7 +261,7 @@ class Expressions:
             self.expression(argument, scope)
         callee = node.func
         if (self.names.dotted(callee) or "").startswith("torch.") and any(map(self._may_be_out, node.keywords)):
-            self.refuse("host-compute", node, f"out= or ** in {ast.unparse(callee)}(...)")
+            self.refuse("host-compute", node, f"out= or ** in {ast.unparse(callee)}(...)", "Write device= and dtype= out.")
         match callee:
             case ast.Name():
                 self._called_name(callee, scope)
@@ -332,7 +333,12 @@ class Expressions:
         elif self._on_self(node, scope) and name in self.owned.unclear:
             self.refuse("unknown-call", node, f"{ast.unparse(node)[:30]}(), {UNCLEAR},")
         else:
-            self.refuse("host-compute", node, f"{ast.unparse(node)[:60]}()", instead_of(name))
+            self.refuse("host-compute", node, f"{ast.unparse(node)[:60]}()", instead_of(name) or self._renamed(name))
+
+    def _renamed(self, name: str) -> str:
+        """Said where an attribute may be the candidate's own and may be a tensor's."""
+        mine = name in self.owned.attributes and elsewhere(name)
+        return f"PyTorch's objects have a {name} too: give what is your own another name." if mine else ""
 
     def _calls_own(self, node: ast.Attribute, scope: Scope) -> bool:
         """self.norm(x) or self.norm.forward(x), where self.norm can only be a module, function or lambda of the candidate's."""
