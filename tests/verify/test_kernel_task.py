@@ -218,3 +218,11 @@ def test_convolutions_are_guessed_smaller_where_they_run_so(width: int, tiny: in
         task = settled(task_from_source(CONVOLUTION.replace("WIDTH", str(width)), name="conv"), box)
     assert task.sizes["tiny"]["size"] == tiny
     assert "tiny_ragged" in task.sizes
+
+
+def test_convolutions_are_guessed_smaller_where_only_their_mean_is_returned() -> None:
+    """The output is small at any size, the work is not."""
+    source = CONVOLUTION.replace("WIDTH", "3").replace("return self.conv(x)", "return self.conv(x).mean((2, 3))")
+    with kernel_sandbox() as box:
+        task = settled(task_from_source(source, name="conv"), box)
+    assert task.sizes["tiny"]["size"] == 8

@@ -20,6 +20,7 @@ CAPS = (16, 8, 6, 4, 32, 64)  # in the order of trying
 BATCH_CAP = 2
 BATCH_WORDS = ("batch", "bs")
 MOST_ELEMENTS = 8_192  # of all outputs: the interpreter needs seconds for more; the ragged size may have twice as many
+WISHED_WORK = 300_000  # multiplications of a reference's products and convolutions: of a mean of them too, whose output is small
 WISHED_OF_CONVOLUTIONS = 2_048  # each takes a hundred steps and more; where no size is so small, MOST_ELEMENTS counts
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from windtunnel.recipe import UserError
 from windtunnel.verify.kernel.arrays import Array, array_from
 from windtunnel.verify.kernel.compare import is_flat
-from windtunnel.verify.kernel.guess import MOST_ELEMENTS, guessed_sizes, wished_elements
+from windtunnel.verify.kernel.guess import MOST_ELEMENTS, WISHED_WORK, guessed_sizes, wished_elements
 from windtunnel.verify.kernel.hidden import Case, new_seed, tiny_cases
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.sandbox.types import Job, Limits, MiB, Outcome, Runner
@@ -39,7 +39,8 @@ class Ready:
     """One case with everything to run and judge it.
 
     arguments: None for the next of inputs, else {'value': a plain value}. own: the reference in the case's dtype.
-    exact: in float64. kind: 'tensor' or 'tuple', what forward returns.
+    exact: in float64. kind: 'tensor' or 'tuple', what forward returns. work: multiplications of its products and convolutions,
+    where they were counted.
     """
 
     case: Case
@@ -51,6 +52,7 @@ class Ready:
     own: Sequence[Array]
     exact: Sequence[Array]
     kind: str
+    work: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,8 @@ class Preparation:
             return self._batch
 
 
-def prepare(task: Task, runner: Runner, cases: Sequence[Case]) -> Batch:
-    """Runs the reference on every case, with a seed from the operating system."""
+def prepare(task: Task, runner: Runner, cases: Sequence[Case], count: bool = False) -> Batch:
+    """Runs the reference on every case, with a seed from the operating system. count: its work too."""
     sizes = {case.size for case in cases}
     outcome = runner.run(
         Job(
@@ -92,6 +94,7 @@ def prepare(task: Task, runner: Runner, cases: Sequence[Case]) -> Batch:
                 "cases": [case.as_json() for case in cases],
                 "seed": new_seed(),
                 "fixed": list(task.fixed),
+                "count": count,
             },
             limits=LIMITS,
         )
@@ -121,13 +124,15 @@ def settled(task: Task, runner: Runner) -> Task:
     """
     problem, too_large, wished = "none was tried", math.inf, wished_elements(task.source)
     spare: Task | None = None  # small enough, though not as small as wished
+    least = math.inf  # work of the spare one
     for cap, choices in guessed_sizes(task, f"task {task.name}"):
         if cap > too_large:
             continue  # no larger one either
         for sizes in choices:
             trial = replace(task, sizes=sizes, guessed=False)
             try:
-                batch = prepare(trial, runner, [Case("tiny", "float32", "plain"), Case("tiny_ragged", "float32", "plain")])
+                cases = [Case("tiny", "float32", "plain"), Case("tiny_ragged", "float32", "plain")]
+                batch = prepare(trial, runner, cases, count=True)
             except TooLong:
                 if spare is not None:
                     return spare
@@ -147,9 +152,12 @@ def settled(task: Task, runner: Runner) -> Task:
                 trial = replace(trial, sizes={key: value for key, value in sizes.items() if key != "tiny_ragged"})
             elif elements["tiny_ragged"] > 2 * MOST_ELEMENTS:
                 continue
-            if elements["tiny"] <= wished:
+            work = next(ready.work for ready in batch.ready if ready.case.size == "tiny")
+            if elements["tiny"] <= wished and work <= WISHED_WORK:
                 return trial
-            spare, too_large = spare or trial, cap
+            if work < least:
+                spare, least = trial, work
+            too_large = cap
             break
     if spare is not None:
         return spare
@@ -186,7 +194,8 @@ def _check_error(task: Task, case: Case, error: str) -> None:
 
 def _ready(case: Case, answer: Mapping[str, Any], buffers: Sequence[bytes]) -> Ready:
     arrays = {kind: [_array(head, buffers) for head in answer[kind]] for kind in ("inputs", "parameters", "own", "exact")}
-    return Ready(case, answer["init"], answer["names"], arguments=answer["arguments"], kind=answer["kind"], **arrays)
+    said = {name: answer[name] for name in ("init", "names", "arguments", "kind")}
+    return Ready(case, work=answer.get("work", 0), **said, **arrays)
 
 
 def _array(head: Mapping[str, Any], buffers: Sequence[bytes]) -> Array:

@@ -13,7 +13,8 @@ from windtunnel.verify.kernel.child.tensors import to_array
 
 
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
-    """message: sources by size, cases, seed, fixed. Returns for each case its heads, and the arrays' bytes in order.
+    """message: sources by size, cases, seed, fixed, count. Returns for each case its heads, and the arrays' bytes in order; with
+    count also how many multiplications its products and convolutions take.
 
     A case whose reference cannot be computed has 'error'; one whose values are not finite where plain's are has 'dropped'.
     """
@@ -28,6 +29,8 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
             if key not in groups:
                 groups[key] = Drawn(message["sources"][case["size"]], case["dtype"], message["seed"], message["fixed"])
             answers.append(_answer(groups[key], case, message["seed"] + 1 + number, out, finite, key))
+            if message["count"] and "own" in answers[-1]:
+                answers[-1]["work"] = _work(groups[key], groups[key].inputs(case, message["seed"] + 1 + number))
         except Exception as error:  # the task's own code may raise anything; the parent decides what that means
             answers.append({"error": f"{type(error).__name__}: {error}"[:500]})
     return {"cases": answers}, out
@@ -55,6 +58,14 @@ def _answer(
     answer["arguments"] = [None if isinstance(value, torch.Tensor) else {"value": plain(value)} for value in inputs]
     answer["kind"] = kind
     return answer
+
+
+def _work(drawn: Drawn, inputs: list[Any]) -> int:
+    from torch.utils.flop_counter import FlopCounterMode  # only where a size is looked for
+
+    with FlopCounterMode(display=False) as counter:
+        drawn.answers(inputs)
+    return int(counter.get_total_flops()) // 4  # it ran in its dtype and in float64; an addition counts as well
 
 
 def _keep(tensor: torch.Tensor, out: list[Buffer]) -> dict[str, Any]:
