@@ -194,8 +194,8 @@ def _check_error(task: Task, case: Case, error: str) -> None:
 
 def _ready(case: Case, answer: Mapping[str, Any], buffers: Sequence[bytes]) -> Ready:
     arrays = {kind: [_array(head, buffers) for head in answer[kind]] for kind in ("inputs", "parameters", "own", "exact")}
-    said = {name: answer[name] for name in ("init", "names", "arguments", "kind")}
-    return Ready(case, work=answer.get("work", 0), **said, **arrays)
+    said: dict[str, Any] = {name: answer[name] for name in ("init", "names", "arguments", "kind")}
+    return Ready(case, work=answer.get("work", 0), **{**said, **arrays})
 
 
 def _array(head: Mapping[str, Any], buffers: Sequence[bytes]) -> Array:
