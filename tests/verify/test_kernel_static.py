@@ -79,6 +79,7 @@ REFUSED = {
         + "\n    def empty_list(self):\n        return SEEN\n",
         candidate(f"seen, n = SEEN, 1\nseen.append(n)\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y", extra="SEEN = []\n"),
     ],
+    "statement": [candidate(f"match x.dim():\n    case 1:\n        pass\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y")],
     "reads-addresses": [candidate(f"y = torch.empty_like(x)\nk = x.data_ptr()\n{LAUNCH}\nreturn y")],
     "reads-mode": [
         candidate(f"y = torch.empty_like(x)\nif self.training:\n    return x\n{LAUNCH}\nreturn y"),
@@ -155,6 +156,9 @@ LEGAL = {
     "    def forward(self, x: torch.Tensor) -> torch.Tensor:\n        return torch.relu(x)\n"
     "def get_inputs() -> list:\n    return [torch.randn(3).cuda()]\n",
     "layers that only say how": candidate(init="self.act, self.loss = nn.Hardtanh(-1.0, 1.0), nn.HuberLoss()"),
+    "a list that becomes a tuple": candidate(
+        f"shape = []\nfor size in x.shape:\n    shape.append(size)\nshape = tuple(shape)\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y.view(shape)"
+    ),
     "settings by dict": candidate(
         f"how = dict(device=x.device, dtype=x.dtype)\ny = torch.empty(x.shape, **how)\n{LAUNCH}\nreturn y"
     ),

@@ -55,6 +55,7 @@ INSTEAD = {
     **dict.fromkeys(("sum", "mean", "max", "min", "amax", "amin", "prod", "norm", "var", "std"), REDUCE),
     **dict.fromkeys(("synchronize", "current_stream", "stream", "Stream", "Event"), "Leave it out: launches follow one another."),
 }
+IN_A_STATEMENTS_PLACE = {"match": "Write if and elif.", "yield": "Return a list.", "yield from": "Return a list."}
 
 
 def instead_of(name: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from windtunnel.verify.kernel.text import members, rules
-from windtunnel.verify.kernel.text.advice import own_copy
+from windtunnel.verify.kernel.text.advice import IN_A_STATEMENTS_PLACE, own_copy
 from windtunnel.verify.kernel.text.asked import only_asserted
 from windtunnel.verify.kernel.text.built import on_self
 from windtunnel.verify.kernel.text.devices import telling_devices
@@ -69,7 +69,7 @@ class _Check(Expressions):
         for node in ast.walk(whole):
             if type(node) in FORBIDDEN_STATEMENTS:
                 reason, word = FORBIDDEN_STATEMENTS[type(node)]
-                self.refuse(reason, node, word)
+                self.refuse(reason, node, word, IN_A_STATEMENTS_PLACE.get(word, ""))
             elif getattr(node, "type_params", None):
                 self.refuse("statement", node, "a list of type parameters")
 

@@ -252,7 +252,10 @@ class Expressions:
         asks = module == "triton" and ast.unparse(node).split(".")[1:2] == ["runtime"]
         what = f"{ast.unparse(node)[:40]}... (take x.device, torch.cuda.get_device_properties)" if asks else ""
         reason = rules.BANNED_ATTRIBUTES.get(name, "host-compute" if computes else "unknown-call")
-        self.refuse(reason, node, what, instead_of(name) if reason == "host-compute" else "")
+        instead = instead_of(name)
+        if module == "torch" and name in rules.TENSOR_METHODS:
+            instead = f"Write it as the tensor's method: x.{name}(...)."
+        self.refuse(reason, node, what, instead if reason == "host-compute" else "")
 
     # ---- calls
 

@@ -12,7 +12,7 @@ from functools import partial
 
 from windtunnel.verify.kernel.text.names import SCOPES, Names, arguments, own_names
 
-MAKERS = frozenset({"list", "dict", "set", "sorted"})
+MAKERS = frozenset({"list", "dict", "set", "sorted", "tuple"})  # a tuple that is not new cannot be changed either
 SHOW = frozenset({"torch.as_tensor", "torch.nn.Parameter", "torch.nn.Buffer"})
 NUMBERS = frozenset({"int", "float", "len", "min", "max", "abs", "round", "sum", "pow", "bool", "str"})
 SIZES = frozenset({"numel", "size", "stride", "dim", "element_size", "bit_length"})
@@ -86,7 +86,9 @@ class Fresh:
     def made(self, value: ast.expr) -> bool:
         """Whether this is a container or tensor that did not exist before."""
         match value:
-            case ast.List() | ast.Dict() | ast.Set() | ast.ListComp() | ast.DictComp() | ast.SetComp() | ast.BinOp():
+            case (
+                ast.List() | ast.Tuple() | ast.Dict() | ast.Set() | ast.ListComp() | ast.DictComp() | ast.SetComp() | ast.BinOp()
+            ):
                 return True
             case ast.IfExp():
                 return self.made(value.body) and self.made(value.orelse)
