@@ -157,7 +157,8 @@ LEGAL = {
     "def get_inputs() -> list:\n    return [torch.randn(3).cuda()]\n",
     "layers that only say how": candidate(init="self.act, self.loss = nn.Hardtanh(-1.0, 1.0), nn.HuberLoss()"),
     "a list that becomes a tuple": candidate(
-        f"shape = []\nfor size in x.shape:\n    shape.append(size)\nshape = tuple(shape)\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y.view(shape)"
+        f"shape = []\nfor size in x.shape:\n    shape.append(size)\nshape = tuple(shape)\n"
+        f"y = torch.empty_like(x)\n{LAUNCH}\nreturn y.view(shape)"
     ),
     "settings by dict": candidate(
         f"how = dict(device=x.device, dtype=x.dtype)\ny = torch.empty(x.shape, **how)\n{LAUNCH}\nreturn y"

@@ -86,9 +86,9 @@ class Fresh:
     def made(self, value: ast.expr) -> bool:
         """Whether this is a container or tensor that did not exist before."""
         match value:
-            case (
-                ast.List() | ast.Tuple() | ast.Dict() | ast.Set() | ast.ListComp() | ast.DictComp() | ast.SetComp() | ast.BinOp()
-            ):
+            case ast.Tuple():  # nothing in it can be exchanged
+                return True
+            case ast.List() | ast.Dict() | ast.Set() | ast.ListComp() | ast.DictComp() | ast.SetComp() | ast.BinOp():
                 return True
             case ast.IfExp():
                 return self.made(value.body) and self.made(value.orelse)
