@@ -61,14 +61,18 @@ def test_honest_answers_pass(sandbox: Sandbox, source: str) -> None:
     [
         ("def f(x): return x + x", "wrong-result"),
         ("def f(x): return 9", "wrong-result"),
-        ("def g(x): return x * x", "raised"),
+        ("def g(x): return x * x", "no-function"),
+        ("f = 9", "no-function"),
+        ("f = 9  # \ud800", "syntax"),
         ("def f(x: return", "syntax"),
         ("", "no-code"),
         ("```python\n\n```", "no-code"),
         # equality tricks
         ("class E:\n def __eq__(s, o): return True\ndef f(x): return E()", "not-plain"),
-        ("class E(int):\n def __eq__(s, o): return True\n __hash__ = int.__hash__\ndef f(x): return E(5)", "not-plain"),
-        ("class E(float):\n def __eq__(s, o): return True\ndef f(x): return E('nan')", "not-plain"),
+        ("class E(int):\n def __eq__(s, o): return True\n __hash__ = int.__hash__\n"
+         " __index__ = __int__ = lambda s: 9\ndef f(x): return E(5)", "wrong-result"),
+        ("class E(float):\n def __eq__(s, o): return True\ndef f(x): return E('nan')", "wrong-result"),
+        ("class E(tuple):\n def __eq__(s, o): return True\ndef f(x): return E()", "wrong-result"),
         ("from unittest.mock import ANY\ndef f(x): return ANY", "not-plain"),
         ("def f(x): return float('nan')", "wrong-result"),
         # leaving early
@@ -167,11 +171,11 @@ def test_methods_share_of_tests_and_what_is_revealed(sandbox: Sandbox) -> None:
     assert not verdict.accepted
     hidden = judge(sandbox, "def f(x): return 123", [Call("f", [777], 888)])
     assert "777" not in hidden.message
-    assert "888" not in str(hidden)
+    assert "888" not in str((hidden.message, hidden.evidence))
     shown = judge(sandbox, "def f(x): return 123", [Call("f", [777], 888)], reveal=True)
     assert "777" in shown.message
     assert "123" in shown.message
-    assert "888" not in str(shown)
+    assert "888" not in str((shown.message, shown.evidence))
 
 
 plain = st.recursive(

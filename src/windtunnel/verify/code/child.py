@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
-import io
 import os
 import sys
 import threading
@@ -20,28 +20,33 @@ Reply = tuple[dict[str, Any], list[bytes]]
 FILE = "answer.py"
 
 
+class NoFunction(Exception):
+    """The answer defines no function of the name that a test calls."""
+
+
 def call(message: dict[str, Any], buffers: list[memoryview]) -> Reply:
     """Load the answer, call one function, return its value in plain form.
 
-    message: source (and preface), function, args and kwargs (encoded), truth: whether its value is only to be true or false,
-    as an assertion takes it, whatever its class.
+    message: source (and preface), function, args and kwargs (encoded), around: what is made of its value, such as ['bool'] of
+    one that is only to be true or false, whatever its class.
     """
     module = _load(message, "answer")
     note("call")
     value = _function(module, message["function"])(*decode(message["args"]), **decode(message["kwargs"]))
-    if message.get("truth"):
-        value = bool(value)
+    for name, *more in decode(message["around"]):
+        value = getattr(builtins, name)(value, *more)
     note("return")
     return {"value": encode(value)}, []
 
 
 def program(message: dict[str, Any], buffers: list[memoryview]) -> Reply:
     """Run the answer as a program; what it prints is its child's log."""
-    Path("stdin").write_text(message["stdin"])
+    Path("stdin").write_text(message["stdin"], encoding="utf-8")
     fd = os.open("stdin", os.O_RDONLY)
     os.dup2(fd, 0)
     os.close(fd)
-    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8")
+    # Held twice, as in any program: whoever wraps its buffer anew drops the first, and must not close the file with it.
+    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # type: ignore[misc]  # noqa: SIM115
     quiet = os.open("stderr", os.O_WRONLY | os.O_CREAT)
     os.dup2(quiet, 2)
     try:
@@ -58,7 +63,7 @@ def program(message: dict[str, Any], buffers: list[memoryview]) -> Reply:
 def _load(message: dict[str, Any], name: str) -> types.ModuleType:
     note("load")
     parts = [part for part in (message.get("preface", ""), message["source"]) if part]
-    Path(FILE).write_text("\n".join(parts))
+    Path(FILE).write_text("\n".join(parts), encoding="utf-8")
     module = types.ModuleType(name)
     module.__file__ = FILE
     sys.modules[name] = module
@@ -84,14 +89,18 @@ def _compiled(parts: list[str]) -> list[types.CodeType]:
 
 
 def _function(module: types.ModuleType, path: str) -> Callable[..., Any]:
+    if path.isidentifier() and not hasattr(module, path) and hasattr(getattr(module, "Solution", None), path):
+        path = f"Solution().{path}"
     found: Any = module
     for part in path.split("."):
         name = part.removesuffix("()")
         if name != part or isinstance(found, type):
             found = found() if isinstance(found, type) else found
+        if not hasattr(found, name):
+            raise NoFunction(path)
         found = getattr(found, name)
         if name != part:
             found = found()
-    with contextlib.suppress(TypeError):
-        assert callable(found), f"{path} is not a function"
+    if not callable(found):
+        raise NoFunction(path)
     return found  # type: ignore[no-any-return]

@@ -44,6 +44,21 @@ def matches(expected: Any, got: Any, *, tolerance: float = 0.0, any_sequence: bo
     return bool(expected == value)
 
 
+def near(expected: float, got: Any, relative: float, absolute: float) -> bool:
+    """Whether a value in plain form is a number this near to the expected one, as math.isclose says.
+
+    Raises:
+        NotPlain: got is not a plain form.
+    """
+    value = decode(got) if tag_of(got)[0] in ("value", "int", "float") else None
+    if not isinstance(value, int | float):
+        return False
+    try:
+        return math.isclose(value, expected, rel_tol=relative, abs_tol=absolute)
+    except OverflowError:  # too large for a float
+        return False
+
+
 def _paired(members: Iterable[Any], forms: Sequence[Any], tolerance: float) -> list[tuple[Any, int]] | None:
     """Each member with the place of its plain form, or None where they do not match. As many forms as members."""
     pairs: list[tuple[Any, int]] = []

@@ -1,4 +1,7 @@
-"""Plain Python values as JSON and back, by exact type: no class of the candidate's ever reaches a comparison.
+"""Plain Python values as JSON and back: no class of the candidate's ever reaches a comparison.
+
+What derives from a plain class (Counter, a named tuple, an IntEnum) is the plain value that it holds, whatever its own methods
+say, and one of numpy's numbers is Python's of the same value.
 
 bool, None, str, int, float, list as themselves; large ints, NaN and infinities, tuple, set, frozenset, dict, bytes and complex
 as an object with one tag.
@@ -7,11 +10,27 @@ as an object with one tag.
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Callable
 from typing import Any
 
 MOST_DEPTH = 60
 MOST_VALUES = 1_000_000
 EXACT_IN_JSON = 1 << 62
+# Plain class → the same of an instance of a class derived from it.
+HELD: dict[type, Callable[[Any], Any]] = {
+    int: int.__index__,
+    float: float.__float__,
+    complex: complex.__complex__,
+    str: str.__str__,
+    bytes: lambda value: bytes.__getitem__(value, slice(None)),
+    bytearray: lambda value: bytearray.__getitem__(value, slice(None)),
+    list: lambda value: [*list.__iter__(value)],
+    tuple: lambda value: (*tuple.__iter__(value),),
+    set: lambda value: {*set.__iter__(value)},
+    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
+    dict: lambda value: dict(dict.items(value)),
+}
 
 
 class NotPlain(Exception):
@@ -22,7 +41,7 @@ def encode(value: Any) -> Any:
     """A JSON value for a plain Python value.
 
     Raises:
-        NotPlain: an instance of another class (subclasses too), nested too deeply, or too much.
+        NotPlain: an instance of another class, nested too deeply, or too much.
     """
     return _encode(value, 0, [MOST_VALUES])
 
@@ -45,6 +64,11 @@ def _encode(value: Any, depth: int, left: list[int]) -> Any:
     kind = type(value)
     if value is None or kind is bool or kind is str:
         return value
+    if kind not in HELD:
+        value = _held(value)
+        kind = type(value)
+        if kind is bool or kind is str:
+            return value
     if kind is int:
         return value if abs(value) < EXACT_IN_JSON else {"int": hex(value)}
     if kind is float:
@@ -59,9 +83,21 @@ def _encode(value: Any, depth: int, left: list[int]) -> Any:
         return {kind.__name__: value.hex()}
     if kind is complex:
         return {"complex": [repr(value.real), repr(value.imag)]}
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     raise NotPlain(
-        f"a value of class {kind.__name__}; tests compare plain values: numbers, text, lists, tuples, sets, dicts, bytes"
+        f"a value of class {module}{kind.__name__}; tests compare plain values: numbers, text, lists, tuples, sets, dicts, bytes"
     )
+
+
+def _held(value: Any) -> Any:
+    """What an instance of a derived class holds, by its plain class's own methods."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.generic):
+        value = value.item()
+    for plain, held in HELD.items():
+        if issubclass(type(value), plain):
+            return held(value)
+    return value
 
 
 def tag_of(value: Any) -> tuple[str, Any]:

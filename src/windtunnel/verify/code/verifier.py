@@ -9,7 +9,7 @@ from typing import Any
 from ..sandbox import Job, Outcome, Runner
 from ..types import Verdict, accept, broken, refuse
 from .cases import Call, CodeTask, Program
-from .compare import matches, same_print
+from .compare import matches, near, same_print
 from .fences import source_of
 from .values import NotPlain, encode
 
@@ -18,9 +18,9 @@ MOST_SOURCE = 1 << 20
 REASONS = {
     "timeout": ("timeout", "the code was too slow: it {detail}"),
     "memory": ("memory", "the code needs too much memory: it {detail}"),
-    "output": ("too-much-output", "the code {detail}"),
+    "output": ("too-much-output", "too much came out: {detail}"),
     "killed": ("crashed", "the process {detail}"),
-    "exited": ("exited", "the code ended the process before the test was over: it {detail}"),
+    "exited": ("exited", "the code ended the process before the test was over: {detail}"),
     "raised": ("raised", "the code raised {detail}"),
 }
 
@@ -44,6 +44,8 @@ class CodeVerifier:
         source = source_of(answer)
         if not source.strip():
             return refuse("syntax", "no-code", "the answer holds no code")
+        if not _is_text(source):
+            return refuse("syntax", "syntax", "the code does not parse: it has half of a surrogate pair")
         passed, first = 0, None
         for at, case in enumerate(self.task.cases):
             fault = self._test(at, case, source)
@@ -68,7 +70,7 @@ class CodeVerifier:
         text = {"source": source, "preface": self.task.preface}
         if isinstance(case, Call):
             args = {"function": case.function, "args": encode(list(case.args)), "kwargs": encode(dict(case.kwargs))}
-            args["truth"] = case.truth
+            args["around"] = encode([list(made) for made in case.around])
             outcome = self.runner.run(Job("windtunnel.verify.code.child:call", {**text, **args}, (), self.task.limits))
         else:
             message = {**text, "stdin": case.stdin}
@@ -84,18 +86,27 @@ class CodeVerifier:
         else:
             got = outcome.message.get("value", {})
             try:
-                right = matches(case.expected, got, tolerance=self.task.tolerance, any_sequence=self.task.any_sequence)
-                right = right and (got is case.expected or not case.itself)  # in plain form these three are themselves
+                right = self._right(case, got)
             except (NotPlain, TypeError, ValueError, OverflowError, RecursionError) as error:
                 return refuse("tests", "not-plain", f"{where}: the answer returned {error}")
         if right:
             return None
         return refuse("tests", "wrong-result", f"{where} fails: a wrong result{self._shown(case, got)}", evidence={"test": at})
 
+    def _right(self, case: Call, got: Any) -> bool:
+        """Whether a value in plain form is what a call should return."""
+        if case.close is not None:
+            return near(case.expected, got, *case.close)
+        expected = (case.expected, case.expected[0]) if case.listed else (case.expected,)
+        right = any(matches(e, got, tolerance=self.task.tolerance, any_sequence=self.task.any_sequence) for e in expected)
+        return right and (got is case.expected or not case.itself)  # in plain form these three are themselves
+
     def _failed(self, outcome: Outcome, where: str, case: Call | Program) -> Verdict:
         kind = str(outcome.message.get("type", ""))[:MOST_NAME]
         if kind == "NotPlain":
             return refuse("tests", "not-plain", f"{where}: the answer returned {outcome.detail.partition(': ')[2]}")
+        if kind == "NoFunction" and isinstance(case, Call):
+            return refuse("tests", "no-function", f"{where}: the answer defines no function {case.function}")
         if outcome.phase == "load" and kind in ("SyntaxError", "IndentationError", "TabError"):
             return refuse("syntax", "syntax", f"the code does not parse: {outcome.detail}")
         reason, text = REASONS[outcome.status]
@@ -110,6 +121,14 @@ class CodeVerifier:
             return ""
         given = case.stdin if isinstance(case, Program) else f"{case.function}{tuple(case.args)!r}"
         return f"; for {_short(given)} it gave {_short(got)}" if got is not None else f"; for {_short(given)}"
+
+
+def _is_text(source: str) -> bool:
+    try:
+        source.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _short(value: Any) -> str:
