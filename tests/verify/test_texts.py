@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from windtunnel.recipe import UserError
 from windtunnel.verify.exact import ExactVerifier
-from windtunnel.verify.extract import boxed, extract, tagged
+from windtunnel.verify.extract import WHERE, boxed, extract, tagged
 from windtunnel.verify.format import FormatVerifier
 from windtunnel.verify.schema import violation
 
@@ -92,7 +92,7 @@ def test_boxes_with_braces_inside_and_long_hostile_answers() -> None:
     assert boxed(f"\\boxed{{{column}}}") == column
     started = time.monotonic()
     for text in ("\\boxed{" * 100_000, "<answer>" * 100_000, "{" * 1_000_000, "```" * 300_000, "```" + " " * 1_000_000, *FENCES):
-        for where in ("boxed", "answer-tag", "last-line", "all"):
+        for where in WHERE:
             extract(text, where)  # type: ignore[arg-type]
         from windtunnel.verify.code.fences import source_of
 
@@ -260,6 +260,42 @@ def runner() -> Iterator[Any]:
         ("\\{\\text{red}, 2\\}", "\\{\\text{blue}, 2\\}", "wrong-result"),
         ("\\{\\text{red}, 2\\}", "\\{ \\text{red},2 \\}", "accepted"),
         ("\\frac{\\text{a}}{2}", "\\frac{\\text{b}}{2}", "wrong-result"),
+        ("3/2", "1 1/2", "accepted"),
+        ("-\\frac{3}{2}", "-1 1/2", "accepted"),
+        ("7/2", "3½", "accepted"),
+        ("x^{10}", "x**10", "accepted"),
+        ("3\\sqrt{2}", "3√2", "accepted"),
+        ("x^{12}", "x¹²", "accepted"),
+        ("[0,\\infty)", "[0,∞)", "accepted"),
+        ("10\\,080", "10,\\!080", "accepted"),
+        ("10", "10\\,080", "wrong-result"),
+        ("\\frac{1}{3}", "0.\\overline{3}", "accepted"),
+        ("1.2\\overline{3}", "\\frac{37}{30}", "accepted"),
+        ("0.3", "0.\\overline{3}", "wrong-result"),
+        ("10", "\\binom52", "accepted"),
+        ("\\varnothing", "\\emptyset", "accepted"),
+        ("5", "5\\,", "accepted"),
+        ("\\frac{1 \\pm \\sqrt{5}}{2}", "\\frac{1-\\sqrt5}{2}, \\frac{1+\\sqrt5}{2}", "accepted"),
+        ("\\frac{1 \\pm \\sqrt{5}}{2}", "\\frac{1+\\sqrt5}{2}", "wrong-result"),
+        ("[-2,7]", "-2 \\le x \\le 7", "accepted"),
+        ("[-2,7]", "-2 < x \\le 7", "wrong-result"),
+        ("1500000", "1.5 \\text{ million}", "accepted"),
+        ("12000", "12 thousand", "accepted"),
+        ("12", "12 \\text{ thousand}", "wrong-result"),
+        ("12\\text{ million}", "12 \\text{ million dollars}", "accepted"),
+        ("5", "5 \\text{ (or 7)}", "wrong-result"),
+        ("5", "5 \\text{, 6}", "wrong-result"),
+        ("5", "5 \\text{ or seven}", "wrong-result"),
+        ("5", "5 \\text{ (not 6)}", "wrong-result"),
+        ("5", "5 \\text{ cm}^2", "accepted"),
+        ("5", "5 \\text{ cm^2}", "accepted"),
+        ("5", "5 \\text{ (mod 7)}", "accepted"),
+        ("5,6", "5 \\text{ or } 6", "accepted"),
+        ("101_2", "101_{2}", "accepted"),
+        ("101_2", "101_3", "wrong-result"),
+        ("101_2", "12_3", "accepted"),
+        ("0.00000012", "0.00000013", "wrong-result"),
+        ("0.00000012", "1.2 \\times 10^{-7}", "accepted"),
         ("1", "__import__('os').system('true')", "code"),
         ("1", "lambda: 1", "code"),
         ("1", "1" + "+1" * 2000, "too-long"),
@@ -269,6 +305,25 @@ def test_mathematics(runner: Any, gold: str, found: str, reason: str) -> None:
     from windtunnel.verify.mathematics import MathVerifier
 
     assert MathVerifier.of({"answer": gold}, runner).verify(f"so \\boxed{{{found}}}").reason == reason
+
+
+def test_a_number_in_a_task_is_what_json_means_by_it(runner: Any) -> None:
+    from windtunnel.verify.mathematics import MathVerifier
+
+    for gold, found in ((1e-07, "0.0000001"), (1e22, "10^{22}"), (2.5e-3, "\\frac{1}{400}"), (42, "42.0"), (0.5, "1/2")):
+        assert MathVerifier.of({"answer": gold}, runner).verify(f"\\boxed{{{found}}}").accepted, found
+    assert not MathVerifier.of({"answer": 1e-07}, runner).verify("\\boxed{0.0000002}").accepted
+
+
+def test_the_answer_after_hashes_counts(runner: Any) -> None:
+    from windtunnel.verify.mathematics import MathVerifier
+
+    solution = "#### Steps\nShe pays $9 * 2 = 18$.\n#### $1,018.00\n"
+    assert MathVerifier.of({"answer": 1018, "where": "hashes"}, runner).verify(solution).accepted
+    assert not MathVerifier.of({"answer": 18, "where": "hashes"}, runner).verify(solution).accepted
+    assert ExactVerifier.of({"answer": "$1,018.00", "where": "hashes"}).verify(solution).accepted
+    for lacking in ("1018", "####", "####\n"):
+        assert ExactVerifier.of({"answer": "1018", "where": "hashes"}).verify(lacking).reason == "no-answer"
 
 
 def test_hostile_mathematics_ends_and_costs_only_itself(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from windtunnel.recipe import UserError
 
-from .extract import Where, extract
+from .extract import WHERE, Where, extract
 from .reading import shown
 from .types import Verdict, accept, refuse
 
@@ -40,8 +40,8 @@ class ExactVerifier:
         if not isinstance(answers, list) or not answers or not all(isinstance(a, str) for a in answers):
             raise UserError("exact task: 'answer' is not a text or a list of texts", "for example: answer: '42'")
         where, fold = spec.get("where", "all"), spec.get("fold", "blanks")
-        if where not in ("all", "last-line", "boxed", "answer-tag"):
-            raise UserError(f"exact task: where is {shown(where)}", "one of all, last-line, boxed, answer-tag")
+        if where not in WHERE:
+            raise UserError(f"exact task: where is {shown(where)}", f"one of {', '.join(WHERE)}")
         if fold not in ("none", "blanks", "case"):
             raise UserError(f"exact task: fold is {shown(fold)}", "one of none, blanks, case")
         verifier = ExactVerifier(answers, where, fold)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import unicodedata
 from typing import Literal
 
-Where = Literal["all", "last-line", "boxed", "answer-tag"]
+Where = Literal["all", "last-line", "boxed", "answer-tag", "hashes"]
+WHERE = ("all", "last-line", "boxed", "answer-tag", "hashes")
+HASHES = "####"
 BOX = "\\boxed{"
 UNSEEN_KINDS = {"Zs", "Zl", "Zp", "Cc", "Cf", "Mn", "Me"}
 UNSEEN = "\u115f\u1160\u3164\uffa0\u2800"  # letters and a symbol without a shape
@@ -20,6 +22,9 @@ def extract(answer: str, where: Where) -> str | None:
         return lines[-1] if lines else None
     if where == "boxed":
         return boxed(answer)
+    if where == "hashes":  # as GSM8K's solutions end
+        _, found, line = answer.rpartition(HASHES)
+        return line.strip().partition("\n")[0].strip() or None if found else None
     return tagged(answer, "answer")
 
 

@@ -11,11 +11,13 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from windtunnel.recipe import UserError
 
-from .extract import Where, extract
+from .extract import WHERE, Where, extract
+from .mathematics_text import readable, same_base, says_more
 from .reading import shown
 from .sandbox import Job, Limits, MiB, Runner
 from .types import Verdict, accept, broken, refuse
@@ -27,7 +29,7 @@ MOST_EXPRESSION = 2000
 CODE = re.compile(r"__|`|(?<![A-Za-z\\])(?:lambda|import|importlib|eval|exec|getattr)(?![A-Za-z])")
 NUMBER = re.compile(r"-?\d{1,300}(?:\.\d{1,300})?")
 MOST_KNOWN = 100_000
-WHERE = ("boxed", "answer-tag", "last-line", "all")
+ENDS = re.compile(r"(?:\\[,;:! ]|[.,\s])+$")
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,12 @@ class MathVerifier:
         if isinstance(digits, bool) or not isinstance(digits, int) or not 1 <= digits <= 15:
             raise UserError(f"math task: digits is {shown(digits)}", "a whole number from 1 to 15")
         known = set() if known is None else known
-        if str(gold) not in known:
-            _check_gold(str(gold), runner)
+        text = format(Decimal(repr(gold)), "f") if isinstance(gold, float) else str(gold)  # 1e-07 is 1 · e - 7 to mathematics
+        if text not in known:
+            _check_gold(text, runner)
             known.difference_update(known if len(known) >= MOST_KNOWN else ())
-            known.add(str(gold))
-        return MathVerifier(str(gold), runner, where, digits)
+            known.add(text)
+        return MathVerifier(text, runner, where, digits)
 
     def verify(self, answer: str) -> Verdict:
         """The judgement of one answer."""
@@ -86,6 +89,11 @@ class MathVerifier:
             return refuse("extract", "code", "the expression looks like code, not mathematics", evidence=evidence)
         if not _is_whole(found):
             return refuse("compare", "not-parsed", "the expression closes or leaves open a brace", evidence=evidence)
+        if same_base(found, gold):
+            return accept("compare", "the number is the right one", times={"total": time.monotonic() - started})
+        if says_more(found, gold) or same_base(found, gold) is False:
+            return refuse("compare", "wrong-result", "the expression is another one, or says more than one", evidence=evidence)
+        gold, found = readable(gold), readable(found)
         message = {"gold": gold, "found": found, "digits": self.digits}
         outcome = self.runner.run(Job(f"{CHILD}:compare", message, (), LIMITS))
         times = {"total": time.monotonic() - started}
@@ -122,7 +130,7 @@ def _check_gold(gold: str, runner: Runner) -> None:
         raise UserError(f"{given}... with {len(gold):,} characters, at most {MOST_EXPRESSION:,}", fix)
     if not _is_whole(_bare(gold)):
         raise UserError(f"{given}, which closes or leaves open a brace", fix)
-    outcome = runner.run(Job(f"{CHILD}:readable", {"gold": _bare(gold)}, (), LIMITS))
+    outcome = runner.run(Job(f"{CHILD}:readable", {"gold": readable(_bare(gold))}, (), LIMITS))
     if outcome.status == "infrastructure":
         return
     if not outcome.finished:
@@ -148,9 +156,9 @@ def _squeezed(text: str) -> str:
 
 
 def _bare(text: str) -> str:
-    """An expression without the signs that only set it off from text: $...$, \\(...\\), \\[...\\], a full stop at the end."""
+    """An expression without what only sets it off from text: $...$, \\(...\\), \\[...\\], a full stop or space at the end."""
     text = text.strip()
     for first, last in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
         if len(text) > len(first + last) and text.startswith(first) and text.endswith(last):
             text = text[len(first) : -len(last)].strip()
-    return text.rstrip(".,").strip() or text
+    return ENDS.sub("", text) or text

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
 from .mathematics_sides import sides_differ
 
+SHOWN_DIGITS = 3
 COMMAND = re.compile(r"\\[A-Za-z]+")
 WARM = (
     ("\\frac{1}{2}", "0.5"),
@@ -31,7 +33,9 @@ def compare(message: dict[str, Any], buffers: list[memoryview]) -> tuple[dict[st
         return {"gold": bool(gold), "parsed": bool(found), "equal": False}, []
     if not (_is_read(gold) and _is_read(found)) and _signs(message["gold"]) != _signs(message["found"]):
         return {"gold": True, "parsed": True, "equal": False}, []  # what cannot be read is compared by a part of its text
-    equal = verify(gold, found, float_rounding=message["digits"], timeout_seconds=None, raise_on_error=True)
+    digits = max(message["digits"], _places(gold))
+    more = {"allow_set_relation_comp": True, "timeout_seconds": None, "raise_on_error": True}
+    equal = verify(gold, found, float_rounding=digits, **more)
     differ = bool(equal) and sides_differ(message["found"], _number, message["digits"])
     return {"gold": True, "parsed": True, "equal": bool(equal), "differ": differ}, []
 
@@ -64,6 +68,15 @@ def _number(text: str) -> Any:
     """The number that a side of an equation is, or None."""
     value = next(iter(_parse(text)), None)
     return value if getattr(value, "is_number", False) is True else None
+
+
+def _places(gold: list[Any]) -> int:
+    """The decimals that show three digits of a small number."""
+    value: Any = next(iter(gold), None)
+    if getattr(value, "is_number", False) is not True or not value.is_real:
+        return 0
+    size = abs(float(value))
+    return SHOWN_DIGITS - 1 - math.floor(math.log10(size)) if 1e-12 < size < 1 else 0
 
 
 def _parse(text: str) -> list[Any]:
