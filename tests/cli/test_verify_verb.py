@@ -23,6 +23,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "square.json").write_text(json.dumps({"cases": [{"function": "f", "args": [3], "expected": 9}]}))
     (folder / "named.json").write_text(json.dumps({"kind": "exact", "task": {"answer": "42", "where": "last-line"}}))
     (folder / "bad.json").write_text("{")
+    (folder / "twice.json").write_text('{"asserts": "assert f(1) == 1", "asserts": "assert f(2) == 2"}')
+    (folder / "list.json").write_text("[1]")
     (folder / "typo.json").write_text(json.dumps({"casse": []}))
     (folder / "flag.json").write_text(json.dumps({"asserts": "assert f(1) == 1", "partial": "no"}))
     (folder / "long.json").write_text(json.dumps({"asserts": "assert f(1) == 1", "seconds": 1e8}))
@@ -57,6 +59,9 @@ def test_exact_text_from_a_task_file_with_its_kind(folder: Path) -> None:
         (("code", "--task", "none.json"), "none.json"),
         (("code", "--task", "bad.json"), "not JSON"),
         (("code", "--task", "typo.json"), "casse"),
+        (("code", "--task", "named.json"), "named.json is of kind exact, not code"),
+        (("code", "--task", "twice.json"), "the key 'asserts' comes twice"),
+        (("code", "--task", "list.json"), "list.json holds no task"),
         (("code", "--task", "square.json", "--answer", "none.py"), "none.py"),
         (("code", "--task", "square.json", "--answer", "binary"), "UTF-8"),
         (("code", "--task", "square.json", "--answer", "/dev/zero"), "/dev/zero is a device"),

@@ -142,6 +142,25 @@ def test_bad_requests_are_told_what_is_wrong(service: httpx.Client, body: bytes,
 
 
 @pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("{}", "lacks 'answer'; send {"),
+        ('{"kind": "exact", "answer": "a"}', "lacks 'task'"),
+        ('{"kind": "exact", "answer": "a", "task": {}, "zeal": 1}', "has the unknown key 'zeal'"),
+        ('{"kind": "exact", "answer": "a", "task": {}, "\\ud800": 1}', "has the unknown key '\\ud800'"),
+        ('{"kind": "exact", "answer": null, "task": {}}', "answer is not a string"),
+        ('{"kind": 3, "answer": "", "task": {}}', "kind is not a string"),
+        ('{"kind": "exact", "answer": "a", "answer": "b", "task": {}}', "the key 'answer' comes twice"),
+        ("3", "not an object; send {"),
+    ],
+)
+def test_a_request_is_told_which_key_is_wrong(service: httpx.Client, body: str, words: str) -> None:
+    answer = service.post("/verify", content=body)
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
     ("kind", "name"),
     [
         *(("code", name) for name in ("bad", "bytes", "gone")),

@@ -87,11 +87,18 @@ def _print_layers(found: Layers) -> None:
 
 def _judge_of(kind: str, doc: str) -> Callable[..., None]:
     def judge(task: TaskOption, answer: AnswerOption = "-", json: JsonOption = False) -> None:
+        from windtunnel.recipe import UserError
         from windtunnel.verify import Verifiers, read_json, read_text
 
         spec, text = read_json(task), read_text(answer, LONGEST_ANSWER, f"--answer {answer}", stdin=True)
-        if isinstance(spec, dict) and set(spec) == {"kind", "task"} and spec["kind"] == kind:
+        if isinstance(spec, dict) and set(spec) == {"kind", "task"}:
+            if spec["kind"] != kind:
+                raise UserError(
+                    f"--task {task} is of kind {spec['kind']}, not {kind}"[:200], "judge it by the command of its kind"
+                )
             spec = spec["task"]
+        if not isinstance(spec, dict):
+            raise UserError(f"--task {task} holds no task", f"an object with the keys of a {kind} task")
         with Verifiers(1) as verifiers:
             verdict = verifiers.make(kind, spec).verify(text)
         if json:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from typing import Literal
 
 Where = Literal["all", "last-line", "boxed", "answer-tag", "hashes"]
 WHERE = ("all", "last-line", "boxed", "answer-tag", "hashes")
 HASHES = "####"
-BOX = "\\boxed{"
+BOX = re.compile(r"\\boxed[ \t\n]{0,4}\{")
+LATEX_BLANKS = re.compile(r"\\[ ,;:!]|\\q?quad(?![A-Za-z])|[~{}$]")
 UNSEEN_KINDS = {"Zs", "Zl", "Zp", "Cc", "Cf", "Mn", "Me"}
 UNSEEN = "\u115f\u1160\u3164\uffa0\u2800"  # letters and a symbol without a shape
 
@@ -30,10 +32,10 @@ def extract(answer: str, where: Where) -> str | None:
 
 def boxed(answer: str) -> str | None:
     """What stands in the last \\boxed{...}, braces balanced."""
-    start = answer.rfind(BOX)
-    if start < 0:
+    at = max((found.end() for found in BOX.finditer(answer)), default=-1)
+    if at < 0:
         return None
-    depth, at, escaped = 1, start + len(BOX), False
+    depth, escaped = 1, False
     for end in range(at, len(answer)):
         depth += {"{": 1, "}": -1}.get(answer[end], 0) if not escaped else 0
         if depth == 0:
@@ -45,6 +47,11 @@ def boxed(answer: str) -> str | None:
 def blank(text: str) -> bool:
     """Whether nothing of a text can be seen: spaces, controls, joiners, marks on nothing."""
     return all(unicodedata.category(sign) in UNSEEN_KINDS or sign in UNSEEN for sign in text)
+
+
+def empty_box(content: str) -> bool:
+    """Whether nothing in a box can be seen: also where it holds LaTeX's own spaces and empty braces alone."""
+    return blank(LATEX_BLANKS.sub("", content))
 
 
 def tagged(answer: str, tag: str) -> str | None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from windtunnel.recipe import UserError
 
-from .extract import blank, boxed, tagged
-from .reading import shown
+from .extract import blank, boxed, empty_box, tagged
+from .reading import shown, without_doubles
 from .schema import violation
 from .schema_check import check_schema
 from .types import Verdict, accept, refuse
@@ -59,7 +59,7 @@ class FormatVerifier:
             return refuse("format", "too-long", f"the answer has {len(answer):,} characters, at most {MOST_ANSWER:,}")
         if fault := self._tags(answer):
             return refuse("format", "tags", fault)
-        if self.boxed and blank(boxed(answer) or ""):
+        if self.boxed and empty_box(boxed(answer) or ""):
             return refuse("format", "not-boxed", "there is no \\boxed{...} with an answer in it")
         if self.schema is not None and (fault := self._json(answer)):
             return refuse("format", "json", fault)
@@ -79,14 +79,14 @@ class FormatVerifier:
                 return f"{first}...{last} is empty"
             outside.append(answer[at:start])
             at = end + len(last)
-        if self.only_tags and any(text.strip() for text in (*outside, answer[at:])):
+        if self.only_tags and not all(map(blank, (*outside, answer[at:]))):
             return "nothing may stand outside the tags"
         return ""
 
     def _json(self, answer: str) -> str:
         text = tagged(answer, self.tags[-1]) if self.tags else answer
         try:
-            value = json.loads(text or "", parse_constant=_no_number, object_pairs_hook=_without_doubles)
+            value = json.loads(text or "", parse_constant=_no_number, object_pairs_hook=without_doubles)
             return violation(value, {} if self.schema is None else self.schema)
         except (ValueError, RecursionError) as error:
             return f"not JSON: {error}"
@@ -100,13 +100,3 @@ def _flag(value: Any, key: str) -> bool:
 
 def _no_number(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON's")
-
-
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object. Of a key that comes twice some readers take the first value and some the last."""
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"the key {name[:40]!r} comes twice")
-        found[name] = value
-    return found

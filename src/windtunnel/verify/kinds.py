@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from windtunnel.recipe import UserError
 
 from .pool import Sandboxes
-from .reading import read_text
+from .reading import read_text, without_doubles
 from .sandbox import Layers, Sandbox
 from .types import Verifier
 
@@ -178,7 +178,7 @@ def read_json(path: Path, what: str | None = None) -> Any:
     what = str(path) if what is None else what
     text = read_text(path, MOST_TASK_FILE, what)
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=without_doubles)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{what} is not JSON: {error}", "a task file is JSON in UTF-8") from None
 

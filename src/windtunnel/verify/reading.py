@@ -42,6 +42,20 @@ def shown(value: Any) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
 
 
+def without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON's, for its reader. Of a key that comes twice some readers take the first value and some the last.
+
+    Raises:
+        ValueError: a key comes twice.
+    """
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the key {name[:40]!r} comes twice")
+        found[name] = value
+    return found
+
+
 def _read(path: Path, most: int, what: str) -> bytes:
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):

@@ -17,11 +17,13 @@ from windtunnel.web import CLIENT_GONE, Access, APIError, Guard, error_response,
 
 from .kinds import Verifiers
 from .pool import Full, Pool
+from .reading import shown, without_doubles
 from .sandbox import Layers
 from .types import Verdict
 
 RETRY_AFTER = "1"
 KEYS = {"kind", "task", "answer"}
+EXAMPLE = 'send {"kind": "code", "task": {...}, "answer": "..."}'
 
 
 def create_app(verifiers: Verifiers, pool: Pool, layers: Layers, *, access: Access, max_body: int) -> ASGIApp:
@@ -91,11 +93,15 @@ async def _judge(verifiers: Verifiers, pool: Pool, body: bytes) -> Verdict:
 
 def _parsed(body: bytes) -> tuple[str, Any, str]:
     try:
-        value = json.loads(body)
+        value = json.loads(body, object_pairs_hook=without_doubles)
     except (ValueError, RecursionError) as error:
-        raise APIError(400, f"the body is not JSON: {error}", code="invalid_json") from None
-    if not isinstance(value, dict) or set(value) != KEYS:
-        raise APIError(400, "the body is not an object with kind, task and answer", code="invalid_value")
+        raise APIError(400, f"the body is not JSON: {error}; {EXAMPLE}", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise APIError(400, f"the body is not an object; {EXAMPLE}", code="invalid_value")
+    if odd := sorted(KEYS.symmetric_difference(value)):
+        word = "lacks" if odd[0] in KEYS else "has the unknown key"
+        raise APIError(400, f"the body {word} {shown(odd[0])}; {EXAMPLE}", code="invalid_value")
     if not isinstance(value["kind"], str) or not isinstance(value["answer"], str):
-        raise APIError(400, "kind and answer must be strings", code="invalid_value")
+        key = "kind" if not isinstance(value["kind"], str) else "answer"
+        raise APIError(400, f"{key} is not a string", param=key, code="invalid_value")
     return value["kind"], value["task"], value["answer"]
