@@ -384,6 +384,10 @@ def test_values_nested_too_deeply_to_be_sent_are_the_tasks_fault() -> None:
         ("import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print(5))).start()", "accepted"),
         ("\ufeffprint(5)", "accepted"),
         ("```python\n\ufeffprint(5)\n```", "accepted"),
+        ("out = open(1, 'w')\nout.write('5')", "accepted"),
+        ("import os, sys\nout = os.fdopen(1, 'w')\nprint(5, file=out)\nsys.exit()", "accepted"),
+        ("import io, sys\nprint(5)\nsys.stdout = io.StringIO()\nprint(6)", "accepted"),
+        ("class A:\n def __del__(s): print(5)\na = A()", "accepted"),
         ("import atexit\natexit.register(print, 6)\nprint(5)", "wrong-result"),
         ("import atexit, os\natexit.register(os._exit, 3)\nprint(5)", "exited"),
     ],
@@ -490,3 +494,10 @@ def test_an_errors_name_is_cut(sandbox: Sandbox) -> None:
     verdict = judge(sandbox, "raise type('X' * 1_000_000, (Exception,), {})")
     assert verdict.reason == "raised"
     assert len(verdict.message) < 300
+    verdict = judge(sandbox, "def f(x): return type('X' * 1_000_000, (), {'__module__': 'Y' * 1000})()")
+    assert verdict.reason == "not-plain"
+    assert len(verdict.message) < 300
+
+
+def test_a_value_that_leaves_no_memory_to_send_it_needs_too_much_memory(sandbox: Sandbox) -> None:
+    assert judge(sandbox, "def f(x): return 'x' * (100 << 20)").reason == "memory"

@@ -33,7 +33,7 @@ def call(message: dict[str, Any], buffers: list[memoryview]) -> Reply:
     module = _load(message, "answer")
     note("call")
     value = _function(module, message["function"])(*decode(message["args"]), **decode(message["kwargs"]))
-    for name, *more in decode(message["around"]):
+    for name, *more in decode(message.get("around", [])):
         value = getattr(builtins, name)(value, *more)
     note("return")
     return {"value": encode(value)}, []
@@ -57,7 +57,18 @@ def program(message: dict[str, Any], buffers: list[memoryview]) -> Reply:
     # What Python does at the end of a program, and this process would leave out.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
+    _flush()
+    with contextlib.suppress(Exception):
+        sys.modules["__main__"].__dict__.clear()  # files that it left open are written out as they go
+    _flush()
     return {"done": True}, []
+
+
+def _flush() -> None:
+    """Write out what was printed, also before sys.stdout became something else."""
+    for stream in (sys.stdout, sys.__stdout__):
+        with contextlib.suppress(Exception):
+            stream.flush()  # type: ignore[union-attr]
 
 
 def _load(message: dict[str, Any], name: str) -> types.ModuleType:

@@ -16,6 +16,7 @@ from typing import Any
 
 MOST_DEPTH = 60
 MOST_VALUES = 1_000_000
+MOST_NAME = 100
 EXACT_IN_JSON = 1 << 62
 # Plain class → the same of an instance of a class derived from it.
 HELD: dict[type, Callable[[Any], Any]] = {
@@ -83,10 +84,8 @@ def _encode(value: Any, depth: int, left: list[int]) -> Any:
         return {kind.__name__: value.hex()}
     if kind is complex:
         return {"complex": [repr(value.real), repr(value.imag)]}
-    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    raise NotPlain(
-        f"a value of class {module}{kind.__name__}; tests compare plain values: numbers, text, lists, tuples, sets, dicts, bytes"
-    )
+    name = f"{'' if kind.__module__ == 'builtins' else f'{kind.__module__}.'}{kind.__name__}"[:MOST_NAME]
+    raise NotPlain(f"a value of class {name}; tests compare plain values: numbers, text, lists, tuples, sets, dicts, bytes")
 
 
 def _held(value: Any) -> Any:

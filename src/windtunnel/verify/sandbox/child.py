@@ -171,7 +171,7 @@ def _work(entry: str, *, lasting: bool = False) -> int:
         write_reply({"kind": kind, "reply": dict(reply)}, out)
     except OverflowError as error:
         write_reply({"kind": "output", "reply": {"error": str(error)}}, ())
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError, MemoryError) as error:
         write_reply({"kind": "raised", "reply": describe(error)}, ())
     return 0
 
