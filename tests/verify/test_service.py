@@ -194,6 +194,27 @@ def test_a_body_longer_than_it_says_is_cut_off(service: httpx.Client) -> None:
         assert service.post("/verify", content=parts()).status_code == 413
 
 
+def test_a_body_that_never_ends_does_not_hold_its_connection_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    import asyncio
+
+    from starlette.requests import Request
+
+    from windtunnel.web import APIError, body, read_body
+
+    monkeypatch.setattr(body, "BODY_SECONDS", 0.2)
+    parts = iter([{"type": "http.request", "body": b"{", "more_body": True}])
+
+    async def receive() -> dict[str, object]:
+        for part in parts:
+            return part
+        await asyncio.sleep(60)
+        raise AssertionError("it waited")
+
+    with pytest.raises(APIError, match=r"did not arrive within 0\.2 s: 1 bytes") as error:
+        asyncio.run(read_body(Request({"type": "http"}, receive), 100))
+    assert error.value.status == 408
+
+
 def test_a_full_queue_answers_429_and_the_rest_is_judged(service: httpx.Client) -> None:
     slow = {**SQUARE, "seconds": 0.5}
     with ThreadPoolExecutor(12) as threads:
