@@ -278,6 +278,26 @@ def test_printed_text_is_compared_line_by_line() -> None:
     assert same_print("0.3333", "0.33333", tolerance=1e-3)
     assert not same_print("0.3333", "0.34", tolerance=1e-3)
     assert not same_print("a", "b", tolerance=1)
+    assert same_print("5 inf", "5.0 Infinity", tolerance=1e-9)
+    assert same_print("1000000007.0", "1000000000", tolerance=1e-6)
+    assert not same_print("1000000007", "1000000000", tolerance=1e-6)
+    assert not same_print("9" * 400, "8" * 400, tolerance=1e-6)
+    assert not same_print("9" * 5000, "8" * 5000, tolerance=1e-6)
+    assert not same_print("1e999", "2e999", tolerance=1e-6)
+    assert not same_print("inf", "1e999", tolerance=1e-6)
+
+
+def test_of_whole_numbers_a_tolerance_is_absolute() -> None:
+    for expected, got in (
+        (1_000_000_007, 1_000_000_000),
+        ([10**30], [10**30 + 1]),
+        ({10**12}, {10**12 + 1}),
+        (10**400, 10**400 + 1),
+    ):
+        assert not matches(expected, encode(got), tolerance=1e-6)
+    assert matches(10, 11, tolerance=1)
+    assert not matches(10, 12, tolerance=1)
+    assert matches(1e9, 1_000_000_001, tolerance=1e-6)
 
 
 def test_assertions_become_cases() -> None:

@@ -13,9 +13,10 @@ from .values import decode, tag_of
 def matches(expected: Any, got: Any, *, tolerance: float = 0.0, any_sequence: bool = False) -> bool:
     """Whether a value in plain form (as encode made it in the child, but untrusted) is the expected Python value.
 
-    As Python's == says, but NaN equals NaN and numbers may differ by the tolerance. Sets and dicts are walked along the
-    expected ones and never built from untrusted members, whose hashes may have been chosen to collide. Where there is a tolerance
-    their numbers are matched in order of size; what a tuple holds, or complex numbers, are matched exactly there.
+    As Python's == says, but NaN equals NaN and numbers may differ by the tolerance, two whole ones only absolutely. Sets and dicts
+    are walked along the expected ones and never built from untrusted members, whose hashes may have been chosen to collide. Where
+    there is a tolerance their numbers are matched in order of size; what a tuple holds, or complex numbers, are matched exactly
+    there.
 
     Raises:
         NotPlain: got is not a plain form.
@@ -142,10 +143,14 @@ def _lines(text: str) -> list[str]:
 
 
 def _number(word: str) -> float | None:
+    """The number that a word is; None also of one too large for a float."""
     try:
-        return float(word)
-    except ValueError:
+        if word.removeprefix("-").isdecimal():
+            return int(word)
+        number = float(word)
+    except ValueError:  # no number, or more digits than Python reads
         return None
+    return None if math.isinf(number) and any(map(str.isdecimal, word)) else number
 
 
 def _numbers(expected: complex, got: complex, tolerance: float) -> bool:
@@ -153,6 +158,8 @@ def _numbers(expected: complex, got: complex, tolerance: float) -> bool:
         return True
     if isinstance(expected, complex) or isinstance(got, complex):
         return bool(tolerance) and abs(expected - got) <= tolerance * max(1.0, abs(expected))
+    if isinstance(expected, int) and isinstance(got, int):
+        return abs(expected - got) <= tolerance
     try:
         a, b = float(expected), float(got)
     except OverflowError:
