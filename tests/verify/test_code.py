@@ -447,10 +447,20 @@ def test_no_answer_makes_itself_one_about_which_nothing_is_known(sandbox: Sandbo
         "```python3.11\ndef f(x): return x * x\n```",
         "```py\ndef f(x): return 1\n```\nBetter:\n```Python\ndef f(x): return x * x\n```\n```bash\nls\n```",
         "Like this:\n```\ndef f(x): return x * x\n```",
+        "```python\ndef f(x): return x * x\n```\nUse it so:\n```python\nprint(f(3))\nassert f(2) == 4\n```",
+        "```python\nclass Solution:\n    def f(self, x): return x * x\n```\n```python\nSolution().f(3)\n```",
+        "```python\nf = lambda x: x * x\n```\n```python\nf(3)\n```",
+        "```python\ndef f(x): return 1\n```\nBetter:\n```python\ndef f(x): return x * x\n```\n```python\ndef f2(x): pass\n```",
     ],
 )
 def test_the_last_block_that_says_python_is_the_answer(sandbox: Sandbox, answer: str) -> None:
     assert judge(sandbox, answer).accepted
+
+
+def test_a_last_block_that_defines_the_function_and_does_not_parse_is_the_answer(sandbox: Sandbox) -> None:
+    answer = "```python\ndef f(x): return x * x\n```\nBetter:\n```python\ndef f(x): return x *\n```"
+    assert judge(sandbox, answer).reason == "syntax"
+    assert judge(sandbox, "```python\nprint(5)\n```\n```python\nprint(6)\n```", (Program("", "6"),)).accepted
 
 
 CODE = "def f(x):\n    return x * x\n"

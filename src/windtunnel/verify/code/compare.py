@@ -13,10 +13,10 @@ from .values import decode, tag_of
 def matches(expected: Any, got: Any, *, tolerance: float = 0.0, any_sequence: bool = False) -> bool:
     """Whether a value in plain form (as encode made it in the child, but untrusted) is the expected Python value.
 
-    As Python's == says, but NaN equals NaN and numbers may differ by the tolerance, two whole ones only absolutely. Sets and dicts
-    are walked along the expected ones and never built from untrusted members, whose hashes may have been chosen to collide. Where
-    there is a tolerance their numbers are matched in order of size; what a tuple holds, or complex numbers, are matched exactly
-    there.
+    As Python's == says, but NaN equals NaN and numbers may differ by the tolerance, two whole ones only absolutely. Sets and
+    dicts are walked along the expected ones and never built from untrusted members, whose hashes may have been chosen to collide.
+    Where there is a tolerance their numbers are matched in order of size; what a tuple holds, or complex numbers, are matched
+    exactly there.
 
     Raises:
         NotPlain: got is not a plain form.

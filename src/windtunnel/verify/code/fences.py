@@ -45,15 +45,25 @@ class _Block:
         return "".join(f"{line[min(most, _blanks(line)) :] if most else line}\n" for line in self.lines)
 
 
-def source_of(answer: str) -> str:
+def source_of(answer: str, name: str = "") -> str:
     """The code in an answer: the last fenced block of Python, also one whose end is missing; where none says so the last one
-    without a language, which may else be what the code prints; all of the answer when there is no block."""
+    without a language, which may else be what the code prints; all of the answer when there is no block.
+
+    name: of what the code is to define; a later block without it may show how it is used.
+    """
     found = _blocks(answer)
     blocks = [block for block in found if PYTHON.match(block.language)]
     plain = [block for block in found if not block.language]
     # One without a language and without an end may be a fence too many.
     blocks = blocks or [block for block in plain if block.closed] or [block for block in plain if block.text.strip()]
+    blocks = [block for block in blocks if _defines(block.text, name)] or blocks
     return (blocks[-1].text if blocks else answer).removeprefix("\ufeff")  # which Python's own files may begin with
+
+
+def _defines(code: str, name: str) -> bool:
+    """Whether code defines this name, by its looks: it may not parse."""
+    defined = rf"^[ \t]*(?:(?:async[ \t]+)?def|class)[ \t]+{re.escape(name)}\b|^{re.escape(name)}[ \t]*[:=]"
+    return bool(name) and re.search(defined, code, re.MULTILINE) is not None
 
 
 def _blocks(answer: str) -> list[_Block]:
