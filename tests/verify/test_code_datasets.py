@@ -122,6 +122,8 @@ def test_what_assertions_of_data_sets_have_around_a_call(sandbox: Sandbox, asser
         "assert f([[0] * 10 ** 4] * 10 ** 4)",
         "assert f(list(range(10 ** 9)))",
         "assert f([] * 10 ** 20)",
+        f"assert f({' * '.join(['9 ** 30000'] * 400)})",
+        "assert f(10 ** 30000 % 10 ** 10 ** 9)",
         "assert f(1 << 10 ** 9)",
         "assert f({**{1: 2}})",
         "assert f(open('x'))",

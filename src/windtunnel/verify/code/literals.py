@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-MOST_VALUES = 1_000_000
+MOST_VALUES = 100_000
 MOST_BITS = 100_000
 
 # None of them makes much out of little.
@@ -66,6 +66,9 @@ def _counted(op: ast.operator, left: Any, right: Any) -> Any:
         sequence, times = (left, right) if _is_sequence(left) else (right, left)
         if _size(sequence) * max(1, int(times)) > MOST_VALUES:
             raise ValueError(f"more than {MOST_VALUES:,} values")
+    elif isinstance(op, ast.Mult) and isinstance(left, int) and isinstance(right, int):
+        if left.bit_length() + right.bit_length() > MOST_BITS:
+            raise ValueError(f"more than {MOST_BITS:,} bits")
     elif isinstance(op, ast.Mod) and not isinstance(left, int | float):
         raise ValueError("% makes text")
     elif isinstance(op, ast.Pow) and isinstance(left, int) and left.bit_length() * abs(right) > MOST_BITS:
