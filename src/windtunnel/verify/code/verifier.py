@@ -8,9 +8,10 @@ from typing import Any
 
 from ..sandbox import Job, Outcome, Runner
 from ..types import Verdict, accept, broken, refuse
-from .cases import Call, CodeTask, Program
+from .cases import Call, Program
 from .compare import matches, near, same_print
 from .fences import source_of
+from .task import CodeTask
 from .values import NotPlain, encode
 
 MOST_NAME = 100
