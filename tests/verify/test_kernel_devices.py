@@ -31,6 +31,16 @@ LEGAL = {
         init="self.w = torch.zeros(3)",
         methods="@property\ndef device(self):\n    return self.w.device",
     ),
+    "of the module": candidate("y = torch.empty(3, device=WHERE)", extra="WHERE = torch.device('cuda')\n"),
+    "a text": candidate("y = alloc(3, device='cuda', dtype=x.dtype)", extra=HELPER),
+    "by default": candidate(
+        "y = alloc(3)", extra="def alloc(n, device=torch.device('cuda')):\n    return torch.empty(n, device=device)\n"
+    ),
+    "a partial": candidate("make = partial(torch.empty, device=x.device)\ny = make(3)", extra="from functools import partial\n"),
+    "a field": candidate(
+        "s = Scratch(x.device)\ny = torch.empty(3, device=s.device)",
+        extra="from dataclasses import dataclass\n@dataclass\nclass Scratch:\n    device: torch.device\n",
+    ),
 }
 REFUSED = {
     "in a lambda": candidate(extra="PICK = lambda x: x.device == torch.device('cpu')\n"),
@@ -40,6 +50,11 @@ REFUSED = {
     "in a list": candidate("n = [torch.device('cpu')].index(x.device)"),
     "as its number's truth": candidate("n = 1 if x.device.index else 2"),
     "by name of its number": candidate("n = x.device.index\nm = 1 if n is None else 2"),
+    "in a field of another name": candidate(
+        "n = 1 if Scratch(x.device).at == KEPT else 2",
+        extra="from dataclasses import dataclass\n@dataclass\nclass Scratch:\n    at: torch.device\n",
+    ),
+    "by a helper's second definition": candidate("n = pick(x.device)", extra=PICK.format("where == KEPT") + PICK.format("1")),
     "through a lambda": candidate("f = lambda d: d == torch.device('cpu')\nn = f(x.device)"),
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from windtunnel.verify.kernel.text.devices import device_texts
 from windtunnel.verify.kernel.text.names import read_names
 
 
@@ -39,9 +40,5 @@ def _answers(tree: ast.Module) -> Iterator[tuple[ast.expr, str]]:
                 yield node, "True"
             elif node.attr == "type":
                 yield node, "'cuda'"
-        elif isinstance(node, ast.Call):
-            keywords = [keyword.value for keyword in node.keywords if keyword.arg == "device"]
-            first = node.args[:1] if isinstance(node.func, ast.Attribute) and node.func.attr == "device" else []
-            for value in [*keywords, *first]:
-                if isinstance(value, ast.Constant) and isinstance(value.value, str) and value.value.split(":")[0] == "cuda":
-                    yield value, "'cpu'"
+    for text in device_texts(tree):
+        yield text, "'cpu'"

@@ -158,11 +158,9 @@ class Expressions:
 
     def _read(self, node: ast.Attribute, scope: Scope) -> None:
         name = node.attr
-        of_device = name == "type" and isinstance(node.value, ast.Attribute) and node.value.attr == "device"
         asked = id(node) in self.asking
         banned = rules.BANNED_ATTRIBUTES.get(name)
-        broken = name == "type" and node.lineno != node.end_lineno  # its answer is only replaced within a line
-        if (name == "is_cuda" or of_device or broken) and not asked:
+        if name in ("is_cuda", "type") and not asked:  # on a CPU any attribute of these names gets a GPU's answer
             self.refuse("reads-mode", node, instead=instead_of("is_cuda"))
         elif banned == "reaches-into-triton" and self._on_self(node, scope):
             pass  # self.run, self.cache: what is banned on kernels is any name on the candidate's own module
