@@ -24,6 +24,7 @@ from triton.runtime import interpreter, jit
 
 from windtunnel.verify.kernel.child.autotune import pick_configurations
 from windtunnel.verify.kernel.child.descriptors import add_descriptor_atomics
+from windtunnel.verify.kernel.child.races import Log
 from windtunnel.verify.kernel.child.scratch import own_scratch
 from windtunnel.verify.kernel.child.watch import Launches
 from windtunnel.verify.kernel.text.rules import words
@@ -31,50 +32,10 @@ from windtunnel.verify.kernel.text.rules import words
 MOST_PROGRAMS = 65_536
 POISON_BYTE = 0xA5
 NAN_BYTE = 0xFF  # bfloat16 and the 8-bit formats are whole numbers to NumPy; repeated, this is NaN in them
-MOST_ACCESSES = 4_000_000  # elements logged per launch; above it races are not looked for
 
 
 class TooManyPrograms(Exception):
     """A grid that the interpreter would need minutes for."""
-
-
-class Log:
-    """Addresses that each program of one launch loads and stores, without atomics."""
-
-    def __init__(self) -> None:
-        self.program = 0
-        self.loads: list[tuple[np.ndarray, int]] = []
-        self.stores: list[tuple[np.ndarray, np.ndarray, int]] = []
-        self.size = 0
-        self.locks = False
-
-    def conflict(self) -> str:
-        """What two programs do to one address, '' for nothing. Programs that agree on the value written do no harm."""
-        if self.locks or not self.stores or self.size > MOST_ACCESSES:
-            return ""
-        where = np.concatenate([addresses for addresses, _, _ in self.stores])
-        if not where.size:  # every store was masked out
-            return ""
-        value = np.concatenate([values for _, values, _ in self.stores])
-        who = np.concatenate([np.full(len(addresses), program) for addresses, _, program in self.stores])
-        which = np.concatenate([np.full(len(store[0]), number) for number, store in enumerate(self.stores)])
-        order = np.argsort(where, kind="stable")
-        where, value, who, which = where[order], value[order], who[order], which[order]
-        same = where[1:] == where[:-1]
-        clash = same & (value[1:] != value[:-1])
-        if (clash & (who[1:] != who[:-1])).any():
-            return "two programs store different values at one address"
-        if (clash & (which[1:] == which[:-1])).any():
-            return "one tl.store has different values for one address"
-        if self.loads:
-            first = np.concatenate([[True], ~same])
-            unique, owner = where[first], who[first]
-            loaded = np.concatenate([addresses for addresses, _ in self.loads])
-            reader = np.concatenate([np.full(len(addresses), program) for addresses, program in self.loads])
-            at = np.minimum(np.searchsorted(unique, loaded), len(unique) - 1)
-            if ((unique[at] == loaded) & (owner[at] != reader)).any():
-                return "one program loads what another stores in the same launch"
-        return ""
 
 
 def install(launches: Launches, dice: random.Random) -> None:
@@ -201,7 +162,7 @@ def _shuffle(builder: Any, holder: _Holder, dice: random.Random) -> None:
 
     def grid_idx(x: int, y: int, z: int) -> None:
         _, ny, nz = builder.grid_dim
-        holder.log.program += 1
+        holder.log.next_program()
         set_idx(*holder.order[(x * ny + y) * nz + z])
 
     builder.set_grid_dim, builder.set_grid_idx = grid_dim, grid_idx
@@ -212,22 +173,18 @@ def _watch_memory(builder: Any, holder: _Holder) -> None:
     rmw, cas = builder.create_atomic_rmw, builder.create_atomic_cas
 
     def masked_load(ptrs: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
-        log = holder.log
         addresses = ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape)]
         holder.check(addresses, "reads")
         if other is None and addresses.size < ptrs.data.size:
             other = _undefined(ptrs)
-        log.size += addresses.size
-        log.loads.append((addresses, log.program))
+        holder.log.loaded(addresses)
         return load(ptrs, mask, other, *rest, **named)
 
     def masked_store(ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
-        log = holder.log
         keep = np.broadcast_to(mask.data, ptrs.data.shape)
         addresses = ptrs.data[keep]
         holder.check(addresses, "writes")
-        log.size += addresses.size
-        log.stores.append((addresses, _bits(np.broadcast_to(value.data, ptrs.data.shape)[keep]), log.program))
+        holder.log.stored(addresses, _bits(np.broadcast_to(value.data, ptrs.data.shape)[keep]))
         return store(ptrs, value, mask, *rest, **named)
 
     def atomic_cas(ptr: Any, *rest: Any) -> Any:
@@ -238,7 +195,9 @@ def _watch_memory(builder: Any, holder: _Holder) -> None:
     def atomic_rmw(op: Any, ptr: Any, value: Any, mask: Any, *rest: Any) -> Any:
         if "XCHG" in str(op):
             holder.log.locks = True
-        holder.check(ptr.data[np.broadcast_to(mask.data, ptr.data.shape)], "writes")
+        addresses = ptr.data[np.broadcast_to(mask.data, ptr.data.shape)]
+        holder.check(addresses, "writes")
+        holder.log.changed(addresses)
         return rmw(op, ptr, value, mask, *rest)
 
     builder.create_masked_load, builder.create_masked_store = masked_load, masked_store

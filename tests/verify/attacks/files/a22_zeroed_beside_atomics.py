@@ -1,0 +1,30 @@
+# attack: 22
+# how: one program zeroes what all of them add to
+# task: sum_last
+# where: cpu
+# naive: gpu
+# reasons: race
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def sum_kernel(x_ptr, s_ptr, cols, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    part = tl.program_id(1)
+    at = part * BLOCK + tl.arange(0, BLOCK)
+    v = tl.sum(tl.load(x_ptr + row * cols + at, mask=at < cols, other=0.0), 0)
+    if part == 0:
+        tl.store(s_ptr + row, 0.0)
+    tl.atomic_add(s_ptr + row, v)
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        cols = x.shape[-1]
+        rows = x.numel() // cols
+        out = torch.empty(x.shape[:-1], dtype=x.dtype, device=x.device)
+        sum_kernel[(rows, triton.cdiv(cols, 16))](x, out, cols, BLOCK=16)
+        return out

@@ -1,0 +1,50 @@
+"""What the log of a launch finds between programs, however many accesses there are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from windtunnel.verify.kernel.child import races
+
+STORES = "two programs store different values at one address"
+LOADS = "one program loads what another stores in the same launch"
+ATOMICS = "one program loads or stores, without atomics, what another changes by them in the same launch"
+TORN = "one tl.store has different values for one address"
+
+# Of one program after the other: (what it does, where, with which values).
+CASES = {
+    "places of their own": ([[("store", [1], [5])], [("store", [2], [6]), ("load", [2], [])]], ""),
+    "the same value": ([[("store", [1], [5])], [("store", [1], [5])]], ""),
+    "another value": ([[("store", [1], [5])], [("store", [1], [6])]], STORES),
+    "another value in the end": (
+        [[("store", [1], [5]), ("store", [1], [7])], [("store", [1], [7]), ("store", [1], [8])]],
+        STORES,
+    ),
+    "one after the other": ([[("store", [1], [5]), ("store", [1], [6])]], ""),
+    "two at once": ([[("store", [1, 2, 1], [5, 5, 6])]], TORN),
+    "loads another's": ([[("load", [1, 2], [])], [("store", [2], [5])]], LOADS),
+    "atomics alone": ([[("atomic", [1], [])], [("atomic", [1], [])]], ""),
+    "a load beside atomics": ([[("load", [1], []), ("atomic", [1], [])], [("atomic", [1], [])]], ATOMICS),
+    "a store beside atomics": ([[("store", [1], [0])], [("atomic", [1], [])]], ATOMICS),
+    "after a ticket": ([[("atomic", [1, 9], [])], [("atomic", [1, 9], []), ("load", [1], []), ("store", [9], [0])]], ""),
+}
+
+
+@pytest.mark.parametrize("most", [0, 3, 1000])
+@pytest.mark.parametrize("name", CASES)
+def test_a_log_finds_the_same_however_long_it_gets(name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(races, "MOST_ACCESSES", most)
+    programs, expected = CASES[name]
+    log = races.Log()
+    for program in programs:
+        log.next_program()
+        for what, where, values in program:
+            at = np.array(where, np.uint64)
+            if what == "load":
+                log.loaded(at)
+            elif what == "store":
+                log.stored(at, np.array(values, np.int64))
+            else:
+                log.changed(at)
+    assert log.conflict() == expected
