@@ -13,6 +13,7 @@ FACTORS = {"plain": 1.0, "scaled": 3.0, "small": 0.01, "negated": -1.0, "large":
 WIDE = "wide"  # beyond float16's range: products of float32 may be rounded to TF32, which has float32's
 PRODUCTS = ("bmm", "addmm", "addmv", "matmul", "linear", "conv", "einsum", "dot", "attention", "cdist", "rnn", "lstm", "gru")
 SHORT_PRODUCTS = ("mm", "mv")
+HIDDEN_ELSEWHERE = ("negated", "large")  # of the dtypes after the first
 GPU_ONLY = ("bfloat16",)  # the interpreter's bfloat16 arithmetic is wrong
 
 
@@ -65,7 +66,9 @@ def tiny_cases(task: Task) -> list[Case]:
     if "tiny_ragged" in task.sizes:
         hidden = [variation for variation in _ordered(task) if variation != "plain"]
         cases += [Case("tiny_ragged", first, "plain"), *(Case("tiny_ragged", first, v) for v in hidden[:1])]
-    cases += [Case("tiny", dtype, "plain") for dtype in others]
+    for dtype in others:  # host code may do something else for each
+        cases += [Case("tiny", dtype, "plain"), *(Case("tiny", dtype, v) for v in HIDDEN_ELSEWHERE if v in task.variations)]
+        cases += [Case("tiny_ragged", dtype, "plain")] if "tiny_ragged" in task.sizes else []
     return cases
 
 
