@@ -11,7 +11,7 @@ from windtunnel.verify.kernel.text.advice import instead_of, own_copy
 from windtunnel.verify.kernel.text.asked import looked_at
 from windtunnel.verify.kernel.text.built import Built
 from windtunnel.verify.kernel.text.fresh import QUESTIONS, Fresh
-from windtunnel.verify.kernel.text.names import arguments, host_methods, own_names, read_names
+from windtunnel.verify.kernel.text.names import arguments, host_methods, jit_calls, own_names, read_names
 from windtunnel.verify.kernel.text.options import tensor_settings
 from windtunnel.verify.kernel.text.owned import Owned, type_places
 from windtunnel.verify.kernel.text.problem import Problem, problem
@@ -36,6 +36,7 @@ class Expressions:
         self.types = type_places(tree, self.names)
         self.settings = tensor_settings(tree)
         self.looked_at = looked_at(tree)
+        self.jits = jit_calls(tree, self.names)
         self.called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
 
     def refuse(self, reason: str, node: ast.AST, what: str = "", instead: str = "") -> None:
@@ -229,6 +230,8 @@ class Expressions:
             self.refuse("dynamic-code", node, f"the module {ast.unparse(node)} as a value")
         elif module == "torch.cuda" and not self._answers_alike(node, name) and id(node) not in self.asking:
             self.refuse("reads-mode", node)
+        elif dotted == "triton.jit" and id(node) not in self.jits:
+            self.refuse("unknown-call", node, f"{ast.unparse(node)} of anything but one function of the module, by its name,")
         elif dotted in rules.TYPES_ONLY and id(node) not in self.types:
             self.refuse("unknown-call" if id(node) in self.called else "type-as-value", node)
         elif name in allowed:

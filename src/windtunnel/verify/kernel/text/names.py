@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -53,7 +54,7 @@ def read_names(tree: ast.Module) -> Names:
                 names.imports[alias.asname or alias.name] = f"{node.module}.{alias.name}"
     for statement in tree.body:
         _read_statement(statement, names)
-    for wrapped in _jit_calls(tree, names):
+    for wrapped in jit_calls(tree, names).values():
         if wrapped in names.functions:
             names.kernels[wrapped] = names.functions.pop(wrapped)
     names.rebound = set(bound_names(tree))
@@ -92,13 +93,16 @@ def is_kernel(node: ast.FunctionDef, names: Names) -> bool:
     return False
 
 
-def _jit_calls(tree: ast.Module, names: Names) -> Iterator[str]:
-    """Names of functions that are passed to triton.jit as a call: kernel = triton.jit(_kernel)."""
+def jit_calls(tree: ast.Module, names: Names) -> dict[int, str]:
+    """Functions that are passed to triton.jit as a call, kernel = triton.jit(_kernel), by the id of what is called. Only those
+    whose name stands for nothing else anywhere: what is passed by another name would be a kernel that nobody has read."""
+    times = Counter(bound_names(tree))
+    found: dict[int, str] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and names.dotted(node.func) == "triton.jit":
-            for argument in node.args:
-                if isinstance(argument, ast.Name):
-                    yield argument.id
+        match node:
+            case ast.Call(func=called, args=[ast.Name(id=name)]) if names.dotted(called) == "triton.jit" and times[name] == 1:
+                found |= {id(called): name} if name in names.functions or name in names.kernels else {}
+    return found
 
 
 def bound_names(node: ast.AST) -> Iterator[str]:
