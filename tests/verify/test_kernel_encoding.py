@@ -58,6 +58,10 @@ COSTLY = {
     "loops over hundreds of names": candidate(
         "x = n0 = 1\n" + "".join(f"for {NAMES} in ({', '.join(['x'] * 700)},):\n    pass\n" for _ in range(10))
     ),
+    "classes that make each other": HEAD
+    + KERNEL
+    + "".join(f"class A{n}:\n    def __init__(self):\n        A{n + 1}()\n" for n in range(1200))
+    + "class A1200: pass\ndef f():\n    A0()\n",
     "calls of methods that none has": candidate("x.t()\n" * 2500) + "".join(f"def f{n}(): pass\n" for n in range(1500)),
 }
 

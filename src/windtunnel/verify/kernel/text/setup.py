@@ -36,15 +36,24 @@ def made_once(
     """Classes of the candidate's whose objects are all made while its model is constructed, or the module is imported: those that
     are called there and named nowhere else. In the others' constructors forward runs. called, types: ids of what is called, and
     of what stands for a type. setup: methods that only construct."""
-    found = frozenset(classes)
+    found = set(classes)
+    places = {id(node): kind for node, kind in _made_at(tree, found, setup)}  # '' where it runs on import
     harmless = {id(node) for node in _asked_only(tree)}
-    while True:
-        once = {node for node in _made_at(tree, found, setup) if node in called}
-        named = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in found)
-        later = {node.id for node in named if id(node) not in once | harmless and id(node) not in types}
-        if not later - {"ModelNew"}:
-            return found
-        found -= later - {"ModelNew"}
+    made_in: dict[str, list[str]] = {}  # class → those that its constructor makes
+    later: list[str] = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Name) or node.id not in found or id(node) in harmless or id(node) in types:
+            continue
+        if id(node) in called and id(node) in places:
+            made_in.setdefault(places[id(node)], []).append(node.id)
+        else:
+            later.append(node.id)
+    while later:
+        name = later.pop()
+        if name in found and name != "ModelNew":
+            found.remove(name)
+            later += made_in.get(name, [])
+    return frozenset(found)
 
 
 def _asked_only(tree: ast.Module) -> Iterator[ast.expr]:
@@ -58,21 +67,22 @@ def _asked_only(tree: ast.Module) -> Iterator[ast.expr]:
                 yield kind
 
 
-def _made_at(tree: ast.Module, classes: Container[str], setup: Container[str]) -> Iterator[int]:
-    """Ids of the nodes that run on import, or in these classes' constructors."""
-    waiting: list[ast.AST] = []
+def _made_at(tree: ast.Module, classes: Container[str], setup: Container[str]) -> Iterator[tuple[ast.AST, str]]:
+    """(node, class) of what runs in these classes' constructors, and with '' of what runs on import."""
+    waiting: list[tuple[ast.AST, str]] = []
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
             constructs = [part for part in node.body if isinstance(part, ast.FunctionDef) and node.name in classes]
-            waiting += [one for part in constructs if part.name in CONSTRUCTORS or part.name in setup for one in part.body]
-            waiting += [part for part in node.body if not isinstance(part, ast.FunctionDef)]
+            inside = (one for part in constructs if part.name in CONSTRUCTORS or part.name in setup for one in part.body)
+            waiting += [(one, node.name) for one in inside]
+            waiting += [(part, "") for part in node.body if not isinstance(part, ast.FunctionDef)]
         elif not isinstance(node, ast.FunctionDef):
-            waiting.append(node)
+            waiting.append((node, ""))
     while waiting:
-        inner = waiting.pop()
-        yield id(inner)
+        inner, kind = waiting.pop()
+        yield inner, kind
         if not isinstance(inner, SCOPES):
-            waiting += list(ast.iter_child_nodes(inner))
+            waiting += [(child, kind) for child in ast.iter_child_nodes(inner)]
 
 
 def _methods(tree: ast.Module) -> Iterator[ast.FunctionDef]:
