@@ -117,9 +117,10 @@ class Watch(TorchDispatchMode):
             return self._blanked(result)
         if name in COPIES:
             self.seen.copies.append(name)
+        if name in COPIES or name in WRITES:
             if _converts(args):
-                self.seen.computed.append(name)  # out[:] = x of another dtype is x.to(dtype)
-        elif name not in VIEWS and name not in WRITES:
+                self.seen.computed.append(name)  # out[:] = x of another dtype is x.to(dtype), and so is out[0].fill_(x[0])
+        elif name not in VIEWS:
             self.seen.computed.append(name)
         return result
 

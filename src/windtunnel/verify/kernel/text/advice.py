@@ -49,6 +49,7 @@ INSTEAD = {
     "is_cuda": f"{ON_GPU} Leave the question out, or ask it in an assert.",
     "clone": "Allocate with torch.empty_like and let the kernel write it.",
     "arange": "Take tl.arange in the kernel.",
+    "tensor_split": "Take split or chunk.",
     "item": "Give the kernel the tensor and load it there; shapes are numbers.",
     "get_device": "Take x.device.",
     **dict.fromkeys(("cat", "concat", "stack", "pad", "repeat", "roll", "flip"), "Take masks and strides in the kernel."),

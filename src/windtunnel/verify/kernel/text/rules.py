@@ -129,7 +129,7 @@ TENSOR_METHODS = words(
     """
     size stride numel nelement dim ndimension element_size is_contiguous contiguous view view_as reshape reshape_as
     permute transpose swapaxes swapdims movedim moveaxis t flatten unflatten ravel squeeze unsqueeze expand expand_as
-    narrow select chunk split tensor_split unbind as_strided detach new_empty new_zeros new_ones new_full
+    narrow select chunk split unbind as_strided detach new_empty new_zeros new_ones new_full
     new_empty_strided zero_ fill_ is_floating_point is_complex requires_grad_ diagonal
     register_buffer register_parameter unfold
     """
