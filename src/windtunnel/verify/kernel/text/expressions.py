@@ -234,6 +234,8 @@ class Expressions:
             self.refuse("unknown-call", node, f"{ast.unparse(node)} of anything but one function of the module, by its name,")
         elif dotted in rules.TYPES_ONLY and id(node) not in self.types:
             self.refuse("unknown-call" if id(node) in self.called else "type-as-value", node)
+        elif module.startswith("triton.language") and name in allowed and name not in rules.KERNEL_TYPES:
+            self.refuse("unknown-call", node, f"{ast.unparse(node)} in host code")
         elif name in allowed:
             asks = scope.drawing or id(node) in self.types
             if module == "torch.nn" and not asks and first not in ("Module", "Parameter"):

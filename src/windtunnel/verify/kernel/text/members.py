@@ -67,8 +67,8 @@ COMPUTES = words(
     row_indices rsqrt scatter scatter_add scatter_reduce select_scatter set sgn short sigmoid sign signbit sin sinc sinh
     slice_inverse slice_scatter slogdet smm softmax solve sparse_dim sparse_mask sparse_resize sparse_resize_and_clear
     split_with_sizes sqrt square sspaddmm std stft storage_type sub subtract sum sum_to_size svd symeig take
-    take_along_dim tan tanh tile to_dense to_mkldnn to_padded_tensor to_sparse to_sparse_bsc to_sparse_bsr to_sparse_coo
-    to_sparse_csc to_sparse_csr topk trace triangular_solve tril triu true_divide trunc type_as uniform unique
+    take_along_dim tan tanh tensor_split tile to_dense to_mkldnn to_padded_tensor to_sparse to_sparse_bsc to_sparse_bsr
+    to_sparse_coo to_sparse_csc to_sparse_csr topk trace triangular_solve tril triu true_divide trunc type_as uniform unique
     unique_consecutive unsafe_chunk unsafe_split unsafe_split_with_sizes var vdot volatile vsplit where xlogy xpu
     """
 )

@@ -96,12 +96,13 @@ def is_kernel(node: ast.FunctionDef, names: Names) -> bool:
 def jit_calls(tree: ast.Module, names: Names) -> dict[int, str]:
     """Functions that are passed to triton.jit as a call, kernel = triton.jit(_kernel), by the id of what is called. Only those
     whose name stands for nothing else anywhere: what is passed by another name would be a kernel that nobody has read."""
-    times = Counter(bound_names(tree))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and names.dotted(node.func) == "triton.jit"]
+    times = Counter(bound_names(tree)) if calls else Counter[str]()
     found: dict[int, str] = {}
-    for node in ast.walk(tree):
-        match node:
-            case ast.Call(func=called, args=[ast.Name(id=name)]) if names.dotted(called) == "triton.jit" and times[name] == 1:
-                found |= {id(called): name} if name in names.functions or name in names.kernels else {}
+    for node in calls:
+        match node.args:
+            case [ast.Name(id=name)] if times[name] == 1 and (name in names.functions or name in names.kernels):
+                found[id(node.func)] = name
     return found
 
 

@@ -106,6 +106,14 @@ DTYPES = words(
     """
 )
 DTYPE_QUESTIONS = words("itemsize is_floating_point is_complex is_signed")
+# Of triton.language: what host code may name. The interpreter puts others in the place of its functions, so that what they are
+# tells it from a GPU.
+KERNEL_TYPES = words(
+    """
+    constexpr dtype bfloat16 float16 float32 float64 float8e4b15 float8e4b8 float8e4nv float8e5 float8e5b16 int1 int8 int16 int32
+    int64 uint8 uint16 uint32 uint64 void pi32_t pointer_type block_type tensor tuple tensor_descriptor
+    """
+)
 # Of triton.language: what leaves the language or reaches into the compiler.
 KERNEL_BANNED = words(
     """
