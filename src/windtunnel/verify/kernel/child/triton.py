@@ -54,11 +54,11 @@ def install(launches: Launches, dice: random.Random) -> None:
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
         name = self.__name__
-        grid = _called(launches.launched(name, grid, args, kwargs), self, args, kwargs)
+        grid = _checked_grid(_called(launches.launched(name, grid, args, kwargs), self, args, kwargs))  # still under the watch
         holder.log, holder.fence = Log(), Ranges([*_ranges(args), *_ranges(tuple(kwargs.values()))])
         holder.kernel = name
         with contextlib.nullcontext() if launches.watch is None else launches.watch.pause():
-            result = original(self, *args, grid=_checked_grid(grid), warmup=warmup, **kwargs)
+            result = original(self, *args, grid=grid, warmup=warmup, **kwargs)
         conflict = holder.log.conflict()
         if conflict:
             launches.races.setdefault(name, conflict)

@@ -54,6 +54,9 @@ class KernelCheck:
                 self._refuse("kernel-call", node, f"{type(node).__name__.lower()} inside the kernel {self.kernel.name}")
             case ast.Lambda() | ast.Await() | ast.Yield():
                 self._refuse("kernel-call", node)
+            case ast.Compare(left=left, ops=signs, comparators=others) if any(isinstance(s, ast.Is | ast.IsNot) for s in signs):
+                if not any(isinstance(side, ast.Constant) and side.value is None for side in (left, *others)):
+                    self._refuse("kernel-call", node)  # which numbers are the same object is the compiler's own affair
             case ast.Name():
                 self._name(node)
             case ast.Attribute():
