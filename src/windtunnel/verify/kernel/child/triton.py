@@ -23,6 +23,7 @@ from triton.language.extra.cuda import libdevice as cuda_libdevice
 from triton.runtime import interpreter, jit
 
 from windtunnel.verify.kernel.child.autotune import pick_configurations
+from windtunnel.verify.kernel.child.constants import odd_constant
 from windtunnel.verify.kernel.child.descriptors import add_descriptor_atomics
 from windtunnel.verify.kernel.child.races import Log
 from windtunnel.verify.kernel.child.scratch import own_scratch
@@ -55,6 +56,9 @@ def install(launches: Launches, dice: random.Random) -> None:
     def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
         name = self.__name__
         grid = _checked_grid(_called(launches.launched(name, grid, args, kwargs), self, args, kwargs))  # still under the watch
+        handed = odd_constant(self, args, kwargs)
+        if handed:
+            launches.handed.setdefault(name, handed)
         holder.log, holder.fence = Log(), Ranges([*_ranges(args), *_ranges(tuple(kwargs.values()))])
         holder.kernel = name
         with contextlib.nullcontext() if launches.watch is None else launches.watch.pause():

@@ -182,12 +182,14 @@ class Launches:
     """What the candidate launched. kernels: count by name.
 
     races: kernels in which programs write over or read each other, and how. strays: those that leave their tensors.
+    handed: those that are given a constant that host code could compute with, and which.
     taken: of each launch its kernel, grid and numbers, while a list is there; no tensors, which would live longer by it.
     """
 
     kernels: dict[str, int] = field(default_factory=dict)
     races: dict[str, str] = field(default_factory=dict)
     strays: dict[str, str] = field(default_factory=dict)
+    handed: dict[str, str] = field(default_factory=dict)
     knocked_out: bool = False
     watch: Watch | None = None
     taken: list[Any] | None = None

@@ -119,6 +119,9 @@ class Work:
         outputs, kind = outputs_of(self._forward(model, arguments, watch, case))
         self.allocated = watch.seen.sizes
         self._check_watch(watch)
+        if self.launches.handed:
+            name, what = next(iter(self.launches.handed.items()))
+            raise Wrong("host-compute", f"Kernel {name} is given {what}. A constant is a number, a text, a dtype or a kernel.")
         if self.launches.count == before:
             raise Wrong("never-launched", "forward launched no Triton kernel.")
         if self.launches.races:
