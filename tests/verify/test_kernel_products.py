@@ -86,7 +86,7 @@ def test_nor_by_another_name(kernel: str) -> None:
     text = f"import torch\nimport triton\nimport triton.language as tl\n{kernel}\n@triton.jit\ndef other(a):\n    pass\n{model}"
     found = check_source(text, replace(find_task("matmul"), tf32=False))
     assert found is not None
-    assert found.reason in ("tf32", "statement"), found.message
+    assert found.reason in ("tf32", "statement", "unknown-call"), found.message
 
 
 def test_where_a_task_does_not_allow_tf32_it_is_refused() -> None:
