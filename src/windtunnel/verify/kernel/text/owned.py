@@ -8,6 +8,7 @@ from collections.abc import Container, Iterator
 
 from windtunnel.verify.kernel.text import rules
 from windtunnel.verify.kernel.text.fresh import QUESTIONS
+from windtunnel.verify.kernel.text.given import Given
 from windtunnel.verify.kernel.text.names import (
     SCOPES,
     Names,
@@ -30,6 +31,7 @@ LIMITED = ("torch.finfo", "torch.iinfo")
 TELL_DEVICES = ("torch.FloatTensor", "torch.LongTensor")  # a GPU's tensors are none of these
 SELVES = ("self", "cls")
 PASSES = 3  # functions that return what other functions made
+CLAIM_PASSES = 6  # arguments that functions hand on to others; what is not settled then is not believed
 
 
 class Owned:
@@ -40,19 +42,34 @@ class Owned:
     def __init__(self, tree: ast.Module, names: Names) -> None:
         self.names = names
         self.tuples = {target for target, value in _bindings(tree) if self._named_tuple(value)}
-        self.attributes = set(self._attributes(tree))
+        self.unassigned = set(self._unassigned(tree))
+        self.attributes = self.unassigned | set(_assigned(tree))
         self.names_unread = _names_unread(tree, names)
+        self.selves = _are_objects(tree)
         self.plain = {key for key, node in names.functions.items() if "." in key and _needs_object(node, self.attributes)}
         self.unsure = _bound_more_than_once(tree) | names.imports.keys()
-        self.makers = (names.classes.keys() | self.tuples) - self.unsure
-        self.made = self._made(tree)
-        for _ in range(PASSES):  # functions that return what such functions made
-            more = {name for name, node in names.functions.items() if self._returns_own(name, node)}
-            if more <= self.makers:
-                break
-            self.makers |= more
-            self.made = self._made(tree)
+        self._settle(tree)
         self.callables, self.unclear = self._callables(tree)
+
+    def _settle(self, tree: ast.Module) -> None:
+        """Claims of annotations are believed together: the first of them to be broken would be so by a call that shows it."""
+        classes = (self.names.classes.keys() | self.tuples) - self.unsure
+        given = Given(tree, self.names, classes)
+        claims = set(given.claims)
+        for last in [False] * CLAIM_PASSES + [True]:
+            claims = set() if last else claims
+            self.makers = set(classes)
+            self.made = self._made(tree, claims)
+            for _ in range(PASSES):  # functions that return what such functions made
+                more = {name for name, node in self.names.functions.items() if self._returns_own(name, node)}
+                if more <= self.makers:
+                    break
+                self.makers |= more
+                self.made = self._made(tree, claims)
+            kept = given.kept(claims, self._own_value)
+            if kept == claims:
+                return
+            claims = kept
 
     def is_made(self, node: ast.expr) -> bool:
         """Whether this is an object of one of the candidate's own classes, whatever the program does before."""
@@ -89,10 +106,11 @@ class Owned:
                 return f"{name}.forward" in self.names.functions and name not in bound
         return False
 
-    def _attributes(self, tree: ast.Module) -> Iterator[str]:
+    def _unassigned(self, tree: ast.Module) -> Iterator[str]:
+        """Attributes that come otherwise than by self.name = ...: of classes' bodies, registered ones, fields of tuples."""
         for node in ast.walk(tree):
             match node:
-                case ast.Attribute(value=ast.Name(), attr=name) if isinstance(node.ctx, ast.Store):
+                case ast.Attribute(attr=name, ctx=ast.Store() | ast.Del()) if not _key(node):
                     yield name
                 case ast.ClassDef():
                     yield from class_names(node)
@@ -127,17 +145,24 @@ class Owned:
             return self._own_value(node.body) and self._own_value(node.orelse)
         return self.is_made(node)
 
-    def _made(self, tree: ast.Module) -> dict[str, str]:
-        """Name → what every one of its bindings, in any scope, is made by."""
-        makers: dict[str, set[str]] = {}
+    def _made(self, tree: ast.Module, claims: set[int]) -> dict[str, str]:
+        """Name → what every one of its bindings, in any scope, is made by. claims: ids of arguments that are believed."""
+        makers: dict[str, set[str]] = {f"self.{name}": {""} for name in self.unassigned}
         for key, value in _bindings(tree):
-            makers.setdefault(key, set()).add(self._maker(value))
+            unread = (self.names_unread or not self.selves) and key.startswith("self.")
+            makers.setdefault(key, set()).add("" if unread else self._maker(value))
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.Lambda):
                 for argument in arguments(node):
-                    own = isinstance(argument.annotation, ast.Name) and argument.annotation.id in self.names.classes
-                    makers.setdefault(argument.arg, set()).add("own" if own else "")
+                    makers.setdefault(argument.arg, set()).add("own" if id(argument) in claims else "")
         return {key: next(iter(kinds)) for key, kinds in makers.items() if len(kinds) == 1}
+
+
+def _assigned(tree: ast.Module) -> Iterator[str]:
+    """Attributes that something is assigned to by a name's dot."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.attr
 
 
 def _bindings(tree: ast.Module) -> Iterator[tuple[str, ast.expr | None]]:
@@ -173,6 +198,18 @@ def _attribute_values(tree: ast.Module) -> Iterator[tuple[str, ast.expr | None]]
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) and id(node) not in plain:
             yield node.attr, None
+
+
+def _are_objects(tree: ast.Module) -> bool:
+    """Whether `self` and `cls` are bound by methods alone, as their first argument."""
+    bodies = (node.body for node in tree.body if isinstance(node, ast.ClassDef))
+    methods = [part for body in bodies for part in body if isinstance(part, ast.FunctionDef)]
+    return all(count == sum(first_argument(part) == name for part in methods) for name, count in _times(tree).items())
+
+
+def _times(tree: ast.Module) -> Counter[str]:
+    """How often each of SELVES is bound."""
+    return Counter(name for name in bound_names(tree) if name in SELVES)
 
 
 def _key(node: ast.expr) -> str:
