@@ -65,7 +65,7 @@ def _statements(body: Iterable[ast.stmt], entry_point: str) -> Iterator[tuple[as
 
 
 def _says_nothing(statement: ast.stmt) -> bool:
-    """An import (what a test may use is known here), a text, 'assert True'."""
+    """Whether a statement tests nothing: an import, since what a test may use is known here, a text, pass or `assert True`."""
     match statement:
         case ast.Import() | ast.ImportFrom() | ast.Pass() | ast.Expr(value=ast.Constant()):
             return True

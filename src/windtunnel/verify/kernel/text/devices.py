@@ -7,8 +7,7 @@ import ast
 from collections import Counter
 from collections.abc import Container, Iterator
 
-from windtunnel.verify.kernel.text.names import Names, annotated_types, arguments, around, first_argument
-from windtunnel.verify.kernel.text.owned import decorated
+from windtunnel.verify.kernel.text.names import Names, annotated_types, arguments, around, decorated, defaults, first_argument
 
 PASSES = 12  # names of names, helpers of helpers; what is not settled then is refused
 TAKES = frozenset({"new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided", "to", "cuda"})  # methods of tensors
@@ -88,7 +87,7 @@ class _Devices:
         """What is assigned a device, and parameters that are given one or have one by default. Whether anything is new."""
         before = sum(map(len, self.holds.values()))
         for key, unit in self.units:
-            for argument, default in _defaults(unit):
+            for argument, default in defaults(unit):
                 self.holds[key] |= {argument.arg} if self._device(default, key) else set()
             for node in ast.walk(unit):
                 for target, value in _assigned(node):
@@ -130,7 +129,7 @@ class _Devices:
                 yield name if name in known or not function.args.kwarg else function.args.kwarg.arg
 
     def _fine_places(self, key: str, unit: ast.AST) -> set[int]:
-        fine = {id(default) for _, default in _defaults(unit)}
+        fine = {id(default) for _, default in defaults(unit)}
         for node in ast.walk(unit):
             match node:
                 case ast.Call(func=ast.Name(id="dict"), args=parts, keywords=named):
@@ -204,16 +203,7 @@ def _parts(unit: ast.AST) -> list[ast.AST]:
     """What runs of a function, and what stands around it."""
     if not isinstance(unit, ast.FunctionDef):
         return [unit]
-    return [*unit.body, *(default for _, default in _defaults(unit)), *annotated_types(unit)]
-
-
-def _defaults(unit: ast.AST) -> Iterator[tuple[ast.arg, ast.expr]]:
-    """(argument, what it is where nothing is given)"""
-    if isinstance(unit, ast.FunctionDef):
-        by_place = [*unit.args.posonlyargs, *unit.args.args]
-        yield from zip(reversed(by_place), reversed(unit.args.defaults), strict=False)
-        pairs = zip(unit.args.kwonlyargs, unit.args.kw_defaults, strict=True)
-        yield from ((argument, default) for argument, default in pairs if default is not None)
+    return [*unit.body, *(default for _, default in defaults(unit)), *annotated_types(unit)]
 
 
 def _field(node: ast.stmt) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 
-from windtunnel.verify.kernel.text.names import Names, first_argument
+from windtunnel.verify.kernel.text.names import Names, defaults, first_argument
 
 
 class Given:
@@ -34,16 +34,16 @@ class Given:
     def _claims(self) -> Iterator[tuple[int, list[ast.expr]]]:
         for key, node in self.names.functions.items():
             calls = self._calls(key, node)
+            if calls is None:
+                continue
             own = first_argument(node) if "." in key else ""
-            by_place = [part.arg for part in (*node.args.posonlyargs, *node.args.args) if part.arg != own]
-            for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+            by_place = [part for part in (*node.args.posonlyargs, *node.args.args) if part.arg != own]
+            for place, argument in enumerate([*by_place, *node.args.kwonlyargs]):
                 said = argument.annotation
-                if calls is not None and isinstance(said, ast.Name) and said.id in self.classes:
-                    place = by_place.index(argument.arg) if argument.arg in by_place else len(by_place)
-                    yield (
-                        id(argument),
-                        [*_default(node, argument.arg), *(v for c in calls for v in _value(c, argument.arg, place))],
-                    )
+                if isinstance(said, ast.Name) and said.id in self.classes:
+                    values = [default for part, default in defaults(node) if part is argument]
+                    values += [value for call in calls for value in _values(call, argument.arg, place)]
+                    yield id(argument), values
 
     def _calls(self, key: str, node: ast.FunctionDef) -> list[ast.Call] | None:
         """Every call of a function or method; None where it may be called in other ways too."""
@@ -57,16 +57,9 @@ class Given:
         return None if spread or len(calls) < len(uses) else calls
 
 
-def _value(call: ast.Call, name: str, place: int) -> list[ast.expr]:
-    """What a call gives an argument by place or name; nothing where it leaves it out."""
+def _values(call: ast.Call, name: str, place: int) -> list[ast.expr]:
+    """What a call may give an argument by place or name; nothing where it leaves it out."""
     return [*call.args[place:][:1], *(keyword.value for keyword in call.keywords if keyword.arg == name)]
-
-
-def _default(node: ast.FunctionDef, name: str) -> list[ast.expr]:
-    by_place = [*node.args.posonlyargs, *node.args.args]
-    pairs = [*zip(reversed(by_place), reversed(node.args.defaults), strict=False)]
-    pairs += [(part, value) for part, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if value is not None]
-    return [value for part, value in pairs if part.arg == name]
 
 
 def _is_none(node: ast.expr) -> bool:

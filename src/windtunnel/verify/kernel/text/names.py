@@ -179,9 +179,22 @@ def arguments(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list
 
 def first_argument(node: ast.FunctionDef) -> str:
     """What a method calls its object, `def f(this, /)` too; '' where it is given none."""
-    static = any(isinstance(part, ast.Name) and part.id == "staticmethod" for part in node.decorator_list)
     by_place = [*node.args.posonlyargs, *node.args.args]
-    return by_place[0].arg if by_place and not static else ""
+    return by_place[0].arg if by_place and not decorated(node, "staticmethod") else ""
+
+
+def decorated(node: ast.FunctionDef, *names: str) -> bool:
+    """Whether one of its decorators is one of these names."""
+    return any(isinstance(part, ast.Name) and part.id in names for part in node.decorator_list)
+
+
+def defaults(node: ast.AST) -> Iterator[tuple[ast.arg, ast.expr]]:
+    """(argument, what it is where nothing is given) of a function."""
+    if isinstance(node, ast.FunctionDef):
+        by_place = [*node.args.posonlyargs, *node.args.args]
+        yield from zip(reversed(by_place), reversed(node.args.defaults), strict=False)
+        pairs = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+        yield from ((argument, default) for argument, default in pairs if default is not None)
 
 
 def annotated_types(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.expr]:

@@ -15,6 +15,7 @@ from windtunnel.verify.kernel.text.names import (
     annotated_types,
     arguments,
     bound_names,
+    decorated,
     first_argument,
     own_names,
 )
@@ -56,20 +57,24 @@ class Owned:
         classes = (self.names.classes.keys() | self.tuples) - self.unsure
         given = Given(tree, self.names, classes)
         claims = set(given.claims)
-        for last in [False] * CLAIM_PASSES + [True]:
-            claims = set() if last else claims
-            self.makers = set(classes)
-            self.made = self._made(tree, claims)
-            for _ in range(PASSES):  # functions that return what such functions made
-                more = {name for name, node in self.names.functions.items() if self._returns_own(name, node)}
-                if more <= self.makers:
-                    break
-                self.makers |= more
-                self.made = self._made(tree, claims)
+        for _ in range(CLAIM_PASSES):
+            self._believe(tree, classes, claims)
             kept = given.kept(claims, self._own_value)
             if kept == claims:
                 return
             claims = kept
+        self._believe(tree, classes, set())
+
+    def _believe(self, tree: ast.Module, classes: set[str], claims: set[int]) -> None:
+        """What makes own objects, and what holds them, if these claims are true."""
+        self.makers = set(classes)
+        self.made = self._made(tree, claims)
+        for _ in range(PASSES):  # functions that return what such functions made
+            more = {name for name, node in self.names.functions.items() if self._returns_own(name, node)}
+            if more <= self.makers:
+                return
+            self.makers |= more
+            self.made = self._made(tree, claims)
 
     def is_made(self, node: ast.expr) -> bool:
         """Whether this is an object of one of the candidate's own classes, whatever the program does before."""
@@ -271,11 +276,6 @@ def _needs_object(node: ast.FunctionDef, attributes: Container[str]) -> bool:
         return False
     asked = (part for part in ast.walk(node) if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name))
     return own == "self" or any(part.value.id == own and part.attr in attributes for part in asked)  # type: ignore[attr-defined]
-
-
-def decorated(node: ast.FunctionDef, *names: str) -> bool:
-    """Whether one of its decorators is one of these names."""
-    return any(isinstance(part, ast.Name) and part.id in names for part in node.decorator_list)
 
 
 def type_places(tree: ast.Module, names: Names) -> set[int]:
