@@ -72,21 +72,28 @@ def test_products_of_ten_bits_pass_and_of_fewer_do_not(name: str, epilogue: str)
 
 
 @pytest.mark.parametrize(
-    "kernel",
+    ("kernel", "reason"),
     [
-        "from triton.language import dot\n@triton.jit\ndef k(a, b):\n    dot(tl.load(a), tl.load(b))",
-        "@triton.jit\ndef k(a, b):\n    d = tl.dot\n    d(tl.load(a), tl.load(b))",
-        "def same(f):\n    return f\nd = same(tl.dot)\n@triton.jit\ndef k(a, b):\n    d(tl.load(a), tl.load(b))",
-        "@triton.jit\ndef k(a, b, d: tl.constexpr):\n    d(tl.load(a), tl.load(b))\nDOTS = {'d': tl.dot}",
-        "def make():\n    @triton.jit\n    def k(a, b):\n        tl.dot(tl.load(a), tl.load(b))\n    return k\nkernel = make()",
+        ("from triton.language import dot\n@triton.jit\ndef k(a, b):\n    dot(tl.load(a), tl.load(b))", "tf32"),
+        ("@triton.jit\ndef k(a, b):\n    d = tl.dot\n    d(tl.load(a), tl.load(b))", "tf32"),
+        (
+            "def same(f):\n    return f\nd = same(tl.dot)\n@triton.jit\ndef k(a, b):\n    d(tl.load(a), tl.load(b))",
+            "unknown-call",
+        ),
+        ("@triton.jit\ndef k(a, b, d: tl.constexpr):\n    d(tl.load(a), tl.load(b))\nDOTS = {'d': tl.dot}", "unknown-call"),
+        (
+            "def make():\n    @triton.jit\n    def k(a, b):\n        tl.dot(tl.load(a), tl.load(b))\n    return k\n"
+            "kernel = make()",
+            "statement",
+        ),
     ],
 )
-def test_nor_by_another_name(kernel: str) -> None:
+def test_nor_by_another_name(kernel: str, reason: str) -> None:
     model = "class ModelNew(torch.nn.Module):\n    def forward(self, a, b):\n        k[(1,)](a, b)\n"
     text = f"import torch\nimport triton\nimport triton.language as tl\n{kernel}\n@triton.jit\ndef other(a):\n    pass\n{model}"
     found = check_source(text, replace(find_task("matmul"), tf32=False))
     assert found is not None
-    assert found.reason in ("tf32", "statement", "unknown-call"), found.message
+    assert found.reason == reason, found.message
 
 
 def test_where_a_task_does_not_allow_tf32_it_is_refused() -> None:

@@ -42,7 +42,11 @@ class Owned:
 
     def __init__(self, tree: ast.Module, names: Names) -> None:
         self.names = names
-        self.tuples = {target for target, value in _bindings(tree) if self._named_tuple(value)}
+        self.bindings = list(_bindings(tree))
+        self.taken = [
+            part for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.Lambda) for part in arguments(node)
+        ]
+        self.tuples = {target for target, value in self.bindings if self._named_tuple(value)}
         self.unassigned = set(self._unassigned(tree))
         self.attributes = self.unassigned | set(_assigned(tree))
         self.names_unread = _names_unread(tree, names)
@@ -58,23 +62,23 @@ class Owned:
         given = Given(tree, self.names, classes)
         claims = set(given.claims)
         for _ in range(CLAIM_PASSES):
-            self._believe(tree, classes, claims)
+            self._believe(classes, claims)
             kept = given.kept(claims, self._own_value)
             if kept == claims:
                 return
             claims = kept
-        self._believe(tree, classes, set())
+        self._believe(classes, set())
 
-    def _believe(self, tree: ast.Module, classes: set[str], claims: set[int]) -> None:
+    def _believe(self, classes: set[str], claims: set[int]) -> None:
         """What makes own objects, and what holds them, if these claims are true."""
         self.makers = set(classes)
-        self.made = self._made(tree, claims)
+        self.made = self._made(claims)
         for _ in range(PASSES):  # functions that return what such functions made
             more = {name for name, node in self.names.functions.items() if self._returns_own(name, node)}
             if more <= self.makers:
                 return
             self.makers |= more
-            self.made = self._made(tree, claims)
+            self.made = self._made(claims)
 
     def is_made(self, node: ast.expr) -> bool:
         """Whether this is an object of one of the candidate's own classes, whatever the program does before."""
@@ -92,7 +96,7 @@ class Owned:
             values.setdefault(name, []).append(value)
         of_classes = {name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for name in class_names(node)}
         adds = any(isinstance(node, ast.Attribute) and node.attr in ADDS for node in ast.walk(tree))
-        bound = {key for key, _ in _bindings(tree)} | {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+        bound = {key for key, _ in self.bindings} | {argument.arg for argument in self.taken}
         called = {name for name, some in values.items() if not adds and all(self._calls(v, bound) for v in some)} - of_classes
         return called, {name for name, some in values.items() if not any(self._of_torch(value) for value in some)} - called
 
@@ -150,16 +154,14 @@ class Owned:
             return self._own_value(node.body) and self._own_value(node.orelse)
         return self.is_made(node)
 
-    def _made(self, tree: ast.Module, claims: set[int]) -> dict[str, str]:
+    def _made(self, claims: set[int]) -> dict[str, str]:
         """Name → what every one of its bindings, in any scope, is made by. claims: ids of arguments that are believed."""
         makers: dict[str, set[str]] = {f"self.{name}": {""} for name in self.unassigned}
-        for key, value in _bindings(tree):
+        for key, value in self.bindings:
             unread = (self.names_unread or not self.selves) and key.startswith("self.")
             makers.setdefault(key, set()).add("" if unread else self._maker(value))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.Lambda):
-                for argument in arguments(node):
-                    makers.setdefault(argument.arg, set()).add("own" if id(argument) in claims else "")
+        for argument in self.taken:
+            makers.setdefault(argument.arg, set()).add("own" if id(argument) in claims else "")
         return {key: next(iter(kinds)) for key, kinds in makers.items() if len(kinds) == 1}
 
 
