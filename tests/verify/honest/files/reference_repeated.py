@@ -13,7 +13,7 @@ def relu_kernel(x_ptr, y_ptr, n_elements, BLOCK_SIZE: tl.constexpr):
     offsets = block_start + tl.arange(0, BLOCK_SIZE)
     offsets = tl.max_contiguous(tl.multiple_of(offsets, BLOCK_SIZE), BLOCK_SIZE)
     mask = offsets < n_elements
-    x = tl.load(x_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg", eviction_policy="evict_first")
+    x = tl.load(x_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg")
     y = tl.where(x > 0, x, tl.zeros_like(x))
     tl.store(y_ptr + offsets, y, mask=mask, cache_modifier=".cs")
 

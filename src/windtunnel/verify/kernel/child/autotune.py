@@ -6,26 +6,45 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime import autotuner
+from triton.runtime.errors import OutOfResources, PTXASError
+
+
+class Misfit(AssertionError):
+    """A configuration that a kernel itself, or this GPU, has no room for."""
+
+
+MISFITS = (Misfit, OutOfResources, CompileTimeAssertionFailure, PTXASError)  # the last three: Triton's tuner passes over them
 
 
 def pick_configurations(choose: Callable[[list[Any]], Any]) -> None:
     """On a GPU the fastest configuration runs, whatever it computes: any must be right, so `choose` takes one, at random where
-    nothing is timed. A second call replaces the first."""
+    nothing is timed, and another where that one does not fit. Nothing is reset to zero: Triton does so while it tunes alone,
+    and each later call finds what the call before left. A second call replaces the first."""
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.nargs = dict(zip(self.arg_names, args, strict=False))
-        configs = self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs
-        config = choose(list(configs))
-        named = {**self.nargs, **kwargs, **config.all_kwargs()}
-        if config.pre_hook is not None:
-            config.pre_hook(named)
-        self.pre_hook(named, reset_only=True)
-        result = self.fn.run(*args, **kwargs, **config.all_kwargs())
-        self.best_config, self.nargs = config, None
-        return result
+        left = list(self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs)
+        while True:
+            config = left.pop(left.index(choose(left)))
+            if config.pre_hook is not None:
+                config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
+            try:
+                result = self.fn.run(*args, **kwargs, **config.all_kwargs())
+            except Exception as error:
+                if not left or not _misfit(error):
+                    raise
+            else:
+                self.best_config, self.nargs = config, None
+                return result
 
     autotuner.Autotuner.run = run
+
+
+def _misfit(error: Exception) -> bool:
+    """The interpreter wraps what a kernel raises."""
+    return isinstance(error, MISFITS) or isinstance(error.__cause__, Misfit)
 
 
 def tuners(module: ModuleType) -> Iterator[autotuner.Autotuner]:

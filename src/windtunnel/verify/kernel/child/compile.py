@@ -1,7 +1,8 @@
 """The compile stage in a sandboxed child: every kernel that forward launches is compiled for a GPU; none runs, none is needed.
 
 The child stops at LLVM's intermediate code, where types, shapes, layouts and shared memory are settled. What follows, PTX and
-its assembly, adds no refusals of its own and takes other programs. Imports torch and triton, without the interpreter.
+its assembly, takes other programs and refuses little: modifiers that do not go together, such as ".cg" with "evict_first".
+Imports torch and triton, without the interpreter.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from triton.compiler.compiler import ASTSource, make_backend
 from triton.runtime import driver, jit
 
 from windtunnel.verify.kernel.arrays import Buffer, unplain
-from windtunnel.verify.kernel.child.autotune import pick_configurations
+from windtunnel.verify.kernel.child.autotune import MISFITS, Misfit, pick_configurations
 from windtunnel.verify.kernel.child.load import Wrong, kernel_place, laid_to_candidate, load_candidate, said, stand_in_for_cuda
 from windtunnel.verify.kernel.child.scratch import own_scratch
 from windtunnel.verify.kernel.child.tensors import from_head, to_tensor
@@ -104,6 +105,10 @@ class _NotCompiled(Exception):
         self.reason = reason
 
 
+class _TooMuch(_NotCompiled, Misfit):
+    """Where there is a choice of configurations, another one may do."""
+
+
 class _Device:
     """Stands in for a driver: says which GPU code is to be made for."""
 
@@ -167,7 +172,8 @@ class Compiler:
                 self.target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context
             )
         except Exception as error:
-            raise _NotCompiled("compile-error", f"kernel {name} does not compile: {said(error)}") from None
+            kind = _TooMuch if isinstance(error, MISFITS) else _NotCompiled
+            raise kind("compile-error", f"kernel {name} does not compile: {said(error)}") from None
         steps: dict[str, Any] = {}
         # Else it asks ptxas, another program.
         options = dataclasses.replace(options, ptx_version=PTX_VERSION)
@@ -180,7 +186,7 @@ class Compiler:
                 raise _NotCompiled("compile-error", f"kernel {name} does not compile ({stage}): {said(error)}") from None
         shared = int(metadata.get("shared") or 0)
         if shared > self.shared:
-            raise _NotCompiled(
+            raise _TooMuch(
                 "shared-memory",
                 f"kernel {name} needs {shared:,} bytes of shared memory; a block has {self.shared:,}. Use smaller blocks",
             )

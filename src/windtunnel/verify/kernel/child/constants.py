@@ -12,12 +12,21 @@ from typing import Any
 
 import torch
 import triton.language as tl
-from triton.runtime import interpreter, jit
+from triton.runtime import jit
 
-PLAIN = (bool, int, float, str, type(None), enum.Enum, tl.dtype, torch.dtype, jit.JITFunction, interpreter.InterpretedFunction)
+from windtunnel.verify.kernel.child.watch import Launches
+
+PLAIN = (bool, int, float, str, type(None), enum.Enum, tl.dtype, torch.dtype, jit.KernelInterface)
 
 
-def odd_constant(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def look_at_constants(launches: Launches, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Notes the first odd one of a kernel's launch."""
+    odd = _odd_one(function, args, kwargs)
+    if odd:
+        launches.handed.setdefault(function.__name__, odd)
+
+
+def _odd_one(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """What of a launch is no number, text, dtype or kernel, nor a tensor that comes as a pointer, in words; '' for nothing."""
     given = {**dict(zip(function.arg_names, args, strict=False)), **kwargs}
     for name, argument in inspect.signature(function.fn).parameters.items():

@@ -13,6 +13,7 @@ from triton.backends.nvidia import driver
 from triton.runtime import autotuner, jit
 
 from windtunnel.verify.kernel.child.autotune import pick_configurations
+from windtunnel.verify.kernel.child.constants import look_at_constants
 from windtunnel.verify.kernel.child.launch import install_quick_launcher
 from windtunnel.verify.kernel.child.load import Wrong, say_no_more_than_the_stand_in
 from windtunnel.verify.kernel.child.scratch import own_scratch
@@ -25,7 +26,9 @@ def install_on_gpu(launches: Launches, aside: Callable[[], AbstractContextManage
     aside: entered while a kernel is compiled, which needs no GPU. quick: nothing is timed; then launches may be slower, and of
     configurations to choose from, all of which must be right, each call takes one at random.
     """
-    if quick is not None:
+    if quick is None:
+        _tune_unseen(launches)
+    else:
         install_quick_launcher(driver)
         pick_configurations(quick.choice)
     own_scratch()
@@ -37,7 +40,7 @@ def install_on_gpu(launches: Launches, aside: Callable[[], AbstractContextManage
 
 def _watch_launches(launches: Launches) -> None:
     """Launches are counted, and all that Triton itself does with PyTorch is not the candidate's doing."""
-    original, tuned, stream_of = jit.JITFunction.run, autotuner.Autotuner.run, torch._C._cuda_getCurrentRawStream
+    original, stream_of = jit.JITFunction.run, torch._C._cuda_getCurrentRawStream
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
         if warmup:
@@ -48,18 +51,24 @@ def _watch_launches(launches: Launches) -> None:
         if launches.watch is None:
             original(self, *args, grid=grid, warmup=False, **kwargs)
         else:
+            look_at_constants(launches, self, args, kwargs)
             with launches.watch.pause():
                 original(self, *args, grid=grid, warmup=False, **kwargs)
         return None  # not the compiled kernel: on the interpreter there is none, by which a candidate would know where it is
 
+    jit.JITFunction.run = run
+
+
+def _tune_unseen(launches: Launches) -> None:
+    """Timing configurations uses PyTorch, and so does resetting what they wrote, which is not the candidate's doing."""
+    tuned = autotuner.Autotuner.run
+
     def tune(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Timing configurations uses PyTorch, which is not the candidate's doing."""
         if launches.watch is None:
             return tuned(self, *args, **kwargs)
         with launches.watch.pause():
             return tuned(self, *args, **kwargs)
 
-    jit.JITFunction.run = run
     autotuner.Autotuner.run = tune
 
 

@@ -22,8 +22,8 @@ from triton.language.extra import libdevice
 from triton.language.extra.cuda import libdevice as cuda_libdevice
 from triton.runtime import interpreter, jit
 
-from windtunnel.verify.kernel.child.autotune import pick_configurations
-from windtunnel.verify.kernel.child.constants import odd_constant
+from windtunnel.verify.kernel.child.autotune import Misfit, pick_configurations
+from windtunnel.verify.kernel.child.constants import look_at_constants
 from windtunnel.verify.kernel.child.descriptors import add_descriptor_atomics
 from windtunnel.verify.kernel.child.races import Log
 from windtunnel.verify.kernel.child.scratch import own_scratch
@@ -56,9 +56,7 @@ def install(launches: Launches, dice: random.Random) -> None:
     def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
         name = self.__name__
         grid = _checked_grid(_called(launches.launched(name, grid, args, kwargs), self, args, kwargs))  # still under the watch
-        handed = odd_constant(self, args, kwargs)
-        if handed:
-            launches.handed.setdefault(name, handed)
+        look_at_constants(launches, self, args, kwargs)
         holder.log, holder.fence = Log(), Ranges([*_ranges(args), *_ranges(tuple(kwargs.values()))])
         holder.kernel = name
         with contextlib.nullcontext() if launches.watch is None else launches.watch.pause():
@@ -254,10 +252,17 @@ def _quicken(builder: Any) -> None:
             original(function)
             # Triton 3.6 converts an array of one element, which NumPy 2.4 no longer does.
             tl.core.tensor.__index__ = lambda tensor: int(np.asarray(tensor.handle.data).reshape(()))
+            tl.static_assert = _static_assert
         return _Kept()
 
     interpreter._patch_lang = patch_once
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+
+
+def _static_assert(condition: Any, message: str = "") -> None:
+    """Fails as on a GPU, where Triton's tuner takes another configuration then."""
+    if not condition:
+        raise Misfit(message or "tl.static_assert")
 
 
 def _libdevice(builder: Any) -> None:

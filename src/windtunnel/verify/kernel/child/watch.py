@@ -155,7 +155,7 @@ class Watch(TorchDispatchMode):
 
 
 def _whole(tensor: torch.Tensor) -> bool:
-    """Whether this is all of its memory: torch.empty(n).zero_() is torch.zeros(n), as tuners with reset_to_zero do it."""
+    """Whether this is all of its memory: torch.empty(n).zero_() is torch.zeros(n)."""
     return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
 
 

@@ -1,0 +1,111 @@
+"""Kernels that choose among configurations: each must be right, those that do not fit are passed over, nothing is reset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+
+from windtunnel.verify import (
+    GpuStages,
+    KernelVerifier,
+    compiler_sandbox,
+    find_task,
+    gpu_sandbox,
+    kernel_sandbox,
+    reference_sandbox,
+)
+from windtunnel.verify.sandbox import Sandbox
+
+pytest.importorskip("triton")
+
+SOURCE = """\
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": block}) for block in (%(blocks)s)], key=["n"]%(options)s)
+@triton.jit
+def relu_kernel(x, y, n, BLOCK: tl.constexpr):
+    %(first)s
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.maximum(tl.load(x + at, mask=at < n, other=0.0), 0.0)
+    %(store)s
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        y = torch.%(made)s(x)
+        n = x.numel()
+        relu_kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, y, n)
+        return y
+"""
+HONEST = {
+    "blocks": "64, 128, 256, 512",
+    "options": "",
+    "first": "tl.static_assert(BLOCK > 32)",
+    "store": "tl.store(y + at, v, mask=at < n)",
+    "made": "empty_like",
+}
+ADDED = {"store": "tl.atomic_add(y + at, v, mask=at < n)", "options": ', reset_to_zero=["y"]'}
+# What is changed in the honest candidate → the reasons that it may be refused for.
+CHANGES: dict[str, tuple[dict[str, str], set[str]]] = {
+    "nothing": ({}, {"accepted"}),
+    "most do not fit": ({"first": 'tl.static_assert(BLOCK == 128, "128")'}, {"accepted"}),
+    "all too large": ({"first": "tl.static_assert(BLOCK > 512)"}, {"compile-error"}),
+    "all fail alike": ({"first": "tl.arange(0, 3)"}, {"compile-error"}),
+    "one is wrong": ({"first": "n = 0 if BLOCK == 64 else n"}, {"accepted", "non-finite", "timed-output-differs"}),
+    "zeros of its own": ({**ADDED, "made": "zeros_like"}, {"accepted"}),
+    "zeros of the tuner's": (ADDED, {"non-finite", "wrong-values"}),
+}
+
+
+def source_of(name: str) -> str:
+    return SOURCE % (HONEST | CHANGES[name][0])
+
+
+@pytest.fixture(scope="module")
+def boxes() -> Iterator[list[Sandbox]]:
+    with ExitStack() as opened:
+        yield [opened.enter_context(make()) for make in (kernel_sandbox, compiler_sandbox)]
+
+
+@pytest.mark.parametrize("name", [name for name in CHANGES if name != "one is wrong"])
+def test_a_choice_of_configurations(boxes: list[Sandbox], name: str) -> None:
+    verifier = KernelVerifier(find_task("relu"), boxes[0], compiler=boxes[1])
+    found = {verifier.verify(source_of(name)).reason for _ in range(4)}  # each time another choice
+    assert found <= CHANGES[name][1], found
+
+
+def test_a_wrong_configuration_is_found_though_it_is_one_of_four(boxes: list[Sandbox]) -> None:
+    verifier = KernelVerifier(find_task("relu"), boxes[0], compiler=boxes[1])
+    found = [verifier.verify(source_of("one is wrong")).accepted for _ in range(6)]
+    assert sum(found) <= 2, "each call takes a configuration at random: of about ten calls one takes the wrong one"
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("clock", [False, True])
+def test_the_same_on_a_gpu_where_the_clock_has_triton_choose(clock: bool) -> None:
+    with gpu_sandbox() as gpu, reference_sandbox() as trusted:
+        assert wrong_on(GpuStages(find_task("relu"), gpu, trusted, clock=clock, baseline=False)) == {}
+
+
+def test_the_gpu_stages_go_through_their_motions(boxes: list[Sandbox]) -> None:
+    task = replace(find_task("relu"), dtypes=("float32",))  # the interpreter adds no bfloat16 atomically
+    assert wrong_on(GpuStages(task, boxes[0], boxes[0], baseline=False, device="cpu", size="tiny", index=None)) == {}
+
+
+def wrong_on(stages: GpuStages) -> dict[str, str]:
+    """Which findings of the GPU's stages alone, nothing having run on the interpreter before, are not the wanted ones."""
+    wrong = {}
+    for name, (_, reasons) in CHANGES.items():
+        finding = stages.judge(source_of(name)).finding
+        found = "accepted" if finding is None else finding.reason
+        if found not in reasons | ({"raised"} if reasons == {"compile-error"} else set()):
+            wrong[name] = found
+    return wrong
