@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -213,6 +214,39 @@ def test_a_body_that_never_ends_does_not_hold_its_connection_for_good(monkeypatc
     with pytest.raises(APIError, match=r"did not arrive within 0\.2 s: 1 bytes") as error:
         asyncio.run(read_body(Request({"type": "http"}, receive), 100))
     assert error.value.status == 408
+
+
+IMPATIENT = """
+from windtunnel.web import connection
+connection.HEAD_SECONDS = 0.5
+from windtunnel.verify import serve
+serve(port=0, workers=1)
+"""
+
+
+def test_who_connects_and_asks_nothing_is_let_go() -> None:
+    process = subprocess.Popen([sys.executable, "-c", IMPATIENT], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", process.stdout.readline())
+        assert found
+        ask = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        for said in (b"", ask[:20], ask + ask[:20]):  # nothing; a part of a request; a whole one and a part of another
+            with socket.create_connection(("127.0.0.1", int(found[1])), timeout=20) as idle:
+                began = time.monotonic()
+                idle.sendall(said)
+                answer = b"".join(iter(lambda: idle.recv(65_536), b""))
+                assert answer.startswith(b"HTTP/1.1 200" if ask in said else b"")
+                assert answer.count(b"HTTP/1.1") == said.count(ask)
+                assert 0.4 < time.monotonic() - began < 15
+        with socket.create_connection(("127.0.0.1", int(found[1])), timeout=20) as busy:
+            for _ in range(4):  # longer altogether than one may be silent
+                time.sleep(0.2)
+                busy.sendall(ask)
+                assert busy.recv(65_536).startswith(b"HTTP/1.1 200")
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0
 
 
 def test_a_full_queue_answers_429_and_the_rest_is_judged(service: httpx.Client) -> None:

@@ -31,6 +31,8 @@ def serve_app(
 
     import uvicorn
 
+    from .connection import Connection
+
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
@@ -59,7 +61,7 @@ def serve_app(
         timeout_graceful_shutdown=GRACE_SECONDS,
         timeout_keep_alive=30,
         h11_max_incomplete_event_size=65_536,
-        http="h11",
+        http=Connection,
         ws="none",
     )
     with _quiet_signals(), contextlib.suppress(KeyboardInterrupt):
