@@ -2,6 +2,7 @@
 
 python benchmarks/verify_speed.py --out benchmarks/results/verify-speed-cpu.json [--candidates 10000] [--workers 1 2 4 8 16]
 python benchmarks/verify_speed.py --out benchmarks/results/verify-speed-gpu.json --gpu [--minutes 5.5] [--gpu-candidates 10000]
+python benchmarks/verify_speed.py --out benchmarks/results/verify-leaks-gpu.json --gpu --leaks-only --minutes 19
 
 With --gpu what needs one instead: all stages up to full shapes, and with the clock, by the number of candidates under way; then
 as many candidates as fit into the time, or as are asked for where fewer, of which 5 % crash, hang or are wrong on the GPU. The
@@ -159,6 +160,7 @@ def main() -> None:
     parser.add_argument("--gpu", action="store_true", help="the stages that need a GPU, and nothing else")
     parser.add_argument("--minutes", type=float, default=5.5, help="with --gpu: for all of it")
     parser.add_argument("--gpu-candidates", type=int, help="with --gpu: at most, for the count of what is left behind")
+    parser.add_argument("--leaks-only", action="store_true", help="with --gpu: only the count of what is left behind")
     parser.add_argument("--small", action="store_true", help="with --gpu: rows of the small kernel without the clock, no others")
     parser.add_argument("--clock", action="store_true", help="with --small: a row with the clock, and how steady it is")
     parser.add_argument("--settings", nargs="*", default=[], help="with --gpu: NAME=VALUE for the driver, beside what is in use")

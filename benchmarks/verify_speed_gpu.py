@@ -105,33 +105,13 @@ def measure(result: dict[str, Any], save: Callable[[], None], options: Any, coun
         machine = _started(stack, most, options.on_gpu or most, "cpu" if options.pretend else "cuda")
         relu = find_task("relu")
         small = replace(relu, sizes={**relu.sizes, "full": SMALL, "full_ragged": SMALL_RAGGED})
-        # In order of worth; a part of the time is kept for what comes after them.
-        plans = [(small, False, most), (small, True, most), *((small, False, number) for number in sorted(counts)[:-1])]
-        plans += [(relu, False, most), *((small, True, number) for number in sorted(counts)[:-1]), (relu, True, most)]
-        if options.small:
-            plans = [(small, False, number) for number in sorted(counts, reverse=True)]
-            plans += [(small, True, most)] if options.clock else []
-        result["gpu_scaling"], result["left_out"] = (rows, left_out) = ([], [])
-        scale, kept = min(1.0, options.minutes / 1.7), LEAKS_SHARE * 60 * options.minutes
-        if options.small:
-            scale, kept = 1.0, 0.0
-        for task, clock, at_once in plans:
-            seconds = scale * (CLOCK_SECONDS if clock else ROW_SECONDS)
-            if options.small and at_once == most:
-                seconds = SMALL_SECONDS
-            size = "small" if task is small else "full"
-            row = {"task": task.name, "size": size, "clock": clock, "at_once": at_once}
-            if deadline - time.monotonic() < (1.0 if options.small else 1.5) * seconds + kept:
-                left_out.append(row)
-                continue
-            rows.append(row | _rate(machine.verifier(task, clock=clock), at_once, seconds))
-            print(rows[-1], flush=True)
-            save()
+        if not options.leaks_only:
+            _scaling(machine, result, save, options, _plans(relu, small, counts, options), deadline)
         if options.clock:
             result["clock"] = _steadiness(machine, relu, most)
             print(result["clock"], flush=True)
             save()
-        number = options.gpu_candidates or (0 if options.small else MOST_CANDIDATES)
+        number = options.gpu_candidates or (0 if options.small and not options.leaks_only else MOST_CANDIDATES)
         # Those that are under way at the end take their time, and bad ones the longest.
         until = deadline - 3 * HANG_SECONDS
         if number and time.monotonic() < until:
@@ -140,6 +120,43 @@ def measure(result: dict[str, Any], save: Callable[[], None], options: Any, coun
     if "gpu_leaks" in result:
         result["gpu_leaks"]["after_closing"] = census() | gpu_in_use()
     save()
+
+
+def _plans(relu: Task, small: Task, counts: list[int], options: Any) -> list[tuple[Task, bool, int]]:
+    """(task, with the clock, how many at once) of each row, in order of worth."""
+    most = max(counts)
+    if options.small:
+        return [(small, False, number) for number in sorted(counts, reverse=True)] + [(small, True, most)] * bool(options.clock)
+    plans = [(small, False, most), (small, True, most), *((small, False, number) for number in sorted(counts)[:-1])]
+    return [*plans, (relu, False, most), *((small, True, number) for number in sorted(counts)[:-1]), (relu, True, most)]
+
+
+def _scaling(
+    machine: Machine,
+    result: dict[str, Any],
+    save: Callable[[], None],
+    options: Any,
+    plans: list[tuple[Task, bool, int]],
+    deadline: float,
+) -> None:
+    """The rows of candidates a second. A part of the time is kept for what comes after them."""
+    result["gpu_scaling"], result["left_out"] = (rows, left_out) = ([], [])
+    most = max(at_once for _, _, at_once in plans)
+    scale, kept = min(1.0, options.minutes / 1.7), LEAKS_SHARE * 60 * options.minutes
+    if options.small:
+        scale, kept = 1.0, 0.0
+    for task, clock, at_once in plans:
+        seconds = scale * (CLOCK_SECONDS if clock else ROW_SECONDS)
+        if options.small and at_once == most:
+            seconds = SMALL_SECONDS
+        size = "small" if task.sizes["full"] == SMALL else "full"
+        row = {"task": task.name, "size": size, "clock": clock, "at_once": at_once}
+        if deadline - time.monotonic() < (1.0 if options.small else 1.5) * seconds + kept:
+            left_out.append(row)
+            continue
+        rows.append(row | _rate(machine.verifier(task, clock=clock), at_once, seconds))
+        print(rows[-1], flush=True)
+        save()
 
 
 def _started(stack: ExitStack, most: int, on_gpu: int, device: str) -> Machine:
