@@ -9,9 +9,9 @@ Both suites stand in tests/verify, whose tests run them too. On a GPU, several a
 one honest candidate of each task; then the other honest ones up to full shapes; then those before the clock too. --minutes bounds
 it: of each part those that differ most come first, and what the time did not suffice for is named under left_out and not_timed.
 The file is written as it goes along. `again` judges what is on some tasks alone (--tasks NAME ..., or `products`: those with
-matrix products) and puts each new row, with its date, in the place of the old one in the file; what it had no time for has no row
-any more, and is named under left_out. Exit code 1 when an attack that should be stopped here is accepted, an honest candidate is
-refused, or a refusal has a reason that does not fit.
+matrix products), or all, those that were wrong first and most without the clock. It puts each new row, with its date, in the
+place of the old one in the file; what it had no time for has no row any more, and is named under left_out. Exit code 1 when an
+attack that should be stopped here is accepted, an honest candidate is refused, or a refusal has a reason that does not fit.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("run", "again", "write"))
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--tasks", nargs="+", default=[], help="of `again`: names of tasks, or `products`")
+    parser.add_argument("--tasks", nargs="+", default=[], help="of `again`: names of tasks, or `products`; without it all")
     parser.add_argument("--gpu", action="store_true", help="run the stages that need a GPU too")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing new after so many")
@@ -158,14 +158,16 @@ def run(
 @dataclass(frozen=True)
 class Again:
     """before: what an earlier run wrote. tasks: names of those whose candidates are judged again, `products` for those with
-    matrix products."""
+    matrix products, none for all."""
 
     before: dict[str, Any]
     tasks: frozenset[str]
 
     def meant(self, entry: Entry) -> bool:
         """Whether it is judged again."""
-        return entry.task.name in self.tasks or ("products" in self.tasks and may_have_products(entry.task.source))
+        return (
+            not self.tasks or entry.task.name in self.tasks or ("products" in self.tasks and may_have_products(entry.task.source))
+        )
 
     def with_judge(self, judge: Judge, tally: Tally, limit: float) -> None:
         """Those that were refused first, then what reached a GPU, then the others; with the clock what the time is left for."""
