@@ -29,7 +29,7 @@ def test_a_write_on_either_side_of_any_tensor_is_found() -> None:
 
 def test_one_seed_draws_the_same_again_and_keeps_no_call_for_later() -> None:
     task = find_task("softmax")
-    case = {"factor": 1.0}
+    case = {"factor": 1.0, "offset": 0.0, "sign": 0.0}
     queued = len(torch.cuda._queued_calls)
     first, again, other = (Drawn(task.at("tiny"), "float32", seed, [], "cpu").inputs(case, seed + 1)[0] for seed in (7, 7, 8))
     assert torch.equal(first, again)

@@ -9,7 +9,12 @@ from typing import Any
 
 from windtunnel.verify.kernel.task import Task
 
-FACTORS = {"plain": 1.0, "scaled": 3.0, "small": 0.01, "negated": -1.0, "large": 100.0, "wide": 65536.0}
+FACTORS = {
+    "plain": 1.0, "scaled": 3.0, "small": 0.01, "negated": -1.0, "large": 100.0, "wide": 65536.0, "steep": 8.0, "faint": 1e-4
+}  # fmt: skip
+OFFSETS = {"shifted": 200.0}  # exp overflows there, and all differences stay what they are
+SIGNS = {"positive": 1.0, "negative": -1.0}  # of all elements: no zero of a block's padding is the largest, or the smallest, then
+TINY_ALONE = ("steep", "faint", "shifted")  # in full fp32: TF32 would leave little of it
 WIDE = "wide"  # beyond float16's range: products of float32 may be rounded to TF32, which has float32's
 PRODUCTS = ("bmm", "addmm", "addmv", "matmul", "linear", "conv", "einsum", "dot", "attention", "cdist", "rnn", "lstm", "gru")
 SHORT_PRODUCTS = ("mm", "mv")
@@ -19,7 +24,8 @@ GPU_ONLY = ("bfloat16",)  # the interpreter's bfloat16 arithmetic is wrong
 
 @dataclass(frozen=True)
 class Case:
-    """One run of reference and candidate. factor multiplies the floating inputs that the task does not fix.
+    """One run of reference and candidate. factor multiplies the floating inputs that the task does not fix, offset is added then;
+    sign, where it is not 0, is first given to all their elements, with larger ones at the ends of dimensions.
 
     training: the module is in training mode and gradients are on, as nothing that a kernel may depend on.
     """
@@ -32,7 +38,7 @@ class Case:
     @property
     def factor(self) -> float:
         """What its floating inputs are multiplied with."""
-        return FACTORS[self.variation]
+        return FACTORS.get(self.variation, 1.0)
 
     @property
     def group(self) -> tuple[str, str]:
@@ -46,7 +52,8 @@ class Case:
 
     def as_json(self) -> dict[str, Any]:
         """For a child."""
-        return {**asdict(self), "factor": self.factor}
+        more = {"offset": OFFSETS.get(self.variation, 0.0), "sign": SIGNS.get(self.variation, 0.0)}
+        return {**asdict(self), "factor": self.factor, **more}
 
 
 def new_seed() -> int:
@@ -65,7 +72,8 @@ def tiny_cases(task: Task) -> list[Case]:
     cases.insert(1, Case("tiny", first, "plain", training=True))
     if "tiny_ragged" in task.sizes:
         hidden = [variation for variation in _ordered(task) if variation != "plain"]
-        cases += [Case("tiny_ragged", first, "plain"), *(Case("tiny_ragged", first, v) for v in hidden[:1])]
+        signs = SIGNS if "negated" in task.variations else ()
+        cases += [Case("tiny_ragged", first, variation) for variation in ("plain", *hidden[:1], *signs)]
     for dtype in others:  # host code may do something else for each
         cases += [Case("tiny", dtype, "plain"), *(Case("tiny", dtype, v) for v in HIDDEN_ELSEWHERE if v in task.variations)]
         cases += [Case("tiny_ragged", dtype, "plain")] if "tiny_ragged" in task.sizes else []
@@ -76,7 +84,8 @@ def full_cases(task: Task) -> list[Case]:
     """What a GPU runs before anything is timed."""
     cases = []
     for number, dtype in enumerate(task.dtypes):
-        cases += [Case("full", dtype, variation) for variation in (_ordered(task) if number == 0 else ("plain", "scaled"))]
+        some = [v for v in _ordered(task) if v not in TINY_ALONE] if number == 0 else ("plain", "scaled")
+        cases += [Case("full", dtype, variation) for variation in some]
         if "full_ragged" in task.sizes:
             cases.append(Case("full_ragged", dtype, "plain"))
     cases = [case for case in cases if case.variation in task.variations]

@@ -20,7 +20,7 @@ Number = int | float
 
 SIZES = ("tiny", "tiny_ragged", "full", "full_ragged")
 DTYPES = ("float32", "float16", "bfloat16")
-VARIATIONS = ("plain", "scaled", "small", "negated", "large")
+VARIATIONS = ("plain", "scaled", "small", "negated", "large", "steep", "faint", "shifted")
 DEFAULT_VARIATIONS = ("plain", "scaled", "small", "negated")
 NEEDED = ("Model", "get_inputs", "get_init_inputs")
 

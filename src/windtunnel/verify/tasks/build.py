@@ -118,7 +118,12 @@ def grids(**dims: tuple[Number, Number, Number, Number]) -> Sizes:
 
 def rows_cols(**more: tuple[Number, Number, Number, Number]) -> Sizes:
     """The sizes of most tasks on matrices, with further constants."""
-    return grids(ROWS=(8, 5, 4096, 4093), COLS=(64, 37, 4096, 3001), **more)
+    return grids(**{"ROWS": (8, 5, 4096, 4093), "COLS": (64, 37, 4096, 3001), **more})
+
+
+def flat(**more: tuple[Number, Number, Number, Number]) -> Sizes:
+    """`rows_cols` for tasks on every element by itself: the ragged one is more than one block of 1,024."""
+    return rows_cols(**{"ROWS": (8, 29, 4096, 4093), **more})
 
 
 X, XY, XYZ = (drawn("ROWS, COLS", *names) for names in ("x", "xy", "xyz"))

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from functools import partial
 
 from windtunnel.verify.kernel.task import Task
-from windtunnel.verify.tasks.build import LARGE, XY, XYZ, X, by_name, drawn, rows_cols, task
+from windtunnel.verify.tasks.build import LARGE, XY, XYZ, X, by_name, drawn, flat, task
+
+sized = partial(task, sizes=flat())
 
 
 def tasks() -> Iterator[Task]:
@@ -20,7 +22,7 @@ def tasks() -> Iterator[Task]:
 
 
 def _activations() -> list[Task]:
-    plain = partial(task, family="activation", level=1)
+    plain = partial(sized, family="activation", level=1)
     large = partial(plain, variations=LARGE)
     softplus = "torch.logaddexp(x, torch.zeros_like(x))"
     return [
@@ -62,12 +64,12 @@ def _with_constants() -> Iterator[Task]:
         ),
     )
     for name, summary, body, constants in table:
-        sizes = rows_cols(**{key.upper(): row for key, row in constants.items()})
+        sizes = flat(**{key.upper(): row for key, row in constants.items()})
         yield task(name, summary, body, family="activation", level=1, sizes=sizes, init_inputs=by_name(*constants))
 
 
 def _chains() -> list[Task]:
-    two = partial(task, family="elementwise", level=1, inputs=XY)
+    two = partial(sized, family="elementwise", level=1, inputs=XY)
     three = partial(two, inputs=XYZ)
     return [
         three("add_multiply", "(x + y) · z.", "(x + y) * z"),
@@ -79,7 +81,12 @@ def _chains() -> list[Task]:
         two("geglu", "gelu(x) · y with the exact gelu.", "F.gelu(x) * y"),
         two("sin_cos_mix", "sin(x) · y + cos(y) · x.", "torch.sin(x) * y + torch.cos(y) * x"),
         two("gaussian", "exp(−x²) · y.", "torch.exp(-x * x) * y"),
-        three("select_by_sign", "x where z is positive, else y · 0.5.", "torch.where(z > 0, x, y * 0.5)"),
+        two(
+            "select_by_sign",
+            "x where z is positive, else y · 0.5.",
+            "torch.where(z > 0, x, y * 0.5)",
+            inputs={**XY, "z": "torch.randn(ROWS, COLS).round()"},  # many zeros
+        ),
     ]
 
 
@@ -99,27 +106,27 @@ def _fusions() -> Iterator[Task]:
             "(x + self.bias) * torch.sigmoid(y * self.scale)",
         ),
     )
-    fusion = partial(task, family="fusion", level=2, init_inputs=by_name("cols"))
+    fusion = partial(sized, family="fusion", level=2, init_inputs=by_name("cols"))
     for name, summary, inputs, parameters, body in table:
         yield fusion(name, summary, body, inputs=inputs, parameters=drawn("cols", *parameters.split()))
 
 
 def _overwriting() -> Iterator[Task]:
-    yield task("relu_into", "relu(x), which may overwrite x.", "torch.relu(x)", family="elementwise", level=1, inplace=(0,))
-    fusion = partial(task, family="fusion", level=2)
+    yield sized("relu_into", "relu(x), which may overwrite x.", "torch.relu(x)", family="elementwise", level=1, inplace=(0,))
+    fusion = partial(sized, family="fusion", level=2)
     yield fusion("accumulate_into", "y + silu(x), which may overwrite y.", "y + F.silu(x)", inputs=XY, inplace=(1,))
     yield fusion(
         "residual_masked_dropout",
         "y + x · keep / (1 − p), with the keep mask given.",
         "y + x * keep / (1 - self.p)",
-        sizes=rows_cols(P=(0.5, 0.25, 0.5, 0.1)),
+        sizes=flat(P=(0.5, 0.25, 0.5, 0.1)),
         inputs={**XY, "keep": "torch.rand(ROWS, COLS) > 0.4"},
         init_inputs=by_name("p"),
     )
 
 
 def _coded() -> Iterator[Task]:
-    quantise = partial(task, family="quantise", level=2)
+    quantise = partial(sized, family="quantise", level=2)
     yield quantise(
         "quantise_int8",
         "floor(x · 16 + 0.5) clamped to [−127, 127], as int8: a fixed power-of-two scale, so the rounding is exact.",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from windtunnel.verify.kernel.task import Task
-from windtunnel.verify.tasks.build import drawn, grids, task
+from windtunnel.verify.tasks.build import FORMS, drawn, grids, task
 
 _MNK = grids(M=(32, 19, 4096, 4001), N=(16, 21, 4096, 3001), K=(32, 27, 4096, 1999))
 _A, _B = drawn("M, K", "a"), drawn("K, N", "b")
@@ -46,7 +46,7 @@ def _products() -> Iterator[Task]:
         "outer_add",
         "C + u vᵀ with u [M] and v [N].",
         "c + u[:, None] * v[None, :]",
-        sizes=grids(M=(16, 11, 4096, 4001), N=(32, 21, 4096, 3001)),
+        sizes=grids(M=(16, 11, 4096, 4001), N=(32, 69, 4096, 3001)),
         inputs=drawn("M, N", "c") | drawn("M", "u") | drawn("N", "v"),
     )
 
@@ -87,7 +87,7 @@ def _layers() -> Iterator[Task]:
 
 def _attention() -> Iterator[Task]:
     inputs = drawn("BATCH, HEADS, LENGTH, HEAD", "q", "k", "v")
-    attention = partial(task, family="attention", level=3, sizes=_HEADS, inputs=inputs)
+    attention = partial(task, family="attention", level=3, sizes=_HEADS, inputs=inputs, variations=(*FORMS, "steep"))
     scores = "q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5"
     yield attention("attention", "softmax(q kᵀ / sqrt(HEAD)) v by batch and head.", f"torch.softmax({scores}, -1) @ v")
     yield attention(

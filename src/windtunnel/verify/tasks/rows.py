@@ -38,7 +38,7 @@ def _reductions() -> Iterator[Task]:
     middle = partial(
         large,
         level=2,
-        sizes=grids(OUTER=(3, 2, 64, 61), LENGTH=(16, 19, 1024, 777), INNER=(8, 5, 256, 100)),
+        sizes=grids(OUTER=(3, 2, 64, 61), LENGTH=(16, 19, 1024, 777), INNER=(8, 67, 256, 100)),
         inputs=drawn("OUTER, LENGTH, INNER", "x"),
     )
     yield middle("sum_middle", "Sum over the middle of three dimensions.", "x.sum(1)")
@@ -63,7 +63,7 @@ def _softmax() -> Iterator[Task]:
         "keep = torch.arange(x.shape[1], device=x.device)[None] <= torch.arange(x.shape[0], device=x.device)[:, None]\n"
         'return torch.softmax(x.masked_fill(~keep, float("-inf")), -1)',
         # Above the diagonal all is zero: a square keeps half of the elements telling.
-        sizes=grids(ROWS=(12, 9, 4096, 4093), COLS=(16, 13, 4096, 3001)),
+        sizes=grids(ROWS=(12, 17, 4096, 4093), COLS=(16, 13, 4096, 3001)),
     )
     yield softmax(
         "softmax_entropy",
@@ -71,7 +71,7 @@ def _softmax() -> Iterator[Task]:
         "-(torch.softmax(x, -1) * torch.log_softmax(x, -1)).sum(-1)",
         level=3,
         # For large inputs one probability is nearly 1, and its logarithm all rounding: nothing in fp32 gets that right.
-        variations=tuple(form for form in FORMS if form != "large"),
+        variations=(*FORMS, "shifted"),
     )
 
 
@@ -121,13 +121,14 @@ def _losses() -> Iterator[Task]:
         "Cross-entropy of each row's logits against its label, one number a row.",
         'F.cross_entropy(x, label, reduction="none")',
         inputs={**X, "label": "torch.randint(0, COLS, (ROWS,))"},
+        variations=LARGE,
     )
     yield loss(
         "kl_rows",
         "KL divergence from softmax(y) to softmax(x), one number a row.",
         "(torch.softmax(x, -1) * (torch.log_softmax(x, -1) - torch.log_softmax(y, -1))).sum(-1)",
         # For small inputs the divergence is a difference of nearly equal numbers: nothing in fp32 gets that right.
-        variations=tuple(form for form in FORMS if form != "small"),
+        variations=(*(form for form in FORMS if form != "small"), "shifted"),
     )
     yield loss("mse_rows", "Mean squared difference of each row.", "((x - y) * (x - y)).mean(-1)", level=2)
     yield loss("huber_rows", "Mean Huber loss (delta 1) of each row.", 'F.huber_loss(x, y, reduction="none").mean(-1)', level=2)
@@ -135,6 +136,7 @@ def _losses() -> Iterator[Task]:
         "cosine_rows",
         "Cosine similarity of each row of x with the same row of y.",
         "(x * y).sum(-1) * torch.rsqrt((x * x).sum(-1) * (y * y).sum(-1) + 1e-12)",
+        variations=(*FORMS, "faint"),
     )
 
 
@@ -156,5 +158,4 @@ def _channel_norms() -> Iterator[Task]:
         sizes=grids(BATCH=(2, 3, 64, 61), CHANNELS=(8, 6, 256, 192), LENGTH=(12, 7, 1024, 777)),
         buffers={"running_mean": "torch.randn(channels)", "running_var": "torch.rand(channels) + 0.5"},
         init_inputs=by_name("channels"),
-        fixed=("running_var",),
     )

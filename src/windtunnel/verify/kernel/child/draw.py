@@ -16,6 +16,9 @@ from windtunnel.verify.kernel.child.coarse import CoarseProducts
 
 SPREAD_OF_CONSTANTS = 0.5  # how far parameters that start constant (weights of a norm, biases) are moved
 POSITIVE = ("running_var",)
+SMALL_VARIANCE = 1e-3  # of one channel, so that an epsilon of 1e-5 shows
+AT_THE_END = 8.0  # how much larger the last elements are where all have one sign: who leaves them out is seen
+SHORT = 4  # dimensions whose last element is no rare one
 
 
 class Drawn:
@@ -37,7 +40,7 @@ class Drawn:
         with torch.device(self.device):
             _seed(seed, self.device)
             drawn = self.space["get_inputs"]()
-        return [self._input(position, value, case["factor"]) for position, value in enumerate(drawn)]
+        return [self._input(position, value, case) for position, value in enumerate(drawn)]
 
     @torch.no_grad()
     def answers(self, inputs: list[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor], str]:
@@ -68,13 +71,13 @@ class Drawn:
         outputs, kind = _outputs(wide(*[value.float() if _floating(value) else value for value in _clones(inputs)]))
         return [output.to(self.dtype) if output.is_floating_point() else output for output in outputs], kind
 
-    def _input(self, position: int, value: Any, factor: float) -> Any:
+    def _input(self, position: int, value: Any, case: dict[str, Any]) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         if not value.is_floating_point():
             return value.to(self.device).contiguous()
         if str(position) not in self.fixed:
-            value = value * factor
+            value = _signed(value, case["sign"]) * case["factor"] + case["offset"]
         return value.to(device=self.device, dtype=self.dtype).contiguous()
 
 
@@ -96,12 +99,25 @@ def _draw_parameters(model: torch.nn.Module, fixed: list[str]) -> None:
             continue
         if any(word in name for word in POSITIVE):
             tensor.copy_(torch.rand_like(tensor) + SPREAD_OF_CONSTANTS)
+            tensor.view(-1)[0] = SMALL_VARIANCE
             continue
         spread = float(tensor.double().std(correction=0)) if tensor.numel() > 1 else 0.0
         middle = float(tensor.double().mean())
         if not math.isfinite(spread) or not math.isfinite(middle):
             continue
         tensor.copy_(middle + torch.randn_like(tensor) * (spread if spread > 0 else SPREAD_OF_CONSTANTS))
+
+
+def _signed(value: torch.Tensor, sign: float) -> torch.Tensor:
+    """All elements with this sign, those at the end of a dimension larger; as they are for 0."""
+    if not sign:
+        return value
+    value = value.abs() * sign
+    at_the_end = torch.zeros_like(value, dtype=torch.bool)
+    for dimension, extent in enumerate(value.shape):
+        if extent > SHORT:
+            at_the_end.select(dimension, -1).fill_(True)
+    return torch.where(at_the_end, value * AT_THE_END, value)
 
 
 def _outputs(value: Any) -> tuple[list[torch.Tensor], str]:

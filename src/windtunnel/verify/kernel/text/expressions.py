@@ -190,14 +190,15 @@ class Expressions:
         """Whether this is an attribute that the candidate's classes give their objects, and can be nothing else.
 
         What other things have an attribute of that name for counts on the candidate's own objects only, or where the value is
-        looked at and cannot be kept: no method of a tensor has the attribute `weight`, or is greater than 0.
+        looked at and cannot be kept: no method of a tensor has the attribute `weight`, or is greater than 0. Their values may.
         """
         name = node.attr
         if self._on_self(node, scope) and name not in self.owned.attributes:
             return not elsewhere(name) and not name.startswith("_")  # registered under a name that is put together
         if name not in self.owned.attributes:
             return False
-        return not elsewhere(name) or self._surely(node.value, scope) or id(node) in self.looked_at
+        looked_at = id(node) in self.looked_at and name not in members.SAYING
+        return not elsewhere(name) or self._surely(node.value, scope) or looked_at
 
     def _on_self(self, node: ast.Attribute, scope: Scope) -> bool:
         return bool(scope.own) and isinstance(node.value, ast.Name) and node.value.id == scope.own

@@ -121,6 +121,18 @@ HOLDERS = words(
     is_gluon starting_line_number func keywords fget fset fdel getter setter deleter add_note
     """
 )
+# Of all these: what is no method of tensors, modules and tuners but a value, which says something where it is only compared.
+SAYING = HOLDERS | words(
+    """
+    is_cpu is_ipu is_leaf is_maia is_meta is_mkldnn is_mps is_mtia is_nested is_quantized is_sparse is_sparse_csr is_vulkan
+    is_xla is_xpu output_nr retains_grad grad_dtype volatile _base _cdata _grad _grad_fn _has_symbolic_sizes_strides
+    _post_accumulate_grad_hooks _version training T_destination call_super_init dump_patches _backward_hooks
+    _backward_pre_hooks _buffers _compiled_call_impl _forward_hooks _forward_hooks_always_called _forward_hooks_with_kwargs
+    _forward_pre_hooks _forward_pre_hooks_with_kwargs _is_full_backward_hook _load_state_dict_post_hooks
+    _load_state_dict_pre_hooks _modules _non_persistent_buffers_set _parameters _state_dict_hooks _state_dict_pre_hooks
+    """
+)
+
 # Attributes that lead out of the candidate whatever they are read on. A second net below the lists of allowed names.
 LEADS_OUT = words(
     """

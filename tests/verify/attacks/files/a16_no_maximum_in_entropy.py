@@ -1,0 +1,30 @@
+# attack: 16
+# how: the entropy of a softmax without subtracting the maximum
+# task: softmax_entropy
+# where: cpu
+# naive: fooled
+# reasons: wrong-values, non-finite
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def row_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < n
+    x = tl.load(x_ptr + row * n + cols, mask=mask, other=-float("inf")).to(tl.float32)
+    e = tl.exp(x)
+    total = tl.sum(e, 0)
+    value = tl.log(total) - tl.sum(tl.where(mask, e * x, 0.0), 0) / total
+    tl.store(out_ptr + row, value.to(out_ptr.dtype.element_ty))
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        rows, n = x.shape
+        out = torch.empty(rows, dtype=x.dtype, device=x.device)
+        row_kernel[(rows,)](x, out, n, BLOCK=triton.next_power_of_2(n))
+        return out
