@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -20,6 +21,8 @@ from windtunnel.verify import (
 from windtunnel.verify.sandbox import Sandbox
 
 pytest.importorskip("triton")
+
+from windtunnel.verify.kernel.child.autotune import Evenly
 
 SOURCE = """\
 import torch
@@ -81,10 +84,24 @@ def test_a_choice_of_configurations(boxes: list[Sandbox], name: str) -> None:
     assert found <= CHANGES[name][1], found
 
 
-def test_a_wrong_configuration_is_found_though_it_is_one_of_four(boxes: list[Sandbox]) -> None:
+@pytest.mark.parametrize("many", [4, 60])
+def test_a_wrong_configuration_is_found_among_many(boxes: list[Sandbox], many: int) -> None:
     verifier = KernelVerifier(find_task("relu"), boxes[0], compiler=boxes[1])
-    found = [verifier.verify(source_of("one is wrong")).accepted for _ in range(6)]
-    assert sum(found) <= 2, "each call takes a configuration at random: of about ten calls one takes the wrong one"
+    blocks = ", ".join(["64", *["128"] * (many - 1)])
+    source = SOURCE % (HONEST | CHANGES["one is wrong"][0] | {"blocks": blocks})
+    assert {verifier.verify(source).reason for _ in range(4)} <= {"non-finite"}
+
+
+def test_those_that_were_taken_least_often_come_first() -> None:
+    some: list[object] = [object() for _ in range(5)]
+    choices = Evenly(random.Random(0))
+    taken = [choices(some) for _ in range(4)]
+    assert len({id(one) for one in taken}) == 4
+    assert choices.untried()
+    assert choices([some[0]]) is some[0], "what does not fit was put aside"
+    choices(some)
+    choices(some)
+    assert not choices.untried()
 
 
 @pytest.mark.gpu

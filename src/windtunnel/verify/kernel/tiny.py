@@ -152,7 +152,8 @@ def judge_tiny(outcome: Outcome, task: Task, batch: Batch) -> Finding | None:
     runs = outcome.message.get("runs")
     if not isinstance(runs, list):
         return Finding(stage, "no-answer", "the candidate's process did not report its runs.")
-    for run, ready in zip(runs, _in_groups(batch), strict=False):
+    order = _in_groups(batch)
+    for run, ready in [*zip(runs, order, strict=False), *_run_again(outcome, order)]:
         found = _judge_run(run, ready, outcome, task)
         if found is not None:
             return found
@@ -170,6 +171,19 @@ def _in_groups(batch: Batch) -> list[Ready]:
     for ready in batch.ready:
         groups.setdefault(ready.case.group, []).append(ready)
     return [ready for group in groups.values() for ready in group]
+
+
+def _run_again(outcome: Outcome, order: Sequence[Ready]) -> list[tuple[object, Ready]]:
+    """Further runs of some cases, for configurations that had not been run."""
+    again = outcome.message.get("again", [])
+    pairs: list[tuple[object, Ready]] = []
+    for run in again if isinstance(again, list) else [None]:
+        at = run.get("at") if isinstance(run, dict) else None
+        if type(at) is int and 0 <= at < len(order):
+            pairs.append((run, order[at]))
+        else:
+            pairs.append((None, order[0]))  # no description of a run
+    return pairs
 
 
 def _judge_run(run: object, ready: Ready, outcome: Outcome, task: Task) -> Finding | None:

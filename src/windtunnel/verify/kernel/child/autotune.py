@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -18,8 +19,31 @@ class Misfit(AssertionError):
 MISFITS = (Misfit, OutOfResources, CompileTimeAssertionFailure, PTXASError)  # the last three: Triton's tuner passes over them
 
 
+class Evenly:
+    """Takes one of those that were taken least often, at random: of few calls as many as can be tried are."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self.dice = dice
+        self.times: dict[int, int] = {}
+        self.held: list[Any] = []  # so that no number is used again
+
+    def __call__(self, configs: list[Any]) -> Any:
+        for config in configs:
+            if id(config) not in self.times:
+                self.times[id(config)] = 0
+                self.held.append(config)
+        least = min(self.times[id(config)] for config in configs)
+        taken = self.dice.choice([config for config in configs if self.times[id(config)] == least])
+        self.times[id(taken)] += 1
+        return taken
+
+    def untried(self) -> bool:
+        """Whether there was a choice of which some were never taken."""
+        return 0 in self.times.values()
+
+
 def pick_configurations(choose: Callable[[list[Any]], Any]) -> None:
-    """On a GPU the fastest configuration runs, whatever it computes: any must be right, so `choose` takes one, at random where
+    """On a GPU the fastest configuration runs, whatever it computes: any must be right, so `choose` takes one, `Evenly` where
     nothing is timed, and another where that one does not fit. Nothing is reset to zero: Triton does so while it tunes alone,
     and each later call finds what the call before left. A second call replaces the first."""
 

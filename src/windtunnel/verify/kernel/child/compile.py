@@ -21,7 +21,7 @@ from triton.compiler.compiler import ASTSource, make_backend
 from triton.runtime import driver, jit
 
 from windtunnel.verify.kernel.arrays import Buffer, unplain
-from windtunnel.verify.kernel.child.autotune import MISFITS, Misfit, pick_configurations
+from windtunnel.verify.kernel.child.autotune import MISFITS, Evenly, Misfit, pick_configurations
 from windtunnel.verify.kernel.child.load import Wrong, kernel_place, laid_to_candidate, load_candidate, said, stand_in_for_cuda
 from windtunnel.verify.kernel.child.scratch import own_scratch
 from windtunnel.verify.kernel.child.tensors import from_head, to_tensor
@@ -51,7 +51,7 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
     compiler = Compiler(message["capability"])
     stand_in_for_cuda()
     own_scratch()
-    pick_configurations(random.Random(message["seed"]).choice)
+    pick_configurations(Evenly(random.Random(message["seed"])))
     try:
         with compiler.installed():
             note("compile")  # only now: who is killed before has run nothing of the candidate

@@ -16,7 +16,7 @@ from triton.runtime import jit
 
 from windtunnel.verify.kernel.child.watch import Launches
 
-PLAIN = (bool, int, float, str, type(None), enum.Enum, tl.dtype, torch.dtype, jit.KernelInterface)
+PLAIN = (bool, int, float, str, type(None), tl.dtype, torch.dtype, jit.KernelInterface)
 
 
 def look_at_constants(launches: Launches, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -38,7 +38,7 @@ def _odd_one(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> st
 
 
 def _all(value: Any, allowed: tuple[Any, ...]) -> bool:
-    if isinstance(value, tl.constexpr):
+    if isinstance(value, tl.constexpr | enum.Enum):  # a kernel may ask for what stands behind a name
         return _all(value.value, allowed)
     if isinstance(value, tuple | list):
         return all(_all(part, allowed) for part in value)

@@ -204,6 +204,9 @@ class FullWork(Work):
             held.copy_(part)
             yield held.numpy().data
 
+    def _try_others(self, model: torch.nn.Module, group: dict[str, Any], places: Places) -> None:
+        """No further calls, which are dear at full size: each of those made takes a configuration that was taken least often."""
+
     def knocked_out(self, outputs: list[torch.Tensor], kind: str) -> None:
         """What stays here is a number: the outputs say nothing else, and are as large as the right ones."""
         shares = [self._finite_share(output) for output in outputs if output.is_floating_point() and output.numel()]

@@ -12,7 +12,7 @@ from triton import knobs
 from triton.backends.nvidia import driver
 from triton.runtime import autotuner, jit
 
-from windtunnel.verify.kernel.child.autotune import pick_configurations
+from windtunnel.verify.kernel.child.autotune import Evenly, pick_configurations
 from windtunnel.verify.kernel.child.constants import look_at_constants
 from windtunnel.verify.kernel.child.launch import install_quick_launcher
 from windtunnel.verify.kernel.child.load import Wrong, say_no_more_than_the_stand_in
@@ -24,13 +24,13 @@ def install_on_gpu(launches: Launches, aside: Callable[[], AbstractContextManage
     """Puts the eyes in, before the candidate is imported.
 
     aside: entered while a kernel is compiled, which needs no GPU. quick: nothing is timed; then launches may be slower, and of
-    configurations to choose from, all of which must be right, each call takes one at random.
+    configurations to choose from, all of which must be right, each call takes one of those tried least often.
     """
     if quick is None:
         _tune_unseen(launches)
     else:
         install_quick_launcher(driver)
-        pick_configurations(quick.choice)
+        pick_configurations(Evenly(quick))
     own_scratch()
     say_no_more_than_the_stand_in()
     assert not knobs.runtime.interpret, "TRITON_INTERPRET is set, so that no kernel would reach the GPU"

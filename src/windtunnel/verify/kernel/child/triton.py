@@ -22,7 +22,7 @@ from triton.language.extra import libdevice
 from triton.language.extra.cuda import libdevice as cuda_libdevice
 from triton.runtime import interpreter, jit
 
-from windtunnel.verify.kernel.child.autotune import Misfit, pick_configurations
+from windtunnel.verify.kernel.child.autotune import Evenly, Misfit, pick_configurations
 from windtunnel.verify.kernel.child.constants import look_at_constants
 from windtunnel.verify.kernel.child.descriptors import add_descriptor_atomics
 from windtunnel.verify.kernel.child.races import Log
@@ -39,15 +39,16 @@ class TooManyPrograms(Exception):
     """A grid that the interpreter would need minutes for."""
 
 
-def install(launches: Launches, dice: random.Random) -> None:
-    """Puts the eyes in, before the candidate is imported."""
+def install(launches: Launches, dice: random.Random) -> Evenly:
+    """Puts the eyes in, before the candidate is imported. Returns what takes one of several configurations."""
     holder = _Holder(launches.strays)
     _watch_memory(interpreter.interpreter_builder, holder)
     _shuffle(interpreter.interpreter_builder, holder, dice)
     add_descriptor_atomics(interpreter.interpreter_builder)
     _libdevice(interpreter.interpreter_builder)
     own_scratch()
-    pick_configurations(dice.choice)
+    choices = Evenly(dice)
+    pick_configurations(choices)
     _constexpr_by_any_name()
     _quicken(interpreter.interpreter_builder)
     interpreter.InterpretedFunction.__repr__ = _as_compiled
@@ -67,6 +68,7 @@ def install(launches: Launches, dice: random.Random) -> None:
         return result
 
     interpreter.InterpretedFunction.run = run
+    return choices
 
 
 def _as_compiled(function: Any) -> str:
