@@ -39,7 +39,7 @@ def _odd_one(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> st
 
 def _all(value: Any, allowed: tuple[Any, ...]) -> bool:
     if isinstance(value, tl.constexpr | enum.Enum):  # a kernel may ask for what stands behind a name
-        return _all(value.value, allowed)
+        return _all(value.value, PLAIN)  # whatever the argument is, a tensor in there comes as no pointer
     if isinstance(value, tuple | list):
         return all(_all(part, allowed) for part in value)
     return isinstance(value, allowed)
