@@ -28,6 +28,10 @@ CASES = {
     "a load beside atomics": ([[("load", [1], []), ("atomic", [1], [])], [("atomic", [1], [])]], ATOMICS),
     "a store beside atomics": ([[("store", [1], [0])], [("atomic", [1], [])]], ATOMICS),
     "after a ticket": ([[("atomic", [1, 9], [])], [("atomic", [1, 9], []), ("load", [1], []), ("store", [9], [0])]], ""),
+    "behind a lock": ([[("lock", [9], []), ("load", [1], []), ("store", [1], [program])] for program in (5, 6)], ""),
+    "after a flag": ([[("store", [1], [5]), ("lock", [9], [])], [("lock", [9], []), ("load", [1], []), ("store", [1], [6])]], ""),
+    "before a lock": ([[("load", [1], []), ("store", [1], [program]), ("lock", [9], [])] for program in (5, 6)], STORES),
+    "loads before a lock": ([[("load", [1, 2], []), ("lock", [9], [])], [("store", [2], [5])]], LOADS),
 }
 
 
@@ -45,6 +49,8 @@ def test_a_log_finds_the_same_however_long_it_gets(name: str, most: int, monkeyp
                 log.loaded(at)
             elif what == "store":
                 log.stored(at, np.array(values, np.int64))
-            else:
+            elif what == "atomic":
                 log.changed(at)
+            else:
+                log.locks = log.told = True
     assert log.conflict() == expected

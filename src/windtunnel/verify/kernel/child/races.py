@@ -67,12 +67,14 @@ class Accesses:
 
 
 class Log:
-    """What each program of one launch loads, stores and changes by atomics. bare: loads and stores of a program that has made no
-    atomic access yet; one that has may have been told by it that others are done."""
+    """What each program of one launch loads, stores and changes by atomics. bare_loads, bare_stores: of a
+    program that has made no atomic access yet; one that has may have been told by it that others are done. locks: some were
+    made by which programs may wait for each other, so that only what nobody can have waited for is a race."""
 
     def __init__(self) -> None:
         self.program = 0
-        self.loads, self.stores, self.bare, self.changes = Accesses(), Accesses(), Accesses(), Accesses()
+        self.loads, self.stores, self.changes = Accesses(), Accesses(), Accesses()
+        self.bare_loads, self.bare_stores = Accesses(), Accesses()
         self.told = False  # whether the program has made an atomic access
         self.locks = False
         self.torn = False  # one tl.store with two values for an address
@@ -82,29 +84,29 @@ class Log:
         self.program, self.told = self.program + 1, False
 
     def loaded(self, where: np.ndarray) -> None:
-        self._touched(self.loads, where)
+        self._touched(self.loads, self.bare_loads, where)
 
     def stored(self, where: np.ndarray, values: np.ndarray) -> None:
         if not self.torn and len(where) > 1:
             order = np.argsort(where, kind="stable")
             same = where[order][1:] == where[order][:-1]
             self.torn = bool((same & (values[order][1:] != values[order][:-1])).any())
-        self._touched(self.stores, where, values)
+        self._touched(self.stores, self.bare_stores, where, values)
 
     def changed(self, where: np.ndarray) -> None:
         self.told = True
         self.changes.add(where, self.program)
         self._bound()
 
-    def _touched(self, kind: Accesses, where: np.ndarray, values: np.ndarray | None = None) -> None:
+    def _touched(self, kind: Accesses, bare: Accesses, where: np.ndarray, values: np.ndarray | None = None) -> None:
         kind.add(where, self.program, values)
         if not self.told:
-            self.bare.parts.append(kind.parts[-1])
-            self.bare.size += len(where)
+            bare.parts.append(kind.parts[-1])
+            bare.size += len(where)
         self._bound()
 
     def _bound(self) -> None:
-        kinds = (self.loads, self.stores, self.changes, self.bare)
+        kinds = (self.loads, self.stores, self.changes, self.bare_loads, self.bare_stores)
         if sum(kind.size for kind in kinds) > self.most:
             for kind in kinds:
                 kind.fold()
@@ -112,15 +114,15 @@ class Log:
 
     def conflict(self) -> str:
         """What two programs do to one address, '' for nothing. Programs that agree on the value written do no harm."""
-        if self.locks:
-            return ""
-        stores, changes = self.stores.whole().by_address(), self.changes.whole().by_address()
+        loads, written = (self.bare_loads, self.bare_stores) if self.locks else (self.loads, self.stores)
+        stores, changes = written.whole().by_address(), self.changes.whole().by_address()
         if ((stores.first != stores.last) & (stores.low != stores.high)).any():
             return "two programs store different values at one address"
-        if self.torn:
+        if self.torn and not self.locks:
             return "one tl.store has different values for one address"
-        if self.loads.whole().shared_with(stores):
+        if loads.whole().shared_with(stores):
             return "one program loads what another stores in the same launch"
-        if self.bare.whole().shared_with(changes):
+        bare = (self.bare_loads, self.bare_stores)
+        if not self.locks and any(kind.whole().shared_with(changes) for kind in bare):
             return "one program loads or stores, without atomics, what another changes by them in the same launch"
         return ""

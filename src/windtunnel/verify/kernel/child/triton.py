@@ -192,7 +192,7 @@ def _watch_memory(builder: Any, holder: _Holder) -> None:
         return store(ptrs, value, mask, *rest, **named)
 
     def atomic_cas(ptr: Any, *rest: Any) -> Any:
-        holder.log.locks = True
+        holder.log.locks = holder.log.told = True
         holder.check(ptr.data.reshape(-1), "writes")
         return cas(ptr, *rest)
 
