@@ -12,7 +12,7 @@ _MNK = grids(M=(32, 19, 4096, 4001), N=(16, 21, 4096, 3001), K=(32, 27, 4096, 19
 _A, _B = drawn("M, K", "a"), drawn("K, N", "b")
 _WEIGHT = "torch.randn(outer, inner) / inner**0.5"
 _LINEAR = "F.linear(x, self.weight, self.bias)"
-_HEADS = grids(BATCH=(1, 1, 8, 7), HEADS=(2, 3, 16, 12), LENGTH=(16, 21, 1024, 999), HEAD=(16, 16, 64, 64))
+_HEADS = grids(BATCH=(1, 1, 8, 7), HEADS=(2, 3, 16, 12), LENGTH=(16, 21, 1024, 999), HEAD=(16, 32, 64, 64))
 
 
 def tasks() -> Iterator[Task]:
