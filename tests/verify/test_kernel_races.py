@@ -32,6 +32,16 @@ CASES = {
     "after a flag": ([[("store", [1], [5]), ("lock", [9], [])], [("lock", [9], []), ("load", [1], []), ("store", [1], [6])]], ""),
     "before a lock": ([[("load", [1], []), ("store", [1], [program]), ("lock", [9], [])] for program in (5, 6)], STORES),
     "loads before a lock": ([[("load", [1, 2], []), ("lock", [9], [])], [("store", [2], [5])]], LOADS),
+    "the last one by a ticket loads": (
+        [[("store", [1], [5]), ("atomic", [9], [])], [("atomic", [9], []), ("load", [1], [])]],
+        "",
+    ),
+    "a ticket before its store": ([[("atomic", [9], []), ("store", [1], [5])], [("atomic", [9], []), ("load", [1], [])]], LOADS),
+    "loads before the ticket": ([[("store", [1], [5]), ("atomic", [9], [])], [("load", [1], []), ("atomic", [9], [])]], LOADS),
+    "the first one by a ticket loads": (
+        [[("atomic", [9], []), ("load", [1], [])], [("store", [1], [5]), ("atomic", [9], [])]],
+        LOADS,
+    ),
 }
 
 

@@ -8,6 +8,8 @@ import numpy as np
 
 MOST_ACCESSES = 6_000_000  # elements; then what is known of each address takes the place of its accesses
 
+LOADS_WHAT_IS_STORED = "one program loads what another stores in the same launch"
+
 
 @dataclass
 class Touched:
@@ -34,11 +36,21 @@ class Touched:
 
     def shared_with(self, other: Touched) -> bool:
         """Whether an address in both was touched by more than one program. other: by address."""
-        if not self.where.size or not other.where.size:
-            return False
+        mine, theirs = self._met(other)
+        return bool(((self.first[mine] != other.last[theirs]) | (self.last[mine] != other.first[theirs])).any())
+
+    def before(self, other: Touched) -> bool:
+        """Whether a program touched an address here and one that ran after it did there. other: by address."""
+        mine, theirs = self._met(other)
+        return bool((self.first[mine] < other.last[theirs]).any())
+
+    def _met(self, other: Touched) -> tuple[np.ndarray, np.ndarray]:
+        """Rows here and rows there that have one address."""
+        if not other.where.size:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
         at = np.minimum(np.searchsorted(other.where, self.where), len(other.where) - 1)
-        both = other.where[at] == self.where
-        return bool((both & ((self.first != other.last[at]) | (self.last != other.first[at]))).any())
+        mine = np.flatnonzero(other.where[at] == self.where)
+        return mine, at[mine]
 
 
 @dataclass
@@ -60,6 +72,15 @@ class Accesses:
         columns = ("where", "first", "last", "low", "high")
         return Touched(*(np.concatenate([getattr(part, name) for part in parts]) for name in columns))
 
+    def take(self, other: Accesses) -> None:
+        """All of another's, which has none then."""
+        self.parts += other.parts
+        self.size += other.size
+        other.clear()
+
+    def clear(self) -> None:
+        self.parts, self.size = [], 0
+
     def fold(self) -> None:
         """One row for each address in the place of all."""
         whole = self.whole().by_address()
@@ -67,46 +88,49 @@ class Accesses:
 
 
 class Log:
-    """What each program of one launch loads, stores and changes by atomics. bare_loads, bare_stores: of a
-    program that has made no atomic access yet; one that has may have been told by it that others are done. locks: some were
-    made by which programs may wait for each other, so that only what nobody can have waited for is a race."""
+    """What each program of one launch loads, stores and changes by atomics.
+
+    early: loads before the program's first atomic access; late: those after it, which may have been told that others are done.
+    bare: stores before it. kept: stores that no atomic access of the program follows, so that nobody can have been told of them.
+    locks: some accesses were atomic ones by which programs may wait for each other, so that only what nobody can have waited
+    for is a race.
+    """
 
     def __init__(self) -> None:
         self.program = 0
-        self.loads, self.stores, self.changes = Accesses(), Accesses(), Accesses()
-        self.bare_loads, self.bare_stores = Accesses(), Accesses()
+        self.early, self.late, self.changes = Accesses(), Accesses(), Accesses()
+        self.stores, self.bare, self.kept = Accesses(), Accesses(), Accesses()
+        self.untold = Accesses()  # stores of this program since its last atomic access
         self.told = False  # whether the program has made an atomic access
         self.locks = False
         self.torn = False  # one tl.store with two values for an address
         self.most = MOST_ACCESSES
 
     def next_program(self) -> None:
+        self.kept.take(self.untold)
         self.program, self.told = self.program + 1, False
 
     def loaded(self, where: np.ndarray) -> None:
-        self._touched(self.loads, self.bare_loads, where)
+        (self.late if self.told else self.early).add(where, self.program)
+        self._bound()
 
     def stored(self, where: np.ndarray, values: np.ndarray) -> None:
         if not self.torn and len(where) > 1:
             order = np.argsort(where, kind="stable")
             same = where[order][1:] == where[order][:-1]
             self.torn = bool((same & (values[order][1:] != values[order][:-1])).any())
-        self._touched(self.stores, self.bare_stores, where, values)
+        for kind in (self.stores, self.untold) if self.told else (self.stores, self.untold, self.bare):
+            kind.add(where, self.program, values)
+        self._bound()
 
     def changed(self, where: np.ndarray) -> None:
         self.told = True
+        self.untold.clear()
         self.changes.add(where, self.program)
         self._bound()
 
-    def _touched(self, kind: Accesses, bare: Accesses, where: np.ndarray, values: np.ndarray | None = None) -> None:
-        kind.add(where, self.program, values)
-        if not self.told:
-            bare.parts.append(kind.parts[-1])
-            bare.size += len(where)
-        self._bound()
-
     def _bound(self) -> None:
-        kinds = (self.loads, self.stores, self.changes, self.bare_loads, self.bare_stores)
+        kinds = (self.early, self.late, self.changes, self.stores, self.bare, self.kept, self.untold)
         if sum(kind.size for kind in kinds) > self.most:
             for kind in kinds:
                 kind.fold()
@@ -114,15 +138,20 @@ class Log:
 
     def conflict(self) -> str:
         """What two programs do to one address, '' for nothing. Programs that agree on the value written do no harm."""
-        loads, written = (self.bare_loads, self.bare_stores) if self.locks else (self.loads, self.stores)
-        stores, changes = written.whole().by_address(), self.changes.whole().by_address()
+        self.kept.take(self.untold)
+        early, late = self.early.whole(), self.late.whole()
+        stores = (self.bare if self.locks else self.stores).whole().by_address()
         if ((stores.first != stores.last) & (stores.low != stores.high)).any():
             return "two programs store different values at one address"
-        if self.torn and not self.locks:
+        if early.shared_with(stores):
+            return LOADS_WHAT_IS_STORED
+        if self.locks:
+            return ""
+        if self.torn:
             return "one tl.store has different values for one address"
-        if loads.whole().shared_with(stores):
-            return "one program loads what another stores in the same launch"
-        bare = (self.bare_loads, self.bare_stores)
-        if not self.locks and any(kind.whole().shared_with(changes) for kind in bare):
+        if late.shared_with(self.kept.whole().by_address()) or late.before(stores):
+            return LOADS_WHAT_IS_STORED
+        changes = self.changes.whole().by_address()
+        if early.shared_with(changes) or self.bare.whole().shared_with(changes):
             return "one program loads or stores, without atomics, what another changes by them in the same launch"
         return ""

@@ -12,7 +12,7 @@ import inspect
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from windtunnel.verify.kernel.child.autotune import Evenly, Misfit, pick_configu
 from windtunnel.verify.kernel.child.constants import look_at_constants
 from windtunnel.verify.kernel.child.descriptors import add_descriptor_atomics
 from windtunnel.verify.kernel.child.races import Log
+from windtunnel.verify.kernel.child.scalars import numbers_as_tensors
 from windtunnel.verify.kernel.child.scratch import own_scratch
 from windtunnel.verify.kernel.child.watch import Launches
 from windtunnel.verify.kernel.text.rules import words
@@ -50,6 +51,7 @@ def install(launches: Launches, dice: random.Random) -> Evenly:
     choices = Evenly(dice)
     pick_configurations(choices)
     _constexpr_by_any_name()
+    numbers_as_tensors()
     _quicken(interpreter.interpreter_builder)
     interpreter.InterpretedFunction.__repr__ = _as_compiled
     original = interpreter.InterpretedFunction.run
@@ -258,6 +260,8 @@ def _quicken(builder: Any) -> None:
         return _Kept()
 
     interpreter._patch_lang = patch_once
+    # What a candidate imports by name, `from triton.language.math import rsqrt`, has to be the interpreter's already.
+    patch_once(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 
 

@@ -33,7 +33,7 @@ VIEWS = words(
     view _unsafe_view reshape _reshape_alias permute transpose t expand squeeze unsqueeze slice select as_strided
     split chunk split_with_sizes unbind alias detach narrow unfold diagonal movedim swapaxes flatten unflatten view_as
     expand_as mT lift_fresh is_same_size sym_size sym_stride sym_numel sym_storage_offset stride size
-    numel ravel _to_copy_
+    numel ravel _to_copy_ promote_types result_type
     """
 )
 WRITES = frozenset({"zero_", "fill_"})
