@@ -199,6 +199,7 @@ def test_kernels_are_compiled_for_a_gpu_that_is_not_there(task: Task, sandbox: S
         odd = verifier.verify(KERNEL.replace("tl.arange(0, BLOCK)", "tl.arange(0, 60)").replace("* BLOCK +", "* 60 +"))
         assert (odd.stage, odd.reason) == ("compile", "compile-error")
         assert "power of 2" in odd.message
+        assert "`at = " in odd.message, odd.message
 
 
 def test_the_command_says_it_in_json_and_by_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,6 +64,8 @@ def test_a_descriptor_that_hardware_refuses_is_explained(box: Sandbox) -> None:
         ("x = tl.load(x_ptr + row * cols + at, mask=at < cols)", False),
         ("x = tl.load(x_ptr + row * cols + at, mask=at < cols, other=0.0)", True),
         ("x = tl.where(at < cols, tl.load(x_ptr + row * cols + at, mask=at < cols), 0.0)", True),
+        ("x = tl.load(x_ptr + row * cols + at, mask=at < cols, other=0.0) + tl.load(x_ptr, mask=row < 0, other=0.0)", True),
+        ("x = tl.load(x_ptr + row * cols + at, mask=at < cols, other=0.0) + tl.load(x_ptr, mask=row < 0)", False),
     ],
 )
 def test_what_a_mask_leaves_out_is_undefined_without_other(box: Sandbox, load: str, right: bool) -> None:

@@ -23,7 +23,8 @@ COMPILE_PHASES = ("", "compile")
 RAISED = ("raised", "import-failed", "construction-failed", "infrastructure")
 # Elsewhere, and where kernels are compiled.
 SLOW = (
-    "Look for an endless loop or a huge grid. At tiny sizes one program runs after the other: larger blocks help.",
+    "Look for an endless loop or a huge grid. At tiny sizes one program runs after the other: larger blocks help, and one that "
+    "waits for another (a lock that is passed on) may wait for ever.",
     "Look for an endless loop, or for tiles and unrolled loops that a compiler is never done with.",
 )
 CRASHED = (

@@ -30,6 +30,7 @@ from windtunnel.verify.kernel.child.work import Places
 from windtunnel.verify.sandbox.channel import note
 
 PTX_VERSION = 87
+LONGEST_LINE, LONGEST_WORDS = 120, 400  # characters of what Triton says of a kernel
 STAGES = ("ttir", "ttgir", "llir")
 SHARED_BYTES = {
     80: 166_912,
@@ -91,12 +92,25 @@ def _forward(made: Any, form: dict[str, Any], inplace: list[int], buffers: Seque
     except _NotCompiled as error:
         raise Wrong(error.reason, f"{error} ({dtype}).") from None
     except triton.compiler.errors.CompilationError as error:
-        raise Wrong("compile-error", f"a kernel does not compile: {said(error)} ({dtype}).") from None
+        raise Wrong("compile-error", f"a kernel does not compile: {why(error)} ({dtype}).") from None
     except BaseException as error:
         # Kernels do nothing here, so that forward may well stumble later: the tiny stage judges that, and what was not launched
         # by then has not been compiled.
         return said(error)
     return ""
+
+
+def why(error: BaseException) -> str:
+    """What Triton says of the innermost error, with the line that it is about; its own text begins with all lines before."""
+    while isinstance(error.__cause__, triton.compiler.errors.CompilationError):
+        error = error.__cause__
+    if not isinstance(error, triton.compiler.errors.CompilationError):
+        return said(error)
+    lines, number = (error.src or "").splitlines(), getattr(error.node, "lineno", 0)
+    at = f"in `{lines[number - 1].strip()[:LONGEST_LINE]}`: " if 0 < number <= len(lines) else ""
+    cause = error.__cause__
+    words = error.error_message or (said(cause) if cause is not None else type(error).__name__)
+    return at + " ".join(words.split())[:LONGEST_WORDS]
 
 
 class _NotCompiled(Exception):
@@ -173,7 +187,7 @@ class Compiler:
             )
         except Exception as error:
             kind = _TooMuch if isinstance(error, MISFITS) else _NotCompiled
-            raise kind("compile-error", f"kernel {name} does not compile: {said(error)}") from None
+            raise kind("compile-error", f"kernel {name} does not compile: {why(error)}") from None
         steps: dict[str, Any] = {}
         # Else it asks ptxas, another program.
         options = dataclasses.replace(options, ptx_version=PTX_VERSION)

@@ -140,6 +140,7 @@ class _Holder:
     log: Log = field(default_factory=Log)
     fence: Ranges = field(default_factory=lambda: Ranges([]))
     kernel: str = ""
+    filled: bool = False  # whether the tl.load under way has `other`
     order: list[tuple[int, int, int]] = field(default_factory=list)
 
     def check(self, addresses: np.ndarray, verb: str) -> None:
@@ -181,7 +182,7 @@ def _watch_memory(builder: Any, holder: _Holder) -> None:
     def masked_load(ptrs: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
         addresses = ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape)]
         holder.check(addresses, "reads")
-        if other is None and addresses.size < ptrs.data.size:
+        if other is None and not holder.filled and addresses.size < ptrs.data.size:
             other = _undefined(ptrs)
         holder.log.loaded(addresses)
         return load(ptrs, mask, other, *rest, **named)
@@ -206,8 +207,23 @@ def _watch_memory(builder: Any, holder: _Holder) -> None:
         holder.log.changed(addresses)
         return rmw(op, ptr, value, mask, *rest)
 
+    _note_other(interpreter.interpreter_semantic, holder)
     builder.create_masked_load, builder.create_masked_store = masked_load, masked_store
     builder.create_atomic_cas, builder.create_atomic_rmw = atomic_cas, atomic_rmw
+
+
+def _note_other(semantic: Any, holder: _Holder) -> None:
+    """The interpreter takes an `other` of one element that is 0 for none at all, and leaves 0 as it should."""
+    original = semantic.load
+
+    def load(pointer: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
+        holder.filled = other is not None
+        try:
+            return original(pointer, mask, other, *rest, **named)
+        finally:
+            holder.filled = False
+
+    semantic.load = load
 
 
 def _undefined(pointers: Any) -> Any:

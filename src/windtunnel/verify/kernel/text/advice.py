@@ -56,6 +56,7 @@ INSTEAD = {
     **dict.fromkeys(("sum", "mean", "max", "min", "amax", "amin", "prod", "norm", "var", "std"), REDUCE),
     **dict.fromkeys(("synchronize", "current_stream", "stream", "Stream", "Event"), "Leave it out: launches follow one another."),
 }
+NO_GRADIENT = "Launch in ModelNew.forward or in a function that it calls: no gradient is asked for."
 IN_A_STATEMENTS_PLACE = {"match": "Write if and elif.", "yield": "Return a list.", "yield from": "Return a list."}
 
 

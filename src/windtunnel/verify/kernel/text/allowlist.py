@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from windtunnel.verify.kernel.text import members, rules
-from windtunnel.verify.kernel.text.advice import IN_A_STATEMENTS_PLACE, own_copy
+from windtunnel.verify.kernel.text.advice import IN_A_STATEMENTS_PLACE, NO_GRADIENT, own_copy
 from windtunnel.verify.kernel.text.asked import only_asserted
 from windtunnel.verify.kernel.text.built import on_self
 from windtunnel.verify.kernel.text.devices import telling_devices
@@ -256,7 +256,8 @@ class _Check(Expressions):
         bases = [self.names.dotted(base) or ast.unparse(base) for base in node.bases]
         plain = ("typing.NamedTuple", "enum.Enum", "enum.IntEnum", "object")
         if node.keywords or any(base not in (*plain, "torch.nn.Module") for base in bases):
-            self.refuse("inherits", node, f"class {node.name}({', '.join(bases)})")
+            launch = NO_GRADIENT if "torch.autograd.Function" in bases else ""
+            self.refuse("inherits", node, f"class {node.name}({', '.join(bases)})", launch)
         if node.name == "ModelNew" and bases != ["torch.nn.Module"]:
             self.refuse("inherits", node, f"class ModelNew({', '.join(bases)})")
         for decorator in node.decorator_list:
