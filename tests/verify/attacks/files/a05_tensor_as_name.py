@@ -3,7 +3,7 @@
 # task: softmax
 # where: cpu
 # naive: fooled
-# reasons: host-compute
+# reasons: host-compute, compile-error
 from enum import Enum
 
 import torch
