@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -239,11 +240,15 @@ def test_who_connects_and_asks_nothing_is_let_go() -> None:
                 assert answer.startswith(b"HTTP/1.1 200" if ask in said else b"")
                 assert answer.count(b"HTTP/1.1") == said.count(ask)
                 assert 0.4 < time.monotonic() - began < 15
-        with socket.create_connection(("127.0.0.1", int(found[1])), timeout=20) as busy:
-            for _ in range(4):  # longer altogether than one may be silent
-                time.sleep(0.2)
-                busy.sendall(ask)
-                assert busy.recv(65_536).startswith(b"HTTP/1.1 200")
+        busy = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=20)
+        busy.connect()
+        own = busy.sock
+        for _ in range(4):  # longer altogether than one may be silent
+            time.sleep(0.2)
+            busy.request("GET", "/health", headers={"Host": "localhost"})
+            assert busy.getresponse().read().startswith(b"{")
+            assert busy.sock is own, "the connection was closed"
+        busy.close()
     finally:
         process.terminate()
         assert process.wait(30) == 0

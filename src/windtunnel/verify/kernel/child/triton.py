@@ -207,19 +207,20 @@ def _watch_memory(builder: Any, holder: _Holder) -> None:
         holder.log.changed(addresses)
         return rmw(op, ptr, value, mask, *rest)
 
-    _note_other(interpreter.interpreter_semantic, holder)
+    _note_other(type(interpreter.interpreter_semantic), holder)
     builder.create_masked_load, builder.create_masked_store = masked_load, masked_store
     builder.create_atomic_cas, builder.create_atomic_rmw = atomic_cas, atomic_rmw
 
 
 def _note_other(semantic: Any, holder: _Holder) -> None:
-    """The interpreter takes an `other` of one element that is 0 for none at all, and leaves 0 as it should."""
+    """The interpreter takes an `other` of one element that is 0 for none at all, and leaves 0 as it should. semantic: the class,
+    of which Triton up to 3.6 makes an object for each function."""
     original = semantic.load
 
-    def load(pointer: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
+    def load(self: Any, pointer: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
         holder.filled = other is not None
         try:
-            return original(pointer, mask, other, *rest, **named)
+            return original(self, pointer, mask, other, *rest, **named)
         finally:
             holder.filled = False
 
