@@ -9,7 +9,7 @@ RESULTS ?= build/measured
 help:
 	@echo "make rehearse    plan, train, kill, resume, evaluate and serve a scale model of charlm on this machine"
 	@echo "make test        lint, types, import directions and the tests (minutes)"
-	@echo "make test-long   the slow tests too: SIGKILLs at random moments, crowds of clients"
+	@echo "make test-long   the slow tests too: SIGKILLs at random moments, crowds of clients, the oldest Triton"
 	@echo "make gpu-test    tests and measurements that need an NVIDIA GPU"
 	@echo "make format      rewrite the code in the house's format"
 	@echo "make setup       create or update .venv, nothing else (PYTHON=... chooses the interpreter)"
@@ -39,6 +39,7 @@ imports: $(STAMP)
 
 test-long: $(STAMP)
 	$(PY)/python -m pytest -m "slow and not gpu"
+	sh tools/test_oldest.sh
 
 # PEER=folder of a karpathy/nanochat checkout: its throughput is measured beside ours, in turns.
 gpu-test: $(STAMP)

@@ -254,7 +254,9 @@ def _leaks(machine: Machine, task: Task, workers: int, number: int, until: float
     """Judge many, of which some crash, hang or are wrong on the GPU; count what is there before and after. until: on the clock,
     when no more are begun."""
     verifier, begun = machine.verifier(task, clock=False, hang=HANG_SECONDS), count()
-    candidates = with_bad(number, {name: _texts(name) for name in BODIES})
+    texts = {name: _texts(name) for name in BODIES}
+    judged(verifier, with_bad(len(BODIES) * BAD_EVERY, texts), workers)  # every worker has had work before anything is counted
+    candidates = with_bad(number, texts)
     before = census() | gpu_in_use()
     surprises, seconds = judged(verifier, takewhile(lambda _: time.monotonic() < until and next(begun) + 1, candidates), workers)
     candidates_judged = next(begun)
