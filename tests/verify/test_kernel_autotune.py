@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,9 +32,12 @@ import triton
 import triton.language as tl
 
 
-@triton.autotune(configs=[triton.Config({"BLOCK": block}) for block in (%(blocks)s)], key=["n"]%(options)s)
+CONFIGS = [triton.Config({"BLOCK": block, "WHICH": number}) for number, block in enumerate((%(blocks)s))]
+
+
+@triton.autotune(configs=CONFIGS, key=["n"]%(options)s)
 @triton.jit
-def relu_kernel(x, y, n, BLOCK: tl.constexpr):
+def relu_kernel(x, y, n, BLOCK: tl.constexpr, WHICH: tl.constexpr):
     %(first)s
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     v = tl.maximum(tl.load(x + at, mask=at < n, other=0.0), 0.0)
@@ -93,14 +97,27 @@ def test_a_wrong_configuration_is_found_among_many(boxes: list[Sandbox], many: i
 
 
 def test_those_that_were_taken_least_often_come_first() -> None:
-    some: list[object] = [object() for _ in range(5)]
+    tuner, some = object(), [SimpleNamespace(kwargs={"BLOCK": block}) for block in (32, 64, 128, 256, 512)]
     choices = Evenly(random.Random(0))
-    taken = [choices(some) for _ in range(4)]
+    taken = [choices(tuner, some) for _ in range(4)]
     assert len({id(one) for one in taken}) == 4
     assert choices.untried()
-    assert choices([some[0]]) is some[0], "what does not fit was put aside"
-    choices(some)
-    choices(some)
+    assert choices(tuner, [some[0]]) is some[0], "what does not fit was put aside"
+    choices(tuner, some)
+    choices(tuner, some)
+    assert not choices.untried()
+    choices(object(), some)
+    assert choices.untried(), "of another kernel, with the same list, one was taken"
+
+
+def test_on_the_interpreter_warps_make_no_other_configuration() -> None:
+    tuner, some = (
+        object(),
+        [SimpleNamespace(kwargs={"BLOCK": block}, num_warps=warps) for block in (32, 64) for warps in (1, 2, 4)],
+    )
+    choices = Evenly(random.Random(0), meta=True)
+    tuner = object()
+    assert {choices(tuner, some).kwargs["BLOCK"] for _ in range(2)} == {32, 64}
     assert not choices.untried()
 
 

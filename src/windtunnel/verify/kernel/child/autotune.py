@@ -20,29 +20,42 @@ MISFITS = (Misfit, OutOfResources, CompileTimeAssertionFailure, PTXASError)  # t
 
 
 class Evenly:
-    """Takes one of those that were taken least often, at random: of few calls as many as can be tried are."""
+    """Takes one of a tuner's configurations that were taken least often, at random: of few calls as many as can be tried are.
 
-    def __init__(self, dice: random.Random) -> None:
-        self.dice = dice
-        self.times: dict[int, int] = {}
-        self.held: list[Any] = []  # so that no number is used again
+    meta: what sets configurations apart are their arguments for the kernel alone; the interpreter knows no warps and stages.
+    """
 
-    def __call__(self, configs: list[Any]) -> Any:
-        for config in configs:
-            if id(config) not in self.times:
-                self.times[id(config)] = 0
-                self.held.append(config)
-        least = min(self.times[id(config)] for config in configs)
-        taken = self.dice.choice([config for config in configs if self.times[id(config)] == least])
-        self.times[id(taken)] += 1
-        return taken
+    def __init__(self, dice: random.Random, *, meta: bool = False) -> None:
+        self.dice, self.meta = dice, meta
+        self.times: dict[object, int] = {}
+        self.held: list[Any] = []  # so that no number of an object is used again
+
+    def __call__(self, tuner: Any, configs: list[Any]) -> Any:
+        keys = [self._key(tuner, config) for config in configs]
+        for key, config in zip(keys, configs, strict=True):
+            if key not in self.times:
+                self.times[key] = 0
+                self.held += [tuner, config]
+        least = min(self.times[key] for key in keys)
+        at = self.dice.choice([at for at, key in enumerate(keys) if self.times[key] == least])
+        self.times[keys[at]] += 1
+        return configs[at]
 
     def untried(self) -> bool:
         """Whether there was a choice of which some were never taken."""
         return 0 in self.times.values()
 
+    def _key(self, tuner: Any, config: Any) -> object:
+        """Several kernels may have one list of configurations."""
+        return id(tuner), repr(sorted(config.kwargs.items())) if self.meta else id(config)
 
-def pick_configurations(choose: Callable[[list[Any]], Any]) -> None:
+
+def first(tuner: Any, configs: list[Any]) -> Any:
+    """One choice for all calls, as tuning makes it."""
+    return configs[0]
+
+
+def pick_configurations(choose: Callable[[Any, list[Any]], Any]) -> None:
     """On a GPU the fastest configuration runs, whatever it computes: any must be right, so `choose` takes one, `Evenly` where
     nothing is timed, and another where that one does not fit. Nothing is reset to zero: Triton does so while it tunes alone,
     and each later call finds what the call before left. A second call replaces the first."""
@@ -51,7 +64,7 @@ def pick_configurations(choose: Callable[[list[Any]], Any]) -> None:
         self.nargs = dict(zip(self.arg_names, args, strict=False))
         left = list(self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs)
         while True:
-            config = left.pop(left.index(choose(left)))
+            config = left.pop(left.index(choose(self, left)))
             if config.pre_hook is not None:
                 config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
             try:

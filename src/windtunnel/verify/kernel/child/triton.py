@@ -48,7 +48,7 @@ def install(launches: Launches, dice: random.Random) -> Evenly:
     add_descriptor_atomics(interpreter.interpreter_builder)
     _libdevice(interpreter.interpreter_builder)
     own_scratch()
-    choices = Evenly(dice)
+    choices = Evenly(dice, meta=True)
     pick_configurations(choices)
     _constexpr_by_any_name()
     numbers_as_tensors()

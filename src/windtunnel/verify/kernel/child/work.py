@@ -6,6 +6,7 @@ The child judges nothing about values. It reports what happened; the parent comp
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ KNOCKED_OUT = (
 )
 
 MOST_AGAIN = 64  # calls for configurations that no case's call has tried
+AGAIN_SECONDS = 15.0  # of the CPU, of 30 that there are: no such call is begun after them
 NO_MEMORY = "the candidate used more memory than it may."
 
 
@@ -97,7 +99,7 @@ class Work:
     def _try_others(self, model: torch.nn.Module, group: dict[str, Any], places: Places) -> None:
         """Further calls of a group's cases, so that each configuration is run with: any may be the fastest on a GPU."""
         cases = group["cases"]
-        while self.untried() and len(self.again) < MOST_AGAIN:
+        while self.untried() and len(self.again) < MOST_AGAIN and time.process_time() < AGAIN_SECONDS:
             number = len(self.again) % len(cases)
             at = len(self.runs) - len(cases) + number
             self.again.append({"at": at, **self._run(model, cases[number], places)})
