@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -68,7 +68,10 @@ def _add_gradient(weights: Sequence[Tensor], product: Tensor) -> None:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, amax, quantised, gate_weight, gradient_amax, *weights):  # type: ignore[no-untyped-def]
+    def forward(
+        ctx: Any, x: Tensor, amax: Tensor | None, quantised: Quantised, gate_weight: Tensor | None,
+        gradient_amax: GradientAmax | None, *weights: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         from .triton_fp8 import find_amax, quantise_both
 
         flat = x.reshape(-1, x.size(-1))
@@ -86,7 +89,7 @@ class _Linear(torch.autograd.Function):
         return out.view(*x.shape[:-1], -1), gate
 
     @staticmethod
-    def backward(ctx, grad, dgate):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, grad: Tensor, dgate: Tensor) -> tuple[Tensor | None, ...]:
         from .triton_fp8 import find_amax, quantise_both
 
         columns, inverse, small, first = ctx.saved_tensors
@@ -104,7 +107,10 @@ class _Linear(torch.autograd.Function):
 
 class _MLP(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, amax, quantised_up, quantised_down, gradient_amax, up, down):  # type: ignore[no-untyped-def]
+    def forward(
+        ctx: Any, x: Tensor, amax: Tensor | None, quantised_up: Quantised, quantised_down: Quantised,
+        gradient_amax: GradientAmax | None, up: Tensor, down: Tensor,
+    ) -> Tensor:  # fmt: skip
         from .triton_fp8 import find_amax, quantise_both, quantise_relu_squared
 
         flat = x.reshape(-1, x.size(-1))
@@ -118,7 +124,7 @@ class _MLP(torch.autograd.Function):
         return _multiply(y_rows, quantised_down.rows, y_inverse, quantised_down.inverse, fast=True).view(x.shape)
 
     @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         from .triton_fp8 import find_amax, quantise_both, quantise_relu_squared_backward
 
         columns, inverse, hidden, amax_hidden, y_inverse = ctx.saved_tensors
@@ -136,7 +142,10 @@ class _MLP(torch.autograd.Function):
 
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, amax, quantised_both, quantised_down, gradient_amax, up, gate, down):  # type: ignore[no-untyped-def]
+    def forward(
+        ctx: Any, x: Tensor, amax: Tensor | None, quantised_both: Quantised, quantised_down: Quantised,
+        gradient_amax: GradientAmax | None, up: Tensor, gate: Tensor, down: Tensor,
+    ) -> Tensor:  # fmt: skip
         from .triton_fp8 import find_amax, quantise_both
         from .triton_fp8_swiglu import quantise_swiglu, swiglu_largest
 
@@ -151,7 +160,7 @@ class _SwiGLU(torch.autograd.Function):
         return _multiply(y_rows, quantised_down.rows, y_inverse, quantised_down.inverse, fast=True).view(x.shape)
 
     @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         from .triton_fp8 import find_amax, quantise_both
         from .triton_fp8_swiglu import quantise_swiglu_backward
 

@@ -8,7 +8,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 # For all of a request's head, from the connection's start or the answer before: whoever connects and says nothing, or a word
 # now and then, would hold one of the process's descriptors for good.
-HEAD_SECONDS = 30.0
+HEAD_SECONDS = 30
 
 
 class Connection(H11Protocol):

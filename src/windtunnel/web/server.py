@@ -31,7 +31,7 @@ def serve_app(
 
     import uvicorn
 
-    from .connection import Connection
+    from .connection import HEAD_SECONDS, Connection
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -59,7 +59,7 @@ def serve_app(
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=GRACE_SECONDS,
-        timeout_keep_alive=30,
+        timeout_keep_alive=HEAD_SECONDS,
         h11_max_incomplete_event_size=65_536,
         http=Connection,
         ws="none",

@@ -9,11 +9,31 @@ from typing import Any
 
 from windtunnel.verify.kernel.task import Task
 
-FACTORS = {
-    "plain": 1.0, "scaled": 3.0, "small": 0.01, "negated": -1.0, "large": 100.0, "wide": 65536.0, "steep": 8.0, "faint": 1e-4
-}  # fmt: skip
-OFFSETS = {"shifted": 200.0}  # exp overflows there, and all differences stay what they are
-SIGNS = {"positive": 1.0, "negative": -1.0}  # of all elements: no zero of a block's padding is the largest, or the smallest, then
+
+@dataclass(frozen=True)
+class Change:
+    """What becomes of the floating inputs that the task does not fix: all get the sign, where it is not 0, with larger ones at
+    the ends of dimensions; then they are multiplied, then the offset is added."""
+
+    factor: float = 1.0
+    offset: float = 0.0
+    sign: float = 0.0
+
+
+CHANGES = {
+    "plain": Change(),
+    "scaled": Change(3.0),
+    "small": Change(0.01),
+    "negated": Change(-1.0),
+    "large": Change(100.0),
+    "wide": Change(65536.0),
+    "steep": Change(8.0),
+    "faint": Change(1e-4),
+    "shifted": Change(offset=200.0),  # exp overflows there, and all differences stay what they are
+    "positive": Change(sign=1.0),  # no zero of a block's padding is the largest then
+    "negative": Change(sign=-1.0),  # or the smallest
+}
+ONE_SIGN = ("positive", "negative")
 TINY_ALONE = ("steep", "faint", "shifted")  # in full fp32: TF32 would leave little of it
 WIDE = "wide"  # beyond float16's range: products of float32 may be rounded to TF32, which has float32's
 PRODUCTS = ("bmm", "addmm", "addmv", "matmul", "linear", "conv", "einsum", "dot", "attention", "cdist", "rnn", "lstm", "gru")
@@ -24,8 +44,7 @@ GPU_ONLY = ("bfloat16",)  # the interpreter's bfloat16 arithmetic is wrong
 
 @dataclass(frozen=True)
 class Case:
-    """One run of reference and candidate. factor multiplies the floating inputs that the task does not fix, offset is added then;
-    sign, where it is not 0, is first given to all their elements, with larger ones at the ends of dimensions.
+    """One run of reference and candidate. variation: a key of CHANGES.
 
     training: the module is in training mode and gradients are on, as nothing that a kernel may depend on.
     """
@@ -34,11 +53,6 @@ class Case:
     dtype: str
     variation: str
     training: bool = False
-
-    @property
-    def factor(self) -> float:
-        """What its floating inputs are multiplied with."""
-        return FACTORS.get(self.variation, 1.0)
 
     @property
     def group(self) -> tuple[str, str]:
@@ -52,8 +66,7 @@ class Case:
 
     def as_json(self) -> dict[str, Any]:
         """For a child."""
-        more = {"offset": OFFSETS.get(self.variation, 0.0), "sign": SIGNS.get(self.variation, 0.0)}
-        return {**asdict(self), "factor": self.factor, **more}
+        return {**asdict(self), **asdict(CHANGES[self.variation])}
 
 
 def new_seed() -> int:
@@ -72,7 +85,7 @@ def tiny_cases(task: Task) -> list[Case]:
     cases.insert(1, Case("tiny", first, "plain", training=True))
     if "tiny_ragged" in task.sizes:
         hidden = [variation for variation in _ordered(task) if variation != "plain"]
-        signs = SIGNS if "negated" in task.variations else ()
+        signs = ONE_SIGN if "negated" in task.variations else ()
         cases += [Case("tiny_ragged", first, variation) for variation in ("plain", *hidden[:1], *signs)]
     for dtype in others:  # host code may do something else for each
         cases += [Case("tiny", dtype, "plain"), *(Case("tiny", dtype, v) for v in HIDDEN_ELSEWHERE if v in task.variations)]

@@ -50,7 +50,7 @@ class Evenly:
         return id(tuner), repr(sorted(config.kwargs.items())) if self.meta else id(config)
 
 
-def first(tuner: Any, configs: list[Any]) -> Any:
+def always_first(tuner: Any, configs: list[Any]) -> Any:
     """One choice for all calls, as tuning makes it."""
     return configs[0]
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from windtunnel.verify.kernel.arrays import Buffer, plain
-from windtunnel.verify.kernel.child.autotune import first, forget_tuning, pick_configurations, tuners
+from windtunnel.verify.kernel.child.autotune import always_first, forget_tuning, pick_configurations, tuners
 from windtunnel.verify.kernel.child.clock import measure
 from windtunnel.verify.kernel.child.draw import Drawn
 from windtunnel.verify.kernel.child.load import Wrong, laid_to_candidate, said
@@ -228,7 +228,7 @@ class FullWork(Work):
         if self.device != "cpu":
             forget_tuning(candidate)
         else:
-            pick_configurations(first)  # no tuning here
+            pick_configurations(always_first)  # no tuning here
         dice = random.Random(self.message["seed"])
         with torch.no_grad():
             rights = [self.rights[case["number"]] for case in cases]

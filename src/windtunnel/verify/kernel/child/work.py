@@ -258,8 +258,8 @@ def finish(work: Work) -> tuple[dict[str, Any], list[Buffer]]:
     try:
         work.everything()
         kernels = {str(name): count for name, count in work.launches.kernels.items()}
-        launched = {"kernels": kernels, "launched": sorted(work.launched)}
-        return {"runs": work.runs, "again": work.again, "knocked": work.knocked, **launched}, work.out
+        reply = {"runs": work.runs, "again": work.again, "knocked": work.knocked}
+        return {**reply, "kernels": kernels, "launched": sorted(work.launched)}, work.out
     except Wrong as wrong:
         reason, text = wrong.reason, wrong.message
     except torch.OutOfMemoryError:

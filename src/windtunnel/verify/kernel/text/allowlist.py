@@ -256,8 +256,8 @@ class _Check(Expressions):
         bases = [self.names.dotted(base) or ast.unparse(base) for base in node.bases]
         plain = ("typing.NamedTuple", "enum.Enum", "enum.IntEnum", "object")
         if node.keywords or any(base not in (*plain, "torch.nn.Module") for base in bases):
-            launch = NO_GRADIENT if "torch.autograd.Function" in bases else ""
-            self.refuse("inherits", node, f"class {node.name}({', '.join(bases)})", launch)
+            instead = NO_GRADIENT if "torch.autograd.Function" in bases else ""
+            self.refuse("inherits", node, f"class {node.name}({', '.join(bases)})", instead)
         if node.name == "ModelNew" and bases != ["torch.nn.Module"]:
             self.refuse("inherits", node, f"class ModelNew({', '.join(bases)})")
         for decorator in node.decorator_list:
