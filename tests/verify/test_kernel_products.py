@@ -11,9 +11,10 @@ torch = pytest.importorskip("torch")
 from windtunnel.verify import find_task, kernel_tasks  # noqa: E402
 from windtunnel.verify.kernel.child.coarse import CoarseProducts, cut  # noqa: E402
 from windtunnel.verify.kernel.child.compare import not_finite, values_differ  # noqa: E402
+from windtunnel.verify.kernel.child.draw import Drawn  # noqa: E402
 from windtunnel.verify.kernel.child.judge import TF32_RELATIVE  # noqa: E402
 from windtunnel.verify.kernel.funnel import check_source  # noqa: E402
-from windtunnel.verify.kernel.hidden import WIDE, full_cases, may_have_products  # noqa: E402
+from windtunnel.verify.kernel.hidden import WIDE, Case, full_cases, may_have_products  # noqa: E402
 
 DEEP = 2048
 EPILOGUES = {
@@ -141,16 +142,26 @@ def test_factors_in_float16_overflow_where_tf32_does_not() -> None:
     assert found.reason == "non-finite"
 
 
-def test_the_wide_case_is_of_tasks_with_products_in_tf32_alone() -> None:
+def test_wide_cases_are_of_tasks_with_products_in_tf32_alone() -> None:
     def wide(task) -> int:
-        return sum(case.variation == WIDE and case.dtype == "float32" for case in full_cases(task))
+        return sum(case.variation in WIDE and case.dtype == "float32" for case in full_cases(task))
 
-    assert wide(find_task("gemm_bias_relu")) == 1
+    assert wide(find_task("gemm_bias_relu")) == 2
     assert wide(replace(find_task("gemm_bias_relu"), tf32=False)) == 0
     assert wide(find_task("softmax")) == 0
     families = {task.family for task in kernel_tasks().values() if may_have_products(task.source)}
     assert {"gemm", "attention"} <= families
     assert not may_have_products("y = comma(x.max(-1))")
+
+
+def test_each_input_is_beyond_float16_in_a_wide_case_and_scores_stay_small() -> None:
+    """A mask of -1e6 is added by some, and others' maximum is off by its last bit: both need scores that are no larger."""
+    task = find_task("causal_attention")
+    drawn = Drawn(task.at("tiny"), "float32", 1, [])
+    plain, *wide = ([x.abs().max() for x in drawn.inputs(Case("tiny", "float32", v).as_json(), 2)] for v in ("plain", *WIDE))
+    beyond = [[bool(x > torch.finfo(torch.float16).max) for x in case] for case in wide]
+    assert beyond == [[True, False, True], [False, True, False]]
+    assert all(torch.isclose(q * k, plain[0] * plain[1]) for q, k, _ in wide)
 
 
 def test_a_whole_number_may_be_that_of_the_dtype_or_that_of_float64() -> None:

@@ -13,20 +13,25 @@ from windtunnel.verify.kernel.task import Task
 @dataclass(frozen=True)
 class Change:
     """What becomes of the floating inputs that the task does not fix: all get the sign, where it is not 0, with larger ones at
-    the ends of dimensions; then they are multiplied, then the offset is added."""
+    the ends of dimensions; then they are multiplied, every second one by the second factor; then the offset is added."""
 
     factor: float = 1.0
     offset: float = 0.0
     sign: float = 0.0
+    second_factor: float | None = None
 
 
+# Beyond float16's range, and not TF32's, which is float32's. Inputs take turns, so that a product of two is as large as before:
+# where all scores of attention are huge, they turn on a maximum's last bit, and a mask of -1e6 hides none of them.
+FAR = 131072.0
 CHANGES = {
     "plain": Change(),
     "scaled": Change(3.0),
     "small": Change(0.01),
     "negated": Change(-1.0),
     "large": Change(100.0),
-    "wide": Change(65536.0),
+    "wide": Change(FAR, second_factor=1 / FAR),
+    "wide_second": Change(1 / FAR, second_factor=FAR),
     "steep": Change(8.0),
     "faint": Change(1e-4),
     "shifted": Change(offset=200.0),  # exp overflows there, and all differences stay what they are
@@ -35,7 +40,7 @@ CHANGES = {
 }
 ONE_SIGN = ("positive", "negative")
 TINY_ALONE = ("steep", "faint", "shifted")  # in full fp32: TF32 would leave little of it
-WIDE = "wide"  # beyond float16's range: products of float32 may be rounded to TF32, which has float32's
+WIDE = ("wide", "wide_second")
 PRODUCTS = ("bmm", "addmm", "addmv", "matmul", "linear", "conv", "einsum", "dot", "attention", "cdist", "rnn", "lstm", "gru")
 SHORT_PRODUCTS = ("mm", "mv")
 HIDDEN_ELSEWHERE = ("negated", "large")  # of the dtypes after the first
@@ -61,7 +66,7 @@ class Case:
 
     def label(self) -> str:
         """'tiny float32 negated', for messages."""
-        words = [self.size.replace("_", " "), self.dtype, self.variation]
+        words = [self.size.replace("_", " "), self.dtype, self.variation.replace("_", " ")]
         return " ".join([*words, "in training mode"] if self.training else words)
 
     def as_json(self) -> dict[str, Any]:
@@ -103,7 +108,7 @@ def full_cases(task: Task) -> list[Case]:
             cases.append(Case("full_ragged", dtype, "plain"))
     cases = [case for case in cases if case.variation in task.variations]
     if task.tf32 and "float32" in task.dtypes and may_have_products(task.source):
-        cases.append(Case("full", "float32", WIDE))
+        cases += [Case("full", "float32", variation) for variation in WIDE]
     return cases
 
 

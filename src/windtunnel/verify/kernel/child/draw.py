@@ -40,7 +40,8 @@ class Drawn:
         with torch.device(self.device):
             _seed(seed, self.device)
             drawn = self.space["get_inputs"]()
-        return [self._input(position, value, case) for position, value in enumerate(drawn)]
+        moved = [at for at, value in enumerate(drawn) if _floating(value) and str(at) not in self.fixed]
+        return [self._input(value, case, moved.index(at) if at in moved else None) for at, value in enumerate(drawn)]
 
     @torch.no_grad()
     def answers(self, inputs: list[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor], str]:
@@ -71,13 +72,15 @@ class Drawn:
         outputs, kind = _outputs(wide(*[value.float() if _floating(value) else value for value in _clones(inputs)]))
         return [output.to(self.dtype) if output.is_floating_point() else output for output in outputs], kind
 
-    def _input(self, position: int, value: Any, case: dict[str, Any]) -> Any:
+    def _input(self, value: Any, case: dict[str, Any], moved: int | None) -> Any:
+        """moved: which one it is of those that the case changes, None for the others."""
         if not isinstance(value, torch.Tensor):
             return value
         if not value.is_floating_point():
             return value.to(self.device).contiguous()
-        if str(position) not in self.fixed:
-            value = _signed(value, case["sign"]) * case["factor"] + case["offset"]
+        if moved is not None:
+            second = moved % 2 == 1 and case["second_factor"] is not None
+            value = _signed(value, case["sign"]) * case["second_factor" if second else "factor"] + case["offset"]
         return value.to(device=self.device, dtype=self.dtype).contiguous()
 
 

@@ -63,7 +63,7 @@ def _first_wrong(message: dict[str, Any], outputs: Sequence[Buffer]) -> dict[str
         work = _work(inputs, own, counter.get_total_flops() // 2, case["dtype"])  # it ran twice: in its dtype and in float64
         if not _sensible(own, exact):
             continue
-        wide = case["variation"] == WIDE
+        wide = case["variation"] in WIDE
         tf32 = message["tf32"] and work["flops"] > 0 and case["dtype"] == "float32" and "float32" not in message["tolerance"]
         coarse = groups[key].coarse(inputs) if tf32 and not wide else [None] * len(own)
         wrong = _judge(run, kind, [*zip(own, exact, coarse, strict=True)], outputs, message, tf32=tf32, finite_alone=wide)
