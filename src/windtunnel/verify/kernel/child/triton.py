@@ -180,7 +180,7 @@ def _watch_memory(builder: Any, holder: _Holder) -> None:
     rmw, cas = builder.create_atomic_rmw, builder.create_atomic_cas
 
     def masked_load(ptrs: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
-        addresses = ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape)]
+        addresses = ptrs.data[_lanes(mask, ptrs)]
         holder.check(addresses, "reads")
         if other is None and not holder.filled and addresses.size < ptrs.data.size:
             other = _undefined(ptrs)
@@ -188,7 +188,7 @@ def _watch_memory(builder: Any, holder: _Holder) -> None:
         return load(ptrs, mask, other, *rest, **named)
 
     def masked_store(ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
-        keep = np.broadcast_to(mask.data, ptrs.data.shape)
+        keep = _lanes(mask, ptrs)
         addresses = ptrs.data[keep]
         holder.check(addresses, "writes")
         holder.log.stored(addresses, _bits(np.broadcast_to(value.data, ptrs.data.shape)[keep]))
@@ -202,7 +202,7 @@ def _watch_memory(builder: Any, holder: _Holder) -> None:
     def atomic_rmw(op: Any, ptr: Any, value: Any, mask: Any, *rest: Any) -> Any:
         if "XCHG" in str(op):
             holder.log.locks = True
-        addresses = ptr.data[np.broadcast_to(mask.data, ptr.data.shape)]
+        addresses = ptr.data[_lanes(mask, ptr)]
         holder.check(addresses, "writes")
         holder.log.changed(addresses)
         return rmw(op, ptr, value, mask, *rest)
@@ -210,6 +210,12 @@ def _watch_memory(builder: Any, holder: _Holder) -> None:
     _note_other(type(interpreter.interpreter_semantic), holder)
     builder.create_masked_load, builder.create_masked_store = masked_load, masked_store
     builder.create_atomic_cas, builder.create_atomic_rmw = atomic_cas, atomic_rmw
+
+
+def _lanes(mask: Any, pointers: Any) -> np.ndarray:
+    """Which elements a mask keeps. The interpreter holds one number's comparison, spread over a block, as 0 and 1 in int32, by
+    which NumPy would pick the elements with these numbers."""
+    return np.broadcast_to(mask.data.astype(bool), pointers.data.shape)
 
 
 def _note_other(semantic: Any, holder: _Holder) -> None:
