@@ -318,11 +318,12 @@ def _libdevice(builder: Any) -> None:
 
 
 def _constexpr_by_any_name() -> None:
-    """`BLOCK: L.constexpr` reaches the interpreter as text, of which it only knows 'tl.constexpr'."""
+    """`BLOCK: L.constexpr` reaches the interpreter as text, of which it only knows 'tl.constexpr'; `BLOCK: "tl.constexpr"` with
+    its quotation marks."""
     original = jit._normalize_ty
 
     def normalize(kind: Any) -> Any:
-        if isinstance(kind, str) and kind.strip().rsplit(".", 1)[-1] == "constexpr":
+        if isinstance(kind, str) and kind.strip(" '\"").rsplit(".", 1)[-1] == "constexpr":
             return "constexpr"
         return original(kind)
 
