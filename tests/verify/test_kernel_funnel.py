@@ -66,6 +66,7 @@ class ModelNew(nn.Module):
         return y
 """
 STORE, OUTPUT = "tl.store(y_ptr + at", "        y = torch.empty_like(x)"
+BIAS = "self.bias = nn.Parameter(torch.zeros(cols))"
 # What is changed in the honest candidate → the reason that it is refused for.
 CHANGES = {
     "nothing": ("", "", "accepted"),
@@ -86,8 +87,14 @@ CHANGES = {
     "wrong shape": ("return y", "return y.view(1, *x.shape)", "wrong-shape"),
     "transposed": ("return y", "return y.view(x.shape[1], x.shape[0]).t()", "wrong-stride"),
     "tuple": ("return y", "return (y,)", "wrong-structure"),
-    "no bias kept": ("self.bias = nn.Parameter(torch.zeros(cols))", "self.b = nn.Parameter(torch.zeros(1))", "parameters-differ"),
+    "no bias kept": (BIAS, "self.b = nn.Parameter(torch.zeros(1))", "parameters-differ"),
     "bias renamed": ("self.bias", "self.offset", "accepted"),
+    "batches counted": (BIAS, f'{BIAS}\n        self.register_buffer("num_batches_tracked", torch.tensor(0))', "accepted"),
+    "no count of batches": (
+        BIAS,
+        f'{BIAS}\n        self.register_buffer("num_batches_tracked", torch.zeros(()))',
+        "parameters-differ",
+    ),
     "endless": ("    mask = at < n\n", "    mask = at < n\n    while n > 0:\n        n = n + 0\n", "timeout memory"),
     "counts in a list": (OUTPUT, f"        calls = self.calls\n        calls.append(1)\n{OUTPUT}", "keeps-state"),
     "counts in a tensor": ("self.bias, y, n", "self.bias, count(self.total, y), n", "keeps-state"),

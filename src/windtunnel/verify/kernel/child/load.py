@@ -23,6 +23,7 @@ PROPERTIES = (
 )  # fmt: skip
 PATH = "candidate.py"  # in the child's own folder
 DEEPEST_CAUSE = 100
+COUNTER = "num_batches_tracked"
 
 
 class Wrong(Exception):
@@ -73,30 +74,46 @@ def set_parameters(model: torch.nn.Module, names: list[str], wanted: list[torch.
     """Writes the parent's values into the state dict: by name, else by order where all shapes agree."""
     with laid_to_candidate("parameters-differ", "ModelNew's state dict cannot be read"):
         state = model.state_dict()
-    if set(state) != set(names):
-        given = [tuple(tensor.shape) for tensor in state.values()]
-        if given != [tuple(tensor.shape) for tensor in wanted]:
-            raise Wrong(
-                "parameters-differ",
-                f"ModelNew's state dict has {sorted(state) or 'nothing'}, the reference's has {sorted(names) or 'nothing'}. "
-                "Keep the same ones.",
-            )
-        names = list(state)
-    for name, value in zip(names, wanted, strict=True):
-        if tuple(state[name].shape) != tuple(value.shape):
-            raise Wrong(
-                "parameters-differ", f"{name} has shape {tuple(state[name].shape)}, the reference's has {tuple(value.shape)}."
-            )
+    values = _values(state, dict(zip(names, wanted, strict=True)))
     with laid_to_candidate("parameters-differ", f"ModelNew cannot be converted to {dtype}"):
         model.to(dtype)
         state = model.state_dict()
-    for name, tensor in state.items():
+    for name, value in values.items():
         with laid_to_candidate(
             "parameters-differ",
             f"parameter {name} cannot be given the reference's values (it must be a plain tensor with memory of its own: no meta "
             "device, .clone() after expand)",
         ):
-            tensor.copy_(wanted[names.index(name)])
+            state[name].copy_(value)
+
+
+def _values(state: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The reference's value for each name of ModelNew's state dict. What counts batches may be missing on either side."""
+    if set(state) != set(wanted):
+        state, wanted = _uncounted(state), _uncounted(wanted)
+    if set(state) != set(wanted):
+        if [tuple(tensor.shape) for tensor in state.values()] != [tuple(tensor.shape) for tensor in wanted.values()]:
+            raise Wrong(
+                "parameters-differ",
+                f"ModelNew's state dict has {sorted(state) or 'nothing'}, the reference's has {sorted(wanted) or 'nothing'}. "
+                "Keep the same ones.",
+            )
+        wanted = dict(zip(state, wanted.values(), strict=True))
+    for name, value in wanted.items():
+        if tuple(state[name].shape) != tuple(value.shape):
+            raise Wrong(
+                "parameters-differ", f"{name} has shape {tuple(state[name].shape)}, the reference's has {tuple(value.shape)}."
+            )
+    return wanted
+
+
+def _uncounted(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Without the number that torch.nn's BatchNorm counts in training and computes nothing with."""
+    return {
+        name: tensor
+        for name, tensor in state.items()
+        if name.rpartition(".")[2] != COUNTER or tensor.dim() or tensor.dtype is not torch.int64
+    }
 
 
 def said(error: BaseException) -> str:
