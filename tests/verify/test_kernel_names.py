@@ -103,7 +103,14 @@ def test_a_builtin_is_never_read_in_a_names_stead(how: str, name: str) -> None:
 
 OWN = "class Tile:\n    {0} = 0\n    def peek(self):\n        return self.{0}\n"
 LEAKS = {
+    "unknown-name": [
+        candidate(forward("kind = type(x)")),
+        candidate(forward("kind = type(x)(3)")),
+        candidate(forward("raise type('Kind', (), {})")),
+    ],
     "host-compute": [
+        candidate(forward("warps = 16 if torch.version.cuda else 32")),
+        candidate("return self.pad(x)", init="self.pad = nn.ZeroPad2d(1)"),
         candidate(forward("f = x.relu"), extra=OWN.format("relu")),
         candidate(forward("f = x.numpy"), extra=OWN.format("numpy_")),
         candidate(forward("f = x.relu or 3"), extra=OWN.format("relu")),
@@ -139,6 +146,8 @@ LEAKS = {
         candidate(forward("a = isinstance(x, (T := torch.Tensor))")),
     ],
     "reaches-into-python": [
+        candidate(forward("raise TypeError(x.__name__)")),
+        candidate(forward("raise TypeError(type(x).__dict__)")),
         candidate(forward("s = '{0.shape}'.format(x)")),
         candidate(forward("s = '{:{0[a]}}'.format(x)")),
         candidate(forward("s = str.format('{0.shape}', x)")),
@@ -165,6 +174,8 @@ LEAKS = {
         candidate(forward("for self.kept in [x]:\n    pass")),
     ],
     "overrides": [
+        candidate(init="nn.Module.__init__(self, 3)"),
+        candidate(init="nn.Linear.__init__(self)"),
         candidate(extra="class Tile:\n    (__call__, b) = (1, 2)\n"),
         candidate(extra="class Tile:\n    a = (__call__ := 3)\n"),
         candidate(extra="class Tile:\n    def m(self, a=(__getattr__ := 3)):\n        return a\n"),
@@ -199,6 +210,10 @@ LEGAL = {
     "a list of fields": forward("for plan in [Plan(True, 2)]:\n    if plan.relu:\n        n = 3"),
     "a named tuple": forward("tile = Tile(3, 4)._replace(rows=2)\nn = tile.rows * tile._fields.index('rows')"),
     "layers' weights": forward("for layer in self.layers:\n    n = layer.norm.weight.shape"),
+    "a type in an error": forward("if x.dim() > 9:\n    raise TypeError(f'{type(x)!r}, {type(x).__name__}')"),
+    "a type in an assert": forward("assert x.dim() < 9, f'{type(x)}'"),
+    "another maker's GPU": forward("warps = 16 if torch.version.hip else 32"),
+    "a recurrent layer's weights": forward("n = self.rnn.weight_ih_l0.shape"),
     "views as values": forward("size = x.size\nn = size(0)"),
 }
 MORE = """

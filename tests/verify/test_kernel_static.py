@@ -199,6 +199,9 @@ LEGAL = {
         f"y = torch.empty_like(x)\n{LAUNCH}\nreturn y",
         extra="def helper(low=float('-inf'), block=triton.next_power_of_2(100), where=torch.device('cuda')):\n    return block\n",
     ),
+    "an enumeration of texts": candidate(extra="from enum import Enum\nclass Mode(str, Enum):\n    FAST = 'fast'\n"),
+    "the base class's constructor": candidate(init="nn.Module.__init__(self)"),
+    "padding held": candidate(init="self.pad = nn.ZeroPad2d(1)"),
     "view of the output": candidate(f"x = x.contiguous().view(-1)\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y.view(3, -1)"),
 }
 

@@ -254,8 +254,9 @@ class _Check(Expressions):
 
     def _class(self, node: ast.ClassDef, scope: Scope) -> None:
         bases = [self.names.dotted(base) or ast.unparse(base) for base in node.bases]
-        plain = ("typing.NamedTuple", "enum.Enum", "enum.IntEnum", "object")
-        if node.keywords or any(base not in (*plain, "torch.nn.Module") for base in bases):
+        plain = ("typing.NamedTuple", "enum.Enum", "enum.IntEnum", "enum.StrEnum", "object", "torch.nn.Module")
+        names = len(bases) == 2 and bases[0] in ("str", "int") and bases[1] == "enum.Enum"
+        if node.keywords or not (names or all(base in plain for base in bases)):
             instead = NO_GRADIENT if "torch.autograd.Function" in bases else ""
             self.refuse("inherits", node, f"class {node.name}({', '.join(bases)})", instead)
         if node.name == "ModelNew" and bases != ["torch.nn.Module"]:

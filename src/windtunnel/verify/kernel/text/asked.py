@@ -26,6 +26,16 @@ def only_asserted(tree: ast.Module, methods: Container[str]) -> set[int]:
     return found
 
 
+def only_raised(tree: ast.Module) -> set[int]:
+    """Nodes of what an error says: where they run, the candidate is refused."""
+    said = [
+        node.exc if isinstance(node, ast.Raise) else node.msg
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Raise | ast.Assert)
+    ]
+    return {id(inner) for part in said if part is not None for inner in ast.walk(part)}
+
+
 def _hands_on(node: ast.AST, methods: Container[str]) -> bool:
     """Whether an answer could leave an assert through this: by a name, a list or a function of the candidate's."""
     match node:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from windtunnel.verify.kernel.text import members, rules
 from windtunnel.verify.kernel.text.advice import instead_of, own_copy
-from windtunnel.verify.kernel.text.asked import looked_at
+from windtunnel.verify.kernel.text.asked import looked_at, only_raised
 from windtunnel.verify.kernel.text.built import Built
 from windtunnel.verify.kernel.text.fresh import QUESTIONS, Fresh
 from windtunnel.verify.kernel.text.names import arguments, host_methods, jit_calls, own_names, read_names
@@ -36,6 +36,7 @@ class Expressions:
         self.types = type_places(tree, self.names)
         self.settings = tensor_settings(tree)
         self.looked_at = looked_at(tree)
+        self.raised = only_raised(tree)
         self.jits = jit_calls(tree, self.names)
         self.called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
 
@@ -149,6 +150,8 @@ class Expressions:
         dotted = self.names.dotted(node)
         if node.attr == "__init__":
             self.refuse("reaches-into-python", node)
+        elif node.attr == "__name__" and self._names_type(node.value, scope):
+            self.expression(node.value, scope)
         elif self.hidden(node, scope):
             return
         elif dotted is not None:
@@ -270,8 +273,13 @@ class Expressions:
         if (self.names.dotted(callee) or "").startswith("torch.") and any(map(self._may_be_out, node.keywords)):
             self.refuse("host-compute", node, f"out= or ** in {ast.unparse(callee)}(...)", "Write device= and dtype= out.")
         match callee:
+            case ast.Name() if self._names_type(node, scope):
+                pass
             case ast.Name():
                 self._called_name(callee, scope)
+            case ast.Attribute(attr="__init__"):
+                if not self._constructs(node, callee.value, scope):
+                    self.refuse("overrides", callee)
             case ast.Attribute():
                 self._called_attribute(callee, scope)
             case ast.Subscript():
@@ -285,6 +293,27 @@ class Expressions:
                 if len(self.found) == before:
                     self.refuse("unknown-call", node, ast.unparse(callee))
 
+    def _names_type(self, node: ast.expr, scope: Scope) -> bool:
+        """type(x) in the text of an error."""
+        return (
+            isinstance(node, ast.Call)
+            and id(node) in self.raised
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "type"
+            and "type" not in scope.seen
+            and len(node.args) == 1
+            and not node.keywords
+        )
+
+    def _constructs(self, node: ast.Call, base: ast.expr, scope: Scope) -> bool:
+        """super().__init__(), or nn.Module.__init__(self)."""
+        if not scope.constructing:
+            return False
+        if isinstance(base, ast.Call):
+            return isinstance(base.func, ast.Name) and base.func.id == "super"
+        own = [ast.unparse(argument) for argument in node.args] == [scope.own] and not node.keywords
+        return bool(scope.own) and own and self.names.dotted(base) == "torch.nn.Module"
+
     def _may_be_out(self, node: ast.keyword) -> bool:
         named = isinstance(node.value, ast.Name) and node.value.id in self.settings
         return node.arg == "out" or (node.arg is None and not named)
@@ -296,14 +325,6 @@ class Expressions:
             self._name(node, scope)
 
     def _called_attribute(self, node: ast.Attribute, scope: Scope) -> None:
-        if node.attr == "__init__":
-            base = node.value
-            fine = (
-                scope.constructing and isinstance(base, ast.Call) and isinstance(base.func, ast.Name) and base.func.id == "super"
-            )
-            if not fine:
-                self.refuse("overrides", node)
-            return
         if self.hidden(node, scope):
             return
         dotted = self.names.dotted(node)

@@ -32,9 +32,18 @@ HELD = words(
     in_proj_bias q_proj_weight k_proj_weight v_proj_weight out_proj dropout hidden_size input_size num_layers
     bidirectional proj_size bias_k bias_v num_parameters ceil_mode return_indices count_include_pad divisor_override
     start_dim end_dim alpha beta delta ignore_index label_smoothing lambd log_target margin max_val min_val output_size
-    reduction threshold
+    reduction threshold upscale_factor downscale_factor scale_factor align_corners norm_type max_norm scale_grad_by_freq
+    include_last_offset weight_ih weight_hh bias_ih bias_hh self_attn multihead_attn linear1 linear2 norm1 norm2 norm3 norm_first
     """
 )
+# Of recurrent layers: weight_ih_l0, bias_hh_l1_reverse.
+HELD |= {
+    f"{kind}_{place}_l{layer}{way}"
+    for kind in ("weight", "bias")
+    for place in ("ih", "hh")
+    for layer in range(16)
+    for way in ("", "_reverse")
+}
 READABLE = QUESTIONS | HELD
 # Of torch.finfo and iinfo only: tensors have methods with these names.
 LIMITS = words("max min tiny eps bits smallest_normal resolution")

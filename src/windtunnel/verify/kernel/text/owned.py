@@ -23,7 +23,7 @@ from windtunnel.verify.kernel.text.names import (
 REGISTERS = rules.words("register_buffer register_parameter add_module register_module")
 NAMERS = rules.words(
     """
-    collections.namedtuple typing.NamedTuple typing_extensions.NamedTuple enum.Enum enum.IntEnum torch.nn.ModuleDict
+    collections.namedtuple typing.NamedTuple typing_extensions.NamedTuple enum.Enum enum.IntEnum enum.StrEnum torch.nn.ModuleDict
     torch.nn.ParameterDict collections.OrderedDict
     """
 )

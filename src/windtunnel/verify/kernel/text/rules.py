@@ -60,7 +60,13 @@ NN_HOLDERS = words(
     AdaptiveMaxPool3d BCELoss BCEWithLogitsLoss CELU CosineEmbeddingLoss CosineSimilarity CrossEntropyLoss Dropout1d
     Dropout2d Dropout3d ELU GLU Hardshrink Hardsigmoid Hardswish Hardtanh HingeEmbeddingLoss HuberLoss KLDivLoss L1Loss
     LogSigmoid LogSoftmax MSELoss MarginRankingLoss Mish NLLLoss ReLU6 SELU SmoothL1Loss Softmin Softplus Softshrink
-    Softsign Tanhshrink Threshold TripletMarginLoss Unflatten
+    Softsign Tanhshrink Threshold TripletMarginLoss Unflatten AlphaDropout CTCLoss ChannelShuffle CircularPad1d
+    CircularPad2d CircularPad3d ConstantPad1d ConstantPad2d ConstantPad3d EmbeddingBag FeatureAlphaDropout Fold GRUCell
+    GaussianNLLLoss LPPool1d LPPool2d LPPool3d LSTMCell LocalResponseNorm MaxUnpool1d MaxUnpool2d MaxUnpool3d
+    MultiLabelMarginLoss MultiLabelSoftMarginLoss MultiMarginLoss PairwiseDistance PixelShuffle PixelUnshuffle
+    PoissonNLLLoss RNNCell RReLU ReflectionPad1d ReflectionPad2d ReflectionPad3d ReplicationPad1d ReplicationPad2d
+    ReplicationPad3d SoftMarginLoss Softmax2d Transformer TransformerDecoder TransformerDecoderLayer TransformerEncoder
+    TransformerEncoderLayer Unfold Upsample UpsamplingBilinear2d UpsamplingNearest2d ZeroPad1d ZeroPad2d ZeroPad3d
     """
 )
 TRITON = words("jit autotune heuristics Config cdiv next_power_of_2 language set_allocator")
@@ -73,6 +79,7 @@ MODULES: dict[str, frozenset[str]] = {
     "torch.nn.init": vocabulary.INIT | {name.rpartition(".")[2] for name in COUNTS_FANS},
     "torch.nn.functional": frozenset(),  # may be imported, not used
     "torch.cuda": TORCH_CUDA,
+    "torch.version": frozenset({"hip"}),  # None beside a GPU of NVIDIA's and beside none
     "triton": TRITON,
     "triton.language": vocabulary.LANGUAGE,
     "triton.language.extra": frozenset({"libdevice", "cuda"}),
@@ -88,7 +95,7 @@ MODULES: dict[str, frozenset[str]] = {
     "dataclasses": frozenset({"dataclass", "field", "replace", "asdict"}),
     "functools": frozenset({"partial", "reduce"}),
     "itertools": frozenset({"product", "chain", "chain.from_iterable", "accumulate", "repeat"}),
-    "enum": frozenset({"Enum", "IntEnum", "auto"}),
+    "enum": frozenset({"Enum", "IntEnum", "StrEnum", "auto"}),
     "operator": frozenset({"mul"}),
     "__future__": frozenset({"annotations"}),
 }
