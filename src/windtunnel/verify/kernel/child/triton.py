@@ -214,8 +214,8 @@ def _watch_memory(builder: Any, holder: _Holder) -> None:
 
 def _lanes(mask: Any, pointers: Any) -> np.ndarray:
     """Which elements a mask keeps. The interpreter holds one number's comparison, spread over a block, as 0 and 1 in int32, by
-    which NumPy would pick the elements with these numbers."""
-    return np.broadcast_to(mask.data.astype(bool), pointers.data.shape)
+    which NumPy would pick the elements with these numbers. mask: the interpreter's tensor, or an array from block pointers."""
+    return np.broadcast_to(np.asarray(mask.data, bool), pointers.data.shape)
 
 
 def _note_other(semantic: Any, holder: _Holder) -> None:
