@@ -30,6 +30,7 @@ from windtunnel.verify.kernel.child.scalars import numbers_as_tensors
 from windtunnel.verify.kernel.child.scratch import own_scratch
 from windtunnel.verify.kernel.child.watch import Launches
 from windtunnel.verify.kernel.text.rules import words
+from windtunnel.verify.kernel.text.vocabulary import LANGUAGE_MATH
 
 MOST_PROGRAMS = 65_536
 POISON_BYTE = 0xA5
@@ -52,7 +53,9 @@ def install(launches: Launches, dice: random.Random) -> Evenly:
     pick_configurations(choices)
     _constexpr_by_any_name()
     numbers_as_tensors()
+    _spread_booleans(interpreter.interpreter_builder)
     _quicken(interpreter.interpreter_builder)
+    _mathematics_as_methods()
     interpreter.InterpretedFunction.__repr__ = _as_compiled
     original = interpreter.InterpretedFunction.run
 
@@ -213,8 +216,8 @@ def _watch_memory(builder: Any, holder: _Holder) -> None:
 
 
 def _lanes(mask: Any, pointers: Any) -> np.ndarray:
-    """Which elements a mask keeps. The interpreter holds one number's comparison, spread over a block, as 0 and 1 in int32, by
-    which NumPy would pick the elements with these numbers. mask: the interpreter's tensor, or an array from block pointers."""
+    """Which elements a mask keeps: by 0 and 1 that are no booleans NumPy would pick the elements with these numbers. mask: the
+    interpreter's tensor, or an array from block pointers."""
     return np.broadcast_to(np.asarray(mask.data, bool), pointers.data.shape)
 
 
@@ -286,6 +289,25 @@ def _quicken(builder: Any) -> None:
     # What a candidate imports by name, `from triton.language.math import rsqrt`, has to be the interpreter's already.
     patch_once(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+
+
+def _spread_booleans(builder: Any) -> None:
+    """`(total > 0) & (cols < n)`: the interpreter would spread what one number's comparison says in the number's own type."""
+    original = builder.create_splat
+
+    def splat(*given: Any) -> Any:
+        spread = original(*given)
+        if any(isinstance(value, interpreter.TensorHandle) and value.data.dtype == bool for value in given):
+            spread.data = spread.data.astype(bool)
+        return spread
+
+    builder.create_splat = splat
+
+
+def _mathematics_as_methods() -> None:
+    """`x.exp()`, which the interpreter calls without its semantics."""
+    for name in LANGUAGE_MATH & vars(tl.tensor).keys():
+        setattr(tl.tensor, name, getattr(tl.math, name))
 
 
 def _static_assert(condition: Any, message: str = "") -> None:
