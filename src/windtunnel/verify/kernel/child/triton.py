@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import inspect
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,18 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 import triton.language as tl
-from triton.language.extra import libdevice
-from triton.language.extra.cuda import libdevice as cuda_libdevice
 from triton.runtime import interpreter, jit
 
 from windtunnel.verify.kernel.child.autotune import Evenly, Misfit, pick_configurations
 from windtunnel.verify.kernel.child.constants import look_at_constants
 from windtunnel.verify.kernel.child.descriptors import add_descriptor_atomics
+from windtunnel.verify.kernel.child.libdevice import own_libdevice
 from windtunnel.verify.kernel.child.races import Log
 from windtunnel.verify.kernel.child.scalars import numbers_as_tensors
 from windtunnel.verify.kernel.child.scratch import own_scratch
 from windtunnel.verify.kernel.child.watch import Launches
-from windtunnel.verify.kernel.text.rules import words
 from windtunnel.verify.kernel.text.vocabulary import LANGUAGE_MATH
 
 MOST_PROGRAMS = 65_536
@@ -47,7 +43,7 @@ def install(launches: Launches, dice: random.Random) -> Evenly:
     _watch_memory(interpreter.interpreter_builder, holder)
     _shuffle(interpreter.interpreter_builder, holder, dice)
     add_descriptor_atomics(interpreter.interpreter_builder)
-    _libdevice(interpreter.interpreter_builder)
+    own_libdevice(interpreter.interpreter_builder)
     own_scratch()
     choices = Evenly(dice, meta=True)
     pick_configurations(choices)
@@ -258,18 +254,6 @@ def _bits(values: np.ndarray) -> np.ndarray:
     return flat.view(f"u{flat.dtype.itemsize}").astype(np.uint64).view(np.int64)
 
 
-_SAME_NAME = words(
-    """tanh exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh sqrt floor ceil trunc rint fmod fmin fmax hypot cbrt isnan
-    isinf isfinite signbit copysign"""
-)
-_ELEMENTWISE: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name in _SAME_NAME} | {
-    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "atan2": np.arctan2, "asinh": np.arcsinh, "acosh": np.arccosh,
-    "atanh": np.arctanh, "pow": np.power, "rsqrt": lambda x: 1 / np.sqrt(x), "nearbyint": np.rint, "fabs": np.abs,
-    "fma": lambda x, y, z: x * y + z, "fast_exp": np.exp, "fast_exp2": np.exp2, "fast_log": np.log, "div_rn": np.divide,
-    "fdividef": np.divide, "round": lambda x: np.copysign(np.floor(np.abs(x) + 0.5), x),
-}  # fmt: skip
-
-
 def _quicken(builder: Any) -> None:
     """Most of the interpreter's time goes into overflow checks, which a GPU makes only in debug builds, and into patching."""
     original, done = interpreter._patch_lang, set()
@@ -314,29 +298,6 @@ def _static_assert(condition: Any, message: str = "") -> None:
     """Fails as on a GPU, where Triton's tuner takes another configuration then."""
     if not condition:
         raise Misfit(message or "tl.static_assert")
-
-
-def _libdevice(builder: Any) -> None:
-    """Functions of NVIDIA's libdevice by name ('__nv_tanhf'), which the interpreter lacks."""
-
-    def extern(library: str, path: str, symbol: str, arguments: list[Any], kind: Any, pure: bool) -> Any:
-        name = symbol.removeprefix("__nv_")
-        function = _ELEMENTWISE.get(name) or _ELEMENTWISE.get(name.removesuffix("f"))
-        if (function is None and name == "erf") or name == "erff":
-            return builder.create_erf(arguments[0])
-        if function is None:
-            raise NotImplementedError(f"libdevice {symbol} on the interpreter")
-        data = function(*(argument.data for argument in arguments))
-        element = kind.scalar if hasattr(kind, "scalar") else kind
-        return interpreter.TensorHandle(np.asarray(data).astype(interpreter._get_np_dtype(element)), element)
-
-    builder.create_extern_elementwise = extern
-    for name in dir(cuda_libdevice):
-        function = getattr(cuda_libdevice, name)
-        if not name.startswith("_") and callable(function) and hasattr(libdevice, name):
-            called = functools.partial(function, _semantic=interpreter.interpreter_semantic)
-            setattr(libdevice, name, called)
-            setattr(cuda_libdevice, name, called)
 
 
 def _constexpr_by_any_name() -> None:
