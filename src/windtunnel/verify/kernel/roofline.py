@@ -1,7 +1,7 @@
 """The least time that a GPU needs for a task: whoever claims less did not do the work.
 
 Every output byte must be written, every floating input byte be read where no index selects among them, and the products of
-the reference be multiplied. Numbers are the vendors' peaks, so that nothing honest is below.
+the reference be multiplied, but for those by zero. Numbers are the vendors' peaks, so that nothing honest is below.
 """
 
 from __future__ import annotations

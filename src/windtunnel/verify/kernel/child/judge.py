@@ -22,6 +22,7 @@ from windtunnel.verify.kernel.child.compare import not_finite, values_differ
 from windtunnel.verify.kernel.child.draw import Drawn
 from windtunnel.verify.kernel.child.tensors import dtype_name, to_tensor
 from windtunnel.verify.kernel.child.turn import TIMING, waiting_for
+from windtunnel.verify.kernel.child.zeros import ProductsByZero
 from windtunnel.verify.kernel.hidden import WIDE
 from windtunnel.verify.kernel.turns import turns_of
 from windtunnel.verify.sandbox import FILES_FROM
@@ -58,9 +59,10 @@ def _first_wrong(message: dict[str, Any], outputs: Sequence[Buffer]) -> dict[str
                 message["sources"][case["size"]], case["dtype"], message["seed"], message["fixed"], message["device"]
             )
         inputs = groups[key].inputs(case, message["seed"] + 1 + number)
-        with FlopCounterMode(display=False) as counter:
+        with FlopCounterMode(display=False) as counter, ProductsByZero() as zeros:
             own, exact, kind = groups[key].answers(inputs)
-        work = _work(inputs, own, counter.get_total_flops() // 2, case["dtype"])  # it ran twice: in its dtype and in float64
+        flops = counter.get_total_flops() - zeros.flops
+        work = _work(inputs, own, flops // 2, case["dtype"])  # it ran twice: in its dtype and in float64
         if not _sensible(own, exact):
             continue
         wide = case["variation"] in WIDE
