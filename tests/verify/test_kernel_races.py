@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
 from windtunnel.verify.kernel.child import races
+from windtunnel.verify.kernel.child.pauses import Paused, Pauses, Waiting
 
 STORES = "two programs store different values at one address"
 LOADS = "one program loads what another stores in the same launch"
@@ -64,3 +67,38 @@ def test_a_log_finds_the_same_however_long_it_gets(name: str, most: int, monkeyp
             else:
                 log.locks = log.told = True
     assert log.conflict() == expected
+
+
+def test_what_goes_on_later_may_load_what_was_stored_meanwhile() -> None:
+    place = np.array([1], np.uint64)
+    log = races.Log()
+    log.next_program()
+    log.changed(np.array([9], np.uint64))
+    log.next_program()
+    log.stored(place, np.array([5]))
+    log.changed(np.array([9], np.uint64))
+    log.resume(1)
+    log.loaded(place)
+    assert log.conflict() == ""
+
+
+def test_a_program_goes_on_with_what_its_accesses_gave() -> None:
+    made: list[int] = []
+
+    def program(pauses: Pauses, log: races.Log) -> int:
+        first = pauses.access(lambda: made.append(1) or len(made))
+        pauses.may_stop(log)
+        return first + pauses.access(lambda: made.append(2) or len(made))
+
+    log = races.Log()
+    pauses = Pauses(random.Random(0), on=True)
+    pauses.dice.random = lambda: 0.0  # type: ignore[method-assign]
+    with pytest.raises(Paused):
+        program(pauses, log)
+    made.append(3)
+    pauses.resume(Waiting((0, 0, 0), 1, pauses.done))
+    assert program(pauses, log) == 1 + 3
+    assert made == [1, 3, 2]
+    log.locks = True
+    pauses.begin()
+    pauses.may_stop(log)  # others would wait for it

@@ -104,11 +104,17 @@ class Log:
         self.told = False  # whether the program has made an atomic access
         self.locks = False
         self.torn = False  # one tl.store with two values for an address
+        self.resumed = False  # a program went on after others that have higher numbers
         self.most = MOST_ACCESSES
 
     def next_program(self) -> None:
         self.kept.take(self.untold)
         self.program, self.told = self.program + 1, False
+
+    def resume(self, program: int) -> None:
+        """A program goes on that stopped after an atomic access."""
+        self.kept.take(self.untold)
+        self.program, self.told, self.resumed = program, True, True
 
     def loaded(self, where: np.ndarray) -> None:
         (self.late if self.told else self.early).add(where, self.program)
@@ -149,7 +155,7 @@ class Log:
             return ""
         if self.torn:
             return "one tl.store has different values for one address"
-        if late.shared_with(self.kept.whole().by_address()) or late.before(stores):
+        if late.shared_with(self.kept.whole().by_address()) or (not self.resumed and late.before(stores)):
             return LOADS_WHAT_IS_STORED
         changes = self.changes.whole().by_address()
         if early.shared_with(changes) or self.bare.whole().shared_with(changes):

@@ -22,6 +22,7 @@ from windtunnel.verify.kernel.child.autotune import Evenly, Misfit, pick_configu
 from windtunnel.verify.kernel.child.constants import look_at_constants
 from windtunnel.verify.kernel.child.descriptors import add_descriptor_atomics
 from windtunnel.verify.kernel.child.libdevice import own_libdevice
+from windtunnel.verify.kernel.child.pauses import SHARE_OF_LAUNCHES, Interrupted, Pauses
 from windtunnel.verify.kernel.child.races import Log
 from windtunnel.verify.kernel.child.scalars import numbers_as_tensors
 from windtunnel.verify.kernel.child.scratch import own_scratch
@@ -39,9 +40,10 @@ class TooManyPrograms(Exception):
 
 def install(launches: Launches, dice: random.Random) -> Evenly:
     """Puts the eyes in, before the candidate is imported. Returns what takes one of several configurations."""
-    holder = _Holder(launches.strays)
+    holder = _Holder(launches.strays, Pauses(dice))
     _watch_memory(interpreter.interpreter_builder, holder)
     _shuffle(interpreter.interpreter_builder, holder, dice)
+    _interrupt(interpreter.interpreter_builder, holder)
     add_descriptor_atomics(interpreter.interpreter_builder)
     own_libdevice(interpreter.interpreter_builder)
     own_scratch()
@@ -60,7 +62,7 @@ def install(launches: Launches, dice: random.Random) -> Evenly:
         grid = _checked_grid(_called(launches.launched(name, grid, args, kwargs), self, args, kwargs))  # still under the watch
         look_at_constants(launches, self, args, kwargs)
         holder.log, holder.fence = Log(), Ranges([*_ranges(args), *_ranges(tuple(kwargs.values()))])
-        holder.kernel = name
+        holder.kernel, holder.pauses = name, Pauses(dice, on=dice.random() < SHARE_OF_LAUNCHES)
         with contextlib.nullcontext() if launches.watch is None else launches.watch.pause():
             result = original(self, *args, grid=grid, warmup=warmup, **kwargs)
         conflict = holder.log.conflict()
@@ -136,6 +138,7 @@ class Stray(Exception):
 @dataclass
 class _Holder:
     strays: dict[str, str]
+    pauses: Pauses
     log: Log = field(default_factory=Log)
     fence: Ranges = field(default_factory=lambda: Ranges([]))
     kernel: str = ""
@@ -174,6 +177,17 @@ def _shuffle(builder: Any, holder: _Holder, dice: random.Random) -> None:
     builder.set_grid_dim, builder.set_grid_idx = grid_dim, grid_idx
 
 
+def _interrupt(builder: Any, holder: _Holder) -> None:
+    """Programs may stop at their atomic accesses."""
+    original = interpreter.GridExecutor.__init__
+
+    def made(self: Any, function: Any, *rest: Any, **named: Any) -> None:
+        original(self, function, *rest, **named)
+        self.fn = Interrupted(function, holder, builder)
+
+    interpreter.GridExecutor.__init__ = made
+
+
 def _watch_memory(builder: Any, holder: _Holder) -> None:
     load, store = builder.create_masked_load, builder.create_masked_store
     rmw, cas = builder.create_atomic_rmw, builder.create_atomic_cas
@@ -206,9 +220,18 @@ def _watch_memory(builder: Any, holder: _Holder) -> None:
         holder.log.changed(addresses)
         return rmw(op, ptr, value, mask, *rest)
 
+    def once(access: Any, *, atomic: bool = False) -> Any:
+        def made(*given: Any, **named: Any) -> Any:
+            result = holder.pauses.access(lambda: access(*given, **named))
+            if atomic:
+                holder.pauses.may_stop(holder.log)
+            return result
+
+        return made
+
     _note_other(type(interpreter.interpreter_semantic), holder)
-    builder.create_masked_load, builder.create_masked_store = masked_load, masked_store
-    builder.create_atomic_cas, builder.create_atomic_rmw = atomic_cas, atomic_rmw
+    builder.create_masked_load, builder.create_masked_store = once(masked_load), once(masked_store)
+    builder.create_atomic_cas, builder.create_atomic_rmw = once(atomic_cas), once(atomic_rmw, atomic=True)
 
 
 def _lanes(mask: Any, pointers: Any) -> np.ndarray:
