@@ -8,11 +8,11 @@ from functools import partial
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.tasks.build import FORMS, drawn, grids, task
 
-_MNK = grids(M=(32, 19, 4096, 4001), N=(16, 21, 4096, 3001), K=(32, 27, 4096, 1999))
+_MNK = grids(M=(32, 19, 4096, 4001), N=(16, 21, 4096, 3001), K=(32, 69, 4096, 1999))
 _A, _B = drawn("M, K", "a"), drawn("K, N", "b")
 _WEIGHT = "torch.randn(outer, inner) / inner**0.5"
 _LINEAR = "F.linear(x, self.weight, self.bias)"
-_HEADS = grids(BATCH=(1, 1, 8, 7), HEADS=(2, 3, 16, 12), LENGTH=(16, 21, 1024, 999), HEAD=(16, 32, 64, 64))
+_HEADS = grids(BATCH=(2, 1, 8, 7), HEADS=(2, 3, 16, 12), LENGTH=(16, 21, 1024, 999), HEAD=(16, 32, 64, 64))
 
 
 def tasks() -> Iterator[Task]:
@@ -32,7 +32,7 @@ def _products() -> Iterator[Task]:
         "batched_matmul",
         "A [BATCH, M, K] times B [BATCH, K, N].",
         "torch.bmm(a, b)",
-        sizes=grids(BATCH=(2, 3, 16, 15), M=(16, 19, 1024, 1000), N=(16, 21, 1024, 777), K=(16, 27, 1024, 999)),
+        sizes=grids(BATCH=(2, 3, 16, 15), M=(16, 19, 1024, 1000), N=(16, 21, 1024, 777), K=(16, 67, 1024, 999)),
         inputs=drawn("BATCH, M, K", "a") | drawn("BATCH, K, N", "b"),
     )
     yield product(

@@ -8,7 +8,7 @@ from functools import partial
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.tasks.build import LARGE, X, by_name, drawn, grids, task
 
-_IMAGES = grids(BATCH=(1, 1, 32, 31), CHANNELS=(2, 3, 64, 48), OUT=(4, 2, 64, 80), HEIGHT=(4, 9, 56, 57), WIDTH=(8, 11, 56, 59))
+_IMAGES = grids(BATCH=(2, 1, 32, 31), CHANNELS=(2, 3, 64, 48), OUT=(4, 2, 64, 80), HEIGHT=(4, 9, 56, 57), WIDTH=(8, 11, 56, 59))
 _IMAGE = drawn("BATCH, CHANNELS, HEIGHT, WIDTH", "x")
 _POOLED = grids(BATCH=(2, 1, 32, 31), CHANNELS=(3, 2, 64, 48), HEIGHT=(8, 14, 128, 126), WIDTH=(8, 22, 128, 130))
 
@@ -65,7 +65,7 @@ def _normalised_convolutions() -> Iterator[Task]:
         family="convolution",
         level=3,
         sizes=grids(
-            BATCH=(1, 1, 32, 31), CHANNELS=(2, 3, 64, 48), OUT=(4, 2, 64, 80), HEIGHT=(4, 9, 56, 57), WIDTH=(8, 11, 56, 59)
+            BATCH=(2, 1, 32, 31), CHANNELS=(2, 3, 64, 48), OUT=(4, 2, 64, 80), HEIGHT=(4, 9, 56, 57), WIDTH=(8, 11, 56, 59)
         ),
         inputs=_IMAGE,
         buffers={"running_mean": "torch.randn(out)", "running_var": "torch.rand(out) + 0.5"},
