@@ -43,7 +43,7 @@ TINY_ALONE = ("steep", "faint", "shifted")  # in full fp32: TF32 would leave lit
 WIDE = ("wide", "wide_second")
 PRODUCTS = ("bmm", "addmm", "addmv", "matmul", "linear", "conv", "einsum", "dot", "attention", "cdist", "rnn", "lstm", "gru")
 SHORT_PRODUCTS = ("mm", "mv")
-HIDDEN_ELSEWHERE = ("negated", "large")  # of the dtypes after the first
+HIDDEN_ELSEWHERE = ("negated", "large", "steep", "shifted")  # of the dtypes after the first
 GPU_ONLY = ("bfloat16",)  # the interpreter's bfloat16 arithmetic is wrong
 
 
@@ -88,13 +88,14 @@ def tiny_cases(task: Task) -> list[Case]:
     first, others = dtypes[0], dtypes[1:]
     cases = [Case("tiny", first, variation) for variation in _ordered(task)]
     cases.insert(1, Case("tiny", first, "plain", training=True))
+    signs = ONE_SIGN if "negated" in task.variations else ()
     if "tiny_ragged" in task.sizes:
         hidden = [variation for variation in _ordered(task) if variation != "plain"]
-        signs = ONE_SIGN if "negated" in task.variations else ()
         cases += [Case("tiny_ragged", first, variation) for variation in ("plain", *hidden[:1], *signs)]
     for dtype in others:  # host code may do something else for each
         cases += [Case("tiny", dtype, "plain"), *(Case("tiny", dtype, v) for v in HIDDEN_ELSEWHERE if v in task.variations)]
-        cases += [Case("tiny_ragged", dtype, "plain")] if "tiny_ragged" in task.sizes else []
+        if "tiny_ragged" in task.sizes:
+            cases += [Case("tiny_ragged", dtype, variation) for variation in ("plain", *signs)]
     return cases
 
 
