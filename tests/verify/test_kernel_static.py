@@ -79,7 +79,12 @@ REFUSED = {
         + "\n    def empty_list(self):\n        return SEEN\n",
         candidate(f"seen, n = SEEN, 1\nseen.append(n)\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y", extra="SEEN = []\n"),
     ],
-    "statement": [candidate(f"match x.dim():\n    case 1:\n        pass\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y")],
+    "statement": [
+        candidate(f"match x.dim():\n    case 1:\n        pass\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y"),
+        candidate().replace("    at =", "    '''\\\n    def double_kernel(x_ptr): ...\n    '''\n    at ="),
+        candidate().replace("    at =", "    ''' \\\n  def\tdouble_kernel(x_ptr): ...\n    '''\n    at ="),
+        candidate().replace("def double_kernel(", "def \\\n    double_kernel("),
+    ],
     "reads-addresses": [candidate(f"y = torch.empty_like(x)\nk = x.data_ptr()\n{LAUNCH}\nreturn y")],
     "reads-mode": [
         candidate(f"y = torch.empty_like(x)\nif self.training:\n    return x\n{LAUNCH}\nreturn y"),
@@ -88,6 +93,8 @@ REFUSED = {
     "patches": [
         candidate(f"torch.empty = None\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y"),
         candidate(extra="def print(*a):\n    return 0\n"),
+        candidate(extra="class interpreter_semantic:\n    pass\n"),
+        candidate().replace("    at =", "    interpreter_semantic = 1\n    at ="),
         candidate(f"nn = 3\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y"),
         candidate(extra="@triton.jit\ndef other(x_ptr, n=(nn := 3)):\n    tl.store(x_ptr, n)\n"),
         candidate(extra="@triton.jit\ndef other(x_ptr, tl):\n    tl.store(x_ptr, 1)\n"),
@@ -202,6 +209,7 @@ LEGAL = {
     "an enumeration of texts": candidate(extra="from enum import Enum\nclass Mode(str, Enum):\n    FAST = 'fast'\n"),
     "the base class's constructor": candidate(init="nn.Module.__init__(self)"),
     "padding held": candidate(init="self.pad = nn.ZeroPad2d(1)"),
+    "a kernel's docstring": candidate().replace("    at =", "    '''Twice x.\n\n    default n: all of them\n    '''\n    at ="),
     "view of the output": candidate(f"x = x.contiguous().view(-1)\ny = torch.empty_like(x)\n{LAUNCH}\nreturn y.view(3, -1)"),
 }
 

@@ -18,6 +18,8 @@ from windtunnel.verify.kernel.text.allowlist import check_text
 from windtunnel.verify.kernel.text.bombs import too_much
 from windtunnel.verify.kernel.text.dataflow import check_flow
 from windtunnel.verify.kernel.text.encoding import other_encoding, said_of_encoding
+from windtunnel.verify.kernel.text.lines import check_lines
+from windtunnel.verify.kernel.text.names import read_names
 from windtunnel.verify.kernel.tiny import Finding, compile_job, judge_compile, judge_left_out, judge_tiny, tiny_job
 from windtunnel.verify.sandbox import Outcome, Runner, Sandbox
 from windtunnel.verify.types import Verdict, accept, broken, refuse
@@ -78,7 +80,7 @@ def _check(source: str, task: Task | None) -> Finding | None:
         text = f"Line {line}: {error.msg}." if isinstance(error, SyntaxError) else f"{error}."
         return Finding("syntax", "syntax-error", f"The candidate is not Python. {text}")
     try:
-        found = check_text(tree, tf32=task is None or task.tf32) or check_flow(tree)
+        found = check_text(tree, tf32=task is None or task.tf32) or check_lines(source, read_names(tree)) or check_flow(tree)
     except RecursionError:
         return Finding("syntax", "too-large", "The candidate nests too deeply to be read.")
     except (ValueError, MemoryError):  # a number of thousands of digits, which Python does not write
