@@ -153,9 +153,11 @@ LEADS_OUT = words(
 # Of named tuples; nothing else a candidate holds has them.
 NAMED_TUPLE = words("_asdict _replace _fields")
 
-# Builtins that find or run code: no name of the candidate's may be called so, or the builtin could be taken for it.
+# Builtins that find or run code: no name of the candidate's may be called so, or the builtin could be taken for it. And the name
+# by which Triton's interpreter makes every assignment in a kernel, which it leaves as it is where a candidate has bound it.
 NEVER_BOUND = words(
     """
     eval exec compile getattr setattr delattr hasattr globals locals vars open breakpoint memoryview help exit quit
+    interpreter_semantic
     """
 )
