@@ -41,9 +41,9 @@ class Evenly:
         self.times[keys[at]] += 1
         return configs[at]
 
-    def untried(self) -> bool:
-        """Whether there was a choice of which some were never taken."""
-        return 0 in self.times.values()
+    def untried(self) -> int:
+        """How many of those that there was a choice of were never taken."""
+        return sum(times == 0 for times in self.times.values())
 
     def _key(self, tuner: Any, config: Any) -> object:
         """Several kernels may have one list of configurations."""

@@ -25,8 +25,9 @@ KNOCKED_OUT = (
     "come from a kernel. Launch and return; do not check in host code what a kernel did."
 )
 
-MOST_AGAIN = 64  # calls for configurations that no case's call has tried
+MOST_AGAIN = 256  # calls for configurations that no case's call has tried
 AGAIN_SECONDS = 15.0  # of the CPU, of 30 that there are: no such call is begun after them
+TOO_MANY = f"Any may be the fastest, so each has to be right: give at most {MOST_AGAIN}."
 NO_MEMORY = "the candidate used more memory than it may."
 
 
@@ -40,7 +41,7 @@ class Work:
         self.launches = Launches()
         self.out: list[Buffer] = []
         self.runs: list[dict[str, Any]] = []
-        self.untried: Callable[[], bool] = lambda: False  # whether there are configurations that no call has run with
+        self.untried: Callable[[], int] = lambda: 0  # how many configurations no call has run with
         self.again: list[dict[str, Any]] = []  # runs of cases that ran already; 'at' says which
         self.knocked: dict[str, Any] | None = None
         self.loaded = False  # from then on whatever is raised is the candidate's doing
@@ -99,6 +100,8 @@ class Work:
     def _try_others(self, model: torch.nn.Module, group: dict[str, Any], places: Places) -> None:
         """Further calls of a group's cases, so that each configuration is run with: any may be the fastest on a GPU."""
         cases = group["cases"]
+        if self.untried() > MOST_AGAIN:
+            raise Wrong("too-many-configurations", f"{self.untried()} configurations are left to try. {TOO_MANY}")
         while self.untried() and len(self.again) < MOST_AGAIN and time.process_time() < AGAIN_SECONDS:
             number = len(self.again) % len(cases)
             at = len(self.runs) - len(cases) + number
