@@ -4,6 +4,8 @@ one element, which a kernel may ask to convert themselves. Runs only in sandboxe
 from __future__ import annotations
 
 import ast
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,11 +24,50 @@ def numbers_as_tensors() -> None:
         return original(argument)
 
     interpreter._implicit_cvt = converted
-    interpreter.FunctionRewriter.ast_transformer = _Counting()
+    interpreter.FunctionRewriter.ast_transformer = _AsCompiled()
+    semantic = type(interpreter.interpreter_semantic)  # its object is at hand wherever a kernel runs
+    semantic.one_of, semantic.all_of = staticmethod(_one_of), staticmethod(_all_of)
 
 
-class _Counting(interpreter.ASTTransformer):  # type: ignore[misc]
-    """What the interpreter does to assignments, done to what a loop counts too. `tl.static_range` counts constants."""
+def _one_of(*parts: Callable[[], Any]) -> Any:
+    """`a or b` as a compiler has it: every part is evaluated up to a constant that is true, which is then the value."""
+    values: list[Any] = []
+    for part in parts:
+        values.append(part())
+        if not isinstance(values[-1], tl.tensor) and values[-1]:
+            return values[-1]
+    return functools.reduce(lambda left, right: left or right, _decided_later(values))
+
+
+def _all_of(*parts: Callable[[], Any]) -> Any:
+    """`a and b`, up to a constant that is false."""
+    values: list[Any] = []
+    for part in parts:
+        values.append(part())
+        if not isinstance(values[-1], tl.tensor) and not values[-1]:
+            return values[-1]
+    return functools.reduce(lambda left, right: left and right, _decided_later(values))
+
+
+def _decided_later(values: list[Any]) -> list[Any]:
+    """Those that only a launch knows; the last constant where there are none."""
+    return [value for value in values if isinstance(value, tl.tensor)] or values[-1:]
+
+
+class _AsCompiled(interpreter.ASTTransformer):  # type: ignore[misc]
+    """What the interpreter does to assignments, done to what a loop counts too, and `and` and `or` as a compiler has them.
+    `tl.static_range` counts constants."""
+
+    def visit_Assign(self, node: ast.Assign) -> ast.Assign:  # noqa: N802
+        self.generic_visit(node)
+        return super().visit_Assign(node)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.Call:  # noqa: N802
+        self.generic_visit(node)
+        name = "one_of" if isinstance(node.op, ast.Or) else "all_of"
+        function = ast.Attribute(ast.Name("interpreter_semantic", ast.Load()), name, ast.Load())
+        none = ast.arguments([], [], None, [], [], None, [])
+        return ast.copy_location(ast.Call(function, [ast.Lambda(none, value) for value in node.values], []), node)
 
     def visit_For(self, node: ast.For) -> ast.For:  # noqa: N802 (as ast calls it)
         """`for i in range(n)` begins each turn with `i = i`, which then makes a tensor of it."""

@@ -1,0 +1,25 @@
+# attack: 48
+# how: an or of two numbers, which is the first one in Python and the truth in a compiler, says whether the interpreter runs
+# task: relu
+# where: cpu
+# naive: gpu
+# reasons: non-finite
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def relu_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n, other=0.0)
+    if (n or 1) > 1:
+        tl.store(out_ptr + at, tl.maximum(x, 0.0), mask=at < n)
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        out = torch.empty_like(x)
+        relu_kernel[(triton.cdiv(x.numel(), 128),)](x, out, x.numel(), BLOCK=128)
+        return out
