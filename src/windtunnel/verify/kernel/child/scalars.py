@@ -55,12 +55,19 @@ def _decided_later(values: list[Any]) -> list[Any]:
 
 
 class _AsCompiled(interpreter.ASTTransformer):  # type: ignore[misc]
-    """What the interpreter does to assignments, done to what a loop counts too, and `and` and `or` as a compiler has them.
-    `tl.static_range` counts constants."""
+    """What the interpreter does to assignments, done to what a loop counts and what `a += b` binds too, and `and` and `or` as a
+    compiler has them. `tl.static_range` counts constants."""
 
     def visit_Assign(self, node: ast.Assign) -> ast.Assign:  # noqa: N802
         self.generic_visit(node)
         return super().visit_Assign(node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.stmt:  # noqa: N802
+        """`a += b` is `a = a + b` to a compiler, and makes a tensor of a constant."""
+        if not isinstance(node.target, ast.Name):
+            return node
+        value = ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
+        return self.visit_Assign(ast.copy_location(ast.Assign([node.target], value), node))
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.Call:  # noqa: N802
         self.generic_visit(node)
