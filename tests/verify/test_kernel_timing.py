@@ -103,7 +103,7 @@ def test_what_no_neighbour_causes_is_not_said_to_be_theirs() -> None:
         assert found.evidence["events"] > found.evidence["wall"]
 
 
-def test_choices_of_configurations_are_forgotten_behind_heuristics_too() -> None:
+def test_choices_of_configurations_are_forgotten_behind_heuristics_and_in_classes_too() -> None:
     triton = pytest.importorskip("triton")
     from windtunnel.verify.kernel.child.autotune import forget_tuning, tuners
 
@@ -113,10 +113,14 @@ def test_choices_of_configurations_are_forgotten_behind_heuristics_too() -> None
     tuned = triton.autotune(configs=[triton.Config({})], key=[])(triton.JITFunction(kernel))
     module = ModuleType("candidate")
     module.plain, module.hidden = triton.JITFunction(kernel), triton.heuristics({"BLOCK": len})(tuned)
-    tuned.cache[()] = tuned.configs[0]
-    assert list(tuners(module)) == [tuned]
+    held = triton.autotune(configs=[triton.Config({})], key=[])(triton.JITFunction(kernel))
+    module.Kernels = type("Kernels", (), {"__module__": "candidate", "kernel": staticmethod(held)})
+    for tuner in (tuned, held):
+        tuner.cache[()] = tuner.configs[0]
+    assert list(tuners(module)) == [tuned, held]
     forget_tuning(module)
     assert not tuned.cache
+    assert not held.cache
 
 
 def test_the_floor_follows_memory_and_products() -> None:

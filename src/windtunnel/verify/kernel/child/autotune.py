@@ -85,12 +85,15 @@ def _misfit(error: Exception) -> bool:
 
 
 def tuners(module: ModuleType) -> Iterator[autotuner.Autotuner]:
-    """Those of a candidate's kernels, heuristics around them or not."""
-    for value in list(vars(module).values()):
-        while isinstance(value, autotuner.Heuristics | autotuner.Autotuner):
-            if isinstance(value, autotuner.Autotuner):
-                yield value
-            value = value.fn
+    """Those of a candidate's kernels, in its classes or not, heuristics around them or not."""
+    held = list(vars(module).values())
+    own = [value for value in held if isinstance(value, type) and value.__module__ == module.__name__]
+    for value in [*held, *(inner for one in own for inner in vars(one).values())]:
+        kernel = value.__func__ if isinstance(value, staticmethod) else value
+        while isinstance(kernel, autotuner.Heuristics | autotuner.Autotuner):
+            if isinstance(kernel, autotuner.Autotuner):
+                yield kernel
+            kernel = kernel.fn
 
 
 def forget_tuning(module: ModuleType) -> None:

@@ -48,15 +48,12 @@ _ELEMENTWISE: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name 
 }  # fmt: skip
 _ELEMENTWISE |= {f"fast_{name}": getattr(np, name) for name in _FAST}
 _ELEMENTWISE |= {"fast_pow": np.power, "fast_exp10": _ELEMENTWISE["exp10"], "fast_fdivide": np.divide}
-# In fp32 and fp64 with a rounding that is named: add_rn is __nv_fadd_rn and __nv_dadd_rn.
-_ELEMENTWISE |= {
-    f"{kind}{name}": function
-    for kind in "fd"
-    for name, function in {
-        "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "sqrt": np.sqrt, "rsqrt": _ELEMENTWISE["rsqrt"],
-        "rcp": lambda x: 1 / x,
-    }.items()
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "sqrt": np.sqrt, "rsqrt": _ELEMENTWISE["rsqrt"],
+    "rcp": lambda x: 1 / x,
 }  # fmt: skip
+# In fp32 and fp64 with a rounding that is named: add_rn is __nv_fadd_rn and __nv_dadd_rn.
+_ELEMENTWISE |= {f"{kind}{name}": function for kind in "fd" for name, function in _ARITHMETIC.items()}
 _ELEMENTWISE |= {
     f"{kind}2{whole}{way}": function
     for kind in ("float", "double")

@@ -17,7 +17,8 @@ from windtunnel.verify.kernel.child.state import changed
 from windtunnel.verify.kernel.child.watch import NAN_BYTE, first_broken, poison
 from windtunnel.verify.kernel.child.work import NOTHING_LASTS, Places, Work, outputs_of
 
-SAME = 1e-3  # of a timed output against the judged one of the same inputs: atomics add in any order
+# Of a timed output against the judged one of the same inputs: atomics add in any order, and round each time.
+SAME = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 WATCHED_SHARE = 0.12  # of the calls, beside those that are timed
 NOTED_SHARE = 0.25  # of the timed calls: what noting costs a launch, the median of all does not see
 
@@ -196,4 +197,5 @@ def _alike(output: torch.Tensor, right: Masked) -> bool:
 def _near(output: torch.Tensor, right: torch.Tensor, scale: float) -> bool:
     if not output.is_floating_point():
         return torch.equal(output, right)
-    return torch.allclose(output, right, rtol=SAME, atol=SAME * scale, equal_nan=True)
+    same = SAME.get(output.dtype, SAME[torch.float32])
+    return torch.allclose(output, right, rtol=same, atol=same * scale, equal_nan=True)
