@@ -3,7 +3,7 @@
 # task: softmax
 # where: cpu
 # naive: fooled
-# reasons: host-compute, compile-error
+# reasons: host-compute, compile-error, raised
 import torch
 import torch.nn as nn
 import triton
