@@ -19,7 +19,7 @@ def fused_kernel(
     block_start = pid * BLOCK_SIZE
     offsets = block_start + tl.arange(0, BLOCK_SIZE)
     mask = offsets < n_elements
-    x = tl.load(x_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg", eviction_policy="evict_first")
+    x = tl.load(x_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg")
     y = tl.load(y_ptr + offsets, mask=mask, other=0.0, volatile=False)
     z = tl.load(z_ptr + offsets, mask=mask, other=0.0)
     tl.store(out_ptr + offsets, (x + y) * z, mask=mask, cache_modifier=".cs")
