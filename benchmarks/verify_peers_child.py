@@ -144,7 +144,8 @@ def make_up_for_the_gpu() -> None:
     from windtunnel.verify.kernel.child.libdevice import own_libdevice
     from windtunnel.verify.kernel.child.load import stand_in_for_cuda
 
-    pick_configurations(random.Random(0).choice)
+    dice = random.Random(0)
+    pick_configurations(lambda tuner, configs: dice.choice(configs))
     own_libdevice(interpreter.interpreter_builder)
     ours._constexpr_by_any_name()
     ours._spread_booleans(interpreter.interpreter_builder)

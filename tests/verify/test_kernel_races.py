@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from windtunnel.verify.kernel.child import races
-from windtunnel.verify.kernel.child.pauses import Paused, Pauses, Waiting
+from windtunnel.verify.kernel.child.pauses import SPINS, Paused, Pauses, Waiting
 
 STORES = "two programs store different values at one address"
 LOADS = "one program loads what another stores in the same launch"
 ATOMICS = "one program loads or stores, without atomics, what another changes by them in the same launch"
 TORN = "one tl.store has different values for one address"
 
+TAKE = GIVE = ("swap", [9], [])  # a compare-and-swap or an exchange that changed the word, as do a lock's
 # Of one program after the other: (what it does, where, with which values).
 CASES = {
     "places of their own": ([[("store", [1], [5])], [("store", [2], [6]), ("load", [2], [])]], ""),
@@ -31,10 +33,22 @@ CASES = {
     "a load beside atomics": ([[("load", [1], []), ("atomic", [1], [])], [("atomic", [1], [])]], ATOMICS),
     "a store beside atomics": ([[("store", [1], [0])], [("atomic", [1], [])]], ATOMICS),
     "after a ticket": ([[("atomic", [1, 9], [])], [("atomic", [1, 9], []), ("load", [1], []), ("store", [9], [0])]], ""),
-    "behind a lock": ([[("lock", [9], []), ("load", [1], []), ("store", [1], [program])] for program in (5, 6)], ""),
-    "after a flag": ([[("store", [1], [5]), ("lock", [9], [])], [("lock", [9], []), ("load", [1], []), ("store", [1], [6])]], ""),
-    "before a lock": ([[("load", [1], []), ("store", [1], [program]), ("lock", [9], [])] for program in (5, 6)], STORES),
-    "loads before a lock": ([[("load", [1, 2], []), ("lock", [9], [])], [("store", [2], [5])]], LOADS),
+    "behind a lock": ([[TAKE, ("load", [1], []), ("store", [1], [program]), GIVE] for program in (5, 6)], ""),
+    "behind a lock that a store gives back": ([[TAKE, ("store", [1], [program]), ("store", [9], [0])] for program in (5, 6)], ""),
+    "behind a lock that an addition gives back": (
+        [[TAKE, ("load", [1], []), ("store", [1], [program]), ("atomic", [9], [])] for program in (5, 6)],
+        "",
+    ),
+    "behind a lock that nobody gives back": ([[TAKE, ("store", [1], [program])] for program in (5, 6)], STORES),
+    "behind a lock of each one's own": (
+        [[("swap", [program], []), ("store", [1], [program]), ("swap", [program], [])] for program in (15, 16)],
+        STORES,
+    ),
+    "beside a lock": ([[TAKE, ("store", [1], [5]), GIVE], [("swap", [], []), ("store", [1], [6])]], STORES),
+    "after a lock": ([[TAKE, GIVE, ("store", [1], [program])] for program in (5, 6)], STORES),
+    "after a flag": ([[("store", [1], [5]), ("swap", [9], [])], [("swap", [], []), ("load", [1], []), ("store", [2], [6])]], ""),
+    "before a lock": ([[("load", [1], []), ("store", [1], [program]), TAKE] for program in (5, 6)], STORES),
+    "loads before a lock": ([[("load", [1, 2], []), TAKE], [("store", [2], [5])]], LOADS),
     "the last one by a ticket loads": (
         [[("store", [1], [5]), ("atomic", [9], [])], [("atomic", [9], []), ("load", [1], [])]],
         "",
@@ -65,7 +79,7 @@ def test_a_log_finds_the_same_however_long_it_gets(name: str, most: int, monkeyp
             elif what == "atomic":
                 log.changed(at)
             else:
-                log.locks = log.told = True
+                log.swapped(at)
     assert log.conflict() == expected
 
 
@@ -82,23 +96,38 @@ def test_what_goes_on_later_may_load_what_was_stored_meanwhile() -> None:
     assert log.conflict() == ""
 
 
+WORD, NOTHING = (SimpleNamespace(data=np.array([number])) for number in (9, 0))
+
+
 def test_a_program_goes_on_with_what_its_accesses_gave() -> None:
     made: list[int] = []
 
-    def program(pauses: Pauses, log: races.Log) -> int:
+    def program(pauses: Pauses) -> int:
         first = pauses.access(lambda: made.append(1) or len(made))
-        pauses.may_stop(log)
+        pauses.may_stop(WORD, NOTHING)
         return first + pauses.access(lambda: made.append(2) or len(made))
 
-    log = races.Log()
     pauses = Pauses(random.Random(0), on=True)
     pauses.dice.random = lambda: 0.0  # type: ignore[method-assign]
     with pytest.raises(Paused):
-        program(pauses, log)
+        program(pauses)
     made.append(3)
     pauses.resume(Waiting((0, 0, 0), 1, pauses.done))
-    assert program(pauses, log) == 1 + 3
+    assert program(pauses) == 1 + 3
     assert made == [1, 3, 2]
-    log.locks = True
-    pauses.begin()
-    pauses.may_stop(log)  # others would wait for it
+
+
+def test_who_waits_for_another_stops_until_nobody_comes_to_an_end() -> None:
+    pauses = Pauses(random.Random(0), on=True)
+    pauses.resume(Waiting((0, 0, 0), 1, []))
+
+    def tries(number: int) -> None:
+        for _ in range(number):
+            pauses.access(lambda: NOTHING)
+            pauses.may_stop(WORD, NOTHING)
+
+    tries(SPINS)
+    with pytest.raises(Paused):
+        tries(1)
+    pauses.in_vain = 1
+    tries(SPINS)

@@ -30,3 +30,12 @@ def test_a_product_by_zero_is_no_work(name: str) -> None:
         found = compute(DENSE)
     assert counter.get_total_flops() - zeros.flops == flops
     torch.testing.assert_close(found, compute(DENSE))
+
+
+def test_what_is_no_product_of_matrices_is_left_alone() -> None:
+    with torch.no_grad(), ProductsByZero() as zeros:
+        sparse = DENSE.to_sparse_csr() @ DENSE
+        chosen = torch.cond(torch.tensor(True), lambda a: a + 1, lambda a: a - 1, (DENSE,))
+    torch.testing.assert_close(sparse, DENSE @ DENSE)
+    torch.testing.assert_close(chosen, DENSE + 1)
+    assert zeros.flops == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -27,7 +28,7 @@ class Evenly:
 
     def __init__(self, dice: random.Random, *, meta: bool = False) -> None:
         self.dice, self.meta = dice, meta
-        self.times: dict[object, int] = {}
+        self.times: dict[tuple[int, object], int] = {}
         self.held: list[Any] = []  # so that no number of an object is used again
 
     def __call__(self, tuner: Any, configs: list[Any]) -> Any:
@@ -42,10 +43,10 @@ class Evenly:
         return configs[at]
 
     def untried(self) -> int:
-        """How many of those that there was a choice of were never taken."""
-        return sum(times == 0 for times in self.times.values())
+        """How many of those that there was a choice of were never taken: of the tuner that has most, as one call tries all."""
+        return max(Counter(tuner for (tuner, _), times in self.times.items() if not times).values(), default=0)
 
-    def _key(self, tuner: Any, config: Any) -> object:
+    def _key(self, tuner: Any, config: Any) -> tuple[int, object]:
         """Several kernels may have one list of configurations."""
         return id(tuner), repr(sorted(config.kwargs.items())) if self.meta else id(config)
 

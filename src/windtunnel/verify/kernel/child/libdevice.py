@@ -19,6 +19,7 @@ _SAME_NAME = words(
     """tanh exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh sqrt floor ceil trunc rint fmod fmin fmax hypot cbrt isnan
     isinf isfinite signbit copysign nextafter ldexp"""
 )
+_WHOLE_AS = (("float", "int"), ("float", "uint"), ("double", "longlong"))
 _FAST = words("exp exp2 log log2 log10 sin cos tan tanh")
 
 
@@ -36,6 +37,10 @@ def _each(function: Callable[..., float]) -> Callable[..., Any]:
     return np.vectorize(one, otypes=[np.float64])
 
 
+def _length(*parts: Any) -> Any:
+    return np.sqrt(sum(part * part for part in parts))
+
+
 _ELEMENTWISE: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name in _SAME_NAME} | {
     "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "atan2": np.arctan2, "asinh": np.arcsinh, "acosh": np.arccosh,
     "atanh": np.arctanh, "pow": np.power, "powi": np.power, "rsqrt": lambda x: 1 / np.sqrt(x), "nearbyint": np.rint,
@@ -44,8 +49,14 @@ _ELEMENTWISE: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name 
     "saturate": lambda x: np.clip(x, 0, 1), "exp10": lambda x: np.power(10.0, x), "rcbrt": lambda x: 1 / np.cbrt(x),
     "rhypot": lambda x, y: 1 / np.hypot(x, y), "sinpi": lambda x: np.sin(np.pi * x), "cospi": lambda x: np.cos(np.pi * x),
     "erfc": _each(math.erfc), "normcdf": _each(lambda x: 0.5 * math.erfc(-x / math.sqrt(2))), "lgamma": _each(math.lgamma),
+    "abs": np.abs, "llabs": np.abs, "finite": np.isfinite, "isfinited": np.isfinite, "isnand": np.isnan, "isinfd": np.isinf,
+    "signbitd": np.signbit, "llrint": np.rint, "llround": lambda x: np.copysign(np.floor(np.abs(x) + 0.5), x),
+    "ilogb": lambda x: np.frexp(x)[1] - 1, "cyl_bessel_i0": np.i0, "double2float": np.array,
+    "norm3d": _length, "norm4d": _length, "rnorm3d": lambda *x: 1 / _length(*x), "rnorm4d": lambda *x: 1 / _length(*x),
     "tgamma": _each(math.gamma), "remainder": _each(math.remainder), "logb": lambda x: np.floor(np.log2(np.abs(x))),
 }  # fmt: skip
+_ELEMENTWISE |= {f"{kind}_as_{name}": lambda x: x.view(f"i{x.itemsize}") for kind, name in _WHOLE_AS}
+_ELEMENTWISE |= {f"{name}_as_{kind}": lambda x: x.view(f"f{x.itemsize}") for kind, name in _WHOLE_AS}
 _ELEMENTWISE |= {f"fast_{name}": getattr(np, name) for name in _FAST}
 _ELEMENTWISE |= {"fast_pow": np.power, "fast_exp10": _ELEMENTWISE["exp10"], "fast_fdivide": np.divide}
 _ARITHMETIC: dict[str, Callable[..., Any]] = {

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import inspect
 import random
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from windtunnel.verify.kernel.child.races import Log
-
 SHARE_OF_LAUNCHES = 0.5  # in which programs stop; in the others each runs at one go
 SHARE_OF_ATOMICS = 0.4  # after which a program stops in such a launch
+SPINS = 64  # atomic accesses in a row that give the same of one word: the program waits for another, and stops
 
 
 class Paused(BaseException):
@@ -34,41 +34,70 @@ class Waiting:
 @dataclass
 class Pauses:
     """Which programs of one launch have stopped. A program goes on by running anew, where accesses that it has made already are
-    not made again but give what they gave."""
+    not made again but give what they gave.
+
+    resumed: the program that runs has stopped before, and does so again only to wait. in_vain: how many that went on have
+    stopped again since one came to its end; where all of them have, nobody will, and the rest may spin.
+    """
 
     dice: random.Random
     on: bool = False
     done: list[Any] = field(default_factory=list)
     again: int = 0  # how many of `done` this run has asked for
+    fresh: bool = False  # whether the last access was made, not remembered
     resumed: bool = False
-    waiting: list[Waiting] = field(default_factory=list)
+    spins: int = 0
+    seen: object = None  # which word the last atomic access changed, and what it gave
+    waiting: deque[Waiting] = field(default_factory=deque)
+    in_vain: int = 0
 
     def access(self, make: Callable[[], Any]) -> Any:
         """What an access gives, which is made only once."""
         if not self.on:
             return make()
-        if self.again == len(self.done):
+        self.fresh = self.again == len(self.done)
+        if self.fresh:
             self.done.append(make())
         self.again += 1
         return self.done[self.again - 1]
 
-    def may_stop(self, log: Log) -> None:
-        """After an atomic access: stops the program here once, or not. One that holds a lock would let others wait for ever."""
-        if self.on and not self.resumed and not log.locks and self.dice.random() < SHARE_OF_ATOMICS:
+    def may_stop(self, pointer: Any, result: Any) -> None:
+        """After an atomic access: stops the program here, at random once, and where it waits for another."""
+        if not self.on or not self.fresh:
+            return
+        if not self.resumed and self.dice.random() < SHARE_OF_ATOMICS:
+            raise Paused
+        seen = (pointer.data.tobytes(), result.data.tobytes()) if pointer.data.size == 1 else None
+        self.spins = self.spins + 1 if seen is not None and seen == self.seen else 0
+        self.seen = seen
+        if self.spins >= SPINS and self.in_vain <= 2 * len(self.waiting):
             raise Paused
 
     def begin(self) -> None:
-        self.done, self.again, self.resumed = [], 0, False
+        self.done, self.again, self.resumed, self.spins = [], 0, False, 0
 
     def resume(self, program: Waiting) -> None:
-        self.done, self.again, self.resumed = program.done, 0, True
+        self.done, self.again, self.resumed, self.spins = program.done, 0, True, 0
+
+
+def made_once(holder: Any, access: Callable[..., Any], *, word: int | None = None) -> Callable[..., Any]:
+    """An access of the interpreter's, where programs may stop and go on. holder: of the launch's pauses. word: which argument of
+    an atomic access is the pointer."""
+
+    def made(*given: Any, **named: Any) -> Any:
+        result = holder.pauses.access(lambda: access(*given, **named))
+        if word is not None:
+            holder.pauses.may_stop(given[word], result)
+        return result
+
+    return made
 
 
 class Interrupted:
     """What the interpreter calls for each program of a grid in the kernel's place. holder: of the launch's log and its pauses."""
 
     def __init__(self, function: Any, holder: Any, builder: Any) -> None:
-        self.function, self.holder, self.builder, self.left = function, holder, builder, 0
+        self.function, self.holder, self.builder = function, holder, builder
         self.__name__, self.__globals__ = function.__name__, function.__globals__
         self.__annotations__, self.__signature__ = function.__annotations__, inspect.signature(function)
 
@@ -76,18 +105,22 @@ class Interrupted:
         pauses, log = self.holder.pauses, self.holder.log
         pauses.begin()
         self._run(arguments)
-        if log.program == len(self.holder.order):
-            pauses.dice.shuffle(pauses.waiting)
-            while pauses.waiting:
-                program = pauses.waiting.pop()
-                pauses.resume(program)
-                log.resume(program.number)
-                self.builder.grid_idx = program.place
-                self._run(arguments)
+        if log.program < len(self.holder.order):
+            return
+        pauses.dice.shuffle(pauses.waiting)
+        while pauses.waiting:
+            program = pauses.waiting.popleft()
+            pauses.resume(program)
+            log.resume(program.number)
+            self.builder.grid_idx = program.place
+            pauses.in_vain = 0 if self._run(arguments) else pauses.in_vain + 1
 
-    def _run(self, arguments: dict[str, Any]) -> None:
+    def _run(self, arguments: dict[str, Any]) -> bool:
+        """Whether the program came to its end."""
         pauses, log = self.holder.pauses, self.holder.log
         try:
             self.function(**arguments)
         except Paused:
             pauses.waiting.append(Waiting(self.builder.grid_idx, log.program, pauses.done))
+            return False
+        return True

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+
+from windtunnel.verify.kernel.child.locks import Locks
 
 MOST_ACCESSES = 6_000_000  # elements; then what is known of each address takes the place of its accesses
 
@@ -53,6 +56,14 @@ class Touched:
         return mine, at[mine]
 
 
+def joined(parts: Sequence[Touched]) -> Touched:
+    """All rows of them."""
+    none = np.zeros(0, np.int64)
+    filled = [Touched(np.zeros(0, np.uint64), none, none, none, none), *parts]
+    columns = ("where", "first", "last", "low", "high")
+    return Touched(*(np.concatenate([getattr(part, name) for part in filled]) for name in columns))
+
+
 @dataclass
 class Accesses:
     """Of one kind, as they come, and how many elements they are."""
@@ -67,10 +78,7 @@ class Accesses:
         self.size += len(where)
 
     def whole(self) -> Touched:
-        none = np.zeros(0, np.int64)
-        parts = [Touched(np.zeros(0, np.uint64), none, none, none, none), *self.parts]
-        columns = ("where", "first", "last", "low", "high")
-        return Touched(*(np.concatenate([getattr(part, name) for part in parts]) for name in columns))
+        return joined(self.parts)
 
     def take(self, other: Accesses) -> None:
         """All of another's, which has none then."""
@@ -91,20 +99,22 @@ class Log:
     """What each program of one launch loads, stores and changes by atomics.
 
     early: loads before the program's first atomic access; late: those after it, which may have been told that others are done.
-    bare: stores before it. kept: stores that no atomic access of the program follows, so that nobody can have been told of them.
-    locks: some accesses were atomic ones by which programs may wait for each other, so that only what nobody can have waited
-    for is a race.
+    stores: those of programs that held no lock; guarded: of those that did, with the lock in `guards`; what they load then is
+    theirs. bare: stores before the first atomic access. kept: stores that no atomic access of the program follows, so that
+    nobody can have been told of them. resumed: a program went on after others with higher numbers; that somebody loads before
+    another stores is then no longer seen, as numbers say nothing about it.
     """
 
     def __init__(self) -> None:
         self.program = 0
         self.early, self.late, self.changes = Accesses(), Accesses(), Accesses()
         self.stores, self.bare, self.kept = Accesses(), Accesses(), Accesses()
+        self.guarded, self.guards = Accesses(), Accesses()
         self.untold = Accesses()  # stores of this program since its last atomic access
         self.told = False  # whether the program has made an atomic access
-        self.locks = False
+        self.locks = Locks()
         self.torn = False  # one tl.store with two values for an address
-        self.resumed = False  # a program went on after others that have higher numbers
+        self.resumed = False
         self.most = MOST_ACCESSES
 
     def next_program(self) -> None:
@@ -117,6 +127,8 @@ class Log:
         self.program, self.told, self.resumed = program, True, True
 
     def loaded(self, where: np.ndarray) -> None:
+        if self.locks.guard(self.program):
+            return
         (self.late if self.told else self.early).add(where, self.program)
         self._bound()
 
@@ -125,18 +137,35 @@ class Log:
             order = np.argsort(where, kind="stable")
             same = where[order][1:] == where[order][:-1]
             self.torn = bool((same & (values[order][1:] != values[order][:-1])).any())
-        for kind in (self.stores, self.untold) if self.told else (self.stores, self.untold, self.bare):
-            kind.add(where, self.program, values)
+        if guard := self.locks.guard(self.program):
+            self.guarded.add(where, self.program, values)
+            self.guards.add(where, self.program, np.broadcast_to(np.int64(guard), where.shape))
+            self.locks.written(where, self.program)
+        else:
+            for kind in (self.stores, self.untold) if self.told else (self.stores, self.untold, self.bare):
+                kind.add(where, self.program, values)
         self._bound()
 
-    def changed(self, where: np.ndarray) -> None:
+    def changed(self, where: np.ndarray, exchanged: np.ndarray | None = None) -> None:
+        """By an atomic access. exchanged: of an exchange, the words that got another value."""
         self.told = True
         self.untold.clear()
         self.changes.add(where, self.program)
+        if exchanged is None:
+            self.locks.written(where, self.program)
+        else:
+            self.locks.swapped(exchanged, self.program)
         self._bound()
 
+    def swapped(self, changed: np.ndarray) -> None:
+        """By a compare-and-swap. changed: what got another value."""
+        self.told = True
+        if changed.size:
+            self.untold.clear()
+        self.locks.swapped(changed, self.program)
+
     def _bound(self) -> None:
-        kinds = (self.early, self.late, self.changes, self.stores, self.bare, self.kept, self.untold)
+        kinds = (self.early, self.late, self.changes, self.stores, self.bare, self.kept, self.untold, self.guarded, self.guards)
         if sum(kind.size for kind in kinds) > self.most:
             for kind in kinds:
                 kind.fold()
@@ -146,18 +175,25 @@ class Log:
         """What two programs do to one address, '' for nothing. Programs that agree on the value written do no harm."""
         self.kept.take(self.untold)
         early, late = self.early.whole(), self.late.whole()
-        stores = (self.bare if self.locks else self.stores).whole().by_address()
-        if ((stores.first != stores.last) & (stores.low != stores.high)).any():
+        stores = joined([*self.stores.parts, *self.guarded.parts]).by_address()
+        if self._stored_by_two(stores):
             return "two programs store different values at one address"
-        if early.shared_with(stores):
-            return LOADS_WHAT_IS_STORED
-        if self.locks:
-            return ""
         if self.torn:
             return "one tl.store has different values for one address"
-        if late.shared_with(self.kept.whole().by_address()) or (not self.resumed and late.before(stores)):
+        if early.shared_with(stores) or late.shared_with(self.kept.whole().by_address()):
+            return LOADS_WHAT_IS_STORED
+        if not self.resumed and late.before(stores):
             return LOADS_WHAT_IS_STORED
         changes = self.changes.whole().by_address()
         if early.shared_with(changes) or self.bare.whole().shared_with(changes):
             return "one program loads or stores, without atomics, what another changes by them in the same launch"
         return ""
+
+    def _stored_by_two(self, stores: Touched) -> bool:
+        """Different values, and not one after the other under one lock. stores: all of them, by address."""
+        clash = stores.where[(stores.first != stores.last) & (stores.low != stores.high)]
+        if not clash.size or not self.guards.size:
+            return bool(clash.size)
+        guards = self.guards.whole().by_address()
+        apart = guards.where[self.locks.kept_apart(guards.low, guards.high)]
+        return not (np.isin(clash, apart) & ~np.isin(clash, self.stores.whole().where)).all()

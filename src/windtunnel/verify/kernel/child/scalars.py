@@ -36,7 +36,7 @@ def _one_of(*parts: Callable[[], Any]) -> Any:
         values.append(part())
         if not isinstance(values[-1], tl.tensor) and values[-1]:
             return values[-1]
-    return functools.reduce(lambda left, right: left or right, _decided_later(values))
+    return functools.reduce(lambda left, right: left.logical_or(right), _decided_later(values))
 
 
 def _all_of(*parts: Callable[[], Any]) -> Any:
@@ -46,7 +46,7 @@ def _all_of(*parts: Callable[[], Any]) -> Any:
         values.append(part())
         if not isinstance(values[-1], tl.tensor) and not values[-1]:
             return values[-1]
-    return functools.reduce(lambda left, right: left and right, _decided_later(values))
+    return functools.reduce(lambda left, right: left.logical_and(right), _decided_later(values))
 
 
 def _decided_later(values: list[Any]) -> list[Any]:
@@ -60,12 +60,18 @@ class _AsCompiled(interpreter.ASTTransformer):  # type: ignore[misc]
 
     def visit_Assign(self, node: ast.Assign) -> ast.Assign:  # noqa: N802
         self.generic_visit(node)
+        if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
+            node.value.elts = [part if isinstance(part, ast.Starred) else self._as_tensor(part) for part in node.value.elts]
+            return node
         return super().visit_Assign(node)
+
+    def _as_tensor(self, value: ast.expr) -> ast.expr:
+        return super().visit_Assign(ast.Assign([ast.Name("_", ast.Store())], value)).value
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.stmt:  # noqa: N802
         """`a += b` is `a = a + b` to a compiler, and makes a tensor of a constant."""
         if not isinstance(node.target, ast.Name):
-            return node
+            return self.generic_visit(node)
         value = ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
         return self.visit_Assign(ast.copy_location(ast.Assign([node.target], value), node))
 

@@ -22,7 +22,7 @@ from windtunnel.verify.kernel.child.autotune import Evenly, Misfit, pick_configu
 from windtunnel.verify.kernel.child.constants import look_at_constants
 from windtunnel.verify.kernel.child.descriptors import add_descriptor_atomics
 from windtunnel.verify.kernel.child.libdevice import own_libdevice
-from windtunnel.verify.kernel.child.pauses import SHARE_OF_LAUNCHES, Interrupted, Pauses
+from windtunnel.verify.kernel.child.pauses import SHARE_OF_LAUNCHES, Interrupted, Pauses, made_once
 from windtunnel.verify.kernel.child.races import Log
 from windtunnel.verify.kernel.child.scalars import numbers_as_tensors
 from windtunnel.verify.kernel.child.scratch import own_scratch
@@ -207,31 +207,26 @@ def _watch_memory(builder: Any, holder: _Holder) -> None:
         holder.log.stored(addresses, _bits(np.broadcast_to(value.data, ptrs.data.shape)[keep]))
         return store(ptrs, value, mask, *rest, **named)
 
-    def atomic_cas(ptr: Any, *rest: Any) -> Any:
-        holder.log.locks = holder.log.told = True
-        holder.check(ptr.data.reshape(-1), "writes")
-        return cas(ptr, *rest)
+    def atomic_cas(ptr: Any, expected: Any, value: Any, *rest: Any) -> Any:
+        addresses = ptr.data.reshape(-1)
+        holder.check(addresses, "writes")
+        found = cas(ptr, expected, value, *rest)
+        old, new = found.data.reshape(-1), value.data.reshape(-1)
+        holder.log.swapped(addresses[(old == expected.data.reshape(-1)) & (old != new)])
+        return found
 
     def atomic_rmw(op: Any, ptr: Any, value: Any, mask: Any, *rest: Any) -> Any:
-        if "XCHG" in str(op):
-            holder.log.locks = True
-        addresses = ptr.data[_lanes(mask, ptr)]
+        keep = _lanes(mask, ptr)
+        addresses = ptr.data[keep]
         holder.check(addresses, "writes")
-        holder.log.changed(addresses)
-        return rmw(op, ptr, value, mask, *rest)
-
-    def once(access: Any, *, atomic: bool = False) -> Any:
-        def made(*given: Any, **named: Any) -> Any:
-            result = holder.pauses.access(lambda: access(*given, **named))
-            if atomic:
-                holder.pauses.may_stop(holder.log)
-            return result
-
-        return made
+        found = rmw(op, ptr, value, mask, *rest)
+        holder.log.changed(addresses, ptr.data[keep & (found.data != value.data)] if "XCHG" in str(op) else None)
+        return found
 
     _note_other(type(interpreter.interpreter_semantic), holder)
-    builder.create_masked_load, builder.create_masked_store = once(masked_load), once(masked_store)
-    builder.create_atomic_cas, builder.create_atomic_rmw = once(atomic_cas), once(atomic_rmw, atomic=True)
+    builder.create_masked_load, builder.create_masked_store = made_once(holder, masked_load), made_once(holder, masked_store)
+    builder.create_atomic_cas = made_once(holder, atomic_cas, word=0)
+    builder.create_atomic_rmw = made_once(holder, atomic_rmw, word=1)
 
 
 def _lanes(mask: Any, pointers: Any) -> np.ndarray:

@@ -15,6 +15,8 @@ FACTORS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 class ProductsByZero(TorchDispatchMode):
     """flops: of all products inside, those of which a factor is zero, as where a matrix is diagonal or triangular."""
 
+    supports_higher_order_operators = True  # torch.cond and the like
+
     def __init__(self) -> None:
         super().__init__()
         self.flops = 0
@@ -22,9 +24,11 @@ class ProductsByZero(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        place = FACTORS.get(func.overloadpacket.__name__)
+        place = FACTORS.get(getattr(getattr(func, "overloadpacket", None), "__name__", ""))
         if place is not None:
-            self.flops += _by_zero(args[place], args[place + 1])
+            factors = args[place], args[place + 1]
+            if all(factor.layout is torch.strided for factor in factors):
+                self.flops += _by_zero(*factors)
         return func(*args, **(kwargs or {}))
 
 

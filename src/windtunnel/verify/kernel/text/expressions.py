@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import string
 from dataclasses import replace
 
 from windtunnel.verify.kernel.text import members, rules
 from windtunnel.verify.kernel.text.advice import instead_of, own_copy
 from windtunnel.verify.kernel.text.asked import looked_at, only_raised
 from windtunnel.verify.kernel.text.built import Built
+from windtunnel.verify.kernel.text.formats import plain_format
 from windtunnel.verify.kernel.text.fresh import QUESTIONS, Fresh
 from windtunnel.verify.kernel.text.names import arguments, host_methods, jit_calls, own_names, read_names
 from windtunnel.verify.kernel.text.options import tensor_settings
@@ -227,7 +227,7 @@ class Expressions:
 
     def _dotted(self, node: ast.expr, dotted: str, scope: Scope) -> None:
         """A name of a module, as written in full: exactly what `rules.MODULES` lists, and no attribute of it."""
-        module, name = split_dotted(dotted)
+        module, name = rules.split_dotted(dotted)
         first, _, rest = name.partition(".")
         allowed = rules.MODULES.get(module, frozenset())
         if not name:
@@ -347,7 +347,7 @@ class Expressions:
         elif name in rules.CHANGING and not scope.may_change(node.value):
             self.refuse("keeps-state", node, f"{ast.unparse(node)[:30]}(), {own_copy(node.value)},")
         elif name == "format":
-            if not _plain_format(node.value):
+            if not plain_format(node.value):
                 self.refuse("reaches-into-python", node, f"{ast.unparse(node)[:60]}() of a text that is not plain")
         elif (
             name in rules.TENSOR_METHODS
@@ -377,31 +377,6 @@ class Expressions:
 def elsewhere(name: str) -> bool:
     """Whether tensors, modules or kernels have an attribute of this name too."""
     return name in rules.ELSEWHERE or name.rstrip("_") in members.COMPUTES
-
-
-def split_dotted(dotted: str) -> tuple[str, str]:
-    """The longest module that rules.MODULES knows, and the rest: ('torch.cuda', 'device.index')."""
-    module, name = dotted, ""
-    while module and module not in rules.MODULES:
-        module, _, head = module.rpartition(".")
-        name = f"{head}.{name}" if name else head
-    return module, name
-
-
-def _plain_format(node: ast.expr) -> bool:
-    """Whether this is a text whose fields are numbers or names: '{0.name}' and '{0[key]}' read attributes and items."""
-    if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
-        return False
-    return not any(mark in field for field in _fields(node.value) for mark in ".[")
-
-
-def _fields(text: str) -> list[str]:
-    try:
-        parts = list(string.Formatter().parse(text))
-    except ValueError:
-        return ["."]
-    found = [name for _, name, _, _ in parts if name is not None]
-    return found + [inner for _, _, spec, _ in parts if spec for inner in _fields(spec)]
 
 
 def root_of(node: ast.expr) -> str:

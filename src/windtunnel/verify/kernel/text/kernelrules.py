@@ -7,7 +7,6 @@ import builtins
 from collections.abc import Iterator
 
 from windtunnel.verify.kernel.text import rules
-from windtunnel.verify.kernel.text.expressions import split_dotted
 from windtunnel.verify.kernel.text.names import Names, arguments, bound_names, own_names
 from windtunnel.verify.kernel.text.problem import Problem, problem
 
@@ -145,7 +144,7 @@ def _in_language(dotted: str) -> bool:
     """Whether a kernel may use it: triton.language and its libraries, arithmetic, two functions of triton's."""
     if dotted in ("triton.cdiv", "triton.next_power_of_2"):
         return True
-    module, name = split_dotted(dotted)
+    module, name = rules.split_dotted(dotted)
     if any(part in rules.KERNEL_BANNED or part.startswith("_") for part in dotted.split(".")[1:]):
         return False
     first, _, rest = name.partition(".")

@@ -243,3 +243,12 @@ MESSAGES: dict[str, str] = {
     "output-not-from-kernel": "forward returns {what}, which no kernel was given. Return the tensor that the kernel writes.",
     "tf32": "{what}: this task is to be computed in full fp32. Use input_precision='ieee'.",
 }
+
+
+def split_dotted(dotted: str) -> tuple[str, str]:
+    """The longest module that MODULES knows, and the rest: ('torch.cuda', 'device.index')."""
+    module, name = dotted, ""
+    while module and module not in MODULES:
+        module, _, head = module.rpartition(".")
+        name = f"{head}.{name}" if name else head
+    return module, name
