@@ -84,16 +84,39 @@ def test_a_log_finds_the_same_however_long_it_gets(name: str, most: int, monkeyp
 
 
 def test_what_goes_on_later_may_load_what_was_stored_meanwhile() -> None:
-    place = np.array([1], np.uint64)
+    place, ticket = np.array([1], np.uint64), np.array([9], np.uint64)
     log = races.Log()
     log.next_program()
-    log.changed(np.array([9], np.uint64))
+    log.changed(ticket)
+    log.stop()
     log.next_program()
     log.stored(place, np.array([5]))
-    log.changed(np.array([9], np.uint64))
+    log.changed(ticket)
     log.resume(1)
     log.loaded(place)
     assert log.conflict() == ""
+
+
+def test_who_waits_for_a_lock_has_told_nobody_yet() -> None:
+    """The first program stores, finds the lock taken, and gets it later: then others may load what it stored."""
+    place, lock, none = np.array([1], np.uint64), np.array([9], np.uint64), np.array([], np.uint64)
+    for told, expected in ((True, ""), (False, LOADS)):
+        log = races.Log()
+        log.next_program()
+        log.stored(place, np.array([5]))
+        log.swapped(none)
+        log.stop()
+        log.next_program()
+        log.swapped(lock)
+        log.swapped(lock)
+        log.stop()
+        log.resume(1)
+        if told:
+            log.swapped(lock)
+            log.swapped(lock)
+        log.resume(2)
+        log.loaded(place)
+        assert log.conflict() == expected
 
 
 WORD, NOTHING = (SimpleNamespace(data=np.array([number])) for number in (9, 0))

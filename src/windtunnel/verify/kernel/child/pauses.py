@@ -121,6 +121,7 @@ class Interrupted:
         try:
             self.function(**arguments)
         except Paused:
+            log.stop()
             pauses.waiting.append(Waiting(self.builder.grid_idx, log.program, pauses.done))
             return False
         return True

@@ -111,6 +111,7 @@ class Log:
         self.stores, self.bare, self.kept = Accesses(), Accesses(), Accesses()
         self.guarded, self.guards = Accesses(), Accesses()
         self.untold = Accesses()  # stores of this program since its last atomic access
+        self.aside: dict[int, Accesses] = {}  # the same of programs that have stopped
         self.told = False  # whether the program has made an atomic access
         self.locks = Locks()
         self.torn = False  # one tl.store with two values for an address
@@ -121,9 +122,14 @@ class Log:
         self.kept.take(self.untold)
         self.program, self.told = self.program + 1, False
 
+    def stop(self) -> None:
+        """The program stops after an atomic access, and goes on later."""
+        self.aside[self.program], self.untold = self.untold, Accesses()
+
     def resume(self, program: int) -> None:
-        """A program goes on that stopped after an atomic access."""
+        """A program goes on."""
         self.kept.take(self.untold)
+        self.untold = self.aside.pop(program)
         self.program, self.told, self.resumed = program, True, True
 
     def loaded(self, where: np.ndarray) -> None:
