@@ -139,18 +139,15 @@ def make_up_for_the_gpu() -> None:
     import torch
     from triton.runtime import interpreter
 
-    from windtunnel.verify.kernel.child import triton as ours
     from windtunnel.verify.kernel.child.autotune import pick_configurations
     from windtunnel.verify.kernel.child.libdevice import own_libdevice
     from windtunnel.verify.kernel.child.load import stand_in_for_cuda
+    from windtunnel.verify.kernel.child.mended import mend_interpreter
 
     dice = random.Random(0)
     pick_configurations(lambda tuner, configs: dice.choice(configs))
     own_libdevice(interpreter.interpreter_builder)
-    ours._constexpr_by_any_name()
-    ours._spread_booleans(interpreter.interpreter_builder)
-    ours._quicken(interpreter.interpreter_builder)
-    ours._mathematics_as_methods()
+    mend_interpreter(interpreter.interpreter_builder)
     stand_in_for_cuda()
     for name in ("synchronize", "empty_cache", "reset_peak_memory_stats", "manual_seed"):
         setattr(torch.cuda, name, lambda *args, **kwargs: None)

@@ -6,28 +6,25 @@ Runs only in sandboxed children, with TRITON_INTERPRET=1 set before triton is im
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 import random
 from dataclasses import dataclass, field
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-import triton.language as tl
-from triton.runtime import interpreter, jit
+from triton.runtime import interpreter
 
-from windtunnel.verify.kernel.child.autotune import Evenly, Misfit, pick_configurations
+from windtunnel.verify.kernel.child.autotune import Evenly, pick_configurations
 from windtunnel.verify.kernel.child.constants import look_at_constants
 from windtunnel.verify.kernel.child.descriptors import add_descriptor_atomics
 from windtunnel.verify.kernel.child.libdevice import own_libdevice
+from windtunnel.verify.kernel.child.mended import mend_interpreter
 from windtunnel.verify.kernel.child.pauses import SHARE_OF_LAUNCHES, Interrupted, Pauses, made_once
 from windtunnel.verify.kernel.child.races import Log
 from windtunnel.verify.kernel.child.scalars import numbers_as_tensors
 from windtunnel.verify.kernel.child.scratch import own_scratch
 from windtunnel.verify.kernel.child.watch import Launches
-from windtunnel.verify.kernel.text.vocabulary import LANGUAGE_MATH
 
 MOST_PROGRAMS = 65_536
 POISON_BYTE = 0xA5
@@ -49,11 +46,8 @@ def install(launches: Launches, dice: random.Random) -> Evenly:
     own_scratch()
     choices = Evenly(dice, meta=True)
     pick_configurations(choices)
-    _constexpr_by_any_name()
+    mend_interpreter(interpreter.interpreter_builder)
     numbers_as_tensors()
-    _spread_booleans(interpreter.interpreter_builder)
-    _quicken(interpreter.interpreter_builder)
-    _mathematics_as_methods()
     interpreter.InterpretedFunction.__repr__ = _as_compiled
     original = interpreter.InterpretedFunction.run
 
@@ -110,11 +104,6 @@ def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             merged.append((start, end))
     return merged or [(0, 0)]
-
-
-class _Kept:
-    def restore(self) -> None:
-        """Nothing is undone."""
 
 
 class Ranges:
@@ -270,65 +259,6 @@ def _bits(values: np.ndarray) -> np.ndarray:
     if flat.dtype == bool:
         return flat.astype(np.int64)
     return flat.view(f"u{flat.dtype.itemsize}").astype(np.uint64).view(np.int64)
-
-
-def _quicken(builder: Any) -> None:
-    """Most of the interpreter's time goes into overflow checks, which a GPU makes only in debug builds, and into patching."""
-    original, done = interpreter._patch_lang, set()
-
-    def patch_once(function: Any) -> Any:
-        """The language stays patched: restoring it after every call of tl.sum takes longer than the sum."""
-        modules = frozenset(id(v) for v in function.__globals__.values() if isinstance(v, ModuleType))
-        if modules not in done:
-            done.add(modules)
-            original(function)
-            # Triton 3.6 converts an array of one element, which NumPy 2.4 no longer does.
-            tl.core.tensor.__index__ = lambda tensor: int(np.asarray(tensor.handle.data).reshape(()))
-            tl.static_assert = _static_assert
-        return _Kept()
-
-    interpreter._patch_lang = patch_once
-    # What a candidate imports by name, `from triton.language.math import rsqrt`, has to be the interpreter's already.
-    patch_once(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
-    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
-
-
-def _spread_booleans(builder: Any) -> None:
-    """`(total > 0) & (cols < n)`: the interpreter would spread what one number's comparison says in the number's own type."""
-    original = builder.create_splat
-
-    def splat(*given: Any) -> Any:
-        spread = original(*given)
-        if any(isinstance(value, interpreter.TensorHandle) and value.data.dtype == bool for value in given):
-            spread.data = spread.data.astype(bool)
-        return spread
-
-    builder.create_splat = splat
-
-
-def _mathematics_as_methods() -> None:
-    """`x.exp()`, which the interpreter calls without its semantics."""
-    for name in LANGUAGE_MATH & vars(tl.tensor).keys():
-        setattr(tl.tensor, name, getattr(tl.math, name))
-
-
-def _static_assert(condition: Any, message: str = "") -> None:
-    """Fails as on a GPU, where Triton's tuner takes another configuration then."""
-    if not condition:
-        raise Misfit(message or "tl.static_assert")
-
-
-def _constexpr_by_any_name() -> None:
-    """`BLOCK: L.constexpr` reaches the interpreter as text, of which it only knows 'tl.constexpr'; `BLOCK: "tl.constexpr"` with
-    its quotation marks."""
-    original = jit._normalize_ty
-
-    def normalize(kind: Any) -> Any:
-        if isinstance(kind, str) and kind.strip(" '\"").rsplit(".", 1)[-1] == "constexpr":
-            return "constexpr"
-        return original(kind)
-
-    jit._normalize_ty = normalize
 
 
 __all__ = ["TooManyPrograms", "install"]

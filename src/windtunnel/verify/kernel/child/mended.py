@@ -1,0 +1,86 @@
+"""What Triton's interpreter does otherwise than its compiler, or slowly, put right. Runs only in sandboxed children."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter, jit
+
+from windtunnel.verify.kernel.child.autotune import Misfit
+from windtunnel.verify.kernel.text.vocabulary import LANGUAGE_MATH
+
+
+def mend_interpreter(builder: Any) -> None:
+    """Before a candidate is imported. builder: the interpreter's."""
+    _constexpr_by_any_name()
+    _spread_booleans(builder)
+    _quicken(builder)
+    _mathematics_as_methods()
+
+
+class _Kept:
+    def restore(self) -> None:
+        """Nothing is undone."""
+
+
+def _quicken(builder: Any) -> None:
+    """Most of the interpreter's time goes into overflow checks, which a GPU makes only in debug builds, and into patching."""
+    original, done = interpreter._patch_lang, set()
+
+    def patch_once(function: Any) -> Any:
+        """The language stays patched: restoring it after every call of tl.sum takes longer than the sum."""
+        modules = frozenset(id(v) for v in function.__globals__.values() if isinstance(v, ModuleType))
+        if modules not in done:
+            done.add(modules)
+            original(function)
+            # Triton 3.6 converts an array of one element, which NumPy 2.4 no longer does.
+            tl.core.tensor.__index__ = lambda tensor: int(np.asarray(tensor.handle.data).reshape(()))
+            tl.static_assert = _static_assert
+        return _Kept()
+
+    interpreter._patch_lang = patch_once
+    # What a candidate imports by name, `from triton.language.math import rsqrt`, has to be the interpreter's already.
+    patch_once(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+
+
+def _spread_booleans(builder: Any) -> None:
+    """`(total > 0) & (cols < n)`: the interpreter would spread what one number's comparison says in the number's own type."""
+    original = builder.create_splat
+
+    def splat(*given: Any) -> Any:
+        spread = original(*given)
+        if any(isinstance(value, interpreter.TensorHandle) and value.data.dtype == bool for value in given):
+            spread.data = spread.data.astype(bool)
+        return spread
+
+    builder.create_splat = splat
+
+
+def _mathematics_as_methods() -> None:
+    """`x.exp()`, which the interpreter calls without its semantics."""
+    for name in LANGUAGE_MATH & vars(tl.tensor).keys():
+        setattr(tl.tensor, name, getattr(tl.math, name))
+
+
+def _static_assert(condition: Any, message: str = "") -> None:
+    """Fails as on a GPU, where Triton's tuner takes another configuration then."""
+    if not condition:
+        raise Misfit(message or "tl.static_assert")
+
+
+def _constexpr_by_any_name() -> None:
+    """`BLOCK: L.constexpr` reaches the interpreter as text, of which it only knows 'tl.constexpr'; `BLOCK: "tl.constexpr"` with
+    its quotation marks."""
+    original = jit._normalize_ty
+
+    def normalize(kind: Any) -> Any:
+        if isinstance(kind, str) and kind.strip(" '\"").rsplit(".", 1)[-1] == "constexpr":
+            return "constexpr"
+        return original(kind)
+
+    jit._normalize_ty = normalize
