@@ -51,7 +51,7 @@ def question(config: Config) -> Question:
         return Question(config, "a GPT of this package's own, with Muon", None)
     if recipe.model.adapter is not None:
         return Question(config, "an adapter on frozen weights", None)
-    if not recipe.stages.sft.master:
+    if not recipe.sft.master:
         return Question(config, "bf16 weights without fp32 master weights", None)
     stage = {"full": 3, "optimizer": 2, "none": None}[config.layout().shard]
     return Question(config, None if stage else "replicated weights", stage)

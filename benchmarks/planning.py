@@ -74,7 +74,7 @@ class Config:
     def layout(self) -> Layout:
         """The layout that is measured; the plan of this recipe on this rig must choose the same."""
         recipe = self.recipe()
-        gpt, stage = recipe.model.kind == "gpt", recipe.stages.pretrain
+        gpt, stage = recipe.model.kind == "gpt", recipe.pretrain
         precision = stage.precision if gpt else "auto"
         return Layout(
             ranks=self.gpus, micro_batch=self.micro_batch, accumulation=self.accumulation, sequence=recipe.model.sequence,

@@ -140,7 +140,7 @@ def make_job(name: str, size: Size, vocab: int) -> Job:
         recipe = plain(recipe, name, vocab, size.device == "cuda")
     shape = recipe_shape(recipe, vocab)
     steps = size.steps if name == "plain-parameters" else max(1, round(whole / (rows * size.sequence * shape.flops_per_token)))
-    stage = recipe.stages.pretrain
+    stage = recipe.pretrain
     schedule = stage.schedule.model_copy(update={"warmup_steps": max(1, steps // 10)})
     stages = recipe.stages.model_copy(update={"pretrain": stage.model_copy(update={"schedule": schedule})})
     return Job(name, candidate, recipe.model_copy(update={"stages": stages}), shape, steps, rows)
@@ -162,7 +162,7 @@ def train(job: Job, data: PreparedData, size: Size, seed: int) -> dict[str, Any]
     """Train a candidate from random weights and score it; everything that is kept of it."""
     compute = torch.bfloat16 if size.device == "cuda" else torch.float32
     model = build_model(job.shape, device=size.device, compute=compute, seed=seed)
-    stage, rates = job.recipe.stages.pretrain, derive(job.recipe, data.tokenizer.vocab)
+    stage, rates = job.recipe.pretrain, derive(job.recipe, data.tokenizer.vocab)
     own = {name for name in RATES if getattr(stage.optimizer, name) is not None}
     rates = scaled(rates, size.rates * job.candidate.rates, own)
     optimizer = MuonAdamW(model, rates, compiled=size.device == "cuda", clip=stage.optimizer.clip)

@@ -84,7 +84,7 @@ def ours(recipe: Any, vocab: int, shapes: Shapes, seed: int) -> Side:
     """As `windtunnel train` does it."""
     compute = torch.bfloat16 if shapes.gpu else torch.float32
     model = build_gpt(gpt_shape(recipe.model, vocab), device=shapes.device, compute=compute, seed=seed)
-    rates, stage = derive(recipe, vocab), recipe.stages.pretrain
+    rates, stage = derive(recipe, vocab), recipe.pretrain
     optimizer = MuonAdamW(model, rates, compiled=shapes.gpu)
 
     def update(step: int) -> None:

@@ -165,7 +165,7 @@ def equal_flops(job: Job, keys: Keys, flops: float, vocab: int) -> Keys:
     """The steps of another model that take as many FLOPs."""
     recipe = job.recipe(keys)
     shape = recipe_shape(recipe, vocab)
-    batch = recipe.stages.pretrain.batch_tokens
+    batch = recipe.pretrain.batch_tokens
     return {**keys, "budget.steps": max(1, round(flops / (batch * shape.flops_per_token)))}
 
 

@@ -64,7 +64,7 @@ class Trainer:
         self.shape = recipe_shape(recipe, data.tokenizer.vocab)
         compute = torch.bfloat16 if device == "cuda" else torch.float32
         self.model = build_model(self.shape, device=device, compute=compute, seed=recipe.seed)
-        stage = recipe.stages.pretrain
+        stage = recipe.pretrain
         self.rates = derive(recipe, data.tokenizer.vocab)
         ema = recipe.trm.ema if recipe.trm is not None else None
         self.optimizer = MuonAdamW(self.model, self.rates, compiled=device == "cuda", clip=stage.optimizer.clip, ema=ema)
@@ -95,7 +95,7 @@ class Trainer:
 
     def step(self, batch: list[tuple[torch.Tensor, torch.Tensor]], progress: float) -> None:
         """One batch."""
-        stage = self.recipe.stages.pretrain
+        stage = self.recipe.pretrain
         now = scalars(
             stage.schedule, momentum=stage.optimizer.momentum, weight_decay=self.rates.weight_decay.value, step=self.steps,
             progress=progress,

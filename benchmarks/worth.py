@@ -138,7 +138,7 @@ def series(run: Path, name: str) -> list[float]:
 
 def affordable(recipe: Recipe, vocab: int, step_seconds: float, left: float, tiny: bool) -> int:
     """Steps that the recursive model and all it is compared with can take in `left` seconds."""
-    batch = recipe.stages.pretrain.batch_tokens
+    batch = recipe.pretrain.batch_tokens
     assert batch is not None
     members = worth_members(recipe, vocab, Length(1, batch, "bf16"))
     own = members[0].shape.flops_per_token
@@ -186,7 +186,7 @@ def curves(run: Path) -> dict[str, Any]:
         with MetricsReader(RunFolder.open(runs[member.name]).metrics_path) as metrics:
             series = {name: thinned([(p.step, p.value) for p in metrics.series(name)]) for name in names}
             seconds = sum(p.value for p in metrics.series("step_seconds"))
-        flops = member.shape.flops_per_token * (member.recipe.stages.pretrain.batch_tokens or 0)
+        flops = member.shape.flops_per_token * (member.recipe.pretrain.batch_tokens or 0)
         found[member.name] = {"flops_per_step": flops, "step_seconds": round(seconds, 2), "series": series}
     return found
 

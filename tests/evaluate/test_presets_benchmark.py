@@ -44,7 +44,7 @@ def test_candidates_of_equal_weights_differ_in_what_they_name_only(presets: Any)
     assert detached.trm.resolved.detach_from == 2
     assert detached.model_copy(update={"trm": equal.trm}) == equal
     assert plain.trm is None
-    assert plain.stages.pretrain.optimizer == equal.stages.pretrain.optimizer
+    assert plain.pretrain.optimizer == equal.pretrain.optimizer
 
 
 def test_a_clear_gain_is_decided_and_a_small_one_is_not(presets: Any) -> None:

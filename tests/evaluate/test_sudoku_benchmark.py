@@ -61,7 +61,7 @@ def test_the_recipe_ships_what_was_measured_best(monkeypatch: pytest.MonkeyPatch
     shape = recipe_shape(shipped, 10)
     assert shape.parameters == found["parameters"]
     assert shape.flops_per_token * shape.sequence == found["flops_per_puzzle"]
-    assert shipped.stages.pretrain.batch_tokens == found["batch"] * shape.sequence
+    assert shipped.pretrain.batch_tokens == found["batch"] * shape.sequence
     assert shipped.budget.steps == pytest.approx(found["steps"], rel=0.01)
 
 
@@ -80,7 +80,7 @@ class Recorder:
         shape = recipe_shape(recipe, 10)
         steps = round(keys["budget.steps"] * self.share)
         return {
-            "keys": keys, "parameters": 1, "flops": steps * recipe.stages.pretrain.batch_tokens * shape.flops_per_token,
+            "keys": keys, "parameters": 1, "flops": steps * recipe.pretrain.batch_tokens * shape.flops_per_token,
             "puzzles_seen": 1, "teraflops_per_second": 1.0,
             "evaluation": {"puzzles": {"kinds": [], "exact": {"share": 0.0, "low": 0.0, "high": 0.1, "n": 10}}},
         }  # fmt: skip

@@ -60,30 +60,30 @@ def test_members_share_data_seed_length_and_rules() -> None:
         assert again.data == recipe.data
         assert again.seed == recipe.seed
         assert again.budget.steps == 100
-        assert again.stages.pretrain.batch_tokens == 4096
-        assert again.stages.pretrain.optimizer.clip == recipe.stages.pretrain.optimizer.clip
+        assert again.pretrain.batch_tokens == 4096
+        assert again.pretrain.optimizer.clip == recipe.pretrain.optimizer.clip
         assert again.trm is not None  # averaged weights for all
         assert again.trm.ema == 0.99
         # The preset's low rate is the recursion's; a plain model has a plain recipe's.
-        assert again.stages.pretrain.optimizer.matrix_lr == (None if member.kind == "plain" else 0.0005)
+        assert again.pretrain.optimizer.matrix_lr == (None if member.kind == "plain" else 0.0005)
 
 
 def test_rates_that_the_recipe_names_are_everyones() -> None:
     recipe = recipe_of("trm", "stages.pretrain.optimizer.matrix_lr=0.004", "trm.preset=extreme")
-    assert {m.recipe.stages.pretrain.optimizer.matrix_lr for m in worth_members(recipe, 300, LENGTH)} == {0.004}
+    assert {m.recipe.pretrain.optimizer.matrix_lr for m in worth_members(recipe, 300, LENGTH)} == {0.004}
 
 
 def trained_tokens(recipe: Recipe) -> int:
-    return (recipe.budget.steps or 0) * (recipe.stages.pretrain.batch_tokens or 0)
+    return (recipe.budget.steps or 0) * (recipe.pretrain.batch_tokens or 0)
 
 
 @pytest.mark.parametrize(("rows", "ranks", "parts"), [(16, 1, 8), (12, 1, 6), (16, 4, 4), (7, 1, 7), (3, 1, 3), (2, 2, 1)])
 def test_all_make_as_many_updates_as_the_run_or_as_many_as_whole_sequences_allow(rows: int, ranks: int, parts: int) -> None:
     recipe = recipe_of("trm-sudoku", "trm.supervision=8", "checkpoints.every=50 steps")
     own, *others = worth_members(recipe, 11, Length(100, rows * 81, "fp32", ranks))
-    assert (own.updates, own.recipe.stages.pretrain.batch_tokens) == (800, rows * 81)
+    assert (own.updates, own.recipe.pretrain.batch_tokens) == (800, rows * 81)
     for member in others:
-        stage, whole = member.recipe.stages.pretrain, member.name == "same-flops-whole-batches"
+        stage, whole = member.recipe.pretrain, member.name == "same-flops-whole-batches"
         assert trained_tokens(member.recipe) == trained_tokens(own.recipe)
         assert (stage.batch_tokens or 0) % (81 * ranks) == 0
         cut = (member.recipe.budget.steps or 0) // 100
@@ -111,7 +111,7 @@ def test_what_the_verdict_takes_is_trained_first() -> None:
 
 def test_an_update_a_batch_leaves_batches_as_they_are() -> None:
     members = worth_members(recipe_of("trm"), 300, Length(100, 8192, "fp32"))
-    assert {m.recipe.stages.pretrain.batch_tokens for m in members} == {8192}
+    assert {m.recipe.pretrain.batch_tokens for m in members} == {8192}
     assert {m.updates for m in members} == {100}
 
 

@@ -129,7 +129,7 @@ def test_a_reference_policy_takes_memory_and_a_pass() -> None:
 def test_an_engine_is_as_fast_and_starts_as_slowly_as_vllm_did() -> None:
     """vLLM 0.25.1 on one H200, a random 7 B model: 512 sequences at 29,000 tokens/s, start 80 s."""
     stage = rl("stages.rl.prompts=512", "stages.rl.samples=2", "stages.rl.prompt_tokens=128", "stages.rl.answer_tokens=256",
-               "stages.rl.mean_answer=1.0").stages.rl  # fmt: skip
+               "stages.rl.mean_answer=1.0").rl  # fmt: skip
     assert stage is not None
     stage = stage.model_copy(update={"prompts": 256})
     engine = plan_engines(causal_shape("qwen2.5-7b"), stage, parse_rig("H200"), 1, load_causal_constants("H200"))
@@ -148,7 +148,7 @@ PUBLISHED = [
 
 @pytest.mark.parametrize(("model", "weights", "rig", "published"), PUBLISHED)
 def test_weight_sync_lies_among_published_times(model: str, weights: str, rig: str, published: tuple[float, float]) -> None:
-    stage = rl(f"stages.rl.engine_weights={weights}").stages.rl
+    stage = rl(f"stages.rl.engine_weights={weights}").rl
     assert stage is not None
     seconds = sync_seconds(causal_shape(model), stage, parse_rig(rig), True, CausalConstants())
     assert published[0] <= seconds <= published[1]

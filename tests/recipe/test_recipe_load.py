@@ -51,7 +51,7 @@ def test_overrides_change_values_and_keep_the_rest() -> None:
     assert recipe.model.depth == 12
     assert recipe.budget.dollars == 25.0
     assert recipe.checkpoints.every == Every(seconds=90.0)
-    assert recipe.stages.pretrain.micro_batch == 8
+    assert recipe.pretrain.micro_batch == 8
     assert recipe.model.sequence == load_recipe("charlm").model.sequence
 
 
@@ -222,7 +222,7 @@ def test_files_are_found_from_the_recipes_folder(recipe_file, tmp_path: Path) ->
 
 def test_scientific_notation_is_a_number(recipe_file) -> None:
     recipe = load_recipe(recipe_file(MINIMAL + "stages:\n  pretrain:\n    optimizer:\n      matrix_lr: 1e-3\n"))
-    assert recipe.stages.pretrain.optimizer.matrix_lr == 0.001
+    assert recipe.pretrain.optimizer.matrix_lr == 0.001
 
 
 @pytest.mark.parametrize(
@@ -250,6 +250,6 @@ def test_a_reward_and_its_examples_are_found_beside_the_recipe(tmp_path: Path, m
     recipe = "extends: rl\nstages:\n  rl:\n    reward: r.py:reward\n    reward_examples: e.jsonl\n"
     (tmp_path / "mine.yaml").write_text(recipe)
     monkeypatch.chdir("/")
-    rl = load_recipe(tmp_path / "mine.yaml").stages.rl
+    rl = load_recipe(tmp_path / "mine.yaml").rl
     assert rl is not None
     assert (rl.reward, rl.reward_examples) == (f"{tmp_path}/r.py:reward", f"{tmp_path}/e.jsonl")

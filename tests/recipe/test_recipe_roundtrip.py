@@ -118,7 +118,7 @@ def test_scale_model_is_small_valid_and_keeps_the_structure(recipe: Recipe) -> N
     assert (small.model.kv_heads is None) == (recipe.model.kv_heads is None)
     assert small.data.corpus.kind == recipe.data.corpus.kind
     assert small.data.tokenizer.kind == recipe.data.tokenizer.kind
-    assert small.stages.pretrain.precision == recipe.stages.pretrain.precision
+    assert small.pretrain.precision == recipe.pretrain.precision
     assert small.bands == recipe.bands
     assert small.checkpoints.every.steps is not None
     assert small.checkpoints.every.steps < 60

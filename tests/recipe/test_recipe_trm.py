@@ -53,7 +53,7 @@ def test_presets_are_those_of_the_guide_and_fill_what_a_recipe_leaves_open(name:
     for phase in ("validation", "quality"):
         recipe = phase_recipe(load_recipe("trm", [f"trm.preset={name}"]), phase)
         assert recipe.trm is not None
-        trm, pretrain = recipe.trm.resolved, recipe.stages.pretrain
+        trm, pretrain = recipe.trm.resolved, recipe.pretrain
         assert (trm.weight_base, trm.improvement_reward, trm.loops, trm.supervision) == (base, reward, 2, 4)
         assert (pretrain.optimizer.matrix_lr, pretrain.optimizer.embedding_lr) == (matrix, embedding)
         assert (pretrain.optimizer.clip, pretrain.schedule.warmup_steps) == (1.0, warmup)
@@ -66,16 +66,16 @@ def test_the_honest_preset_weighs_all_steps_the_same_and_has_the_plain_models_ra
     assert recipe.trm is not None
     assert recipe.trm.preset == "honest"
     assert (recipe.trm.resolved.weight_base, recipe.trm.resolved.improvement_reward) == (1.0, 0.0)
-    assert recipe.stages.pretrain.optimizer.matrix_lr is None
-    assert recipe.stages.pretrain.schedule == load_recipe("charlm").stages.pretrain.schedule
+    assert recipe.pretrain.optimizer.matrix_lr is None
+    assert recipe.pretrain.schedule == load_recipe("charlm").pretrain.schedule
 
 
 def test_the_shipped_phases_have_the_guides_lengths_and_batches() -> None:
     recipe = load_recipe("trm")
     first, second = (phase_recipe(recipe, name) for name in ("validation", "quality"))
     assert (first.gpt.depth, first.gpt.sequence) == (12, 1024)
-    assert (first.budget.steps, first.stages.pretrain.batch_tokens) == (1000, 512 * 1024)
-    assert (second.budget.steps, second.stages.pretrain.batch_tokens) == (5000, 256 * 1024)
+    assert (first.budget.steps, first.pretrain.batch_tokens) == (1000, 512 * 1024)
+    assert (second.budget.steps, second.pretrain.batch_tokens) == (5000, 256 * 1024)
     assert recipe.phases[0].gates is not None
     extreme = load_recipe("trm", ["phases.quality.set.trm.preset=extreme"])
     assert [phase_recipe(extreme, p.name).trm.preset for p in extreme.phases] == ["aggressive", "extreme"]
@@ -84,7 +84,7 @@ def test_the_shipped_phases_have_the_guides_lengths_and_batches() -> None:
 
 def test_a_recipe_without_trm_is_left_alone() -> None:
     recipe = load_recipe("charlm")
-    assert recipe.stages.pretrain.optimizer.clip is None
+    assert recipe.pretrain.optimizer.clip is None
     assert recipe_notes(recipe) == []
 
 
@@ -92,8 +92,8 @@ def test_own_values_win_over_the_preset_and_it_is_said_once() -> None:
     recipe = load_recipe("trm", ["trm.preset=extreme", "trm.weight_base=3", f"{MATRIX}=0.003", "phases=[]"])
     assert recipe.trm is not None
     assert recipe.trm.resolved.weight_base == 3.0
-    assert recipe.stages.pretrain.optimizer.matrix_lr == 0.003
-    assert recipe.stages.pretrain.optimizer.embedding_lr == 0.005
+    assert recipe.pretrain.optimizer.matrix_lr == 0.003
+    assert recipe.pretrain.optimizer.embedding_lr == 0.005
     assert recipe_notes(recipe) == [
         "trm.weight_base=3 wins over preset extreme, which has 10",
         f"{MATRIX}=0.003 wins over preset extreme, which has 0.0005",
@@ -112,7 +112,7 @@ def test_set_wins_over_what_phases_set_and_it_is_said_once() -> None:
         own = phase_recipe(recipe, phase.name)
         assert own.trm is not None
         assert (own.trm.preset, own.budget.steps) == ("extreme", 7)
-        assert own.stages.pretrain.schedule.warmup_steps == 200
+        assert own.pretrain.schedule.warmup_steps == 200
     notes = recipe_notes(recipe)
     assert len(notes) == len(set(notes))
     assert "phase validation: --set trm.preset=extreme wins over the phase's own aggressive" in notes
@@ -149,8 +149,8 @@ def test_which_rate_a_phase_has_follows_from_who_said_what(
         one = phase_recipe(version, "one")
         assert one.trm is not None
         assert one.trm.preset == force
-        assert one.stages.pretrain.optimizer.matrix_lr == expected
-        two = phase_recipe(version, "two").stages.pretrain.optimizer.matrix_lr
+        assert one.pretrain.optimizer.matrix_lr == expected
+        two = phase_recipe(version, "two").pretrain.optimizer.matrix_lr
         assert two == (by_set or PRESETS[asked or Recursion().preset].matrix_lr)
         assert (one.phases, one.phase) == ((), "one")
         assert phase_recipe(one, "one") == reloaded(one) == one

@@ -271,7 +271,7 @@ def test_too_many_epochs_ask_for_yes(new_run: NewRun) -> None:
 
 
 def test_learning_rate_follows_progress(tiny: Path) -> None:
-    schedule = load_recipe(tiny).stages.pretrain.schedule
+    schedule = load_recipe(tiny).pretrain.schedule
     rates = [learning_rate_scale(schedule, step, step / 1000) for step in range(1001)]
     assert rates[0] == pytest.approx(1 / 40)
     assert max(rates) == 1.0

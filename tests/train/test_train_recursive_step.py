@@ -47,7 +47,7 @@ def made(recipe: Recipe) -> tuple[RecursiveGPT, MuonAdamW]:
         for parameter in model.parameters():
             parameter.normal_(0, 0.3, generator=generator)
     assert recipe.trm is not None
-    return model, MuonAdamW(model, derive(recipe, DIGITS), clip=recipe.stages.pretrain.optimizer.clip, ema=recipe.trm.ema)
+    return model, MuonAdamW(model, derive(recipe, DIGITS), clip=recipe.pretrain.optimizer.clip, ema=recipe.trm.ema)
 
 
 def data(model: RecursiveGPT) -> tuple[Tensor, Tensor]:

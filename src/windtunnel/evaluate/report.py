@@ -148,7 +148,7 @@ def evaluate_run(
             "bring back the corpus that the run was trained on, or train a new run",
         )
     used = use_supervision(loaded.model, supervision)
-    stage, model = loaded.recipe.stages.evaluate, loaded.model
+    stage, model = loaded.recipe.evaluation, loaded.model
     device_name = str(model.head.weight.device)
     report(0.1, "bits per byte")
     validation = _validation(model, data, stage.bits_per_byte_tokens)
@@ -204,7 +204,7 @@ def _by_step(model: GPT, validation: Validation) -> LossByStep | None:
 
 def _prompts(recipe: Recipe, data: PreparedData) -> list[str]:
     """The recipe's prompts, else beginnings of held-out documents: sums as far as 'B', other text for PROMPT_TOKENS."""
-    stage = recipe.stages.evaluate
+    stage = recipe.evaluation
     if stage.prompts or not stage.samples:
         return stage.prompts[: stage.samples] if stage.samples else []
     if data.corpus == "arithmetic":

@@ -273,7 +273,7 @@ def _row(member: Member, found: Measured, own: Member, ours: Measured, draws: np
         solved_behind=behind,
         trained=trained,
         updates=member.updates,
-        batch_tokens=member.recipe.stages.pretrain.batch_tokens or 0,
+        batch_tokens=member.recipe.pretrain.batch_tokens or 0,
     )
 
 

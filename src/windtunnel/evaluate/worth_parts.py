@@ -27,7 +27,7 @@ def parts_for(own: Recipe, other: Recipe, ranks: int = 1) -> int:
     Args:
         ranks: data-parallel ranks; each part has a sequence for every one of them.
     """
-    batch, sequence = own.stages.pretrain.batch_tokens or 0, own.gpt.sequence
+    batch, sequence = own.pretrain.batch_tokens or 0, own.gpt.sequence
     rows, rest = divmod(batch, sequence * ranks)
     wanted = updates_a_batch(own) // updates_a_batch(other)
     if rest or rows < 1:
@@ -39,7 +39,7 @@ def in_parts(recipe: Recipe, parts: int) -> Recipe:
     """The recipe with every batch cut into `parts`; what is counted in steps is counted in as many more."""
     if parts == 1:
         return recipe
-    stage = recipe.stages.pretrain
+    stage = recipe.pretrain
     schedule = stage.schedule.model_copy(update={"warmup_steps": stage.schedule.warmup_steps * parts})
     stage = stage.model_copy(
         update={

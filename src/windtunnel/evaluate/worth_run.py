@@ -119,7 +119,7 @@ def report_worth(
     """
     say = progress or (lambda what: None)
     own = RunFolder.open(comparison.run)
-    data, tokens = prepare(own.recipe), own.recipe.stages.evaluate.bits_per_byte_tokens
+    data, tokens = prepare(own.recipe), own.recipe.evaluation.bits_per_byte_tokens
     _require_data(comparison.run, own, data)
     units = held_out_units(data, own.recipe.gpt.sequence, tokens)
     measured, trained = {}, {}
@@ -203,7 +203,7 @@ def _notes(run: RunFolder, members: Sequence[Member]) -> tuple[str, ...]:
             f"no whole sequences make batches small enough for as many updates: {fewest:,} against the run's {own.updates:,}. A "
             "gain may come of that rather than of recursion: compare a run with trm.updates=once"
         )
-    before, after = (m.recipe.stages.pretrain.optimizer for m in (own, same))
+    before, after = (m.recipe.pretrain.optimizer for m in (own, same))
     if (before.matrix_lr, before.embedding_lr) != (after.matrix_lr, after.embedding_lr):
         assert own.recipe.trm is not None
         preset = own.recipe.trm.preset

@@ -168,7 +168,7 @@ def _other_hidden(model: GPTModel, shape: GPTShape, flops: float, stretch: float
 
 
 def _common(recipe: Recipe, length: Length) -> Recipe:
-    pretrain = recipe.stages.pretrain.model_copy(
+    pretrain = recipe.pretrain.model_copy(
         update={"batch_tokens": length.batch_tokens, "precision": length.precision, "micro_batch": None}
     )
     return recipe.model_copy(
@@ -184,7 +184,7 @@ def _common(recipe: Recipe, length: Length) -> Recipe:
 def _as_plain(recipe: Recipe) -> Recipe:
     """Without recursion, and at the rates that a plain recipe has where the run has its preset's."""
     assert recipe.trm is not None
-    preset, stage = PRESETS[recipe.trm.preset], recipe.stages.pretrain
+    preset, stage = PRESETS[recipe.trm.preset], recipe.pretrain
     own = {name: getattr(stage.optimizer, name) for name in ("matrix_lr", "embedding_lr")}
     rates = {name: None for name, value in own.items() if value is not None and value == getattr(preset, name)}
     schedule = stage.schedule

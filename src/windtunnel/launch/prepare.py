@@ -94,11 +94,11 @@ def _existing(recipe: Recipe, options: Options) -> Path | None:
 def _as_trained(run: RunFolder) -> Recipe:
     """What the recipe leaves open, depth and batch, is as the run was trained with, whatever this machine would choose."""
     recipe = run.recipe
-    pretrain = recipe.stages.pretrain
+    pretrain = recipe.pretrain
     if pretrain.batch_tokens is not None:
         return recipe
     pretrain = pretrain.model_copy(update={"batch_tokens": run.manifest["plan"]["layout"]["batch_tokens"]})
-    return recipe.model_copy(update={"stages": recipe.stages.model_copy(update={"pretrain": pretrain})})
+    return recipe.with_stages(pretrain=pretrain)
 
 
 def _go_on(path: Path, recipe: Recipe, rig: Rig, plan: Plan, facts: dict[str, Any]) -> RunFolder:

@@ -54,7 +54,7 @@ def trace_plan(
 
 def _check(recipe: Recipe, plan: Plan) -> None:
     layout = plan.layout
-    if recipe.stages.rl is not None:
+    if recipe.rl is not None:
         raise UserError("--trace follows training steps, and this recipe does reinforcement learning", "plan without --trace")
     if layout.offload != "none":
         raise UserError("--trace cannot follow optimizer states kept in CPU memory", "--set layout.offload=none")

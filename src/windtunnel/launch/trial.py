@@ -145,7 +145,7 @@ def _check(recipe: Recipe, layout: Layout) -> None:
             f"recompute {layout.recompute}",
             "--set layout.shard=optimizer --set layout.recompute=none",
         )
-    if recipe.stages.rl is not None:
+    if recipe.rl is not None:
         raise UserError("a trial runs training steps, and this recipe does reinforcement learning", "windtunnel plan finetune")
     if layout.device == "cuda":
         have = detect_rig(measure_cpu=False).gpus

@@ -50,7 +50,7 @@ def derive(recipe: Recipe, vocab: int) -> HyperParameters:
     """Derive batch, learning rates, weight decay and tokens for a recipe whose depth is resolved."""
     shape = recipe_shape(recipe, vocab)
     reference = gpt_shape(recipe.gpt.model_copy(update={"depth": REFERENCE_DEPTH, "kv_heads": None}), vocab)
-    stage, given = recipe.stages.pretrain, recipe.stages.pretrain.optimizer
+    stage, given = recipe.pretrain, recipe.pretrain.optimizer
     ratio = stage.tokens_per_parameter
     tokens = ratio * shape.scaling_parameters
     batch = _batch(recipe, tokens, ratio * reference.scaling_parameters, shape)
@@ -82,7 +82,7 @@ def derive(recipe: Recipe, vocab: int) -> HyperParameters:
 
 
 def _batch(recipe: Recipe, tokens: float, reference_tokens: float, shape: GPTShape) -> Derived:
-    given = recipe.stages.pretrain.batch_tokens
+    given = recipe.pretrain.batch_tokens
     if given is not None:
         whole = max(1, round(given / shape.sequence)) * shape.sequence
         return Derived(whole, "recipe" if whole == given else f"recipe's {given:,}, to whole sequences of {shape.sequence:,}")

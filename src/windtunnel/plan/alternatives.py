@@ -18,7 +18,7 @@ MORE_NODES = (2, 4, 8)
 def memory_alternatives(recipe: Recipe, rig: Rig, vocab: int, constants: Constants) -> tuple[Alternative, ...]:
     """What would fit, the cheapest first: recomputation, a smaller micro-batch, fewer passes, less depth, more or other GPUs."""
     found = [*_again(recipe, rig, vocab, constants)]
-    if recipe.stages.pretrain.micro_batch is not None:
+    if recipe.pretrain.micro_batch is not None:
         sized = size_up(_free_micro_batch(recipe), rig, vocab, constants)
         if sized.candidate.fits:
             micro = sized.candidate.layout.micro_batch
@@ -26,7 +26,7 @@ def memory_alternatives(recipe: Recipe, rig: Rig, vocab: int, constants: Constan
     found += _fewer_passes(recipe, rig, vocab, constants)
     depth = deepest_that_fits(_free_micro_batch(recipe), rig, vocab, constants)
     if depth is not None and depth < int(recipe.gpt.depth):
-        free = "" if recipe.stages.pretrain.micro_batch is None else " --set stages.pretrain.micro_batch=null"
+        free = "" if recipe.pretrain.micro_batch is None else " --set stages.pretrain.micro_batch=null"
         found.append(Alternative(f"--set model.depth={depth}{free}", f"the largest depth that fits {rig.name}"))
     more = _more_of_the_same(recipe, rig, vocab, constants)
     return tuple(found + ([more] if more else []) + _other_gpus(recipe, rig, vocab))
@@ -35,8 +35,8 @@ def memory_alternatives(recipe: Recipe, rig: Rig, vocab: int, constants: Constan
 def _again(recipe: Recipe, rig: Rig, vocab: int, constants: Constants) -> list[Alternative]:
     """Of a recursive GPT: the same batch without recording, or with more computed again."""
     found = []
-    if recipe.stages.pretrain.graphs is True:
-        stage = recipe.stages.pretrain.model_copy(update={"graphs": "auto"})
+    if recipe.pretrain.graphs is True:
+        stage = recipe.pretrain.model_copy(update={"graphs": "auto"})
         stages = recipe.stages.model_copy(update={"pretrain": stage})
         sized = size_up(recipe.model_copy(update={"stages": stages}), rig, vocab, constants)
         if sized.candidate.fits:
@@ -113,7 +113,7 @@ def _other_gpus(recipe: Recipe, rig: Rig, vocab: int) -> list[Alternative]:
 
 
 def _precision_works(recipe: Recipe, rig: Rig) -> bool:
-    return recipe.stages.pretrain.precision != "fp8" or (rig.gpu is not None and rig.gpu.capability >= (9, 0))
+    return recipe.pretrain.precision != "fp8" or (rig.gpu is not None and rig.gpu.capability >= (9, 0))
 
 
 def _free_micro_batch(recipe: Recipe) -> Recipe:

@@ -46,7 +46,7 @@ class Length:
 def pace(recipe: Recipe, candidate: Candidate, constants: Constants, corpus_tokens: float | None) -> Pace:
     """The run's pace: validation is spread over the steps between two of them."""
     layout, step = candidate.layout, candidate.time.seconds
-    stage = recipe.stages.pretrain
+    stage = recipe.pretrain
     tokens = float(stage.validation_tokens)
     if corpus_tokens is not None:
         held_out = recipe.data.validation

@@ -42,7 +42,7 @@ def size_up(recipe: Recipe, rig: Rig, vocab: int, constants: Constants) -> Sized
     hyper, passes = derive(recipe, vocab), passes_of(recipe, shape)
     batch = int(hyper.batch_tokens.value)
     candidate, notes = search_layout(
-        recipe.stages.pretrain, shape, batch, rig, constants, passes, recipe.layout.recompute if passes.recursive else None
+        recipe.pretrain, shape, batch, rig, constants, passes, recipe.layout.recompute if passes.recursive else None
     )
     return Sized(recipe.gpt.depth, shape, hyper, candidate, tuple(notes), passes)
 

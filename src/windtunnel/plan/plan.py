@@ -195,7 +195,7 @@ def _refusal(
     reasons: list[str] = []
     alternatives: list[Alternative] = []
     if not candidate.fits:
-        reasons.append(_memory_reason(sized, recipe.stages.pretrain.micro_batch))
+        reasons.append(_memory_reason(sized, recipe.pretrain.micro_batch))
         if suggest:
             alternatives += memory_alternatives(recipe, rig, vocab, constants)
     more_reasons, more_alternatives = money_and_disk(rig, speed, length, disk)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 def recursion_problem(recipe: Recipe) -> str | None:
     """What is wrong with `trm` and the rest of the recipe together; None where nothing is."""
-    trm, model, stage = recipe.trm, recipe.model, recipe.stages.pretrain
+    trm, model, stage = recipe.trm, recipe.model, recipe.pretrain
     if stage.graphs is True and trm is None:
         fix = "--set stages.pretrain.graphs=auto"
         return f"stages.pretrain.graphs=true records the passes of recursive models, and this one has no trm section; fix: {fix}"

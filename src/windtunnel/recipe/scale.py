@@ -49,7 +49,7 @@ def scale_model(recipe: Recipe, *, steps: int | None = None) -> Recipe:
     tokenizer = recipe.data.tokenizer
     if isinstance(tokenizer, BPETokenizer):
         tokenizer = tokenizer.model_copy(update={"vocab_size": min(tokenizer.vocab_size, 512)})
-    evaluate = recipe.stages.evaluate
+    evaluate = recipe.evaluation
     small_evaluate = evaluate.model_copy(
         update={
             "bits_per_byte_tokens": 65_536 if recipe.trm is None else 8_192,
@@ -112,7 +112,7 @@ def _model(recipe: Recipe, corpus: Any) -> GPTModel:
 
 
 def _pretrain(recipe: Recipe, sequence: int, steps: int) -> Pretrain:
-    pretrain, plain = recipe.stages.pretrain, recipe.trm is None
+    pretrain, plain = recipe.pretrain, recipe.trm is None
     sequences = SEQUENCES if plain else RECURSIVE_SEQUENCES
     rates = {} if plain else RECURSIVE_RATES
     return pretrain.model_copy(

@@ -6,7 +6,7 @@ and every derived value is printed with the rule it came from (see `windtunnel.m
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -275,6 +275,30 @@ class Recipe(Section):
     def _listed(cls, value: object) -> object:
         """YAML has lists, no tuples."""
         return tuple(value) if isinstance(value, list) else value
+
+    @property
+    def pretrain(self) -> Pretrain:
+        """The pretraining stage."""
+        return self.stages.pretrain
+
+    @property
+    def sft(self) -> FineTune | None:
+        """The fine-tuning stage, if the recipe has one."""
+        return self.stages.sft
+
+    @property
+    def rl(self) -> GRPO | None:
+        """The reinforcement-learning stage, if the recipe has one."""
+        return self.stages.rl
+
+    @property
+    def evaluation(self) -> Evaluate:
+        """What the trained model is measured on."""
+        return self.stages.evaluate
+
+    def with_stages(self, **stages: Any) -> Recipe:
+        """Return a copy in which the named stages are replaced; nothing is validated again."""
+        return self.model_copy(update={"stages": self.stages.model_copy(update=stages)})
 
     @property
     def gpt(self) -> GPTModel:

@@ -38,8 +38,8 @@ def _steps(rehearsal: Rehearsal, rig: Rig, say: Say) -> Evidence:
         return Evidence(
             f"the full-size model does not fit {rig.gpus} x {_gpu(rig)}: {plan.reasons[0]}", absent=_elsewhere(rehearsal)
         )
-    if recipe.stages.rl is not None or plan.layout.engine != "windtunnel":
-        what = "reinforcement learning" if recipe.stages.rl else f"a layout of {plan.layout.engine}"
+    if recipe.rl is not None or plan.layout.engine != "windtunnel":
+        what = "reinforcement learning" if recipe.rl else f"a layout of {plan.layout.engine}"
         return Evidence(f"{what} is planned, not tried", absent=_elsewhere(rehearsal))
     trial = try_steps(recipe, plan.layout, steps=STEPS, vocab=plan.vocab, timeout=TIMEOUT_SECONDS, say=say)
     if trial.failure is not None:

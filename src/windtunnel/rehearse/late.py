@@ -33,7 +33,7 @@ def late_costs(recipe: Recipe, plan: Plan) -> dict[Shows, Late]:
     """What finding a failure later costs, for each time it can show at, by the plan of the target rig."""
     start, run = sum(plan.startup.values()), 3600 * plan.hours
     gpt = isinstance(recipe.model, GPTModel)
-    validation = _after(recipe.stages.pretrain.validate_every, plan) if gpt else run
+    validation = _after(recipe.pretrain.validate_every, plan) if gpt else run
     seconds: dict[Shows, float] = {
         "start": start,
         "first steps": start + FIRST_STEPS * plan.step_seconds,

@@ -30,7 +30,7 @@ class Settings:
 
 def settings_of(recipe: Recipe) -> Settings:
     """Of a recipe without phases, or of one phase's."""
-    optimizer, steps = recipe.stages.pretrain.optimizer, recipe.budget.steps
+    optimizer, steps = recipe.pretrain.optimizer, recipe.budget.steps
     if recipe.trm is None:
         return Settings(None, 1.0, 0.0, optimizer.clip, optimizer.matrix_lr, steps)
     trm = recipe.trm.resolved

@@ -40,7 +40,7 @@ def first_difference(run: Recipe, asked: Recipe) -> tuple[str, Any, Any] | None:
 
 def resumed(run: Recipe, asked: Recipe) -> Recipe:
     """The asked recipe's budget, checkpoints, bands and the like with the run's identity keys."""
-    pretrain = asked.stages.pretrain.model_copy(update={k: getattr(run.stages.pretrain, k) for k in _PRETRAIN})
+    pretrain = asked.pretrain.model_copy(update={k: getattr(run.pretrain, k) for k in _PRETRAIN})
     stages = asked.stages.model_copy(update={"pretrain": pretrain})
     update = {**{k: getattr(run, k) for k in _WHOLE}, "phase": run.phase, "stages": stages}
     if run.trm is not None and asked.trm is not None:

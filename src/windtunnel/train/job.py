@@ -57,7 +57,7 @@ class Layout:
 def build(recipe: Recipe, layout: Layout, ranks: Ranks, vocab: int) -> tuple[HyperParameters, GPT, MuonAdamW]:
     """Learning rates, model and optimizer on this rank's device, compiled as the layout says; depth must be a number."""
     if ranks.device.type == "cuda":
-        deterministic(recipe.stages.pretrain.deterministic)
+        deterministic(recipe.pretrain.deterministic)
     torch.set_float32_matmul_precision("highest" if layout.precision == "fp32" else "high")
     rates = derive(recipe, vocab)
     shape = recipe_shape(recipe, vocab)
@@ -70,7 +70,7 @@ def build(recipe: Recipe, layout: Layout, ranks: Ranks, vocab: int) -> tuple[Hyp
         enable_fp8(model)
     optimizer = MuonAdamW(
         model, rates, rank=ranks.rank, world=ranks.world, compiled=layout.compile,
-        clip=recipe.stages.pretrain.optimizer.clip, ema=recipe.trm.ema if recipe.trm else None,
+        clip=recipe.pretrain.optimizer.clip, ema=recipe.trm.ema if recipe.trm else None,
     )  # fmt: skip
     if layout.compile:
         model.compile()
@@ -121,7 +121,7 @@ class Job:
         """Loss on the first tokens of the validation split, reduced over ranks; of the averaged weights, where these are kept."""
         batches = ValidationBatches(
             self.data.validation, sequence=self.layout.sequence, micro_batch=self.layout.micro_batch, rank=self.ranks.rank,
-            world=self.ranks.world, limit=self.recipe.stages.pretrain.validation_tokens, device=self.ranks.device,
+            world=self.ranks.world, limit=self.recipe.pretrain.validation_tokens, device=self.ranks.device,
         )  # fmt: skip
         with self.optimizer.averaged():
             return validation_loss(self.model, batches, self._token_bytes, self.ranks.device)

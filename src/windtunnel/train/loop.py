@@ -78,7 +78,7 @@ class Loop:
 
     def _advance(self, progress: float) -> None:
         job, previous = self.job, self._pending
-        recipe = job.recipe.stages.pretrain
+        recipe = job.recipe.pretrain
         now = scalars(
             recipe.schedule,
             momentum=recipe.optimizer.momentum,

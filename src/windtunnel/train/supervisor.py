@@ -96,7 +96,7 @@ class Supervisor:
         self.run, self.recipe, self.job, self.metrics, self.clock, self.bands = run, recipe, job, metrics, clock, bands
         self.stop, self.writer, self.view = stop, writer, view
         self._flops_per_token, self._peak_flops = flops_per_token, peak_flops
-        self.validate_timer = Timer(recipe.stages.pretrain.validate_every)
+        self.validate_timer = Timer(recipe.pretrain.validate_every)
         self.save_timer = Timer(recipe.checkpoints.every)
         self.validated: tuple[int, Validation] | None = None
         self.rewinds = 0
@@ -226,7 +226,7 @@ class Supervisor:
             "tokens_per_second": speed,
             "data_wait_share": min(1.0, waited / max(seconds, 1e-9)),
             "progress": self._progress(step),
-            "learning_rate": learning_rate_scale(self.recipe.stages.pretrain.schedule, step - 1, self._progress(step - 1)),
+            "learning_rate": learning_rate_scale(self.recipe.pretrain.schedule, step - 1, self._progress(step - 1)),
             "epoch": self.job.loader.epochs,
         }
         if self._peak_flops:

@@ -66,7 +66,7 @@ def trace_gpt(recipe: Recipe, layout: Layout, vocab: int) -> list[Peak]:
         else:
             watch_blocks(ledger, model, [(block.attention, block.mlp) for block in model.layers()])
         now = scalars(
-            recipe.stages.pretrain.schedule, momentum=recipe.stages.pretrain.optimizer.momentum,
+            recipe.pretrain.schedule, momentum=recipe.pretrain.optimizer.momentum,
             weight_decay=rates.weight_decay.value, step=0, progress=PROGRESS,
         )  # fmt: skip
         stack.enter_context(ledger)
@@ -104,7 +104,7 @@ def trace_causal(recipe: Recipe, layout: Layout, spread: dict[str, Any], config:
     """
     from .causal import build, build_causal, network, optimizer
 
-    model, stage = recipe.model, recipe.stages.sft
+    model, stage = recipe.model, recipe.sft
     assert isinstance(model, HuggingFaceModel)
     assert stage is not None
     with contextlib.ExitStack() as stack:

@@ -32,7 +32,7 @@ class CausalSteps:
     def __init__(
         self, recipe: Recipe, layout: Layout, spread: dict[str, Any], ranks: Ranks, config: dict[str, Any], folder: Path
     ) -> None:
-        model, stage = recipe.model, recipe.stages.sft
+        model, stage = recipe.model, recipe.sft
         assert isinstance(model, HuggingFaceModel)
         assert stage is not None
         if layout.precision == "fp8":

@@ -112,7 +112,7 @@ class GPTSteps:
         self._since = None
 
     def _scalars(self) -> Scalars:
-        stage = self._recipe.stages.pretrain
+        stage = self._recipe.pretrain
         decay = self._rates.weight_decay.value
         return scalars(
             stage.schedule, momentum=stage.optimizer.momentum, weight_decay=decay, step=self._done - 1, progress=PROGRESS

@@ -15,6 +15,6 @@ def plan_causal(
     recipe: Recipe, rig: Rig, constants: CausalConstants | None = None, corpus_tokens: float | None = None, suggest: bool = True
 ) -> Plan:
     """Plan `stages.sft` or `stages.rl`; see `plan_fine_tuning` and `plan_grpo`."""
-    if recipe.stages.rl is not None:
+    if recipe.rl is not None:
         return plan_grpo(recipe, rig, constants, corpus_tokens, suggest)
     return plan_fine_tuning(recipe, rig, constants, corpus_tokens, suggest)

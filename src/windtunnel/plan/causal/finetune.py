@@ -90,14 +90,14 @@ def ranked(found: Found, length: Length, rig: Rig) -> tuple[Option, ...]:
 
 def learning_rate(recipe: Recipe) -> float:
     """The recipe's, or what is usual for the method."""
-    stage = recipe.stages.sft
+    stage = recipe.sft
     assert stage is not None
     adapter = getattr(recipe.model, "adapter", None)
     return stage.learning_rate or RATES["adapter" if adapter else "full"]
 
 
 def _sources(rig: Rig, c: CausalConstants, best: Candidate, length: Length, corpus: str, recipe: Recipe) -> dict[str, str]:
-    given = recipe.stages.sft is not None and recipe.stages.sft.learning_rate
+    given = recipe.sft is not None and recipe.sft.learning_rate
     return common_sources(rig, c, best, length, corpus) | {
         "tokens_per_second": "batch tokens / step time",
         "tokens": "steps x batch tokens",

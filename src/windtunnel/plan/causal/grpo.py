@@ -54,7 +54,7 @@ def plan_grpo(
     Raises:
         UserError: model, layout or GPUs asked for cannot be, or the rig has no GPU.
     """
-    stage = recipe.stages.rl
+    stage = recipe.rl
     assert isinstance(stage, GRPO)
     c = constants or load_causal_constants(rig.gpu.name if rig.gpu else "")
     found, sums = search_round(recipe, rig, c)
@@ -194,7 +194,7 @@ def _refusal(
 
 
 def _engine_reason(found: Round, recipe: Recipe, sums: Totals) -> str:
-    stage, engine = recipe.stages.rl, found.engine
+    stage, engine = recipe.rl, found.engine
     assert stage is not None
     parts = " + ".join(f"{name.replace('_', ' ')} {gib:.1f}" for name, gib in engine.components.items() if name != "kv_cache")
     whole = WEIGHT_BYTES[stage.engine_weights] * sums.work.shape.parameters / 1e9

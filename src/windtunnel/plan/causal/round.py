@@ -54,7 +54,7 @@ def grpo_workload(recipe: Recipe, c: CausalConstants) -> Workload:
     Raises:
         UserError: the longest sample does not fit a packed sequence; model.config cannot be read.
     """
-    stage, model = recipe.stages.rl, recipe.model
+    stage, model = recipe.rl, recipe.model
     assert isinstance(stage, GRPO)
     assert isinstance(model, HuggingFaceModel)
     longest = stage.prompt_tokens + stage.answer_tokens
@@ -80,7 +80,7 @@ def search_round(recipe: Recipe, rig: Rig, c: CausalConstants) -> tuple[Round, T
     Raises:
         UserError: the GPUs asked for are not there, or a layout contradicts itself.
     """
-    stage = recipe.stages.rl
+    stage = recipe.rl
     assert stage is not None
     work = grpo_workload(recipe, c)
     if rig.gpu is None:

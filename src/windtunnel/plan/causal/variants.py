@@ -228,4 +228,4 @@ def _try(recipe: Recipe, rig: Rig, scales: Scales, change: Change, elsewhere: bo
 
 
 def _stage(recipe: Recipe) -> str:
-    return "rl" if recipe.stages.rl else "sft"
+    return "rl" if recipe.rl else "sft"

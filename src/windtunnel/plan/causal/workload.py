@@ -115,7 +115,7 @@ def fine_tuning(recipe: Recipe) -> Workload:
     Raises:
         UserError: model.config cannot be read, is no causal language model that is supported, or has too few positions.
     """
-    stage, model = recipe.stages.sft, recipe.model
+    stage, model = recipe.sft, recipe.model
     assert isinstance(stage, FineTune)
     assert isinstance(model, HuggingFaceModel)
     precision = "bf16" if stage.precision == "auto" else stage.precision

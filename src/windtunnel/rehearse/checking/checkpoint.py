@@ -34,7 +34,7 @@ def small_run(context: Context) -> Recipe:
     scale = context.scale
     steps, every = (STEPS, EVERY) if scale.trm is None else (RECURSIVE_STEPS, RECURSIVE_EVERY)
     micro = 8 if scale.trm is None else 2
-    pretrain = scale.stages.pretrain.model_copy(
+    pretrain = scale.pretrain.model_copy(
         update={
             "validate_every": Every(steps=steps // 2),
             "validation_tokens": TOKENS,
@@ -43,7 +43,7 @@ def small_run(context: Context) -> Recipe:
             "compile": False,  # takes longer than the run
         }
     )
-    evaluate = scale.stages.evaluate.model_copy(
+    evaluate = scale.evaluation.model_copy(
         update={"bits_per_byte_tokens": TOKENS, "exact_match_problems": SAMPLES, "samples": SAMPLES, "sample_tokens": 16}
     )
     stages = scale.stages.model_copy(update={"pretrain": pretrain, "evaluate": evaluate})

@@ -163,7 +163,7 @@ def _steps(context: Context, job: CausalJob, first: int, last: int) -> list[Any]
 
 def _is_tuned(context: Context) -> bool:
     """Recipes without engines: where there are some, the check of the weights' way to them shows more."""
-    return not context.is_gpt and context.recipe.stages.rl is None
+    return not context.is_gpt and context.recipe.rl is None
 
 
 CHECKS = (

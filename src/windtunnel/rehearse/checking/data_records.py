@@ -73,7 +73,7 @@ def records(context: Context, say: Say) -> Evidence:
     _judge_inputs(rows, inputs, found)
     answers = Counter([record.answer for record in rows if record.answer is not None])
     majority = _judge_answers(rows, answers, inputs, found) if answers else None
-    if context.recipe.stages.sft is not None and not answers and all(not record.prompt for record in rows):
+    if context.recipe.sft is not None and not answers and all(not record.prompt for record in rows):
         found.problem("no record has text to learn from", _EXPECTED)
     text = f"{len(rows):,} records, {len(inputs):,} different inputs"
     if answers:
@@ -123,7 +123,7 @@ def _read(context: Context) -> Iterator[Record]:
 
     corpus = context.recipe.data.corpus
     assert isinstance(corpus, TextCorpus)
-    rl = context.recipe.stages.rl is not None
+    rl = context.recipe.rl is not None
     keys: set[str] | None = None
     for file in corpus_files(corpus):
         if not is_json_lines(file.path, head(file)):

@@ -60,7 +60,7 @@ def _metrics(recipe: Recipe, plan: Plan) -> dict[str, Any]:
     from windtunnel.run import Point, of_step
 
     steps = range(1, plan.steps + 1)
-    every = recipe.stages.pretrain.validate_every.steps
+    every = recipe.pretrain.validate_every.steps
     validated = sorted({*range(every or plan.steps, plan.steps + 1, every or plan.steps), *([plan.steps] if plan.steps else [])})
     start = math.log(plan.vocab)
 

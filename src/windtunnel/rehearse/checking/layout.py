@@ -90,13 +90,11 @@ def _count(context: Context, name: str) -> int:
 
 def _judge_batch(context: Context, rig: Rig, plan: Plan, found: Findings) -> None:
     recipe, chosen = context.recipe, plan.layout
-    asked = (
-        recipe.stages.pretrain.batch_tokens if context.is_gpt else recipe.stages.sft.batch_tokens if recipe.stages.sft else None
-    )
+    asked = recipe.pretrain.batch_tokens if context.is_gpt else recipe.sft.batch_tokens if recipe.sft else None
     if asked is not None and abs(chosen.batch_tokens / asked - 1) > UNEVEN:
         what = f"{rig.name}: a step takes {chosen.batch_tokens:,} tokens, the recipe asks for {asked:,}"
         found.warn(f"{what}: {chosen.data} ranks x whole sequences of {chosen.sequence:,} do not give it")
-    rl, learner = recipe.stages.rl, plan.roles.get("learner")
+    rl, learner = recipe.rl, plan.roles.get("learner")
     if rl is not None and learner is not None:
         answers, ranks = rl.prompts * rl.samples, learner.layout.data
         if answers % ranks:

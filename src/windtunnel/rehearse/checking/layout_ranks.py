@@ -21,7 +21,7 @@ TIMEOUT = 100.0
 
 def _has_ranks(context: Context) -> bool:
     """Whether there is a scale model to spread, and steps that a trial can take."""
-    return context.recipe.stages.rl is None and (context.has_data or not context.is_gpt)
+    return context.recipe.rl is None and (context.has_data or not context.is_gpt)
 
 
 def ranks(context: Context, say: Say) -> Evidence:

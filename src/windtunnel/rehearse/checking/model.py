@@ -185,7 +185,7 @@ def precision(context: Context, say: Say) -> Evidence:
     """Loss and gradients of the same weights in fp32 and bf16."""
     import torch
 
-    wanted = context.recipe.stages.pretrain.precision
+    wanted = context.recipe.pretrain.precision
     results = {}
     for name in ("float32", "bfloat16"):
         say(name)

@@ -128,7 +128,7 @@ def build_job(context: Context, raw: dict[str, Any], compute: dtype) -> CausalJo
     from windtunnel.train import Ranks, build_causal
 
     recipe = context.recipe
-    stage = recipe.stages.sft or recipe.stages.rl
+    stage = recipe.sft or recipe.rl
     assert stage is not None
     assert isinstance(recipe.model, HuggingFaceModel)
     alone = Ranks(0, 1, torch.device("cpu"), None)

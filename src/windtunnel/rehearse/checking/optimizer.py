@@ -48,7 +48,7 @@ def _gpt(context: Context, say: Say) -> Evidence:
     for step in range(STEPS):
         say(f"step {step + 1} of {STEPS}")
         losses.append(model.learn(context, gpt, x, y))
-        stepper.step(Scalars(1.0, context.recipe.stages.pretrain.optimizer.momentum, 0.0))
+        stepper.step(Scalars(1.0, context.recipe.pretrain.optimizer.momentum, 0.0))
     same = [name for name, p in gpt.named_parameters() if torch.equal(before[name], p.detach())]
     if same:
         found.problem(
@@ -73,7 +73,7 @@ def _one_group_each(gpt: GPT, grouped: list[str]) -> None:
 
 def schedule(context: Context, say: Say) -> Evidence:
     """The learning rate over the planned steps."""
-    plan, given, found = context.plan(), context.recipe.stages.pretrain.schedule, Findings()
+    plan, given, found = context.plan(), context.recipe.pretrain.schedule, Findings()
     steps = max(1, plan.steps)
     shares = [_scale(given, step, step / steps) for step in range(0, steps, max(1, steps // 2000))]
     peak, last = max(shares), _scale(given, steps, 1.0)

@@ -23,12 +23,12 @@ def causal(context: Context, say: Say) -> Evidence:
     from windtunnel.model import causal_shape
 
     found, recipe = Findings(), context.recipe
-    stage = recipe.stages.sft or recipe.stages.rl
+    stage = recipe.sft or recipe.rl
     assert stage is not None
     assert isinstance(recipe.model, HuggingFaceModel)
-    usual = RL_RATE if recipe.stages.rl else FULL_RATE if recipe.model.adapter is None else ADAPTER_RATE
+    usual = RL_RATE if recipe.rl else FULL_RATE if recipe.model.adapter is None else ADAPTER_RATE
     rate = stage.learning_rate if stage.learning_rate is not None else usual
-    name = "stages.sft" if recipe.stages.sft else "stages.rl"
+    name = "stages.sft" if recipe.sft else "stages.rl"
     judge_rate(f"{name}.learning_rate", rate, usual, found)
     small = causal_shape(str(model_causal.write_scale_config(context)))
     compute = torch.float32 if stage.master or recipe.model.adapter is not None else torch.bfloat16

@@ -17,10 +17,10 @@ def judge_rates(context: Context, found: Findings) -> None:
     """Rates that the recipe gives against what the rules derive."""
     from windtunnel.model import derive
 
-    given = context.recipe.stages.pretrain.optimizer
+    given = context.recipe.pretrain.optimizer
     resolved = context.resolved
-    pretrain = resolved.stages.pretrain.model_copy(update={"optimizer": type(given)()})
-    free = resolved.model_copy(update={"stages": resolved.stages.model_copy(update={"pretrain": pretrain})})
+    pretrain = resolved.pretrain.model_copy(update={"optimizer": type(given)()})
+    free = resolved.with_stages(pretrain=pretrain)
     rules = derive(free, context.prepared.tokenizer.vocab)
     for name in _RATES:
         value, rule = getattr(given, name), getattr(rules, name).value

@@ -78,13 +78,13 @@ def _length(found: Findings, recipe: Recipe, rig: Rig, plan: Plan) -> str:
     words = f"{rig.name}: {plan.steps:,} steps, ended by {plan.ended_by}"
     if isinstance(recipe.model, GPTModel):
         _warmup(found, recipe, rig, plan)
-        words += _interval(found, "validation", recipe.stages.pretrain.validate_every, rig, plan)
+        words += _interval(found, "validation", recipe.pretrain.validate_every, rig, plan)
         words += _interval(found, "checkpoint", recipe.checkpoints.every, rig, plan)
     return words
 
 
 def _warmup(found: Findings, recipe: Recipe, rig: Rig, plan: Plan) -> None:
-    steps = recipe.stages.pretrain.schedule.warmup_steps
+    steps = recipe.pretrain.schedule.warmup_steps
     fix = f"--set stages.pretrain.schedule.warmup_steps={max(1, plan.steps // 20)}, or a larger budget"
     if steps >= plan.steps:
         what = f"on {rig.name} the run ends after {plan.steps:,} steps, within its warm-up of {steps:,}"

@@ -93,7 +93,7 @@ def values(context: Context, say: Say) -> Evidence:
 
 
 def _judge_pace(context: Context, seconds: float, found: Findings) -> None:
-    rl = context.recipe.stages.rl
+    rl = context.recipe.rl
     assert rl is not None
     answers = rl.prompts * rl.samples
     minutes = answers * seconds / 60

@@ -17,7 +17,7 @@ Scored = tuple[Example, float, dict[str, float], float]
 
 def judgement(context: Context, say: Say) -> Evidence:
     """Right answers score above wrong, empty, echoed, meaningless and hedging ones."""
-    rl = context.recipe.stages.rl
+    rl = context.recipe.rl
     assert rl is not None
     known, given = examples(context), rl.reward_examples is not None
     with open_reward(context) as reward:

@@ -12,17 +12,17 @@ from .types import CheckFailed
 
 def is_rl(context: Context) -> bool:
     """Whether the recipe does reinforcement learning."""
-    return context.recipe.stages.rl is not None
+    return context.recipe.rl is not None
 
 
 def has_reward(context: Context) -> bool:
     """Whether the recipe names a reward."""
-    return context.recipe.stages.rl is not None and context.recipe.stages.rl.reward is not None
+    return context.recipe.rl is not None and context.recipe.rl.reward is not None
 
 
 def plugin(context: Context) -> tuple[Path, str]:
     """(file, function) of the reward."""
-    rl = context.recipe.stages.rl
+    rl = context.recipe.rl
     assert rl is not None
     assert rl.reward is not None
     file, _, function = rl.reward.rpartition(":")
@@ -45,6 +45,6 @@ def open_reward(context: Context, call_seconds: float = CALL_SECONDS) -> RewardP
 
 def examples(context: Context) -> list[Example]:
     """The user's, or made ones. Raises CheckFailed for a file that holds none."""
-    rl = context.recipe.stages.rl
+    rl = context.recipe.rl
     given = rl.reward_examples if rl is not None else None
     return read_examples(Path(given).expanduser()) if given else list(made_examples(context.recipe))

@@ -84,7 +84,7 @@ def _odd_texts(own: Tokenizer) -> None:
 def _prompts(context: Context, own: Tokenizer, found: Findings) -> None:
     from windtunnel.data import UnknownCharacter
 
-    for prompt in context.recipe.stages.evaluate.prompts:
+    for prompt in context.recipe.evaluation.prompts:
         try:
             own.encode(prompt)
         except UnknownCharacter as error:

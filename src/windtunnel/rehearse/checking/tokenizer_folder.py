@@ -71,7 +71,7 @@ def tokenizer_folder(context: Context, say: Say) -> Evidence:
     size = _judge_ids(folder, rows, found)
     _judge_special(folder, _json(base / "config.json"), found)
     _judge_round_trips(folder, found)
-    chats = context.recipe.stages.rl is not None or has_conversations(context)
+    chats = context.recipe.rl is not None or has_conversations(context)
     if folder.template is not None:
         judge_template(folder.template, folder.inner, folder.special, folder.ends, found, adds_bos=_adds_bos(folder), chats=chats)
     elif chats:

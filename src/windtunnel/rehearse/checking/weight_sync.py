@@ -90,7 +90,7 @@ def _round(bench: Bench) -> Round:
 def _warnings(context: Context) -> list[str]:
     from transformers import AutoConfig
 
-    rl = context.recipe.stages.rl
+    rl = context.recipe.rl
     assert rl is not None
     warnings = []
     config = AutoConfig.for_model(**model_causal.scale_config(context)).get_text_config().to_dict()
