@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.data import BatchLoader, SequenceOrder, TokenFile, ValidationBatches
+from windtunnel.recipe import UserError
 
 
 def token_file(folder: Path, count: int, dtype: str = "uint32") -> TokenFile:
@@ -254,3 +256,50 @@ def test_batches_reach_the_gpu_unharmed(tmp_path: Path) -> None:
     ):
         assert (x.cpu() == a).all()
         assert (y.cpu() == b).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.integers(2, 120),
+    sequence=st.integers(1, 17),
+    micro=st.integers(1, 3),
+    world=st.integers(1, 3),
+    limit=st.none() | st.integers(1, 150),
+    dtype=st.sampled_from(["uint8", "uint16", "uint32"]),
+)
+def test_masking_targets_never_changes_inputs(
+    folder: Path, count: int, sequence: int, micro: int, world: int, limit: int | None, dtype: str
+) -> None:
+    """Token i of the file is i: inputs count up from the row's start, whatever is missing among the targets."""
+    tokens = token_file(folder, count, dtype)
+    loaders = ranks(tokens, world, micro, 1, sequence, 3)
+    for loader in loaders:
+        for _ in range(tokens.sequences(sequence) + 1):
+            check_rows(*loader.next_batch(), count)
+    close(loaders)
+    for rank in range(world):
+        used = tokens.targets(limit) + 1
+        for x, y in ValidationBatches(tokens, sequence=sequence, micro_batch=micro, rank=rank, world=world, limit=limit):
+            check_rows(x, y, used)
+
+
+def check_rows(x: torch.Tensor, y: torch.Tensor, count: int) -> None:
+    assert x.shape == y.shape
+    assert x.untyped_storage().data_ptr() != y.untyped_storage().data_ptr()
+    for inputs, targets in zip(x.tolist(), y.tolist(), strict=True):
+        if targets[0] == -1:  # an empty row
+            assert set(inputs) == {0}
+            continue
+        here = range(inputs[0], min(inputs[0] + len(inputs) + 1, count))
+        assert inputs == [*here, *[0] * len(inputs)][: len(inputs)]
+        assert targets == [*here[1:], *[-1] * len(inputs)][: len(inputs)]
+
+
+def test_an_id_outside_the_vocabulary_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.bin"
+    np.array([1, 2, 3, 4, 9, 5], dtype=np.uint16).tofile(path)
+    (loader,) = ranks(TokenFile(path, "uint16", 6, vocab=9), 1, 1, 1, 5, 0)
+    with pytest.raises(UserError, match=r"t\.bin: sequence 0 has token id 9 at offset 4, and the vocabulary has 9"):
+        loader.next_batch()
+    with pytest.raises(UserError, match="token id 9"):
+        list(ValidationBatches(TokenFile(path, "uint16", 6, vocab=9), sequence=5, micro_batch=1))

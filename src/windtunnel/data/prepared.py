@@ -167,8 +167,8 @@ def _open(folder: Path, reused: bool) -> PreparedData:
 
 def _file(path: Path, split: Split, meta: dict[str, Any]) -> TokenFile:
     if meta["corpus"] == "sudoku":
-        return PuzzleFile(path, split.dtype, split.tokens, cells=(meta["vocab"] - 1) ** 2)
-    return TokenFile(path, split.dtype, split.tokens)
+        return PuzzleFile(path, split.dtype, split.tokens, meta["vocab"], cells=(meta["vocab"] - 1) ** 2)
+    return TokenFile(path, split.dtype, split.tokens, meta["vocab"])
 
 
 def _checksum(splits: dict[str, Split]) -> str:

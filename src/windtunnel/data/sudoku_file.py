@@ -67,8 +67,8 @@ class PuzzleFile(TokenFile):
         """Ids that a row of `read` takes: a puzzle and its solution."""
         return 2 * self.cells
 
-    def read(self, rows: Array, sequence: int, out: Array, *, targets: int | None = None, draw: Draw | None = None) -> Short:
-        """Puzzles `rows` into `out`, (rows, 2 * cells): the inputs, then the solutions; a negative row stays empty.
+    def _fill(self, rows: Array, sequence: int, out: Array, targets: int | None, draw: Draw | None) -> Short:
+        """Copy puzzles into `out`, (rows, 2 * cells): the inputs, then the solutions; a negative row stays empty.
 
         Args:
             targets: not needed: whoever counts them asks for whole puzzles.

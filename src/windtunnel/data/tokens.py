@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from windtunnel.recipe import UserError
+
 Tokens = np.ndarray[Any, np.dtype[Any]]
 Short = dict[int, int]
 
@@ -31,11 +33,15 @@ class Draw:
 
 @dataclass(frozen=True)
 class TokenFile:
-    """`count` token ids of type `dtype` ('uint8', 'uint16' or 'uint32', little-endian) in one file without a header."""
+    """`count` token ids of type `dtype` ('uint8', 'uint16' or 'uint32', little-endian) in one file without a header.
+
+    vocab: ids from here on are refused when they are read; None: the reader vouches for them.
+    """
 
     path: Path
     dtype: str
     count: int
+    vocab: int | None = None
 
     @cached_property
     def array(self) -> Tokens:
@@ -73,7 +79,22 @@ class TokenFile:
 
         Returns:
             For each row that lacks some: how many targets it has.
+
+        Raises:
+            UserError: an id is outside the vocabulary: the file was damaged after it was prepared.
         """
+        short = self._fill(rows, sequence, out, targets, draw)
+        # On a GPU a lookup outside the table reads other memory or ends the process without a name for it.
+        if self.vocab is not None and out.size and int(out.max()) >= self.vocab:
+            row, column = (int(i) for i in np.argwhere(out >= self.vocab)[0])
+            raise UserError(
+                f"{self.path}: sequence {int(rows[row])} has token id {int(out[row, column])} at offset {column}, "
+                f"and the vocabulary has {self.vocab}",
+                f"remove {self.path.parent}; it is prepared again when training",
+            )
+        return short
+
+    def _fill(self, rows: Tokens, sequence: int, out: Tokens, targets: int | None, draw: Draw | None) -> Short:
         count, tokens = self.targets(targets) + 1, self.array
         short = {}
         for b, row in enumerate(rows.tolist()):

@@ -102,7 +102,10 @@ class Transfer:
         wide = tokens.to(torch.int64)
         if self._mask is not None:
             wide &= self._mask
-        x, y = wide[:, : self._sequence].contiguous(), wide[:, -self._sequence :].contiguous()
+        x = wide[:, : self._sequence].contiguous()
+        # A copy of its own: a slice of a single row is contiguous already, so that contiguous() would give a view of
+        # the memory that x is in, and masking a target would change an input.
+        y = wide[:, -self._sequence :].clone(memory_format=torch.contiguous_format)
         for row, targets in short.items():
             y[row, targets:] = -1
         return x, y
