@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 import windtunnel
-from windtunnel.recipe import UserError
 from windtunnel.verify.sandbox import Job, Limits, MiB, Outcome, Sandbox
 from windtunnel.verify.sandbox.channel import memory_file, write_request
 from windtunnel.verify.sandbox.starting import PASSED_ON
@@ -47,6 +46,11 @@ def refused(sandbox: Sandbox, expression: str, imports: str = "import os") -> st
     """The name of the exception that an expression raises in a child."""
     body = f"{imports}\ndef f():\n try:\n  {expression}\n except BaseException as e:\n  return type(e).__name__\n return 'worked'"
     return str(value(sandbox, body))
+
+
+def own_files(sandbox: Sandbox) -> object:
+    """What lies in a fresh child's folder, beside an environment under /tmp, which is shown there read-only."""
+    return value(sandbox, "import os\ndef f(): return [name for name in os.listdir('.') if os.access(name, os.W_OK)]")
 
 
 def alive(sandbox: Sandbox) -> bool:
@@ -172,7 +176,7 @@ def test_signals_reach_nobody_else(sandbox: Sandbox) -> None:
 def test_what_is_written_stays_private_is_bounded_and_is_gone(sandbox: Sandbox) -> None:
     assert value(sandbox, "import tempfile\ndef f():\n open('mine', 'w').write('x')\n return open('mine').read()") == "x"
     assert value(sandbox, "import tempfile\ndef f():\n with tempfile.TemporaryFile() as t: return t.write(b'abc')") == 3
-    assert value(sandbox, "import os\ndef f(): return os.listdir('.')") == ["answer.py"]
+    assert own_files(sandbox) == ["answer.py"]
     fill = "import time\ndef f():\n for i in range(100):\n  open(str(i), 'wb').write(bytes(2**20))\n time.sleep(1)"
     assert run(sandbox, fill).status in ("raised", "output")
     assert alive(sandbox)
@@ -200,7 +204,7 @@ def test_what_a_candidate_hides_from_the_cleaning_is_out_of_reach_for_the_next(s
     assert run(sandbox, f"def f(): return open({path!r}).read()").status == "raised"
     deep = "import os\ndef f():\n for _ in range(3000):\n  os.mkdir('d')\n  os.chdir('d')"
     assert run(sandbox, deep, replace(SMALL, wall_seconds=30, cpu_seconds=30)).status in ("finished", "output")
-    assert value(sandbox, "import os\ndef f(): return os.listdir('.')") == ["answer.py"]
+    assert own_files(sandbox) == ["answer.py"]
 
 
 def test_a_folder_is_removed_however_deep_and_forbidden(tmp_path: Path) -> None:
@@ -329,13 +333,6 @@ def marked(mark: str) -> int:
         except OSError:
             continue
     return count
-
-
-def test_packages_under_tmp_are_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.prefix", "/tmp/environment")
-    with Sandbox() as box, pytest.raises(UserError, match="empty /tmp") as caught:
-        box.start()
-    assert "outside /tmp" in (caught.value.fix or "")
 
 
 HONEST = "def f(): return 42"

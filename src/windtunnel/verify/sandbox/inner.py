@@ -12,13 +12,18 @@ from dataclasses import dataclass
 from . import landlock, seccomp
 from .paths import WRITTEN_FOR_DEVICES
 from .syscalls import (
+    AT_FDCWD,
+    AT_RECURSIVE,
     CAPBSET_DROP,
+    MOVE_MOUNT_F_EMPTY_PATH,
     MS_NODEV,
     MS_NOSUID,
     MS_PRIVATE,
     MS_REC,
     NEWIPC,
     NEWNS,
+    OPEN_TREE_CLOEXEC,
+    OPEN_TREE_CLONE,
     SET_NO_NEW_PRIVS,
     libc,
     prctl,
@@ -31,6 +36,7 @@ PAGE = resource.getpagesize()
 SLACK = 1024 * MiB  # address space for thread stacks and allocator arenas that are reserved and never touched
 LAST_CAPABILITY = 63
 OOM_FIRST = b"1000"
+CLONE = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE
 NULL = "/dev/null"  # whoever starts a program with its output thrown away writes here
 
 
@@ -76,10 +82,22 @@ def steps(room: Room, limits: Limits) -> dict[str, Callable[[], None]]:
 
 
 def _tmpfs(path: str, limits: Limits) -> None:
+    """Mount an empty file system at path, on which only this child writes.
+
+    The worker's root has nothing at path but readable trees, such as an environment installed below /tmp. The new file system
+    covers them, so they are mounted again at their places. They stay read-only: a copy of a mount keeps its flags.
+    """
     unshare(NEWNS)
     libc("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
+    covered = {
+        entry.path: (entry.is_dir(), syscall("open_tree", AT_FDCWD, os.fsencode(entry.path), CLONE)) for entry in os.scandir(path)
+    }
     options = f"size={limits.file_bytes},nr_inodes=8192,mode=700"
     libc("mount", b"scratch", path.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, options.encode())
+    for place, (is_folder, tree) in covered.items():
+        os.mkdir(place) if is_folder else os.close(os.open(place, os.O_CREAT | os.O_EXCL))
+        syscall("move_mount", tree, b"", AT_FDCWD, os.fsencode(place), MOVE_MOUNT_F_EMPTY_PATH)
+        os.close(tree)
     os.chdir(path)
 
 

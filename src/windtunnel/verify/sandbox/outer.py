@@ -189,7 +189,7 @@ def _nobody_can_read() -> bool:
 
 
 def _new_root(readable: tuple[str, ...], devices: tuple[str, ...]) -> None:
-    """A root of our own: the readable paths at their places, read-only, and an empty /tmp. Nothing else exists."""
+    """A root of our own: the readable paths at their places, read-only, and /tmp with only those of them that lie there."""
     unshare(NEWNS)
     libc("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
     links = {path: os.readlink(path) for path in readable if is_system_link(path)}

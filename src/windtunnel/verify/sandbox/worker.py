@@ -21,6 +21,7 @@ from . import cgroup
 from .channel import memory_file, write_request
 from .layers import Layers
 from .outcome import infrastructure, judge_end
+from .paths import readable_paths
 from .removing import remove
 from .starting import Template, last_words
 from .types import MOST_FILES, Job, Limits, Outcome
@@ -134,7 +135,7 @@ class Sandbox:
         assert not self._closed, "this sandbox was closed"
         if self._worker is None and not self._stopped:
             if self._setup["namespaces"]:
-                _refuse_covered()
+                _refuse_whole_tmp()
             self.begin()
             self._worker = _Worker(self._setup, self._template)
             if self._worker.again:
@@ -153,14 +154,17 @@ class Sandbox:
             self._worker = None
 
 
-def _refuse_covered() -> None:
-    """Children see an empty folder in the place of /tmp: what they have to import may not lie there."""
-    for path in (sys.prefix, sys.base_prefix, __file__):
-        if os.path.realpath(path).startswith("/tmp/"):
-            raise UserError(
-                f"the sandbox gives candidates an empty /tmp, and Python's packages lie there: {path}",
-                "install windtunnel into an environment outside /tmp",
-            )
+def _refuse_whole_tmp() -> None:
+    """Refuse an environment that is /tmp itself: a candidate may read its environment, but not all temporary files.
+
+    Raises:
+        UserError: Python, one of its package folders or this package is /tmp.
+    """
+    if whole := [path for path in readable_paths(()) if os.path.realpath(path) == "/tmp"]:
+        raise UserError(
+            f"candidates may read Python's environment but not the temporary files of others, and both are {whole[0]}",
+            "install windtunnel into an environment in a folder of its own, such as /tmp/environment",
+        )
 
 
 def _memory_group() -> tuple[Path | None, str]:
