@@ -15,8 +15,7 @@ import numpy as np
 
 from windtunnel.recipe import ArithmeticCorpus
 
-from .documents import Array, DocumentBatch
-from .hashing import GOLDEN, mix
+from .documents import GOLDEN, Array, DocumentBatch, mix
 
 SOURCE = "arithmetic corpus"
 CHUNK = 1 << 16

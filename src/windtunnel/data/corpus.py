@@ -6,26 +6,34 @@ import glob
 import os
 import stat
 import sysconfig
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from windtunnel.recipe import StdlibCorpus, TextCorpus, UserError
 
 from .documents import DocumentBatch, batch_of
+from .formats import BOM, Form, dataset_files, form_of, open_bytes, records, refuse_utf16, unreadable
 
 BLOCK = 8 << 20
 LARGEST_DOCUMENT = 64 << 20
-_BOM = b"\xef\xbb\xbf"
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
 @dataclass(frozen=True)
 class CorpusFile:
-    """One file of a corpus and its size in bytes when it was listed."""
+    """One file of a corpus.
+
+    Attributes:
+        size: bytes on disk when it was listed.
+        format: what the recipe says it holds: auto, text, jsonl or parquet.
+        text_key: the key of a record that holds a document.
+    """
 
     path: str
     size: int
+    format: str = "text"
+    text_key: str = "text"
 
 
 def corpus_files(corpus: TextCorpus | StdlibCorpus) -> list[CorpusFile]:
@@ -34,14 +42,19 @@ def corpus_files(corpus: TextCorpus | StdlibCorpus) -> list[CorpusFile]:
     Raises:
         UserError: a file or pattern matches nothing, is a directory, is empty or cannot be read.
     """
-    return _text_files(corpus) if isinstance(corpus, TextCorpus) else _stdlib_files(corpus)
+    if isinstance(corpus, StdlibCorpus):
+        return _stdlib_files(corpus)
+    return [replace(file, format=corpus.format, text_key=corpus.text_key) for file in listed_files(corpus.files)]
 
 
-def _text_files(corpus: TextCorpus) -> list[CorpusFile]:
+def listed_files(patterns: Sequence[str]) -> list[CorpusFile]:
+    """Return the files that paths, globs and dataset folders stand for; see `corpus_files`."""
     found: dict[str, CorpusFile] = {}
-    for pattern in corpus.files:
+    for pattern in patterns:
         expanded = os.path.expanduser(pattern)
-        if os.path.lexists(expanded):  # a name may hold brackets and need not be a pattern
+        if os.path.isdir(expanded):
+            matches = [_stat(path) for path in dataset_files(expanded)]
+        elif os.path.lexists(expanded):  # a name may hold brackets and need not be a pattern
             file = _stat(expanded)
             if not file.size:
                 raise UserError(f"data.corpus.files: {pattern} is empty", "remove it from the recipe or put text into it")
@@ -57,7 +70,7 @@ def _text_files(corpus: TextCorpus) -> list[CorpusFile]:
             if file.size:
                 found.setdefault(os.path.realpath(file.path), file)
     if not found:
-        raise UserError(f"data.corpus.files: every file of {', '.join(corpus.files)} is empty", "give files with text in them")
+        raise UserError(f"data.corpus.files: every file of {', '.join(patterns)} is empty", "give files with text in them")
     return sorted(found.values(), key=lambda f: f.path)
 
 
@@ -84,34 +97,76 @@ def _modules(root: Path) -> Iterator[Path]:
 
 def _stat(path: str) -> CorpusFile:
     try:
-        if os.path.isdir(path):
-            raise UserError(f"data.corpus.files: {path} is a directory", f"name its files: '{path.rstrip('/')}/**/*.txt'")
         if stat.S_ISFIFO(os.stat(path).st_mode):  # opening one may wait for ever
             raise UserError(f"data.corpus.files: {path} is a pipe; a corpus is read more than once", "write it to a file first")
         with open(path, "rb") as file:
             return CorpusFile(path, os.fstat(file.fileno()).st_size)
     except OSError as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: str, error: OSError) -> UserError:
-    return UserError(f"data.corpus.files: {path} cannot be read: {error.strerror}", "check the path and its permissions")
+        raise unreadable(path, error) from None
 
 
 def read_documents(file: CorpusFile, separator: str | None, longest: int = LARGEST_DOCUMENT) -> Iterator[DocumentBatch]:
-    """The documents of a file in batches of about 8 MB; those longer than `longest` bytes are cut into pieces.
+    """Yield the documents of a file in batches of about 8 MB; those longer than `longest` bytes are cut into pieces.
 
     A piece ends at the last blank line in its second half, else at a line's end, a space, or any character.
     Empty documents are left out; a byte order mark at the start is dropped.
 
     Raises:
-        UserError: the file cannot be read, holds NUL bytes or is not UTF-8 (names the byte offset).
+        UserError: the file cannot be read, holds NUL bytes, is not UTF-8 (names the byte offset), or has a record
+            without text (names the line).
     """
+    form = form_of(file.path, file.format)
+    if form == "text":
+        yield from _read_text(file.path, separator, longest)
+    elif separator is not None:
+        raise UserError(
+            f"data.corpus.separator divides plain text, and {file.path} is {form}: each record is a document",
+            "--set data.corpus.separator=null, or data.corpus.format=text to train on braces and keys",
+        )
+    else:
+        yield from _read_records(file, form, longest)
+
+
+def _read_records(file: CorpusFile, form: Form, longest: int) -> Iterator[DocumentBatch]:
+    documents: list[bytes] = []
+    numbers: list[int] = []
+    size = 0
+    for number, record in records(file.path, form, [file.text_key]):
+        text = record.get(file.text_key)
+        if not isinstance(text, str):
+            raise _without_text(file, number, record)
+        for piece in _pieces(text.encode("utf-8", "replace"), longest):
+            if piece:
+                documents.append(piece)
+                numbers.append(number)
+                size += len(piece)
+        if size >= BLOCK:
+            yield batch_of(file.path, documents, numbers, records=True)
+            documents, numbers, size = [], [], 0
+    if documents:
+        yield batch_of(file.path, documents, numbers, records=True)
+
+
+def _without_text(file: CorpusFile, number: int, record: dict[str, object]) -> UserError:
+    where = f"{file.path}:{number}"
+    if file.text_key in record:
+        found = record[file.text_key]
+        what = "null" if found is None else type(found).__name__
+        return UserError(f"{where}: {file.text_key!r} is {what}, expected text", "mend the record or leave it out")
+    if {"messages", "conversations"} & set(record):
+        return UserError(f"{where}: this is a conversation, not a document", "--set data.corpus.kind=conversations")
+    texts = [key for key, value in record.items() if isinstance(value, str)]
+    fix = f"--set data.corpus.text_key={texts[0]}" if texts else "name the key that holds the text with data.corpus.text_key"
+    has = ", ".join(map(repr, sorted(record))) or "none"
+    return UserError(f"{where}: no key {file.text_key!r} with the document's text; it has {has}", fix)
+
+
+def _read_text(path: str, separator: str | None, longest: int) -> Iterator[DocumentBatch]:
     mark = separator.encode() if separator else b""
     rest, at = b"", 0
-    for block in _blocks(file.path):
-        if at == 0 and not rest and block.startswith(_BOM):
-            block, at = block[len(_BOM) :], len(_BOM)
+    for block in _blocks(path):
+        if at == 0 and not rest and block.startswith(BOM):
+            block, at = block[len(BOM) :], len(BOM)
         *whole, rest = (rest + block).split(mark) if mark else [rest + block]
         documents, offsets = [], []
         for document in whole:
@@ -125,17 +180,17 @@ def read_documents(file: CorpusFile, separator: str | None, longest: int = LARGE
             documents.append(rest[:cut])
             offsets.append(at)
             rest, at = rest[cut:], at + cut
-        yield from _checked(file.path, documents, offsets)
-    yield from _checked(file.path, [rest], [at])
+        yield from _checked(path, documents, offsets)
+    yield from _checked(path, [rest], [at])
 
 
 def _blocks(path: str) -> Iterator[bytes]:
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open_bytes(path) as file:
             while block := file.read(BLOCK):
                 yield block
     except OSError as error:
-        raise _unreadable(path, error) from None
+        raise unreadable(path, error) from None
 
 
 def _pieces(document: bytes, longest: int) -> Iterator[bytes]:
@@ -168,6 +223,7 @@ def _checked(path: str, documents: list[bytes], offsets: list[int]) -> Iterator[
     text = batch.text.tobytes()
     nul = text.find(b"\0")
     if nul >= 0:
+        refuse_utf16(path, text)
         where = _file_offset(batch, nul)
         raise UserError(f"data.corpus.files: {path} is binary: NUL byte at byte offset {where}", "give plain UTF-8 text files")
     if not text.isascii():

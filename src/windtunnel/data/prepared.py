@@ -15,6 +15,7 @@ from windtunnel.recipe import ArithmeticCorpus, CountedCorpus, Recipe, SudokuCor
 
 from .cache import cache_root, check_free_space, locked, new_folder
 from .corpus import CorpusFile, corpus_files
+from .formats import form_of
 from .sudoku_file import PuzzleFile
 from .sudoku_write import write_puzzles
 from .tokenizer import Tokenizer, load_tokenizer
@@ -204,10 +205,15 @@ def _fingerprint(recipe: Recipe, files: list[CorpusFile], report: Progress) -> s
     data = recipe.data
     definition: dict[str, Any] = {
         "format": FORMAT,
-        "corpus": data.corpus.model_dump(mode="json", exclude={"files", "megabytes"}),
+        "corpus": data.corpus.model_dump(mode="json", exclude={"files", "megabytes", "format"}),
         "tokenizer": data.tokenizer.model_dump(mode="json"),
         "validation": data.validation,
     }
+    forms = {form_of(file.path, file.format) for file in files}
+    if forms <= {"text"}:
+        definition["corpus"].pop("text_key", None)
+    else:
+        definition["forms"] = sorted(forms)
     if data.corpus.kind in ("arithmetic", "sudoku"):
         definition["seed"] = recipe.seed
     if data.tokenizer.kind == "bpe":

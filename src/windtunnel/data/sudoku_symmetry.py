@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .documents import Array
-from .hashing import GOLDEN, mix
+from .documents import GOLDEN, Array, mix
 from .sudoku_solve import side_of
 
 _ROUNDS = 4

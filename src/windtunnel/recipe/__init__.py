@@ -8,6 +8,17 @@ from typing import TYPE_CHECKING, Any
 from .errors import GateFailed, UserError
 
 if TYPE_CHECKING:
+    from .data import (
+        ARITHMETIC_ALPHABET,
+        ArithmeticCorpus,
+        BPETokenizer,
+        CharacterTokenizer,
+        CountedCorpus,
+        Data,
+        StdlibCorpus,
+        SudokuCorpus,
+        TextCorpus,
+    )
     from .finetuning import GRPO, FineTune, HuggingFaceModel, LayoutChoice, LoRA
     from .load import dump_recipe, load_recipe, recipe_names, template_names
     from .phased import phase_recipe, recipe_notes, validate
@@ -15,15 +26,9 @@ if TYPE_CHECKING:
     from .recursion import MOST_SUPERVISION, PRESETS, Preset, Recursion, ResolvedRecursion
     from .scale import scale_model, scale_phases
     from .schema import (
-        ARITHMETIC_ALPHABET,
-        ArithmeticCorpus,
         Bands,
-        BPETokenizer,
         Budget,
-        CharacterTokenizer,
         Checkpoints,
-        CountedCorpus,
-        Data,
         Evaluate,
         GPTModel,
         Optimizer,
@@ -31,9 +36,6 @@ if TYPE_CHECKING:
         Recipe,
         Schedule,
         Serve,
-        StdlibCorpus,
-        SudokuCorpus,
-        TextCorpus,
     )
     from .units import Every, parse_count, parse_dollars, parse_every, parse_hours
 
@@ -88,6 +90,17 @@ __all__ = [
 ]
 
 _MODULES = {
+    "data": (
+        "ARITHMETIC_ALPHABET",
+        "ArithmeticCorpus",
+        "BPETokenizer",
+        "CharacterTokenizer",
+        "CountedCorpus",
+        "Data",
+        "StdlibCorpus",
+        "SudokuCorpus",
+        "TextCorpus",
+    ),
     "finetuning": ("GRPO", "FineTune", "HuggingFaceModel", "LayoutChoice", "LoRA"),
     "load": ("dump_recipe", "load_recipe", "recipe_names", "template_names"),
     "phased": ("phase_recipe", "recipe_notes", "validate"),
@@ -95,15 +108,9 @@ _MODULES = {
     "recursion": ("MOST_SUPERVISION", "PRESETS", "Preset", "Recursion", "ResolvedRecursion"),
     "scale": ("scale_model", "scale_phases"),
     "schema": (
-        "ARITHMETIC_ALPHABET",
-        "ArithmeticCorpus",
         "Bands",
-        "BPETokenizer",
         "Budget",
-        "CharacterTokenizer",
         "Checkpoints",
-        "CountedCorpus",
-        "Data",
         "Evaluate",
         "GPTModel",
         "Optimizer",
@@ -111,9 +118,6 @@ _MODULES = {
         "Recipe",
         "Schedule",
         "Serve",
-        "StdlibCorpus",
-        "SudokuCorpus",
-        "TextCorpus",
     ),
     "units": ("Every", "parse_count", "parse_dollars", "parse_every", "parse_hours"),
 }

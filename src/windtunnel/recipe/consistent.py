@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .schema import GPTModel, Recipe, SudokuCorpus
+    from .data import SudokuCorpus
+    from .schema import GPTModel, Recipe
 
 
 def recursion_problem(recipe: Recipe) -> str | None:

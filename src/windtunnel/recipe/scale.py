@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from .data import ArithmeticCorpus, BPETokenizer, StdlibCorpus, SudokuCorpus
 from .overlay import flatten
 from .phased import phase_recipe
 from .phases import Gates, Phase
 from .recursion import Recursion
-from .schema import ArithmeticCorpus, BPETokenizer, GPTModel, Pretrain, Recipe, StdlibCorpus, SudokuCorpus
+from .schema import GPTModel, Pretrain, Recipe
 from .units import Every
 
 STEPS, RECURSIVE_STEPS = 240, 48

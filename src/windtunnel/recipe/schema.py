@@ -11,14 +11,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from .consistent import phases_problem, puzzle_problem, recursion_problem
+from .data import ARITHMETIC_ALPHABET, Data
 from .errors import UserError
 from .finetuning import GRPO, FineTune, HuggingFaceModel, LayoutChoice
 from .phases import Phase
 from .recursion import Recursion
 from .section import Section
 from .units import Count, Dollars, Every, Hours, Interval
-
-ARITHMETIC_ALPHABET = "0123456789+-HBL.\n"
 
 
 class GPTModel(Section):
@@ -45,74 +44,6 @@ class GPTModel(Section):
     softcap: float = Field(15.0, gt=0, description="logits are squashed into (-softcap, softcap) by tanh")
     rope_base: float = Field(100_000.0, gt=1)
     causal: bool = Field(True, description="false: every position sees all others, for puzzles instead of text")
-
-
-class TextCorpus(Section):
-    """The user's own text files."""
-
-    kind: Literal["text"] = "text"
-    files: list[str] = Field(min_length=1, description="paths or globs, relative to the recipe's folder or the current one")
-    separator: str | None = Field(None, min_length=1, description="splits a file into documents; null: a file is one document")
-
-
-class ArithmeticCorpus(Section):
-    """Generated sums over the 17 characters 0-9 + - H B L . newline: 'H12+34B46L\\n'."""
-
-    kind: Literal["arithmetic"] = "arithmetic"
-    documents: Count = Field(200_000, ge=10)
-    digits: int = Field(3, ge=1, le=9, description="most digits before the decimal point")
-    decimals: int = Field(0, ge=0, le=6, description="most digits after the decimal point")
-    terms: int = Field(2, ge=2, le=6, description="most numbers in one sum")
-
-
-class StdlibCorpus(Section):
-    """Python's own standard library: real text that every machine has."""
-
-    kind: Literal["stdlib"] = "stdlib"
-    megabytes: float = Field(20.0, gt=0, description="stop after this much text")
-
-
-class SudokuCorpus(Section):
-    """Generated Sudoku puzzles, each with one solution; for models that are not causal (model.causal=false)."""
-
-    kind: Literal["sudoku"] = "sudoku"
-    box: Literal[2, 3] = Field(3, description="3: 9x9 grids, 2: 4x4 grids")
-    puzzles: Count = Field(20_000, ge=10, description="puzzles generated; symmetries of each are drawn anew every epoch")
-    grade: Literal["easy", "medium", "hard"] = Field(
-        "hard", description="easy: single candidates do; medium: single places too; hard: only with guessing"
-    )
-
-
-class CountedCorpus(Section):
-    """Data known only by its size, to plan before it is there."""
-
-    kind: Literal["counted"] = "counted"
-    tokens: Count = Field(50_000_000, ge=1)
-
-
-class CharacterTokenizer(Section):
-    """One token per character of a fixed alphabet."""
-
-    kind: Literal["character"] = "character"
-    alphabet: str | Literal["auto"] = Field("auto", min_length=1, description="the characters; 'auto': those of the corpus")
-    unknown: Literal["error", "skip"] = Field(
-        "error", description="what a character outside the alphabet does; skipped ones are counted"
-    )
-
-
-class BPETokenizer(Section):
-    """Byte-level BPE trained on the corpus with Hugging Face tokenizers."""
-
-    kind: Literal["bpe"] = "bpe"
-    vocab_size: int = Field(8192, ge=257)
-
-
-class Data(Section):
-    """Where the tokens come from and how they are split."""
-
-    corpus: Annotated[TextCorpus | ArithmeticCorpus | StdlibCorpus | SudokuCorpus | CountedCorpus, Field(discriminator="kind")]
-    tokenizer: Annotated[CharacterTokenizer | BPETokenizer, Field(discriminator="kind")] = CharacterTokenizer()
-    validation: float = Field(0.01, gt=0, lt=0.5, description="share of documents held out, chosen by a hash of their text")
 
 
 class Optimizer(Section):

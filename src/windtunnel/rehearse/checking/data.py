@@ -61,7 +61,7 @@ def _by_line(context: Context) -> Recipe:
     recipe, corpus = context.recipe, context.recipe.data.corpus
     if not isinstance(corpus, TextCorpus) or corpus.separator is not None or not data_records.has_records(context):
         return recipe
-    lines = corpus.model_copy(update={"separator": "\n"})
+    lines = corpus.model_copy(update={"separator": "\n", "format": "text"})
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"corpus": lines})})
 
 

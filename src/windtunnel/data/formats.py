@@ -1,0 +1,338 @@
+"""What the files of a corpus are, and streams of their bytes or records: decompressed on the way, memory bounded."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from windtunnel.recipe import UserError
+
+Form = Literal["text", "jsonl", "parquet", "arrow"]
+
+LONGEST_LINE = 64 << 20
+BOM = codecs.BOM_UTF8
+_GZIP, _ZSTD, _PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
+_ARROW = (b"ARROW1", b"\xff\xff\xff\xff")  # a file, a stream
+_HEAD = 64 << 10
+_ZSTD_BLOCK = 32 << 10  # compressed bytes taken at once: even a bomb then grows by megabytes, not by gigabytes
+_ROWS = 1024
+
+
+def unreadable(path: str, error: OSError) -> UserError:
+    """Return the error for a file that the operating system refuses."""
+    return UserError(f"data.corpus.files: {path} cannot be read: {error.strerror}", "check the path and its permissions")
+
+
+def open_bytes(path: str) -> IO[bytes]:
+    """Open a file as a stream of bytes; gzip and zstd, known by their first bytes, are decompressed.
+
+    Raises:
+        UserError: the file cannot be opened, or zstd's package is not installed.
+    """
+    try:
+        file = open(path, "rb")  # noqa: SIM115 - the caller closes it
+    except OSError as error:
+        raise unreadable(path, error) from None
+    start = file.peek(4)
+    if start.startswith(_GZIP):
+        return io.BufferedReader(_Gzip(path, file), 1 << 20)
+    if start.startswith(_ZSTD):
+        return io.BufferedReader(_Zstd(path, file), 1 << 20)
+    return file
+
+
+class _Gzip(io.RawIOBase):
+    """A gzip file whose damage is told with its name."""
+
+    def __init__(self, path: str, file: IO[bytes]) -> None:
+        self._path, self._file, self._inner = path, file, gzip.GzipFile(fileobj=file)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._inner.read1(len(buffer))
+        except (EOFError, OSError, zlib.error) as error:
+            raise UserError(
+                f"data.corpus.files: {self._path} is damaged gzip: {error}", "download or compress it again"
+            ) from None
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class _Zstd(io.RawIOBase):
+    """A zstd file of any number of frames. A file that ends inside a frame is an error, not a shorter text."""
+
+    def __init__(self, path: str, file: IO[bytes]) -> None:
+        try:
+            import zstandard
+        except ImportError:
+            file.close()
+            raise UserError(
+                f"data.corpus.files: {path} is zstd, and the package zstandard is not installed", "pip install zstandard"
+            ) from None
+        self._path, self._file, self._zstd = path, file, zstandard
+        self._frame: Any = None
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            block = self._file.read(_ZSTD_BLOCK)
+            if not block:
+                if self._frame is not None:
+                    raise self._damage("it ends in the middle")
+                return 0
+            self._ready = memoryview(b"".join(self._decompress(block)))
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+    def _decompress(self, block: bytes) -> Iterator[bytes]:
+        while block:
+            if self._frame is None:
+                self._frame = self._zstd.ZstdDecompressor().decompressobj()
+            try:
+                yield self._frame.decompress(block)
+            except self._zstd.ZstdError as error:
+                raise self._damage(str(error)) from None
+            block = b""
+            if self._frame.eof:
+                block, self._frame = self._frame.unused_data, None
+
+    def _damage(self, what: str) -> UserError:
+        return UserError(f"data.corpus.files: {self._path} is damaged zstd: {what}", "download or compress it again")
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def form_of(path: str, declared: str = "auto") -> Form:
+    """Return what a file holds: as declared, else by its first bytes and its name.
+
+    Raises:
+        UserError: the file is not what was declared; it is UTF-16; it looks like JSON and its name says text.
+    """
+    with open_bytes(path) as file:
+        try:
+            head = file.read(_HEAD)
+        except OSError as error:
+            raise unreadable(path, error) from None
+    if head.startswith(_PARQUET):
+        found: Form = "parquet"
+    elif head.startswith(_ARROW):
+        found = "arrow"
+    else:
+        refuse_utf16(path, head)
+        found = "jsonl" if declared == "jsonl" or (declared == "auto" and _is_json_lines(path, head)) else "text"
+    if declared == "parquet" and found not in ("parquet", "arrow"):
+        raise UserError(f"data.corpus.files: {path} is not Parquet", "--set data.corpus.format=auto")
+    if declared in ("text", "jsonl") and found != declared:
+        raise UserError(
+            f"data.corpus.files: {path} is {found}, data.corpus.format is {declared}", "--set data.corpus.format=auto"
+        )
+    return found
+
+
+def refuse_utf16(path: str, head: bytes) -> None:
+    """Raise a UserError that names the fix if text begins as UTF-16 or UTF-32 does, with a byte order mark or without."""
+    name = None
+    if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        name = "utf-32"
+    elif head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        name = "utf-16"
+    elif len(head) >= 16 and head[:64].count(0) >= len(head[:64]) // 3:
+        # ASCII as UTF-16 has a zero in every second byte.
+        even, odd = head[:64:2].count(0), head[1:64:2].count(0)
+        name = "utf-16le" if odd > 4 * even else "utf-16be" if even > 4 * odd else None
+    if name is not None:
+        shown = name.upper()
+        raise UserError(
+            f"data.corpus.files: {path} is {shown}, expected UTF-8", f"convert it: iconv -f {name} -t utf-8 {path} > {path}.utf8"
+        )
+
+
+def _is_json_lines(path: str, head: bytes) -> bool:
+    """Whether a file holds JSON lines by its name; raises where the contents are JSON and the name does not say so."""
+    suffixes = [s for s in Path(path).suffixes if s not in (".gz", ".gzip", ".zst", ".zstd")]
+    if suffixes and suffixes[-1] in (".jsonl", ".ndjson"):
+        return True
+    text = head.removeprefix(BOM).lstrip()
+    line, end, _ = text.partition(b"\n")
+    if line.startswith(b'{"') and (_is_object(line) or (not end and b'":' in line and len(head) == _HEAD)):
+        if suffixes and suffixes[-1] == ".json":
+            return True
+        raise UserError(
+            f"data.corpus.files: {path} is plain text by its name, and begins with a JSON object as JSON lines do",
+            "--set data.corpus.format=jsonl to train on its texts, or format=text to train on braces and keys",
+        )
+    if suffixes and suffixes[-1] == ".json" and line.startswith(b"[") and text[1:].lstrip().startswith(b"{"):
+        raise UserError(
+            f"data.corpus.files: {path} is one JSON array, expected an object a line",
+            f"jq -c '.[]' {path} > {path}l, and name that",
+        )
+    return False
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def records(path: str, form: Form, columns: list[str] | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (number from 1, record) of a file of records: its line in JSON lines, its row in Parquet or Arrow.
+
+    Args:
+        columns: those needed, if they are there; None: all.
+
+    Raises:
+        UserError: a line is not a JSON object, or the file is damaged (names file and line).
+    """
+    if form == "jsonl":
+        yield from _json_records(path)
+    elif form == "text":
+        raise UserError(f"data.corpus.files: {path} is plain text, expected records", "give JSON lines or Parquet files")
+    else:
+        yield from _table_records(path, form, columns)
+
+
+def _json_records(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    number = 0
+    with open_bytes(path) as file:
+        while True:
+            try:
+                line = file.readline(LONGEST_LINE + 1)
+            except OSError as error:
+                raise unreadable(path, error) from None
+            if not line:
+                return
+            number += 1
+            if len(line) > LONGEST_LINE:
+                raise UserError(f"{path}:{number}: the line is longer than {LONGEST_LINE >> 20} MiB", "write one record a line")
+            line = line.removeprefix(BOM) if number == 1 else line
+            if line.isspace():
+                continue
+            try:
+                record = json.loads(line)
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{path}:{number}: not UTF-8 ({error.reason})", f"convert it: iconv -f latin1 -t utf-8 {path} > {path}.utf8"
+                ) from None
+            except (ValueError, RecursionError) as error:
+                shown = line[:60].decode("utf-8", "replace").strip()
+                raise UserError(f"{path}:{number}: not JSON: {error} ({shown!r})", "write one JSON object a line") from None
+            if not isinstance(record, dict):
+                raise UserError(
+                    f"{path}:{number}: expected a JSON object, found {type(record).__name__}", "write one object a line"
+                )
+            yield number, record
+
+
+def _table_records(path: str, form: Form, columns: list[str] | None) -> Iterator[tuple[int, dict[str, Any]]]:
+    arrow = _pyarrow(path)
+    row = 0
+    try:
+        for batch in _table_batches(path, form, columns):
+            for record in batch.to_pylist():
+                row += 1
+                yield row, record
+    except (arrow.ArrowException, OSError) as error:
+        raise UserError(f"data.corpus.files: {path} cannot be read as {form}: {error}", "download or write it again") from None
+
+
+def _table_batches(path: str, form: Form, columns: list[str] | None) -> Iterator[Any]:
+    arrow = _pyarrow(path)
+    if form == "parquet":
+        from pyarrow import parquet
+
+        with parquet.ParquetFile(path, memory_map=True) as table:
+            yield from table.iter_batches(_ROWS, columns=_kept(table.schema_arrow.names, columns))
+        return
+    with arrow.memory_map(path) as source:
+        start = source.read(6)
+        source.seek(0)
+        if start == _ARROW[0]:
+            table = arrow.ipc.open_file(source)
+            batches: Iterator[Any] = (table.get_batch(i) for i in range(table.num_record_batches))
+        else:
+            batches = iter(arrow.ipc.open_stream(source))
+        for batch in batches:
+            names = _kept(batch.schema.names, columns)
+            kept = batch if names is None else batch.select(names)
+            for start_row in range(0, kept.num_rows, _ROWS):
+                yield kept.slice(start_row, _ROWS)
+
+
+def _kept(there: list[str], wanted: list[str] | None) -> list[str] | None:
+    """The wanted columns that are there; None, which is all, where none is, so that an error can name them."""
+    return [name for name in wanted if name in there] or None if wanted is not None else None
+
+
+def _pyarrow(path: str) -> Any:
+    try:
+        import pyarrow
+    except ImportError:
+        raise UserError(
+            f"data.corpus.files: {path} is Parquet or Arrow, and the package pyarrow is not installed", "pip install pyarrow"
+        ) from None
+    return pyarrow
+
+
+def dataset_files(folder: str) -> list[str]:
+    """Return the files of a folder that Hugging Face datasets saved, or that was downloaded from the hub, in order.
+
+    Of a dataset with several splits `train` is taken.
+
+    Raises:
+        UserError: the folder holds no such files, or no split named train.
+    """
+    root = Path(folder)
+    try:
+        if (root / "dataset_dict.json").is_file():
+            splits = json.loads((root / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
+            if "train" not in splits:
+                raise UserError(
+                    f"data.corpus.files: {folder} has the splits {', '.join(splits)} and none named train",
+                    f"name one: {folder}/{splits[0] if splits else 'train'}",
+                )
+            root = root / "train"
+        if (root / "state.json").is_file():
+            state = json.loads((root / "state.json").read_text(encoding="utf-8"))
+            if state.get("_indices_files"):
+                raise UserError(
+                    f"data.corpus.files: {root} is a view of a dataset by indices",
+                    "dataset.flatten_indices().save_to_disk(FOLDER)",
+                )
+            return [str(root / file["filename"]) for file in state["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"data.corpus.files: {root} is not a saved dataset: {error}", "save it again with save_to_disk") from None
+    found = sorted(str(p) for p in root.rglob("*") if p.is_file() and _is_records_name(p.name))
+    train = [path for path in found if "train" in os.path.relpath(path, root)]
+    if not found:
+        raise UserError(
+            f"data.corpus.files: {folder} is a directory, without JSON lines, Parquet or a saved dataset in it",
+            f"name its files: '{folder.rstrip('/')}/**/*.txt'",
+        )
+    return train or found
+
+
+def _is_records_name(name: str) -> bool:
+    return name.removesuffix(".gz").removesuffix(".zst").endswith((".jsonl", ".ndjson", ".parquet"))

@@ -1,0 +1,91 @@
+"""The data section of a recipe: corpora, tokenizers, and how they are split. Importable without torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .section import Section
+from .units import Count
+
+ARITHMETIC_ALPHABET = "0123456789+-HBL.\n"
+
+_FILES = "paths or globs, relative to the recipe's folder or the current one; gzip and zstd are read as they are"
+
+
+class TextCorpus(Section):
+    """The user's own documents: plain text, JSON lines or Parquet."""
+
+    kind: Literal["text"] = "text"
+    files: list[str] = Field(min_length=1, description=_FILES)
+    separator: str | None = Field(
+        None, min_length=1, description="splits a plain text file into documents; null: a file is one document"
+    )
+    format: Literal["auto", "text", "jsonl", "parquet"] = Field(
+        "auto", description="what the files are; auto: by their names and first bytes"
+    )
+    text_key: str = Field("text", min_length=1, description="the key or column that holds a document's text")
+
+
+class ArithmeticCorpus(Section):
+    """Generated sums over the 17 characters 0-9 + - H B L . newline: 'H12+34B46L\\n'."""
+
+    kind: Literal["arithmetic"] = "arithmetic"
+    documents: Count = Field(200_000, ge=10)
+    digits: int = Field(3, ge=1, le=9, description="most digits before the decimal point")
+    decimals: int = Field(0, ge=0, le=6, description="most digits after the decimal point")
+    terms: int = Field(2, ge=2, le=6, description="most numbers in one sum")
+
+
+class StdlibCorpus(Section):
+    """Python's own standard library: real text that every machine has."""
+
+    kind: Literal["stdlib"] = "stdlib"
+    megabytes: float = Field(20.0, gt=0, description="stop after this much text")
+
+
+class SudokuCorpus(Section):
+    """Generated Sudoku puzzles, each with one solution; for models that are not causal (model.causal=false)."""
+
+    kind: Literal["sudoku"] = "sudoku"
+    box: Literal[2, 3] = Field(3, description="3: 9x9 grids, 2: 4x4 grids")
+    puzzles: Count = Field(20_000, ge=10, description="puzzles generated; symmetries of each are drawn anew every epoch")
+    grade: Literal["easy", "medium", "hard"] = Field(
+        "hard", description="easy: single candidates do; medium: single places too; hard: only with guessing"
+    )
+
+
+class CountedCorpus(Section):
+    """Data known only by its size, to plan before it is there."""
+
+    kind: Literal["counted"] = "counted"
+    tokens: Count = Field(50_000_000, ge=1)
+
+
+class CharacterTokenizer(Section):
+    """One token per character of a fixed alphabet."""
+
+    kind: Literal["character"] = "character"
+    alphabet: str | Literal["auto"] = Field("auto", min_length=1, description="the characters; 'auto': those of the corpus")
+    unknown: Literal["error", "skip"] = Field(
+        "error", description="what a character outside the alphabet does; skipped ones are counted"
+    )
+
+
+class BPETokenizer(Section):
+    """Byte-level BPE trained on the corpus with Hugging Face tokenizers."""
+
+    kind: Literal["bpe"] = "bpe"
+    vocab_size: int = Field(8192, ge=257)
+
+
+Corpus = Annotated[TextCorpus | ArithmeticCorpus | StdlibCorpus | SudokuCorpus | CountedCorpus, Field(discriminator="kind")]
+
+
+class Data(Section):
+    """Where the tokens come from and how they are split."""
+
+    corpus: Corpus
+    tokenizer: Annotated[CharacterTokenizer | BPETokenizer, Field(discriminator="kind")] = CharacterTokenizer()
+    validation: float = Field(0.01, gt=0, lt=0.5, description="share of documents held out, chosen by a hash of their text")
