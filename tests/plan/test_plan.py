@@ -129,6 +129,41 @@ def test_dollars_without_a_price_are_said_not_to_limit() -> None:
     assert plan.hours <= 1.1, "auto then stops at an hour's work on a CPU"
 
 
+def test_dollars_on_a_rig_that_costs_nothing_do_not_limit() -> None:
+    machine = replace(laptop(), dollars_per_hour=0.0, price_note="$0.00/h from $WINDTUNNEL_PRICE")
+    plan = make_plan(charlm("model.depth=2", "budget.hours=null", "budget.dollars=5"), machine)
+    assert plan.fits
+    assert plan.dollars == 0
+    assert plan.ended_by == "stages.pretrain.tokens_per_parameter"
+    assert any("costs nothing" in note for note in plan.notes)
+    assert make_plan(charlm("model.depth=2", "budget.hours=1", "budget.dollars=5"), machine).ended_by == "budget.hours"
+
+
+def test_the_fix_for_a_budget_raises_every_limit_that_is_too_small() -> None:
+    short = ("model.depth=12", "budget.hours=0.001", "budget.dollars=0.01")
+    plan = make_plan(charlm(*short), parse_rig("8xH100"))
+    assert not plan.fits
+    (option,) = plan.alternatives
+    assert option.change.count("--set") == 2
+    assert make_plan(charlm(*short, *option.change.replace("--set ", "").split()), parse_rig("8xH100")).fits
+
+
+def test_a_limit_below_one_step_is_told() -> None:
+    plan = make_plan(charlm("model.depth=12", "budget.tokens=100"), parse_rig("H100"))
+    assert plan.steps == 1
+    assert any("budget.tokens is 100 tokens, less than" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("base", ["charlm", "trm-sudoku"])
+@pytest.mark.parametrize("cores", [2, 16])
+def test_the_layout_on_a_cpu_does_not_follow_the_speed_of_the_moment(base: str, cores: int) -> None:
+    recipe = load_recipe(base, ["model.depth=4"])
+    plans = [make_plan(recipe, replace(laptop(), cpu_cores=cores, cpu_gflops=speed)) for speed in (1.0, 30.0, 100.0, 2000.0)]
+    assert len({plan.layout for plan in plans}) == 1
+    seconds = [plan.step_seconds for plan in plans]
+    assert seconds == sorted(seconds, reverse=True), "the speed that was measured tells the time"
+
+
 def test_budget_too_short_for_a_step() -> None:
     plan = make_plan(charlm("model.depth=24", "budget.hours=0.001"), parse_rig("H100"))
     assert not plan.fits

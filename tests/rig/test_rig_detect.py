@@ -49,6 +49,18 @@ def test_measured_speed_is_plausible() -> None:
     assert 0.1 < measure_cpu_gflops() < 100_000
 
 
+def test_speed_is_measured_once_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINDTUNNEL_CACHE", str(tmp_path / "cache"))
+    first = detect_rig(gpus=False).cpu_gflops
+    assert detect_rig(gpus=False).cpu_gflops == first
+    file = tmp_path / "cache" / "cpu-speed.json"
+    for damaged in ("", "[1]", '{"another machine": 3.0}', '{"a": "b"}'):
+        file.write_text(damaged)
+        assert (detect_rig(gpus=False).cpu_gflops or 0) > 0
+    monkeypatch.setenv("WINDTUNNEL_CACHE", "/dev/null/nowhere")
+    assert (detect_rig(gpus=False).cpu_gflops or 0) > 0, "a cache that cannot be written costs a measurement, nothing else"
+
+
 @pytest.mark.parametrize(
     ("driver", "memory", "name"),
     [

@@ -50,6 +50,16 @@ PACES: dict[str, Callable[[int], float]] = {
 }
 
 
+def test_dollars_on_a_rig_that_costs_nothing_limit_nothing() -> None:
+    clock = Clock()
+    budget = make(clock, 0.0, dollars=5.0, steps=3)
+    steps, _ = simulate(budget, clock, lambda step: 3600.0)
+    assert steps == 3
+    assert budget.dollars_spent == 0
+    with pytest.raises(UserError, match="no known price"):
+        make(clock, None, dollars=5.0)
+
+
 @pytest.mark.parametrize("pace", PACES)
 @pytest.mark.parametrize("limits", [{"hours": 1.5}, {"dollars": 36.0}])
 def test_time_and_money_are_used_and_never_exceeded(pace: str, limits: dict[str, float]) -> None:

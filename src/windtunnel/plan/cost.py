@@ -60,10 +60,28 @@ def pace(recipe: Recipe, candidate: Candidate, constants: Constants, corpus_toke
 
 def budget_hours(budget: Budget, rig: Rig) -> tuple[float | None, str]:
     """(hours that money and time allow, which of them); None where neither limits."""
+    return min(time_limits(budget, rig), default=(None, ""))
+
+
+def time_limits(budget: Budget, rig: Rig) -> list[tuple[float, str]]:
+    """Return (hours, key of the budget) of each limit in time or money. Dollars are none where an hour costs nothing."""
     limits = [(budget.hours, "budget.hours")] if budget.hours is not None else []
     if budget.dollars is not None and rig.dollars_per_hour:
         limits.append((budget.dollars / rig.dollars_per_hour, "budget.dollars"))
-    return min(limits) if limits else (None, "")
+    return limits
+
+
+def budget_notes(budget: Budget, rig: Rig, batch_tokens: int, corpus_tokens: float | None) -> list[str]:
+    """Say which limits of the budget do not limit the run on this rig, or cannot be kept to."""
+    notes = []
+    if budget.dollars is not None and rig.dollars_per_hour == 0:
+        notes.append(f"budget.dollars does not limit the run: {rig.name} costs nothing ({rig.price_note})")
+    elif budget.dollars is not None and rig.dollars_per_hour is None:
+        notes.append(f"budget.dollars cannot limit the run: {rig.price_note or 'no price known'}")
+    tokens, name = budget_tokens(budget, batch_tokens, corpus_tokens)
+    if tokens is not None and tokens < batch_tokens:
+        notes.append(f"{name} is {tokens:,.0f} tokens, less than the {batch_tokens:,} of one step: one step is done")
+    return notes
 
 
 def budget_tokens(budget: Budget, batch_tokens: int, corpus_tokens: float | None) -> tuple[float | None, str]:

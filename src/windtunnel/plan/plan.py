@@ -12,7 +12,7 @@ from .alternatives import memory_alternatives
 from .calibration import correction_of
 from .constants import Constants, load_constants
 from .corpus import estimate_corpus_tokens, vocabulary
-from .cost import EPOCHS_ASK, Length, Pace, pace, run_length
+from .cost import EPOCHS_ASK, Length, Pace, budget_notes, pace, run_length
 from .depth import Sized, at_depth, pick_depth, size_up
 from .disk import checkpoint_gib, run_disk_gib
 from .limits import money_and_disk
@@ -198,7 +198,7 @@ def _refusal(
         reasons.append(_memory_reason(sized, recipe.pretrain.micro_batch))
         if suggest:
             alternatives += memory_alternatives(recipe, rig, vocab, constants)
-    more_reasons, more_alternatives = money_and_disk(rig, speed, length, disk)
+    more_reasons, more_alternatives = money_and_disk(recipe.budget, rig, speed, length, disk)
     # While it does not fit, no room in the budget or on the disk makes it a plan that works.
     return reasons + more_reasons, alternatives + (more_alternatives if candidate.fits else [])
 
@@ -229,9 +229,7 @@ def _applications(sized: Sized) -> str:
 
 
 def _length_notes(recipe: Recipe, rig: Rig, sized: Sized, length: Length, corpus: float | None, auto: bool) -> list[str]:
-    notes = []
-    if recipe.budget.dollars is not None and not rig.dollars_per_hour:
-        notes.append(f"budget.dollars cannot limit the run: {rig.price_note or 'no price known'}")
+    notes = budget_notes(recipe.budget, rig, sized.candidate.layout.batch_tokens, corpus)
     if recipe.budget.epochs is not None and not corpus:
         notes.append("budget.epochs is applied once the corpus has been read")
     ratio = length.tokens / sized.hyper.tokens.value

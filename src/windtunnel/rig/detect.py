@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import os
+import platform
 import shutil
 import time
 from pathlib import Path
@@ -24,13 +27,13 @@ def detect_rig(folder: str | Path = ".", *, gpus: bool = True, measure_cpu: bool
     Args:
         folder: runs will be written here: its free disk is reported.
         gpus: False leaves GPUs out, for training on the CPU.
-        measure_cpu: where no GPU is used, time a small matrix multiplication (under 50 ms).
+        measure_cpu: where no GPU is used, tell its speed, which is measured once a machine (see cpu_gflops).
 
     A price is never guessed: dollars_per_hour is None unless the user says it (see price_here).
     """
     found = detect_gpus() if gpus else None
     dollars, note = price_here()
-    gflops = measure_cpu_gflops() if measure_cpu and found is None else None
+    gflops = cpu_gflops() if measure_cpu and found is None else None
     return Rig(
         name="here" if gpus else "cpu",
         gpu=found.gpu if found else None,
@@ -101,16 +104,51 @@ def ram_bytes(cgroup: Path = _CGROUP) -> int:
     return min(limits)
 
 
-def measure_cpu_gflops(seconds: float = 0.03) -> float:
-    """fp32 GFLOP/s of matrix multiplication with all this process's threads, the best of a few tries."""
+def cpu_gflops() -> float:
+    """Return this machine's fp32 GFLOP/s, measured once and kept in the user's cache.
+
+    Plans follow from it (the depth that a CPU is given, hours): measured anew for each, they would follow from the load
+    of the moment. Another processor, number of cores or numpy is measured again; delete the file to measure again.
+    """
+    from importlib.metadata import version
+
+    machine = f"{_processor()}, {cpu_cores()} cores, {platform.node()}, numpy {version('numpy')}"
+    file = _cache() / "cpu-speed.json"
+    known: dict[str, float] = {}
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        known = {str(name): float(speed) for name, speed in json.loads(file.read_text(encoding="utf-8")).items()}
+    if known.get(machine, 0.0) > 0:
+        return known[machine]
+    known[machine] = measure_cpu_gflops()
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):  # without a cache every plan measures
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(file)
+    return known[machine]
+
+
+def _cache() -> Path:
+    own, shared = os.environ.get("WINDTUNNEL_CACHE"), os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(own or Path(shared) / "windtunnel").expanduser()
+
+
+def _processor() -> str:
+    """Return the processor's name as the system tells it."""
+    lines = _read(Path("/proc/cpuinfo")).splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def measure_cpu_gflops(seconds: float = 0.2) -> float:
+    """Measure fp32 GFLOP/s of matrix multiplication with all this process's threads: the best of many short tries."""
     import numpy as np
 
     size = 384
     a = np.random.default_rng(0).standard_normal((size, size), dtype=np.float32)
     a @ a  # the first one starts the threads
     times: list[float] = []
-    # At least a few tries: on a busy machine the first may be many times slower than the machine is.
-    while sum(times) < seconds or (len(times) < 5 and sum(times) < 10 * seconds):
+    # The best of many: other work on the machine slows most of them, but hardly ever all.
+    while sum(times) < seconds or (len(times) < 20 and sum(times) < 10 * seconds):
         start = time.perf_counter()
         a @ a
         times.append(time.perf_counter() - start)

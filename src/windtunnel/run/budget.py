@@ -80,7 +80,8 @@ class BudgetClock:
         elapsed: float = 0.0,
         phase: str | None = None,
     ) -> None:
-        if budget.dollars is not None and not dollars_per_hour:
+        # A rig that costs nothing has no limit in dollars; the budget's other limits end the run.
+        if budget.dollars is not None and dollars_per_hour is None:
             raise UserError(
                 f"budget.dollars is {budget.dollars:g}, and this rig has no known price",
                 "set WINDTUNNEL_PRICE to dollars per hour of the whole rig, or name it in your rigs file",

@@ -9,7 +9,7 @@ from windtunnel.recipe import Recipe
 from windtunnel.rig import Rig
 
 from ..calibration import correction_of
-from ..cost import EPOCHS_ASK, Length
+from ..cost import EPOCHS_ASK, Length, budget_notes
 from ..layout import MEGATRON, Layout
 from ..types import Alternative, Moment, Plan
 from ..words import epoch_warnings
@@ -99,7 +99,7 @@ def plan_of(recipe: Recipe, rig: Rig, c: CausalConstants, work: Workload, best: 
         reasons=tuple(sized.reasons),
         alternatives=tuple(sized.alternatives),
         warnings=tuple(epoch_warnings(length.epochs)),
-        notes=(*notes(recipe, rig, work, layout, fits), *rig.notes),
+        notes=(*notes(recipe, rig, work, layout, fits, sized.corpus_tokens), *rig.notes),
         error=stated_errors(c, layout, rig),
         sources={},
         correction=correction_of(best.memory.components, c.time_factor),
@@ -147,7 +147,7 @@ def timeline(candidate: Candidate, after: float = 0.0) -> tuple[Moment, ...]:
     )
 
 
-def notes(recipe: Recipe, rig: Rig, work: Workload, layout: Layout, fits: bool) -> list[str]:
+def notes(recipe: Recipe, rig: Rig, work: Workload, layout: Layout, fits: bool, corpus: float | None) -> list[str]:
     """What was adjusted, and what to know about the layout."""
     found = []
     if layout.batch_tokens != work.batch_tokens:
@@ -166,9 +166,7 @@ def notes(recipe: Recipe, rig: Rig, work: Workload, layout: Layout, fits: bool) 
         found.append(f"frozen {work.weights} weights need bitsandbytes' kernels; the package's own engine holds bf16 or fp8")
     if work.shape.family in PUBLISHED and (layout.engine == MEGATRON or not fits):
         found.append(PUBLISHED[work.shape.family])
-    if recipe.budget.dollars is not None and not rig.dollars_per_hour:
-        found.append(f"budget.dollars cannot limit the run: {rig.price_note or 'no price known'}")
-    return found
+    return found + budget_notes(recipe.budget, rig, layout.batch_tokens, corpus)
 
 
 def common_sources(rig: Rig, c: CausalConstants, best: Candidate, length: Length, corpus: str) -> dict[str, str]:

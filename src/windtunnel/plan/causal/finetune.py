@@ -121,5 +121,5 @@ def _refusal(
     options = (
         list(alternatives(recipe, rig, Scales(weigh, lambda new: least_gib(fine_tuning(new))))) if reasons and suggest else []
     )
-    more, further = money_and_disk(rig, speed, length, disk)
+    more, further = money_and_disk(recipe.budget, rig, speed, length, disk)
     return reasons + more, options + further

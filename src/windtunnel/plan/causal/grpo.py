@@ -86,7 +86,12 @@ def plan_grpo(
         hyper={"batch_tokens": tokens / stage.updates, "learning_rate": stage.learning_rate, "updates": float(stage.updates)},
         roles=_roles(found, stage),
         warnings=(*learning.warnings, *_warnings(found, stage)),
-        notes=(_shared(found), *notes(recipe, rig, work, learner.layout, not reasons), *_notes(found, stage, rig), *rig.notes),
+        notes=(
+            _shared(found),
+            *notes(recipe, rig, work, learner.layout, not reasons, None),
+            *_notes(found, stage, rig),
+            *rig.notes,
+        ),
         error=learning.error | {"time": max(0.4, c.time_error)},
         sources=_sources(rig, c, found, length, corpus_source, stage),
     )
@@ -189,7 +194,7 @@ def _refusal(
     if not found.engine.fits:
         reasons.append(_engine_reason(found, recipe, sums))
     options = list(alternatives(recipe, rig, Scales(weigh_round, _least_gib))) if reasons and suggest else []
-    more, further = money_and_disk(rig, speed, length, disk)
+    more, further = money_and_disk(recipe.budget, rig, speed, length, disk)
     return reasons + more, options + further
 
 

@@ -54,7 +54,7 @@ def _check_division(choice: LayoutChoice, layers: int, ranks: int) -> None:
     if ranks % (tensor * pipeline):
         product = f"layout.tensor {tensor} x layout.pipeline {pipeline} = {tensor * pipeline}"
         raise UserError(
-            f"{product} does not divide the {ranks} GPUs", _divisors("layout.tensor", ranks // math.gcd(ranks, pipeline))
+            f"{product} does not divide the {ranks} GPUs", _divisors("layout.tensor", ranks // math.gcd(ranks, pipeline), tensor)
         )
     if pipeline > layers:
         raise UserError(f"layout.pipeline: {pipeline} stages for {layers} layers", f"--set layout.pipeline={min(layers, ranks)}")
@@ -226,6 +226,7 @@ def _expert_groups(work: Workload, ranks: int) -> list[int]:
     return [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256) if count % n == 0 and ranks % n == 0]
 
 
-def _divisors(key: str, number: int) -> str:
+def _divisors(key: str, number: int, asked: int) -> str:
     divisors = [n for n in range(1, number + 1) if number % n == 0]
-    return f"--set {key}=N with N one of {divisors[:8]}"
+    others = f", or one of {divisors[:8]}" if len(divisors) > 1 else ""
+    return f"--set {key}={max(n for n in divisors if n <= max(1, asked))}{others}"

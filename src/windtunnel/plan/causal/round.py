@@ -100,7 +100,7 @@ def search_round(recipe: Recipe, rig: Rig, c: CausalConstants) -> tuple[Round, T
     if best is None:
         raise UserError(
             f"no way to share the {rig.gpus} GPUs of {rig.name} divides this recipe evenly",
-            "set stages.rl.learners and stages.rl.engines",
+            f"--set stages.rl.learners={max(1, rig.gpus // 2)} --set stages.rl.engines={max(1, rig.gpus // 2)}",
         )
     return best, sums
 
