@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.rehearse import all_checks, run_checks
-from windtunnel.rehearse.checking import select
+from windtunnel.check import all_checks
+from windtunnel.rehearse import run_checks, select
 from windtunnel.rehearse.climbing import node, one_gpu
 from windtunnel.rehearse.state import Rehearsal
 

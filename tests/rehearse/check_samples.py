@@ -7,8 +7,8 @@ import subprocess
 import sys
 import time
 
+from windtunnel.check import CheckFailed, Evidence
 from windtunnel.recipe import UserError
-from windtunnel.rehearse import CheckFailed, Evidence
 
 MARK = "left-behind-by-a-check"
 MUCH = 3_000_000

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from windtunnel.check import CheckFailed, Evidence, Findings, all_checks
 from windtunnel.data import sample_documents
+from windtunnel.data.checks_conversations import judge_template
+from windtunnel.data.checks_splits import overlap
+from windtunnel.data.checks_text import profile
 from windtunnel.recipe import load_recipe
-from windtunnel.rehearse import CheckFailed, Context, Evidence, all_checks, run_checks
-from windtunnel.rehearse.checking import Findings, select
-from windtunnel.rehearse.checking.chat_template import judge_template
-from windtunnel.rehearse.checking.data_profile import profile
-from windtunnel.rehearse.checking.data_windows import overlap
-from windtunnel.rehearse.checking.reward_process import RewardFailed, RewardProcess
+from windtunnel.rehearse import Context, run_checks, select
+from windtunnel.verify.reward_process import RewardFailed, RewardProcess
 
 BOS = 0
 
@@ -44,7 +44,7 @@ def test_documents_in_both_splits_are_those_that_a_plain_comparison_finds(
 
 
 def test_copies_with_small_changes_are_found_and_other_text_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    from windtunnel.rehearse.checking import data_windows
+    from windtunnel.data import checks_splits as data_windows
 
     monkeypatch.setattr(data_windows, "CHUNK", 50_000)  # documents go over the seams
     draw = random.Random(1)

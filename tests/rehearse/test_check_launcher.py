@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.rehearse import Context, Outcome
-from windtunnel.rehearse.checking import all_checks, run_checks, select
+from windtunnel.check import Outcome, all_checks
+from windtunnel.rehearse import Context, run_checks, select
 
 GOOD = """#!/bin/bash
 #SBATCH --job-name=charlm
@@ -101,7 +101,7 @@ def test_slurm_itself_is_asked(tmp_path: Path, slurm: Path) -> None:
 
 
 def test_a_slurm_that_hangs_is_left(tmp_path: Path, slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("windtunnel.rehearse.checking.launcher.ASK_SECONDS", 0.3)
+    monkeypatch.setattr("windtunnel.launch.checks.ASK_SECONDS", 0.3)
     program(slurm / "sinfo", "exec sleep 30\n")
     assert "does not answer" in launcher(tmp_path, GOOD).warnings[0]
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.rehearse import Context, Outcome
-from windtunnel.rehearse.checking import all_checks, network, run_checks, select
+from windtunnel.check import Outcome, all_checks
+from windtunnel.rehearse import Context, run_checks, select
+from windtunnel.rig import checks_places as network
 from windtunnel.rig import parse_rig
 
 MACHINE = (
@@ -84,7 +85,7 @@ def test_limits(what: int, value: int, status: str, words: str, tmp_path: Path, 
 def test_little_memory_and_little_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import psutil
 
-    from windtunnel.rehearse.checking import machine
+    from windtunnel.rig import checks as machine
 
     monkeypatch.setattr(machine, "shared_memory_gib", lambda: 0.0625)
     assert "/dev/shm has 64 MiB" in outcome("memory", tmp_path, here="8xH100").evidence
@@ -127,7 +128,7 @@ def test_folders_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_full_disk_and_one_too_small_for_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from windtunnel.rehearse.checking import disk
+    from windtunnel.rig import checks_places as disk
 
     usage = disk.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda folder: usage._replace(free=100 << 20))
@@ -195,7 +196,7 @@ def test_versions_out_of_range(metadata: str, status: str, words: str, tmp_path:
 
 
 def test_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from windtunnel.rehearse.checking import requirements
+    from windtunnel.rig import checks_software as requirements
 
     true = requirements.metadata.version
 
@@ -211,7 +212,7 @@ def test_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_interpreter_that_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from windtunnel.rehearse.checking import interpreter
+    from windtunnel.rig import checks_software as interpreter
 
     monkeypatch.setattr(interpreter.platform, "python_version", lambda: "3.9.2")
     assert "Python 3.9.2; windtunnel needs" in outcome("python", tmp_path).evidence
@@ -283,7 +284,7 @@ def test_a_gpu_with_a_torch_for_the_cpu(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_driver_too_old_for_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from windtunnel.rehearse.checking import gpu
+    from windtunnel.rig import checks as gpu
 
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(gpu, "_driver", lambda: {"version": "535.104", "cuda": "12.2"})
@@ -292,7 +293,7 @@ def test_a_driver_too_old_for_the_build(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from windtunnel.rehearse.checking import gpu
+    from windtunnel.rig import checks as gpu
 
     monkeypatch.setattr(gpu.shutil, "which", lambda name: None)
     assert "no C compiler" in outcome("gpu", tmp_path, here="H100").evidence

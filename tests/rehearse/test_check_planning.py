@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from windtunnel.check import Outcome, all_checks
 from windtunnel.plan import make_plan
 from windtunnel.recipe import load_recipe, scale_model
-from windtunnel.rehearse import Context, Outcome
-from windtunnel.rehearse.checking import all_checks, run_checks, select
+from windtunnel.rehearse import Context, run_checks, select
 from windtunnel.rig import parse_rig
 from windtunnel.run import RunFolder
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from windtunnel.rehearse import Context, Outcome, all_checks, run_checks
-from windtunnel.rehearse.checking import select
+from windtunnel.check import Outcome, all_checks
+from windtunnel.rehearse import Context, run_checks, select
 
 torch = pytest.importorskip("torch")
 
@@ -173,7 +173,7 @@ def test_resuming_a_run_of_a_phase_compares_it_with_that_phase(tmp_path: Path) -
 def test_a_whole_rehearsal_ends_ready(name: str, tmp_path: Path) -> None:
     from windtunnel.recipe import load_recipe
     from windtunnel.rehearse import Options, rehearse
-    from windtunnel.rehearse.checking.runner import Silent
+    from windtunnel.rehearse.runner import Silent
 
     sets = SUMS if name == "trm" else ()
     report = rehearse(load_recipe(name, sets), Options(root=tmp_path, steps=30), Silent())

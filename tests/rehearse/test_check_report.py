@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from windtunnel.check import Outcome
 from windtunnel.plan import make_plan
 from windtunnel.recipe import load_recipe
-from windtunnel.rehearse import Context, Outcome, Readiness, show, write_page
+from windtunnel.rehearse import Context, Readiness, show, write_page
 from windtunnel.rehearse.late import late_costs
 from windtunnel.rehearse.page import late_text
 from windtunnel.rehearse.readiness import late_for, write_json_report
@@ -156,7 +157,7 @@ def test_the_report_comes_even_where_the_planner_breaks(tmp_path: Path, monkeypa
     def broken(*arguments, **options):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("windtunnel.rehearse.checking.context.make_plan", broken)
+    monkeypatch.setattr("windtunnel.rehearse.context.make_plan", broken)
     made = report(tmp_path, outcome("fail", check="plan", log="plan.log"))
     stream = io.StringIO()
     show(made, stream)

@@ -12,9 +12,9 @@ import check_samples as samples
 import psutil
 import pytest
 
+from windtunnel.check import Check, CheckFailed, Findings, Outcome, all_checks, in_order
 from windtunnel.recipe import UserError
-from windtunnel.rehearse import Check, CheckFailed, Context, Outcome, Progress, run_checks
-from windtunnel.rehearse.checking import Findings, all_checks, select
+from windtunnel.rehearse import Context, Progress, run_checks, select
 
 
 def check(name: str, run=samples.passes, *needs: str, **more) -> Check:
@@ -132,7 +132,7 @@ def test_the_folder_and_environment_of_the_caller_reach_the_check(tmp_path: Path
 def test_nothing_outlives_a_command_that_is_killed(tmp_path: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import check_samples as s\n"
-        "from windtunnel.rehearse import Check, Context, run_checks\nfrom pathlib import Path\n"
+        "from windtunnel.check import Check\nfrom windtunnel.rehearse import Context, run_checks\nfrom pathlib import Path\n"
         f"run_checks([Check('hangs', 'p', 'f', s.hangs, limit=100)], Context('charlm', folder=Path({str(tmp_path)!r})))"
     )
     process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
@@ -171,12 +171,27 @@ def test_findings_name_everything_at_once() -> None:
 
 def test_every_check_has_a_name_a_proof_and_a_fix_of_its_own() -> None:
     checks = all_checks()
-    assert len({c.name for c in checks}) == len(checks) > 20
-    assert len({c.proves for c in checks}) == len(checks)
+    assert len({c.name for c in checks}) > 20
+    assert len({c.proves for c in checks}) == len({c.name for c in checks})
     for c in checks:
         assert c.fix
         assert c.limit <= 600
         assert len(c.name) <= 17, "the column of names is 17 wide"
+
+
+@pytest.mark.parametrize("recipe", ["charlm", "trm-sudoku", "finetune", "rl"])
+def test_of_the_checks_of_one_name_one_applies(recipe: str, tmp_path: Path) -> None:
+    context = Context(recipe, folder=tmp_path, resume=tmp_path, sbatch=tmp_path)
+    names = [check.name for check in all_checks() if check.applies(context)]
+    assert len(set(names)) == len(names)
+
+
+def test_checks_come_behind_what_they_need() -> None:
+    names = [check.name for check in all_checks()]
+    for check in all_checks():
+        assert all(names.index(need) < names.index(check.name) for need in check.needs)
+    first, second = Check("a", "x", "y", samples.passes, needs=("b",)), Check("b", "x", "y", samples.passes)
+    assert in_order([first, second]) == [second, first]
 
 
 def test_the_documentation_names_every_check() -> None:

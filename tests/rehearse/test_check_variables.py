@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.rehearse import Context, Outcome
-from windtunnel.rehearse.checking import all_checks, run_checks, select
-from windtunnel.rehearse.checking.variable_rules import SLOWING
+from windtunnel.check import Outcome, all_checks
+from windtunnel.rehearse import Context, run_checks, select
+from windtunnel.run.checks import SLOWING
 
 
 @pytest.fixture(autouse=True)

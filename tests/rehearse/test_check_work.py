@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from windtunnel.check import CheckFailed, Findings, Outcome, all_checks
+from windtunnel.model.checks import whole_parameters
 from windtunnel.plan import Layout
-from windtunnel.rehearse import CheckFailed, Context, Outcome, all_checks, run_checks
-from windtunnel.rehearse.checking import Findings, select
-from windtunnel.rehearse.checking.model import whole_parameters
+from windtunnel.rehearse import Context, run_checks, select
 from windtunnel.rig import parse_rig
 
 torch = pytest.importorskip("torch")
@@ -81,8 +81,8 @@ def test_attention_to_the_future_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_attention_to_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from windtunnel.model import checks as model
     from windtunnel.model import gpt
-    from windtunnel.rehearse.checking import model
 
     monkeypatch.setattr(gpt, "attend", lambda q, k, v, *_: v.repeat_interleave(q.shape[2] // v.shape[2], dim=2))
     with pytest.raises(CheckFailed, match="attention passes nothing on"):
@@ -90,18 +90,18 @@ def test_attention_to_nothing_is_named(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_products_that_lose_precision_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from windtunnel.rehearse.checking import model
+    from windtunnel.model import checks as model
 
-    true = model.build
+    true = Context.network
 
-    def coarse(context: Context, compute: str = "float32") -> Any:
-        gpt = true(context, compute)
+    def coarse(context: Context, compute: str = "float32", device: str = "cpu") -> Any:
+        gpt = true(context, compute, device)
         if compute == "bfloat16":
             for parameter in gpt.parameters():
                 parameter.data = parameter.data + 0.5 * torch.randn_like(parameter)
         return gpt
 
-    monkeypatch.setattr(model, "build", coarse)
+    monkeypatch.setattr(Context, "network", coarse)
     with pytest.raises(CheckFailed, match="bf16"):
         model.precision(Context("charlm", folder=tmp_path), print)
 
@@ -116,7 +116,7 @@ def test_an_optimizer_that_forgets_weights_is_named(tmp_path: Path, monkeypatch:
 
 
 def test_a_parameter_in_two_groups_is_named() -> None:
-    from windtunnel.rehearse.checking.optimizer import _one_group_each
+    from windtunnel.train.checks import _one_group_each
 
     class Model:
         def named_parameters(self) -> Iterator[tuple[str, None]]:
@@ -150,7 +150,7 @@ def a_layout(**changes: Any) -> Layout:
     ],
 )
 def test_ranks_that_do_not_come_out_are_named(changes: dict[str, Any], words: str) -> None:
-    from windtunnel.rehearse.checking.layout import _judge_ranks
+    from windtunnel.plan.checks import _judge_ranks
 
     found = Findings()
     _judge_ranks("here", a_layout(**changes), 8, parse_rig("8xH100"), found)
@@ -174,7 +174,7 @@ def test_ranks_that_do_not_come_out_are_named(changes: dict[str, Any], words: st
     ],
 )
 def test_a_model_that_cannot_be_cut_is_named(config: str, changes: dict[str, Any], words: str, tmp_path: Path) -> None:
-    from windtunnel.rehearse.checking.layout import _judge_model
+    from windtunnel.plan.checks import _judge_model
 
     context, found = Context("finetune", (f"model.config={config}",), folder=tmp_path), Findings()
     _judge_model(context, "here", a_layout(ranks=96, **changes), found)
@@ -194,7 +194,7 @@ def test_answers_that_learners_cannot_share_evenly_are_named(tmp_path: Path) -> 
 def test_ranks_that_compute_something_else_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from windtunnel import launch
     from windtunnel.launch import Trial
-    from windtunnel.rehearse.checking import layout_ranks
+    from windtunnel.launch import checks as layout_ranks
 
     def trial(recipe: Any, layout: Layout, **more: Any) -> Trial:
         return Trial({}, losses=(2.0, 1.9 if layout.ranks == 1 else 1.8))
@@ -211,7 +211,7 @@ def test_ranks_that_compute_something_else_are_named(tmp_path: Path, monkeypatch
 def a_run(folder: Path, loss: float, weight: float) -> Path:
     import numpy as np
 
-    from windtunnel.rehearse.checking.checkpoint import STEPS
+    from windtunnel.rehearse.checks import STEPS
     from windtunnel.run import CheckpointStore, CheckpointWriter, Metrics
 
     folder.mkdir(parents=True)
@@ -225,7 +225,7 @@ def a_run(folder: Path, loss: float, weight: float) -> Path:
 
 
 def test_a_resumed_run_that_differs_is_named(tmp_path: Path) -> None:
-    from windtunnel.rehearse.checking.checkpoint import _compare
+    from windtunnel.rehearse.checks import _compare
 
     ours = a_run(tmp_path / "ours", 0.5, 1.0)
     assert _compare(ours, a_run(tmp_path / "same", 0.5, 1.0)) == 9
@@ -245,7 +245,7 @@ def test_a_wrong_answer_in_the_corpus_is_named(tmp_path: Path, monkeypatch: pyte
 def test_every_known_model_has_a_small_one() -> None:
     from windtunnel.model import causal_shape, known_models
     from windtunnel.model.causal_build import shape_from_config
-    from windtunnel.rehearse.checking.model_small import small_config
+    from windtunnel.rehearse.scale import small_config
 
     for name in known_models():
         whole = causal_shape(name)

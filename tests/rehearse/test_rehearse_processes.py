@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from windtunnel.rehearse import CheckFailed
+from windtunnel.check import CheckFailed
 from windtunnel.rehearse.processes import Child
 from windtunnel.rehearse.training import _catch, _half_written
 

@@ -63,9 +63,10 @@ def check(
 
 
 def _list(as_json: bool) -> None:
-    from windtunnel.rehearse import all_checks
+    from windtunnel.check import all_checks
 
-    checks = all_checks()
+    # Checks of one name apply to different kinds of recipes and prove the same.
+    checks = list({check.name: check for check in all_checks()}.values())
     if as_json:
         print_json([{"check": c.name, "proves": c.proves, "needs": c.needs, "rung": c.rung, "shows": c.shows} for c in checks])
         return

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .cache import KVCache, extend
     from .causal import CausalShape
     from .causal_parts import Block, Experts, LatentAttention, Linear, Norm
+    from .checks import add_gradients
     from .fp8 import disable_fp8, enable_fp8
     from .frozen_fp8 import FrozenFP8, freeze_experts_fp8, freeze_linear_fp8, holds_experts
     from .gpt import GPT, build_gpt
@@ -40,6 +41,7 @@ __all__ = [
     "Replay",
     "SupervisedSums",
     "Supervision",
+    "add_gradients",
     "build_gpt",
     "build_model",
     "causal_shape",
@@ -82,6 +84,7 @@ _LAZY = {
     "Replay": "recording",
     "SupervisedSums": "supervision",
     "Supervision": "supervision",
+    "add_gradients": "checks",
     "build_gpt": "gpt",
     "build_model": "build",
     "causal_shape": "known",

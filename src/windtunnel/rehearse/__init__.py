@@ -4,36 +4,34 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .check import CheckOptions, check_recipe
-    from .checking import Check, CheckFailed, Context, Evidence, Outcome, all_checks, run_checks
     from .conduct import Options, rehearse
+    from .context import Context
     from .page import write_page
     from .readiness import Readiness
+    from .runner import run_checks, select
     from .screen import Progress, show
 
 __all__ = [
-    "Check",
-    "CheckFailed",
     "CheckOptions",
     "Context",
-    "Evidence",
     "Options",
-    "Outcome",
     "Progress",
     "Readiness",
-    "all_checks",
     "check_recipe",
     "rehearse",
     "run_checks",
+    "select",
     "show",
     "write_page",
 ]
 
 _LAZY = {
     **dict.fromkeys(("CheckOptions", "check_recipe"), "check"),
-    **dict.fromkeys(("Check", "CheckFailed", "Context", "Evidence", "Outcome", "all_checks", "run_checks"), "checking"),
+    "Context": "context",
     "Readiness": "readiness",
     "write_page": "page",
     **dict.fromkeys(("Options", "rehearse"), "conduct"),
+    **dict.fromkeys(("run_checks", "select"), "runner"),
     **dict.fromkeys(("Progress", "show"), "screen"),
 }
 

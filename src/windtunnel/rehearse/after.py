@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from .checking import CheckFailed, Evidence, Say
+from windtunnel.check import CheckFailed, Evidence, Say
+
 from .state import Rehearsal, Stage
 
 

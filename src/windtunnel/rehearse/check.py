@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from .checking import Context, View, all_checks, run_checks, select
+from windtunnel.check import View, all_checks
+
+from .context import Context
 from .interrupts import sigterm_interrupts
 from .readiness import Readiness, late_for
+from .runner import run_checks, select
 
 
 @dataclass(frozen=True)

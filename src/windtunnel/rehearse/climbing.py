@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from windtunnel.check import Check, CheckFailed, Evidence, Say
 from windtunnel.launch import Trial, try_steps
 from windtunnel.plan import Plan, make_plan
 from windtunnel.rig import Rig
 
-from .checking import Check, CheckFailed, Context, Evidence, Say
+from .context import Context
 from .state import Rehearsal
 
 STEPS = 10

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from .checking import CheckFailed, Evidence, Say
+from windtunnel.check import CheckFailed, Evidence, Say
+
 from .processes import TICK, Child
 from .state import Rehearsal, Stage
 from .training import Follower, await_run, train_command

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from windtunnel.check import View
 from windtunnel.recipe import Recipe, UserError
 from windtunnel.rig import parse_rig
 from windtunnel.run import new_folder
 
-from .checking import View, run_checks
 from .interrupts import sigterm_interrupts
 from .page import write_page
 from .readiness import Readiness, late_for, write_json_report
+from .runner import run_checks
 from .stages import rehearsal_checks
 from .state import Rehearsal
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from windtunnel.check import Shows
 from windtunnel.plan import Plan
 from windtunnel.recipe import Every, GPTModel, Recipe
-
-from .checking import Shows
 
 FIRST_STEPS = 100
 RULES: dict[Shows, str] = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 
+from windtunnel.check import CheckFailed, Evidence, Say
 from windtunnel.run import MetricsReader, RunFolder
 
-from .checking import CheckFailed, Evidence, Say
 from .state import Rehearsal, Stage
 
 LEARNED = 0.9

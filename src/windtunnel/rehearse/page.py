@@ -6,6 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.check import Outcome
 from windtunnel.plan import Plan, lines, memory_svg
 from windtunnel.recipe import UserError, dump_recipe
 from windtunnel.run import MetricsReader
@@ -20,7 +21,7 @@ from windtunnel.watch import (
     write_report,
 )
 
-from .checking import Context, Outcome
+from .context import Context
 from .late import Late
 from .readiness import Readiness
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from windtunnel.check import CheckFailed, Evidence, Say
 from windtunnel.recipe import Phase, Recipe, UserError, dump_recipe, phase_recipe, scale_phases
 
-from .checking import CheckFailed, Context, Evidence, Say
+from .context import Context
 from .processes import Child
 from .state import Rehearsal, Stage, is_gpt
 from .training import Follower, train_command

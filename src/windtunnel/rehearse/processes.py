@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from windtunnel.check import CheckFailed
 from windtunnel.launch import stop_with_parent
 from windtunnel.plan import CALIBRATION, CALIBRATION_OFF
 from windtunnel.run import STARTED
-
-from .checking import CheckFailed
 
 SILENCE_SECONDS = 300.0
 """A process that writes nothing for so long hangs."""

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from windtunnel.check import RUNGS, Outcome, Rung, Shows
 from windtunnel.plan import Plan
 from windtunnel.recipe import GPTModel, Recipe, UserError
 
-from .checking import RUNGS, Context, Outcome, Rung, Shows
+from .context import Context
 from .late import Late, late_costs
 
 FORMAT = 1

@@ -6,9 +6,9 @@ import sys
 import time
 from typing import Any, TextIO
 
+from windtunnel.check import Check, Outcome
 from windtunnel.plan import Plan, lines
 
-from .checking import Check, Outcome
 from .page import late_text
 from .readiness import Readiness
 

@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .checking import CheckFailed, Evidence, Say
+from windtunnel.check import CheckFailed, Evidence, Say
+
 from .processes import TICK, Child
 from .state import Rehearsal, Stage, has_text
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from windtunnel.check import Check, all_checks
+
 from . import after, climbing, comparing, learning, phases, serving, training
-from .checking import Check, all_checks
 
 
 def stages() -> list[Check]:

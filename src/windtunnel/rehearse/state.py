@@ -9,9 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from windtunnel.check import Check
 from windtunnel.rig import cpu_cores
 
-from .checking import Check, Context
+from .context import Context
 
 if TYPE_CHECKING:
     from windtunnel.evaluate import EvaluationReport

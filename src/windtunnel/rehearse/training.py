@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from windtunnel.check import CheckFailed, Evidence, Say
 from windtunnel.recipe import dump_recipe
 
-from .checking import CheckFailed, Evidence, Say
 from .processes import Child
 from .state import Rehearsal, Stage
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         whole_tensor,
         whole_weights,
     )
+    from .checks_hf import random_batch, small_job, vocabulary_of
     from .children import child_context
     from .optimizer import MuonAdamW, Scalars
     from .ranks import Ranks, join_ranks
@@ -37,6 +38,8 @@ _LAZY |= {
     "whole_weights": "causal",
 }
 
+_LAZY |= dict.fromkeys(("random_batch", "small_job", "vocabulary_of"), "checks_hf")
+
 _LAZY |= {"job_state": "causal", "restore_job": "causal"}
 
 _LAZY |= {"Ranks": "ranks", "join_ranks": "ranks", "learning_rate_scale": "schedule"}
@@ -56,10 +59,13 @@ __all__ = [
     "join_ranks",
     "learning_rate_scale",
     "linear_cross_entropy",
+    "random_batch",
     "restore_job",
     "run_trace",
     "run_trial",
+    "small_job",
     "train",
+    "vocabulary_of",
     "whole_tensor",
     "whole_weights",
 ]

@@ -39,7 +39,7 @@ def clock(shift: float) -> Plant:
 
 
 def shared_memory(site: Site) -> None:
-    from windtunnel.rehearse.checking import machine
+    from windtunnel.rig import checks as machine
 
     site.patches.append((machine, "shared_memory_gib", lambda: 0.01))
 
@@ -87,7 +87,7 @@ def installed(name: str, version: str | None) -> Plant:
 
 
 def old_python(site: Site) -> None:
-    from windtunnel.rehearse.checking import interpreter
+    from windtunnel.rig import checks_software as interpreter
 
     site.patches.append((interpreter.platform, "python_version", lambda: "3.9.2"))
 

@@ -160,7 +160,7 @@ def without_checksums(true: Any) -> Any:
 
 def impatient(site: Site) -> None:
     """No engine answers within a millisecond."""
-    from windtunnel.rehearse.checking import sync_bench
+    from windtunnel.rl import checks as sync_bench
 
     site.patches.append((sync_bench, "LIMIT", 0.001))
 

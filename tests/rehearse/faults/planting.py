@@ -14,8 +14,8 @@ from unittest.mock import patch
 
 import yaml
 
-from windtunnel.rehearse import Context, Outcome, all_checks, run_checks
-from windtunnel.rehearse.checking import select
+from windtunnel.check import Outcome, all_checks
+from windtunnel.rehearse import Context, run_checks, select
 
 Kind = Literal["recipe", "data", "environment", "plug-in", "rig", "weights"]
 Rung = Literal["cpu", "gpu", "node", "cluster"]

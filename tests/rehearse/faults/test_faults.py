@@ -11,7 +11,7 @@ import pytest
 from catalogue import ALL, BAR, LATER, PLANTED
 from planting import Fault, attempt, caught, falsely, said
 
-from windtunnel.rehearse import Outcome, all_checks
+from windtunnel.check import Outcome, all_checks
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "faults.md"
 STAGES = {"one gpu", "node"}

@@ -1,0 +1,29 @@
+"""Checks: what a room can prove before GPUs are rented, and the registry of the rooms that do. Importable without torch."""
+
+from .context import Context
+from .core import RUNGS, Check, CheckFailed, Evidence, Findings, Outcome, Rung, Say, Shows, Status, View, attempt, failed, not_run
+from .first_steps import judge_first_steps, one_thread, reached
+from .registry import all_checks, in_order
+
+__all__ = [
+    "RUNGS",
+    "Check",
+    "CheckFailed",
+    "Context",
+    "Evidence",
+    "Findings",
+    "Outcome",
+    "Rung",
+    "Say",
+    "Shows",
+    "Status",
+    "View",
+    "all_checks",
+    "attempt",
+    "failed",
+    "in_order",
+    "judge_first_steps",
+    "not_run",
+    "one_thread",
+    "reached",
+]

@@ -1,0 +1,295 @@
+"""Check that what is held out is held out, and that generated data is right: sums and puzzles are solved again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from windtunnel.check import Check, CheckFailed, Context, Evidence, Findings, Say
+from windtunnel.recipe import ArithmeticCorpus, SudokuCorpus
+
+if TYPE_CHECKING:
+    from windtunnel.data import PreparedData, Puzzles
+
+
+# Overlap of two splits: hashes of documents and of windows of tokens.
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+CHUNK = 1 << 21
+WINDOW_BYTES = 64
+LEAST_WINDOW, MOST_WINDOW = 8, 64
+KEPT = 16
+"""One window in so many is looked at, chosen by its hash: the same ones wherever the text stands."""
+LEAST_KEPT = 4
+"""Documents of fewer such windows are too short to be judged by parts."""
+COPIED_PARTS = 0.8
+"""A document with so much of it in the other split counts as a copy."""
+_FACTOR = np.uint64(0x9E3779B97F4A7C15 | 1)
+_INVERSE = np.uint64(pow(int(_FACTOR), -1, 2**64))
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Held-out documents and how many of them training has seen.
+
+    Attributes:
+        documents: held out. same: those that are in training as they are. judged: long enough to be compared by
+            windows. copied: those of which most stands in training. examples: tokens (first, last) of some, same first.
+    """
+
+    documents: int
+    same: int
+    judged: int
+    copied: int
+    examples: tuple[tuple[int, int], ...]
+
+
+def overlap(train: Array, validation: Array, bos: int, bytes_per_token: float) -> Overlap:
+    """Compare two splits (tokens, each document behind BOS). Takes about a second for 30 M tokens."""
+    window = int(min(MOST_WINDOW, max(LEAST_WINDOW, round(WINDOW_BYTES / max(bytes_per_token, 0.1)))))
+    held = list(_pieces(validation, bos, window))
+    documents = np.concatenate([piece.documents for piece in held])
+    starts = np.concatenate([piece.starts for piece in held])
+    ends = np.concatenate([piece.ends for piece in held])
+    windows = np.concatenate([piece.windows for piece in held])
+    offset = np.cumsum([0, *(len(piece.documents) for piece in held[:-1])])
+    owner = np.concatenate([piece.owner + base for piece, base in zip(held, offset, strict=True)])
+    wanted, wanted_windows = np.unique(documents), np.unique(windows)
+    seen, seen_windows = np.zeros(len(wanted), dtype=bool), np.zeros(len(wanted_windows), dtype=bool)
+    for piece in _pieces(train, bos, window):
+        seen |= np.isin(wanted, piece.documents)
+        seen_windows |= np.isin(wanted_windows, piece.windows)
+    same = seen[np.searchsorted(wanted, documents)]
+    known = seen_windows[np.searchsorted(wanted_windows, windows)] if len(windows) else np.zeros(0, dtype=bool)
+    kept = np.bincount(owner, minlength=len(documents))
+    found = np.bincount(owner, weights=known, minlength=len(documents))
+    judged = kept >= LEAST_KEPT
+    copied = judged & (found >= COPIED_PARTS * kept) & ~same
+    order = [*np.flatnonzero(same)[:3], *np.flatnonzero(copied)[:3]]
+    examples = tuple((int(starts[i]), int(ends[i])) for i in order)
+    return Overlap(len(documents), int(same.sum()), int(judged.sum()), int(copied.sum()), examples)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Documents of a part of a split: (n,) hashes, first and last token; (m,) hashes of windows and whose they are."""
+
+    documents: Array
+    starts: Array
+    ends: Array
+    windows: Array
+    owner: Array
+
+
+def _pieces(tokens: Array, bos: int, window: int) -> Iterator[_Piece]:
+    begin = 0
+    while begin < len(tokens):
+        stop = min(len(tokens), begin + CHUNK)
+        part = np.asarray(tokens[begin:stop]).astype(np.uint64)
+        if stop < len(tokens):
+            marks = np.flatnonzero(part == bos)
+            if len(marks) and marks[-1] > 0:  # the last document goes on: leave it for the next part
+                part = part[: marks[-1]]
+        yield _piece(part, bos, window, begin)
+        begin += len(part)
+
+
+def _piece(part: Array, bos: int, window: int, begin: int) -> _Piece:
+    """Hashes by prefix sums of token * FACTOR**position, moved back to position 0 by the inverse powers."""
+    with np.errstate(over="ignore"):
+        powers = np.cumprod(np.full(len(part) + 1, _FACTOR, dtype=np.uint64))
+        inverse = np.cumprod(np.full(len(part) + 1, _INVERSE, dtype=np.uint64))
+        sums = np.zeros(len(part) + 1, dtype=np.uint64)
+        np.cumsum((part + np.uint64(1)) * powers[:-1], out=sums[1:])
+        starts = np.flatnonzero(part == bos) + 1
+        ends = np.append(starts[1:] - 1, len(part))
+        filled = ends > starts
+        starts, ends = starts[filled], ends[filled]
+        documents = _mix((sums[ends] - sums[starts]) * inverse[starts] + (ends - starts).astype(np.uint64))
+        hashes = _mix((sums[window:] - sums[:-window]) * inverse[: len(sums) - window]) if len(part) >= window else sums[:0]
+    at = np.flatnonzero(hashes % np.uint64(KEPT) == 0)
+    owner = np.searchsorted(starts, at, side="right") - 1
+    inside = (owner >= 0) & (at + window <= ends[np.maximum(owner, 0)]) if len(starts) else np.zeros(len(at), dtype=bool)
+    return _Piece(documents, starts + begin, ends + begin, hashes[at[inside]], owner[inside])
+
+
+def _mix(x: Array) -> Array:
+    x = (x ^ (x >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+    return np.asarray(x ^ (x >> np.uint64(32)))
+
+
+# No validation document is in training, neither whole nor in large parts.
+
+MOST_TRAIN, MOST_HELD_OUT = 32_000_000, 4_000_000
+SAME, COPIED, MOSTLY_COPIED = 0.01, 0.02, 0.2
+
+
+def _tokenized(context: Context) -> bool:
+    return context.has_text and context.is_gpt
+
+
+def _data(context: Context) -> PreparedData:
+    """All of the user's text where the check of the data read it whole, else the scale model's."""
+    from windtunnel.data import prepare
+
+    return prepare(context.recipe) if context.facts["data"].get("whole") else context.prepared
+
+
+def splits(context: Context, say: Say) -> Evidence:
+    """Compare the splits by hashes of documents and of windows of about 64 bytes."""
+
+    prepared, found = _data(context), Findings()
+    say("comparing the splits")
+    train, held = prepared.train.array[:MOST_TRAIN], prepared.validation.array[:MOST_HELD_OUT]
+    seen = overlap(train, held, prepared.tokenizer.bos, prepared.bytes_per_token)
+
+    def example(index: int) -> str:
+        first, last = seen.examples[index]
+        return repr(prepared.tokenizer.decode(held[first : min(last, first + 80)])[:60])
+
+    if seen.same:
+        what = f"{seen.same:,} of {seen.documents:,} held-out documents are in training too, such as {example(0)}"
+        if seen.same > SAME * seen.documents:
+            found.problem(what, "remove repetitions; with data.tokenizer.unknown=skip texts may become the same", shows="end")
+        else:
+            found.warn(f"{what}: remove repetitions")
+    if seen.copied > COPIED * seen.judged:
+        share = seen.copied / seen.judged
+        what = f"{share:.0%} of {seen.judged:,} held-out documents are near copies of training documents, such as {example(-1)}"
+        if share > MOSTLY_COPIED:
+            found.problem(what, "remove near copies before training: the validation loss would not show overfitting", shows="end")
+        else:
+            found.warn(f"{what}: remove near copies, the validation loss will look too good")
+    text = f"{seen.documents:,} held-out documents, none of them in training"
+    if seen.judged:
+        text += f"; {seen.copied:,} of {seen.judged:,} long enough to tell are near copies"
+    facts = {"held_out": seen.documents, "same": seen.same, "judged": seen.judged, "near_copies": seen.copied}
+    return found.evidence(text, facts, blocks=False)
+
+
+# Puzzles: each has exactly one solution, the one that is trained on; none is in both splits.
+
+MOST = 2_000
+"""Puzzles of a split that are solved again."""
+WHOLE = 64
+"""Tries at puzzles of the whole recipe's size and grade that are made for the check."""
+
+
+def _has_puzzles(context: Context) -> bool:
+    return context.has_puzzles
+
+
+def puzzles(context: Context, say: Say) -> Evidence:
+    """Solve puzzles of the scale model and of the recipe's own size again; compare the splits up to symmetries."""
+    from windtunnel.data import GRADES, PuzzleFile, make_batch
+
+    found = Findings()
+    train, validation = context.prepared.train, context.prepared.validation
+    assert isinstance(train, PuzzleFile)
+    assert isinstance(validation, PuzzleFile)
+    say("solving the scale model's puzzles again")
+    solved = sum(_judge(found, name, split.content) for name, split in (("training", train), ("held-out", validation)))
+    shared = _shared(train.content, validation.content)
+    if shared:
+        what = f"{shared:,} of {validation.puzzles:,} held-out puzzles are symmetries of training puzzles"
+        found.problem(f"{what}: accuracy on them would be memory", "report this: the package is at fault")
+    corpus = context.recipe.data.corpus
+    assert isinstance(corpus, SudokuCorpus)
+    say("a few of the whole recipe's")
+    whole = make_batch(corpus.box, GRADES.index(corpus.grade), context.seed, 0, WHOLE)
+    solved += _judge(found, f"{corpus.box**2}x{corpus.box**2}", whole)
+    blanks = float((whole.inputs == 0).mean()) if len(whole) else 0.0
+    text = (
+        f"{solved:,} puzzles solved again, each with one solution and the one it is trained on; none of {validation.puzzles:,} "
+        f"held-out ones is a symmetry of a training puzzle; {blanks:.0%} of the whole recipe's cells are blank"
+    )
+    return found.evidence(text, {"solved": solved, "held_out": validation.puzzles, "shared": shared, "blank": blanks})
+
+
+def _judge(found: Findings, name: str, given: Puzzles) -> int:
+    """Solve the first of them again; how many."""
+    from windtunnel.data import grades_of, solve_grids
+
+    given = given.take(np.arange(min(MOST, len(given))))
+    solved = solve_grids(given.inputs)
+    fix = "report this: the package is at fault"
+    more, none = int((solved.count > 1).sum()), int((solved.count < 1).sum())
+    if more or none:
+        found.problem(f"{name}: of {len(given):,} puzzles {more:,} have several solutions, {none:,} have none", fix)
+    wrong = int(((solved.grids != given.solutions).any(axis=1) & (solved.count == 1)).sum())
+    if wrong:
+        found.problem(f"{name}: {wrong:,} of {len(given):,} puzzles are trained on another solution than theirs", fix)
+    graded = int((grades_of(given.inputs) != given.grades).sum())
+    if graded:
+        found.problem(f"{name}: {graded:,} of {len(given):,} puzzles have another grade than they say", fix)
+    return len(given)
+
+
+def _shared(train: Puzzles, held_out: Puzzles) -> int:
+    """Held-out puzzles that are symmetries of training puzzles."""
+    from windtunnel.data import symmetry_key
+
+    keys = symmetry_key(train.inputs, train.solutions)
+    return int(np.isin(symmetry_key(held_out.inputs, held_out.solutions), keys).sum())
+
+
+# Sums: answers are right, questions differ, no answer dominates.
+
+LOOKED_AT = 5_000
+FEWEST_QUESTIONS = 0.5
+"""Share of the sums that must differ."""
+UNBALANCED = 0.5
+
+
+def _has_answers(context: Context) -> bool:
+    return isinstance(context.recipe.data.corpus, ArithmeticCorpus)
+
+
+def answers(context: Context, say: Say) -> Evidence:
+    """Solve the first 5,000 sums again, exactly."""
+    from windtunnel.data import parse_problem, sample_documents, solve
+
+    batch = next(iter(sample_documents(context.recipe, 1)))
+    questions: set[str] = set()
+    given: Counter[str] = Counter()
+    number = min(LOOKED_AT, len(batch))
+    for i in range(number):
+        text = batch.document(i)
+        problem = parse_problem(text)
+        if solve(problem.prompt[1:-1]) != problem.answer:
+            raise CheckFailed(
+                f"{text!r}: the answer should be {solve(problem.prompt[1:-1])}", "report this: the package is at fault"
+            )
+        questions.add(problem.prompt)
+        given[problem.answer] += 1
+    found = Findings()
+    answer, times = given.most_common(1)[0]
+    if len(questions) < FEWEST_QUESTIONS * number:
+        what = f"{number:,} sums have only {len(questions):,} different questions: the model can learn them by heart"
+        found.warn(f"{what}; raise data.corpus.digits or terms")
+    if times > UNBALANCED * number:
+        found.warn(f"{times / number:.0%} of the answers are {answer}: always saying so scores as much")
+    common = f"the most common answer is {answer} ({times / number:.1%})"
+    text = f"{number:,} sums solved again: all right; {len(questions):,} different questions, {common}"
+    return found.evidence(text, {"sums": number, "distinct_questions": len(questions), "majority": times / number})
+
+
+CHECKS = (
+    Check(
+        "data-splits", "no held-out document is in training, neither whole nor nearly", "look at data.corpus for repetitions",
+        splits, shows="end", needs=("recipe", "data"), applies=_tokenized, limit=120.0,
+    ),
+    Check(
+        "puzzles", "every puzzle has one solution, the one it is trained on; no held-out puzzle is in training, turned or not",
+        "look at data.corpus", puzzles, shows="end", needs=("recipe", "data"), applies=_has_puzzles, limit=180.0,
+    ),
+    Check(
+        "data-answers", "answers are right, questions differ, no answer dominates", "look at data.corpus", answers,
+        shows="end", needs=("recipe", "data"), applies=_has_answers,
+    ),
+)  # fmt: skip

@@ -1,0 +1,229 @@
+"""Check the plan: it fits the rigs, the budget leaves room for warm-up, checkpoints and validations, ranks divide the work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from windtunnel.check import Check, Context, Evidence, Findings, Say
+from windtunnel.plan import Layout, Plan
+from windtunnel.recipe import Every, GPTModel, HuggingFaceModel, Recipe
+from windtunnel.rig import Rig
+
+WARMUP_SHARE = 0.3
+STARTUP_SHARE = 0.25
+LONG_HOURS = 0.5
+"""A run of so long should be able to lose less than all of it."""
+
+
+def _plan(context: Context, say: Say) -> Evidence:
+    found, parts, facts = Findings(), [], {}
+    for rig in context.rigs:
+        say(rig.name)
+        plans = context.plans(rig)
+        for recipe, plan in zip(context.phases, plans, strict=True):
+            name = f"{rig.name}, phase {recipe.phase}" if len(plans) > 1 else rig.name
+            facts[name] = {"fits": plan.fits, "hours": plan.hours, "dollars": plan.dollars, "peak_gib": plan.peak_gib}
+            if not plan.fits:
+                options = "; or ".join(f"{a.change} ({a.why})" for a in plan.alternatives)
+                found.problem(f"{plan.recipe} does not fit {name}: " + "; ".join(plan.reasons), options or None)
+                continue
+            parts.append(f"{name}: {summary(plan)}")
+            for warning in plan.warnings:
+                found.warn(f"{name}: {warning}" if len(context.rigs) * len(plans) > 1 else warning)
+        if len(plans) > 1:
+            parts.append(_together(rig, plans))
+    return found.evidence("; ".join(parts), {"plans": facts})
+
+
+def _together(rig: Rig, plans: list[Plan]) -> str:
+    """Hours and dollars of all phases."""
+    dollars = [plan.dollars for plan in plans]
+    cost = "" if None in dollars else f", ${sum(d for d in dollars if d is not None):,.2f}"
+    return f"{rig.name}: all {len(plans)} phases {sum(plan.hours for plan in plans):.2f} h{cost}"
+
+
+def summary(plan: Plan) -> str:
+    """'depth 25, 1.53 B parameters, 60.4 of 75.1 GiB a rank; 9,000 steps in 1.00 h, $37.52'."""
+    size = f"{plan.params / 1e6:,.1f} M parameters" if plan.params < 1e9 else f"{plan.params / 1e9:,.2f} B parameters"
+    cost = "" if plan.dollars is None else f", ${plan.dollars:,.2f}"
+    memory = f"{plan.peak_gib:.1f} of {plan.limit_gib:.1f} GiB a rank"
+    name = plan.model if plan.depth is None else f"depth {plan.depth}"
+    return f"{name}, {size}, {memory}; {plan.steps:,} {'rounds' if plan.roles else 'steps'} in {plan.hours:.2f} h{cost}"
+
+
+def _budget(context: Context, say: Say) -> Evidence:
+    found, parts = Findings(), []
+    for rig in context.rigs:
+        say(rig.name)
+        dollars = context.recipe.budget.dollars
+        if dollars is not None and rig.dollars_per_hour is None:
+            fix = f"name its price: --on '{rig.name}@$2.50' (a GPU-hour), or WINDTUNNEL_PRICE on the machine"
+            found.problem(f"budget.dollars is {dollars:g}, and {rig.name} has no known price", fix)
+        for recipe, plan in zip(context.phases, context.plans(rig), strict=True):
+            if plan.fits:  # else the check of the plan says it
+                phase = f"phase {recipe.phase} " if len(context.phases) > 1 else ""
+                parts.append(phase + _length(found, recipe, rig, plan))
+    return found.evidence("; ".join(parts) or "nothing fits")
+
+
+def _length(found: Findings, recipe: Recipe, rig: Rig, plan: Plan) -> str:
+    """Looks at one plan's length; says it in words."""
+    startup = sum(plan.startup.values()) / 3600
+    if plan.hours > 0 and startup > STARTUP_SHARE * plan.hours:
+        found.warn(f"on {rig.name} {startup / plan.hours:.0%} of the run is starting up: a longer budget is worth more")
+    if plan.needs_yes:
+        found.warn(
+            f"on {rig.name} `windtunnel train` asks for --yes, which a job without a terminal cannot give: {plan.warnings[0]}"
+        )
+    words = f"{rig.name}: {plan.steps:,} steps, ended by {plan.ended_by}"
+    if isinstance(recipe.model, GPTModel):
+        _warmup(found, recipe, rig, plan)
+        words += _interval(found, "validation", recipe.pretrain.validate_every, rig, plan)
+        words += _interval(found, "checkpoint", recipe.checkpoints.every, rig, plan)
+    return words
+
+
+def _warmup(found: Findings, recipe: Recipe, rig: Rig, plan: Plan) -> None:
+    steps = recipe.pretrain.schedule.warmup_steps
+    fix = f"--set stages.pretrain.schedule.warmup_steps={max(1, plan.steps // 20)}, or a larger budget"
+    if steps >= plan.steps:
+        what = f"on {rig.name} the run ends after {plan.steps:,} steps, within its warm-up of {steps:,}"
+        found.problem(f"{what}: the learning rate never reaches its peak", fix, shows="end")
+    elif steps > WARMUP_SHARE * plan.steps:
+        found.warn(f"on {rig.name} {steps:,} of {plan.steps:,} steps are warm-up: {fix}")
+
+
+def _interval(found: Findings, what: str, every: Every, rig: Rig, plan: Plan) -> str:
+    """Looks at how often something happens in a run; says it in words."""
+    steps = float(every.steps) if every.steps else (every.seconds or 0.0) / max(plan.step_seconds, 1e-9)
+    times = int(plan.steps / steps) if steps > 0 else 0
+    key = "stages.pretrain.validate_every" if what == "validation" else "checkpoints.every"
+    if times < 1:
+        harm = "a run that is killed loses everything" if what == "checkpoint" else "only its end shows whether it overfits"
+        text = f"on {rig.name} the first {what} is due after the run's end ({plan.hours:.2f} h): {harm}"
+        fix = f"--set '{key}={max(1, plan.steps // 10)} steps'"
+        if what == "checkpoint" and plan.hours >= LONG_HOURS:
+            found.problem(text, fix, shows="first interruption")
+        else:
+            found.warn(f"{text}; {fix}")
+    return f", {times} {what}s"
+
+
+# The layout: every number of ranks divides what it shares.
+
+UNBALANCED = 0.15
+"""Of a pipeline's longest stage over the mean."""
+UNEVEN = 0.02
+"""Tokens of a step may differ from the recipe's by so much, for whole sequences."""
+
+
+def layout(context: Context, say: Say) -> Evidence:
+    """Every number of ranks against what it shares, for each rig."""
+    found, parts = Findings(), []
+    for rig in context.rigs:
+        plan = context.plan(rig)
+        if not plan.fits:
+            continue  # the check of the plan says why
+        for role, chosen, gpus in _layouts(plan, rig):
+            where = f"{rig.name}, {role}" if role else rig.name
+            _judge_ranks(where, chosen, gpus, rig, found)
+            _judge_model(context, where, chosen, found)
+            parts.append(f"{where}: {chosen.describe()}")
+        _judge_batch(context, rig, plan, found)
+    return found.evidence("; ".join(parts) or "no rig fits", {"layouts": parts}, blocks=False)
+
+
+def _layouts(plan: Plan, rig: Rig) -> Iterator[tuple[str, Layout, int]]:
+    """(role, its layout, its GPUs): one without a role, but for reinforcement learning."""
+    if not plan.roles:
+        yield "", plan.layout, rig.gpus
+    for name, role in plan.roles.items():
+        yield name, role.layout, role.gpus
+
+
+def _judge_ranks(where: str, chosen: Layout, gpus: int, rig: Rig, found: Findings) -> None:
+    axes = chosen.tensor * chosen.pipeline
+    if chosen.ranks % axes:
+        found.problem(f"{where}: {chosen.ranks} ranks cannot be {chosen.tensor} tensor x {chosen.pipeline} pipeline ranks")
+    if (chosen.data * chosen.tensor) % chosen.expert:
+        found.problem(f"{where}: {chosen.data * chosen.tensor} data x tensor ranks cannot share experts over {chosen.expert}")
+    if gpus and chosen.ranks > gpus:
+        found.problem(f"{where}: {chosen.ranks} ranks for {gpus} GPUs")
+    elif gpus and chosen.ranks < gpus:
+        found.warn(
+            f"{where}: {gpus - chosen.ranks} of {gpus} GPUs stand idle but are paid for: another batch size or a smaller rig"
+        )
+    if rig.gpu is not None and chosen.tensor > rig.gpus_per_node:
+        what = f"{where}: {chosen.tensor} tensor ranks reach over nodes of {rig.gpus_per_node} GPUs"
+        found.warn(f"{what}: every layer waits for the network; --set layout.tensor={rig.gpus_per_node}")
+
+
+def _judge_model(context: Context, where: str, chosen: Layout, found: Findings) -> None:
+    """What the model is cut into must come out whole; layers may be spread unevenly, but the longest stage sets the pace."""
+    for name, ranks, key in (("heads", chosen.tensor, "tensor"), ("experts", chosen.expert, "expert")):
+        count = _count(context, name) if ranks > 1 else 0
+        if ranks > 1 and (count == 0 or count % ranks):
+            found.problem(f"{where}: {ranks} {key} ranks cannot share {count} {name}", f"--set layout.{key}=null")
+    if chosen.pipeline > 1:
+        layers = _count(context, "layers")
+        longest = -(-layers // chosen.pipeline)
+        if layers < chosen.pipeline:
+            found.problem(f"{where}: {chosen.pipeline} pipeline ranks cannot share {layers} layers", "--set layout.pipeline=null")
+        elif longest > (1 + UNBALANCED) * layers / chosen.pipeline:
+            found.warn(
+                f"{where}: {layers} layers over {chosen.pipeline} pipeline ranks: the one with {longest} holds up the others"
+            )
+
+
+def _count(context: Context, name: str) -> int:
+    from windtunnel.model import causal_shape
+
+    model = context.recipe.model
+    if isinstance(model, GPTModel):
+        return 0  # our engine splits none of them
+    shape = causal_shape(model.config)
+    if name == "experts":
+        return shape.experts.count if shape.experts else 0
+    return shape.heads if name == "heads" else shape.layers
+
+
+def _judge_batch(context: Context, rig: Rig, plan: Plan, found: Findings) -> None:
+    recipe, chosen = context.recipe, plan.layout
+    asked = recipe.pretrain.batch_tokens if context.is_gpt else recipe.sft.batch_tokens if recipe.sft else None
+    if asked is not None and abs(chosen.batch_tokens / asked - 1) > UNEVEN:
+        what = f"{rig.name}: a step takes {chosen.batch_tokens:,} tokens, the recipe asks for {asked:,}"
+        found.warn(f"{what}: {chosen.data} ranks x whole sequences of {chosen.sequence:,} do not give it")
+    rl, learner = recipe.rl, plan.roles.get("learner")
+    if rl is not None and learner is not None:
+        answers, ranks = rl.prompts * rl.samples, learner.layout.data
+        if answers % ranks:
+            what = f"{rig.name}: {answers:,} answers a round cannot be spread evenly over {ranks} learners"
+            found.problem(what, f"make stages.rl.prompts x samples a multiple of {ranks}", shows="first steps")
+
+
+def _splits(context: Context) -> bool:
+    return isinstance(context.recipe.model, GPTModel | HuggingFaceModel)
+
+
+CHECKS = (
+    Check(
+        "plan",
+        "the recipe fits the rigs; its hours and dollars are known",
+        "choose a smaller model or a larger rig: windtunnel plan",
+        _plan,
+        rung="target",
+        needs=("recipe", "rig"),
+    ),
+    Check(
+        "budget",
+        "the budget can be kept, and leaves room for warm-up, checkpoints and validations",
+        "look at budget and checkpoints in the recipe",
+        _budget,
+        rung="target",
+        needs=("recipe", "rig"),
+    ),
+    Check(
+        "layout", "every count of ranks divides what it shares; no GPU is left over", "leave layout to the plan", layout,
+        shows="start", rung="target", needs=("recipe", "rig", "plan"), applies=_splits, apart=False,
+    ),
+)  # fmt: skip

@@ -1,0 +1,246 @@
+"""What checks share: the recipe and the rigs as asked for, this machine, and expensive things made once, on first use."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.check import RUNGS, Rung
+from windtunnel.check import Context as CheckContext
+from windtunnel.plan import Plan, make_plan, resolve
+from windtunnel.recipe import (
+    CountedCorpus,
+    GPTModel,
+    HuggingFaceModel,
+    Recipe,
+    SudokuCorpus,
+    TextCorpus,
+    UserError,
+    load_recipe,
+    phase_recipe,
+    scale_model,
+)
+from windtunnel.rig import Rig, detect_rig, parse_rig
+
+from .scale import small_config, write_excerpt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from windtunnel.data import CorpusFile, PreparedData
+    from windtunnel.model import GPT
+
+EXCERPT_BYTES = 2_000_000
+# Made again from the disk's cache in every process: memory maps do not travel.
+_STAYS_HERE = ("prepared",)
+
+
+@dataclass
+class Context(CheckContext):
+    """What was asked to be checked, and what is known so far; `windtunnel.check.Context` says what checks may use of it.
+
+    Attributes:
+        source: a recipe's name or file. overrides: 'key.path=value'. on: names of the rigs to be ready for, the target last.
+        folder: for whatever a check writes; it is removed after a check, kept after a rehearsal.
+        root: where runs will be written; it need not exist yet.
+        resume: a run folder to be gone on with. sbatch: a batch script to start it with.
+        steps: of the scale model; None: by rule. given: the recipe itself, where there is no source to load it from.
+        facts: of every check that passed so far, by its name.
+    """
+
+    source: str
+    overrides: tuple[str, ...] = ()
+    on: tuple[str, ...] = ("8xH100",)
+    folder: Path = Path()
+    root: Path = Path("runs")
+    resume: Path | None = None
+    sbatch: Path | None = None
+    steps: int | None = None
+    given: Recipe | None = None
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _plans: dict[tuple[Any, ...], Plan] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def loaded(self) -> Recipe:
+        """The recipe with all its phases. Raises UserError when it cannot be loaded."""
+        return self.given or load_recipe(self.source, self.overrides)
+
+    @cached_property
+    def phases(self) -> tuple[Recipe, ...]:
+        """The recipe of each phase, in order; of a recipe without phases, itself. Raises UserError."""
+        return tuple(phase_recipe(self.loaded, phase.name) for phase in self.loaded.phases) or (self.loaded,)
+
+    @property
+    def recipe(self) -> Recipe:
+        """What is trained in the end: the recipe, or its last phase's. Raises UserError when it cannot be loaded."""
+        return self.phases[-1]
+
+    @cached_property
+    def rigs(self) -> tuple[Rig, ...]:
+        """The rigs to be ready for. Raises UserError when a name is no rig."""
+        return tuple(parse_rig(name) for name in self.on)
+
+    @property
+    def rig(self) -> Rig:
+        """The target: the last of the rigs, as in `windtunnel plan`."""
+        return self.rigs[-1]
+
+    @property
+    def rung(self) -> Rung:
+        """The highest rung asked for; 'cluster' when the rigs are not known."""
+        try:
+            return RUNGS[max(RUNGS.index(rig.rung) for rig in self.rigs)]  # type: ignore[arg-type]
+        except UserError:
+            return "cluster"
+
+    @cached_property
+    def here(self) -> Rig:
+        """This machine."""
+        return detect_rig(self.folder)
+
+    @property
+    def device(self) -> str:
+        """What a scale model runs on here."""
+        return "cuda" if self.here.gpu else "cpu"
+
+    @property
+    def seed(self) -> int:
+        """The recipe's."""
+        return self.recipe.seed
+
+    @property
+    def is_gpt(self) -> bool:
+        """Whether the model is a GPT of our own (else a Hugging Face model)."""
+        return isinstance(self.recipe.model, GPTModel)
+
+    @property
+    def has_data(self) -> bool:
+        """Whether the recipe names data that can be read, not only its size."""
+        return not isinstance(self.recipe.data.corpus, CountedCorpus)
+
+    @property
+    def has_text(self) -> bool:
+        """Whether that data is text: puzzles are not."""
+        return self.has_data and not self.has_puzzles
+
+    @property
+    def has_puzzles(self) -> bool:
+        """Whether the recipe's data are puzzles."""
+        return isinstance(self.recipe.data.corpus, SudokuCorpus)
+
+    @property
+    def recurses(self) -> bool:
+        """Whether the model's blocks recurse."""
+        return self.recipe.trm is not None
+
+    @cached_property
+    def resolved(self) -> Recipe:
+        """The recipe as the target would train it: depth 'auto' made a number. Raises UserError."""
+        return resolve(self.recipe, self.rig) if self.is_gpt else self.recipe
+
+    @cached_property
+    def scale(self) -> Recipe:
+        """The scale model of a GPT recipe, with an excerpt of the user's text. Raises UserError for other models."""
+        whole = self.recipe
+        with contextlib.suppress(UserError):  # the check of the plan will say it
+            # The ratio of heads to key/value heads depends on the depth that the target gets.
+            whole = self.resolved
+        return self.excerpted(scale_model(whole, steps=self.steps))
+
+    @cached_property
+    def prepared(self) -> PreparedData:
+        """The scale model's data (of other models: an excerpt of the recipe's own) as training prepares it. Raises UserError."""
+        from windtunnel.data import prepare
+
+        return prepare(self.scale if self.is_gpt else self.excerpted(self.recipe))
+
+    @cached_property
+    def small_config(self) -> Path:
+        """A Hugging Face model's config.json made small, in a file that a recipe can name. Raises UserError."""
+        from windtunnel.model import causal_shape
+        from windtunnel.run import write_atomic
+
+        model = self.recipe.model
+        assert isinstance(model, HuggingFaceModel)
+        folder = self.folder / "scale-model"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "config.json"
+        # Several processes may want it at once.
+        write_atomic(path, json.dumps(small_config(causal_shape(model.config).raw)), durable=False)
+        return path
+
+    def rows(self, vocab: int) -> int:
+        """Rows of the model's token tables, when its tokenizer has `vocab` tokens."""
+        from windtunnel.model import causal_shape, recipe_shape
+
+        model = self.recipe.model
+        if isinstance(model, HuggingFaceModel):
+            return causal_shape(model.config).vocab
+        return recipe_shape(self.scale, vocab).padded_vocab
+
+    def network(self, compute: str = "float32", device: str = "cpu") -> GPT:
+        """The scale model of a GPT recipe with its first weights; `compute` names a torch dtype."""
+        import torch
+
+        from windtunnel.model import build_model, recipe_shape
+
+        shape = recipe_shape(self.scale, self.prepared.tokenizer.vocab)
+        return build_model(shape, device=torch.device(device), compute=getattr(torch, compute), seed=self.seed)
+
+    def batch(self, rows: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
+        """Tokens and targets (rows, sequence): the scale model's first micro-batch."""
+        import torch
+
+        from windtunnel.data import BatchLoader
+
+        loader = BatchLoader(
+            self.prepared.train, sequence=self.scale.gpt.sequence, micro_batch=rows, accumulation=1, rank=0, world=1,
+            seed=self.seed, device=torch.device(device),
+        )  # fmt: skip
+        with loader:
+            return loader.next_batch()
+
+    def corpus_files(self) -> list[CorpusFile]:
+        """The files of a text corpus; none where the data is of another kind. Raises UserError."""
+        from windtunnel.data import corpus_files
+
+        corpus = self.recipe.data.corpus
+        return list(corpus_files(corpus)) if isinstance(corpus, TextCorpus) else []
+
+    def plan(self, rig: Rig | None = None) -> Plan:
+        """The recipe's plan for a rig (the target), with the corpus as the check of the data found it. Raises UserError."""
+        return self.plans(rig)[-1]
+
+    def plans(self, rig: Rig | None = None) -> list[Plan]:
+        """The same of every phase, in order; one where the recipe has none. Raises UserError."""
+        rig = rig or self.rig
+        whole = self.facts.get("data", {}).get("whole") or {}
+        vocab, tokens = whole.get("vocabulary"), whole.get("train_tokens")
+        made = []
+        for recipe in self.phases:
+            key = (recipe.phase, rig.name, vocab, tokens)
+            if key not in self._plans:
+                self._plans[key] = make_plan(recipe, rig, vocab, corpus_tokens=tokens)
+            made.append(self._plans[key])
+        return made
+
+    def excerpted(self, recipe: Recipe) -> Recipe:
+        """The recipe with an excerpt where its text is large."""
+        from windtunnel.data import corpus_files
+
+        corpus = recipe.data.corpus
+        if not isinstance(corpus, TextCorpus):
+            return recipe
+        files = corpus_files(corpus)
+        if sum(file.size for file in files) <= EXCERPT_BYTES:
+            return recipe
+        paths = write_excerpt(files, corpus.separator, self.folder / "excerpt", EXCERPT_BYTES)
+        changed = corpus.model_copy(update={"files": [str(path.resolve()) for path in paths]})
+        return recipe.model_copy(update={"data": recipe.data.model_copy(update={"corpus": changed})})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in _STAYS_HERE}

@@ -1,0 +1,347 @@
+"""Check what a run meets besides the rig: environment variables, the gates between phases, the run to be resumed."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from windtunnel.check import RUNGS, Check, Context, Evidence, Findings, Say
+from windtunnel.recipe import Gates, Recipe, UserError
+from windtunnel.run import STARTED, CheckpointStore, RunFolder, is_live, load_spent
+
+# Environment variables that break or slow training silently.
+
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
+
+def _variables(context: Context, say: Say) -> Evidence:
+    found, values = Findings(), os.environ
+    _devices(found, values, context)
+    _allocator(found, values)
+    _threads(found, values, context)
+    _left_over(found, values)
+    _libraries(found, values)
+    for name, harm in SLOWING.items():
+        if is_set(values.get(name), harm.unless):
+            found.warn(f"{name}={values[name]}: {harm.text}; unset {name}")
+    looked = len(SLOWING) + len(RANK_NAMES) + 8
+    return found.evidence(f"none of {looked} variables known to break or slow training is set")
+
+
+def _devices(found: Findings, values: Mapping[str, str], context: Context) -> None:
+    value = values.get("CUDA_VISIBLE_DEVICES")
+    if value is None or RUNGS.index(context.rung) < RUNGS.index("gpu"):
+        return
+    words = [word.strip() for word in value.split(",")]
+    fix = "unset CUDA_VISIBLE_DEVICES, or give indexes such as 0,1,2"
+    if not value.strip() or words[0] in ("-1", "none", "NoDevFiles"):
+        found.problem(f"CUDA_VISIBLE_DEVICES is {value!r}: it hides every GPU", fix)
+        return
+    bad = [word for word in words if not re.fullmatch(r"\d+|(GPU|MIG)-[0-9A-Za-z/-]+", word)]
+    if bad:
+        found.problem(f"CUDA_VISIBLE_DEVICES is {value!r}: {bad[0]!r} is no device, and hides those after it", fix)
+    elif len(set(words)) < len(words):
+        found.problem(f"CUDA_VISIBLE_DEVICES is {value!r}: a device named twice hides all", fix)
+    else:
+        _fewer(found, len(words), value, context)
+
+
+def _fewer(found: Findings, count: int, value: str, context: Context) -> None:
+    for rig in context.rigs:
+        if rig.gpu and count < rig.gpus_per_node and rig.name not in ("here", "cpu"):
+            what = f"CUDA_VISIBLE_DEVICES is {value!r}: a job started from this shell uses {count} of {rig.name}'s"
+            found.warn(f"{what} {rig.gpus_per_node} GPUs a node; unset it there")
+            return
+
+
+def _allocator(found: Findings, values: Mapping[str, str]) -> None:
+    given = {name: values[name] for name in _ALLOCATOR if values.get(name)}
+    if len(set(given.values())) > 1:
+        text = " and ".join(f"{name}={value}" for name, value in given.items())
+        found.problem(f"{text} contradict each other", "unset all but PYTORCH_ALLOC_CONF")
+    for name, value in given.items():
+        settings = {}
+        for part in re.split(r",(?![^\[]*\])", value):
+            key, colon, setting = part.strip().partition(":")
+            settings[key] = setting.lower()
+            if not colon or key not in ALLOCATOR_KEYS:
+                fix = f"{name}=expandable_segments:True; known keys: {', '.join(ALLOCATOR_KEYS)}"
+                found.problem(f"{name}: {part.strip()!r} is no setting of PyTorch's allocator", fix)
+        if settings.get("expandable_segments") == "false":
+            found.warn(f"{name} switches expandable segments off: fragments may take a third more memory than planned")
+        elif "expandable_segments" not in settings:
+            found.warn(f"{name} does not say expandable_segments:True, which the plan's memory counts on: add it")
+        elif "max_split_size_mb" in settings:
+            found.problem(
+                f"{name}: max_split_size_mb has no sense with expandable_segments:True", f"take one of them out of {name}"
+            )
+
+
+def _threads(found: Findings, values: Mapping[str, str], context: Context) -> None:
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        value = values.get(name)
+        if value is None:
+            continue
+        first = value.split(",")[0].strip()
+        if not first.isdigit() or int(first) == 0:
+            found.problem(f"{name} is {value!r}, which is no number of threads", f"unset {name}, or give a number")
+        elif int(first) == 1 and context.here.cpu_cores > 1 and name == "OMP_NUM_THREADS":
+            found.warn(f"{name}=1: work on the CPU uses one of {context.here.cpu_cores} cores; unset it")
+        elif int(first) > 4 * context.here.cpu_cores:
+            found.warn(f"{name}={value} on {context.here.cpu_cores} cores: threads would wait for each other; unset it")
+
+
+def _left_over(found: Findings, values: Mapping[str, str]) -> None:
+    """What an earlier job or launcher left in the shell."""
+    left = [name for name in RANK_NAMES if name in values]
+    launched = "TORCHELASTIC_RUN_ID" in values
+    if left and not launched:
+        given = ", ".join(f"{name}={values[name]}" for name in left)
+        fix = f"unset {' '.join(left)}"
+        found.problem(f"{given}: training would take this process for one rank of a job and wait for the others", fix)
+    started = values.get(STARTED)
+    if started is not None:
+        try:
+            hours = (time.time() - float(started)) / 3600
+            found.problem(f"{STARTED} is set: the budget would count from {hours:,.1f} h ago", f"unset {STARTED}")
+        except ValueError:
+            found.problem(f"{STARTED} is {started!r}, which is no time", f"unset {STARTED}")
+
+
+def _libraries(found: Findings, values: Mapping[str, str]) -> None:
+    for name in values.get("LD_PRELOAD", "").replace(":", " ").split():
+        if "/" in name and not os.path.exists(name):
+            found.problem(f"LD_PRELOAD names {name}, which does not exist", "unset LD_PRELOAD")
+    for folder in filter(None, values.get("LD_LIBRARY_PATH", "").split(":")):
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            continue
+        foreign = sorted(name for name in names if re.match(r"lib(cudnn|cublas|nccl|cudart)(_\w+)?\.so", name))
+        if foreign:
+            found.warn(f"LD_LIBRARY_PATH has {folder} with {foreign[0]}, which may be taken in place of torch's own: unset it")
+
+
+# Which variables slow or change training, and the settings of PyTorch's allocator.
+
+RANK_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+# docs.pytorch.org/docs/stable/notes/cuda.html, "Optimizing memory usage with PYTORCH_ALLOC_CONF"
+ALLOCATOR_KEYS = (
+    "backend",
+    "expandable_segments",
+    "garbage_collection_threshold",
+    "graph_capture_record_stream_reuse",
+    "max_non_split_rounding_mb",
+    "max_split_size_mb",
+    "per_process_memory_fraction",
+    "pinned_background_threads",
+    "pinned_num_register_threads",
+    "pinned_reserve_segment_size_mb",
+    "pinned_use_background_threads",
+    "pinned_use_cuda_host_register",
+    "release_lock_on_cudamalloc",
+    "roundup_power2_divisions",
+    "throw_on_cudamalloc_oom",
+)
+
+
+@dataclass(frozen=True)
+class Harm:
+    """What a variable does when it is set to anything but `unless` (and '')."""
+
+    text: str
+    unless: tuple[str, ...] = ("0",)
+
+
+SLOWING = {
+    "CUDA_LAUNCH_BLOCKING": Harm("every kernel is waited for, training is several times slower"),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": Harm("every tensor is allocated by the driver, training is many times slower"),
+    "TORCHDYNAMO_DISABLE": Harm("torch.compile does nothing: slower and more memory than planned"),
+    "TORCH_COMPILE_DISABLE": Harm("torch.compile does nothing: slower and more memory than planned"),
+    "TORCH_LOGS": Harm("torch.compile writes gigabytes of logs and slows down", ()),
+    "TORCH_TRACE": Harm("torch.compile writes traces of everything", ()),
+    "TORCH_DISTRIBUTED_DEBUG": Harm("every collective is checked by another one, steps are slower", ("OFF", "off")),
+    "NCCL_DEBUG": Harm("NCCL writes much to the log", ("VERSION", "WARN", "version", "warn")),
+    "NCCL_P2P_DISABLE": Harm("GPUs talk through the host's memory, not NVLink: steps are slower than planned"),
+    "NCCL_SHM_DISABLE": Harm("GPUs without NVLink talk through the network: steps are slower than planned"),
+    "NCCL_IB_DISABLE": Harm("nodes talk over Ethernet, not InfiniBand: steps are slower than planned"),
+    "NCCL_BLOCKING_WAIT": Harm("the host waits for every collective, nothing overlaps"),
+    "TORCH_NCCL_BLOCKING_WAIT": Harm("the host waits for every collective, nothing overlaps"),
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": Harm("a rank that dies leaves the others waiting forever, and paid for", ("1", "2", "3")),
+    "TORCH_NCCL_ENABLE_MONITORING": Harm("a rank that hangs is never ended", ("1",)),
+    "NVIDIA_TF32_OVERRIDE": Harm("the precision of products is another than the recipe's", ()),
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": Harm("the precision of products is another than the recipe's"),
+    "CUDA_DEVICE_MAX_CONNECTIONS": Harm(
+        "only so many streams run at once: FSDP's collectives wait for computation", ("8", "16", "32")
+    ),
+    "PYTHONOPTIMIZE": Harm("assertions are switched off: broken invariants go unnoticed"),
+    "PYTHONMALLOC": Harm("Python's memory is checked at every allocation, much slower", ("default", "pymalloc", "malloc")),
+    "TOKENIZERS_PARALLELISM": Harm("tokenizing uses one core", ("true", "1", "True")),
+}
+"""Variable: what it does. Torch's are in docs.pytorch.org/docs/stable/torch_environment_variables.html, NCCL's in its guide."""
+
+
+def is_set(value: str | None, unless: tuple[str, ...]) -> bool:
+    """Whether a variable has a value that does harm."""
+    return value is not None and value.strip() != "" and value.strip() not in unless
+
+
+# Gates between phases: each can be judged by what the phase's run will have logged.
+
+MOST = 100.0
+"""Percent: no refinement is above it."""
+
+
+def _has_phases(context: Context) -> bool:
+    return bool(context.loaded.phases)
+
+
+def gates(context: Context, say: Say) -> Evidence:
+    """Judge each phase's gates on the metrics that a run of the planned length has."""
+    found, parts, facts = Findings(), [], {}
+    plans = context.plans()
+    for number, (phase, recipe, plan) in enumerate(zip(context.loaded.phases, context.phases, plans, strict=True)):
+        last = number + 1 == len(plans)
+        if phase.gates is None:
+            if not last:
+                found.warn(f"phase {phase.name} has no gates: whatever comes of it, the next one spends its budget")
+            continue
+        asked = _judge(phase.name, phase.gates, recipe, (plan.steps, plan.vocab), context, found)
+        facts[phase.name] = asked
+        if not asked and not last:
+            found.warn(f"phase {phase.name}: its gates ask for nothing")
+        listed = ", ".join(f"{name.replace('_', ' ')} {limit}" for name, limit in asked.items())
+        parts.append(f"after phase {phase.name}: {listed or 'nothing'}")
+    return found.evidence("; ".join(parts) or "no phase has gates", {"gates": facts}, blocks=False)
+
+
+def _judge(
+    name: str, asked: Gates, recipe: Recipe, planned: tuple[int, int], context: Context, found: Findings
+) -> dict[str, str]:
+    """The limit of each gate that is asked for; finds those that cannot be judged or never hold. `planned`: steps, vocabulary."""
+    from .gates import judge_gates
+
+    fix = f"change gates of phase {name} in the recipe, or give it a longer budget"
+    if isinstance(asked.refinement, float) and asked.refinement >= MOST:
+        found.problem(f"phase {name}: a refinement of {asked.refinement:g} % is more than a loss can fall by", fix, shows="end")
+    if asked.order and recipe.trm is not None and recipe.trm.supervision == 1:
+        found.warn(f"phase {name}: with trm.supervision=1 neither order nor refinement can be asked for")
+    results = judge_gates(asked, recipe, _metrics(recipe, *planned), gpus=context.rig.gpu is not None)
+    for result in results:
+        if result.value is None:
+            what = f"phase {name}: gate {result.name} cannot be judged after {planned[0]:,} steps: {result.measured}"
+            found.problem(what, fix, shows="end")
+    return {result.name: result.limit for result in results}
+
+
+def _metrics(recipe: Recipe, end: int, vocab: int) -> dict[str, Any]:
+    """What a run of `end` steps logs: the loss falls, each supervision step is below the one before."""
+    from windtunnel.run import Point, of_step
+
+    steps = range(1, end + 1)
+    every = recipe.pretrain.validate_every.steps
+    validated = sorted({*range(every or end, end + 1, every or end), *([end] if end else [])})
+    start = math.log(vocab)
+
+    def series(numbers: Any, value: float) -> list[Any]:
+        return [Point(step=step, value=value * (1 - 0.5 * step / end), time=0.0) for step in numbers]
+
+    supervision = recipe.trm.supervision if recipe.trm is not None else 0
+    by_step = {of_step("validation_loss", i): series(validated, start * (1 - 0.1 * i)) for i in range(supervision)}
+    return by_step | {
+        "loss": series(steps, start),
+        "gradient_norm": series(steps, 1.0),
+        "refinement": series(steps, 50.0),
+        "gpu_utilisation": series(steps, 100.0),
+    }
+
+
+# The run to be resumed: of this recipe, not in use, with a good checkpoint, with budget left.
+
+
+def _resume(context: Context, say: Say) -> Evidence:
+    assert context.resume is not None
+    recipe = _recipe_of(context, context.resume)
+    run = RunFolder.open(context.resume, recipe)  # refuses a folder of another recipe
+    found = Findings()
+    if is_live(context.resume):
+        found.problem(f"{context.resume} is being trained by another process", "wait for it, or stop it with SIGTERM")
+    say("reading checkpoints")
+    store = CheckpointStore(run.checkpoints_dir)
+    newest = store.newest_good(with_optimizer=True)
+    for problem in store.problems:
+        found.warn(f"{problem}; the one before is used")
+    if newest is None and store.all():
+        found.problem(f"no checkpoint in {run.checkpoints_dir} is good: training would begin again", "start a new run")
+    elif newest is None:
+        found.warn(f"{context.resume} has no checkpoint yet: training begins at step 0")
+    state = newest.state.get("budget") if newest else None
+    _budget(found, recipe, run, newest.step if newest else 0, state)
+    _data(found, context, run)
+    text = f"{context.resume}: goes on at step {newest.step if newest else 0:,} of {run.manifest.get('recipe')}"
+    return found.evidence(text, {"step": newest.step if newest else 0, "status": run.manifest.get("status")})
+
+
+def _recipe_of(context: Context, run: Path) -> Recipe:
+    """Of the phase that the run is of, else of the last."""
+    phase = RunFolder.open(run).recipe.phase if len(context.phases) > 1 else None
+    return next((recipe for recipe in context.phases if recipe.phase == phase), context.recipe)
+
+
+def _budget(found: Findings, recipe: Recipe, run: RunFolder, step: int, state: dict[str, object] | None) -> None:
+    budget, spent = recipe.budget, load_spent(run.spent_path, state)
+    used = {"dollars": spent.dollars, "hours": spent.seconds / 3600, "steps": float(step)}
+    batch = ((run.manifest.get("plan") or {}).get("layout") or {}).get("batch_tokens")
+    if batch:
+        used["tokens"] = float(step * batch)
+    for name, value in used.items():
+        limit = getattr(budget, name)
+        if limit is not None and value >= limit:
+            found.problem(f"budget.{name} is spent: {value:,.6g} of {limit:,.6g}", f"--set budget.{name}={2 * limit:g}")
+
+
+def _data(found: Findings, context: Context, run: RunFolder) -> None:
+    """Text files that are gone or changed since: training would refuse to go on."""
+    try:
+        present = context.corpus_files()
+    except UserError as error:
+        found.problem(error.message, error.fix)
+        return
+    began = run.manifest.get("created") or 0.0
+    newer = [file.path for file in present if Path(file.path).stat().st_mtime > began]
+    if newer:
+        found.warn(f"{newer[0]} changed after the run began: training refuses to go on with other data")
+
+
+def _wanted(context: Context) -> bool:
+    return context.resume is not None
+
+
+CHECKS = (
+    Check(
+        "variables",
+        "no environment variable breaks or slows training without saying so",
+        "unset what is named, here and in the job's script",
+        _variables,
+        needs=("rig", "machine"),
+    ),
+    Check(
+        "gates", "the gates between phases can be judged by what each phase's run logs", "look at phases in the recipe", gates,
+        shows="end", rung="target", needs=("recipe", "rig", "plan"), applies=_has_phases, apart=False,
+    ),
+    Check(
+        "resumable",
+        "the run to be resumed is of this recipe and can go on",
+        "`windtunnel runs` lists runs",
+        _resume,
+        needs=("recipe",),
+        applies=_wanted,
+    ),
+)  # fmt: skip

@@ -1,0 +1,144 @@
+"""Check the GPT's optimizer and schedule: rates near what works; a step changes every trained weight and no other."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from windtunnel.check import Check, CheckFailed, Context, Evidence, Findings, Say, one_thread
+from windtunnel.recipe import Schedule
+
+if TYPE_CHECKING:
+    from windtunnel.model import GPT
+
+
+ROWS, STEPS = 4, 12
+LEAST_PEAK, FLAT_END = 0.5, 0.9
+
+
+def _applies(context: Context) -> bool:
+    return context.is_gpt and context.has_data
+
+
+@one_thread()
+def optimizer(context: Context, say: Say) -> Evidence:
+    """Rates against their rules, then steps of the scale model with them."""
+    import torch
+
+    from windtunnel.model import add_gradients, derive
+    from windtunnel.train import MuonAdamW, Scalars
+
+    found = Findings()
+    judge_rates(context, found)
+    gpt = context.network()
+    before = {name: p.detach().clone() for name, p in gpt.named_parameters()}
+    stepper = MuonAdamW(gpt, derive(context.scale, gpt.shape.vocab))
+    _one_group_each(gpt, [name for group in stepper.groups for name, _ in group.named])
+    x, y = context.batch(ROWS)
+    losses = []
+    for step in range(STEPS):
+        say(f"step {step + 1} of {STEPS}")
+        losses.append(add_gradients(gpt, context.scale.trm, x, y))
+        stepper.step(Scalars(1.0, context.recipe.pretrain.optimizer.momentum, 0.0))
+    same = [name for name, p in gpt.named_parameters() if torch.equal(before[name], p.detach())]
+    if same:
+        found.problem(
+            f"{STEPS} steps leave {', '.join(same[:3])} as it was", "raise the learning rate of it in stages.pretrain.optimizer"
+        )
+    if not all(map(math.isfinite, losses)) or min(losses[1:]) >= losses[0]:
+        what = f"{STEPS} steps on one batch with the recipe's rates take the loss from {losses[0]:.3f} to {losses[-1]:.3f}"
+        found.problem(what, "leave stages.pretrain.optimizer's rates out: they are then derived", shows="first steps")
+    groups = f"{len(before)} tensors, each in one of {len(stepper.groups)} groups"
+    text = f"{groups}; {STEPS} steps change all of them: loss {losses[0]:.3f} to {losses[-1]:.3f}"
+    return found.evidence(text, {"tensors": len(before), "groups": len(stepper.groups), "losses": losses})
+
+
+def _one_group_each(gpt: GPT, grouped: list[str]) -> None:
+    names = [name for name, _ in gpt.named_parameters()]
+    odd = sorted({n for n in names if grouped.count(n) != 1} | (set(grouped) - set(names)))
+    if odd:
+        raise CheckFailed(
+            f"{', '.join(odd[:3])}: not in exactly one group of the optimizer", "report this: the package is at fault"
+        )
+
+
+def schedule(context: Context, say: Say) -> Evidence:
+    """The learning rate over the planned steps."""
+    plan, given, found = context.plan(), context.recipe.pretrain.schedule, Findings()
+    steps = max(1, plan.steps)
+    shares = [_scale(given, step, step / steps) for step in range(0, steps, max(1, steps // 2000))]
+    peak, last = max(shares), _scale(given, steps, 1.0)
+    if peak < LEAST_PEAK:
+        what = f"over {steps:,} steps the learning rate never passes {peak:.0%} of its peak: warm-up and warm-down meet"
+        found.problem(what, "lower stages.pretrain.schedule.warmup_steps or warmdown", shows="end")
+    if last > FLAT_END * peak:
+        found.warn(f"the learning rate ends at {last:.0%} of its peak: the last loss will be higher than it need be")
+    text = f"over {steps:,} steps: {given.warmup_steps} of warm-up to {peak:.0%} of the peak, down to {last:.0%} at the end"
+    return found.evidence(text, {"steps": steps, "peak": peak, "last": last})
+
+
+def _scale(schedule: Schedule, step: int, progress: float) -> float:
+    from windtunnel.train import learning_rate_scale
+
+    return float(learning_rate_scale(schedule, step, progress))
+
+
+def _has_schedule(context: Context) -> bool:
+    return context.is_gpt
+
+
+# Rates and weight decay that a recipe gives, against what the rules derive.
+
+FAR, TOO_FAR = 4.0, 30.0
+"""Times the derived learning rate, either way, from which it is told and refused."""
+DECAY_FAR = 4.0
+MOST_DECAY = 0.1
+"""Share of a weight that one step may take off."""
+_RATES = ("matrix_lr", "embedding_lr", "unembedding_lr", "scalar_lr")
+
+
+def judge_rates(context: Context, found: Findings) -> None:
+    """Rates that the recipe gives against what the rules derive."""
+    from windtunnel.model import derive
+
+    given = context.recipe.pretrain.optimizer
+    resolved = context.resolved
+    pretrain = resolved.pretrain.model_copy(update={"optimizer": type(given)()})
+    free = resolved.with_stages(pretrain=pretrain)
+    rules = derive(free, context.prepared.tokenizer.vocab)
+    for name in _RATES:
+        value, rule = getattr(given, name), getattr(rules, name).value
+        if value is not None:
+            judge_rate(f"stages.pretrain.optimizer.{name}", value, rule, found)
+    decay, rule = given.weight_decay, rules.weight_decay.value
+    if decay is None:
+        return
+    rate = given.matrix_lr if given.matrix_lr is not None else rules.matrix_lr.value
+    if decay * rate >= MOST_DECAY:
+        key = f"stages.pretrain.optimizer.weight_decay {decay:g}"
+        what = f"{key}: at a learning rate of {rate:g} it takes {decay * rate:.0%} off the matrices a step"
+        found.problem(what, f"about {rule:.2g} is usual", shows="first steps")
+    elif decay > DECAY_FAR * max(rule, 0.01):
+        found.warn(f"stages.pretrain.optimizer.weight_decay {decay:g}: the rule gives {rule:.2g}")
+
+
+def judge_rate(key: str, value: float, rule: float, found: Findings) -> None:
+    times = value / rule
+    if max(times, 1 / times) > TOO_FAR:
+        what = f"{key} {value:g} is {times:.2g} times the {rule:.2g} that is known to work"
+        found.problem(what, f"--set {key}=null", shows="first steps" if times > 1 else "end")
+    elif max(times, 1 / times) > FAR:
+        found.warn(f"{key} {value:g} is {times:.2g} times the {rule:.2g} that is known to work")
+
+
+CHECKS = (
+    Check(
+        "optimizer", "its rates are near what works; a step changes every trained weight, no other",
+        "leave the rates to the rules", optimizer,
+        shows="first steps", needs=("recipe", "torch", "data", "model"), applies=_applies, limit=120.0,
+    ),
+    Check(
+        "schedule", "the learning rate reaches its peak and falls within the planned steps", "look at stages.pretrain.schedule",
+        schedule, shows="end", rung="target", needs=("recipe", "rig", "plan", "torch"), applies=_has_schedule,
+    ),
+)  # fmt: skip

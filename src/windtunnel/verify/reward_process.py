@@ -1,0 +1,233 @@
+"""A user's reward in a process of its own: it may crash, hang, print, fork or eat memory, and the check goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from .sandbox.syscalls import SET_PDEATHSIG, prctl
+
+CHILD = Path(__file__).with_name("reward_child.py")
+MARK = "WINDTUNNEL_REWARD_CHECK"
+IMPORT_SECONDS = 60.0
+CALL_SECONDS = 10.0
+MEMORY_BYTES = 4 << 30
+ADDRESS_BYTES = 64 << 30
+"""Libraries such as torch map far more than they use, so what is used is watched besides."""
+WATCH_SECONDS = 0.05
+
+Ended = Literal["", "died", "hung", "memory", "forked"]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came of one call.
+
+    Attributes:
+        value: what it returned, or None. kind: the type of that. problem: why there is no value.
+        ended: why the process is gone. raised: an exception came out. signature: it takes other arguments.
+    """
+
+    value: float | None
+    seconds: float = 0.0
+    kind: str = ""
+    problem: str = ""
+    ended: Ended = ""
+    raised: bool = False
+    signature: str | None = None
+
+
+class RewardFailed(Exception):
+    """The reward cannot be loaded at all."""
+
+
+class RewardProcess:
+    """Calls one reward; started again where a call ended it. Leaving the `with` block ends all that it started.
+
+    Args:
+        file, function: the plug-in. folder: gets its log. call_seconds: most a call may take.
+        memory: bytes that it and its children may use.
+
+    Raises:
+        RewardFailed: it cannot be imported, or has no such function.
+    """
+
+    def __init__(
+        self, file: Path, function: str, folder: Path, *, call_seconds: float = CALL_SECONDS, memory: int = MEMORY_BYTES
+    ) -> None:
+        self.file, self.function, self.log = file, function, folder / "reward.log"
+        self.import_seconds, self.starts = 0.0, 0
+        self._call_seconds, self._memory = call_seconds, memory
+        self._mark = uuid.uuid4().hex
+        self._process: subprocess.Popen[bytes] | None = None
+        self._number = 0
+        self._start()
+
+    def __enter__(self) -> RewardProcess:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def printed(self) -> int:
+        """Bytes that it wrote to standard output and error."""
+        return self.log.stat().st_size
+
+    def call(self, prompt: str, answer: str, truth: str | None) -> Reply:
+        """One reward. Never raises for what the user's code does."""
+        if self._process is None:
+            self._start()
+        self._number += 1
+        request = {"id": self._number, "prompt": prompt, "answer": answer, "truth": truth}
+        began = time.monotonic()
+        with contextlib.suppress(OSError):  # it died meanwhile: reading says so
+            self._send(json.dumps(request).encode() + b"\n", self._call_seconds)
+        message, ended = self._receive(self._call_seconds)
+        if message is not None and (message.get("forked") or message["id"] != self._number):
+            message, ended = None, "forked"
+        if message is None:
+            return Reply(None, time.monotonic() - began, problem=self._why(ended, self._call_seconds), ended=ended)
+        value = float(message["value"]) if "value" in message else None
+        return Reply(
+            value, message["seconds"], message.get("kind", ""), message.get("problem", ""),
+            raised=message.get("raised", False), signature=message.get("signature"),
+        )  # fmt: skip
+
+    def close(self) -> int:
+        """End it; the number of processes of its own that it had left running."""
+        self._kill()
+        return self._sweep()
+
+    def pid(self) -> int:
+        """Of the process that the reward runs in now."""
+        return self._process.pid if self._process else 0
+
+    def _start(self) -> None:
+        self.starts += 1
+        self._rest = b""
+        (child_in, self._to), (self._from, child_out) = os.pipe(), os.pipe()
+        command = [
+            sys.executable,
+            "-P",
+            str(CHILD),
+            str(self.file),
+            self.function,
+            str(ADDRESS_BYTES),
+            str(child_in),
+            str(child_out),
+        ]
+        with open(self.log, "ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(child_in, child_out),
+                env={**os.environ, MARK: self._mark}, start_new_session=True,
+                preexec_fn=_stop_with_parent,
+            )  # fmt: skip
+        os.close(child_in)
+        os.close(child_out)
+        os.set_blocking(self._to, False)
+        message, ended = self._receive(IMPORT_SECONDS)
+        if message is None:
+            raise RewardFailed(f"importing it: {self._why(ended, IMPORT_SECONDS)}")
+        if not message.get("loaded"):
+            self._kill()
+            raise RewardFailed(message.get("problem") or "importing it forks processes that go on as this one")
+        self.import_seconds = message["seconds"]
+
+    def _send(self, data: bytes, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while data and time.monotonic() < until:
+            if select.select([], [self._to], [], 0.05)[1]:
+                data = data[os.write(self._to, data) :]
+
+    def _receive(self, seconds: float) -> tuple[dict[str, Any] | None, Ended]:
+        """The next reply, or why there is none; the process is ended then."""
+        until = time.monotonic() + seconds
+        while b"\n" not in self._rest:
+            if time.monotonic() > until:
+                return self._gone("hung")
+            if self._used() > self._memory:
+                return self._gone("memory")
+            if select.select([self._from], [], [], WATCH_SECONDS)[0]:
+                block = os.read(self._from, 1 << 16)
+                if not block:
+                    return self._gone("died")
+                self._rest += block
+        line, self._rest = self._rest.split(b"\n", 1)
+        message: dict[str, Any] = json.loads(line)
+        return message, ""
+
+    def _gone(self, why: Ended) -> tuple[None, Ended]:
+        if why == "died" and self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
+        self._code = self._process.poll() if self._process else None
+        self._peak = self._used()
+        self._kill()
+        return None, why
+
+    def _why(self, ended: Ended, seconds: float) -> str:
+        if ended == "hung":
+            much = f" ({self._peak / 2**30:.1f} GiB in use by then)" if self._peak > self._memory / 16 else ""
+            return f"it did not come back within {seconds:g} s{much}"
+        if ended == "memory":
+            return f"it took more than {self._memory / 2**30:.1f} GiB of memory"
+        if ended == "forked":
+            return "it forks a process that goes on as the caller"
+        if self._code is not None and self._code < 0:
+            return f"it ended its process by {signal.Signals(-self._code).name}{self._last_words()}"
+        return f"it ended its process with exit code {self._code}{self._last_words()}"
+
+    def _last_words(self) -> str:
+        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return f" ({lines[-1][:200]})" if lines else ""
+
+    def _used(self) -> int:
+        import psutil
+
+        total = 0
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(self.pid())
+            for one in (process, *process.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    total += one.memory_info().rss
+        return total
+
+    def _kill(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for handle in (self._to, self._from):
+            with contextlib.suppress(OSError):
+                os.close(handle)
+
+    def _sweep(self) -> int:
+        """End processes that left the reward's session; how many there were."""
+        import psutil
+
+        found = 0
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.environ().get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
+                    process.kill()
+                    found += 1
+        return found
+
+
+def _stop_with_parent() -> None:
+    """Ask the kernel to end this process when its parent dies; Linux only, else nothing."""
+    with contextlib.suppress(OSError, AttributeError):
+        prctl(SET_PDEATHSIG, signal.SIGTERM)
