@@ -24,8 +24,7 @@ rehearse: $(STAMP)
 	$(PY)/windtunnel rehearse charlm
 
 test: lint types imports
-	$(PY)/python -m pytest -m "alone and not slow and not gpu"
-	$(PY)/python -m pytest -m "not alone and not slow and not gpu" -n logical --maxprocesses 8 --dist loadfile
+	$(PY)/python -m pytest -m "not slow and not gpu" -n logical --maxprocesses 8 --dist loadfile
 
 lint: $(STAMP)
 	$(PY)/ruff check .

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
 
 import pytest
 from hypothesis import settings
@@ -17,6 +19,27 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # as many at work as there are cores: a
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("house", deadline=None, max_examples=50)
 settings.load_profile("house")
+
+
+@pytest.fixture
+def count_calls() -> Callable[[Callable[[], object]], int]:
+    """Return a function that counts the calls which another one makes: its work, in a unit that no other process changes."""
+
+    def count(work: Callable[[], object]) -> int:
+        made = 0
+
+        def note(frame: object, event: str, argument: object) -> None:
+            nonlocal made
+            made += event in ("call", "c_call")
+
+        sys.setprofile(note)
+        try:
+            work()
+        finally:
+            sys.setprofile(None)
+        return made
+
+    return count
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

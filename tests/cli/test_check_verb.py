@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import HANG
 
 QUICK = [word for name in ("plan", "budget", "disk", "variables") for word in ("--only", name)]
 
@@ -96,7 +97,7 @@ def test_a_module_in_the_current_folder_that_hides_one_of_pythons(tmp_path: Path
     (tmp_path / "secrets.py").write_text("raise RuntimeError('mine')\n")
     done = subprocess.run(
         [str(Path(sys.executable).parent / "windtunnel"), "check", "charlm", "--only", "imports"],
-        capture_output=True, text=True, timeout=110, cwd=tmp_path, check=False,
+        capture_output=True, text=True, timeout=HANG, cwd=tmp_path, check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert "secrets.py hides the module secrets" in done.stdout
@@ -111,13 +112,13 @@ def test_sigterm_ends_the_check_and_its_processes(tmp_path: Path) -> None:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANG
     while not (children := psutil.Process(process.pid).children(recursive=True)) and time.monotonic() < deadline:
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGTERM)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=HANG)
     assert "Traceback" not in output
-    _, alive = psutil.wait_procs(children, timeout=20)
+    _, alive = psutil.wait_procs(children, timeout=HANG)
     assert not alive
     assert list(tmp_path.glob("windtunnel-check-*")) == []
 
@@ -125,9 +126,7 @@ def test_sigterm_ends_the_check_and_its_processes(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_whole_check_of_the_shipped_recipe(tmp_path: Path) -> None:
-    began = time.monotonic()
     done = windtunnel("charlm", "--on", "8xH100", "--json", cwd=tmp_path, seconds=300)
     report = json.loads(done.stdout)
     assert done.returncode == 0, [c for c in report["checks"] if c["status"] == "fail"]
     assert len(report["checks"]) > 25
-    assert time.monotonic() - began < 180

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import HANG
 
 from windtunnel.recipe import load_recipe
 
 
 def windtunnel(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "windtunnel", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=cwd, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG, cwd=cwd, check=False)
 
 
 def test_plan_prints_a_table_with_sources() -> None:
@@ -64,7 +65,7 @@ def trained(tmp_path: Path) -> Path:
         writer = CheckpointWriter(CheckpointStore(run.checkpoints_dir), rank=0, world=1)
         for step, loss in ((5, 1.0), (9, 2.0)):
             writer.start(step, {n: w + np.float32(step) for n, w in weights.items()}, {}, {}, loss)
-            writer.wait(60)
+            writer.wait(HANG)
         return run.path
 
 

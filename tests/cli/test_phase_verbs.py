@@ -13,6 +13,7 @@ import termios
 from pathlib import Path
 
 import pytest
+from waiting import HANG
 
 from windtunnel.cli.train import show_gates
 from windtunnel.launch import PhaseReport
@@ -22,7 +23,7 @@ from windtunnel.run import Point, judge_gates
 
 def windtunnel(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "windtunnel", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=cwd, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG, cwd=cwd, check=False)
 
 
 def test_plan_prints_both_phases_what_they_cost_together_and_which_value_wins() -> None:
@@ -64,7 +65,7 @@ try:
 except SystemExit as end:
     print(end.code, "torch" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG, check=False)
     assert done.stdout.split() == ["2", "False"]
     assert done.stderr.startswith("error: ")
 
@@ -161,7 +162,7 @@ def on_a_terminal(arguments: list[str], columns: int) -> str:
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     command = [sys.executable, "-m", "windtunnel", *arguments]
-    done = subprocess.run(command, stdout=follower, env=environment | {"TERM": "xterm"}, timeout=60, check=True)
+    done = subprocess.run(command, stdout=follower, env=environment | {"TERM": "xterm"}, timeout=HANG, check=True)
     assert done.returncode == 0
     os.close(follower)
     return re.sub(r"\x1b\[[0-9;]*[a-zA-Z]", "", os.read(leader, 1 << 16).decode()).replace("\r", "")

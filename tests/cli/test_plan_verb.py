@@ -8,19 +8,18 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import HANG
 
 from windtunnel.plan import Alternative, Layout, Moment, Option, Plan, Role
 from windtunnel.rig import gpu_names
 
 DOCS = Path(__file__).parents[2] / "docs" / "plan-json.md"
-QUICK = 0.7  # seconds of processor time: half of it on a machine that does nothing else
 LADDER = ("--on", "cpu", "--on", "g5.xlarge", "--on", "8xH100")
 
 
@@ -33,7 +32,7 @@ def no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def plan(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "windtunnel", "plan", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, env=os.environ | environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False, env=os.environ | environment)
 
 
 def planned(*arguments: str) -> list[dict[str, Any]]:
@@ -197,17 +196,8 @@ def test_corrections_are_used_and_can_be_left_out(tmp_path: Path) -> None:
     assert plan(*arguments, "--calibration", "none").returncode == 0
 
 
-@pytest.mark.alone
-def test_planning_is_quick_and_imports_neither_torch_nor_matplotlib() -> None:
-    best = math.inf
-    for _ in range(5):
-        before, start = os.times(), time.perf_counter()
-        assert plan("charlm", "--on", "8xH100").returncode == 0
-        after = os.times()
-        used = after.children_user + after.children_system - before.children_user - before.children_system
-        best = min(best, used, time.perf_counter() - start)
-    assert best < QUICK
+def test_planning_imports_neither_torch_nor_matplotlib() -> None:
     code = "import sys; from windtunnel.cli import main\ntry: main(['plan', 'charlm', '--on', 'g5.xlarge', '--on', '8xH100'])\n"
     code += "except SystemExit: pass\nprint([m for m in ('torch', 'matplotlib', 'transformers', 'jinja2') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG, check=False)
     assert done.stdout.splitlines()[-1] == "[]"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from waiting import HANG
 
 from windtunnel.cli.verbs import VERBS, load_verb
 
@@ -25,7 +26,7 @@ HEAVY = {"torch", "numpy", "transformers", "rich.console", "concurrent.futures",
 
 
 def ended(*arguments: str) -> tuple[int, bool, int, set[str]]:
-    done = subprocess.run([sys.executable, "-c", COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", COMMAND, *arguments], capture_output=True, text=True, timeout=HANG, check=True)
     code, collecting, frozen, modules = json.loads(done.stdout.splitlines()[-1])
     return code, collecting, frozen, set(modules)
 

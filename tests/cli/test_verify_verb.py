@@ -9,12 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import HANG
 
 
 def verify(*arguments: str, text: str = "", cwd: Path, columns: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "windtunnel", "verify", *arguments]
     environment = {**os.environ, "COLUMNS": columns}
-    return subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=cwd, check=False, input=text, env=environment)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=HANG, cwd=cwd, check=False, input=text, env=environment
+    )
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +101,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(folder: Path, arguments: tuple[
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "windtunnel", "verify", *arguments]
-    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=110, cwd=folder, check=False)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=HANG, cwd=folder, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
 

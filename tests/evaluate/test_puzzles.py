@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from waiting import HANG
 
 from windtunnel.data import PreparedData, PuzzleFile, prepare, solve_grids
 from windtunnel.evaluate import evaluate_run, puzzle_report
@@ -112,7 +113,7 @@ def test_runs_of_puzzle_models_are_evaluated(keys: list[str], cache: Path, tmp_p
         data.tokenizer.save(run.tokenizer_path)
         writer = CheckpointWriter(CheckpointStore(run.checkpoints_dir))
         writer.start(1, {name: p.detach().numpy() for name, p in model.named_parameters()}, {}, {}, 1.0)
-        writer.wait(30)
+        writer.wait(HANG)
         path = run.path
     report = evaluate_run(path, prepared=data)
     assert report.puzzles is not None

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import HANG
 
 from windtunnel.launch import Options, PhaseReport, phases, run_phases
 from windtunnel.recipe import Recipe, UserError, load_recipe, phase_recipe
@@ -383,7 +384,7 @@ def test_presets_belong_to_what_a_training_is(tmp_path: Path) -> None:
 def test_two_phases_train_for_real_in_processes_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text(TWO)
     command = [sys.executable, "-m", "windtunnel", "train", "two.yaml", "--yes", "--root", "runs"]
-    done = subprocess.run([*command, "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run([*command, "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=HANG, check=False)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     (verdict,) = [line for line in lines if "gates" in line]
@@ -393,7 +394,7 @@ def test_two_phases_train_for_real_in_processes_of_their_own(tmp_path: Path) -> 
         "second": ("done", 20),
     }
     again = subprocess.run(
-        [*command, "--json", "--resume"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        [*command, "--json", "--resume"], cwd=tmp_path, capture_output=True, text=True, timeout=HANG, check=False
     )
     assert again.returncode == 2
     assert "--set phases.second.set.budget.steps=40" in json.loads(again.stderr)["fix"]
@@ -414,11 +415,11 @@ def test_a_job_that_is_stopped_in_its_first_phase_goes_on_there(tmp_path: Path, 
     process = subprocess.Popen([*command, *steps], cwd=tmp_path, stdout=subprocess.DEVNULL)
     assert _reached(tmp_path / "runs", 20)
     process.send_signal(number)
-    code = process.wait(timeout=120)
+    code = process.wait(timeout=HANG)
     (stopped,) = (tmp_path / "runs").iterdir()
     assert _waited(lambda: RunFolder.open(stopped).manifest["status"] == "stopped")
     assert code == (3 if number == signal.SIGTERM else -number)
-    done = subprocess.run([*command, *steps, "--resume"], cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run([*command, *steps, "--resume"], cwd=tmp_path, capture_output=True, text=True, timeout=HANG, check=False)
     assert done.returncode == 0, done.stderr
     found = {run.phase: (run.path, run.status, run.step) for run in list_runs(tmp_path / "runs")}
     assert found["first"] == (stopped, "done", 400)

@@ -12,6 +12,7 @@ import pytest
 from causal_configs import VARIANTS, small_config
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import HANG
 
 from windtunnel.model import CausalShape, causal_shape, known_models
 
@@ -214,4 +215,4 @@ def test_arithmetic_needs_no_torch() -> None:
         "[causal_shape(name).flops_per_token(4096) for name in known_models()]\n"
         "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'numpy')))"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=HANG).returncode == 0

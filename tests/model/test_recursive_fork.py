@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from waiting import HANG
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RECORDED = json.loads((BENCHMARKS / "results" / "recursion-fork-losses-tiny.json").read_text())["losses"]
@@ -40,7 +41,7 @@ def test_weights_and_batch_that_the_fork_had_give_what_it_gave(benchmark: Module
 def test_same_weights_and_batch_give_the_forks_losses_and_gradients(tmp_path: Path) -> None:
     out = tmp_path / "losses.json"
     command = [sys.executable, str(BENCHMARKS / "recursion.py"), "--parts", "losses", "--tiny", "--out", str(out)]
-    subprocess.run(command, check=True, timeout=110)
+    subprocess.run(command, check=True, timeout=HANG)
     compared = json.loads(out.read_text())["losses"]
     assert {entry["preset"] for entry in compared} == {"moderate", "aggressive", "extreme"}
     for entry in compared:

@@ -1,10 +1,8 @@
 """Plans for Hugging Face models: what must be refused with its arithmetic, what must fit, and invariants over layouts."""
 
 import json
-import math
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -321,8 +319,7 @@ def test_a_models_own_config_file(tmp_path: Path) -> None:
         plan("H100", f"model.config={path}")
 
 
-@pytest.mark.alone
-def test_671_billion_on_256_gpus_in_seconds_without_torch() -> None:
+def test_671_billion_on_256_gpus_is_planned_without_torch() -> None:
     code = (
         "import sys; from windtunnel.plan import make_plan; from windtunnel.rig import parse_rig;"
         "from windtunnel.recipe import load_recipe;"
@@ -331,17 +328,7 @@ def test_671_billion_on_256_gpus_in_seconds_without_torch() -> None:
         "q = make_plan(r, parse_rig('8xH100')); assert not q.fits and q.alternatives;"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )
-    start = time.perf_counter()
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert time.perf_counter() - start < 5 * _busy()
-
-
-def _busy() -> float:
-    """How many times slower than alone a process runs here now."""
-    import os
-
-    load = os.getloadavg()[0] / (os.cpu_count() or 1)
-    return max(1.0, min(4.0, math.ceil(load)))
 
 
 def test_what_no_engine_runs_is_refused_with_its_reason() -> None:

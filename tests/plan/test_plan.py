@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,14 +82,11 @@ def test_every_alternative_works(overrides: tuple[str, ...], rig: str) -> None:
         assert make_plan(charlm(*overrides, *free, *settings), parse_rig(other)).fits, alternative
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("rig", ["H100", "8xH100", "g5.xlarge", "2x(8xH100)", "8xB200", "4xGH200@$2", "RTX3090@$0.3"])
-def test_plan_is_whole_and_quick(rig: str) -> None:
+def test_plan_is_whole_and_takes_little_work(rig: str, count_calls: Callable[[Callable[[], object]], int]) -> None:
     recipe, machine = charlm(), parse_rig(rig)
-    make_plan(recipe, machine)
-    start = time.perf_counter()
     plan = make_plan(recipe, machine)
-    assert time.perf_counter() - start < 0.2  # milliseconds, with room for a busy machine
+    assert count_calls(lambda: make_plan(recipe, machine)) < 200_000  # milliseconds
     data = json.loads(json.dumps(plan.to_json()))
     assert set(data) >= KEYS
     assert plan.fits

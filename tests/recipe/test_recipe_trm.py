@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import HANG
 
 from windtunnel.recipe import PRESETS, Recipe, Recursion, UserError, dump_recipe, load_recipe, phase_recipe, recipe_notes
 
@@ -250,4 +251,4 @@ def test_phases_are_read_without_torch() -> None:
         "import sys; from windtunnel.recipe import load_recipe, phase_recipe, recipe_notes; r = load_recipe('trm', ['seed=3']);"
         "phase_recipe(r, 'quality'); recipe_notes(r); assert 'torch' not in sys.modules"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=HANG, check=False).returncode == 0

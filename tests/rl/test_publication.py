@@ -13,6 +13,7 @@ import pytest
 import torch
 from learners import CANARY, tensors
 from torch import Tensor
+from waiting import HANG
 
 from windtunnel.rl import BrokenPublication, Canary, Publisher, newest_publication, open_publication
 from windtunnel.train import child_context
@@ -130,7 +131,7 @@ def test_a_publisher_that_is_killed_leaves_the_version_before(tmp_path: Path) ->
     context = child_context("windtunnel.rl.engine")
     process = context.Process(target=_publish_until_killed, args=(str(tmp_path),))
     process.start()
-    until = time.monotonic() + 100
+    until = time.monotonic() + HANG
     while not (tmp_path / "half").exists():
         assert process.is_alive()
         assert time.monotonic() < until

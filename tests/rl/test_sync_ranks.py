@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from learners import CANARY, learner, publish, train
+from waiting import HANG
 
 from windtunnel.rl import Engine, Publisher, newest_publication, publish_weights
 from windtunnel.train import Ranks, child_context, join_ranks
@@ -45,7 +46,7 @@ def test_two_ranks_publish_what_one_does(tmp_path: Path) -> None:
     for process in ranks:
         process.start()
     for process in ranks:
-        process.join(100)
+        process.join(HANG)
         process.kill()
     assert (tmp_path / "done-0").exists()
     assert (tmp_path / "done-1").exists()

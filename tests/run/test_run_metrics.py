@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import HANG
 
 from windtunnel.recipe import UserError
 from windtunnel.run import Metrics, MetricsReader
@@ -36,27 +37,24 @@ def test_series_latest_names_and_events(tmp_path: Path) -> None:
         assert metrics.events("nothing") == []
 
 
-def test_another_reader_sees_it_within_a_second(tmp_path: Path) -> None:
+def test_another_reader_sees_it_while_it_is_written(tmp_path: Path) -> None:
     with Metrics(tmp_path / "m.sqlite") as metrics:
         reader = MetricsReader(tmp_path / "m.sqlite")
         metrics.log(1, {"loss": 1.0})
-        limit = time.monotonic() + 3
+        limit = time.monotonic() + HANG
         while not reader.series("loss") and time.monotonic() < limit:
             time.sleep(0.02)
         assert reader.latest()["loss"].value == 1.0
         reader.close()
 
 
-@pytest.mark.alone
 def test_logging_does_not_wait_for_the_disk(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path / "m.sqlite")
     metrics.flush()
     blocker = __import__("sqlite3").connect(tmp_path / "m.sqlite", isolation_level=None)
     blocker.execute("BEGIN EXCLUSIVE")
-    began = time.perf_counter()
-    for step in range(2000):
+    for step in range(2000):  # would wait until the lock is given back below, that is for ever
         metrics.log(step, {"loss": 1.0})
-    assert time.perf_counter() - began < 0.5
     blocker.execute("ROLLBACK")
     blocker.close()
     assert len(metrics.series("loss")) == 2000

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from waiting import HANG
 
 from windtunnel.recipe import UserError
 from windtunnel.run import StopRequest
@@ -38,7 +39,7 @@ def start(errors: int = subprocess.PIPE) -> "subprocess.Popen[str]":
 def test_sigterm_asks_and_lets_the_run_save() -> None:
     process = start()
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=HANG)
     assert out == "SIGTERM\nsaved\n"
     assert process.returncode == 0
 
@@ -49,7 +50,7 @@ def test_the_second_interrupt_ends_at_once() -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "SIGINT\n"
     process.send_signal(signal.SIGINT)
-    out, error = process.communicate(timeout=20)
+    out, error = process.communicate(timeout=HANG)
     assert "saved" not in out
     assert error.startswith("Traceback")  # nothing is told where nobody reads it
     assert "KeyboardInterrupt" in error
@@ -61,7 +62,7 @@ def test_a_terminal_is_told_at_once_what_an_interrupt_does() -> None:
     process.send_signal(signal.SIGINT)
     assert b"Ctrl-C once more ends at once, without saving" in os.read(master, 4096)
     process.kill()
-    process.communicate(timeout=20)
+    process.communicate(timeout=HANG)
     os.close(master)
     os.close(slave)
 

@@ -11,6 +11,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tiny import TOKENIZER, tiny_engine, tiny_model
+from waiting import HANG
 
 from windtunnel.model import build_gpt
 from windtunnel.serve import Engine, EngineDown, Job, QueueFull
@@ -31,7 +32,7 @@ class Client:
     def result(self) -> tuple[str, str, list]:
         text, infos = "", []
         while True:
-            piece = self.pieces.get(timeout=30)
+            piece = self.pieces.get(timeout=HANG)
             if isinstance(piece, EngineDown):
                 raise piece
             text, infos = text + piece.text, infos + list(piece.tokens)
@@ -158,11 +159,11 @@ def test_the_queue_is_bounded_and_all_or_nothing() -> None:
 def test_cancelled_sequences_free_their_places() -> None:
     with tiny_engine(slots=2, queue=2, sequence=4096) as engine:
         clients = [Client(engine, Job(ids("H"), 4000)) for _ in range(4)]
-        clients[0].pieces.get(timeout=10)
+        clients[0].pieces.get(timeout=HANG)
         for client in clients:
             client.generation.cancel()
         assert run(engine, Job(ids("H5+"), 5, temperature=0))[1] == "length"
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + HANG
         while engine.stats.cancelled < 4 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert engine.stats.cancelled == 4
@@ -172,7 +173,7 @@ def test_cancelled_sequences_free_their_places() -> None:
 def test_a_dead_worker_is_told_to_everybody() -> None:
     with tiny_engine(slots=1, queue=4, sequence=4096) as engine:
         clients = [Client(engine, Job(ids("H"), 4000)) for _ in range(3)]
-        clients[0].pieces.get(timeout=10)
+        clients[0].pieces.get(timeout=HANG)
         engine._model.blocks[0].mlp = None  # breaks the next step
         for client in clients:
             with pytest.raises(EngineDown):
@@ -192,7 +193,7 @@ def test_many_threads_submit_at_once() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(HANG)
         assert results == [expected] * 40
 
 

@@ -16,6 +16,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tiny import LIMITS, NAME, running_server
+from waiting import HANG
 
 from windtunnel.serve import Engine
 
@@ -30,15 +31,15 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def client(served: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{served[0]}/v1", api_key="unused", max_retries=0, timeout=30) as made:
+    with openai.OpenAI(base_url=f"{served[0]}/v1", api_key="unused", max_retries=0, timeout=HANG) as made:
         yield made
 
 
 def post(url: str, **fields: object) -> httpx.Response:
-    return httpx.post(f"{url}/v1/completions", json={"model": NAME, **fields}, timeout=30)
+    return httpx.post(f"{url}/v1/completions", json={"model": NAME, **fields}, timeout=HANG)
 
 
-def idle(engine: Engine, seconds: float = 10) -> bool:
+def idle(engine: Engine, seconds: float = 300) -> bool:
     deadline = time.monotonic() + seconds
     while (engine.running or engine.waiting) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -120,7 +121,7 @@ def test_models(client: openai.OpenAI) -> None:
 )
 def test_wrong_parameters_are_422_and_named(served: Served, fields: dict[str, object], param: str, part: str) -> None:
     body = json.dumps({"model": NAME, "prompt": "H", **fields}).encode()
-    response = httpx.post(f"{served[0]}/v1/completions", content=body, timeout=30)
+    response = httpx.post(f"{served[0]}/v1/completions", content=body, timeout=HANG)
     if fields.get("prompt") == "\ud800":
         assert response.status_code in (400, 422)  # half a surrogate pair is no JSON text to some parsers
         return
@@ -133,13 +134,13 @@ def test_wrong_parameters_are_422_and_named(served: Served, fields: dict[str, ob
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1", b"\xff\xfe", b'{"model": "x", "prompt": NaN', b"[" * 100_000])
 def test_invalid_json_is_400(served: Served, body: bytes) -> None:
-    response = httpx.post(f"{served[0]}/v1/completions", content=body, timeout=30)
+    response = httpx.post(f"{served[0]}/v1/completions", content=body, timeout=HANG)
     assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
 
 
 @pytest.mark.parametrize("body", [b"[]", b"3", b"null", b'{"model": "x", "temperature": NaN}', b"{}"])
 def test_json_of_the_wrong_kind_is_422(served: Served, body: bytes) -> None:
-    assert httpx.post(f"{served[0]}/v1/completions", content=body, timeout=30).status_code == 422
+    assert httpx.post(f"{served[0]}/v1/completions", content=body, timeout=HANG).status_code == 422
 
 
 def test_null_means_the_default(served: Served) -> None:
@@ -160,7 +161,7 @@ def test_ten_megabytes_are_refused_unread(served: Served) -> None:
     response = post(url, prompt="1" * 10_000_000)
     assert (response.status_code, response.json()["error"]["code"]) == (413, "too_large")
     # Announced but never sent: the answer does not wait for the body.
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=HANG)
     connection.putrequest("POST", "/v1/completions")
     connection.putheader("Content-Length", "10000000")
     connection.endheaders()
@@ -173,7 +174,7 @@ def test_ten_megabytes_are_refused_unread(served: Served) -> None:
 
     # Not announced at all (chunked).
     with contextlib.suppress(httpx.WriteError, httpx.ReadError):
-        assert httpx.post(f"{url}/v1/completions", content=endless(), timeout=30).status_code == 413
+        assert httpx.post(f"{url}/v1/completions", content=endless(), timeout=HANG).status_code == 413
     assert engine.alive
     assert post(url, prompt="H", max_tokens=1).status_code == 200
 
@@ -184,7 +185,7 @@ def test_two_hundred_simultaneous_clients(served: Served) -> None:
 
     def ask(i: int) -> tuple[int, httpx.Headers, dict]:
         nonlocal most
-        with httpx.Client(timeout=60) as http_client:
+        with httpx.Client(timeout=HANG) as http_client:
             body = {"model": NAME, "prompt": "H12+34B", "max_tokens": 20, "temperature": 0, "stream": i % 2 == 0}
             response = http_client.post(f"{url}/v1/completions", json=body)
             most = max(most, engine.waiting)
@@ -217,12 +218,12 @@ def test_a_client_that_goes_away_frees_its_slot(stream: bool) -> None:
         engine_step = engine._decode
 
         def slow() -> None:
-            time.sleep(0.02)
+            time.sleep(0.2)  # the server has all these to notice that its client is gone
             engine_step()
 
         engine._decode = slow  # type: ignore[method-assign]
         before = engine.stats.cancelled
-        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=HANG)
         body = {"model": NAME, "prompt": "H", "max_tokens": 120, "stream": stream}
         connection.request("POST", "/v1/completions", json.dumps(body))
         while not engine.running:
@@ -232,7 +233,7 @@ def test_a_client_that_goes_away_frees_its_slot(stream: bool) -> None:
             connection.getresponse().read(10)
         connection.sock.close() if connection.sock else connection.close()
         connection.close()
-        assert idle(engine, 2)
+        assert idle(engine)
         assert engine.stats.cancelled == before + 1
         assert engine.stats.completion_tokens < 115
         assert post(url, prompt="H", max_tokens=1).status_code == 200

@@ -16,6 +16,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tiny import TOKENIZER
+from waiting import HANG
 
 from windtunnel.evaluate import export_run
 from windtunnel.model import build_gpt, gpt_shape
@@ -49,7 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for step, loss in ((5, 1.5), (9, 2.5)):
             model = build_gpt(gpt_shape(recipe.model, TOKENIZER.vocab), seed=step)
             writer.start(step, {n: p.detach().numpy() for n, p in model.named_parameters()}, {}, {}, loss)
-            writer.wait(30)
+            writer.wait(HANG)
         return folder.path
 
 
@@ -82,16 +83,16 @@ def test_a_signal_ends_it_after_the_requests_under_way(
     assert httpx.get(f"{url}/health").status_code == 200
     results: list[httpx.Response] = []
     body = {"model": run.name, "prompt": "H1+", "max_tokens": 200, "temperature": 1}
-    thread = threading.Thread(target=lambda: results.append(httpx.post(f"{url}/v1/completions", json=body, timeout=30)))
+    thread = threading.Thread(target=lambda: results.append(httpx.post(f"{url}/v1/completions", json=body, timeout=HANG)))
     thread.start()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HANG
     while (
         "windtunnel_slots_used 1.0" not in httpx.get(f"{url}/metrics").text and thread.is_alive() and time.monotonic() < deadline
     ):
         time.sleep(0.005)
     started.send_signal(number)
-    thread.join(30)
-    assert started.wait(20) == 0
+    thread.join(HANG)
+    assert started.wait(HANG) == 0
     assert started.stdout
     assert started.stdout.read() == "ended cleanly\n"
     assert results[0].status_code == 200

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 
 import torch
+from waiting import HANG
 
 from windtunnel.data import Characters
 from windtunnel.model import GPT, build_gpt, gpt_shape
@@ -57,7 +58,7 @@ def running_server(token: str | None = None, local_only: bool = True, limits: Se
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", http="h11"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + HANG
         while not server.started and time.monotonic() < deadline:
             time.sleep(0.01)
         assert server.started
@@ -65,4 +66,4 @@ def running_server(token: str | None = None, local_only: bool = True, limits: Se
             yield f"http://127.0.0.1:{listener.getsockname()[1]}", engine
         finally:
             server.should_exit = True
-            thread.join(20)
+            thread.join(HANG)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from waiting import HANG
 
 from windtunnel.model import GPT, build_gpt, derive, gpt_shape
 from windtunnel.recipe import Recipe, load_recipe
@@ -207,7 +208,7 @@ print(*({"torch._dynamo", "sympy"} & set(sys.modules)))
 
 
 def test_a_step_on_the_cpu_does_not_wait_for_the_compiler_to_be_imported() -> None:
-    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, timeout=HANG, check=True)
     assert not done.stdout.strip()
 
 

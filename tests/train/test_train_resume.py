@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import pytest
 from conftest import events, final_weights, losses, set_ranks, train_in_processes
+from waiting import HANG
 
 from windtunnel.run import RunFolder
 from windtunnel.train import train
@@ -95,7 +96,7 @@ def kill_at_random(folder: Path, kills: int, steps: int, seed: int) -> int:
             hit += 1
         process.communicate()
     process = train_in_processes(folder, 1, start_new_session=True)
-    output = process.communicate(timeout=120)[0]
+    output = process.communicate(timeout=HANG)[0]
     assert process.returncode == 0, output
     return hit
 
@@ -132,7 +133,7 @@ def test_two_ranks_give_the_losses_of_one_and_resume_on_either(new_run: NewRun) 
     one, two, moved = new_run("budget.steps=20"), new_run("budget.steps=20", ranks=2), new_run("budget.steps=20", ranks=2)
     assert train(one) == 0
     process = train_in_processes(two, 2)
-    output = process.communicate(timeout=200)[0]
+    output = process.communicate(timeout=HANG)[0]
     assert process.returncode == 0, output
     alone, together = losses(one), losses(two)
     assert alone.keys() == together.keys()

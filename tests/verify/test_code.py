@@ -11,7 +11,7 @@ import pytest
 from windtunnel.verify.code import Call, CodeTask, CodeVerifier, Program, cases_of_asserts
 from windtunnel.verify.sandbox import Limits, MiB, Sandbox
 
-LIMITS = Limits(wall_seconds=1, cpu_seconds=1, memory_bytes=128 * MiB, result_bytes=4 * MiB, log_bytes=64 << 10)
+LIMITS = Limits(wall_seconds=120, cpu_seconds=1, memory_bytes=128 * MiB, result_bytes=4 * MiB, log_bytes=64 << 10)
 SQUARE = (Call("f", [3], 9), Call("f", [-2], 4))
 
 
@@ -44,7 +44,7 @@ def judge(sandbox: Sandbox, source: str, cases: Any = SQUARE, limits: Limits = L
     ],
 )  # fmt: skip
 def test_honest_answers_pass(sandbox: Sandbox, source: str) -> None:
-    verdict = judge(sandbox, source, limits=replace(LIMITS, wall_seconds=20, cpu_seconds=20))
+    verdict = judge(sandbox, source, limits=replace(LIMITS, cpu_seconds=20))
     assert verdict.accepted, verdict
     assert verdict.reward == 1.0
 
@@ -101,7 +101,7 @@ def test_honest_answers_pass(sandbox: Sandbox, source: str) -> None:
     ],
 )  # fmt: skip
 def test_everything_else_is_refused_with_its_reason(sandbox: Sandbox, source: str, reason: str | None) -> None:
-    verdict = judge(sandbox, source)
+    verdict = judge(sandbox, source, limits=replace(LIMITS, wall_seconds=1) if reason == "timeout" else LIMITS)
     assert not verdict.accepted
     assert not verdict.infrastructure
     assert verdict.reward == 0.0

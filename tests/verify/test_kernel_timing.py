@@ -17,6 +17,7 @@ from types import ModuleType
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import HANG
 
 from windtunnel.verify import Sandbox, Sandboxes, find_task
 from windtunnel.verify.kernel import GpuStages, KernelVerifier, gpu_sandbox, kernel_sandbox
@@ -258,9 +259,9 @@ def test_a_candidate_waits_while_another_is_timed_and_is_timed_alone(tmp_path: P
                 waiting = threads.submit(stages.judge, source, plans[stages])
                 with pytest.raises(TimeoutError):
                     waiting.result(timeout=1.0)
-            assert waiting.result(timeout=60).finding is None
+            assert waiting.result(timeout=HANG).finding is None
         with Turns(fds).shared():  # the comparison shares too
-            assert threads.submit(untimed.judge, source, plans[untimed]).result(timeout=60).finding is None
+            assert threads.submit(untimed.judge, source, plans[untimed]).result(timeout=HANG).finding is None
 
 
 STOPPED = """
@@ -364,7 +365,7 @@ def _another(path: Path, how: str) -> Iterator[subprocess.Popen[bytes]]:
 
 def _somebody_holds_the_gate(path: Path) -> None:
     """Returns when somebody waits there to be alone."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + HANG
     with open(f"{path}.gate") as gate:
         while time.monotonic() < until:
             try:

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from typer.testing import CliRunner
+from waiting import HANG
 
 from windtunnel.cli.verify import build
 from windtunnel.recipe import UserError
@@ -80,7 +81,7 @@ def ask(verifiers: Verifiers, task: str, answer: str) -> httpx.Response:
             app = create_app(verifiers, pool, Layers({}), access=Access(None, local_only=True), max_body=1 << 20)
             transport = httpx.ASGITransport(app=app)
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-                return await client.post("/verify", json={"kind": "kernel", "task": task, "answer": answer}, timeout=120)
+                return await client.post("/verify", json={"kind": "kernel", "task": task, "answer": answer}, timeout=HANG)
 
     return asyncio.run(post())
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from waiting import HANG
 
 import windtunnel
 from windtunnel.verify.sandbox import Job, Limits, MiB, Outcome, Sandbox
@@ -20,7 +21,7 @@ from windtunnel.verify.sandbox.channel import memory_file, write_request
 from windtunnel.verify.sandbox.starting import PASSED_ON
 
 CHILD = "windtunnel.verify.code.child"
-SMALL = Limits(wall_seconds=3, cpu_seconds=3, memory_bytes=128 * MiB, file_bytes=8 * MiB, result_bytes=MiB, log_bytes=4096)
+SMALL = Limits(wall_seconds=120, cpu_seconds=3, memory_bytes=128 * MiB, file_bytes=8 * MiB, result_bytes=MiB, log_bytes=4096)
 
 
 @pytest.fixture(scope="module", params=["namespaces", "without namespaces"])
@@ -59,11 +60,10 @@ def alive(sandbox: Sandbox) -> bool:
 
 
 def test_one_that_sleeps_is_ended_long_before_one_that_works(sandbox: Sandbox) -> None:
-    limits = replace(SMALL, wall_seconds=20, idle_seconds=1)
-    outcome = run(sandbox, "import time\ndef f(): time.sleep(60)", limits)
-    assert (outcome.status, outcome.detail) == ("timeout", "used no CPU time for 1 s")
-    assert outcome.wall_seconds < 10
-    works = "import time\ndef f():\n end = time.process_time() + 2\n while time.process_time() < end: pass\n return 1"
+    limits = replace(SMALL, cpu_seconds=10, idle_seconds=2)
+    outcome = run(sandbox, "import time\ndef f(): time.sleep(600)", limits)
+    assert (outcome.status, outcome.detail) == ("timeout", "used no CPU time for 2 s")
+    works = "import time\ndef f():\n end = time.process_time() + 3\n while time.process_time() < end: pass\n return 1"
     assert run(sandbox, works, limits).message["value"] == 1
     assert alive(sandbox)
 
@@ -83,7 +83,7 @@ def test_a_value_comes_back_with_what_it_cost(sandbox: Sandbox) -> None:
     assert outcome.message["value"] == [1, 2.5, "é"]
     assert outcome.log == "hello\n"
     assert 40 * MiB < outcome.peak_bytes < 120 * MiB
-    assert 0 < outcome.wall_seconds < 3
+    assert outcome.wall_seconds > 0
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,11 @@ def test_a_value_comes_back_with_what_it_cost(sandbox: Sandbox) -> None:
 )  # fmt: skip
 def test_what_a_candidate_does_to_itself_is_named_and_costs_nobody_else(sandbox: Sandbox, body: str, status: str) -> None:
     limits = SMALL if status != "timeout" else Limits(wall_seconds=0.4, cpu_seconds=1)
-    started = time.monotonic()
     outcome = run(sandbox, body, limits)
     if "close(fd)" in body:
         assert not outcome.finished
     else:
         assert outcome.status == status, outcome
-    assert time.monotonic() - started < 15
     assert alive(sandbox)
 
 
@@ -184,7 +182,7 @@ def test_what_is_written_stays_private_is_bounded_and_is_gone(sandbox: Sandbox) 
 
 def test_files_cannot_be_hidden_from_the_count_of_the_disk(sandbox: Sandbox) -> None:
     deep = "import os, time\ndef f():\n for _ in range(3000):\n  os.mkdir('d', 0o300)\n  os.chdir('d')\n time.sleep(0.6)"
-    limits = replace(SMALL, file_bytes=64 * MiB, wall_seconds=15, cpu_seconds=15)
+    limits = replace(SMALL, file_bytes=64 * MiB, cpu_seconds=15)
     assert run(sandbox, deep, limits).status in ("finished", "output")  # a tmpfs counts for itself
     assert alive(sandbox)
 
@@ -203,7 +201,7 @@ def test_what_a_candidate_hides_from_the_cleaning_is_out_of_reach_for_the_next(s
     path = value(sandbox, hide)
     assert run(sandbox, f"def f(): return open({path!r}).read()").status == "raised"
     deep = "import os\ndef f():\n for _ in range(3000):\n  os.mkdir('d')\n  os.chdir('d')"
-    assert run(sandbox, deep, replace(SMALL, wall_seconds=30, cpu_seconds=30)).status in ("finished", "output")
+    assert run(sandbox, deep, replace(SMALL, cpu_seconds=30)).status in ("finished", "output")
     assert own_files(sandbox) == ["answer.py"]
 
 
@@ -286,7 +284,7 @@ def test_children_where_they_are_allowed_are_bounded_and_die_with_it() -> None:
     bomb = "import os, time\ndef f():\n while True:\n  try:\n   if os.fork() == 0: os.setsid()\n  except OSError: time.sleep(.01)"
     with Sandbox(preload=(CHILD,), environment={"MARK": (mark := uuid.uuid4().hex)}) as sandbox:
         true = "import subprocess\ndef f(): return subprocess.run(['/bin/sh', '-c', 'exit 7']).returncode"
-        assert run(sandbox, true, limits).message.get("value") == 7
+        assert run(sandbox, true, replace(limits, wall_seconds=120)).message.get("value") == 7
         before = marked(mark)
         assert run(sandbox, bomb, limits).status == "timeout"
         assert marked(mark) == before
@@ -310,7 +308,7 @@ def test_closing_leaves_no_process_and_no_file() -> None:
         assert sandbox._worker is not None
         folder = Path(sandbox._worker.folder)
         assert folder.is_dir()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HANG
     while marked(mark) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not marked(mark)
@@ -359,7 +357,7 @@ def test_what_is_raised_between_an_order_and_its_reply_costs_the_worker_and_no_l
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.3)
             with pytest.raises(Alarm):
-                run(sandbox, SLOW, replace(SMALL, wall_seconds=30))
+                run(sandbox, SLOW)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)

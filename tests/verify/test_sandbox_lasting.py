@@ -14,7 +14,7 @@ from windtunnel.verify.sandbox import Job, Limits, MiB, Outcome, Sandbox
 from windtunnel.verify.sandbox.channel import EARLY_AT, MARK, PHASE_BYTES, BadReply, Early, memory_file, read_spans, write_reply
 
 CHILD = "windtunnel.verify.code.child"
-LIMITS = Limits(wall_seconds=5, cpu_seconds=30, memory_bytes=256 * MiB, result_bytes=8 * MiB)
+LIMITS = Limits(wall_seconds=120, cpu_seconds=30, memory_bytes=256 * MiB, result_bytes=8 * MiB)
 COUNT = "import sys\ndef f():\n sys.count = getattr(sys, 'count', 0) + 1\n return sys.count"
 
 
@@ -63,7 +63,7 @@ def test_a_lasting_child_that_ends_is_told_of_and_replaced(lasting: Sandbox, bod
 
 def test_other_limits_need_another_child(lasting: Sandbox) -> None:
     count(lasting)
-    other = Limits(wall_seconds=5, cpu_seconds=30, memory_bytes=128 * MiB, result_bytes=8 * MiB)
+    other = Limits(wall_seconds=120, cpu_seconds=30, memory_bytes=128 * MiB, result_bytes=8 * MiB)
     assert lasting.run(job(COUNT, other)).message["value"] == 1
 
 

@@ -9,13 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import HANG
 
 from windtunnel.recipe import UserError
 from windtunnel.verify import Sandboxes
 from windtunnel.verify.sandbox import Job, Limits, MiB, Outcome, Sandbox
 
 CHILD = "windtunnel.verify.code.child"
-LIMITS = Limits(wall_seconds=5, cpu_seconds=5, memory_bytes=64 * MiB, result_bytes=MiB)
+LIMITS = Limits(wall_seconds=120, cpu_seconds=5, memory_bytes=64 * MiB, result_bytes=MiB)
 # A module whose import takes a second, and which says in which process it was imported.
 SLOW = "import os, time\ntime.sleep(1.0)\nIMPORTED = os.urandom(8).hex()\n"
 
@@ -95,7 +96,7 @@ sys.stdin.read()
     assert len(pids) == 3
     judge.kill()
     judge.communicate()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HANG
     while any(map(_runs, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert [pid for pid in pids if _runs(pid)] == []

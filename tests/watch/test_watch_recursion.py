@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from test_watch_report import Page
+from waiting import HANG
 
 from windtunnel.recipe import UserError, load_recipe
 from windtunnel.run import Metrics, MetricsReader, RunFolder, of_step
@@ -216,12 +217,12 @@ def test_a_run_is_followed_from_outside_and_its_page_written_by_hand(run: RunFol
     assert len(now.validation_steps) == 4
     assert now.bpb_steps == [9.0 * math.exp(-STEPS / 100) * (1 - 0.05 * i) / 3 for i in range(4)]
     once = [sys.executable, "-m", "windtunnel", "watch", str(run.path), "--once"]
-    plain = subprocess.run(once, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    plain = subprocess.run(once, capture_output=True, text=True, timeout=HANG, check=False, cwd=tmp_path)
     assert "by step 0.406 → 0.386 → 0.365 → 0.345" in plain.stdout
     assert now.refinement == pytest.approx(15.0)
     for option in ("--html", "--json"):
         command = [sys.executable, "-m", "windtunnel", "watch", str(run.path), option]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         if option == "--json":
             assert len(json.loads(done.stdout)["step_losses"]) == 4

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from waiting import HANG
 
 from windtunnel.recipe import UserError, load_recipe
 from windtunnel.run import Metrics, RunFolder
@@ -43,7 +44,7 @@ def on_terminal(code: str, *arguments: str, columns: int = 100) -> tuple[int, st
     process = subprocess.Popen([sys.executable, "-c", code, *arguments], stdin=its, stdout=its, stderr=its, env=environment)
     os.close(its)
     got = b""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANG
     while time.monotonic() < deadline:
         if select.select([own], [], [], 0.2)[0]:
             try:
@@ -56,7 +57,7 @@ def on_terminal(code: str, *arguments: str, columns: int = 100) -> tuple[int, st
         elif process.poll() is not None:
             break
     os.close(own)
-    return process.wait(timeout=10), got.decode()
+    return process.wait(timeout=HANG), got.decode()
 
 
 @pytest.mark.parametrize("how", ["", "crash"])
@@ -212,7 +213,7 @@ def test_a_dead_run_says_so_and_a_finished_one_why(run: RunFolder) -> None:
 
 def windtunnel(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "windtunnel", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG, cwd=cwd, check=False)
 
 
 def test_watch_and_runs_on_a_real_run(run: RunFolder, tmp_path: Path) -> None:
