@@ -27,7 +27,7 @@ from typing import Any
 from planning import RESULTS as MEASURED
 from planning import Config, load_configs
 
-from windtunnel.model import causal_shape
+from windtunnel.model import hf_shape
 from windtunnel.recipe import HuggingFaceModel
 
 REPORT = Path(__file__).parent / "results" / "estimators.json"
@@ -89,7 +89,7 @@ def ask(found: Question) -> dict[str, float]:
 
     model = found.config.recipe().model
     assert isinstance(model, HuggingFaceModel)
-    config = AutoConfig.for_model(**causal_shape(model.config).raw)
+    config = AutoConfig.for_model(**hf_shape(model.config).raw)
     answers = {}
     if found.stage is not None:
         with torch.device("meta"):

@@ -28,7 +28,7 @@ from planning import RECORDED, RECORDED_RESULTS, RECURSIVE, RECURSIVE_RESULTS, R
 
 from windtunnel.model import recipe_shape
 from windtunnel.plan import Constants
-from windtunnel.plan.causal.constants import CausalConstants
+from windtunnel.plan.causal.constants import HFConstants
 from windtunnel.plan.causal.memory import gradient_bytes
 from windtunnel.plan.causal.memory import memory as causal_memory
 from windtunnel.plan.causal.steptime import step_seconds
@@ -112,7 +112,7 @@ def read(base: str, *, recorded: bool = False) -> list[Measured]:
     ]
 
 
-def causal_seconds(measured: Measured) -> Callable[[CausalConstants], dict[str, float]]:
+def causal_seconds(measured: Measured) -> Callable[[HFConstants], dict[str, float]]:
     """Planned seconds of a Hugging Face model's step as a function of the constants; of the engine that was measured."""
     sums, layout, rig = totals(fine_tuning(measured.config.recipe())), measured.config.layout(), parse_rig(measured.config.rig)
     assert rig.gpu is not None
@@ -120,7 +120,7 @@ def causal_seconds(measured: Measured) -> Callable[[CausalConstants], dict[str, 
     # Gradients were read and written once more than a plan counts now.
     copied = 2 * gradient_bytes(sums.work) * sums.trained * layout.accumulation if ONE_BUFFER in measured.before else 0.0
 
-    def seconds(c: CausalConstants) -> dict[str, float]:
+    def seconds(c: HFConstants) -> dict[str, float]:
         time, more = step_seconds(sums, layout, rig, c), copied / (bandwidth * c.bandwidth_efficiency)
         return {"step": time.seconds + more, "forward": time.forward, "backward": time.backward + more}
 
@@ -199,7 +199,7 @@ def fit_family(title: str, prior: Any, looseness: dict[str, float], measured: li
     return Fitted(prior, found, looseness, memory, max(without))
 
 
-def causal_gib(m: Measured, c: CausalConstants) -> float:
+def causal_gib(m: Measured, c: HFConstants) -> float:
     """Planned reserved GiB of a Hugging Face model."""
     return reserved(causal_memory(totals(fine_tuning(m.config.recipe())), m.config.layout(), c).components)
 
@@ -227,7 +227,7 @@ def main() -> None:
     args = parser.parse_args()
     fitted = {
         "gpt": fit_family("GPT", Constants(), GPT, read("charlm"), gpt_seconds, gpt_gib),
-        "causal": fit_family("Hugging Face models", CausalConstants(), CAUSAL, read("finetune"), causal_seconds, causal_gib),
+        "causal": fit_family("Hugging Face models", HFConstants(), CAUSAL, read("finetune"), causal_seconds, causal_gib),
     }
     # With the constants as they are shipped, rounded, and nothing of them changed.
     plain = replace(Constants(), **_rounded(fitted["gpt"]))

@@ -243,12 +243,12 @@ def test_a_wrong_answer_in_the_corpus_is_named(tmp_path: Path, monkeypatch: pyte
 
 
 def test_every_known_model_has_a_small_one() -> None:
-    from windtunnel.model import causal_shape, known_models
-    from windtunnel.model.causal_build import shape_from_config
+    from windtunnel.model import hf_shape, known_models
+    from windtunnel.model.hf_config import shape_from_config
     from windtunnel.rehearse.scale import small_config
 
     for name in known_models():
-        whole = causal_shape(name)
+        whole = hf_shape(name)
         small = shape_from_config(name, small_config(whole.raw), name)
         assert small.parameters < 1_000_000, name
         assert (small.tied, small.experts is None, small.mla is None) == (whole.tied, whole.experts is None, whole.mla is None)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from causal_models import MODELS, VOCAB, batch, full, job_of, losses_of, weights_of
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from windtunnel.model import causal_shape
+from windtunnel.model import hf_shape
 from windtunnel.recipe import LoRA, UserError
 
 
@@ -135,7 +135,7 @@ def test_adapters_alone_are_trained(name: str, targets: str, tmp_path: Any) -> N
     with job_of(name) as job:
         without = job.network(x, y)[0]
     with job_of(name, lora=lora, compute=torch.float32) as job:
-        assert job.parameters.trained == causal_shape(str(tmp_path)).lora_parameters(4, targets)
+        assert job.parameters.trained == hf_shape(str(tmp_path)).lora_parameters(4, targets)
         torch.testing.assert_close(job.network(x, y)[0], without, rtol=0, atol=0)  # B is zero at first
         before = weights_of(job)
         losses_of(job, 3, rate=1e-2)

@@ -77,9 +77,9 @@ def _model(recipe: Recipe) -> tuple[dict[str, Any] | None, list[int]]:
     """A Hugging Face model's config.json, and what tells its blocks apart."""
     if not isinstance(recipe.model, HuggingFaceModel):
         return None, []
-    from windtunnel.model import causal_shape
+    from windtunnel.model import hf_shape
 
-    shape = causal_shape(recipe.model.config)
+    shape = hf_shape(recipe.model.config)
     kinds: dict[Any, int] = {}
     return shape.raw, [kinds.setdefault(block, len(kinds)) for block in shape.blocks]
 

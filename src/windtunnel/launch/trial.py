@@ -156,9 +156,9 @@ def _check(recipe: Recipe, layout: Layout) -> None:
 def _config(recipe: Recipe) -> dict[str, Any] | None:
     if recipe.model.kind == "gpt":
         return None
-    from windtunnel.model import causal_shape
+    from windtunnel.model import hf_shape
 
-    return causal_shape(recipe.model.config).raw
+    return hf_shape(recipe.model.config).raw
 
 
 def _run(folder: Path, ranks: int, timeout: float, say: Callable[[str], None]) -> str | None:

@@ -9,13 +9,12 @@ if TYPE_CHECKING:
     from .attention import deterministic
     from .build import build_model, new_model
     from .cache import KVCache, extend
-    from .causal import CausalShape
-    from .causal_parts import Block, Experts, LatentAttention, Linear, Norm
     from .checks import add_gradients
     from .fp8 import disable_fp8, enable_fp8
     from .frozen_fp8 import FrozenFP8, freeze_experts_fp8, freeze_linear_fp8, holds_experts
     from .gpt import GPT, build_gpt
-    from .known import causal_shape, known_models
+    from .hf_parts import Block, Experts, HFShape, LatentAttention, Linear, Norm
+    from .known import hf_shape, known_models
     from .recording import Replay, cuda_recorder
     from .recursive import RecursiveGPT, use_supervision
     from .sampling import choose, top_log_probabilities
@@ -25,11 +24,11 @@ if TYPE_CHECKING:
 __all__ = [
     "GPT",
     "Block",
-    "CausalShape",
     "Derived",
     "Experts",
     "FrozenFP8",
     "GPTShape",
+    "HFShape",
     "HyperParameters",
     "KVCache",
     "LatentAttention",
@@ -44,7 +43,6 @@ __all__ = [
     "add_gradients",
     "build_gpt",
     "build_model",
-    "causal_shape",
     "choose",
     "cuda_recorder",
     "derive",
@@ -57,6 +55,7 @@ __all__ = [
     "freeze_experts_fp8",
     "freeze_linear_fp8",
     "gpt_shape",
+    "hf_shape",
     "holds_experts",
     "known_models",
     "load_weights",
@@ -70,15 +69,15 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Block": "causal_parts",
-    "CausalShape": "causal",
-    "Experts": "causal_parts",
+    "Block": "hf_parts",
+    "HFShape": "hf_parts",
+    "Experts": "hf_parts",
     "FrozenFP8": "frozen_fp8",
     "GPT": "gpt",
     "KVCache": "cache",
-    "LatentAttention": "causal_parts",
-    "Linear": "causal_parts",
-    "Norm": "causal_parts",
+    "LatentAttention": "hf_parts",
+    "Linear": "hf_parts",
+    "Norm": "hf_parts",
     "Objective": "supervision",
     "RecursiveGPT": "recursive",
     "Replay": "recording",
@@ -87,7 +86,7 @@ _LAZY = {
     "add_gradients": "checks",
     "build_gpt": "gpt",
     "build_model": "build",
-    "causal_shape": "known",
+    "hf_shape": "known",
     "deterministic": "attention",
     "disable_fp8": "fp8",
     "enable_fp8": "fp8",

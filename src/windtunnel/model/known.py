@@ -12,9 +12,8 @@ from typing import Any
 
 from windtunnel.recipe import UserError
 
-from .causal import CausalShape
-from .causal_build import shape_from_config
-from .hfconfig import read_config
+from .hf_config import read_config, shape_from_config
+from .hf_parts import HFShape
 
 
 def known_models() -> list[str]:
@@ -39,12 +38,12 @@ def _folder() -> Any:
     return resources.files("windtunnel.model").joinpath("configs")
 
 
-def _built_in(name: str) -> CausalShape:
+def _built_in(name: str) -> HFShape:
     config = json.loads(_folder().joinpath(f"{name}.json").read_text(encoding="utf-8"))
     return shape_from_config(name, config, f"built-in {name}")
 
 
-def causal_shape(config: str, base: Path | None = None) -> CausalShape:
+def hf_shape(config: str, base: Path | None = None) -> HFShape:
     """The shape of a Hugging Face causal language model.
 
     Args:

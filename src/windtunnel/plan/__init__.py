@@ -2,11 +2,12 @@
 
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.recipe import Layout
+
 from .calibration import CALIBRATION, CALIBRATION_OFF, observe, shipped_constants, user_path
 from .constants import Constants, load_constants
 from .ladder import Ladder, Rung, climb
 from .ladder_text import COLUMNS, ladder_remarks, ladder_rows
-from .layout import Layout
 from .opinion import Opinion, second_opinion
 from .phases import (
     PHASE_COLUMNS,

@@ -17,9 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
-from windtunnel.recipe import UserError
-
-from .layout import Layout
+from windtunnel.recipe import Layout, UserError
 
 FORMAT = 1
 FAMILIES = ("gpt", "causal")
@@ -159,8 +157,7 @@ def observe(
     if path is None:
         return None
     correction = plan.get("correction") or {}
-    # A run that was planned by an earlier version has not every key.
-    layout = Layout(**{f.name: plan["layout"][f.name] for f in fields(Layout) if f.name in plan["layout"]})
+    layout = Layout.of_plan(plan["layout"])
     observation = Observation(
         family="causal" if plan["depth"] is None else "gpt",
         recipe=plan["recipe"],

@@ -176,12 +176,12 @@ def _judge_model(context: Context, where: str, chosen: Layout, found: Findings) 
 
 
 def _count(context: Context, name: str) -> int:
-    from windtunnel.model import causal_shape
+    from windtunnel.model import hf_shape
 
     model = context.recipe.model
     if isinstance(model, GPTModel):
         return 0  # our engine splits none of them
-    shape = causal_shape(model.config)
+    shape = hf_shape(model.config)
     if name == "experts":
         return shape.experts.count if shape.experts else 0
     return shape.heads if name == "heads" else shape.layers

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from windtunnel.recipe import GPTModel, LayoutChoice, Recipe, UserError, scale_model
+from windtunnel.recipe import GPTModel, Layout, LayoutChoice, Recipe, UserError, scale_model
 from windtunnel.rig import Rig
 
-from .layout import Layout
 from .plan import make_plan, resolve
 from .stand_ins import StandIn, stand_ins
 from .types import Plan

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from windtunnel.model import GPTShape
+from windtunnel.recipe import Layout
 
 from .calibration import with_correction
 from .constants import Constants
-from .layout import Layout
 from .passes import Passes, plain
 from .types import Moment
 

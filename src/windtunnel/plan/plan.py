@@ -23,14 +23,14 @@ from .types import Alternative, Moment, Plan
 from .words import epoch_warnings
 
 if TYPE_CHECKING:
-    from .causal import CausalConstants
+    from .causal import HFConstants
 
 
 def make_plan(
     recipe: Recipe,
     rig: Rig,
     vocab: int | None = None,
-    calibration: Constants | CausalConstants | None = None,
+    calibration: Constants | HFConstants | None = None,
     corpus_tokens: float | None = None,
     suggest: bool = True,
 ) -> Plan:
@@ -48,10 +48,10 @@ def make_plan(
             back with fits=False.
     """
     if isinstance(recipe.model, HuggingFaceModel):
-        from .causal import CausalConstants, plan_causal  # the GPT's plans need none of it
+        from .causal import HFConstants, plan_hf  # the GPT's plans need none of it
 
-        assert calibration is None or isinstance(calibration, CausalConstants)
-        return plan_causal(recipe, rig, calibration, corpus_tokens, suggest)
+        assert calibration is None or isinstance(calibration, HFConstants)
+        return plan_hf(recipe, rig, calibration, corpus_tokens, suggest)
     assert calibration is None or isinstance(calibration, Constants)
     check_own_layout(recipe, rig)
     constants = calibration or load_constants(rig.gpu.name if rig.gpu else None)

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from windtunnel.model import GPTShape
-from windtunnel.recipe import Pretrain, Recipe, UserError
+from windtunnel.recipe import Layout, Pretrain, Recipe, UserError
 from windtunnel.rig import Rig
 
 from .constants import Constants
-from .layout import Layout
 from .memory import Memory, memory
 from .passes import Passes, plain
 from .steptime import StepTime, step_time

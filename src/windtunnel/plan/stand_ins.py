@@ -86,12 +86,12 @@ def _same_model(recipe: Recipe) -> Iterator[tuple[str, str, Recipe]]:
 
 def _smaller_models(recipe: Recipe) -> Iterator[tuple[str, str, Recipe]]:
     """Built-in models of the same family with fewer parameters: of the same name first, then architecture, the largest first."""
-    from windtunnel.model import causal_shape, known_models
+    from windtunnel.model import hf_shape, known_models
 
     model = recipe.model
     assert isinstance(model, HuggingFaceModel)
-    own = causal_shape(model.config)
-    shapes = [causal_shape(name) for name in known_models()]
+    own = hf_shape(model.config)
+    shapes = [hf_shape(name) for name in known_models()]
     kin = [s for s in shapes if s.parameters < own.parameters and (_word(s.name) == _word(own.name) or s.family == own.family)]
     kin.sort(key=lambda s: (_word(s.name) != _word(own.name), s.family != own.family, -s.parameters))
     for shape in kin:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from windtunnel.model import GPTShape
+from windtunnel.recipe import Layout
 from windtunnel.rig import Rig
 
 from .constants import Constants
-from .layout import Layout
 from .passes import Passes, plain
 
 NEWTON_SCHULZ_ITERATIONS = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .layout import Layout
+from windtunnel.recipe import Layout
 
 # Components that lie outside PyTorch's allocator: what it reserves is the peak without them.
 OUTSIDE_ALLOCATOR = ("context", "nccl", "process")

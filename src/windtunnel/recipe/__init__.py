@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         TextCorpus,
     )
     from .finetuning import GRPO, FineTune, HuggingFaceModel, LayoutChoice, LoRA
+    from .layout import MEGATRON, OWN_ENGINE, Layout
     from .load import dump_recipe, load_recipe, recipe_names, template_names
     from .phased import phase_recipe, recipe_notes, validate
     from .phases import Gates, Phase
@@ -42,7 +43,9 @@ if TYPE_CHECKING:
 __all__ = [
     "ARITHMETIC_ALPHABET",
     "GRPO",
+    "MEGATRON",
     "MOST_SUPERVISION",
+    "OWN_ENGINE",
     "PRESETS",
     "ArithmeticCorpus",
     "BPETokenizer",
@@ -59,6 +62,7 @@ __all__ = [
     "GateFailed",
     "Gates",
     "HuggingFaceModel",
+    "Layout",
     "LayoutChoice",
     "LoRA",
     "Optimizer",
@@ -102,6 +106,7 @@ _MODULES = {
         "TextCorpus",
     ),
     "finetuning": ("GRPO", "FineTune", "HuggingFaceModel", "LayoutChoice", "LoRA"),
+    "layout": ("MEGATRON", "OWN_ENGINE", "Layout"),
     "load": ("dump_recipe", "load_recipe", "recipe_names", "template_names"),
     "phased": ("phase_recipe", "recipe_notes", "validate"),
     "phases": ("Gates", "Phase"),

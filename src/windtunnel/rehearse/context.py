@@ -161,7 +161,7 @@ class Context(CheckContext):
     @cached_property
     def small_config(self) -> Path:
         """A Hugging Face model's config.json made small, in a file that a recipe can name. Raises UserError."""
-        from windtunnel.model import causal_shape
+        from windtunnel.model import hf_shape
         from windtunnel.run import write_atomic
 
         model = self.recipe.model
@@ -170,16 +170,16 @@ class Context(CheckContext):
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "config.json"
         # Several processes may want it at once.
-        write_atomic(path, json.dumps(small_config(causal_shape(model.config).raw)), durable=False)
+        write_atomic(path, json.dumps(small_config(hf_shape(model.config).raw)), durable=False)
         return path
 
     def rows(self, vocab: int) -> int:
         """Rows of the model's token tables, when its tokenizer has `vocab` tokens."""
-        from windtunnel.model import causal_shape, recipe_shape
+        from windtunnel.model import hf_shape, recipe_shape
 
         model = self.recipe.model
         if isinstance(model, HuggingFaceModel):
-            return causal_shape(model.config).vocab
+            return hf_shape(model.config).vocab
         return recipe_shape(self.scale, vocab).padded_vocab
 
     def network(self, compute: str = "float32", device: str = "cpu") -> GPT:

@@ -339,11 +339,11 @@ def _architecture(context: Context) -> str:
     """The class that transformers and vLLM name alike."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    from windtunnel.model import causal_shape
+    from windtunnel.model import hf_shape
 
     model = context.recipe.model
     assert isinstance(model, HuggingFaceModel)
-    name: str = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[causal_shape(model.config).family]
+    name: str = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[hf_shape(model.config).family]
     return name
 
 

@@ -138,11 +138,11 @@ def model(context: Context, say: Say) -> Evidence:
     """Count the whole model as transformers builds it, and take a few steps with its scale model."""
     import torch
 
-    from windtunnel.model import causal_shape
+    from windtunnel.model import hf_shape
 
     recipe = context.recipe
     assert isinstance(recipe.model, HuggingFaceModel)
-    shape = causal_shape(recipe.model.config)
+    shape = hf_shape(recipe.model.config)
     if recipe.model.sequence > shape.max_positions:
         what = f"model.sequence is {recipe.model.sequence:,}, the model has {shape.max_positions:,} positions"
         raise CheckFailed(what, f"--set model.sequence={shape.max_positions}")
@@ -209,7 +209,7 @@ def small_job(context: Context, compute: dtype) -> CausalJob:
     """Return the recipe's way of training its scale model, on one CPU rank, with the same random numbers every time."""
     import torch
 
-    from windtunnel.model import causal_shape
+    from windtunnel.model import hf_shape
     from windtunnel.train import Ranks, build_causal
 
     recipe = context.recipe
@@ -217,7 +217,7 @@ def small_job(context: Context, compute: dtype) -> CausalJob:
     assert stage is not None
     assert isinstance(recipe.model, HuggingFaceModel)
     job = build_causal(
-        causal_shape(str(context.small_config)).raw, lora=recipe.model.adapter, weights=recipe.model.weights,
+        hf_shape(str(context.small_config)).raw, lora=recipe.model.adapter, weights=recipe.model.weights,
         master=stage.master, states=stage.states, recompute="block" if recipe.layout.recompute == "block" else "none",
         compile=False, shard=recipe.layout.shard or "full", ranks=Ranks(0, 1, torch.device("cpu"), None),
         sequence=SEQUENCE, seed=context.seed, compute=compute,

@@ -1,6 +1,6 @@
 """Plans for Hugging Face causal language models: fine-tuning and GRPO. No torch."""
 
-from .constants import CausalConstants, load_causal_constants
-from .entry import plan_causal
+from .constants import HFConstants, load_hf_constants
+from .entry import plan_hf
 
-__all__ = ["CausalConstants", "load_causal_constants", "plan_causal"]
+__all__ = ["HFConstants", "load_hf_constants", "plan_hf"]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from windtunnel.model import CausalShape
-from windtunnel.recipe import Recipe
+from windtunnel.model import HFShape
+from windtunnel.recipe import MEGATRON, Layout, Recipe
 from windtunnel.rig import Rig
 
 from ..calibration import correction_of
 from ..cost import EPOCHS_ASK, Length, budget_notes
-from ..layout import MEGATRON, Layout
 from ..types import Alternative, Moment, Plan
 from ..words import epoch_warnings
-from .constants import CausalConstants
+from .constants import HFConstants
 from .search import Candidate
 from .workload import Workload
 
@@ -51,7 +50,7 @@ class Sized:
     alternatives: list[Alternative]
 
 
-def plan_of(recipe: Recipe, rig: Rig, c: CausalConstants, work: Workload, best: Candidate, sized: Sized) -> Plan:
+def plan_of(recipe: Recipe, rig: Rig, c: HFConstants, work: Workload, best: Candidate, sized: Sized) -> Plan:
     """A plan in which all GPUs train in the layout of `best`, without its `hyper`, `options` and `sources`."""
     time, layout, length, fits = best.time, best.layout, sized.length, not sized.reasons
     assert time is not None
@@ -106,7 +105,7 @@ def plan_of(recipe: Recipe, rig: Rig, c: CausalConstants, work: Workload, best: 
     )
 
 
-def describe_model(shape: CausalShape) -> str:
+def describe_model(shape: HFShape) -> str:
     """One line: name, size and what is special."""
     parts = [f"{shape.layers} layers of {shape.dim:,}", f"{shape.heads} heads"]
     if shape.mla:
@@ -130,7 +129,7 @@ def parameter_counts(work: Workload) -> dict[str, int]:
     return counts | ({"experts": shape.expert_parameters, "active": shape.active_parameters} if shape.experts else {})
 
 
-def stated_errors(c: CausalConstants, layout: Layout, rig: Rig) -> dict[str, float]:
+def stated_errors(c: HFConstants, layout: Layout, rig: Rig) -> dict[str, float]:
     """Relative errors of memory and time: more for what was never measured here, split models and networks."""
     split = layout.engine == MEGATRON
     memory = max(c.memory_error, 0.15 if split else 0.0)
@@ -169,7 +168,7 @@ def notes(recipe: Recipe, rig: Rig, work: Workload, layout: Layout, fits: bool, 
     return found + budget_notes(recipe.budget, rig, layout.batch_tokens, corpus)
 
 
-def common_sources(rig: Rig, c: CausalConstants, best: Candidate, length: Length, corpus: str) -> dict[str, str]:
+def common_sources(rig: Rig, c: HFConstants, best: Candidate, length: Length, corpus: str) -> dict[str, str]:
     """Where each number comes from that all plans have."""
     assert rig.gpu is not None
     error = stated_errors(c, best.layout, rig)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from windtunnel.recipe import Layout
 from windtunnel.rig import Rig
 
-from ..layout import Layout
-from .constants import CausalConstants
+from .constants import HFConstants
 from .memory import gradient_bytes
 from .totals import Totals
 
@@ -21,7 +21,7 @@ class Exchange:
     hideable: float
 
 
-def ring_seconds(size: float, ranks: int, stride: int, rig: Rig, c: CausalConstants) -> float:
+def ring_seconds(size: float, ranks: int, stride: int, rig: Rig, c: HFConstants) -> float:
     """Gathering (or reduce-scattering) `size` bytes in all over `ranks` ranks that stand `stride` apart.
 
     The part within nodes goes over their links. The part between nodes shares each node's network among the rings
@@ -43,7 +43,7 @@ def ring_seconds(size: float, ranks: int, stride: int, rig: Rig, c: CausalConsta
     return seconds
 
 
-def sharded_exchange(sums: Totals, layout: Layout, rig: Rig, c: CausalConstants) -> Exchange:
+def sharded_exchange(sums: Totals, layout: Layout, rig: Rig, c: HFConstants) -> Exchange:
     """FSDP2: weights are gathered for each pass, gradients reduced after each backward pass."""
     if layout.ranks == 1:
         return Exchange({}, 0.0)

@@ -9,7 +9,7 @@ from ..constants import NEAREST
 
 
 @dataclass(frozen=True)
-class CausalConstants:
+class HFConstants:
     """Memory and step-time constants of one kind of GPU. Shares are of 1, times in seconds, sizes in GiB or bytes."""
 
     # Where the numbers come from and how far off they may be (relative).
@@ -79,7 +79,7 @@ class CausalConstants:
     engine_start_seconds: float = 65.0  # vLLM beside reading its weights: 80 s measured for 7 B on one H200
 
 
-def load_causal_constants(gpu: str) -> CausalConstants:
+def load_hf_constants(gpu: str) -> HFConstants:
     """Constants for a GPU: those that ship for it, else those of a H200 with a larger error; then the user's measurements.
 
     Raises:
@@ -87,7 +87,7 @@ def load_causal_constants(gpu: str) -> CausalConstants:
     """
     shipped = shipped_constants(gpu, "causal")
     where = gpu if shipped else NEAREST
-    constants = override(CausalConstants(), shipped or shipped_constants(NEAREST, "causal"), f"calibration of {where}")
+    constants = override(HFConstants(), shipped or shipped_constants(NEAREST, "causal"), f"calibration of {where}")
     if not shipped:
         source = f"{constants.source}; nothing measured on {gpu} yet"
         constants = replace(constants, time_error=max(0.3, constants.time_error), source=source)

@@ -6,13 +6,13 @@ from windtunnel.recipe import Recipe
 from windtunnel.rig import Rig
 
 from ..types import Plan
-from .constants import CausalConstants
+from .constants import HFConstants
 from .finetune import plan_fine_tuning
 from .grpo import plan_grpo
 
 
-def plan_causal(
-    recipe: Recipe, rig: Rig, constants: CausalConstants | None = None, corpus_tokens: float | None = None, suggest: bool = True
+def plan_hf(
+    recipe: Recipe, rig: Rig, constants: HFConstants | None = None, corpus_tokens: float | None = None, suggest: bool = True
 ) -> Plan:
     """Plan `stages.sft` or `stages.rl`; see `plan_fine_tuning` and `plan_grpo`."""
     if recipe.rl is not None:

@@ -12,7 +12,7 @@ from ..cost import Length, Pace, run_length
 from ..limits import money_and_disk
 from ..types import Alternative, Option, Plan
 from .assemble import Sized, Weighed, common_sources, plan_of
-from .constants import CausalConstants, load_causal_constants
+from .constants import HFConstants, load_hf_constants
 from .disk import checkpoint_gib, disk_gib
 from .memory import SOURCES, least_gib
 from .refusal import impossible, memory_reason
@@ -31,13 +31,13 @@ def weigh(recipe: Recipe, rig: Rig) -> Weighed:
     if rig.gpu is None:
         raise UserError(f"rig {rig.name} has no GPU")
     work = fine_tuning(recipe)
-    constants = load_causal_constants(rig.gpu.name)
+    constants = load_hf_constants(rig.gpu.name)
     best = search(totals(work), rig, constants, rig.gpus, gpu_limit(rig, constants)).best
     return Weighed(best.fits and impossible(work) is None, best.peak_gib, best.limit_gib, best.layout.describe())
 
 
 def plan_fine_tuning(
-    recipe: Recipe, rig: Rig, constants: CausalConstants | None = None, corpus_tokens: float | None = None, suggest: bool = True
+    recipe: Recipe, rig: Rig, constants: HFConstants | None = None, corpus_tokens: float | None = None, suggest: bool = True
 ) -> Plan:
     """Plan `stages.sft` on a rig without torch.
 
@@ -50,7 +50,7 @@ def plan_fine_tuning(
         UserError: model or layout cannot be, or the rig has no GPU.
     """
     work = fine_tuning(recipe)
-    c = constants or load_causal_constants(rig.gpu.name if rig.gpu else "")
+    c = constants or load_hf_constants(rig.gpu.name if rig.gpu else "")
     corpus, corpus_source = (corpus_tokens, "prepared data") if corpus_tokens is not None else estimate_corpus_tokens(recipe)
     # What cannot be trained in fewer bits is weighed as it would be in bf16.
     sums = totals(work if impossible(work) is None else replace(work, weights="bf16"))
@@ -96,7 +96,7 @@ def learning_rate(recipe: Recipe) -> float:
     return stage.learning_rate or RATES["adapter" if adapter else "full"]
 
 
-def _sources(rig: Rig, c: CausalConstants, best: Candidate, length: Length, corpus: str, recipe: Recipe) -> dict[str, str]:
+def _sources(rig: Rig, c: HFConstants, best: Candidate, length: Length, corpus: str, recipe: Recipe) -> dict[str, str]:
     given = recipe.sft is not None and recipe.sft.learning_rate
     return common_sources(rig, c, best, length, corpus) | {
         "tokens_per_second": "batch tokens / step time",

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from windtunnel.recipe import GRPO, Recipe
+from windtunnel.recipe import GRPO, Layout, Recipe
 from windtunnel.rig import Rig
 
 from ..corpus import estimate_corpus_tokens
 from ..cost import Length, Pace, run_length
-from ..layout import Layout
 from ..limits import money_and_disk
 from ..types import Alternative, Plan, Role
 from .assemble import Sized, Weighed, common_sources, notes, plan_of, timeline
-from .constants import CausalConstants, load_causal_constants
+from .constants import HFConstants, load_hf_constants
 from .disk import checkpoint_gib, disk_gib
 from .memory import SOURCES, least_gib
 from .refusal import impossible, memory_reason
@@ -29,18 +28,18 @@ ENGINE = "vllm"
 
 def weigh_round(recipe: Recipe, rig: Rig) -> Weighed:
     """Whether the recipe's learners and engines fit the rig. Raises UserError as `plan_grpo` does."""
-    found, sums = search_round(recipe, rig, load_causal_constants(rig.gpu.name if rig.gpu else ""))
+    found, sums = search_round(recipe, rig, load_hf_constants(rig.gpu.name if rig.gpu else ""))
     learner = found.learner
     fits = found.fits and impossible(sums.work) is None
     return Weighed(fits, learner.peak_gib, learner.limit_gib, f"{_shared(found)}; {learner.layout.describe()}")
 
 
 def _least_gib(recipe: Recipe) -> float:
-    return least_gib(grpo_workload(recipe, CausalConstants()))
+    return least_gib(grpo_workload(recipe, HFConstants()))
 
 
 def plan_grpo(
-    recipe: Recipe, rig: Rig, constants: CausalConstants | None = None, corpus_tokens: float | None = None, suggest: bool = True
+    recipe: Recipe, rig: Rig, constants: HFConstants | None = None, corpus_tokens: float | None = None, suggest: bool = True
 ) -> Plan:
     """Plan `stages.rl` on a rig without torch. A step is a round; layout, memory and timeline are the learners'.
 
@@ -56,7 +55,7 @@ def plan_grpo(
     """
     stage = recipe.rl
     assert isinstance(stage, GRPO)
-    c = constants or load_causal_constants(rig.gpu.name if rig.gpu else "")
+    c = constants or load_hf_constants(rig.gpu.name if rig.gpu else "")
     found, sums = search_round(recipe, rig, c)
     prompts, corpus_source = (corpus_tokens, "prepared data") if corpus_tokens is not None else estimate_corpus_tokens(recipe)
     tokens = round_tokens(stage)
@@ -134,7 +133,7 @@ def _shared(found: Round) -> str:
     return f"{found.learners} GPUs learn, {found.engine.gpus} generate: {each}"
 
 
-def _startup(found: Round, sums: Totals, rig: Rig, c: CausalConstants, saved: float) -> dict[str, float]:
+def _startup(found: Round, sums: Totals, rig: Rig, c: HFConstants, saved: float) -> dict[str, float]:
     """Engines start beside the learners: what they take longer counts."""
     parts = startup_seconds(sums, part_of(rig, found.learners), c, saved)
     engines = c.engine_start_seconds + stored_bytes(sums.work) / (c.load_gbs * 1e9)
@@ -162,7 +161,7 @@ def _notes(found: Round, stage: GRPO, rig: Rig) -> list[str]:
     return said
 
 
-def _sources(rig: Rig, c: CausalConstants, found: Round, length: Length, corpus: str, stage: GRPO) -> dict[str, str]:
+def _sources(rig: Rig, c: HFConstants, found: Round, length: Length, corpus: str, stage: GRPO) -> dict[str, str]:
     overlap = "less what overlaps" if found.hidden else "one after the other"
     return common_sources(rig, c, found.learner, length, corpus) | {
         "step_seconds": f"a round: answers, updates, new weights; {overlap}, ±40% (vLLM's speed on one H200, published syncs)",

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from windtunnel.recipe import LayoutChoice, UserError
+from windtunnel.recipe import MEGATRON, OWN_ENGINE, Layout, LayoutChoice, UserError
 from windtunnel.rig import Rig
 
-from ..layout import MEGATRON, OWN_ENGINE, Layout
 from .workload import Workload
 
 # Families that the package's own engine refuses, and what of them it lacks.

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from ..calibration import with_correction
 from ..types import Moment
-from .constants import CausalConstants
+from .constants import HFConstants
 
 GIB = 2**30
 
@@ -59,7 +59,7 @@ class Memory:
 
     ledger: Ledger
     ranks: int
-    constants: CausalConstants
+    constants: HFConstants
     wasted: float
     misplaced: float = 0.0
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 
+from windtunnel.recipe import Layout
 from windtunnel.rig import Rig
 
-from ..layout import Layout
 from .activations import BF16, FP32
 from .collectives import Exchange, ring_seconds
-from .constants import CausalConstants
+from .constants import HFConstants
 from .ledger import Ledger, Memory
 from .memory import gradient_bytes, state_bytes
 from .totals import Totals
@@ -51,7 +51,7 @@ class Split:
         self.expert_copies = max(1.0, layout.data * tensor / expert)
 
 
-def megatron_memory(sums: Totals, layout: Layout, c: CausalConstants) -> Memory:
+def megatron_memory(sums: Totals, layout: Layout, c: HFConstants) -> Memory:
     """Moments of a step on the rank that needs most: the first stage, where most micro-batches are under way."""
     work, split = sums.work, Split(sums, layout)
     tokens = layout.micro_tokens
@@ -101,7 +101,7 @@ def host_gib(sums: Totals, layout: Layout, gpus_per_node: int) -> float:
     return gpus_per_node * owned * (FP32 + state_bytes(sums.work) + FP32) / 2**30
 
 
-def megatron_exchange(sums: Totals, layout: Layout, rig: Rig, c: CausalConstants) -> Exchange:
+def megatron_exchange(sums: Totals, layout: Layout, rig: Rig, c: HFConstants) -> Exchange:
     """Communication of one step: within tensor groups, to experts and back, along the pipeline, and of gradients."""
     work, split = sums.work, Split(sums, layout)
     micro, tokens, dim = layout.accumulation, layout.micro_tokens, work.shape.dim
@@ -122,7 +122,7 @@ def megatron_exchange(sums: Totals, layout: Layout, rig: Rig, c: CausalConstants
     return Exchange(terms, 0.7 * data + 0.3 * (tensor + expert) + 0.8 * across)
 
 
-def _all_to_all(sums: Totals, layout: Layout, rig: Rig, c: CausalConstants) -> float:
+def _all_to_all(sums: Totals, layout: Layout, rig: Rig, c: HFConstants) -> float:
     """Seconds of one pass through a stage's sparse layers: each routed copy goes to its expert and comes back."""
     if layout.expert == 1:
         return 0.0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..layout import Layout
+from windtunnel.recipe import Layout
+
 from .activations import BF16, FP32
-from .constants import CausalConstants
+from .constants import HFConstants
 from .ledger import Ledger, Memory
 from .totals import Totals
 from .workload import STATE_BYTES, Workload
@@ -69,7 +70,7 @@ def gradient_bytes(work: Workload) -> float:
     return BF16 if _in_place(work) else FP32
 
 
-def memory(sums: Totals, layout: Layout, c: CausalConstants) -> Memory:
+def memory(sums: Totals, layout: Layout, c: HFConstants) -> Memory:
     """The moments of one optimizer step; where it has several micro-batches, of the last one."""
     return _Step(sums, layout, c).run()
 
@@ -77,7 +78,7 @@ def memory(sums: Totals, layout: Layout, c: CausalConstants) -> Memory:
 class _Step:
     """Sizes in bytes that the moments are put together from."""
 
-    def __init__(self, sums: Totals, layout: Layout, c: CausalConstants) -> None:
+    def __init__(self, sums: Totals, layout: Layout, c: HFConstants) -> None:
         work = sums.work
         self.work, self.layout, self.c, self.kind = work, layout, c, sums.largest
         self.tokens = layout.micro_tokens

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from windtunnel.model import Block
+from windtunnel.recipe import Layout
 from windtunnel.rig import GPU, Rig
 
-from ..layout import Layout
-from .constants import CausalConstants
+from .constants import HFConstants
 from .totals import Kind, Totals
 from .workload import FORMATS, Workload
 
@@ -46,7 +46,7 @@ class Seconds:
         )
 
 
-def block_seconds(kind: Kind, work: Workload, layout: Layout, gpu: GPU, c: CausalConstants) -> Seconds:
+def block_seconds(kind: Kind, work: Workload, layout: Layout, gpu: GPU, c: HFConstants) -> Seconds:
     """One block on one micro-batch. Tensor parallelism divides widths, expert parallelism the routed tokens' spread."""
     tokens, again = layout.micro_tokens, 1 if layout.recompute == "block" else 0
     forward, trained = _products(kind.block, work, layout, gpu, c)
@@ -62,7 +62,7 @@ def block_seconds(kind: Kind, work: Workload, layout: Layout, gpu: GPU, c: Causa
     return Seconds((forward, backward), (attention, attention_back), traffic)
 
 
-def head_seconds(sums: Totals, layout: Layout, gpu: GPU, c: CausalConstants) -> Seconds:
+def head_seconds(sums: Totals, layout: Layout, gpu: GPU, c: HFConstants) -> Seconds:
     """Output head and loss; their gradients are computed in the forward pass, chunk by chunk."""
     shape, tokens = sums.work.shape, layout.micro_tokens
     products = 2 if sums.work.adapter else 3
@@ -72,7 +72,7 @@ def head_seconds(sums: Totals, layout: Layout, gpu: GPU, c: CausalConstants) -> 
     return Seconds((flops / rate, 0.0), (0.0, 0.0), (moved / (gpu.bandwidth_gbs * 1e9 * c.bandwidth_efficiency), 0.0))
 
 
-def forward_seconds(sums: Totals, layout: Layout, rig: Rig, c: CausalConstants) -> float:
+def forward_seconds(sums: Totals, layout: Layout, rig: Rig, c: HFConstants) -> float:
     """A forward pass over one optimizer step's tokens that keeps nothing: log-probabilities of another policy."""
     assert rig.gpu is not None
     once = head_seconds(sums, layout, rig.gpu, c).forward / 3
@@ -81,7 +81,7 @@ def forward_seconds(sums: Totals, layout: Layout, rig: Rig, c: CausalConstants) 
     return layout.accumulation * once / layout.pipeline
 
 
-def _products(block: Block, work: Workload, layout: Layout, gpu: GPU, c: CausalConstants) -> tuple[float, float]:
+def _products(block: Block, work: Workload, layout: Layout, gpu: GPU, c: HFConstants) -> tuple[float, float]:
     """Seconds of the forward products (as many again for the inputs' gradients), and of the weights' gradients."""
     tokens = layout.micro_tokens
     peak, efficiency = 1e12 * gpu.bf16_tflops, c.matmul_efficiency
@@ -99,12 +99,12 @@ def _products(block: Block, work: Workload, layout: Layout, gpu: GPU, c: CausalC
     return total, total
 
 
-def _wide(narrow: float, rows: float, c: CausalConstants) -> float:
+def _wide(narrow: float, rows: float, c: HFConstants) -> float:
     """Share of the large products' rate that products of this width and this many rows reach."""
     return narrow / (narrow + c.half_dim) * rows / (rows + c.half_tokens)
 
 
-def _reach(block: Block, sequence: int, c: CausalConstants) -> float:
+def _reach(block: Block, sequence: int, c: HFConstants) -> float:
     return block.v_head_dim / (block.v_head_dim + c.half_head) * sequence / (sequence + c.half_sequence)
 
 
@@ -115,7 +115,7 @@ def _attention_flops(block: Block, sequence: int) -> float:
     return 2.0 * block.heads * (block.qk_head_dim + block.v_head_dim) * mean
 
 
-def _traffic(block: Block, work: Workload, c: CausalConstants) -> float:
+def _traffic(block: Block, work: Workload, c: HFConstants) -> float:
     """Bytes a token moves through norms, rotations, activations, residuals and adapters, forward and backward."""
     experts = block.experts
     hidden = block.hidden + (experts.shared_hidden + experts.per_token * experts.hidden if experts else 0)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from windtunnel.model import CausalShape
+from windtunnel.model import HFShape
 from windtunnel.recipe import GRPO, UserError
 from windtunnel.rig import Rig
 
-from .constants import CausalConstants
+from .constants import HFConstants
 
 GIB = 2**30
 WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0}
@@ -46,7 +46,7 @@ class Engine:
         return self.prefill + self.decode
 
 
-def plan_engines(shape: CausalShape, stage: GRPO, rig: Rig, gpus: int, c: CausalConstants, held_gib: float = 0.0) -> Engine:
+def plan_engines(shape: HFShape, stage: GRPO, rig: Rig, gpus: int, c: HFConstants, held_gib: float = 0.0) -> Engine:
     """The engines on `gpus` GPUs of a rig: over as few GPUs each as hold weights and a few sequences.
 
     Args:
@@ -69,7 +69,7 @@ def plan_engines(shape: CausalShape, stage: GRPO, rig: Rig, gpus: int, c: Causal
     return roomy or next((engine for engine in reversed(engines) if engine.fits), engines[-1])
 
 
-def _engine(shape: CausalShape, stage: GRPO, rig: Rig, gpus: int, tensor: int, c: CausalConstants, held_gib: float) -> Engine:
+def _engine(shape: HFShape, stage: GRPO, rig: Rig, gpus: int, tensor: int, c: HFConstants, held_gib: float) -> Engine:
     assert rig.gpu is not None
     limit = rig.gpu.memory_gib * stage.engine_memory
     weights = WEIGHT_BYTES[stage.engine_weights] * shape.parameters / tensor / GIB
@@ -87,14 +87,14 @@ def _engine(shape: CausalShape, stage: GRPO, rig: Rig, gpus: int, tensor: int, c
     return Engine(gpus, tensor, fixed | {"kv_cache": cache}, limit, at_once, longest_at_once, prefill, decode)
 
 
-def _cached(shape: CausalShape, tokens: float, tensor: int) -> float:
+def _cached(shape: HFShape, tokens: float, tensor: int) -> float:
     """Bytes of KV cache of one sequence over all GPUs of an engine; what cannot be split lies on each."""
     copies = tensor if shape.mla else max(1.0, tensor / shape.kv_heads)
     return shape.kv_bytes(math.ceil(tokens)) * copies
 
 
 def _generation(
-    shape: CausalShape, stage: GRPO, rig: Rig, engines: int, tensor: int, at_once: float, c: CausalConstants
+    shape: HFShape, stage: GRPO, rig: Rig, engines: int, tensor: int, at_once: float, c: HFConstants
 ) -> tuple[float, float]:
     """Seconds of prefill and of decoding a round's answers.
 
@@ -113,7 +113,7 @@ def _generation(
     return prefill, early * full + stage.answer_tokens * thinning
 
 
-def _token_seconds(shape: CausalShape, stage: GRPO, rig: Rig, tensor: int, batch: float, c: CausalConstants) -> float:
+def _token_seconds(shape: HFShape, stage: GRPO, rig: Rig, tensor: int, batch: float, c: HFConstants) -> float:
     """One token of `batch` sequences: products or reading weights and KV cache, whichever takes longer."""
     assert rig.gpu is not None
     context = stage.prompt_tokens + stage.mean_answer * stage.answer_tokens / 2
@@ -126,14 +126,14 @@ def _token_seconds(shape: CausalShape, stage: GRPO, rig: Rig, tensor: int, batch
     return max(reading, computing) + talking + c.decode_overhead_seconds
 
 
-def _touched(shape: CausalShape, batch: float) -> float:
+def _touched(shape: HFShape, batch: float) -> float:
     """Parameters read for a batch: an expert is read if any of the sequences chose it."""
     assert shape.experts is not None
     missed = (1 - shape.experts.per_token / shape.experts.count) ** batch
     return shape.parameters - shape.expert_parameters * missed
 
 
-def sync_seconds(shape: CausalShape, stage: GRPO, rig: Rig, apart: bool, c: CausalConstants) -> float:
+def sync_seconds(shape: HFShape, stage: GRPO, rig: Rig, apart: bool, c: HFConstants) -> float:
     """New weights from learners to every engine: over links inside a node, over the network between nodes."""
     size = WEIGHT_BYTES[stage.engine_weights] * shape.parameters
     rate = rig.network_gbs if apart and rig.nodes > 1 else rig.link_gbs

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from windtunnel.recipe import GRPO, HuggingFaceModel, Recipe, UserError
 from windtunnel.rig import Rig
 
-from .constants import CausalConstants
+from .constants import HFConstants
 from .ledger import GIB
 from .memory import static_bytes
 from .products import forward_seconds
@@ -48,7 +48,7 @@ class Round:
         return sum(self.terms.values()) - self.hidden
 
 
-def grpo_workload(recipe: Recipe, c: CausalConstants) -> Workload:
+def grpo_workload(recipe: Recipe, c: HFConstants) -> Workload:
     """What learners do in one optimizer step.
 
     Raises:
@@ -74,7 +74,7 @@ def round_tokens(stage: GRPO) -> float:
     return stage.prompts * stage.samples * (stage.prompt_tokens + stage.mean_answer * stage.answer_tokens)
 
 
-def search_round(recipe: Recipe, rig: Rig, c: CausalConstants) -> tuple[Round, Totals]:
+def search_round(recipe: Recipe, rig: Rig, c: HFConstants) -> tuple[Round, Totals]:
     """The fastest way to share the rig's GPUs that fits, else the one that is nearest to fitting.
 
     Raises:
@@ -161,7 +161,7 @@ def part_of(rig: Rig, gpus: int) -> Rig:
     )
 
 
-def _round(sums: Totals, stage: GRPO, rig: Rig, learners: int, engines: int, c: CausalConstants) -> Round:
+def _round(sums: Totals, stage: GRPO, rig: Rig, learners: int, engines: int, c: HFConstants) -> Round:
     in_turn = learners == rig.gpus
     part = part_of(rig, learners)
     asleep = c.context_gib + ASLEEP_GIB if in_turn else 0.0

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from windtunnel.recipe import UserError
+from windtunnel.recipe import MEGATRON, OWN_ENGINE, Layout, UserError
 from windtunnel.rig import Rig
 
-from ..layout import MEGATRON, OWN_ENGINE, Layout
-from .constants import CausalConstants
+from .constants import HFConstants
 from .layouts import NOT_OURS, check_choice, layouts
 from .ledger import Memory
 from .megatron import host_gib, megatron_memory
@@ -57,13 +56,13 @@ class Found:
     ranked: tuple[Candidate, ...]
 
 
-def gpu_limit(rig: Rig, c: CausalConstants) -> float:
+def gpu_limit(rig: Rig, c: HFConstants) -> float:
     """GiB of a GPU that one rank may use."""
     assert rig.gpu is not None
     return rig.gpu.memory_gib * c.usable_share
 
 
-def weigh(sums: Totals, layout: Layout, rig: Rig, c: CausalConstants, limit_gib: float, timed: bool = False) -> Candidate:
+def weigh(sums: Totals, layout: Layout, rig: Rig, c: HFConstants, limit_gib: float, timed: bool = False) -> Candidate:
     """A layout's memory, and its time where it fits or where it is asked for."""
     split = layout.engine == MEGATRON
     needs = (megatron_memory if split else memory)(sums, layout, c)
@@ -77,7 +76,7 @@ def weigh(sums: Totals, layout: Layout, rig: Rig, c: CausalConstants, limit_gib:
 def search(
     sums: Totals,
     rig: Rig,
-    c: CausalConstants,
+    c: HFConstants,
     ranks: int,
     limit_gib: float,
     allowed: Callable[[Layout], bool] = lambda layout: True,

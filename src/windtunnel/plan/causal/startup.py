@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from windtunnel.rig import Rig
 
-from .constants import CausalConstants
+from .constants import HFConstants
 from .totals import Totals
 from .workload import Workload
 
@@ -14,7 +14,7 @@ def stored_bytes(work: Workload) -> float:
     return (1.03 if work.shape.family == "deepseek_v3" else 2.0) * work.shape.parameters
 
 
-def startup_seconds(sums: Totals, rig: Rig, c: CausalConstants, checkpoint_gib: float) -> dict[str, float]:
+def startup_seconds(sums: Totals, rig: Rig, c: HFConstants, checkpoint_gib: float) -> dict[str, float]:
     """Processes, weights, compilation, and the last checkpoint."""
     work = sums.work
     parts = {

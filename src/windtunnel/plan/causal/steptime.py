@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from windtunnel.recipe import MEGATRON, Layout
 from windtunnel.rig import Rig
 
-from ..layout import MEGATRON, Layout
 from .collectives import sharded_exchange
-from .constants import CausalConstants
+from .constants import HFConstants
 from .megatron import Split, megatron_exchange
 from .memory import gradient_bytes, static_bytes
 from .products import Seconds, block_seconds, head_seconds
@@ -33,7 +33,7 @@ class StepSeconds:
         return max(self.terms, key=lambda name: self.terms[name])
 
 
-def step_seconds(sums: Totals, layout: Layout, rig: Rig, c: CausalConstants) -> StepSeconds:
+def step_seconds(sums: Totals, layout: Layout, rig: Rig, c: HFConstants) -> StepSeconds:
     """Estimate one optimizer step: every rank does `accumulation` micro-batches, exchanges and updates."""
     assert rig.gpu is not None
     gpu, work, micro = rig.gpu, sums.work, layout.accumulation
@@ -115,13 +115,13 @@ def _update_bytes(sums: Totals, layout: Layout) -> float:
     return 2 * (weights + held["optimizer_states"]) + 2 * gradient_bytes(sums.work) * sums.trained / shards
 
 
-def _host_seconds(layers: float, compiled: bool, layout: Layout, c: CausalConstants) -> float:
+def _host_seconds(layers: float, compiled: bool, layout: Layout, c: HFConstants) -> float:
     """Time the host takes to launch a micro-batch."""
     passes = 3 if layout.recompute == "block" and not compiled else 2
     return layers * passes * (c.launch_seconds if compiled else c.eager_launch_seconds)
 
 
-def _offloaded(sums: Totals, layout: Layout, rig: Rig, c: CausalConstants) -> float:
+def _offloaded(sums: Totals, layout: Layout, rig: Rig, c: HFConstants) -> float:
     """Gradients to CPU memory, the update there, weights back."""
     mine = sums.trained / (layout.ranks if layout.shard != "none" else 1)
     transfer = 6.0 * mine / (c.pcie_gbs * 1e9)

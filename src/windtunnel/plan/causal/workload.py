@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from windtunnel.model import Block, CausalShape, causal_shape
+from windtunnel.model import Block, HFShape, hf_shape
 from windtunnel.recipe import GRPO, FineTune, HuggingFaceModel, LayoutChoice, LoRA, Recipe, UserError
 
 # Bytes a parameter of a frozen matrix, and beside it bytes per output row, by the format it is held in.
@@ -28,7 +28,7 @@ class Workload:
         frozen_copy: a bf16 copy of the model as it was is held beside it (a reference policy).
     """
 
-    shape: CausalShape
+    shape: HFShape
     stage: str
     sequence: int
     batch_tokens: int
@@ -142,13 +142,13 @@ def workload_of(
     )
 
 
-def read_shape(model: HuggingFaceModel) -> CausalShape:
+def read_shape(model: HuggingFaceModel) -> HFShape:
     """The model's shape.
 
     Raises:
         UserError: unknown, unreadable or not supported; or sequences longer than the model has positions for.
     """
-    shape = causal_shape(model.config)
+    shape = hf_shape(model.config)
     if shape.max_positions and model.sequence > shape.max_positions:
         raise UserError(
             f"model.sequence: {model.sequence:,} tokens, and {shape.name} has positions for {shape.max_positions:,}",

@@ -12,16 +12,16 @@ import torch
 from causal_configs import CASES, VARIANTS, small_config
 from torch.utils.flop_counter import FlopCounterMode
 
-from windtunnel.model import CausalShape, causal_shape
+from windtunnel.model import HFShape, hf_shape
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 SEQUENCE = 12
 
 
-def small_model(config: dict[str, Any], folder: Path, device: str = "cpu") -> tuple[CausalShape, torch.nn.Module]:
+def small_model(config: dict[str, Any], folder: Path, device: str = "cpu") -> tuple[HFShape, torch.nn.Module]:
     (folder / "config.json").write_text(json.dumps(config))
-    shape = causal_shape("config.json", base=folder)
+    shape = hf_shape("config.json", base=folder)
     made = transformers.AutoConfig.for_model(**shape.raw, attn_implementation="eager", experts_implementation="eager")
     with torch.device(device):
         return shape, transformers.AutoModelForCausalLM.from_config(made)
@@ -68,7 +68,7 @@ def test_a_token_takes_as_much_cache_as_transformers_keeps_for_it(family: str, v
 
 
 def test_transformers_may_change_the_config_that_it_is_given() -> None:
-    shape = causal_shape("llama-3.1-8b")
+    shape = hf_shape("llama-3.1-8b")
     before = copy.deepcopy(shape.raw)
     transformers.AutoConfig.for_model(**shape.raw)
     assert shape.raw == before

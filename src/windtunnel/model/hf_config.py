@@ -1,16 +1,185 @@
-"""From a config and its family's row to the shape: the matrices and norms of every layer; no torch."""
+"""From a config.json to the shape of its model: keys read and checked as they are used, without torch.
+
+What is not supported is refused with the part of the model that is the reason.
+"""
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from .causal import CausalShape
-from .causal_parts import Block, Experts, LatentAttention, Linear, Norm, Part
-from .families import FAMILIES, Bias, Family
-from .hfconfig import Keys
-from .unsupported import refuse_unsupported
+from windtunnel.recipe import UserError
+
+from .hf_families import FAMILIES, Bias, Family
+from .hf_parts import Block, Experts, HFShape, LatentAttention, Linear, Norm, Part
+
+# A config.json has a few kilobytes; more is something else, such as weights.
+LARGEST = 16 * 2**20
+# No dimension of a model comes near.
+LARGEST_SIZE = 10**8
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The mapping in a config.json, or in the one of a folder.
+
+    Raises:
+        UserError: missing, unreadable, not JSON, or not an object.
+    """
+    expected = "give a Hugging Face model's config.json, its folder, or a built-in name"
+    file = path
+    try:
+        file = path / "config.json" if path.is_dir() else path
+        if not file.is_file():  # nor a pipe, which would never end
+            raise UserError(f"model.config: {path} {'has no config.json' if path.is_dir() else 'is no file'}", expected)
+        size = file.stat().st_size
+        if size > LARGEST:
+            raise UserError(f"model.config: {file} has {size / 2**20:.0f} MiB, too much for a config.json", expected)
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"model.config: cannot read {file}: {error.strerror or error}", expected) from None
+    except UnicodeDecodeError:
+        raise UserError(f"model.config: {file} is not text", expected) from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"model.config: {file} is not JSON: {error}", expected) from None
+    if not isinstance(content, dict):
+        raise UserError(f"model.config: {file} holds a {_kind(content)}, not an object of keys", expected)
+    return content
+
+
+class Keys:
+    """The keys of one config.json over a family's defaults; whatever cannot be is a UserError with file and key."""
+
+    def __init__(self, source: str, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+        self.source = source
+        self.values = values
+        self.defaults = defaults
+
+    def fail(self, key: str, problem: str, fix: str) -> UserError:
+        """The error to raise about a key."""
+        return UserError(f"{self.source}: {key} {problem}", fix)
+
+    def name_of(self, *keys: str) -> str:
+        """Which of a key's spellings the file uses; the first where it uses none."""
+        return next((key for key in keys if self.values.get(key) is not None), keys[0])
+
+    def size(self, *keys: str, least: int = 1, most: int = LARGEST_SIZE) -> int:
+        """A whole number from `least` to `most`, under any of the key's spellings; it must be there or have a default."""
+        value = self.optional_size(*keys, least=least, most=most)
+        if value is None:
+            raise self.fail(keys[0], "is missing", f"add {keys[0]}, a whole number, as the model's authors publish it")
+        return value
+
+    def optional_size(self, *keys: str, least: int = 1, most: int = LARGEST_SIZE) -> int | None:
+        """As `size`; None where it is neither there nor has a default."""
+        key = self.name_of(*keys)
+        value = self._get(key)
+        if value is None:
+            return None
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise self.fail(key, f"is {str(value)[:80]}", f"{key} must be a whole number from {least} to {most:,}")
+        return value
+
+    def flag(self, key: str) -> bool:
+        """true or false; false where it is neither there nor has a default."""
+        value = self._get(key)
+        if value is None:
+            return False
+        if not isinstance(value, bool):
+            raise self.fail(key, f"is {str(value)[:80]}", f"{key} must be true or false")
+        return value
+
+    def listed(self, key: str, length: int | None, kind: type) -> list[Any] | None:
+        """A list of `kind`, of `length` elements unless that is None; None where the key is absent."""
+        value = self._get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(v, kind) for v in value):
+            raise self.fail(key, f"is {_kind(value)}", f"{key} must be a list of {kind.__name__}")
+        if length is not None and len(value) != length:
+            raise self.fail(key, f"has {len(value)} elements", f"give one for each of the {length} layers (num_hidden_layers)")
+        return value
+
+    def _get(self, key: str) -> Any:
+        # An explicit null counts: Mistral's "sliding_window": null means none, its default is 4096.
+        return self.values[key] if key in self.values else self.defaults.get(key)
+
+
+def _kind(value: Any) -> str:
+    return {list: "list", str: "string", type(None): "null", bool: "boolean"}.get(type(value), "number")
+
+
+# model_type -> what it has that the families do not.
+STATE_SPACE = "state-space blocks, which keep a state in place of attention's keys and values"
+LINEAR = "linear-attention blocks"
+ENCODER = "an encoder beside the decoder"
+BIDIRECTIONAL = "attention to both sides"
+DIFFERENT = "blocks without a gated MLP (an older kind of decoder)"
+PARTS: Mapping[str, str] = {
+    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "codestral_mamba"), STATE_SPACE),
+    **dict.fromkeys(("jamba", "zamba", "zamba2", "bamba", "nemotron_h", "granitemoehybrid", "falcon_h1", "plamo2"), STATE_SPACE),
+    **dict.fromkeys(("recurrent_gemma", "rwkv", "xlstm"), "recurrent blocks"),
+    **dict.fromkeys(
+        ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "minimax", "olmo_hybrid", "bailing_hybrid"), LINEAR
+    ),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), "convolution blocks"),
+    **dict.fromkeys(("t5", "mt5", "umt5", "bart", "mbart", "pegasus", "marian", "t5gemma", "whisper"), ENCODER),
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "deberta-v2", "modernbert", "electra"), BIDIRECTIONAL),
+    **dict.fromkeys(("gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "mpt", "phi", "starcoder2"), DIFFERENT),
+    **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa"), "sparse attention with an index of its own"),
+    **dict.fromkeys(("gemma3n_text", "gemma4_text"), "embeddings per layer"),
+    "llama4_text": "chunked attention and experts whose inputs are scaled",
+}
+# A key that is there -> the part that it describes.
+TOWERS: Mapping[str, str] = {
+    "vision_config": "a vision tower",
+    "audio_config": "an audio tower",
+    "speech_config": "a speech tower",
+    "encoder": "an encoder beside the decoder",
+}
+
+
+def refuse_unsupported(config: Mapping[str, Any], source: str, supported: Iterable[str]) -> None:
+    """Raise a UserError that names the part of the model which is not supported, if there is one.
+
+    Args:
+        config: the content of a config.json; source: what to call it; supported: model types that are.
+    """
+    supported = sorted(supported)
+    part = _part(config)
+    if part is None and config.get("model_type") in supported:
+        return
+    accepted = f"supported model types: {', '.join(supported)}"
+    inner = config.get("text_config")
+    wrapped = inner.get("model_type") if isinstance(inner, Mapping) else None
+    if wrapped in supported:
+        accepted = f"to plan its text model alone, save the object under text_config ({wrapped}) as a config.json"
+    if part:
+        raise UserError(f"{source}: {part}, which is not supported", accepted)
+    model_type = config.get("model_type")
+    if model_type is None:
+        raise UserError(f"{source}: model_type is missing", accepted)
+    near = difflib.get_close_matches(str(model_type), supported, n=3, cutoff=0.6)
+    hint = f"nearest: {', '.join(near)}; " if near else ""
+    raise UserError(f"{source}: model_type {model_type!r} is not supported", hint + accepted)
+
+
+def _part(config: Mapping[str, Any]) -> str | None:
+    """The key and the part that it describes, as the start of a sentence; None where nothing stands out."""
+    if config.get("is_encoder_decoder") is True:
+        return f"is_encoder_decoder is true: the model has {ENCODER}"
+    for key, part in TOWERS.items():
+        if isinstance(config.get(key), Mapping):
+            return f"{key} describes {part}"
+    if config.get("use_bidirectional_attention") is True:
+        return f"use_bidirectional_attention is true: the model has {BIDIRECTIONAL}"
+    model_type = config.get("model_type")
+    if isinstance(model_type, str) and model_type in PARTS:
+        return f"model_type {model_type} has {PARTS[model_type]}"
+    return None
+
 
 # Keys that say how weights are stored or which code to load, not what to build.
 NOT_ARCHITECTURE = ("quantization_config", "compression_config", "auto_map", "_name_or_path", "transformers_version")
@@ -18,7 +187,7 @@ NOT_ARCHITECTURE = ("quantization_config", "compression_config", "auto_map", "_n
 MOST_LAYERS, MOST_HEADS = 10_000, 10_000
 
 
-def shape_from_config(name: str, config: Mapping[str, Any], source: str) -> CausalShape:
+def shape_from_config(name: str, config: Mapping[str, Any], source: str) -> HFShape:
     """The shape of the model that `config` describes.
 
     Args:
@@ -38,7 +207,7 @@ def shape_from_config(name: str, config: Mapping[str, Any], source: str) -> Caus
     kinds = {kind: build.block(*kind) for kind in dict.fromkeys(zip(windows, sparse, strict=True))}
     blocks = tuple(kinds[kind] for kind in zip(windows, sparse, strict=True))
     dense = next((block for block in blocks if block.experts is None), None)
-    return CausalShape(
+    return HFShape(
         name=name,
         family=config["model_type"],
         layers=layers,

@@ -1,8 +1,9 @@
-"""How the work is spread over a rig."""
+"""How the work of one stage is spread over a rig: what a plan chooses, a run records and training follows."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 # Who runs a layout: the package's own engine, or Megatron-Bridge where matrices, experts or layers are split over ranks.
@@ -37,6 +38,11 @@ class Layout:
     fused: bool = field(default=False, compare=False)
     offload: str = "none"  # or 'optimizer'
     engine: str = OWN_ENGINE
+
+    @classmethod
+    def of_plan(cls, layout: Mapping[str, Any]) -> Layout:
+        """Read the layout of a plan's JSON; what older plans do not name has its default."""
+        return cls(**{f.name: layout[f.name] for f in fields(cls) if f.name in layout})
 
     @property
     def data(self) -> int:

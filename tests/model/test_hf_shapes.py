@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import HANG
 
-from windtunnel.model import CausalShape, causal_shape, known_models
+from windtunnel.model import HFShape, hf_shape, known_models
 
 # Tensor elements of the published checkpoints (Hugging Face's count, a tied table once), or the authors' papers.
 PUBLISHED = {
@@ -90,26 +90,26 @@ ACTIVE = {
 ACTIVE_WITHOUT_EMBEDDING = {"gpt-oss-120b": 5.13, "gpt-oss-20b": 3.61, "deepseek-v2-lite": 2.4}
 
 
-def small_shape(folder: Path, family: str, variant: int = 0, **changes: object) -> CausalShape:
+def small_shape(folder: Path, family: str, variant: int = 0, **changes: object) -> HFShape:
     file = folder / "config.json"
     file.write_text(json.dumps(small_config(family, variant, **changes)))
-    return causal_shape(str(file))
+    return hf_shape(str(file))
 
 
 def test_every_built_in_model_has_the_published_parameters() -> None:
-    assert {name: causal_shape(name).parameters for name in known_models()} == PUBLISHED
+    assert {name: hf_shape(name).parameters for name in known_models()} == PUBLISHED
 
 
 def test_active_parameters_are_those_that_the_authors_give() -> None:
     for name, billions in ACTIVE.items():
-        assert causal_shape(name).active_parameters / 1e9 == pytest.approx(billions, rel=0.03), name
+        assert hf_shape(name).active_parameters / 1e9 == pytest.approx(billions, rel=0.03), name
     for name, billions in ACTIVE_WITHOUT_EMBEDDING.items():
-        shape = causal_shape(name)
+        shape = hf_shape(name)
         assert (shape.active_parameters - shape.embedding_parameters) / 1e9 == pytest.approx(billions, rel=0.03), name
 
 
 def test_deepseek_v3_with_its_prediction_module() -> None:
-    shape = causal_shape("deepseek-ai/DeepSeek-V3")
+    shape = hf_shape("deepseek-ai/DeepSeek-V3")
     assert shape.name == "deepseek-v3"
     assert shape.parameters + shape.mtp_parameters == 684_489_845_504
     assert shape.buffer_parameters == 58 * 256
@@ -130,23 +130,23 @@ def test_ids_and_aliases_lead_to_the_model_of_the_same_shape() -> None:
         "llama-3.3-70b": "llama-3.1-70b",
         "LLAMA-3.1-8B": "llama-3.1-8b",
     }.items():
-        assert causal_shape(spelling) == causal_shape(name)
+        assert hf_shape(spelling) == hf_shape(name)
 
 
 def test_a_folder_named_like_a_model_is_read_when_written_as_a_path(tmp_path: Path) -> None:
     folder = tmp_path / "qwen2.5-7b"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(small_config("llama")))
-    assert causal_shape("./qwen2.5-7b", base=tmp_path).family == "llama"
-    assert causal_shape("qwen2.5-7b/config.json", base=tmp_path).family == "llama"
-    assert causal_shape("qwen2.5-7b", base=tmp_path).family == "qwen2"
+    assert hf_shape("./qwen2.5-7b", base=tmp_path).family == "llama"
+    assert hf_shape("qwen2.5-7b/config.json", base=tmp_path).family == "llama"
+    assert hf_shape("qwen2.5-7b", base=tmp_path).family == "qwen2"
 
 
 def test_the_cache_of_a_token() -> None:
     """Published: 128 KiB for Llama-3.1-8B in bf16; DeepSeek-V3's latent cache takes 576 elements a layer."""
-    assert causal_shape("llama-3.1-8b").kv_bytes_per_token(2) == 128 * 1024
-    assert causal_shape("deepseek-v3").kv_bytes_per_token(2) == 61 * 576 * 2
-    windowed = causal_shape("olmo-3-7b")
+    assert hf_shape("llama-3.1-8b").kv_bytes_per_token(2) == 128 * 1024
+    assert hf_shape("deepseek-v3").kv_bytes_per_token(2) == 61 * 576 * 2
+    windowed = hf_shape("olmo-3-7b")
     each = 2 * 2 * 4096
     assert windowed.kv_bytes(65536) == each * (8 * 65536 + 24 * 4096)
     assert windowed.kv_bytes(1000) == 1000 * windowed.kv_bytes_per_token()
@@ -154,7 +154,7 @@ def test_the_cache_of_a_token() -> None:
 
 def test_flops_of_a_known_model_by_hand() -> None:
     """Qwen2.5-7B at 4,096 tokens: 6 * 7.07 B multiplied parameters + 12 * 28 layers * 3,584 channels * 4,096 positions."""
-    shape = causal_shape("qwen2.5-7b")
+    shape = hf_shape("qwen2.5-7b")
     block = 3584 * (3584 + 2 * 512) + 3584 * 3584 + 3 * 3584 * 18944
     assert shape.flops_per_token(4096) == 6 * (28 * block + 152064 * 3584) + 12 * 28 * 3584 * 4096
 
@@ -194,7 +194,7 @@ def test_only_a_mixture_of_experts_leaves_parameters_out_of_a_token(family: str,
     st.sampled_from(sorted(PUBLISHED)), st.integers(1, 300_000), st.integers(1, 300_000), st.sampled_from(["attention", "all"])
 )
 def test_work_grows_with_the_sequence_and_the_rank(name: str, a: int, b: int, targets: str) -> None:
-    shape = causal_shape(name)
+    shape = hf_shape(name)
     short, long = sorted((a, b))
     assert shape.flops_per_token(short) <= shape.flops_per_token(long)
     assert shape.kv_bytes(short) <= shape.kv_bytes(long) <= long * shape.kv_bytes_per_token()
@@ -204,15 +204,15 @@ def test_work_grows_with_the_sequence_and_the_rank(name: str, a: int, b: int, ta
 
 
 def test_shapes_can_be_compared_and_are_keys_of_dictionaries() -> None:
-    shape = causal_shape("qwen3-30b-a3b")
-    assert {shape: 1}[causal_shape("qwen3-30b-a3b")] == 1
+    shape = hf_shape("qwen3-30b-a3b")
+    assert {shape: 1}[hf_shape("qwen3-30b-a3b")] == 1
     assert dataclasses.replace(shape, tied=True) != shape
 
 
 def test_arithmetic_needs_no_torch() -> None:
     code = (
-        "import sys\nfrom windtunnel.model import causal_shape, known_models\n"
-        "[causal_shape(name).flops_per_token(4096) for name in known_models()]\n"
+        "import sys\nfrom windtunnel.model import hf_shape, known_models\n"
+        "[hf_shape(name).flops_per_token(4096) for name in known_models()]\n"
         "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=HANG).returncode == 0

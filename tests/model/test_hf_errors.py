@@ -12,7 +12,7 @@ from causal_configs import VARIANTS, small_config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.model import CausalShape, causal_shape
+from windtunnel.model import HFShape, hf_shape
 from windtunnel.recipe import UserError
 
 
@@ -20,7 +20,7 @@ def refusal(config: Any, folder: Path) -> str:
     file = folder / "config.json"
     file.write_text(config if isinstance(config, str) else json.dumps(config))
     with pytest.raises(UserError) as caught:
-        causal_shape(str(file))
+        hf_shape(str(file))
     assert str(file) in caught.value.message
     assert caught.value.fix
     return str(caught.value)
@@ -32,7 +32,7 @@ def refusal(config: Any, folder: Path) -> str:
 )
 def test_an_unknown_name_gives_the_nearest(name: str, nearest: str) -> None:
     with pytest.raises(UserError) as caught:
-        causal_shape(name)
+        hf_shape(name)
     assert repr(name) in caught.value.message
     assert nearest in (caught.value.fix or "")
     assert "config.json" in (caught.value.fix or "")
@@ -41,7 +41,7 @@ def test_an_unknown_name_gives_the_nearest(name: str, nearest: str) -> None:
 @pytest.mark.parametrize("name", ["zzzz", "", " ", "x" * 5000, "a\0b", "~nobody/config.json", "./nowhere/config.json", "/"])
 def test_names_that_are_nothing_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
-        causal_shape(name, base=tmp_path)
+        hf_shape(name, base=tmp_path)
     assert caught.value.fix
     assert len(str(caught.value)) < 2500
 
@@ -65,17 +65,17 @@ def test_files_that_are_no_config(content: str, said: str, tmp_path: Path) -> No
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"has no config\.json"):
-        causal_shape(str(tmp_path / "empty"))
+        hf_shape(str(tmp_path / "empty"))
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00weights")
     with pytest.raises(UserError, match="is not text"):
-        causal_shape(str(tmp_path / "binary.json"))
+        hf_shape(str(tmp_path / "binary.json"))
     os.mkfifo(tmp_path / "pipe.json")
     with pytest.raises(UserError, match="is no file"):
-        causal_shape(str(tmp_path / "pipe.json"))
+        hf_shape(str(tmp_path / "pipe.json"))
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(2**30)
     with pytest.raises(UserError, match="1024 MiB, too much"):
-        causal_shape(str(tmp_path / "model.safetensors"))
+        hf_shape(str(tmp_path / "model.safetensors"))
 
 
 @pytest.mark.parametrize(
@@ -171,10 +171,10 @@ def test_any_value_under_any_key_gives_a_shape_or_a_user_error(
     file = tmp_path_factory.getbasetemp() / "any.json"
     file.write_text(json.dumps(config))
     try:
-        shape = causal_shape(str(file))
+        shape = hf_shape(str(file))
     except UserError as error:
         fix = error.fix
     else:
-        assert isinstance(shape, CausalShape)
+        assert isinstance(shape, HFShape)
         fix = f"{shape.parameters} parameters" if shape.parameters > 0 and shape.flops_per_token(16) > 0 else None
     assert fix

@@ -10,7 +10,7 @@ import pytest
 import torch
 from causal_configs import CASES, VARIANTS, bare_config, small_config
 
-from windtunnel.model import CausalShape, causal_shape, known_models
+from windtunnel.model import HFShape, hf_shape, known_models
 
 transformers = pytest.importorskip("transformers")
 
@@ -21,9 +21,9 @@ def build(config: dict[str, Any]) -> torch.nn.Module:
         return transformers.AutoModelForCausalLM.from_config(made)
 
 
-def shape_of(config: dict[str, Any], folder: Path) -> CausalShape:
+def shape_of(config: dict[str, Any], folder: Path) -> HFShape:
     (folder / "config.json").write_text(json.dumps(config))
-    return causal_shape(str(folder))
+    return hf_shape(str(folder))
 
 
 def elements(model: torch.nn.Module, part: str = "") -> int:
@@ -100,7 +100,7 @@ def test_windows_are_as_wide_as_those_that_transformers_masks_with(family: str, 
 
 @pytest.mark.parametrize("name", known_models())
 def test_built_in_models_at_full_size(name: str) -> None:
-    shape = causal_shape(name)
+    shape = hf_shape(name)
     model = build(shape.raw)
     assert shape.parameters == elements(model)
     assert type(model).__name__ == shape.raw["architectures"][0]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from windtunnel.model import causal_shape
+from windtunnel.model import hf_shape
 from windtunnel.plan import make_plan
 from windtunnel.plan.causal.activations import kept
 from windtunnel.plan.causal.memory import loss_chunk
@@ -94,7 +94,7 @@ def test_what_was_measured_before_a_change_is_fitted_as_it_was(planning: ModuleT
     old, several = rows["qwen2.5-1.5b-full-2k"], rows["qwen2.5-7b-full-4k-x4"]
     assert old.before == (fit_planning.ONE_BUFFER,)
     assert not several.before
-    constants = fit_planning.CausalConstants()
+    constants = fit_planning.HFConstants()
     as_it_was, now = (fit_planning.causal_seconds(row)(constants) for row in (old, replace(old, before=())))
     trained, moved = old.trial["trained"], 4.8e12 * constants.bandwidth_efficiency
     assert as_it_was["step"] - now["step"] == pytest.approx(2 * 8 * trained / moved, rel=0.01), "8 bytes a micro-batch"
@@ -119,7 +119,7 @@ def test_what_blocks_keep_is_what_was_counted(family: str, compiled: bool, way: 
     lora = None if way == "weights" else LoRA(rank=4, alpha=8.0, targets="all" if way == "adapters" else "attention")
     config = {"model_type": family} | (SPARSE if "moe" in family else DENSE)
     (tmp_path / "config.json").write_text(json.dumps(config))
-    shape = causal_shape(str(tmp_path))
+    shape = hf_shape(str(tmp_path))
     work = Workload(shape, "stages.sft", T, T, lora, "bf16", True, "fp32", "bf16", compiled, 1, LayoutChoice())
     planned = kept(shape.blocks[1], work).whole
     counted = _bytes_kept(config, lora, compiled, layers=3) - _bytes_kept(config, lora, compiled, layers=2)

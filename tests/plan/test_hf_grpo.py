@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.model import causal_shape
+from windtunnel.model import hf_shape
 from windtunnel.plan import Plan, lines, make_plan
-from windtunnel.plan.causal.constants import CausalConstants, load_causal_constants
+from windtunnel.plan.causal.constants import HFConstants, load_hf_constants
 from windtunnel.plan.causal.rollout import plan_engines, sync_seconds
 from windtunnel.recipe import Recipe, UserError, load_recipe
 from windtunnel.rig import parse_rig
@@ -132,7 +132,7 @@ def test_an_engine_is_as_fast_and_starts_as_slowly_as_vllm_did() -> None:
                "stages.rl.mean_answer=1.0").rl  # fmt: skip
     assert stage is not None
     stage = stage.model_copy(update={"prompts": 256})
-    engine = plan_engines(causal_shape("qwen2.5-7b"), stage, parse_rig("H200"), 1, load_causal_constants("H200"))
+    engine = plan_engines(hf_shape("qwen2.5-7b"), stage, parse_rig("H200"), 1, load_hf_constants("H200"))
     assert 512 * 256 / engine.decode == pytest.approx(29_000, rel=0.15)
     made = plan("H200")
     start = sum(made.startup.values()) - made.startup["last checkpoint"]
@@ -150,5 +150,5 @@ PUBLISHED = [
 def test_weight_sync_lies_among_published_times(model: str, weights: str, rig: str, published: tuple[float, float]) -> None:
     stage = rl(f"stages.rl.engine_weights={weights}").rl
     assert stage is not None
-    seconds = sync_seconds(causal_shape(model), stage, parse_rig(rig), True, CausalConstants())
+    seconds = sync_seconds(hf_shape(model), stage, parse_rig(rig), True, HFConstants())
     assert published[0] <= seconds <= published[1]
