@@ -1,0 +1,238 @@
+"""What a checkpoint holds as PyTorch's Distributed Checkpoint (DCP) sees it, and reading it back.
+
+DCP describes a tensor by boxes: offsets and sizes in the tensor's own dimensions, wherever they lie in
+the files. What is loaded names the boxes it wants, so that a checkpoint of any number of ranks is read
+by any other number, in any sharding. It knows Tensors (the same on every rank, written once) and
+DTensors; `Slice` adds what an optimizer with flat buffers owns.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemReader
+from torch.distributed.checkpoint.default_planner import create_default_local_load_plan
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.utils import find_tensor_shard
+
+from windtunnel.recipe import UserError
+
+from .folder import MODEL, DamagedCheckpoint
+
+if TYPE_CHECKING:
+    from .folder import Checkpoint
+
+Offsets = tuple[int, ...]
+_UNREADABLE = (OSError, RuntimeError, ValueError, KeyError, EOFError, AttributeError, AssertionError, pickle.UnpicklingError)
+
+
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """Elements [start, start + len) of a flattened tensor, held by this rank; other ranks hold the others.
+
+    Attributes:
+        data: the elements, 1-D, on any device; loading writes into it.
+        shape: of the whole tensor.
+        start: index of the first element in the flattened tensor.
+    """
+
+    data: Tensor
+    shape: Offsets
+    start: int = 0
+
+    def size(self) -> torch.Size:
+        """Return the whole tensor's shape."""
+        return torch.Size(self.shape)
+
+    # The three names by which DCP asks a value that is no tensor what it holds: torch/distributed/_checkpointable.py.
+
+    def __create_write_items__(self, name: str, value: Any) -> list[WriteItem]:
+        properties, size = TensorProperties.create_from_tensor(self.data), self.size()
+        return [
+            WriteItem(
+                MetadataIndex(name, chunk.offsets), WriteItemType.SHARD, tensor_data=TensorWriteData(chunk, properties, size)
+            )
+            for chunk in self.__create_chunk_list__()
+        ]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes, _ in self._boxes()]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        for offsets, sizes, at in self._boxes():
+            if index.offset is None or torch.Size(offsets) == index.offset:
+                return self.data[at : at + math.prod(sizes)].view(sizes)
+        raise ValueError(f"{index.fqn} has no box at {index.offset} on this rank")
+
+    def _boxes(self) -> Iterator[tuple[Offsets, Offsets, int]]:
+        """Yield (offsets, sizes, index of its first element in `data`)."""
+        assert self.data.dim() == 1
+        at = 0
+        for offsets, sizes in boxes(self.shape, self.start, self.start + self.data.numel()):
+            yield offsets, sizes, at
+            at += math.prod(sizes)
+
+
+Value = Tensor | Slice
+"""What is saved: a Tensor (replicated), a DTensor (sharded), or a Slice."""
+
+
+def boxes(shape: Offsets, start: int, stop: int) -> Iterator[tuple[Offsets, Offsets]]:
+    """Yield (offsets, sizes) of the boxes that make up elements [start, stop) of a tensor, in the order of its elements.
+
+    A range of a matrix is the end of a row, whole rows, and the beginning of a row; in more dimensions the two ends
+    are ranges of a smaller tensor.
+    """
+    empty = math.prod(shape) == 0
+    if empty or not shape:  # nothing, or one number
+        if empty or start < stop:
+            yield (0,) * len(shape), shape
+        return
+    inner = math.prod(shape[1:])
+    row, into = divmod(start, inner)
+    head = min(stop, start + inner - into) if into else start
+    yield from _in_row(shape, row, start, head)
+    first, last = -(-head // inner), stop // inner
+    if first < last:
+        yield (first, *(0 for _ in shape[1:])), (last - first, *shape[1:])
+    yield from _in_row(shape, last, max(head, last * inner), stop)
+
+
+def _in_row(shape: Offsets, row: int, start: int, stop: int) -> Iterator[tuple[Offsets, Offsets]]:
+    if start < stop:
+        base = row * math.prod(shape[1:])
+        for offsets, sizes in boxes(shape[1:], start - base, stop - base):
+            yield (row, *offsets), (1, *sizes)
+
+
+class SavePlanner(DefaultSavePlanner):
+    """DCP's planner, for flat mappings that may hold Slices."""
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+    def lookup_object(self, index: MetadataIndex) -> Tensor:
+        """Return this rank's tensor for a box."""
+        return find_tensor_shard(self.state_dict[index.fqn], index)
+
+
+class LoadPlanner(DefaultLoadPlanner):
+    """DCP's planner, for flat mappings that may hold Slices."""
+
+    def set_up_planner(self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
+        """Take what is to be filled; DCP's own would look for meta tensors and drop what it does not know."""
+        self.state_dict = self.original_state_dict = state_dict
+        self.metadata, self.is_coordinator = metadata, is_coordinator
+
+    def create_local_plan(self) -> LoadPlan:
+        """Plan the reads of this rank."""
+        assert self.metadata is not None
+        return create_default_local_load_plan(self.state_dict, self.metadata, True)
+
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        """Return this rank's tensor for a box."""
+        return find_tensor_shard(self.state_dict[index.fqn], index)
+
+
+class Part:
+    """The weights (`model`) or the other states (`optimizer`) of a checkpoint, for reading.
+
+    Files are read box by box: beside what is filled no more is held than one box of one tensor. No process group is used.
+
+    Attributes:
+        entries: what DCP knows of each tensor, by name: size, dtype, boxes.
+
+    Raises:
+        DamagedCheckpoint: what lists the tensors cannot be read.
+        UserError: the checkpoint has no such part.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, part: str = MODEL) -> None:
+        self.path, self.part = checkpoint.path, part
+        if f"{part}/.metadata" not in checkpoint.files:
+            why = "older checkpoints keep weights only" if part != MODEL else "it was saved without"
+            raise UserError(f"checkpoint {checkpoint.path} has no {part}: {why}", "use the newest checkpoint")
+        self._reader = _Reader(checkpoint.path / part)
+        try:
+            self._metadata = self._reader.read_metadata()
+        except _UNREADABLE as error:
+            raise self._damaged(error) from None
+        self._reader.set_up_storage_reader(self._metadata, True)
+        found = sorted(self._metadata.state_dict_metadata.items())
+        self.entries = {name: entry for name, entry in found if isinstance(entry, TensorStorageMetadata)}
+
+    def load(self, values: Mapping[str, Value]) -> None:
+        """Fill values in place; a rank reads what it holds, whatever the number of ranks that saved it.
+
+        Raises:
+            DamagedCheckpoint: a file cannot be read.
+            UserError: the checkpoint is of another model: a tensor is missing, or of another shape.
+        """
+        for name, value in values.items():
+            size = self.entries[name].size if name in self.entries else None
+            if size != value.size():
+                found = "missing" if size is None else f"of shape {list(size)}"
+                raise UserError(
+                    f"checkpoint {self.path}: {name} is {found}, expected {list(value.size())}",
+                    "use the recipe that the checkpoint was saved by",
+                )
+        planner = LoadPlanner()
+        planner.set_up_planner(dict(values), self._metadata, True)
+        try:
+            with torch.no_grad():
+                self._reader.read_data(planner.create_local_plan(), planner).wait()
+        except _UNREADABLE as error:
+            raise self._damaged(error) from None
+
+    def tensors(self, chosen: Iterable[str] | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Yield whole tensors on the host one after the other, all in the order of their names or those chosen."""
+        for name in self.entries if chosen is None else chosen:
+            if name not in self.entries:
+                raise UserError(f"checkpoint {self.path} has no tensor {name}", f"it has {', '.join([*self.entries][:5])}, ...")
+            tensor = torch.empty(self.entries[name].size, dtype=self.entries[name].properties.dtype)
+            self.load({name: tensor})
+            yield name, tensor
+
+    def _damaged(self, error: BaseException) -> DamagedCheckpoint:
+        words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return DamagedCheckpoint(f"damaged checkpoint {self.path}: {self.part} cannot be read: {words.splitlines()[0]}")
+
+
+class _Reader(FileSystemReader):
+    """DCP's reader; the list of tensors is a pickle, of which only what DCP writes into it is taken."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        with open(self.path / ".metadata", "rb") as file:  # type: ignore[operator]
+            metadata: Metadata = _MetadataUnpickler(file).load()
+        return metadata
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """Refuse everything but descriptions of tensors: a checkpoint may come from a stranger."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        described = module == "torch.distributed.checkpoint.metadata" and isinstance(found, type)
+        if described or isinstance(found, torch.dtype) or (module, name) in _HARMLESS:
+            return found
+        raise pickle.UnpicklingError(f"{module}.{name} has no place in a list of tensors")
+
+
+_HARMLESS = {
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+}
