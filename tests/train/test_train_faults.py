@@ -17,21 +17,21 @@ from windtunnel.launch import Options, prepare_run
 from windtunnel.recipe import UserError, load_recipe
 from windtunnel.run import CheckpointStore, MetricsReader, RunFolder
 from windtunnel.train import train
-from windtunnel.train.job import Job
+from windtunnel.train.gpt import GPTEngine
 from windtunnel.train.schedule import learning_rate_scale
 
 NewRun = Callable[..., Path]
 
 
-def poison(*steps: int, times: int = 1) -> Callable[[int, Job], None]:
+def poison(*steps: int, times: int = 1) -> Callable[[int, GPTEngine], None]:
     """Make a weight NaN after the given steps, `times` in all."""
     left = [times]
 
-    def after_step(step: int, job: Job) -> None:
+    def after_step(step: int, engine: GPTEngine) -> None:
         if step in steps and left[0]:
             left[0] -= 1
             with torch.no_grad():
-                job.model.head.weight[0, 0] = float("nan")
+                engine.model.head.weight[0, 0] = float("nan")
 
     return after_step
 
@@ -98,11 +98,11 @@ def test_a_loss_spike_past_its_limit_goes_back(new_run: NewRun) -> None:
     folder = new_run("budget.steps=120", "checkpoints.every=20 steps", "stages.pretrain.optimizer.matrix_lr=0.0001")
     done = []
 
-    def shake(step: int, job: Job) -> None:
+    def shake(step: int, engine: GPTEngine) -> None:
         if step == 90 and not done:
             done.append(step)
             with torch.no_grad():
-                job.model.head.weight.normal_(0, 3)
+                engine.model.head.weight.normal_(0, 3)
 
     assert train(folder, after_step=shake) == 0
     kinds = events(folder)

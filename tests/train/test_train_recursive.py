@@ -23,7 +23,7 @@ from windtunnel.model import objective_of
 from windtunnel.recipe import load_recipe
 from windtunnel.run import CheckpointStore, MetricsReader, RunFolder, step_values
 from windtunnel.train import train
-from windtunnel.train.job import Job
+from windtunnel.train.gpt import GPTEngine
 
 STEPS = 12
 TINY = """
@@ -80,19 +80,19 @@ def logged(folder: Path) -> dict[int, dict[str, float]]:
     return found
 
 
-def stop_at(step: int) -> Callable[[int, Job], None]:
+def stop_at(step: int) -> Callable[[int, GPTEngine], None]:
     return lambda now, job: os.kill(os.getpid(), signal.SIGTERM) if now == step else None
 
 
-def poison(*steps: int) -> Callable[[int, Job], None]:
+def poison(*steps: int) -> Callable[[int, GPTEngine], None]:
     """Make a raw weight NaN after each of the steps, once."""
     left = list(steps)
 
-    def after_step(now: int, job: Job) -> None:
+    def after_step(now: int, engine: GPTEngine) -> None:
         if now in left:
             left.remove(now)
             with torch.no_grad():
-                job.model.head.weight[0, 0] = math.nan
+                engine.model.head.weight[0, 0] = math.nan
 
     return after_step
 

@@ -6,17 +6,18 @@ import math
 import subprocess
 import sys
 from itertools import pairwise
-from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from waiting import HANG
 
 from windtunnel.model import GPT, build_gpt, derive, gpt_shape
 from windtunnel.recipe import Recipe, load_recipe
-from windtunnel.train import MuonAdamW, Scalars
+from windtunnel.train import MuonAdamW, Ranks, Scalars
+from windtunnel.train.engine import Feed, Layout, Slice
+from windtunnel.train.gpt import GPTEngine
 from windtunnel.train.muon import orthogonalise
-from windtunnel.train.staging import Staging
 
 VOCAB = 30
 NOW = Scalars(1.0, 0.9, 0.1)
@@ -37,6 +38,21 @@ def made(**options: float) -> tuple[GPT, MuonAdamW]:
 def backward(model: GPT, step: int, scale: float = 1.0) -> None:
     tokens = torch.randint(VOCAB, (4, 17), generator=torch.Generator().manual_seed(step))
     (scale * model(tokens[:, :-1], tokens[:, 1:])).backward()
+
+
+class NoBatches:
+    """The steps here are taken by hand."""
+
+    accumulation, epochs, position, step_sequences, wait_seconds = 1, 0.0, 0, 0, 0.0
+
+    def seek(self, position: int) -> None:
+        self.position = position
+
+
+def engine_of(model: GPT, optimizer: MuonAdamW) -> GPTEngine:
+    layout, ranks = Layout(1, 4, 1, "fp32", False, "cpu", 16), Ranks(0, 1, torch.device("cpu"), None)
+    feed = Feed(NoBatches(), list, VOCAB, np.ones(VOCAB))  # type: ignore[arg-type]
+    return GPTEngine(tiny(), layout, ranks, feed, derive(tiny(), VOCAB), model, optimizer)
 
 
 def weights(model: GPT) -> dict[str, torch.Tensor]:
@@ -127,40 +143,49 @@ def test_an_average_of_few_updates_is_not_the_beginning() -> None:
     assert (average - end).norm() < 0.5 * (start - end).norm()
 
 
-def test_what_is_staged_is_the_average_and_the_raw_weights_are_with_the_states(tmp_path: Path) -> None:
+def test_the_state_has_the_average_as_the_model_and_the_raw_weights_among_the_states() -> None:
     model, optimizer = made(ema=0.9)
-    staging = Staging(model, optimizer, weights=True)
     for step in range(3):
         backward(model, step)
         optimizer.step(NOW)
-    staging.begin()
-    arrays, states = staging.finish()
+    found = {name: part for name, part in optimizer.state_dict().items() if isinstance(part, Slice)}
     raw = weights(model)
     with optimizer.averaged():
         averaged = weights(model)
-    assert arrays is not None
-    for name, array in arrays.items():
-        assert torch.equal(torch.from_numpy(array), averaged[name]), name
+    # While they are swapped the memory of the average holds the raw weights: read it after.
     for name, parameter in raw.items():
-        found = {key.split("|")[2]: array for key, array in states.items() if key.startswith(f"{name}|raw|")}
-        parts = [torch.from_numpy(found[span]) for span in sorted(found, key=lambda span: int(span.split(":")[0]))]
-        assert torch.equal(torch.cat(parts), parameter.reshape(-1)), name
-    assert staging.finite
+        assert torch.equal(found[f"model.{name}"].local.view(parameter.shape), averaged[name]), name
+        assert torch.equal(found[f"optimizer.raw.{name}"].local.view(parameter.shape), parameter), name
 
 
 @pytest.mark.parametrize("spoil", ["raw", "average"])
 def test_weights_that_are_not_finite_are_seen_in_both(spoil: str) -> None:
     model, optimizer = made(ema=0.9)
-    staging = Staging(model, optimizer, weights=True)
+    engine = engine_of(model, optimizer)
+    assert engine.sound()
     with torch.no_grad():
         if spoil == "raw":
             model.head.weight[0, 0] = math.nan
         else:
             with optimizer.averaged():
                 model.head.weight[0, 0] = math.inf
-    staging.begin()
-    staging.finish()
-    assert not staging.finite
+    assert not engine.sound()
+
+
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_a_state_is_taken_over_whatever_memory_it_lies_in(ema: float | None) -> None:
+    model, optimizer = made(ema=ema)
+    for step in range(3):
+        backward(model, step)
+        optimizer.step(NOW)
+    engine, other = engine_of(model, optimizer), engine_of(*made(ema=ema))
+    other.load_state_dict(engine.state_dict())
+    for each in (engine, other):
+        backward(each.model, 7)
+        each.optimizer.step(NOW)
+    assert_same(weights(engine.model), weights(other.model))
+    with engine.optimizer.averaged(), other.optimizer.averaged():
+        assert_same(weights(engine.model), weights(other.model))
 
 
 def test_starting_over_forgets_states_and_average() -> None:

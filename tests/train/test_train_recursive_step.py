@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from typing import cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from windtunnel.data import Batch
 from windtunnel.model import RecursiveGPT, build_model, derive, recipe_shape
 from windtunnel.recipe import Recipe, load_recipe
-from windtunnel.train import MuonAdamW, Ranks, Scalars
-from windtunnel.train.readings import in_order, refinement, step_readings
-from windtunnel.train.staging import Staging
-from windtunnel.train.step import StepParts, StepResult
-from windtunnel.train.supervised import step_function
+from windtunnel.train import MuonAdamW, Ranks
+from windtunnel.train.engine import Feed, Layout, StepResult
+from windtunnel.train.gpt import GPTEngine
+from windtunnel.train.telemetry import in_order, refinement, step_readings
 
 PUZZLES, CELLS, DIGITS = 12, 16, 5
 SMALL = (
@@ -27,13 +28,21 @@ SMALL = (
 class Given:
     """Batches that are there already, in equal micro-batches."""
 
+    epochs, position, step_sequences, wait_seconds = 0.0, 0, 0, 0.0
+
     def __init__(self, x: Tensor, y: Tensor, accumulation: int) -> None:
         self.accumulation = accumulation
         self._rows = list(zip(x.chunk(accumulation), y.chunk(accumulation), strict=True))
 
-    def next_batch(self) -> tuple[Tensor, Tensor]:
+    def next_batch(self) -> Batch:
         """The next of them."""
-        return self._rows.pop(0)
+        return Batch(*self._rows.pop(0))
+
+    def seek(self, position: int) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
 
 
 def sudoku(*sets: str) -> Recipe:
@@ -62,10 +71,10 @@ def one_step(recipe: Recipe, accumulation: int = 1) -> tuple[StepResult, Recursi
     model, optimizer = made(recipe)
     x, y = data(model)
     before = model.step_losses(x, y), *cast(tuple[Tensor, Tensor], model.solve_steps(x))
-    staging = Staging(model, optimizer, weights=True)
-    run, ranks = step_function(recipe), Ranks(0, 1, torch.device("cpu"), None)
-    parts = StepParts(model, optimizer, Given(x, y, accumulation), ranks, staging, y.numel())
-    return run(parts, Scalars(0.1, 0.9, 0.0), 1, None).result(), model, before
+    layout = Layout(1, PUZZLES // accumulation, accumulation, "fp32", False, "cpu", CELLS)
+    feed = Feed(Given(x, y, accumulation), list, DIGITS, np.ones(DIGITS))
+    engine = GPTEngine(recipe, layout, Ranks(0, 1, torch.device("cpu"), None), feed, derive(recipe, DIGITS), model, optimizer)
+    return engine.step(1, 0.1).result(), model, before
 
 
 def test_losses_and_the_halting_head_are_what_the_model_says() -> None:

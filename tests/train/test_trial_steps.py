@@ -38,14 +38,17 @@ def test_a_trial_measures_steps_and_phases(request_: TrialRequest, tmp_path: Pat
 
 def test_reading_the_phases_changes_no_result(request_: TrialRequest, tmp_path: Path) -> None:
     """The marked step does what an unmarked one does."""
-    from windtunnel.train.job import Layout
+    from windtunnel.train.engine import Layout
+    from windtunnel.train.gpt import build_gpt_engine
     from windtunnel.train.ranks import join_ranks
-    from windtunnel.train.trial_steps import GPTSteps
+    from windtunnel.train.trial import EngineSteps, random_feed
 
     results = []
     for marks in ([], ["here"]):
         with join_ranks("cpu") as ranks:
-            steps = GPTSteps(request_.recipe, Layout(**LAYOUT), ranks, 300, tmp_path)
+            layout = Layout(**LAYOUT)
+            feed = random_feed(layout, ranks, 300, tmp_path, request_.recipe.seed)
+            steps = EngineSteps(build_gpt_engine(request_.recipe, layout, ranks, feed))
             phases: list[str] = []
             results.append([steps.step(phases.append if marks else None).result() for _ in range(3)])
             steps.close()
@@ -93,7 +96,7 @@ class Again:
 def test_a_trial_with_recorded_passes_records_them_validates_and_reads_the_phases_without(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from windtunnel.train import supervised, trial_steps
+    from windtunnel.train import gpt
 
     recorded, scored = [], []
 
@@ -105,8 +108,8 @@ def test_a_trial_with_recorded_passes_records_them_validates_and_reads_the_phase
         scored.append(given)
         return validation_loss(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(supervised, "cuda_recorder", lambda: record)
-    monkeypatch.setattr(trial_steps, "validation_loss", score)
+    monkeypatch.setattr(gpt, "cuda_recorder", lambda: record)
+    monkeypatch.setattr(gpt, "validation_loss", score)
     keys = ("trm.preset=honest", "trm.supervision=2", "trm.ema=0.9", "model.mlp=swiglu", "model.value_embeddings=false")
     request = TrialRequest(load_recipe(tiny, keys), LAYOUT, vocab=300, config=None, steps=3, warm_up=3, seconds=60.0)
     launched = run_trial(request, tmp_path, lambda _: None)

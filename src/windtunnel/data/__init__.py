@@ -6,6 +6,7 @@ from .tokens import TokenFile
 
 if TYPE_CHECKING:
     from .arithmetic import solve
+    from .batch import Batch, Batches
     from .bpe import BPE
     from .corpus import CorpusFile, corpus_files
     from .documents import DocumentBatch
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 __all__ = [
     "BPE",
     "GRADES",
+    "Batch",
     "BatchLoader",
+    "Batches",
     "Characters",
     "CorpusFile",
     "DocumentBatch",
@@ -58,7 +61,9 @@ __all__ = [
 
 _LAZY = {
     "BPE": "bpe",
+    "Batch": "batch",
     "BatchLoader": "loader",
+    "Batches": "batch",
     "Characters": "tokenizer",
     "CorpusFile": "corpus",
     "DocumentBatch": "documents",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .batch import Batch
 from .documents import Array
 from .order import SequenceOrder
 from .tokens import Draw, TokenFile
@@ -86,8 +87,8 @@ class BatchLoader:
         """Whole epochs consumed."""
         return self.position // self.sequences
 
-    def next_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(x, y): int64 (micro_batch, sequence) on the device; y is -1 where there is no target.
+    def next_batch(self) -> Batch:
+        """Return the next (micro_batch, sequence) of this rank, on the device.
 
         Raises what the prefetching thread raised, if it failed.
         """
@@ -218,8 +219,8 @@ class ValidationBatches:
         sequences = -(-self.targets // self.sequence)
         return -(-sequences // (self.micro_batch * self.world))
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """(x, y) as `BatchLoader.next_batch` gives them."""
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield batches as `BatchLoader.next_batch` gives them."""
         shape = (self.micro_batch, self.tokens.width(self.sequence))
         transfer = Transfer(self._device, shape, self.tokens.dtype, 3, sequence=self.sequence)
         sequences = -(-self.targets // self.sequence)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .batch import Batch
 from .documents import Array
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ class Ready:
     y: torch.Tensor
     copied: torch.cuda.Event | None = None
 
-    def take(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """x and y; the current stream waits for the copy, the host does not."""
+    def take(self) -> Batch:
+        """Return the batch; the current stream waits for the copy, the host does not."""
         if self.copied is not None:
             import torch
 
@@ -35,7 +36,7 @@ class Ready:
             # Made on another stream: their memory must not be handed out again while this one reads it.
             self.x.record_stream(stream)
             self.y.record_stream(stream)
-        return self.x, self.y
+        return Batch(self.x, self.y)
 
 
 def this_device(device: str | torch.device) -> torch.device:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from windtunnel.recipe import UserError
 
-Batches = Iterable[tuple[Tensor, Tensor]]
+Batches = Iterable[Iterable[Tensor]]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from .recording import Replay
 from .recursive import RecursiveGPT
 from .schemes import Carry, Inputs
 
-Batches = Iterable[tuple[Tensor, Tensor]]
+Batches = Iterable[Iterable[Tensor]]
 TINY = 1e-8
 
 
@@ -125,7 +125,7 @@ class Supervision:
         self._numbers.zero_()
         self.sums.sequences = 0
         if self.objective.updates == "each":
-            self._each(list(batches), after_step)
+            self._each([(x, y) for x, y in batches], after_step)
         else:
             for x, y in batches:
                 self.sums.sequences += len(x)

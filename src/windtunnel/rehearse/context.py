@@ -202,7 +202,8 @@ class Context(CheckContext):
             seed=self.seed, device=torch.device(device),
         )  # fmt: skip
         with loader:
-            return loader.next_batch()
+            x, y = loader.next_batch()
+            return x, y
 
     def corpus_files(self) -> list[CorpusFile]:
         """The files of a text corpus; none where the data is of another kind. Raises UserError."""

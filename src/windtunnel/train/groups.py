@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-StateKey = tuple[str, str, int, int]
-"""(parameter name, state name, start, stop): a range of the flattened parameter."""
+from .engine import Slice
 
 
 @dataclass
@@ -66,14 +65,14 @@ class Group:
             return None
         return dist.all_gather_into_tensor(self.weights, self.weights[self.owned].clone(), async_op=True)
 
-    def owned_ranges(self) -> Iterator[tuple[str, int, int, int]]:
-        """(name, start, stop within the parameter, start within the owned part) of each parameter this rank owns some of."""
+    def slices(self, owned: Tensor) -> Iterator[tuple[str, Slice]]:
+        """Yield the part of each parameter in a buffer of the owned part's length; empty where this rank owns none of it."""
         low, high = self.owned.start, self.owned.stop
         for name, parameter in self.named:
             begin = self.offsets[name]
-            start, stop = max(low, begin), min(high, begin + parameter.numel())
-            if start < stop:
-                yield name, start - begin, stop - begin, start - low
+            start = min(max(low, begin), high)
+            stop = max(start, min(high, begin + parameter.numel()))
+            yield name, Slice(owned[start - low : stop - low], tuple(parameter.shape), max(0, start - begin))
 
     def start_average(self) -> None:
         """Keep a running average of the owned weights, which begins as what they are now."""
@@ -93,18 +92,23 @@ class Group:
         self.weights[self.owned].copy_(self.average)
         self.average.copy_(raw)
 
-    def averages(self) -> Iterator[tuple[StateKey, Tensor]]:
-        """What stands in the place of the average, as states: the raw weights while they are swapped."""
-        if self.average is not None:
-            for name, start, stop, at in self.owned_ranges():
-                yield (name, "raw", start, stop), self.average[at : at + stop - start]
+    def weight_state(self) -> Iterator[tuple[str, Tensor | Slice]]:
+        """Yield the weights; where an average is kept its parts, and the raw weights' as states."""
+        if self.average is None:
+            for name, parameter in self.named:
+                yield f"model.{name}", parameter.detach()
+            return
+        for name, part in self.slices(self.average):
+            yield f"model.{name}", part
+        for name, part in self.slices(self.weights[self.owned]):
+            yield f"optimizer.raw.{name}", part
 
     def update(self, scalars: Scalars) -> None:
         """One update of the owned weights."""
         raise AssertionError("groups update themselves")
 
-    def states(self) -> Iterator[tuple[StateKey, Tensor]]:
-        """The optimizer's states of the owned weights."""
+    def states(self) -> Iterator[tuple[str, Slice]]:
+        """Yield the optimizer's states of the owned weights."""
         raise AssertionError("groups know their states")
 
 
@@ -139,10 +143,12 @@ class MatrixGroup(Group):
                 _scalar(scalars.weight_decay), self.low_precision,
             )  # fmt: skip
 
-    def states(self) -> Iterator[tuple[StateKey, Tensor]]:
-        for i, (name, start, stop, _) in enumerate(self.owned_ranges()):
-            yield (name, "momentum", start, stop), self.momentum[i].view(-1)
-            yield (name, "second", 0, self.second[i].numel()), self.second[i].view(-1)
+    def states(self) -> Iterator[tuple[str, Slice]]:
+        first = self.rank * (self.part // (self.shape[0] * self.shape[1]))
+        for i in range(self.count):
+            name = self.named[first + i][0]
+            for kind, tensor in (("momentum", self.momentum[i]), ("second", self.second[i])):
+                yield f"optimizer.{kind}.{name}", Slice(tensor.view(-1), tuple(tensor.shape), 0)
 
 
 class VectorGroup(Group):
@@ -163,7 +169,8 @@ class VectorGroup(Group):
             _scalar(self.decay), _scalar(self.steps),
         )  # fmt: skip
 
-    def states(self) -> Iterator[tuple[StateKey, Tensor]]:
-        for name, start, stop, at in self.owned_ranges():
-            yield (name, "first", start, stop), self.first[at : at + stop - start]
-            yield (name, "second", start, stop), self.second[at : at + stop - start]
+    def states(self) -> Iterator[tuple[str, Slice]]:
+        for kind, buffer in (("first", self.first), ("second", self.second)):
+            for name, part in self.slices(buffer):
+                if part.local.numel():
+                    yield f"optimizer.{kind}.{name}", part

@@ -1,21 +1,21 @@
-"""The training loop: every rank runs it and does what rank 0's supervisor decides."""
+"""The training loop: every rank runs it and does what rank 0's callbacks decide."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
-from windtunnel.recipe import UserError
-from windtunnel.run import CheckpointWriter
+from .callbacks import RESERVE, Budget, Callback, Decision, Health
+from .engine import Engine, Pending, StepResult
+from .ranks import Ranks
+from .telemetry import Journal, validation_readings
 
-from .job import Job
-from .schedule import scalars
-from .step import Pending
-from .supervisor import Directive, Supervisor
+if TYPE_CHECKING:
+    from .checkpoints import Checkpoints
 
-AfterStep = Callable[[int, Job], None]
+AfterStep = Callable[[int, Engine], None]
 
 
 @dataclass(frozen=True)
@@ -27,136 +27,131 @@ class Ending:
     step: int
 
 
+@dataclass(frozen=True)
+class Deciders:
+    """Rank 0's callbacks that decide, beside checkpoints: how to go on, and when to end."""
+
+    health: Health
+    budget: Budget
+
+
 class Loop:
     """One rank's loop.
 
     Args:
-        supervisor: rank 0's; None on the others.
+        checkpoints: this rank's.
+        callbacks: rank 0's, in the order in which they are called, `checkpoints` among them; empty elsewhere.
+        deciders: two of them; None elsewhere.
+        step: steps that are done.
         after_step: called after each step with the number of steps done; tests inject faults here.
     """
 
     def __init__(
         self,
-        job: Job,
-        writer: CheckpointWriter,
-        supervisor: Supervisor | None,
+        engine: Engine,
+        ranks: Ranks,
+        checkpoints: Checkpoints,
+        callbacks: Sequence[Callback] = (),
+        deciders: Deciders | None = None,
         *,
+        journal: Journal | None = None,
         step: int = 0,
         after_step: AfterStep | None = None,
     ) -> None:
-        self.job, self.writer, self.supervisor, self.step = job, writer, supervisor, step
+        assert (deciders is not None) == ranks.first
+        self.engine, self.checkpoints, self.step = engine, checkpoints, step
+        self.journal = journal or Journal()
+        self._ranks, self._callbacks, self._deciders = ranks, list(callbacks), deciders
         self._after_step = after_step
         self._pending: Pending | None = None
         self._since: Pending | None = None
-        self._staged: tuple[int, dict[str, Any], float | None] | None = None
-        self._unsaved: str | None = None
+        self._observed = step
+        for callback in self._callbacks or [checkpoints]:
+            callback.start(self)
 
     def run(self) -> Ending:
-        """Train until the supervisor says stop; the last checkpoint is on disk when this returns."""
+        """Train until a callback says stop; the last checkpoint is on disk when this returns."""
         while True:
-            directive = self._directive()
-            if directive.rewind is not None:
-                self._rewind(directive.rewind)
+            decision = self._decide()
+            if decision.rewind is not None:
+                self._rewind(decision.rewind["step"], decision.rewind["position"])
                 continue
-            if directive.validate:
+            if decision.validate:
                 self._validate()
-            if directive.save:
-                self._stage()
-            if directive.stop is not None:
-                unsaved = self._finish_save()
-                if self.job.ranks.share(self.supervisor.rewind_due if self.supervisor else None):
+            if decision.save:
+                self.checkpoints.begin(self.step)
+            if decision.stop is not None:
+                self.journal.phase("saving")
+                unsaved = self.checkpoints.finish()
+                if self._ranks.share(self._deciders.health.rewind_due if self._deciders else None):
                     continue  # the last weights were spoiled
                 if unsaved is not None:
-                    return Ending(f"{directive.stop}; the last checkpoint could not be saved: {unsaved}", 1, self.step)
-                return Ending(directive.stop, directive.exit_code, self.step)
-            self._write_staged()
-            self._advance(directive.progress)
+                    return Ending(f"{decision.stop}; the last checkpoint could not be saved: {unsaved}", 1, self.step)
+                return Ending(decision.stop, decision.exit_code, self.step)
+            self.checkpoints.go_on()
+            self._advance(decision.progress)
 
-    def _directive(self) -> Directive:
-        decided = self.supervisor.decide(self.step, self._pending).as_dict() if self.supervisor else None
-        return Directive(**self.job.ranks.share(decided))
+    def reserve(self) -> float:
+        """Return the seconds to keep free for what comes after the last step."""
+        return RESERVE * sum(callback.reserve() for callback in self._callbacks)
+
+    def progress(self, step: int) -> float:
+        """Return the share of the run done at `step`, on rank 0."""
+        assert self._deciders is not None
+        return self._deciders.budget.progress(step)
+
+    def close(self) -> None:
+        """Let the callbacks end what they began, after a run or an error in it."""
+        for callback in self._callbacks:
+            callback.close()
+
+    def _decide(self) -> Decision:
+        """Return what rank 0's callbacks decide, on every rank. Waits for the device only when something is due."""
+        decision = Decision()
+        for callback in self._callbacks:
+            callback.propose(self.step, decision)
+        if decision.due and self._pending is not None:
+            self._observe(self._pending.result())
+        for callback in self._callbacks:
+            if not decision.settled:
+                callback.settle(self.step, decision)
+        return Decision(**self._ranks.share(decision.as_dict() if self._ranks.first else None))
 
     def _advance(self, progress: float) -> None:
-        job, previous = self.job, self._pending
-        recipe = job.recipe.pretrain
-        now = scalars(
-            recipe.schedule,
-            momentum=recipe.optimizer.momentum,
-            weight_decay=job.rates.weight_decay.value,
-            step=self.step,
-            progress=progress,
-        )
+        previous = self._pending
         self.step += 1
-        self._pending = self._since = job.run_step(job.parts, now, self.step, self._since)
+        self._pending = self._since = self.engine.step(self.step, progress, self._since)
         if self._after_step is not None:
-            self._after_step(self.step, job)
+            self._after_step(self.step, self.engine)
         # The step before this one: its results are there, or nearly, while this one computes.
-        if previous is not None and self.supervisor is not None:
-            self.supervisor.observe(previous.result())
+        if previous is not None and self._ranks.first:
+            self._observe(previous.result())
+
+    def _observe(self, result: StepResult) -> None:
+        """Tell a step's results to the callbacks, once."""
+        if result.step <= self._observed:
+            return
+        self._observed = result.step
+        values: dict[str, float] = {}
+        for callback in self._callbacks:
+            callback.measure(result, values)
+        for callback in self._callbacks:
+            callback.after_step(result, values)
 
     def _validate(self) -> None:
-        if self.supervisor:
-            self.supervisor.phase("validating")
+        self.journal.phase("validating")
         began, self._since = time.monotonic(), None
-        result = self.job.validate()
-        if self.supervisor:
-            self.supervisor.validation(self.step, result, time.monotonic() - began)
+        result = self.engine.validate()
+        seconds, values = time.monotonic() - began, validation_readings(result)
+        for callback in self._callbacks:
+            callback.validated(self.step, result, values, seconds)
 
-    def _stage(self) -> None:
-        """Begin to copy the present state to the host; it is written once the copy is done."""
-        self._write_staged(wait=True)
-        if self.writer.busy:
-            self._await_writer()
-        self.job.staging.begin()
-        state: dict[str, Any] = {"position": self.job.loader.position, "updates": self.job.optimizer.adamw_steps}
-        loss = None
-        if self.supervisor is not None:
-            state |= self.supervisor.state()
-            validated = self.supervisor.validated
-            loss = validated[1].loss if validated is not None and validated[0] == self.step else None
-            self.supervisor.saving(self.step)
-        self._staged = (self.step, state, loss)
-
-    def _write_staged(self, *, wait: bool = False) -> None:
-        if self._staged is None or not (wait or self.job.staging.done):
-            return
-        (step, state, loss), self._staged = self._staged, None
-        weights, states = self.job.staging.finish()
-        if self.supervisor is not None and not self.job.staging.finite:
-            self.supervisor.spoiled(step)
-            return
-        try:
-            self.writer.start(step, weights, states, state, loss)
-        except UserError as error:
-            self._save_failed(error)
-
-    def _await_writer(self) -> None:
-        try:
-            self.writer.wait()
-        except UserError as error:
-            self._save_failed(error)
-
-    def _save_failed(self, error: UserError) -> None:
-        """Training goes on without this one; the supervisor tries again later. On other ranks: rank 0 knows and tells."""
-        self._unsaved = error.message
-        if self.supervisor is not None:
-            self.supervisor.event("checkpoint_failed", error.message, "bad", {"advice": error.fix or ""})
-
-    def _finish_save(self) -> str | None:
-        """Wait for the last checkpoint; why it could not be saved, if it could not."""
-        self._unsaved = None
-        if self.supervisor:
-            self.supervisor.phase("saving")
-        self._write_staged(wait=True)
-        self._await_writer()
-        return self._unsaved
-
-    def _rewind(self, to: dict[str, Any]) -> None:
-        self._staged = self._pending = self._since = None
-        if to["step"]:
-            self.job.load(self.writer.store.at(to["step"]), position=to["position"])
+    def _rewind(self, step: int, position: int) -> None:
+        self._pending = self._since = None
+        if step:
+            self.checkpoints.load(step, position=position)
         else:
-            self.job.start_over(to["position"])
-        self.step = to["step"]
-        if self.supervisor is not None:
-            self.supervisor.rewound(self.step)
+            self.engine.start_over(position)
+        self.step = self._observed = step
+        for callback in self._callbacks or [self.checkpoints]:
+            callback.rewound(step)

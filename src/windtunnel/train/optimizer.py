@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from windtunnel.model import GPT, HyperParameters
 
-from .groups import Group, MatrixGroup, Scalars, StateKey, VectorGroup
+from .engine import Slice
+from .groups import Group, MatrixGroup, Scalars, VectorGroup
 from .muon import adamw_update, muon_update
 
-__all__ = ["MuonAdamW", "Scalars", "StateKey"]
+__all__ = ["MuonAdamW", "Scalars"]
 
 CLIP_EPSILON = 1e-6
 # An average of the first updates must not be made of initial weights: its decay begins at 1/10 and grows to its own.
@@ -114,6 +115,15 @@ class MuonAdamW:
         """Exchange the model's weights with their running averages, on every rank; the same again undoes it exactly."""
         for group in self.groups:
             group.swap()
+        self._gather()
+
+    def loaded(self) -> None:
+        """Tell that the state was filled with another one: where averages are kept only this rank's raw weights were."""
+        if self.averages:
+            self._gather()
+
+    def _gather(self) -> None:
+        """Send the owned weights to all ranks."""
         for handle in [group.gather() for group in self.groups]:
             if handle is not None:
                 handle.wait()
@@ -133,21 +143,24 @@ class MuonAdamW:
     @torch.no_grad()
     def start_over(self) -> None:
         """Empty states, as before the first update of the weights as they are now."""
-        for _, tensor in self.states():
-            tensor.zero_()
+        for group in self.groups:
+            for _, part in group.states():
+                part.local.zero_()
         self.adamw_steps = 0
         if self.averages:
             for group in self.groups:
                 group.start_average()
 
-    def states(self) -> Iterator[tuple[StateKey, Tensor]]:
-        """This rank's states: ((parameter, state, start, stop), flat tensor).
+    def state_dict(self) -> dict[str, Tensor | Slice]:
+        """Return weights and states by the names of `EngineState`, in the memory that they live in.
 
-        'raw' is there where averages are kept: the running average, or the raw weights while they are swapped.
+        'model.P' is the average of P where averages are kept; its raw weights are then the state 'raw'.
         """
+        tensors: dict[str, Tensor | Slice] = {}
         for group in self.groups:
-            yield from group.states()
-            yield from group.averages()
+            tensors |= dict(group.weight_state())
+            tensors |= dict(group.states())
+        return tensors
 
     @property
     def adamw_steps(self) -> int:

@@ -7,8 +7,8 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from windtunnel.data import BatchLoader, PreparedData, ValidationBatches, prepare
 from windtunnel.model import recipe_shape
 from windtunnel.recipe import PRESETS, Recipe, UserError
 from windtunnel.run import (
@@ -28,20 +28,14 @@ from windtunnel.run import (
     settings_of,
 )
 
-from .job import Job, Layout
-from .loop import AfterStep, Ending, Loop
+from .callbacks import Budget, Callback, Health, ValidateEvery
+from .checkpoints import Checkpoints
+from .engine import Engine, Feed, Layout
+from .gpt import build_gpt_engine
+from .loop import AfterStep, Deciders, Ending, Loop
 from .ranks import Ranks, join_ranks
-from .supervisor import Supervisor, View
-
-
-class Silent:
-    """A view that shows nothing."""
-
-    def update(self, snapshot: Any) -> None:
-        """Nothing."""
-
-    def say(self, text: str) -> None:
-        """Nothing."""
+from .saver import Saver
+from .telemetry import Journal, Silent, Telemetry, View
 
 
 def train(folder: Path, *, view: View | None = None, after_step: AfterStep | None = None, run: RunFolder | None = None) -> int:
@@ -75,12 +69,13 @@ def train(folder: Path, *, view: View | None = None, after_step: AfterStep | Non
 
 def _other(run: RunFolder, layout: Layout, ranks: Ranks, after_step: AfterStep | None) -> None:
     # Signals reach every process of the job; rank 0 decides what becomes of them.
-    with StopRequest(notice=""), _job(run, layout, ranks) as job:
+    with StopRequest(notice=""), _engine(run, layout, ranks) as (engine, _):
         writer = CheckpointWriter(CheckpointStore(run.checkpoints_dir), ranks.rank, ranks.world)
+        checkpoints = Checkpoints(Saver(engine, writer, ranks), run.recipe.checkpoints.every, 0)
         step = ranks.share(None)
         if step:
-            job.load(writer.store.at(step))
-        Loop(job, writer, None, step=step, after_step=after_step).run()
+            checkpoints.load(step)
+        Loop(engine, ranks, checkpoints, step=step, after_step=after_step).run()
 
 
 def _first(run: RunFolder, layout: Layout, ranks: Ranks, view: View, after_step: AfterStep | None) -> int:
@@ -98,42 +93,79 @@ def _first(run: RunFolder, layout: Layout, ranks: Ranks, view: View, after_step:
             run.leave(spent.message)
             raise
         run.manifest.pop("resumed_from", None)  # from here on it is trained
-        job = stack.enter_context(_job(run, layout, ranks))
-        job.data.tokenizer.save(run.tokenizer_path)
-        run.update(data={"checksum": job.data.checksum, "train_tokens": job.data.train.count, "skipped": job.data.skipped})
-
-        def record(kind: str, step: int, message: str, level: str) -> None:
-            metrics.event(kind, step, message, "bad" if level == "bad" else "info")
-
-        def flush() -> None:
-            # A checkpoint must not be ahead of the metrics: the steps it covers are not run again.
-            with contextlib.suppress(UserError):
-                metrics.flush()
-
-        writer = CheckpointWriter(store, ranks.rank, ranks.world, policy=recipe.checkpoints, on_event=record, before_commit=flush)
-        plan, gpu = run.manifest["plan"], run.manifest["rig"].get("gpu")
-        peak = gpu["bf16_tflops"] * 1e12 * layout.ranks if gpu else (run.manifest["rig"].get("cpu_gflops") or 0) * 1e9 or None
-        recursion = _recursion(recipe, job.data.tokenizer.vocab)
-        speed = plan["tokens_per_second"] if layout.device == "cuda" else None
-        targets = Targets(speed, recipe.budget.dollars, recursion, settings_of(recipe))
-        bands = BandWatch(recipe.bands, targets, first_step=step)
-        flops = recipe_shape(recipe, job.data.tokenizer.vocab).flops_per_token
-        supervisor = Supervisor(
-            run=run, recipe=recipe, job=job, metrics=metrics, clock=clock, bands=bands, stop=stop, writer=writer, view=view,
-            flops_per_token=flops, peak_flops=peak,
-        )  # fmt: skip
+        engine, data = stack.enter_context(_engine(run, layout, ranks))
+        data.tokenizer.save(run.tokenizer_path)
+        run.update(data={"checksum": data.checksum, "train_tokens": data.train.count, "skipped": data.skipped})
+        journal = Journal(metrics, view)
+        health = Health(_bands(run, layout, data.tokenizer.vocab, step), recipe.bands)
+        budget = Budget(clock, stop, run.spent_path)
+        callbacks: list[Callback] = [health, ValidateEvery(recipe.pretrain.validate_every, with_saves=_by_clock(recipe))]
+        checkpoints = Checkpoints(
+            Saver(engine, _writer(run, store, ranks, metrics), ranks),
+            recipe.checkpoints.every,
+            round(run.manifest["plan"]["checkpoint_gib"] * 2**30),
+            facts=lambda: {key: value for callback in callbacks for key, value in callback.state_dict().items()},
+            spoiled=health.go_back,
+        )
+        telemetry = _telemetry(run, layout, data.tokenizer.vocab, clock, health.bands)
+        callbacks += [checkpoints, budget, telemetry]
         ranks.share(step)
         if checkpoint is not None:
-            job.load(checkpoint)
-            supervisor.load_state(checkpoint.state, step)
-            supervisor.event("resumed", f"resumed from step {step:,}")
-        supervisor.phase("compiling" if layout.compile else "training")
+            state = checkpoints.load(step)
+            for callback in callbacks:
+                callback.load_state_dict(state)
+        loop = Loop(
+            engine, ranks, checkpoints, callbacks, Deciders(health, budget), journal=journal, step=step, after_step=after_step
+        )
+        if checkpoint is not None:
+            journal.event("resumed", f"resumed from step {step:,}")
+        journal.phase("compiling" if layout.compile else "training")
         try:
-            ending = Loop(job, writer, supervisor, step=step, after_step=after_step).run()
+            ending = loop.run()
         finally:
-            supervisor.close()
-        _record(run, supervisor, ending, view)
+            loop.close()
+        _record(run, store, journal, ending, view)
         return ending.exit_code
+
+
+def _by_clock(recipe: Recipe) -> bool:
+    return recipe.checkpoints.every.seconds is not None
+
+
+def _writer(run: RunFolder, store: CheckpointStore, ranks: Ranks, metrics: Metrics) -> CheckpointWriter:
+    """Return rank 0's writer, which tells the run what it did."""
+
+    def record(kind: str, step: int, message: str, level: str) -> None:
+        metrics.event(kind, step, message, "bad" if level == "bad" else "info")
+
+    def flush() -> None:
+        # A checkpoint must not be ahead of the metrics: the steps it covers are not run again.
+        with contextlib.suppress(UserError):
+            metrics.flush()
+
+    return CheckpointWriter(store, ranks.rank, ranks.world, policy=run.recipe.checkpoints, on_event=record, before_commit=flush)
+
+
+def _bands(run: RunFolder, layout: Layout, vocab: int, step: int) -> BandWatch:
+    recipe = run.recipe
+    speed = run.manifest["plan"]["tokens_per_second"] if layout.device == "cuda" else None
+    targets = Targets(speed, recipe.budget.dollars, _recursion(recipe, vocab), settings_of(recipe))
+    return BandWatch(recipe.bands, targets, first_step=step)
+
+
+def _telemetry(run: RunFolder, layout: Layout, vocab: int, clock: BudgetClock, bands: BandWatch) -> Telemetry:
+    recipe, plan, rig = run.recipe, run.manifest["plan"], run.manifest["rig"]
+    gpu, params = rig.get("gpu"), plan["params"]
+    size = f"{params / 1e6:,.1f} M" if params >= 1e6 else f"{params / 1e3:,.1f} k"
+    return Telemetry(
+        f"{recipe.name} d{plan['depth']}, {size} parameters on {rig['name']}",
+        gpus=layout.ranks if layout.device == "cuda" else 0,
+        flops_per_token=recipe_shape(recipe, vocab).flops_per_token,
+        peak_flops=gpu["bf16_tflops"] * 1e12 * layout.ranks if gpu else (rig.get("cpu_gflops") or 0) * 1e9 or None,
+        clock=clock,
+        bands=bands,
+        dollars=recipe.budget.dollars,
+    )
 
 
 def _tell_damage(run: RunFolder, problems: list[str], checkpoint: Checkpoint | None, metrics: Metrics, view: View) -> None:
@@ -149,12 +181,41 @@ def _tell_damage(run: RunFolder, problems: list[str], checkpoint: Checkpoint | N
 
 
 @contextlib.contextmanager
-def _job(run: RunFolder, layout: Layout, ranks: Ranks) -> Iterator[Job]:
-    job = Job(run.recipe, layout, ranks)
+def _engine(run: RunFolder, layout: Layout, ranks: Ranks) -> Iterator[tuple[Engine, PreparedData]]:
+    """The recipe's engine on the recipe's data."""
+    recipe = run.recipe
+    if ranks.world != layout.ranks:
+        raise UserError(
+            f"the run is planned for {layout.ranks} ranks and was started with {ranks.world}",
+            "start it with: windtunnel train",
+        )
+    # One rank prepares; the others find it done.
+    if not ranks.first:
+        ranks.barrier()
+    data = prepare(recipe)
+    if ranks.first:
+        ranks.barrier()
+    engine = build_gpt_engine(recipe, layout, ranks, _feed(recipe, layout, ranks, data))
     try:
-        yield job
+        yield engine, data
     finally:
-        job.close()
+        engine.close()
+
+
+def _feed(recipe: Recipe, layout: Layout, ranks: Ranks, data: PreparedData) -> Feed:
+    """Windows of the corpus, spread over ranks."""
+
+    def validation() -> ValidationBatches:
+        return ValidationBatches(
+            data.validation, sequence=layout.sequence, micro_batch=layout.micro_batch, rank=ranks.rank,
+            world=ranks.world, limit=recipe.pretrain.validation_tokens, device=ranks.device,
+        )  # fmt: skip
+
+    loader = BatchLoader(
+        data.train, sequence=layout.sequence, micro_batch=layout.micro_batch, accumulation=layout.accumulation,
+        rank=ranks.rank, world=ranks.world, seed=recipe.seed, device=ranks.device,
+    )  # fmt: skip
+    return Feed(loader, validation, data.tokenizer.vocab, data.tokenizer.token_bytes())
 
 
 def _clock(run: RunFolder, layout: Layout, checkpoint: Checkpoint | None) -> BudgetClock:
@@ -179,17 +240,17 @@ def _recursion(recipe: Recipe, vocab: int) -> RecursionLimits | None:
     return RecursionLimits(vocab, promised[0] if promised else None)
 
 
-def _record(run: RunFolder, supervisor: Supervisor, ending: Ending, view: View) -> None:
+def _record(run: RunFolder, store: CheckpointStore, journal: Journal, ending: Ending, view: View) -> None:
     status = {0: "done", 1: "failed", 3: "stopped"}[ending.exit_code]
-    best = supervisor.writer.store.best()
+    best = store.best()
     summary = {"step": ending.step, "best_step": best.step if best else None, "best_loss": best.validation_loss if best else None}
     try:
         run.update(summary=summary, exit_code=ending.exit_code)
         run.finish(status, ending.reason)  # type: ignore[arg-type]
     except OSError as error:
         raise UserError(f"run folder {run.path} cannot be written: {error}") from None
-    supervisor.event("end", ending.reason)
-    supervisor.phase("finished" if ending.exit_code == 0 else status)
+    journal.event("end", ending.reason)
+    journal.phase("finished" if ending.exit_code == 0 else status)
     line = f"{status} after {ending.step:,} steps: {ending.reason}"
     if best is not None and best.validation_loss is not None:
         line += f"\nbest checkpoint: step {best.step:,}, validation loss {best.validation_loss:.4f}"

@@ -1,11 +1,204 @@
-"""What the machine is doing while it trains: GPU utilisation and memory, sampled beside the step loop."""
+"""What a run tells about itself: metrics and events in its journal, the view, and the GPUs' utilisation and memory."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
+from itertools import pairwise
+from typing import Any, Protocol
 
 import torch
+
+from windtunnel.evaluate import Validation
+from windtunnel.run import BandWatch, BudgetClock, Metrics, described, of_step, step_values
+
+from .callbacks import Callback, Values
+from .engine import StepResult, Supervised
+from .schedule import learning_rate_scale
+
+LOSSES_SHOWN = 400
+SHOWN = ("loss", "tokens_per_second", "mfu", "gradient_norm", "memory_gib", "gpu_utilisation", "dollars", "dollars_forecast")
+
+
+class View(Protocol):
+    """Shows a run while it trains; see `windtunnel.watch`."""
+
+    def update(self, snapshot: Any) -> None:
+        """Show the fields of a `windtunnel.watch.Snapshot`."""
+
+    def say(self, text: str) -> None:
+        """Show one line that stays."""
+
+
+class Silent:
+    """A view that shows nothing."""
+
+    def update(self, snapshot: Any) -> None:
+        """Show nothing."""
+
+    def say(self, text: str) -> None:
+        """Say nothing."""
+
+
+class Journal:
+    """Where everything that happens is recorded and shown. Ranks other than 0 have one without metrics, which is silent.
+
+    Attributes:
+        metrics: the run's; None: nothing is recorded.
+        fields: what the view shows; see `windtunnel.watch.Snapshot`.
+    """
+
+    def __init__(self, metrics: Metrics | None = None, view: View | None = None) -> None:
+        self.metrics, self._view = metrics, view or Silent()
+        self.fields: dict[str, Any] = {}
+
+    def event(self, kind: str, message: str, level: Any = "info", data: dict[str, Any] | None = None) -> None:
+        """Record and show something that happened after the step that was last shown."""
+        if self.metrics is None:
+            return
+        self.metrics.event(kind, self.fields.get("step", 0), message, level, data)
+        if level != "info":
+            self._view.say(f"{level}: {message}" + (f"\n  {data['advice']}" if data and data.get("advice") else ""))
+
+    def phase(self, name: str) -> None:
+        """Show what is going on now."""
+        self.fields["phase"] = name
+        self.show()
+
+    def show(self) -> None:
+        """Bring the view up to date."""
+        self._view.update(dict(self.fields))
+
+
+class Telemetry(Callback):
+    """Measures, records and shows every step. The last of the callbacks: by then the others have added their metrics.
+
+    Args:
+        title: what the view says above the run.
+        gpus: how many to watch.
+        flops_per_token: of training, forward and backward. peak_flops: of all ranks a second; None: unknown.
+        clock, bands: of the budget and of health, to be shown.
+        dollars: of the budget, if any.
+    """
+
+    def __init__(
+        self, title: str, *, gpus: int, flops_per_token: float, peak_flops: float | None, clock: BudgetClock, bands: BandWatch,
+        dollars: float | None,
+    ) -> None:  # fmt: skip
+        self._title, self._clock, self._bands, self._dollars = title, clock, bands, dollars
+        self._flops_per_token, self._peak_flops = flops_per_token, peak_flops
+        self._monitor = GpuMonitor(gpus)
+        self._losses: list[float] = []
+        self._waited = 0.0
+
+    def start(self, loop: Any) -> None:
+        """Begin to show a run."""
+        super().start(loop)
+        loop.journal.fields["title"] = self._title
+        if loop.step:
+            loop.journal.fields["step"] = loop.step
+
+    def measure(self, result: StepResult, values: Values) -> None:
+        """Add losses, speed and what the machine does."""
+        engine = self.loop.engine
+        layout, batches, step = engine.layout, engine.feed.batches, result.step
+        seconds = max(result.seconds, 1e-9)
+        waited, self._waited = batches.wait_seconds - self._waited, batches.wait_seconds
+        speed = layout.batch_tokens / seconds
+        values |= step_readings(result)
+        values |= {
+            "step_seconds": result.seconds,
+            "tokens_per_second": speed,
+            "data_wait_share": min(1.0, waited / seconds),
+            "learning_rate": learning_rate_scale(engine.schedule, step - 1, self.loop.progress(step - 1)),
+            "epoch": batches.epochs,
+        }
+        if self._peak_flops:
+            values["mfu"] = speed * self._flops_per_token / self._peak_flops
+        used = memory(torch.device(layout.device))
+        if used is not None:
+            values["memory_gib"], values["memory_share"] = used[0], used[0] / used[1]
+            self.loop.journal.fields["memory_limit_gib"] = used[1]
+        busy = self._monitor.utilisation()
+        if busy is not None:
+            values["gpu_utilisation"] = busy
+        assert all(described(name) for name in values)
+
+    def after_step(self, result: StepResult, values: Values) -> None:
+        """Record and show a step."""
+        journal, step = self.loop.journal, result.step
+        assert journal.metrics is not None
+        journal.metrics.log(step, values)
+        self._losses.append(result.loss)
+        if len(self._losses) > LOSSES_SHOWN:
+            self._losses = self._losses[::2]
+        alerts = [(alert.level, alert.message, alert.advice) for alert in self._bands.active]
+        journal.fields |= {
+            "step": step, "total_steps": self._clock.total_steps or None, "elapsed": self._clock.session_seconds,
+            "eta": self._clock.seconds_to_go(step), "losses": list(self._losses), "alerts": alerts, "phase": "training",
+            "dollars_budget": self._dollars, "data_wait": values["data_wait_share"],
+        }  # fmt: skip
+        journal.fields |= {name: values[name] for name in SHOWN if name in values}
+        journal.fields["step_losses"] = step_values(values, "loss")
+        journal.show()
+
+    def validated(self, step: int, result: Validation, values: Values, seconds: float) -> None:
+        """Record a validation; it is shown with the next step."""
+        journal = self.loop.journal
+        assert journal.metrics is not None
+        journal.metrics.log(step, values)
+        journal.fields |= {"validation": result.loss, "bpb": result.bits_per_byte}
+        journal.fields["validation_steps"] = [item.loss for item in result.steps]
+        journal.fields["bpb_steps"] = [item.bits_per_byte for item in result.steps]
+
+    def rewound(self, step: int) -> None:
+        """Take back what was recorded since."""
+        if self.loop.journal.metrics is not None:
+            self.loop.journal.metrics.rewind(step)
+        self.loop.journal.fields["step"] = step
+
+    def close(self) -> None:
+        """Stop sampling."""
+        self._monitor.close()
+
+
+def step_readings(result: StepResult) -> Values:
+    """Return loss and gradient norm; of a recursive model also those of each supervision step, and what they say together."""
+    values = {"loss": result.loss, "gradient_norm": result.gradient_norm}
+    return values if result.supervised is None else values | _supervised(result.supervised)
+
+
+def _supervised(found: Supervised) -> Values:
+    values = {of_step("loss", i): loss for i, loss in enumerate(found.losses)}
+    values |= {of_step("gradient_norm", i): norm for i, norm in enumerate(found.gradient_norms)}
+    values["objective"] = found.objective
+    if len(found.losses) > 1:
+        values |= {"refinement": refinement(found.losses), "supervision_order": float(in_order(found.losses))}
+    if found.halting is not None:
+        values["halting_loss"], values["halting_accuracy"] = found.halting
+    if found.solved:
+        values["solved"] = found.solved[-1]
+        values |= {of_step("solved", i): share for i, share in enumerate(found.solved)}
+    return values
+
+
+def validation_readings(result: Validation) -> Values:
+    """Return loss and bits per byte; of a recursive model also after each supervision step."""
+    values = {"validation_loss": result.loss, "validation_bits_per_byte": result.bits_per_byte}
+    for i, step in enumerate(result.steps):
+        values[of_step("validation_loss", i)] = step.loss
+        values[of_step("bits_per_byte", i)] = step.bits_per_byte
+    return values
+
+
+def refinement(losses: tuple[float, ...]) -> float:
+    """Return the percent by which the last of the losses is below the first."""
+    return 100.0 * (losses[0] - losses[-1]) / losses[0] if losses[0] else 0.0
+
+
+def in_order(losses: tuple[float, ...]) -> bool:
+    """Return whether each loss is below the one before."""
+    return all(later < earlier for earlier, later in pairwise(losses))
 
 
 class GpuMonitor:
@@ -21,7 +214,7 @@ class GpuMonitor:
             self._thread.start()
 
     def utilisation(self) -> float | None:
-        """Mean percent since the last call; None when nothing was sampled."""
+        """Return the mean percent since the last call; None when nothing was sampled."""
         with self._lock:
             samples, self._samples = self._samples, []
         return sum(samples) / len(samples) if samples else None
@@ -44,7 +237,7 @@ class GpuMonitor:
 
 
 def memory(device: torch.device) -> tuple[float, float] | None:
-    """(peak GiB reserved by this process, GiB the GPU has), or None on a CPU."""
+    """Return (peak GiB reserved by this process, GiB the GPU has), or None on a CPU."""
     if device.type != "cuda":
         return None
     total = torch.cuda.get_device_properties(device).total_memory

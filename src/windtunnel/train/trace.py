@@ -11,7 +11,7 @@ import torch
 
 from windtunnel.recipe import Recipe
 
-from .job import Layout
+from .engine import Layout
 from .trace_depth import choose_depths, cut, extrapolate
 from .trace_ledger import Peak
 

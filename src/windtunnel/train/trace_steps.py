@@ -6,28 +6,26 @@ import contextlib
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from windtunnel.data import Batch
 from windtunnel.model import GPT, GPTShape, RecursiveGPT, new_model
 from windtunnel.recipe import HuggingFaceModel, Recipe
 
-from . import job
-from .job import COMPUTE, Layout
+from . import gpt
+from .engine import COMPUTE, Feed, Layout, Slice
 from .optimizer import MuonAdamW
 from .ranks import Ranks
-from .schedule import scalars
-from .staging import Staging
-from .step import StepParts
-from .supervised import step_function
 from .trace_ledger import MemoryLedger, Peak
 from .trace_standins import like_a_gpu, outside_fake, partitioned_compile, patched
 from .trace_watch import OPTIMIZER, watch_blocks, watch_sharding, watch_supervision
-from .trial_steps import PROGRESS
+from .trial import PROGRESS
 
 # With accumulation the second micro-batch finds the first one's gradients; those after it find no more.
 MOST_MICRO_BATCHES = 2
@@ -48,31 +46,29 @@ def fake_ranks(world: int) -> Iterator[Ranks]:
 
 def trace_gpt(recipe: Recipe, layout: Layout, vocab: int) -> list[Peak]:
     """Peaks of one step of a GPT, phase by phase."""
-    gpu = layout.device == "cuda"
+    cuda = layout.device == "cuda"
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(fake_ranks(layout.ranks))
-        stack.enter_context(like_a_gpu() if gpu else partitioned_compile())
-        stack.enter_context(patched(job, "build_model", _build_gpt))
+        stack.enter_context(like_a_gpu() if cuda else partitioned_compile())
+        stack.enter_context(patched(gpt, "build_model", _build_gpt))
         stack.enter_context(FakeTensorMode())
         # On a GPU the blocks are fused kernels of their own, and only the optimizer is compiled.
-        rates, model, optimizer = job.build(recipe, replace(layout, compile=layout.compile and not gpu), ranks, vocab)
+        layout = replace(layout, compile=layout.compile and not cuda)
+        # No token has bytes here: nothing is validated.
+        engine = gpt.build_gpt_engine(recipe, layout, ranks, Feed(_Batches(layout), list, vocab, np.zeros(0)))
+        model, optimizer = engine.model, engine.optimizer
         for group in optimizer.groups:
             if hasattr(group, "low_precision"):
-                group.low_precision = gpu
+                group.low_precision = cuda
         ledger = MemoryLedger()
         _hold_gpt(ledger, model, optimizer)
         if isinstance(model, RecursiveGPT):
             stack.enter_context(watch_supervision(ledger, model))
         else:
             watch_blocks(ledger, model, [(block.attention, block.mlp) for block in model.layers()])
-        now = scalars(
-            recipe.pretrain.schedule, momentum=recipe.pretrain.optimizer.momentum,
-            weight_decay=rates.weight_decay.value, step=0, progress=PROGRESS,
-        )  # fmt: skip
         stack.enter_context(ledger)
-        staging = cast(Staging, _BeforeUpdate(ledger))
-        parts = StepParts(model, optimizer, _Batches(layout), ranks, staging, layout.batch_tokens)
-        step_function(recipe)(parts, now, 1, None)
+        engine.before_update = lambda: ledger.begin(OPTIMIZER)
+        engine.step(1, PROGRESS)
         _hold_gpt(ledger, model, optimizer)
         return ledger.peaks()
 
@@ -93,7 +89,9 @@ def _hold_gpt(ledger: MemoryLedger, model: GPT, optimizer: MuonAdamW) -> None:
     for group in optimizer.groups:
         ledger.hold(group.weights, "weights")
         ledger.hold(group.grads, "gradients")
-    ledger.hold([tensor for _, tensor in optimizer.states()], "optimizer_states")
+        if group.average is not None:
+            ledger.hold(group.average, "optimizer_states")
+        ledger.hold([part.local for _, part in group.states() if isinstance(part, Slice)], "optimizer_states")
 
 
 def trace_causal(recipe: Recipe, layout: Layout, spread: dict[str, Any], config: dict[str, Any]) -> list[Peak]:
@@ -168,21 +166,18 @@ def _like(tensor: Tensor) -> Tensor:
 class _Batches:
     """Tokens of the right shape; their values do not exist."""
 
+    epochs, position, step_sequences, wait_seconds = 0.0, 0, 0, 0.0
+
     def __init__(self, layout: Layout) -> None:
         self.accumulation = min(layout.accumulation, MOST_MICRO_BATCHES)
         self._shape = (layout.micro_batch, layout.sequence)
 
-    def next_batch(self) -> tuple[Tensor, Tensor]:
-        """(x, y), each (micro_batch, sequence)."""
-        return torch.zeros(self._shape, dtype=torch.int64), torch.zeros(self._shape, dtype=torch.int64)
+    def next_batch(self) -> Batch:
+        """Return (micro_batch, sequence) tokens."""
+        return Batch(torch.zeros(self._shape, dtype=torch.int64), torch.zeros(self._shape, dtype=torch.int64))
 
+    def seek(self, position: int) -> None:
+        """Stay: all are alike."""
 
-class _BeforeUpdate:
-    """In the place of a run's staging, which is told when gradients are complete."""
-
-    def __init__(self, ledger: MemoryLedger) -> None:
-        self._ledger = ledger
-
-    def before_update(self) -> None:
-        """The optimizer comes next."""
-        self._ledger.begin(OPTIMIZER)
+    def close(self) -> None:
+        """Nothing runs."""

@@ -12,19 +12,21 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 
+from windtunnel.data import BatchLoader, TokenFile, ValidationBatches
 from windtunnel.recipe import Recipe
 
-from .job import Layout
+from .engine import Engine, Feed, Layout, Mark, Pending, StepResult
+from .gpt import build_gpt_engine
 from .ranks import Ranks, join_ranks
-from .step import Pending, StepResult
-from .trial_steps import GPTSteps, TrialSteps
 
 GIB = 2**30
 LEAST_STEPS = 3  # timed, however slow they are
+PROGRESS = 0.1  # of the run: the schedule's plateau
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,80 @@ def run_trial(request: TrialRequest, folder: Path, say: Callable[[str], None]) -
 def _build(request: TrialRequest, layout: Layout, ranks: Ranks, folder: Path) -> TrialSteps:
     if request.config is None:
         assert request.vocab is not None, "a GPT's trial needs its vocabulary"
-        return GPTSteps(request.recipe, layout, ranks, request.vocab, folder)
+        feed = random_feed(layout, ranks, request.vocab, folder, request.recipe.seed)
+        return EngineSteps(build_gpt_engine(request.recipe, layout, ranks, feed))
     from .trial_causal import CausalSteps  # imports transformers
 
     return CausalSteps(request.recipe, layout, request.layout, ranks, request.config, folder)
+
+
+class TrialSteps(Protocol):
+    """Steps of one rank; building one builds model, optimizer and batches."""
+
+    parameters: int
+    trained: int
+
+    def step(self, mark: Mark | None = None) -> Pending:
+        """Launch a step and return without waiting for the GPU, unless `mark` does."""
+        ...
+
+    def validate(self) -> None:
+        """Score a micro-batch as a run does between steps, where that needs memory beside theirs; on every rank."""
+        ...
+
+    def close(self) -> None:
+        """End the threads."""
+        ...
+
+
+class EngineSteps:
+    """Steps of an engine, one after the other."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._done = engine, 0
+        self._since: Pending | None = None
+        self.parameters, self.trained = engine.parameters.total, engine.parameters.trained
+
+    def step(self, mark: Mark | None = None) -> Pending:
+        """Take one step. Marked, it is no part of a series: the next one is timed from its own beginning."""
+        self._done += 1
+        pending = self._engine.step(self._done, PROGRESS, self._since, mark)
+        self._since = pending if mark is None else None
+        return pending
+
+    def validate(self) -> None:
+        """Score a micro-batch; without recorded passes it finds room in what a step has freed, and nothing is done."""
+        if self._engine.layout.recorded:
+            self._engine.validate()
+            self._since = None
+
+    def close(self) -> None:
+        """End the engine."""
+        self._engine.close()
+
+
+def random_feed(layout: Layout, ranks: Ranks, vocab: int, folder: Path, seed: int) -> Feed:
+    """Return a run's batches over random tokens, as many as one step takes: the loss falls as they are learnt by heart.
+
+    One micro-batch of them is the held-out data.
+    """
+    kind = np.dtype(np.uint16 if vocab <= 2**16 else np.uint32)
+    path, count = folder / f"tokens-{ranks.rank}.bin", layout.batch_tokens + 1
+    np.random.default_rng(seed).integers(0, vocab, count, dtype=kind).tofile(path)
+    tokens = TokenFile(path, kind.name, count)
+    loader = BatchLoader(
+        tokens, sequence=layout.sequence, micro_batch=layout.micro_batch, accumulation=layout.accumulation,
+        rank=ranks.rank, world=ranks.world, seed=seed, device=ranks.device,
+    )  # fmt: skip
+
+    def held_out() -> ValidationBatches:
+        limit = layout.micro_batch * layout.sequence * ranks.world
+        return ValidationBatches(
+            tokens, sequence=layout.sequence, micro_batch=layout.micro_batch, rank=ranks.rank, world=ranks.world,
+            limit=min(limit, count - 1), device=ranks.device,
+        )  # fmt: skip
+
+    return Feed(loader, held_out, vocab, np.ones(vocab))
 
 
 def _measure(

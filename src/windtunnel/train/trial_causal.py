@@ -11,10 +11,9 @@ import torch
 from windtunnel.recipe import FineTune, HuggingFaceModel, Recipe, UserError
 
 from .causal import build_causal
-from .job import COMPUTE, Layout
+from .engine import COMPUTE, Layout, Mark, Moment, Pending
 from .ranks import Ranks
-from .step import Moment, Pending
-from .trial_steps import Mark, random_batches
+from .trial import random_feed
 
 # What the recipe's learning_rate stands for where it is null.
 FULL_RATE, ADAPTER_RATE = 1e-5, 2e-4
@@ -45,7 +44,7 @@ class CausalSteps:
             recompute=spread["recompute"], compile=layout.compile, shard=spread["shard"], ranks=ranks,
             sequence=layout.sequence, seed=recipe.seed, compute=COMPUTE[layout.precision],
         )  # fmt: skip
-        self._loader = random_batches(layout, ranks, _vocabulary(config), folder, recipe.seed)
+        self._loader = random_feed(layout, ranks, _vocabulary(config), folder, recipe.seed).batches
         self._done = 0
         self._since: Pending | None = None
         self.parameters, self.trained = self._job.parameters.total, self._job.parameters.trained

@@ -16,7 +16,7 @@ from .optimizer import AdamW
 from .reduction import OneBuffer
 from .shards import Sharded, use_one_stream
 
-Batch = tuple[Tensor, Tensor]
+Batch = Iterable[Tensor]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,319 @@
+"""What the loop calls between steps: budget, health and validation, each with its own state; see `Callback`.
+
+Two more stand in modules of their own: checkpoints in `checkpoints`, metrics and views in `telemetry`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.evaluate import Validation
+from windtunnel.recipe import Bands, Every
+from windtunnel.run import Alert, BandWatch, BudgetClock, StopRequest
+
+from .engine import StepResult
+
+if TYPE_CHECKING:
+    from .loop import Loop
+
+FIRST_VALIDATION_SECONDS = 2.0
+"""What a validation is taken to last before one has been measured."""
+RESERVE = 1.2
+"""What the last validation and checkpoint may take, by what they took."""
+FINISHED = 0.97
+"""A run whose schedule got this far ended as planned."""
+SPENT_PERIOD = 5.0
+
+Values = dict[str, float]
+"""Metrics of a step by name; see `windtunnel.run.METRICS`."""
+
+
+@dataclass
+class Decision:
+    """What every rank does before its next step; rank 0's callbacks make it, the others follow.
+
+    Attributes:
+        progress: share of the run done.
+        validate, save: score the held-out data, save a checkpoint.
+        stop: why the run ends now. exit_code: the code that it ends with then.
+        rewind: {"step", "position"}: go back to the checkpoint of that step (0: start over), data from that position on.
+        seconds: rank 0 only: what is due before the next step takes, beside the step.
+        settled: rank 0 only: no callback is asked any more.
+    """
+
+    progress: float = 0.0
+    validate: bool = False
+    save: bool = False
+    stop: str | None = None
+    exit_code: int = 0
+    rewind: dict[str, int] | None = None
+    seconds: float = 0.0
+    settled: bool = False
+
+    @property
+    def due(self) -> bool:
+        """Return whether anything but a step comes next: then the last step's results are waited for."""
+        return self.validate or self.save or self.stop is not None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return JSON."""
+        return asdict(self)
+
+
+class Callback:
+    """Something that the loop calls between steps. Every hook may be left out.
+
+    All but `rewound` and `close` are called on rank 0 only, in the order of the loop's list; what the others are to do
+    as well stands in the `Decision`, which all ranks share.
+    """
+
+    loop: Loop
+
+    def start(self, loop: Loop) -> None:
+        """Begin with a loop, after state has been loaded; `loop.step` steps are done."""
+        self.loop = loop
+
+    def propose(self, step: int, decision: Decision) -> None:
+        """Say what is due after `step` steps. The results of the last one may still be on their way."""
+
+    def settle(self, step: int, decision: Decision) -> None:
+        """Change what was proposed, now that the last step's results are known if anything is due."""
+
+    def measure(self, result: StepResult, values: Values) -> None:
+        """Add the metrics of a step."""
+
+    def after_step(self, result: StepResult, values: Values) -> None:
+        """Take note of a step's metrics; each step comes once."""
+
+    def validated(self, step: int, result: Validation, values: Values, seconds: float) -> None:
+        """Take note of a validation, its metrics and how long it took."""
+
+    def reserve(self) -> float:
+        """Return the seconds that this callback will need once no further step is taken."""
+        return 0.0
+
+    def rewound(self, step: int) -> None:
+        """The run went back to `step`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return JSON for the checkpoint; keys must not be those of another callback or of the engine's facts."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint's state, which holds what all callbacks gave."""
+
+    def close(self) -> None:
+        """The session ends, well or badly."""
+
+
+@dataclass
+class Timer:
+    """When something that happens every so many steps or seconds is due."""
+
+    every: Every
+    clock: Callable[[], float] = time.monotonic
+    last: float = field(default_factory=time.monotonic)
+    step: int = 0
+
+    def due(self, step: int) -> bool:
+        """Return whether it is due after `step` steps; once a step at most."""
+        if step == self.step:
+            return False
+        if self.every.steps is not None:
+            return step % self.every.steps == 0
+        return self.clock() - self.last >= (self.every.seconds or 0.0)
+
+    def done(self, step: int) -> None:
+        """Note that it happened at `step`."""
+        self.last, self.step = self.clock(), step
+
+
+class Budget(Callback):
+    """Ends the run in time: its budget, signals, spot notices. Plans the schedule's length again as steps are measured.
+
+    Args:
+        clock: counts what is spent.
+        stop: what was asked for from outside.
+        spent_path: a file that keeps what was spent, so that a killed session counts too.
+    """
+
+    def __init__(self, clock: BudgetClock, stop: StopRequest, spent_path: Path) -> None:
+        self.clock, self._stop, self._spent_path = clock, stop, spent_path
+        self._spent_at = 0.0
+
+    def progress(self, step: int) -> float:
+        """Return the share of the run done at `step`."""
+        if self.clock.timed and not self.clock.total_steps:
+            # Before a step has been timed: the share of the time that has gone.
+            gone = self.clock.session_seconds
+            return min(1.0, gone / max(1e-9, gone + (self.clock.seconds_left or 0.0)))
+        return self.clock.progress(step)
+
+    def propose(self, step: int, decision: Decision) -> None:
+        """Ask for the end when someone wants it, or when the next step would not fit any more."""
+        self._reserved = self.loop.reserve()
+        if decision.stop is not None:
+            return
+        if self._stop.requested is not None:
+            decision.stop, decision.exit_code = self._stop.requested, 3
+            return
+        pace = (self.clock.step_seconds or 0.0) + decision.seconds
+        decision.stop = self.clock.exhausted(step, pace, self._reserved) if step else None
+        decision.exit_code = 3 if decision.stop is not None and self.progress(step) < FINISHED else 0
+
+    def settle(self, step: int, decision: Decision) -> None:
+        """Plan the schedule's length again and say how far it is."""
+        if self.clock.timed and step and (step % 10 == 0 or decision.validate):
+            self.clock.replan(step, reserve_seconds=self._reserved)
+        decision.progress = self.progress(step)
+
+    def measure(self, result: StepResult, values: Values) -> None:
+        """Add progress and dollars."""
+        self.clock.tick()
+        values["progress"] = self.progress(result.step)
+        spent = self.clock.dollars_spent
+        forecast = self.clock.forecast_dollars(result.step, reserve_seconds=self.loop.reserve())
+        if spent is not None:
+            values["dollars"] = spent
+        if forecast is not None:
+            values["dollars_forecast"] = forecast
+
+    def after_step(self, result: StepResult, values: Values) -> None:
+        """Keep what was spent, every few seconds."""
+        now = time.monotonic()
+        if now - self._spent_at > SPENT_PERIOD:
+            self._spent_at = now
+            self.clock.save_spent(self._spent_path)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the clock's state."""
+        return {"budget": self.clock.state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the clock's plan."""
+        self.clock.load_state(state["budget"])
+
+    def close(self) -> None:
+        """Keep what was spent."""
+        self.clock.save_spent(self._spent_path)
+
+
+class Health(Callback):
+    """Watches the bands: goes back to the last good checkpoint after a bad step, stops a run that overfits.
+
+    Args:
+        bands: judges the metrics.
+        limits: of the recipe: how often to go back, and how many batches to skip then.
+    """
+
+    def __init__(self, bands: BandWatch, limits: Bands) -> None:
+        self.bands, self._limits = bands, limits
+        self.rewinds = 0
+        self._rewind_due: str | None = None
+        self._stop_due: str | None = None
+
+    @property
+    def rewind_due(self) -> str | None:
+        """Why the run must go back; None: it need not."""
+        return self._rewind_due
+
+    def go_back(self, why: str) -> None:
+        """Ask to go back before the next step; the first reason stays."""
+        self._rewind_due = self._rewind_due or why
+
+    def propose(self, step: int, decision: Decision) -> None:
+        """Ask for the end of a run that overfits."""
+        decision.stop = self._stop_due
+
+    def settle(self, step: int, decision: Decision) -> None:
+        """Turn the decision into a rewind where one is due, or into the end after too many."""
+        reason, self._rewind_due = self._rewind_due, None
+        if reason is None:
+            return
+        self.rewinds += 1
+        decision.settled, decision.validate, decision.save = True, False, False
+        if self.rewinds > self._limits.rewinds:
+            decision.stop = f"{reason}; went back {self._limits.rewinds} times already (bands.rewinds)"
+            decision.exit_code = 1
+            return
+        decision.stop, decision.exit_code = None, 0
+        target = self.loop.checkpoints.newest()
+        batches, skip = self.loop.engine.feed.batches, self._limits.skip_batches
+        decision.rewind = {"step": target, "position": batches.position + skip * batches.step_sequences}
+        self.loop.journal.event("rewind", f"{reason}: back to step {target:,}, skipping {skip} batches", "bad")
+
+    def after_step(self, result: StepResult, values: Values) -> None:
+        """Judge a step."""
+        self._judge(result.step, values)
+
+    def validated(self, step: int, result: Validation, values: Values, seconds: float) -> None:
+        """Judge a validation."""
+        self._judge(step, values)
+
+    def _judge(self, step: int, values: Values) -> None:
+        for alert in self.bands.observe(step, values):
+            self._act(alert)
+
+    def _act(self, alert: Alert) -> None:
+        data = {"advice": alert.advice, "band": alert.band, "action": alert.action}
+        self.loop.journal.event(f"band:{alert.band}", alert.message, alert.level, data)
+        if alert.action == "rewind":
+            self.go_back(alert.message)
+        elif alert.action == "stop_overfit":
+            best = self.bands.best_validation
+            self._stop_due = f"{alert.message}; the checkpoint to use is of step {best[0]:,}" if best else alert.message
+
+    def rewound(self, step: int) -> None:
+        """Forget what was seen since."""
+        self.bands.rewound(step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the bands have seen, and how often the run went back."""
+        return {"bands": self.bands.state(), "rewinds": self.rewinds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on watching."""
+        self.bands.load_state(state["bands"])
+        self.rewinds = int(state["rewinds"])
+
+
+class ValidateEvery(Callback):
+    """Says when the held-out data are scored: at its interval, at the end, and before a checkpoint saved by the clock.
+
+    Args:
+        every: the interval.
+        with_saves: whether checkpoints are saved by the clock: they carry a loss, so that the best can be told.
+    """
+
+    def __init__(self, every: Every, *, with_saves: bool) -> None:
+        self._timer, self._with_saves = Timer(every), with_saves
+        self._seconds: float | None = None
+
+    def start(self, loop: Loop) -> None:
+        """Begin; nothing is due at the step that a run goes on from."""
+        super().start(loop)
+        self._timer.step = loop.step
+
+    def propose(self, step: int, decision: Decision) -> None:
+        """Ask for a validation when one is due."""
+        if self._timer.due(step):
+            decision.validate = True
+            decision.seconds += self._seconds or FIRST_VALIDATION_SECONDS
+
+    def settle(self, step: int, decision: Decision) -> None:
+        """Ask for one where the run ends or saves with none at this step."""
+        if step and step != self._timer.step and (decision.stop is not None or (decision.save and self._with_saves)):
+            decision.validate = True
+
+    def validated(self, step: int, result: Validation, values: Values, seconds: float) -> None:
+        """Remember when it was and how long it took."""
+        self._timer.done(step)
+        self._seconds = seconds
+
+    def reserve(self) -> float:
+        """Return the seconds of the last validation to come."""
+        return self._seconds if self._seconds is not None else FIRST_VALIDATION_SECONDS

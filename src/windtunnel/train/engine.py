@@ -1,0 +1,279 @@
+"""What runs a stage's steps: one Protocol, so that the loop, a trial and a trace drive every model in the same way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from windtunnel.data import Batch, Batches
+from windtunnel.evaluate import Validation
+from windtunnel.recipe import Schedule
+
+Mark = Callable[[str], None]
+"""Called on the host at the end of each 'forward', 'backward' and 'optimizer' of a step."""
+
+COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
+"""What a plan's precision computes in; fp8 products are of bf16 tensors."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The part of a plan's layout that training needs; see `windtunnel.plan`."""
+
+    ranks: int
+    micro_batch: int
+    accumulation: int
+    precision: str
+    compile: bool
+    device: str
+    sequence: int
+    shard: str = "optimizer"  # or 'none', 'full': what of a Hugging Face model is sharded over ranks
+    recompute: str = "none"  # of activations: or 'step' (a supervision step of a recursive GPT), or 'block'
+    recorded: bool = False  # a recursive GPT's passes as CUDA graphs
+
+    @classmethod
+    def of_plan(cls, layout: Mapping[str, Any]) -> Layout:
+        """Return the layout of a plan's JSON; what older plans do not name has its default."""
+        return cls(**{key: layout[key] for key in cls.__dataclass_fields__ if key in layout})
+
+    @property
+    def batch_sequences(self) -> int:
+        """Return the sequences of a step over all ranks."""
+        return self.ranks * self.micro_batch * self.accumulation
+
+    @property
+    def batch_tokens(self) -> int:
+        """Return the tokens of a step over all ranks."""
+        return self.batch_sequences * self.sequence
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Counts over all ranks; what is tied counts once."""
+
+    total: int
+    trained: int
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What an engine is fed with on this rank.
+
+    Attributes:
+        batches: to train on.
+        validation: begins another pass over the held-out micro-batches, the same number on every rank.
+        vocab: token ids there are.
+        token_bytes: (vocab,) UTF-8 bytes that each token stands for, 0 for BOS.
+    """
+
+    batches: Batches
+    validation: Callable[[], Iterable[Batch]]
+    vocab: int
+    token_bytes: np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The part of a tensor that this rank holds: elements from `start` on of the flattened whole.
+
+    Attributes:
+        local: (n,) the elements, in the memory that they live in; n may be 0.
+        shape: of the whole tensor.
+        start: index of the first of them.
+    """
+
+    local: Tensor
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """Return the index after the last element."""
+        return self.start + self.local.numel()
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """Everything that an engine needs to go on as if nothing had happened.
+
+    The tensors are the engine's own memory, not copies: a checkpoint reads them, or fills them, where they lie. Every
+    rank has the same 'model.' names; of states it may have fewer.
+
+    Attributes:
+        tensors: by name. 'model.P' is parameter P, 'optimizer.S.P' its state S (S has no dot). A plain tensor is whole
+            and the same on every rank; a DTensor or a `Slice` is this rank's part.
+        facts: JSON values, the same on every rank.
+    """
+
+    tensors: dict[str, Tensor | Slice]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """Steps of one stage on this rank. Building one builds model and optimizer.
+
+    Attributes:
+        layout: how the work is spread.
+        feed: what it is fed with.
+        schedule: of its learning rate.
+        parameters: how many there are.
+        before_update: called by every step when its gradients are complete, before weights change.
+    """
+
+    layout: Layout
+    feed: Feed
+    schedule: Schedule
+    parameters: Parameters
+    before_update: Callable[[], None]
+
+    def step(self, step: int, progress: float, since: Pending | None = None, mark: Mark | None = None) -> Pending:
+        """Take one optimizer step on the next batches; return without waiting for the device.
+
+        Args:
+            step: number of this step, counted from 1.
+            progress: share of the run done before it, 0 to 1.
+            since: the step before, if nothing but this one came after it.
+            mark: told each phase; what is recorded as a CUDA graph is then launched as it is.
+        """
+        ...
+
+    def validate(self) -> Validation:
+        """Score the held-out micro-batches, reduced over ranks; all ranks must call it together."""
+        ...
+
+    def sound(self) -> Tensor:
+        """Return whether all weights are finite, 0-d on the device; all ranks must call it together."""
+        ...
+
+    def state_dict(self) -> EngineState:
+        """Return the state, without copying anything."""
+        ...
+
+    def load_state_dict(self, state: EngineState) -> None:
+        """Take over a state; all ranks must call it together. Tensors that are the engine's own have been filled already."""
+        ...
+
+    def start_over(self, position: int) -> None:
+        """Return to the weights and empty states of step 0, but with the data from `position` on."""
+        ...
+
+    def export(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """Yield every weight by the name that files have, on the host, a tensor or a block at a time.
+
+        All ranks must iterate to the end together; only the first one receives anything.
+        """
+        ...
+
+    def close(self) -> None:
+        """End threads and what else the engine holds."""
+        ...
+
+
+def nothing() -> None:
+    """Do nothing: an engine whose state nobody copies."""
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """What a recursive model's step has beside its last loss; reduced over ranks.
+
+    Attributes:
+        losses: mean true cross-entropy after each supervision step, nats a target.
+        objective: the weighted sum that the gradient is of.
+        gradient_norms: of the update after each supervision step; empty where there is one update a step.
+        halting: binary cross-entropy (nats) and accuracy (0 to 1) of the halting head; None: there is none.
+        solved: with a halting head, the share of samples answered wholly right after each supervision step.
+    """
+
+    losses: tuple[float, ...]
+    objective: float
+    gradient_norms: tuple[float, ...] = ()
+    halting: tuple[float, float] | None = None
+    solved: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Reduced over ranks: mean loss in nats a target, gradient norm. `seconds` since the step before ended."""
+
+    step: int
+    loss: float
+    gradient_norm: float
+    seconds: float
+    supervised: Supervised | None = None
+
+
+class Moment:
+    """A point in the work of a device: on a GPU an event in its stream, else the time now."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._time = time.monotonic()
+        self._event = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None
+        if self._event is not None:
+            self._event.record()
+
+    @property
+    def reached(self) -> bool:
+        """Whether the device has come this far."""
+        return self._event is None or self._event.query()
+
+    def wait(self) -> None:
+        """Wait until the device has come this far."""
+        if self._event is not None:
+            self._event.synchronize()
+
+    def seconds_since(self, earlier: Moment) -> float:
+        """Return the seconds from an earlier moment; both must have been reached."""
+        if self._event is None or earlier._event is None:
+            return self._time - earlier._time
+        return earlier._event.elapsed_time(self._event) / 1e3
+
+
+Reading = Callable[[list[float]], tuple[float, float, Supervised | None]]
+"""From a step's sums to its loss, gradient norm and, of a recursive model, more."""
+
+
+def read_plain(sums: list[float]) -> tuple[float, float, None]:
+    """Read (nats, targets, squared gradient norm)."""
+    loss, targets, square = sums
+    return loss / max(targets, 1.0), square**0.5, None
+
+
+class Pending:
+    """A step's results on their way to the host: sums over ranks, and how they are read."""
+
+    def __init__(self, step: int, sums: Tensor, began: Moment, since: Pending | None, read: Reading = read_plain) -> None:
+        self.step, self._read = step, read
+        self._host = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=sums.is_cuda)
+        self._host.copy_(sums, non_blocking=True)
+        self._ended = Moment(sums.device)
+        self._began = since._ended if since is not None else began
+
+    def result(self) -> StepResult:
+        """Wait until the step is done and return its results."""
+        self._ended.wait()
+        loss, norm, supervised = self._read(self._host.tolist())
+        return StepResult(self.step, loss, norm, self._ended.seconds_since(self._began), supervised)
+
+
+def adopt(own: EngineState, given: EngineState) -> None:
+    """Copy into an engine's own tensors whatever of a given state is not the same memory."""
+    for name, mine in own.tensors.items():
+        target, source = local_part(mine), local_part(given.tensors[name])
+        if target.data_ptr() != source.data_ptr():
+            target.copy_(source)
+
+
+def local_part(tensor: Tensor | Slice) -> Tensor:
+    """Return the memory of a tensor that this rank holds: all of it, its shard or its slice."""
+    if isinstance(tensor, Slice):
+        return tensor.local
+    to_local = getattr(tensor, "to_local", None)  # of a DTensor, whose module takes seconds to import
+    part: Tensor = tensor if to_local is None else to_local()
+    return part.detach()
