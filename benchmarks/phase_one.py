@@ -1,4 +1,4 @@
-"""What the gates of the recipe trm's first phase see of a real run: its losses by supervision step, and each gate's verdict.
+"""What the gates of the recipe trm's first stage see of a real run: its losses by supervision step, and each gate's verdict.
 
     python benchmarks/phase_one.py --out benchmarks/results/trm-phase-1-h200.json        # five minutes of an H200
     python benchmarks/phase_one.py --out FILE --run RUN                                  # of a run that is there
@@ -29,7 +29,7 @@ EVERY = 10  # steps, of curves that have a point a step
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--run", type=Path, help="a finished run of phase validation; without it one is trained")
+    parser.add_argument("--run", type=Path, help="a finished run of stage validation; without it one is trained")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the recipe")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -41,7 +41,7 @@ def main() -> None:
 
 def trained(root: Path, changes: list[str]) -> Path:
     """Phase validation alone. Its exit code is 1 where a gate does not hold, which is what is to be seen."""
-    command = [sys.executable, "-m", "windtunnel", "train", "trm", "--root", str(root), "--yes", "--phase", "validation"]
+    command = [sys.executable, "-m", "windtunnel", "train", "trm", "--root", str(root), "--yes", "--stage", "validation"]
     subprocess.run([*command, *(part for change in changes for part in ("--set", change))], check=False)
     return next(path for path in root.iterdir() if (path / "manifest.json").exists())
 
@@ -59,7 +59,7 @@ def seen(path: Path) -> dict[str, Any]:
     plan = manifest["plan"]
     every = {name: EVERY if name in CURVES else 1 for name in curves}
     return {
-        "what": "The first phase of trm on one GPU, and what its gates see.",
+        "what": "The first stage of trm on one GPU, and what its gates see.",
         "date": datetime.date.fromtimestamp(manifest["created"]).isoformat(),
         "gpu": (manifest["rig"]["gpu"] or {}).get("name"),
         "versions": manifest["versions"],

@@ -31,7 +31,7 @@ import yaml
 
 from windtunnel.launch import try_steps
 from windtunnel.plan import Layout, Plan, make_plan
-from windtunnel.recipe import Recipe, UserError, load_recipe, phase_recipe
+from windtunnel.recipe import Recipe, UserError, load_recipe, stage_recipe
 from windtunnel.rig import parse_rig
 
 HERE = Path(__file__).parent
@@ -69,7 +69,7 @@ class Config:
     def recipe(self) -> Recipe:
         """The recipe with every key set."""
         recipe = load_recipe(self.base, self.overrides)
-        return phase_recipe(recipe, recipe.phases[0].name) if recipe.phases else recipe
+        return stage_recipe(recipe, recipe.training[0].name) if recipe.staged else recipe
 
     def layout(self) -> Layout:
         """The layout that is measured; the plan of this recipe on this rig must choose the same."""

@@ -142,8 +142,7 @@ def make_job(name: str, size: Size, vocab: int) -> Job:
     steps = size.steps if name == "plain-parameters" else max(1, round(whole / (rows * size.sequence * shape.flops_per_token)))
     stage = recipe.pretrain
     schedule = stage.schedule.model_copy(update={"warmup_steps": max(1, steps // 10)})
-    stages = recipe.stages.model_copy(update={"pretrain": stage.model_copy(update={"schedule": schedule})})
-    return Job(name, candidate, recipe.model_copy(update={"stages": stages}), shape, steps, rows)
+    return Job(name, candidate, recipe.with_stages(pretrain=stage.model_copy(update={"schedule": schedule})), shape, steps, rows)
 
 
 def plain(recursive: Recipe, name: str, vocab: int, recorded: bool) -> Recipe:

@@ -13,14 +13,14 @@ from windtunnel.evaluate import (
     weigh,
 )
 from windtunnel.model import RecursionShape, gpt_shape
-from windtunnel.recipe import GPTModel, Recipe, load_recipe, phase_recipe
+from windtunnel.recipe import GPTModel, Recipe, load_recipe, stage_recipe
 
 LENGTH = Length(100, 4096, "fp32")
 
 
 def recipe_of(name: str, *sets: str) -> Recipe:
     recipe = load_recipe(name, sets)
-    return phase_recipe(recipe, recipe.phases[-1].name) if recipe.phases else recipe
+    return stage_recipe(recipe, recipe.training[-1].name) if recipe.training else recipe
 
 
 def made(losses: dict[str, list[float]], solved: dict[str, float] | None = None) -> tuple[list[Member], dict[str, Measured]]:

@@ -7,7 +7,7 @@ import pytest
 
 from windtunnel.model import recipe_shape
 from windtunnel.plan import Layout, Plan, load_constants, make_plan, observe
-from windtunnel.recipe import Recipe, UserError, load_recipe, phase_recipe
+from windtunnel.recipe import Recipe, UserError, load_recipe, stage_recipe
 from windtunnel.rig import parse_rig
 
 VOCAB = 32_768
@@ -24,8 +24,8 @@ def no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def trm(*sets: str) -> Recipe:
-    """The first phase."""
-    return phase_recipe(load_recipe("trm", sets), "validation")
+    """The first stage."""
+    return stage_recipe(load_recipe("trm", sets), "validation")
 
 
 def plan(*sets: str, rig: str = "H200") -> Plan:

@@ -8,7 +8,7 @@ import pytest
 from windtunnel.model import recipe_shape
 from windtunnel.plan import Plan, lines, make_plan
 from windtunnel.plan.passes import joined_steps, passes_of
-from windtunnel.recipe import Recipe, UserError, load_recipe, phase_recipe, scale_model, scale_phases, validate
+from windtunnel.recipe import Recipe, UserError, load_recipe, scale_model, scale_stages, stage_recipe, validate
 from windtunnel.rig import parse_rig
 
 VOCAB = 50_304
@@ -24,8 +24,8 @@ def no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def trm(*sets: str) -> Recipe:
-    """The first phase."""
-    return phase_recipe(load_recipe("trm", sets), "validation")
+    """The first stage."""
+    return stage_recipe(load_recipe("trm", sets), "validation")
 
 
 def plan(*sets: str, rig: str = "H100", vocab: int = VOCAB) -> Plan:
@@ -182,29 +182,29 @@ def test_scale_models_recurse_a_little_and_load(name: str) -> None:
     small = scale_model(recipe)
     assert validate(small.model_dump(mode="json"), "small") == small
     assert small.trm is not None
-    given = phase_recipe(recipe, "quality").trm if recipe.phases else recipe.trm
+    given = stage_recipe(recipe, "quality").trm if recipe.staged else recipe.trm
     assert given is not None
     for kept in ("scheme", "updates", "halting", "gradient_cycles", "ema"):
         assert getattr(small.trm.resolved, kept) == getattr(given.resolved, kept)
     assert small.trm.supervision <= 3
-    assert not small.phases
+    assert not small.staged
     assert small.gpt.depth == 2
     assert make_plan(small, parse_rig("cpu")).layout.micro_batch == 8
 
 
-def test_scaled_phases_keep_their_objectives_and_ask_for_nothing() -> None:
+def test_scaled_stages_keep_their_objectives_and_ask_for_nothing() -> None:
     recipe = load_recipe("trm")
-    small = scale_phases(recipe, steps=24)
+    small = scale_stages(recipe, steps=24)
     assert validate(small.model_dump(mode="json"), "small") == small
-    assert [phase.name for phase in small.phases] == ["validation", "quality"]
-    for phase in recipe.phases:
-        whole, toy = phase_recipe(recipe, phase.name), phase_recipe(small, phase.name)
+    assert [stage.name for stage in small.training] == ["validation", "quality"]
+    for stage in recipe.training:
+        whole, toy = stage_recipe(recipe, stage.name), stage_recipe(small, stage.name)
         assert toy.budget.steps == 24
         assert toy.trm is not None
         assert whole.trm is not None
         assert toy.trm.resolved.weight_base == whole.trm.resolved.weight_base
         assert (toy.trm.resolved.detach_from < 2) == (whole.trm.resolved.detach_from < 3), "a boundary before the last step"
-    gates = small.phases[0].gates
+    gates = small.training[0].gates
     assert gates is not None
     assert (gates.order, gates.decreasing) == (False, False)
     assert (gates.refinement, gates.gradient_norm, gates.utilisation) == (None, None, None)

@@ -139,32 +139,32 @@ def test_a_cache_that_mixes_applications_is_named(tmp_path: Path, monkeypatch: p
     assert "differ from those of a whole forward pass" in outcome("cache", tmp_path).evidence
 
 
-def test_the_plan_of_every_phase_is_checked_and_added_up(tmp_path: Path) -> None:
+def test_the_plan_of_every_stage_is_checked_and_added_up(tmp_path: Path) -> None:
     made = outcome("plan", tmp_path, "data.corpus={kind: counted, tokens: 5B}")
     assert made.status == "ok"
-    assert "phase validation: depth 12" in made.evidence
-    assert "all 2 phases" in made.evidence
+    assert "stage validation: depth 12" in made.evidence
+    assert "all 2 stages" in made.evidence
     too_big = ("trm.supervision=32", "trm.detach_from=64", "layout.recompute=none", "stages.pretrain.micro_batch=32")
-    refused = outcome("plan", tmp_path, *(f"phases.quality.set.{key}" for key in too_big))
+    refused = outcome("plan", tmp_path, *(f"stages.quality.set.{key}" for key in too_big))
     assert refused.status == "fail"
-    assert "does not fit 8xH100, phase quality" in refused.evidence
+    assert "does not fit 8xH100, stage quality" in refused.evidence
     assert "layout.recompute=step" in refused.fix
 
 
 def test_gates_are_listed_with_their_limits(tmp_path: Path) -> None:
     made = outcome("gates", tmp_path)
     assert made.facts["gates"]["validation"]["refinement"] == "at least 1 %"
-    guide = outcome("gates", tmp_path, "phases.validation.gates.refinement=preset")
+    guide = outcome("gates", tmp_path, "stages.validation.gates.refinement=preset")
     assert guide.facts["gates"]["validation"]["refinement"] == "at least 15 %"
     assert {"order", "decreasing", "gradient_norm", "utilisation"} < set(made.facts["gates"]["validation"])
 
 
-def test_resuming_a_run_of_a_phase_compares_it_with_that_phase(tmp_path: Path) -> None:
+def test_resuming_a_run_of_a_stage_compares_it_with_that_stage(tmp_path: Path) -> None:
     context = Context("trm", SUMS, folder=tmp_path)
-    assert [recipe.phase for recipe in context.phases] == ["validation", "quality"]
-    assert context.recipe is context.phases[-1]
-    assert context.scale.phase is None
-    assert not context.scale.phases
+    assert [recipe.stage for recipe in context.training] == ["validation", "quality"]
+    assert context.recipe is context.training[-1]
+    assert context.scale.stage is None
+    assert not context.scale.training
 
 
 @pytest.mark.slow
@@ -182,7 +182,7 @@ def test_a_whole_rehearsal_ends_ready(name: str, tmp_path: Path) -> None:
     assert ("serve" in found) == (name == "trm")
     page = (report.context.folder / "report.html").read_text(encoding="utf-8")
     if name == "trm":
-        assert "shown and not obeyed" in found["phases"].evidence
+        assert "shown and not obeyed" in found["stages"].evidence
         assert "shown and not obeyed" in page
     else:
         assert "puzzles solved exactly" in found["evaluate"].evidence
@@ -200,6 +200,6 @@ def test_a_recursive_models_steps_are_tried_as_planned(recompute: str, tmp_path:
     assert plan.layout.recompute == recompute
     trial = try_steps(small, plan.layout, steps=2, warm_up=1, vocab=plan.vocab)
     assert trial.failure is None, trial.log
-    assert set(trial.phases) == {"forward", "backward", "optimizer"}
+    assert set(trial.training) == {"forward", "backward", "optimizer"}
     assert len(trial.losses) == 3
     assert trial.losses[-1] < trial.losses[0]

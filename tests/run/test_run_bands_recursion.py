@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from windtunnel.recipe import Bands, load_recipe, phase_recipe
+from windtunnel.recipe import Bands, load_recipe, stage_recipe
 from windtunnel.run import Alert, BandWatch, RecursionLimits, Targets, described, of_step, settings_of, step_values
 from windtunnel.run.advising import band_advice
 
@@ -49,7 +49,7 @@ def watch(fault: Fault | None = None, *, by: BandWatch | None = None, seed: int 
 
 def test_no_band_advises_what_the_recipe_has() -> None:
     honest, extreme = (
-        band_advice(settings_of(phase_recipe(load_recipe("trm", [f"trm.preset={preset}"]), "quality")))
+        band_advice(settings_of(stage_recipe(load_recipe("trm", [f"trm.preset={preset}"]), "quality")))
         for preset in ("honest", "extreme")
     )
     plain = band_advice(settings_of(load_recipe("charlm")))
@@ -69,7 +69,7 @@ def test_no_band_advises_what_the_recipe_has() -> None:
 
 
 def test_a_run_is_advised_by_its_own_recipe() -> None:
-    settings = settings_of(phase_recipe(load_recipe("trm", ["trm.preset=extreme"]), "quality"))
+    settings = settings_of(stage_recipe(load_recipe("trm", ["trm.preset=extreme"]), "quality"))
     by = BandWatch(Bands(), Targets(recursion=RecursionLimits(VOCAB, 50.0), settings=settings))
     (alert,) = watch(by=by)
     assert alert.band == "refinement"

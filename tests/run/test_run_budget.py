@@ -176,11 +176,11 @@ def test_epochs_over_data(epochs: int, level: str) -> None:
     assert "epochs over 1,000" in verdict.message
 
 
-def test_a_phase_is_told_the_keys_that_give_it_more() -> None:
-    phase = {"dollars_per_hour": 24.0, "batch_tokens": 1, "epoch_tokens": 100, "phase": "quality"}
+def test_a_stage_is_told_the_keys_that_give_it_more() -> None:
+    stage = {"dollars_per_hour": 24.0, "batch_tokens": 1, "epoch_tokens": 100, "stage": "quality"}
     with pytest.raises(BudgetSpent) as steps:
-        BudgetClock(Budget(steps=100), **phase).require_left(100)
-    assert "--set phases.quality.set.budget.steps=200" in str(steps.value.fix)
-    with pytest.raises(BudgetSpent) as dollars:  # what is left of a budget for all phases says nothing about the whole
-        BudgetClock(Budget(dollars=1.0), **phase, spent=Spent(3600, 2.0)).require_left(5)
+        BudgetClock(Budget(steps=100), **stage).require_left(100)
+    assert "--set stages.quality.budget.steps=200" in str(steps.value.fix)
+    with pytest.raises(BudgetSpent) as dollars:  # what is left of a budget for all stages says nothing about the whole
+        BudgetClock(Budget(dollars=1.0), **stage, spent=Spent(3600, 2.0)).require_left(5)
     assert "--set budget.dollars=..." in str(dollars.value.fix)

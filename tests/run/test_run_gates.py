@@ -1,4 +1,4 @@
-"""Gates of a phase: each fails on its own fault and only on it, and says which number and what to do."""
+"""Gates of a stage: each fails on its own fault and only on it, and says which number and what to do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.recipe import Gates, Recipe, load_recipe, phase_recipe
+from windtunnel.recipe import Gates, Recipe, load_recipe, stage_recipe
 from windtunnel.run import GateResult, Point, judge_gates
 
 STEPS = 200
@@ -19,7 +19,7 @@ Series = dict[str, list[Point]]
 
 @pytest.fixture(scope="module")
 def recipe() -> Recipe:
-    return phase_recipe(load_recipe("trm"), "validation")
+    return stage_recipe(load_recipe("trm"), "validation")
 
 
 def points(value: Callable[[int], float], every: int = 1) -> list[Point]:
@@ -82,7 +82,7 @@ def test_each_fault_fails_its_own_gate(
 
 @pytest.mark.parametrize("preset", ["moderate", "aggressive", "extreme", "honest"])
 def test_no_gate_advises_what_the_recipe_has(preset: str) -> None:
-    own = phase_recipe(load_recipe("trm", [f"trm.preset={preset}"]), "validation")
+    own = stage_recipe(load_recipe("trm", [f"trm.preset={preset}"]), "validation")
     asked = Gates(refinement=99, gradient_norm=(2, 3))
     faults = [{"gradient_norm": math.nan, "loss": math.nan}, {"gradient_norm": 31.0, "refinement": 5.0}, {"refinement": math.nan}]
     told = []
@@ -118,12 +118,12 @@ def test_a_run_too_short_to_judge_does_not_hold(recipe: Recipe) -> None:
 
 
 def test_gates_follow_the_preset_and_apply_where_they_can(recipe: Recipe) -> None:
-    extreme = phase_recipe(load_recipe("trm", ["trm.preset=extreme"]), "validation")
+    extreme = stage_recipe(load_recipe("trm", ["trm.preset=extreme"]), "validation")
     results = judged(good(), extreme)
     assert (results["refinement"].limit, results["gradient_norm"].limit) == ("at least 50 %", "2 to 15")
-    honest = phase_recipe(load_recipe("trm"), "quality")
+    honest = stage_recipe(load_recipe("trm"), "quality")
     assert list(judged(good(), honest, gpus=False)) == ["order", "decreasing"]
-    once = load_recipe("trm", ["trm.supervision=1", "phases=[]"])
+    once = load_recipe("trm", ["trm.supervision=1", "stages={}"])
     assert list(judged(good(), once, gpus=False)) == ["gradient_norm", "decreasing"]
     assert list(judged(good(), load_recipe("charlm"), gpus=False)) == ["decreasing"]
     nothing = Gates(order=False, refinement=None, gradient_norm=None, decreasing=False, utilisation=None)
@@ -134,7 +134,7 @@ def test_gates_follow_the_preset_and_apply_where_they_can(recipe: Recipe) -> Non
 def test_order_holds_exactly_where_losses_fall(losses: list[float]) -> None:
     series = {f"validation_loss_step_{i}": [Point(10, loss, 0.0)] for i, loss in enumerate(losses)}
     gates = Gates(refinement=None, gradient_norm=None, decreasing=False)
-    own = load_recipe("trm", ["phases=[]"])
+    own = load_recipe("trm", ["stages={}"])
     (result,) = judge_gates(gates, own, series, gpus=False)
     assert result.held == (losses == sorted(set(losses), reverse=True))
     assert result.value == losses

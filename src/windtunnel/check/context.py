@@ -42,15 +42,15 @@ class Context(Protocol):
 
     @property
     def loaded(self) -> Recipe:
-        """The recipe with all its phases."""
+        """The recipe with all its stages."""
 
     @property
-    def phases(self) -> tuple[Recipe, ...]:
-        """The recipe of each phase, in order; of a recipe without phases, itself."""
+    def stages(self) -> tuple[Recipe, ...]:
+        """The recipe of each stage, in order; of a recipe without stages, itself."""
 
     @property
     def recipe(self) -> Recipe:
-        """What is trained in the end: the recipe, or its last phase's."""
+        """What is trained in the end: the recipe, or its last stage's."""
 
     @property
     def resolved(self) -> Recipe:
@@ -116,7 +116,7 @@ class Context(Protocol):
         """Return the recipe's plan for a rig (None: the target), with the corpus as the check `data` found it."""
 
     def plans(self, rig: Rig | None = None) -> list[Plan]:
-        """Return the plans of all phases, in order."""
+        """Return the plans of all stages, in order."""
 
     def corpus_files(self) -> list[CorpusFile]:
         """Return the files of a text corpus; none where the data is of another kind."""

@@ -156,7 +156,7 @@ def write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]], shard_byte
     numbers: dict[str, int] = {}
     number = 0
     for shard in _grouped(tensors, shard_bytes):  # `enumerate` would keep the shard before
-        number += 1
+        number += 1  # noqa: SIM113
         twice = shard.keys() & numbers.keys()
         if twice:
             raise ValueError(f"{min(twice)} comes twice")

@@ -13,7 +13,7 @@ from .options import JsonOption, RecipeArgument, SetOption
 from .output import print_json, print_remarks, print_table
 
 if TYPE_CHECKING:
-    from windtunnel.plan import Ladder, Opinion, PhasedPlan, Plan, Rung
+    from windtunnel.plan import Ladder, Opinion, Plan, Rung, StagedPlan
     from windtunnel.recipe import Recipe
     from windtunnel.rig import Rig
 
@@ -36,8 +36,8 @@ def plan(
         ),
     ] = None,
     sets: SetOption = None,
-    phase: Annotated[
-        str | None, typer.Option("--phase", metavar="NAME", help="Of a recipe with phases, only this one; otherwise all.")
+    stage: Annotated[
+        str | None, typer.Option("--stage", metavar="NAME", help="Only this stage; otherwise all that train.")
     ] = None,
     plot: Annotated[
         list[Path] | None,
@@ -68,38 +68,38 @@ def plan(
     loaded = load_recipe(recipe, sets or ())
 
     # Only now: these need the schema, without which a recipe that cannot be read is refused sooner.
-    from windtunnel.recipe import phase_recipe, recipe_notes
+    from windtunnel.recipe import recipe_notes, stage_recipe
 
     contradictions = [("note", note) for note in recipe_notes(loaded)]
-    if phase is not None:
-        loaded = phase_recipe(loaded, phase)
+    if stage is not None:
+        loaded = stage_recipe(loaded, stage)
 
     from windtunnel.rig import parse_rig
 
     rigs = [parse_rig(name) for name in on or [HERE]]
     _check_pictures(plot or [])
-    if loaded.phases:
-        one = phase_recipe(loaded, loaded.phases[0].name)
+    if loaded.staged:
+        one = stage_recipe(loaded, loaded.training[0].name)
         if calibrate or trace:
-            contradictions.append(("note", f"measured and traced is phase {one.phase}; another: --phase NAME"))
+            contradictions.append(("note", f"measured and traced is stage {one.stage}; another: --stage NAME"))
     else:
         one = loaded
     if calibrate:
         _calibrate(one, rigs, json, contradictions)
         return
 
-    ladder, phased = _climb(loaded, rigs, from_here=len(rigs) > 1 and not json)
+    ladder, staged = _climb(loaded, rigs, from_here=len(rigs) > 1 and not json)
     opinion = _trace(one, rigs[-1], ladder.plan) if trace else None
     if json:
-        entries = [_entry(rung, opinion, phased) for rung in ladder.rungs]
+        entries = [_entry(rung, opinion, staged) for rung in ladder.rungs]
         noted = [{**entry, "notes": [*(text for _, text in contradictions), *entry.get("notes", ())]} for entry in entries]
         print_json([_finite(entry) for entry in noted])
     elif len(rigs) > 1:
         _print_ladder(ladder)
-    elif phased is None:
+    elif staged is None:
         _print_plan(f"{loaded.name} on {rigs[0].name}", ladder.plan)
-    if phased is not None and not json:
-        _print_phases(phased, whole=len(rigs) == 1)
+    if staged is not None and not json:
+        _print_stages(staged, whole=len(rigs) == 1)
     if opinion is not None and not json:
         print_table(
             f"{loaded.name} on {rigs[-1].name}: memory a rank, traced", ["", "planned", "traced", "off by"], opinion.rows()
@@ -108,21 +108,21 @@ def plan(
     if not json:
         print_remarks(contradictions)
     _draw(ladder, rigs, plot or [], silent=json)
-    fits = ladder.plan.fits if phased is None else phased.fits
+    fits = ladder.plan.fits if staged is None else staged.fits
     raise typer.Exit(0 if fits else NO_PLAN)
 
 
-def _climb(recipe: Recipe, rigs: list[Rig], *, from_here: bool) -> tuple[Ladder, PhasedPlan | None]:
+def _climb(recipe: Recipe, rigs: list[Rig], *, from_here: bool) -> tuple[Ladder, StagedPlan | None]:
     """The ladder over the rigs, with this machine as its first rung where that is wanted, possible and not named already.
 
-    Of a recipe with phases also the plans of all of them on the last rig.
+    Of a recipe with stages also the plans of all of them on the last rig.
     """
-    from windtunnel.plan import climb, climb_phases
+    from windtunnel.plan import climb, climb_stages
     from windtunnel.recipe import UserError
     from windtunnel.rig import detect_rig
 
-    def go(rigs: list[Rig]) -> tuple[Ladder, PhasedPlan | None]:
-        return climb_phases(recipe, rigs) if recipe.phases else (climb(recipe, rigs), None)
+    def go(rigs: list[Rig]) -> tuple[Ladder, StagedPlan | None]:
+        return climb_stages(recipe, rigs) if recipe.staged else (climb(recipe, rigs), None)
 
     if from_here and not any(rig.gpu is None or rig.name == HERE for rig in rigs):
         with contextlib.suppress(UserError):  # the rigs that were named then have it too, or this machine does not matter
@@ -147,9 +147,9 @@ def _draw(ladder: Ladder, rigs: list[Rig], paths: list[Path], *, silent: bool) -
             print(f"wrote {path}")
 
 
-def _entry(rung: Rung, opinion: Opinion | None, phased: PhasedPlan | None) -> dict[str, Any]:
-    """Of a rung with a plan also the trace, which is of the target's; of the target all phases."""
-    entry = rung.to_json() | (phased.to_json() if phased is not None and rung.target else {})
+def _entry(rung: Rung, opinion: Opinion | None, staged: StagedPlan | None) -> dict[str, Any]:
+    """Of a rung with a plan also the trace, which is of the target's; of the target all stages."""
+    entry = rung.to_json() | (staged.to_json() if staged is not None and rung.target else {})
     if rung.plan is None:
         return entry
     return entry | {"trace": opinion.to_json() if opinion is not None and rung.target else None}
@@ -173,16 +173,16 @@ def _print_plan(title: str, made: Plan) -> None:
     print_remarks([(label, value + (f" ({source})" if source else "")) for label, value, source in rows if label in REMARKS])
 
 
-def _print_phases(phased: PhasedPlan, *, whole: bool) -> None:
-    """Each phase's plan where that is wanted, and all of them side by side with what they cost together."""
-    from windtunnel.plan import PHASE_COLUMNS, phase_remarks, phase_rows
+def _print_stages(staged: StagedPlan, *, whole: bool) -> None:
+    """Each stage's plan where that is wanted, and all of them side by side with what they cost together."""
+    from windtunnel.plan import STAGE_COLUMNS, stage_remarks, stage_rows
 
-    for number, phase in enumerate(phased.phases if whole else (), start=1):
-        title = f"{phased.recipe} on {phased.rig}: phase {phase.name} ({number} of {len(phased.phases)}), {phase.description}"
-        _print_plan(title.removesuffix(", "), phase.plan)
-    print_table(f"{phased.recipe} on {phased.rig}: all phases", PHASE_COLUMNS, phase_rows(phased))
+    for number, stage in enumerate(staged.stages if whole else (), start=1):
+        title = f"{staged.recipe} on {staged.rig}: stage {stage.name} ({number} of {len(staged.stages)}), {stage.description}"
+        _print_plan(title.removesuffix(", "), stage.plan)
+    print_table(f"{staged.recipe} on {staged.rig}: all stages", STAGE_COLUMNS, stage_rows(staged))
     if not whole:
-        print_remarks(phase_remarks(phased))
+        print_remarks(stage_remarks(staged))
 
 
 def _print_ladder(ladder: Ladder) -> None:

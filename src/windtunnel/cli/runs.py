@@ -15,10 +15,10 @@ from .output import print_json, print_table
 if TYPE_CHECKING:
     from windtunnel.run import RunSummary
 
-COLUMNS = ["run", "recipe", "phase", "created", "status", "gates", "step", "loss", "validation", "best step", "$", "note"]
-OPTIONAL = ("phase", "gates", "$")
+COLUMNS = ["run", "recipe", "stage", "created", "status", "gates", "step", "loss", "validation", "best step", "$", "note"]
+OPTIONAL = ("stage", "gates", "$")
 # On a terminal the rest must stay readable: these are in the folder's name.
-TOLD_BY_NAME = ("recipe", "phase", "created")
+TOLD_BY_NAME = ("recipe", "stage", "created")
 WHOLE = ("run", "status", "loss", "validation")
 
 
@@ -33,7 +33,7 @@ def runs(root: RootOption = DEFAULT_ROOT, json: JsonOption = False) -> None:
         typer.echo(f"no runs under {root}/; start one with: windtunnel train charlm")
     else:
         rows = [_row(item) for item in found]
-        # Most recipes have no phases, many machines no price: no empty columns for them.
+        # Most recipes have no stages, many machines no price: no empty columns for them.
         shown = [i for i, name in enumerate(COLUMNS) if name not in OPTIONAL or any(row[i] for row in rows)]
         if sys.stdout.isatty() and all(item.path.name.startswith(f"{item.recipe}-") for item in found):
             shown = [i for i in shown if COLUMNS[i] not in TOLD_BY_NAME]
@@ -48,7 +48,7 @@ def _row(item: RunSummary) -> list[str]:
     if note.startswith("budget.") and item.status != "failed":  # which limit; the steps have a column of their own
         note = note.partition(":")[0]
     return [
-        item.path.name, item.recipe, item.phase or "", created, item.status, _gates(item.gates), *map(_text, values), money, note,
+        item.path.name, item.recipe, item.stage or "", created, item.status, _gates(item.gates), *map(_text, values), money, note,
     ]  # fmt: skip
 
 

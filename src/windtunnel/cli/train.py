@@ -24,7 +24,7 @@ from .options import (
 from .output import print_remarks, print_table
 
 if TYPE_CHECKING:
-    from windtunnel.launch import PhaseReport
+    from windtunnel.launch import StageReport
 
 GATE_COLUMNS = ("gate", "held", "measured", "asked for")
 
@@ -32,7 +32,9 @@ GATE_COLUMNS = ("gate", "held", "measured", "asked for")
 def train(
     recipe: RecipeArgument,
     sets: SetOption = None,
-    phase: Annotated[str | None, typer.Option("--phase", metavar="NAME", help="Of a recipe with phases, only this one.")] = None,
+    stage: Annotated[
+        str | None, typer.Option("--stage", metavar="NAME", help="Run only this stage, after the one before it.")
+    ] = None,
     run: Annotated[
         Path | None,
         typer.Option("--run", metavar="RUN", help="Go on with this run, a folder or a name under --root; otherwise a new one."),
@@ -46,21 +48,21 @@ def train(
     root: RootOption = DEFAULT_ROOT,
     json: JsonOption = False,
 ) -> None:
-    """Train within the budget. The same command on a laptop and on eight GPUs. Exits 1 when a phase's gate does not hold."""
+    """Train within the budget. The same command on a laptop and on eight GPUs. Exits 1 when a stage's gate does not hold."""
     from windtunnel.recipe import load_recipe
 
     loaded = load_recipe(recipe, sets or ())
 
     # Only now: these need the schema, without which a recipe that cannot be read is refused sooner.
-    from windtunnel.recipe import phase_recipe, recipe_notes
+    from windtunnel.recipe import recipe_notes, stage_recipe
 
-    if phase is not None:
-        phase_recipe(loaded, phase)  # refused before anything heavy is imported
+    if stage is not None:
+        stage_recipe(loaded, stage)  # refused before anything heavy is imported
 
     if run is not None:
         run = find_run(run, root)
 
-    from windtunnel.launch import Options, run_phases, run_training
+    from windtunnel.launch import Options, run_stages, run_training
     from windtunnel.watch import JsonLines, TerminalView
 
     def make_view() -> JsonLines | TerminalView:
@@ -69,51 +71,51 @@ def train(
     for note in recipe_notes(loaded):
         typer.echo(f"note: {note}", err=True)
     options = Options(run=run, resume=resume, yes=yes, root=root, price=price, gpus=gpus)
-    if not loaded.phases:
+    if not loaded.staged and stage is None:
         raise typer.Exit(run_training(loaded, options, make_view(), as_json=json))
 
-    def report(ended: PhaseReport) -> None:
-        show_gates(ended, as_json=json, alone=phase is not None)
+    def report(ended: StageReport) -> None:
+        show_gates(ended, as_json=json, alone=stage is not None)
 
     again = " ".join(["windtunnel train", shlex.quote(recipe), *(f"--set {shlex.quote(item)}" for item in sets or ())])
     if str(root) not in (str(DEFAULT_ROOT), os.environ.get("WINDTUNNEL_RUNS")):
         again += f" --root {shlex.quote(str(root))}"
-    raise typer.Exit(run_phases(loaded, options, make_view, report, phase=phase, again=again, as_json=json))
+    raise typer.Exit(run_stages(loaded, options, make_view, report, stage=stage, again=again, as_json=json))
 
 
-def show_gates(ended: PhaseReport, *, as_json: bool, alone: bool = False) -> None:
-    """The gates of a phase that has ended, as a table with advice, or as one JSON line; `alone`: no other phase follows now."""
+def show_gates(ended: StageReport, *, as_json: bool, alone: bool = False) -> None:
+    """The gates of a stage that has ended, as a table with advice, or as one JSON line; `alone`: no other stage follows now."""
     if as_json:
         from windtunnel.watch import finite
 
         print(json_format.dumps(finite(ended.to_json()), ensure_ascii=False), flush=True)
         return
     if ended.gates is None:
-        typer.echo(f"phase {ended.phase} has no gates (phases.{ended.phase}.gates is null): {_unjudged(ended, alone)}\n")
+        typer.echo(f"stage {ended.stage} has no gates (stages.{ended.stage}.gates is null): {_unjudged(ended, alone)}\n")
         return
     rows = [[gate.name, "yes" if gate.held else "NO", gate.measured, gate.limit] for gate in ended.gates]
     if rows:
-        print_table(f"gates of phase {ended.phase}", GATE_COLUMNS, rows)
+        print_table(f"gates of stage {ended.stage}", GATE_COLUMNS, rows)
     else:
-        typer.echo(f"gates of phase {ended.phase}: none of them asks for anything here\n")
+        typer.echo(f"gates of stage {ended.stage}: none of them asks for anything here\n")
     remarks = [(gate.name, gate.advice) for gate in ended.gates if gate.advice]
-    if ended.next_phase is not None:
+    if ended.next_stage is not None:
         remarks.append(("next", _follows(ended, alone)))
     print_remarks(remarks)
 
 
-def _unjudged(ended: PhaseReport, alone: bool) -> str:
-    verb = "goes on" if ended.goes_on else f"may start with --phase {ended.next_phase}" if alone else "starts"
-    return f"phase {ended.next_phase} {verb} whatever came of it"
+def _unjudged(ended: StageReport, alone: bool) -> str:
+    verb = "goes on" if ended.goes_on else f"may start with --stage {ended.next_stage}" if alone else "starts"
+    return f"stage {ended.next_stage} {verb} whatever came of it"
 
 
-def _follows(ended: PhaseReport, alone: bool) -> str:
-    """What becomes of the next phase."""
+def _follows(ended: StageReport, alone: bool) -> str:
+    """What becomes of the next stage."""
     if ended.held:
-        verb = "goes on" if ended.goes_on else f"may start: --phase {ended.next_phase}" if alone else "starts"
-        return f"phase {ended.next_phase} {verb}"
+        verb = "goes on" if ended.goes_on else f"may start: --stage {ended.next_stage}" if alone else "starts"
+        return f"stage {ended.next_stage} {verb}"
     if not ended.goes_on:
-        return f"phase {ended.next_phase} is not started: nothing more is spent"
+        return f"stage {ended.next_stage} is not started: nothing more is spent"
     failed = next(gate.name for gate in ended.gates or () if not gate.held)
-    relax = f"--set phases.{ended.phase}.gates.{failed}=..."
-    return f"phase {ended.next_phase} does not go on: nothing more is spent; with a limit of your own it does: {relax}"
+    relax = f"--set stages.{ended.stage}.gates.{failed}=..."
+    return f"stage {ended.next_stage} does not go on: nothing more is spent; with a limit of your own it does: {relax}"

@@ -48,9 +48,8 @@ def in_parts(recipe: Recipe, parts: int) -> Recipe:
             "validate_every": _times(stage.validate_every, parts),
         }
     )
-    return recipe.model_copy(
+    return recipe.with_stages(pretrain=stage).model_copy(
         update={
-            "stages": recipe.stages.model_copy(update={"pretrain": stage}),
             "budget": Budget(steps=(recipe.budget.steps or 0) * parts),
             "checkpoints": recipe.checkpoints.model_copy(update={"every": _times(recipe.checkpoints.every, parts)}),
         }

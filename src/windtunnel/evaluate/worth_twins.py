@@ -171,14 +171,8 @@ def _common(recipe: Recipe, length: Length) -> Recipe:
     pretrain = recipe.pretrain.model_copy(
         update={"batch_tokens": length.batch_tokens, "precision": length.precision, "micro_batch": None}
     )
-    return recipe.model_copy(
-        update={
-            "stages": recipe.stages.model_copy(update={"pretrain": pretrain}),
-            "budget": Budget(steps=length.steps),
-            "phases": (),
-            "phase": None,
-        }
-    )
+    stages = {pretrain.name: pretrain, "evaluate": recipe.evaluation.model_copy(update={"name": "evaluate"})}
+    return recipe.model_copy(update={"stages": stages, "stage": None, "budget": Budget(steps=length.steps)})
 
 
 def _as_plain(recipe: Recipe) -> Recipe:
@@ -194,11 +188,10 @@ def _as_plain(recipe: Recipe) -> Recipe:
     stage = stage.model_copy(update={"optimizer": optimizer, "schedule": schedule, "graphs": "auto"})
     # Averaged weights for all or for none: a stack looped once is the plain model.
     looped_once = Recursion(scheme="looped", preset="honest", loops=1, cycles=1, supervision=1, ema=recipe.trm.ema)
-    return recipe.model_copy(
+    return recipe.with_stages(pretrain=stage).model_copy(
         update={
             "trm": None if recipe.trm.ema is None else looped_once,
             "layout": LayoutChoice() if recipe.layout.recompute == "step" else recipe.layout,
-            "stages": recipe.stages.model_copy(update={"pretrain": stage}),
         }
     )
 

@@ -3,9 +3,9 @@
 from .local import run_training
 from .measuring import Calibration, calibrate, observe_run
 from .orphans import stop_with_parent
-from .phases import PhaseReport, run_phases
 from .prepare import Options, prepare_run
 from .slurm import UNLIMITED, BatchScript, parse_time, read_batch_script
+from .stages import StageReport, run_stages
 from .trace import trace_plan
 from .trial import Phase, Trial, try_steps
 from .worth import Beside, find_beside, train_beside
@@ -17,7 +17,7 @@ __all__ = [
     "Calibration",
     "Options",
     "Phase",
-    "PhaseReport",
+    "StageReport",
     "Trial",
     "calibrate",
     "find_beside",
@@ -25,7 +25,7 @@ __all__ = [
     "parse_time",
     "prepare_run",
     "read_batch_script",
-    "run_phases",
+    "run_stages",
     "run_training",
     "stop_with_parent",
     "trace_plan",

@@ -9,18 +9,17 @@ from .constants import Constants, load_constants
 from .ladder import Ladder, Rung, climb
 from .ladder_text import COLUMNS, ladder_remarks, ladder_rows
 from .opinion import Opinion, second_opinion
-from .phases import (
-    PHASE_COLUMNS,
-    PhasedPlan,
-    PlannedPhase,
-    climb_phases,
-    depth_warnings,
-    phase_remarks,
-    phase_rows,
-    plan_phases,
-    with_rest,
-)
 from .plan import make_plan, refuse, resolve
+from .stages import (
+    STAGE_COLUMNS,
+    PlannedStage,
+    StagedPlan,
+    climb_stages,
+    depth_warnings,
+    plan_stages,
+    stage_remarks,
+    stage_rows,
+)
 from .text import count_text, hours_text, lines
 from .types import Alternative, Moment, Option, Plan, Role
 
@@ -31,7 +30,7 @@ __all__ = [
     "CALIBRATION",
     "CALIBRATION_OFF",
     "COLUMNS",
-    "PHASE_COLUMNS",
+    "STAGE_COLUMNS",
     "Alternative",
     "Constants",
     "Ladder",
@@ -39,14 +38,14 @@ __all__ = [
     "Moment",
     "Opinion",
     "Option",
-    "PhasedPlan",
     "Plan",
-    "PlannedPhase",
+    "PlannedStage",
     "Role",
     "Rung",
+    "StagedPlan",
     "check_plot_path",
     "climb",
-    "climb_phases",
+    "climb_stages",
     "cost_svg",
     "count_text",
     "depth_warnings",
@@ -58,16 +57,15 @@ __all__ = [
     "make_plan",
     "memory_svg",
     "observe",
-    "phase_remarks",
-    "phase_rows",
-    "plan_phases",
+    "plan_stages",
     "refuse",
     "resolve",
     "second_opinion",
     "shipped_constants",
+    "stage_remarks",
+    "stage_rows",
     "step_svg",
     "user_path",
-    "with_rest",
     "write_plot",
 ]
 

@@ -37,8 +37,7 @@ def _again(recipe: Recipe, rig: Rig, vocab: int, constants: Constants) -> list[A
     found = []
     if recipe.pretrain.graphs is True:
         stage = recipe.pretrain.model_copy(update={"graphs": "auto"})
-        stages = recipe.stages.model_copy(update={"pretrain": stage})
-        sized = size_up(recipe.model_copy(update={"stages": stages}), rig, vocab, constants)
+        sized = size_up(recipe.with_stages(pretrain=stage), rig, vocab, constants)
         if sized.candidate.fits:
             found.append(Alternative("--set stages.pretrain.graphs=auto", _gives(sized)))
     if recipe.trm is not None and recipe.layout.recompute is not None:
@@ -117,10 +116,7 @@ def _precision_works(recipe: Recipe, rig: Rig) -> bool:
 
 
 def _free_micro_batch(recipe: Recipe) -> Recipe:
-    stages = recipe.stages
-    return recipe.model_copy(
-        update={"stages": stages.model_copy(update={"pretrain": stages.pretrain.model_copy(update={"micro_batch": None})})}
-    )
+    return recipe.with_stages(pretrain=recipe.pretrain.model_copy(update={"micro_batch": None}))
 
 
 def _name(gpu: str, nodes: int, count: int) -> str:

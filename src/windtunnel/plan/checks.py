@@ -20,8 +20,8 @@ def _plan(context: Context, say: Say) -> Evidence:
     for rig in context.rigs:
         say(rig.name)
         plans = context.plans(rig)
-        for recipe, plan in zip(context.phases, plans, strict=True):
-            name = f"{rig.name}, phase {recipe.phase}" if len(plans) > 1 else rig.name
+        for recipe, plan in zip(context.stages, plans, strict=True):
+            name = f"{rig.name}, stage {recipe.stage}" if len(plans) > 1 else rig.name
             facts[name] = {"fits": plan.fits, "hours": plan.hours, "dollars": plan.dollars, "peak_gib": plan.peak_gib}
             if not plan.fits:
                 options = "; or ".join(f"{a.change} ({a.why})" for a in plan.alternatives)
@@ -36,10 +36,10 @@ def _plan(context: Context, say: Say) -> Evidence:
 
 
 def _together(rig: Rig, plans: list[Plan]) -> str:
-    """Hours and dollars of all phases."""
+    """Hours and dollars of all stages."""
     dollars = [plan.dollars for plan in plans]
     cost = "" if None in dollars else f", ${sum(d for d in dollars if d is not None):,.2f}"
-    return f"{rig.name}: all {len(plans)} phases {sum(plan.hours for plan in plans):.2f} h{cost}"
+    return f"{rig.name}: all {len(plans)} stages {sum(plan.hours for plan in plans):.2f} h{cost}"
 
 
 def summary(plan: Plan) -> str:
@@ -59,10 +59,10 @@ def _budget(context: Context, say: Say) -> Evidence:
         if dollars is not None and rig.dollars_per_hour is None:
             fix = f"name its price: --on '{rig.name}@$2.50' (a GPU-hour), or WINDTUNNEL_PRICE on the machine"
             found.problem(f"budget.dollars is {dollars:g}, and {rig.name} has no known price", fix)
-        for recipe, plan in zip(context.phases, context.plans(rig), strict=True):
+        for recipe, plan in zip(context.stages, context.plans(rig), strict=True):
             if plan.fits:  # else the check of the plan says it
-                phase = f"phase {recipe.phase} " if len(context.phases) > 1 else ""
-                parts.append(phase + _length(found, recipe, rig, plan))
+                stage = f"stage {recipe.stage} " if len(context.stages) > 1 else ""
+                parts.append(stage + _length(found, recipe, rig, plan))
     return found.evidence("; ".join(parts) or "nothing fits")
 
 

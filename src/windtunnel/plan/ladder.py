@@ -194,13 +194,13 @@ def _plan_freely(recipe: Recipe, rig: Rig) -> tuple[Recipe, Plan | None, tuple[s
 
 def _freed(recipe: Recipe) -> Recipe:
     """The recipe without what is chosen for one rig: layout, micro-batch, precision, learners and engines."""
-    stages = recipe.stages
-    free: dict[str, Any] = {"pretrain": _without(stages.pretrain, micro_batch=None, precision="auto")}
-    if stages.sft is not None:
-        free["sft"] = _without(stages.sft, micro_batch=None, precision="auto")
-    if stages.rl is not None:
-        free["rl"] = _without(stages.rl, micro_batch=None, learners=None, engines=None, engine_tensor=None)
-    return recipe.model_copy(update={"layout": LayoutChoice(), "stages": stages.model_copy(update=free)})
+    own: dict[str, dict[str, Any]] = {
+        "pretrain": {"micro_batch": None, "precision": "auto"},
+        "sft": {"micro_batch": None, "precision": "auto"},
+        "rl": {"micro_batch": None, "learners": None, "engines": None, "engine_tensor": None},
+    }
+    free = {stage.kind: _without(stage, **own[stage.kind]) for stage in recipe.stages.values() if stage.kind in own}
+    return recipe.with_stages(**free).model_copy(update={"layout": LayoutChoice()})
 
 
 def _without(stage: Any, **values: Any) -> Any:

@@ -19,25 +19,20 @@ if TYPE_CHECKING:
         SudokuCorpus,
         TextCorpus,
     )
-    from .finetuning import GRPO, FineTune, HuggingFaceModel, LayoutChoice, LoRA
     from .layout import MEGATRON, OWN_ENGINE, Layout
     from .load import dump_recipe, load_recipe, recipe_names, template_names
-    from .phased import phase_recipe, recipe_notes, validate
-    from .phases import Gates, Phase
+    from .models import GPTModel, HuggingFaceModel, LoRA
     from .recursion import MOST_SUPERVISION, PRESETS, Preset, Recursion, ResolvedRecursion
-    from .scale import scale_model, scale_phases
+    from .scale import scale_model, scale_stages
     from .schema import (
         Bands,
-        Budget,
         Checkpoints,
-        Evaluate,
-        GPTModel,
-        Optimizer,
-        Pretrain,
+        LayoutChoice,
         Recipe,
-        Schedule,
         Serve,
     )
+    from .staged import recipe_notes, stage_recipe, validate
+    from .stages import GRPO, Budget, Evaluate, FineTune, Gates, Optimizer, Prepare, Pretrain, Schedule, Stage, TrainingStage
     from .units import Every, parse_count, parse_dollars, parse_every, parse_hours
 
 __all__ = [
@@ -66,7 +61,7 @@ __all__ = [
     "LayoutChoice",
     "LoRA",
     "Optimizer",
-    "Phase",
+    "Prepare",
     "Preset",
     "Pretrain",
     "Recipe",
@@ -74,9 +69,11 @@ __all__ = [
     "ResolvedRecursion",
     "Schedule",
     "Serve",
+    "Stage",
     "StdlibCorpus",
     "SudokuCorpus",
     "TextCorpus",
+    "TrainingStage",
     "UserError",
     "dump_recipe",
     "load_recipe",
@@ -84,11 +81,11 @@ __all__ = [
     "parse_dollars",
     "parse_every",
     "parse_hours",
-    "phase_recipe",
     "recipe_names",
     "recipe_notes",
     "scale_model",
-    "scale_phases",
+    "scale_stages",
+    "stage_recipe",
     "template_names",
     "validate",
 ]
@@ -105,24 +102,31 @@ _MODULES = {
         "SudokuCorpus",
         "TextCorpus",
     ),
-    "finetuning": ("GRPO", "FineTune", "HuggingFaceModel", "LayoutChoice", "LoRA"),
     "layout": ("MEGATRON", "OWN_ENGINE", "Layout"),
     "load": ("dump_recipe", "load_recipe", "recipe_names", "template_names"),
-    "phased": ("phase_recipe", "recipe_notes", "validate"),
-    "phases": ("Gates", "Phase"),
+    "models": ("GPTModel", "HuggingFaceModel", "LoRA"),
     "recursion": ("MOST_SUPERVISION", "PRESETS", "Preset", "Recursion", "ResolvedRecursion"),
-    "scale": ("scale_model", "scale_phases"),
+    "scale": ("scale_model", "scale_stages"),
     "schema": (
         "Bands",
-        "Budget",
         "Checkpoints",
-        "Evaluate",
-        "GPTModel",
-        "Optimizer",
-        "Pretrain",
+        "LayoutChoice",
         "Recipe",
-        "Schedule",
         "Serve",
+    ),
+    "staged": ("recipe_notes", "stage_recipe", "validate"),
+    "stages": (
+        "GRPO",
+        "Budget",
+        "Evaluate",
+        "FineTune",
+        "Gates",
+        "Optimizer",
+        "Prepare",
+        "Pretrain",
+        "Schedule",
+        "Stage",
+        "TrainingStage",
     ),
     "units": ("Every", "parse_count", "parse_dollars", "parse_every", "parse_hours"),
 }

@@ -59,10 +59,22 @@ def _sudoku_problem(recipe: Recipe, corpus: SudokuCorpus, model: GPTModel) -> st
     return None
 
 
-def phases_problem(recipe: Recipe) -> str | None:
-    """What is wrong with the names of the phases; None where nothing is."""
-    if recipe.phases and recipe.phase is not None:
-        return f"phase is for the recipe of a single phase, and this one has phases; fix: --phase {recipe.phase}"
-    names = [phase.name for phase in recipe.phases]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    return f"phases: two are named {twice[0]}; names must differ" if twice else None
+def stages_problem(recipe: Recipe) -> str | None:
+    """Return what is wrong with the stages, beside the model and each other; None where nothing is."""
+    names = [stage.name for stage in recipe.training]
+    if recipe.stage is not None and recipe.stage not in recipe.stages:
+        return f"stage: the recipe has no stage {recipe.stage!r}; its stages: {', '.join(recipe.stages)}"
+    for stage in recipe.training:
+        if recipe.model.kind == "gpt" and stage.kind in ("sft", "rl"):
+            return f"stages.{stage.name} ({stage.kind}) needs a model of kind huggingface; this one is a gpt, which pretrains"
+        if recipe.model.kind == "huggingface" and stage.kind == "pretrain":
+            return f"stages.{stage.name} (pretrain) needs a model of kind gpt; this one is of kind huggingface: sft or rl"
+    if recipe.model.kind == "huggingface" and not names:
+        return "a model of kind huggingface needs a stage that trains: stages.sft or stages.rl"
+    first = recipe.training[0] if names else None
+    if first is not None and first.init_from == "previous" and recipe.stage is None:
+        return f"stages.{first.name}.init_from=previous: no stage that trains comes before it; fix: random, a run or a folder"
+    shares = sum(stage.share or 0.0 for stage in recipe.training)
+    if shares > 1 + 1e-9:
+        return f"stages: their shares of the budget add up to {shares:g}, more than 1"
+    return None

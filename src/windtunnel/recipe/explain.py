@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -111,9 +111,10 @@ def _either(names: Sequence[str]) -> str:
 
 def _kinds(parts: Path_) -> list[str]:
     model: type[BaseModel] = Recipe
-    for part in parts[:-1]:
+    *sections, last = parts[:1] if parts[0] == "stages" else parts
+    for part in sections:
         model = next(_models(model.model_fields[part].annotation))
-    return [str(m.model_fields["kind"].default) for m in _models(model.model_fields[parts[-1]].annotation)]
+    return [str(m.model_fields["kind"].default) for m in _models(model.model_fields[last].annotation)]
 
 
 def _readable(location: Path_) -> tuple[Path_, type[BaseModel] | None]:
@@ -130,6 +131,8 @@ def _readable(location: Path_) -> tuple[Path_, type[BaseModel] | None]:
         owner = model
         field = model.model_fields.get(part) if model else None
         options = list(_models(field.annotation)) if field else []
+        if field is not None and get_origin(field.annotation) is dict and options and rest:
+            parts.append(rest.pop(0))  # a section's own name
         if len(options) > 1 and rest:
             tag = rest.pop(0)
             model = next((m for m in options if m.model_fields["kind"].default == tag), None)

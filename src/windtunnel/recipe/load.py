@@ -43,7 +43,7 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     kept = {where: line for where, line in origin.items() if not any(where[: len(key)] == key for key in changed)}
 
     # Making the schema takes longer than all else: a recipe that cannot be read is refused without it.
-    from .phased import validate
+    from .staged import validate
 
     return validate(data, str(path), kept | changed)
 
@@ -110,11 +110,11 @@ def _anchor_files(data: dict[str, Any], path: Path) -> None:
     if isinstance(corpus.get("files"), list):
         files = corpus["files"]
         corpus["files"] = [str(path.parent / f) if isinstance(f, str) and _stands_in(path.parent, f) else f for f in files]
-    rl = _section(data, "stages", "rl")
-    for key in ("reward", "reward_examples"):
-        name = rl.get(key)
-        if isinstance(name, str) and _stands_in(path.parent, name.rpartition(":")[0] if key == "reward" else name):
-            rl[key] = str(path.parent / name)
+    for stage in _section(data, "stages").values():
+        for key in ("reward", "reward_examples"):
+            name = stage.get(key) if isinstance(stage, dict) else None
+            if isinstance(name, str) and _stands_in(path.parent, name.rpartition(":")[0] if key == "reward" else name):
+                stage[key] = str(path.parent / name)
 
 
 def _section(data: dict[str, Any], *names: str) -> dict[str, Any]:

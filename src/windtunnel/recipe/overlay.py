@@ -1,4 +1,4 @@
-"""Keys laid over the content of a recipe file: `extends`, --set, and what a phase sets."""
+"""Keys laid over the content of a recipe file: `extends`, --set, and what a stage sets."""
 
 from __future__ import annotations
 
@@ -12,9 +12,17 @@ import yaml
 from .errors import UserError
 from .yamlfile import Path_, parse_scalar
 
+GONE = ("phases", "phase")
+"""Keys of older recipes whose place `stages` has taken."""
+
 
 def merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
-    """`top` over `base`, section by section."""
+    """Lay `top` over `base`, section by section; under `stages` a kind's name stands for all stages of that kind."""
+    stages = base.get("stages"), top.get("stages")
+    if isinstance(stages[0], dict) and isinstance(stages[1], dict):
+        from .stages import spread_kinds
+
+        top = {**top, "stages": spread_kinds(stages[0], stages[1])}
     merged = dict(base)
     for key, value in top.items():
         old = merged.get(key)
@@ -67,26 +75,64 @@ def is_kind(key: str) -> bool:
 
 
 def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> dict[Path_, str]:
-    """Put 'key.path=value' texts into the data; returns where each came from, for messages.
+    """Put 'key.path=value' texts into the data; return where each came from, for messages.
 
-    They also win over what the phases of the recipe set: there the key is taken out and noted under `overridden`.
-    A single phase's are changed with phases.NAME.set.key.path=value.
+    They also win over what the stages set for themselves: there the key is taken out and noted under `overridden`.
+    One stage's are changed with stages.NAME.set.key.path=value and stages.NAME.budget.key=value; stages.KIND.key=value
+    reaches all stages of that kind where none has its name.
 
     Raises:
-        UserError: not key.path=value, a key under a plain value, no phase of that name.
+        UserError: not key.path=value, a key under a plain value, no stage of that name.
     """
     origin: dict[Path_, str] = {}
-    phases = data.get("phases")
-    # A change of kind clears the section, so it comes before the keys of the new kind; what is for all phases before one's.
-    for override in sorted(overrides, key=lambda o: (_key(o).startswith("phases."), not is_kind(_key(o)))):
+    # A change of kind clears the section, so it comes before the keys of the new kind; what is for all stages before one's.
+    for override in sorted(overrides, key=lambda o: (_key(o) != "stages", _of_one_stage(data, _key(o)), not is_kind(_key(o)))):
         parts, value = _parse(override)
-        if parts[0] == "phases" and len(parts) > 1 and isinstance(phases, list):
-            parts = _put_into_phase(phases, parts, value, override)
-        else:
-            put(data, parts, value, f"--set {override}")
-            _take_out(phases, ".".join(parts))
-        origin[parts] = f"--set {override}"
+        if parts[0] in GONE:
+            raise UserError(f"--set {override}: there are no {parts[0]} any more", f"--set {_renamed(parts)}=... (stages)")
+        for path in _spread(data, parts):
+            _put_override(data, path, value, override)
+            origin[path] = f"--set {override}"
+        if parts[0] != "stages":
+            _take_out(data.get("stages"), ".".join(parts))
     return origin
+
+
+def _renamed(parts: Path_) -> str:
+    return ".".join(("stages" if parts[0] == "phases" else "stage", *parts[1:]))
+
+
+def _of_one_stage(data: dict[str, Any], key: str) -> bool:
+    parts = key.split(".")
+    return parts[0] == "stages" and len(parts) > 1 and parts[1] in (data.get("stages") or {})
+
+
+def _spread(data: dict[str, Any], parts: Path_) -> list[Path_]:
+    """Return the paths that an override's path stands for: one, or one for each stage of the kind that it names."""
+    stages = data.get("stages")
+    if parts[0] != "stages" or len(parts) < 3 or not isinstance(stages, dict) or parts[1] in stages:
+        return [parts]
+    from .stages import names_of_kind
+
+    return [("stages", name, *parts[2:]) for name in names_of_kind(stages, parts[1])] or [parts]
+
+
+def _put_override(data: dict[str, Any], parts: Path_, value: Any, override: str) -> None:
+    """Change one key; what follows stages.NAME.set is the path of a key of the recipe."""
+    from .stages import KINDS
+
+    stages: dict[str, Any] = data["stages"] if isinstance(data.get("stages"), dict) else {}
+    if parts[0] == "stages" and len(parts) > 2 and parts[1] not in {*stages, *KINDS}:
+        nearest = difflib.get_close_matches(parts[1], list(stages), n=1)
+        hint = f"did you mean stages.{nearest[0]}?" if nearest else f"stages: {', '.join(stages)}"
+        raise UserError(f"--set {override}: the recipe has no stage {parts[1]!r}", hint)
+    stage = stages.get(parts[1]) if len(parts) > 3 and parts[2] == "set" else None
+    if not isinstance(stage, dict):
+        put(data, parts, value, f"--set {override}")
+        return
+    key, own = ".".join(parts[3:]), flatten(stage.get("set") or {})
+    kept = {path: item for path, item in own.items() if not _touches(key, path)}
+    stages[parts[1]] = {**stage, "set": kept | {key: value}}
 
 
 def _key(override: str) -> str:
@@ -104,35 +150,21 @@ def _parse(override: str) -> tuple[Path_, Any]:
         return parts, text
 
 
-def _put_into_phase(phases: list[Any], parts: Path_, value: Any, override: str) -> Path_:
-    """Change one phase, told by its name or number; returns the key's path as messages have it."""
-    named = [str(phase.get("name")) if isinstance(phase, dict) else "" for phase in phases]
-    wanted = parts[1]
-    number = named.index(wanted) if wanted in named else int(wanted) if wanted.isdigit() else len(phases)
-    if number >= len(phases) or not isinstance(phases[number], dict):
-        nearest = difflib.get_close_matches(wanted, named, n=1)
-        hint = f"did you mean phases.{nearest[0]}?" if nearest else f"phases: {', '.join(named)}"
-        raise UserError(f"--set {override}: the recipe has no phase {wanted!r}", hint)
-    phase, rest = phases[number], parts[2:]
-    if not rest:
-        raise UserError(f"--set {override}: a phase is a section", f"--set phases.{wanted}.set.trm.preset=extreme, for example")
-    if rest[0] == "set" and len(rest) > 1:
-        key = ".".join(rest[1:])
-        own = flatten(phase.get("set") or {})
-        phase["set"] = {path: item for path, item in own.items() if not _touches(key, path)} | {key: value}
-    else:
-        put(phase, rest, value, f"--set {override}")
-    return ("phases", str(number), *rest)
-
-
-def _take_out(phases: Any, key: str) -> None:
-    for phase in phases if isinstance(phases, list) else []:
-        if isinstance(phase, dict) and isinstance(phase.get("set"), dict):
-            own = flatten(phase["set"])
-            lost = {path: value for path, value in own.items() if _touches(key, path)}
-            if lost:
-                phase["set"] = {path: value for path, value in own.items() if path not in lost}
-                phase["overridden"] = {**(phase.get("overridden") or {}), **lost}
+def _take_out(stages: Any, key: str) -> None:
+    """Take a key that --set decides out of what each stage sets for itself, and note what it was."""
+    for name, stage in stages.items() if isinstance(stages, dict) else ():
+        if not isinstance(stage, dict):
+            continue
+        own = flatten(stage["set"]) if isinstance(stage.get("set"), dict) else {}
+        limits = {f"budget.{k}": v for k, v in stage["budget"].items()} if isinstance(stage.get("budget"), dict) else {}
+        lost = {path: value for path, value in (own | limits).items() if _touches(key, path)}
+        if not lost:
+            continue
+        stage = stages[name] = {**stage, "overridden": {**(stage.get("overridden") or {}), **lost}}
+        if own.keys() & lost.keys():
+            stage["set"] = {path: value for path, value in own.items() if path not in lost}
+        if limits.keys() & lost.keys():
+            stage["budget"] = {path.partition(".")[2]: value for path, value in limits.items() if path not in lost}
 
 
 def _touches(key: str, path: str) -> bool:

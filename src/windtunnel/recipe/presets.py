@@ -5,40 +5,45 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from .overlay import flatten
 from .recursion import PRESETS, Preset, Recursion
 from .schema import Recipe
-
-OPTIMIZER, SCHEDULE = "stages.pretrain.optimizer", "stages.pretrain.schedule"
+from .stages import kind_of
 
 
 def rates(preset: Preset) -> dict[str, float | int | None]:
-    """Key of the recipe -> the preset's value; None: the preset leaves it to the usual rules."""
+    """Return key of a pretraining stage -> the preset's value; None: the preset leaves it to the usual rules."""
     return {
-        f"{OPTIMIZER}.matrix_lr": preset.matrix_lr,
-        f"{OPTIMIZER}.embedding_lr": preset.embedding_lr,
-        f"{OPTIMIZER}.clip": preset.clip,
-        f"{SCHEDULE}.warmup_steps": preset.warmup_steps,
+        "optimizer.matrix_lr": preset.matrix_lr,
+        "optimizer.embedding_lr": preset.embedding_lr,
+        "optimizer.clip": preset.clip,
+        "schedule.warmup_steps": preset.warmup_steps,
     }
 
 
 def fill_preset(data: dict[str, Any]) -> dict[str, Any]:
-    """The content of a recipe with its preset's rates where it names none; a key that is there, even null, stays.
+    """Return a recipe's content with the rates of the preset in force put into its pretraining stages where they name none.
 
-    What is no recipe comes back as it is: validation says what is wrong with it.
+    A key that is there, even null, stays. What is no recipe comes back as it is: validation says what is wrong with it.
     """
-    trm = data.get("trm")
-    if not isinstance(trm, dict):
+    stages = data.get("stages")
+    if not isinstance(data.get("trm"), dict) or not isinstance(stages, dict):
         return data
-    name = trm.get("preset", Recursion.model_fields["preset"].default)
-    preset = PRESETS.get(name) if isinstance(name, str) else None
+    return data | {"stages": {name: _filled(data["trm"], name, section) for name, section in stages.items()}}
+
+
+def _filled(trm: dict[str, Any], name: str, section: Any) -> Any:
+    if not isinstance(section, dict) or kind_of(name, section) != "pretrain":
+        return section
+    own = flatten(section["set"]) if isinstance(section.get("set"), dict) else {}
+    given = own.get("trm.preset", trm.get("preset", Recursion.model_fields["preset"].default))
+    preset = PRESETS.get(given) if isinstance(given, str) else None
     if preset is None:
-        return data
-    filled = copy.deepcopy(data)
+        return section
+    filled = copy.deepcopy(section)
     for key, value in rates(preset).items():
-        *sections, last = key.split(".")
-        here: Any = filled
-        for section in sections:
-            here = here.setdefault(section, {}) if isinstance(here, dict) else None
+        part, last = key.split(".")
+        here = filled.setdefault(part, {})
         if isinstance(here, dict) and value is not None:
             here.setdefault(last, value)
     return filled
@@ -52,7 +57,8 @@ def contradictions(recipe: Recipe) -> list[str]:
     loss = ("weight_base", "improvement_reward", "detach_from", "updates")
     own = {f"trm.{name}": (getattr(trm, name), getattr(preset, name)) for name in loss if getattr(trm, name) is not None}
     wanted = {key: value for key, value in rates(preset).items() if value is not None}
-    own |= {key: (value_at(recipe, key), value) for key, value in wanted.items()}
+    stage = recipe.pretrain
+    own |= {f"stages.{stage.name}.{key}": (value_at(stage, key), value) for key, value in wanted.items()}
     beyond = trm.resolved.inference_supervision > trm.supervision
     used = f"trm.inference_supervision={trm.inference_supervision} is beyond the {trm.supervision} steps that are trained"
     return [used] * beyond + [
@@ -62,12 +68,11 @@ def contradictions(recipe: Recipe) -> list[str]:
     ]
 
 
-def value_at(recipe: Recipe, key: str) -> Any:
-    """The value of 'key.path'; None where a section on the way is not there."""
-    here: Any = recipe
+def value_at(section: Any, key: str) -> Any:
+    """Return the value of 'key.path' in a recipe or a section; None where a section on the way is not there."""
     for part in key.split("."):
-        here = getattr(here, part, None)
-    return here
+        section = section.get(part) if isinstance(section, dict) else getattr(section, part, None)
+    return section
 
 
 def _text(value: object) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from .data import ArithmeticCorpus, BPETokenizer, StdlibCorpus, SudokuCorpus
+from .models import GPTModel
 from .overlay import flatten
-from .phased import phase_recipe
-from .phases import Gates, Phase
 from .recursion import Recursion
-from .schema import GPTModel, Pretrain, Recipe
+from .schema import Recipe
+from .staged import stage_recipe
+from .stages import Budget, Gates, Pretrain
 from .units import Every
 
 STEPS, RECURSIVE_STEPS = 240, 48
@@ -20,16 +21,16 @@ SEQUENCES, RECURSIVE_SEQUENCES = 32, 16
 LOOPS, CYCLES, SUPERVISION = 2, 2, 3
 # Presets have the rates of models many times as wide and runs many times as long: with them a scale model would not learn.
 RECURSIVE_RATES = {"matrix_lr": 0.005, "embedding_lr": 0.05}
-PHASE_STEPS = 24
+STAGE_STEPS = 24
 NO_GATES: dict[str, Any] = {
     "order": False, "refinement": None, "gradient_norm": None, "decreasing": False, "utilisation": None,
 }  # fmt: skip
-# What a phase changes and a scale model leaves as it is; the rest is of sizes and lengths.
+# What a stage changes and a scale model leaves as it is; the rest is of sizes and lengths.
 STRUCTURAL = ("trm.preset", "trm.weight_base", "trm.improvement_reward", "trm.detach_from", "trm.updates", "trm.ema")
 
 
 def scale_model(recipe: Recipe, *, steps: int | None = None) -> Recipe:
-    """The recipe's scale model; of a recipe with phases, the last one's.
+    """The recipe's scale model; of a recipe with several stages that train, the last one's.
 
     Rules: depth 3 and heads of 32 channels (3 of them, 4 where grouped queries need them), sequence
     128, 32 sequences a step, the same kind of corpus and tokenizer but megabytes of it, checkpoints
@@ -43,8 +44,8 @@ def scale_model(recipe: Recipe, *, steps: int | None = None) -> Recipe:
     Args:
         steps: of the run; None: 240, of a recursive model 48.
     """
-    if recipe.phases:
-        recipe = phase_recipe(recipe, recipe.phases[-1].name)
+    if recipe.staged:
+        recipe = stage_recipe(recipe, recipe.training[-1].name)
     if steps is None:
         steps = STEPS if recipe.trm is None else RECURSIVE_STEPS
     tokenizer = recipe.data.tokenizer
@@ -53,6 +54,8 @@ def scale_model(recipe: Recipe, *, steps: int | None = None) -> Recipe:
     evaluate = recipe.evaluation
     small_evaluate = evaluate.model_copy(
         update={
+            "name": "evaluate",
+            "gates": None,
             "bits_per_byte_tokens": 65_536 if recipe.trm is None else 8_192,
             "exact_match_problems": min(evaluate.exact_match_problems, 100),
             "samples": min(evaluate.samples, 2),
@@ -64,11 +67,11 @@ def scale_model(recipe: Recipe, *, steps: int | None = None) -> Recipe:
     pretrain = _pretrain(recipe, model.sequence, steps)
     return recipe.model_copy(
         update={
-            "phase": None,
+            "stage": None,
             "model": model,
             "trm": _recursion(recipe.trm),
             "data": data,
-            "stages": recipe.stages.model_copy(update={"pretrain": pretrain, "evaluate": small_evaluate}),
+            "stages": {"pretrain": pretrain, "evaluate": small_evaluate},
             "budget": recipe.budget.model_copy(
                 update={"dollars": None, "hours": None, "tokens": None, "epochs": None, "steps": steps}
             ),
@@ -77,18 +80,20 @@ def scale_model(recipe: Recipe, *, steps: int | None = None) -> Recipe:
     )
 
 
-def scale_phases(recipe: Recipe, *, steps: int = PHASE_STEPS) -> Recipe:
-    """The scale model with all phases of the recipe, `steps` each, whose gates ask for nothing: a toy's numbers mean nothing."""
-    phases = []
-    for phase in recipe.phases:
-        kept: dict[str, Any] = {key: value for key, value in flatten(phase.set).items() if key in STRUCTURAL}
-        trm = phase_recipe(recipe, phase.name).trm
+def scale_stages(recipe: Recipe, *, steps: int = STAGE_STEPS) -> Recipe:
+    """Return the scale model with all stages that train, `steps` each; a toy's numbers mean nothing, so no gate asks for any."""
+    small = scale_model(recipe, steps=steps)
+    base = small.pretrain
+    stages: dict[str, Any] = {}
+    for stage in recipe.training:
+        kept: dict[str, Any] = {key: value for key, value in flatten(stage.set).items() if key in STRUCTURAL}
+        trm = stage_recipe(recipe, stage.name).trm
         if trm is not None:
             kept["trm.detach_from"] = _detach_from(trm)
-        gates = None if phase.gates is None else Gates(**NO_GATES)
-        phases.append(Phase(name=phase.name, description=phase.description, set=kept, gates=gates))
-    small = scale_model(recipe.model_copy(update={"phases": ()}), steps=steps)
-    return small.model_copy(update={"phases": tuple(phases)})
+        shared = {"name": stage.name, "description": stage.description, "init_from": stage.init_from, "set": kept}
+        gates = None if stage.gates is None else Gates(**NO_GATES)
+        stages[stage.name] = base.model_copy(update=shared | {"gates": gates})
+    return small.model_copy(update={"stages": {**stages, "evaluate": small.evaluation}})
 
 
 def _corpus(recipe: Recipe) -> Any:
@@ -118,6 +123,13 @@ def _pretrain(recipe: Recipe, sequence: int, steps: int) -> Pretrain:
     rates = {} if plain else RECURSIVE_RATES
     return pretrain.model_copy(
         update={
+            "name": "pretrain",
+            "gates": None,
+            "set": {},
+            "budget": Budget(),
+            "share": None,
+            "init_from": None,
+            "overridden": {},
             "batch_tokens": sequences * sequence,
             "micro_batch": sequences // 2,
             "validate_every": Every(steps=max(1, steps // 6)),

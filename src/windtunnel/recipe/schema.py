@@ -6,120 +6,19 @@ and every derived value is printed with the rule it came from (see `windtunnel.m
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import re
+from typing import Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from .consistent import phases_problem, puzzle_problem, recursion_problem
+from .consistent import puzzle_problem, recursion_problem, stages_problem
 from .data import ARITHMETIC_ALPHABET, Data
 from .errors import UserError
-from .finetuning import GRPO, FineTune, HuggingFaceModel, LayoutChoice
-from .phases import Phase
+from .models import GPTModel, Model
 from .recursion import Recursion
 from .section import Section
-from .units import Count, Dollars, Every, Hours, Interval
-
-
-class GPTModel(Section):
-    """A GPT whose size is one dial: dim = aspect * depth, heads = dim / head_dim."""
-
-    kind: Literal["gpt"] = "gpt"
-    depth: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = Field(
-        "auto", description="layers; 'auto' is the deepest that fits the rig and reaches its tokens within the budget"
-    )
-    aspect: int = Field(64, ge=1, description="model width per layer of depth: dim = aspect * depth, rounded up to whole heads")
-    head_dim: int = Field(128, ge=2, multiple_of=2, description="channels per attention head")
-    kv_heads: int | None = Field(None, ge=1, description="key/value heads (GQA); null: as many as query heads")
-    mlp: Literal["relu2", "swiglu"] = "relu2"
-    mlp_ratio: float | None = Field(
-        None, gt=0, description="width of the MLP / dim; null: 4, for swiglu 8/3 (up to a multiple of 128)"
-    )
-    qk_gain: float = Field(1.2, gt=0, description="normed queries and keys are scaled by this, each")
-    sequence: int = Field(2048, ge=8, description="tokens per training sequence")
-    vocab_pad: int = Field(32, ge=1, description="the vocabulary is padded up to a multiple of this")
-    value_embeddings: bool = Field(True, description="token embeddings added to the values of every other layer (ResFormer)")
-    window: str = Field(
-        "L", pattern="^[SL]+$", description="attention per layer, tiled: L full, S a quarter of the sequence; the last layer is L"
-    )
-    softcap: float = Field(15.0, gt=0, description="logits are squashed into (-softcap, softcap) by tanh")
-    rope_base: float = Field(100_000.0, gt=1)
-    causal: bool = Field(True, description="false: every position sees all others, for puzzles instead of text")
-
-
-class Optimizer(Section):
-    """Muon for matrices, AdamW for the rest. null: derived from depth and batch (`windtunnel.model.rules`)."""
-
-    matrix_lr: float | None = Field(None, gt=0, description="Muon learning rate of the matrices")
-    embedding_lr: float | None = Field(None, gt=0)
-    unembedding_lr: float | None = Field(None, gt=0)
-    scalar_lr: float | None = Field(None, gt=0)
-    weight_decay: float | None = Field(None, ge=0, description="of the matrices at the start; falls to zero on a cosine")
-    momentum: float = Field(0.95, gt=0, lt=1, description="Muon's momentum after its warm-up")
-    clip: float | None = Field(None, gt=0, description="gradients are scaled down to this norm; null: never")
-
-
-class Schedule(Section):
-    """The learning rate over the run's progress: linear warm-up, constant, linear warm-down."""
-
-    warmup_steps: int = Field(40, ge=0)
-    warmdown: float = Field(0.65, ge=0, le=1, description="share of the run spent warming down")
-    final: float = Field(0.05, ge=0, le=1, description="learning rate at the end, as a share of the peak")
-
-
-class Pretrain(Section):
-    """Train from random weights on the corpus."""
-
-    batch_tokens: Count | None = Field(None, ge=1, description="tokens per optimizer step over all ranks; null: derived")
-    micro_batch: int | None = Field(None, ge=1, description="sequences per rank per forward pass; null: the plan's")
-    tokens_per_parameter: float = Field(
-        12.0, gt=0, description="length of the run when the budget names none (scaling parameters)"
-    )
-    precision: Literal["auto", "fp32", "bf16", "fp8"] = Field("auto", description="auto: bf16 on GPUs that have it, else fp32")
-    deterministic: bool = Field(
-        True,
-        description="the same losses bit for bit on the same GPUs; false: faster attention where FlashAttention-4 is missing",
-    )
-    compile: bool | Literal["auto"] = Field("auto", description="torch.compile; auto: on GPUs")
-    graphs: bool | Literal["auto"] = Field(
-        "auto",
-        description="record a recursive model's passes as CUDA graphs, so that the GPU never waits for the host to launch "
-        "them; auto: on GPUs where their memory fits",
-    )
-    optimizer: Optimizer = Optimizer()
-    schedule: Schedule = Schedule()
-    validate_every: Interval = Every(steps=250)
-    validation_tokens: Count = Field(10_485_760, ge=1, description="most tokens of the validation split scored each time")
-
-
-class Evaluate(Section):
-    """What the best checkpoint is measured on."""
-
-    bits_per_byte_tokens: Count = Field(10_485_760, ge=1)
-    exact_match_problems: int = Field(500, ge=0, description="held-out sums answered greedily, or puzzles solved")
-    samples: int = Field(4, ge=0)
-    sample_tokens: int = Field(64, ge=1)
-    prompts: list[str] = Field(
-        default_factory=list, description="prompts for the samples; empty: beginnings of held-out documents"
-    )
-
-
-class Stages(Section):
-    """The recipe's stages, run in this order; a Hugging Face model has `sft` or `rl` in the place of `pretrain`."""
-
-    pretrain: Pretrain = Pretrain()
-    sft: FineTune | None = None
-    rl: GRPO | None = None
-    evaluate: Evaluate = Evaluate()
-
-
-class Budget(Section):
-    """The run ends at whichever limit comes first. All null: tokens_per_parameter decides."""
-
-    dollars: Dollars | None = Field(None, gt=0)
-    hours: Hours | None = Field(None, gt=0)
-    tokens: Count | None = Field(None, ge=1)
-    epochs: float | None = Field(None, gt=0)
-    steps: int | None = Field(None, ge=1)
+from .stages import GRPO, NAME, AnyStage, Budget, Evaluate, FineTune, Pretrain, Stage, TrainingStage, complete
+from .units import Every, Interval
 
 
 class Checkpoints(Section):
@@ -155,34 +54,61 @@ class Serve(Section):
     max_prompt_bytes: int = Field(1_000_000, ge=1)
 
 
-def _kind_by_default(value: object) -> object:
-    """A model without a kind is a gpt."""
-    return {"kind": "gpt", **value} if isinstance(value, dict) else value
+class LayoutChoice(Section):
+    """How the work is spread. null: the plan searches."""
 
-
-Model = Annotated[
-    Annotated[GPTModel | HuggingFaceModel, Field(discriminator="kind")],
-    BeforeValidator(_kind_by_default),
-]
+    shard: Literal["none", "optimizer", "full"] | None = Field(
+        None, description="over data-parallel ranks: nothing (DDP), optimizer states (ZeRO-1/2), weights too (FSDP2, ZeRO-3)"
+    )
+    tensor: int | None = Field(None, ge=1, description="ranks that share each matrix")
+    expert: int | None = Field(None, ge=1, description="ranks that share the experts of a layer")
+    pipeline: int | None = Field(None, ge=1, description="ranks that share the layers")
+    recompute: Literal["none", "step", "block"] | None = Field(
+        None,
+        description="'block' keeps only the input of each block and computes the rest again; "
+        "'step' (recursive models) the states between supervision steps",
+    )
+    offload: Literal["none", "optimizer"] | None = Field(None, description="'optimizer' keeps optimizer states in CPU memory")
 
 
 class Recipe(Section):
     """What to train: model, data, stages, budget, gates."""
 
-    name: str = Field(pattern="^[a-z][a-z0-9_-]*$")
+    name: str = Field(pattern=NAME)
     description: str = ""
     seed: int = Field(1337, ge=0, lt=2**32)
     model: Model = GPTModel()
     trm: Recursion | None = Field(None, description="the model's blocks recurse, supervised after every supervision step")
-    phases: tuple[Phase, ...] = Field((), description="runs that follow one another, each only if the gates of the last held")
-    phase: str | None = Field(None, description="the phase that this recipe is of, once it is resolved")
     layout: LayoutChoice = LayoutChoice()
     data: Data
-    stages: Stages = Stages()
-    budget: Budget = Budget()
+    stages: dict[str, AnyStage] = Field({}, description="name -> stage, in the order in which they run", validate_default=True)
+    stage: str | None = Field(None, description="the stage that this recipe is for, once it is resolved for one")
+    budget: Budget = Field(Budget(), description="limits of all stages together")
     checkpoints: Checkpoints = Checkpoints()
     bands: Bands = Bands()
     serve: Serve = Serve()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, data: object) -> object:
+        """Name the stages, and refuse the sections whose place they have taken."""
+        if not isinstance(data, dict):
+            return data
+        data = dict(data)
+        for gone, now in (("phases", "stages.NAME"), ("phase", "stage")):
+            if data.pop(gone, None):
+                raise ValueError(f"{gone} is no key any more; what follows one another are stages now: {now}")
+        model = data.get("model", {})
+        kind = model.get("kind", "gpt") if isinstance(model, dict) else getattr(model, "kind", "gpt")
+        return data | {"stages": complete(data.get("stages") or {}, gpt=kind == "gpt")}
+
+    @field_validator("stages")
+    @classmethod
+    def _named(cls, stages: dict[str, Stage]) -> dict[str, Stage]:
+        bad = next((name for name in stages if not re.match(NAME, name)), None)
+        if bad is not None:
+            raise ValueError(f"a stage's name is of small letters, digits, - and _ (got {bad!r})")
+        return stages
 
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
@@ -191,45 +117,55 @@ class Recipe(Section):
             missing = sorted(set(ARITHMETIC_ALPHABET) - set(tokenizer.alphabet))
             if missing:
                 raise ValueError(f"data.tokenizer.alphabet lacks {missing}, which the arithmetic corpus uses")
-        if isinstance(self.model, GPTModel) and (self.stages.sft or self.stages.rl):
-            stage = "sft" if self.stages.sft else "rl"
-            raise ValueError(f"stages.{stage} needs a model of kind huggingface; this one is a gpt, which has stages.pretrain")
-        if isinstance(self.model, HuggingFaceModel) and (self.stages.sft is None) == (self.stages.rl is None):
-            raise ValueError("a model of kind huggingface needs either stages.sft or stages.rl")
-        for problem in (recursion_problem(self), puzzle_problem(self), phases_problem(self)):
+        for problem in (stages_problem(self), recursion_problem(self), puzzle_problem(self)):
             if problem is not None:
                 raise ValueError(problem)
         return self
 
-    @field_validator("phases", mode="before")
-    @classmethod
-    def _listed(cls, value: object) -> object:
-        """YAML has lists, no tuples."""
-        return tuple(value) if isinstance(value, list) else value
+    @property
+    def training(self) -> tuple[TrainingStage, ...]:
+        """The stages that train, in order."""
+        return tuple(stage for stage in self.stages.values() if isinstance(stage, TrainingStage))
+
+    @property
+    def staged(self) -> bool:
+        """Whether this is a job of several runs, or of one that gates judge, and not yet resolved for one of them."""
+        return self.stage is None and (len(self.training) > 1 or any(stage.gates is not None for stage in self.training))
 
     @property
     def pretrain(self) -> Pretrain:
-        """The pretraining stage."""
-        return self.stages.pretrain
+        """The pretraining stage, of several the first; one with default values where the recipe has none."""
+        return next((stage for stage in self.stages.values() if isinstance(stage, Pretrain)), Pretrain())
 
     @property
     def sft(self) -> FineTune | None:
-        """The fine-tuning stage, if the recipe has one."""
-        return self.stages.sft
+        """The fine-tuning stage, of several the first, if the recipe has one."""
+        return next((stage for stage in self.stages.values() if isinstance(stage, FineTune)), None)
 
     @property
     def rl(self) -> GRPO | None:
-        """The reinforcement-learning stage, if the recipe has one."""
-        return self.stages.rl
+        """The reinforcement-learning stage, of several the first, if the recipe has one."""
+        return next((stage for stage in self.stages.values() if isinstance(stage, GRPO)), None)
 
     @property
     def evaluation(self) -> Evaluate:
-        """What the trained model is measured on."""
-        return self.stages.evaluate
+        """What the trained model is measured on; default values where the recipe does not say."""
+        return next((stage for stage in self.stages.values() if isinstance(stage, Evaluate)), Evaluate())
 
-    def with_stages(self, **stages: Any) -> Recipe:
-        """Return a copy in which the named stages are replaced; nothing is validated again."""
-        return self.model_copy(update={"stages": self.stages.model_copy(update=stages)})
+    def with_stages(self, **stages: Stage | None) -> Recipe:
+        """Return a copy in which the first stage of each kind is replaced, or taken out where the value is None.
+
+        Args:
+            stages: kind (pretrain, sft, rl, evaluate) -> the new stage. Nothing is validated again.
+        """
+        changed: dict[str, Any] = dict(self.stages)
+        for kind, stage in stages.items():
+            name = next((name for name, old in changed.items() if old.kind == kind), kind)
+            if stage is None:
+                changed.pop(name, None)
+            else:
+                changed[name] = stage.model_copy(update={"name": name})
+        return self.model_copy(update={"stages": changed})
 
     @property
     def gpt(self) -> GPTModel:

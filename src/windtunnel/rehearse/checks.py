@@ -50,10 +50,10 @@ def small_run(context: Context) -> Recipe:
     evaluate = scale.evaluation.model_copy(
         update={"bits_per_byte_tokens": TOKENS, "exact_match_problems": SAMPLES, "samples": SAMPLES, "sample_tokens": 16}
     )
-    stages = scale.stages.model_copy(update={"pretrain": pretrain, "evaluate": evaluate})
     checkpoints = scale.checkpoints.model_copy(update={"every": Every(steps=every)})
     budget = scale.budget.model_copy(update={"steps": steps})
-    return scale.model_copy(update={"stages": stages, "checkpoints": checkpoints, "budget": budget})
+    small = scale.with_stages(pretrain=pretrain, evaluate=evaluate)
+    return small.model_copy(update={"checkpoints": checkpoints, "budget": budget})
 
 
 def checkpoint(context: Context, say: Say) -> Evidence:

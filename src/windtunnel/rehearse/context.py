@@ -21,8 +21,8 @@ from windtunnel.recipe import (
     TextCorpus,
     UserError,
     load_recipe,
-    phase_recipe,
     scale_model,
+    stage_recipe,
 )
 from windtunnel.rig import Rig, detect_rig, parse_rig
 
@@ -66,18 +66,20 @@ class Context(CheckContext):
 
     @cached_property
     def loaded(self) -> Recipe:
-        """The recipe with all its phases. Raises UserError when it cannot be loaded."""
+        """The recipe with all its stages. Raises UserError when it cannot be loaded."""
         return self.given or load_recipe(self.source, self.overrides)
 
     @cached_property
-    def phases(self) -> tuple[Recipe, ...]:
-        """The recipe of each phase, in order; of a recipe without phases, itself. Raises UserError."""
-        return tuple(phase_recipe(self.loaded, phase.name) for phase in self.loaded.phases) or (self.loaded,)
+    def stages(self) -> tuple[Recipe, ...]:
+        """The recipe of each stage, in order; of a recipe without stages, itself. Raises UserError."""
+        if not self.loaded.staged:
+            return (self.loaded,)
+        return tuple(stage_recipe(self.loaded, stage.name) for stage in self.loaded.training)
 
     @property
     def recipe(self) -> Recipe:
-        """What is trained in the end: the recipe, or its last phase's. Raises UserError when it cannot be loaded."""
-        return self.phases[-1]
+        """What is trained in the end: the recipe, or its last stage's. Raises UserError when it cannot be loaded."""
+        return self.stages[-1]
 
     @cached_property
     def rigs(self) -> tuple[Rig, ...]:
@@ -217,13 +219,13 @@ class Context(CheckContext):
         return self.plans(rig)[-1]
 
     def plans(self, rig: Rig | None = None) -> list[Plan]:
-        """The same of every phase, in order; one where the recipe has none. Raises UserError."""
+        """The same of every stage, in order; one where the recipe has none. Raises UserError."""
         rig = rig or self.rig
         whole = self.facts.get("data", {}).get("whole") or {}
         vocab, tokens = whole.get("vocabulary"), whole.get("train_tokens")
         made = []
-        for recipe in self.phases:
-            key = (recipe.phase, rig.name, vocab, tokens)
+        for recipe in self.stages:
+            key = (recipe.stage, rig.name, vocab, tokens)
             if key not in self._plans:
                 self._plans[key] = make_plan(recipe, rig, vocab, corpus_tokens=tokens)
             made.append(self._plans[key])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from windtunnel.check import Check, all_checks
 
-from . import after, climbing, comparing, learning, phases, serving, training
+from . import after, climbing, comparing, learning, serving, staged, training
 
 
 def stages() -> list[Check]:
     """The stages of a rehearsal; they share what they find through it."""
-    modules = (training, learning, comparing, phases, after, serving, climbing)
+    modules = (training, learning, comparing, staged, after, serving, climbing)
     return [stage for module in modules for stage in module.CHECKS]
 
 

@@ -28,8 +28,8 @@ def _recipe(context: Context, say: Say) -> Evidence:
         what = f"{what} that recurses ({how}, preset {recipe.trm.preset})"
     data = recipe.data.corpus.kind
     changed = f", {len(context.overrides)} keys overridden" if context.overrides else ""
-    if context.loaded.phases:
-        changed = f", phases {' then '.join(phase.name for phase in context.loaded.phases)}{changed}"
+    if context.loaded.staged:
+        changed = f", stages {' then '.join(stage.name for stage in context.loaded.training)}{changed}"
     notes = recipe_notes(context.loaded)
     if notes:
         changed = f"{changed}; {'; '.join(notes)}"

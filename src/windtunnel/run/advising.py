@@ -29,7 +29,7 @@ class Settings:
 
 
 def settings_of(recipe: Recipe) -> Settings:
-    """Of a recipe without phases, or of one phase's."""
+    """Of a recipe without stages, or of one stage's."""
     optimizer, steps = recipe.pretrain.optimizer, recipe.budget.steps
     if recipe.trm is None:
         return Settings(None, 1.0, 0.0, optimizer.clip, optimizer.matrix_lr, steps)

@@ -61,7 +61,7 @@ class BudgetClock:
         clock: seconds that only go forward.
         spent: what earlier sessions used.
         elapsed: seconds this session has already lasted (start-up is paid for too).
-        phase: of a recipe with phases, the one that is run: advice then names the keys that such a recipe has.
+        stage: of a recipe with stages, the one that is run: advice then names the keys that such a recipe has.
 
     Raises:
         UserError: dollars without a price; no length at all.
@@ -78,7 +78,7 @@ class BudgetClock:
         clock: Callable[[], float] = time.monotonic,
         spent: Spent | None = None,
         elapsed: float = 0.0,
-        phase: str | None = None,
+        stage: str | None = None,
     ) -> None:
         # A rig that costs nothing has no limit in dollars; the budget's other limits end the run.
         if budget.dollars is not None and dollars_per_hour is None:
@@ -87,7 +87,7 @@ class BudgetClock:
                 "set WINDTUNNEL_PRICE to dollars per hour of the whole rig, or name it in your rigs file",
             )
         self.budget, self.dollars_per_hour, self.batch_tokens = budget, dollars_per_hour, batch_tokens
-        self._phase = phase
+        self._stage = stage
         self._clock, self._before = clock, spent or Spent()
         self._began = clock() - elapsed
         self.step_limits = _step_limits(budget, batch_tokens, epoch_tokens, default_tokens)
@@ -154,12 +154,12 @@ class BudgetClock:
                 )
 
     def _raise(self, name: str) -> str:
-        """How to give a limit more. A phase knows what is left for it of hours and dollars, not what all were given."""
-        if self._phase is None:
+        """How to give a limit more. A stage knows what is left for it of hours and dollars, not what all were given."""
+        if self._stage is None:
             return f"raise it, for example --set budget.{name}={_more(self.budget, name)}"
         if name in self.time_limits:
-            return f"give all phases together more with --set budget.{name}=..."
-        return f"raise it, for example --set phases.{self._phase}.set.budget.{name}={_more(self.budget, name)}"
+            return f"give all stages together more with --set budget.{name}=..."
+        return f"raise it, for example --set stages.{self._stage}.budget.{name}={_more(self.budget, name)}"
 
     def tick(self) -> None:
         """Call once after every step: measures wall time per step, everything between two steps included."""

@@ -1,4 +1,4 @@
-"""Check what a run meets besides the rig: environment variables, the gates between phases, the run to be resumed."""
+"""Check what a run meets besides the rig: environment variables, the gates between stages, the run to be resumed."""
 
 from __future__ import annotations
 
@@ -193,33 +193,33 @@ def is_set(value: str | None, unless: tuple[str, ...]) -> bool:
     return value is not None and value.strip() != "" and value.strip() not in unless
 
 
-# Gates between phases: each can be judged by what the phase's run will have logged.
+# Gates between stages: each can be judged by what the stage's run will have logged.
 
 MOST = 100.0
 """Percent: no refinement is above it."""
 
 
-def _has_phases(context: Context) -> bool:
-    return bool(context.loaded.phases)
+def _has_stages(context: Context) -> bool:
+    return context.loaded.staged
 
 
 def gates(context: Context, say: Say) -> Evidence:
-    """Judge each phase's gates on the metrics that a run of the planned length has."""
+    """Judge each stage's gates on the metrics that a run of the planned length has."""
     found, parts, facts = Findings(), [], {}
     plans = context.plans()
-    for number, (phase, recipe, plan) in enumerate(zip(context.loaded.phases, context.phases, plans, strict=True)):
+    for number, (stage, recipe, plan) in enumerate(zip(context.loaded.training, context.stages, plans, strict=True)):
         last = number + 1 == len(plans)
-        if phase.gates is None:
+        if stage.gates is None:
             if not last:
-                found.warn(f"phase {phase.name} has no gates: whatever comes of it, the next one spends its budget")
+                found.warn(f"stage {stage.name} has no gates: whatever comes of it, the next one spends its budget")
             continue
-        asked = _judge(phase.name, phase.gates, recipe, (plan.steps, plan.vocab), context, found)
-        facts[phase.name] = asked
+        asked = _judge(stage.name, stage.gates, recipe, (plan.steps, plan.vocab), context, found)
+        facts[stage.name] = asked
         if not asked and not last:
-            found.warn(f"phase {phase.name}: its gates ask for nothing")
+            found.warn(f"stage {stage.name}: its gates ask for nothing")
         listed = ", ".join(f"{name.replace('_', ' ')} {limit}" for name, limit in asked.items())
-        parts.append(f"after phase {phase.name}: {listed or 'nothing'}")
-    return found.evidence("; ".join(parts) or "no phase has gates", {"gates": facts}, blocks=False)
+        parts.append(f"after stage {stage.name}: {listed or 'nothing'}")
+    return found.evidence("; ".join(parts) or "no stage has gates", {"gates": facts}, blocks=False)
 
 
 def _judge(
@@ -228,15 +228,15 @@ def _judge(
     """The limit of each gate that is asked for; finds those that cannot be judged or never hold. `planned`: steps, vocabulary."""
     from .gates import judge_gates
 
-    fix = f"change gates of phase {name} in the recipe, or give it a longer budget"
+    fix = f"change gates of stage {name} in the recipe, or give it a longer budget"
     if isinstance(asked.refinement, float) and asked.refinement >= MOST:
-        found.problem(f"phase {name}: a refinement of {asked.refinement:g} % is more than a loss can fall by", fix, shows="end")
+        found.problem(f"stage {name}: a refinement of {asked.refinement:g} % is more than a loss can fall by", fix, shows="end")
     if asked.order and recipe.trm is not None and recipe.trm.supervision == 1:
-        found.warn(f"phase {name}: with trm.supervision=1 neither order nor refinement can be asked for")
+        found.warn(f"stage {name}: with trm.supervision=1 neither order nor refinement can be asked for")
     results = judge_gates(asked, recipe, _metrics(recipe, *planned), gpus=context.rig.gpu is not None)
     for result in results:
         if result.value is None:
-            what = f"phase {name}: gate {result.name} cannot be judged after {planned[0]:,} steps: {result.measured}"
+            what = f"stage {name}: gate {result.name} cannot be judged after {planned[0]:,} steps: {result.measured}"
             found.problem(what, fix, shows="end")
     return {result.name: result.limit for result in results}
 
@@ -290,9 +290,9 @@ def _resume(context: Context, say: Say) -> Evidence:
 
 
 def _recipe_of(context: Context, run: Path) -> Recipe:
-    """Of the phase that the run is of, else of the last."""
-    phase = RunFolder.open(run).recipe.phase if len(context.phases) > 1 else None
-    return next((recipe for recipe in context.phases if recipe.phase == phase), context.recipe)
+    """Of the stage that the run is of, else of the last."""
+    stage = RunFolder.open(run).recipe.stage if len(context.stages) > 1 else None
+    return next((recipe for recipe in context.stages if recipe.stage == stage), context.recipe)
 
 
 def _budget(found: Findings, recipe: Recipe, run: RunFolder, step: int, state: dict[str, object] | None) -> None:
@@ -333,8 +333,8 @@ CHECKS = (
         needs=("rig", "machine"),
     ),
     Check(
-        "gates", "the gates between phases can be judged by what each phase's run logs", "look at phases in the recipe", gates,
-        shows="end", rung="target", needs=("recipe", "rig", "plan"), applies=_has_phases, apart=False,
+        "gates", "the gates between stages can be judged by what each stage's run logs", "look at stages in the recipe", gates,
+        shows="end", rung="target", needs=("recipe", "rig", "plan"), applies=_has_stages, apart=False,
     ),
     Check(
         "resumable",

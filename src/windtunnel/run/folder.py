@@ -60,16 +60,16 @@ class RunFolder:
         derived: Mapping[str, Any] | None = None,
         command: Sequence[str] = (),
     ) -> RunFolder:
-        """Make `root/<recipe>[-<phase>]-<UTC time>[-n]/` and lock it. The mappings must be JSON.
+        """Make `root/<recipe>[-<stage>]-<UTC time>[-n]/` and lock it. The mappings must be JSON.
 
         Raises:
             UserError: the folder cannot be made.
         """
-        path = new_folder(Path(root), recipe.name if recipe.phase is None else f"{recipe.name}-{recipe.phase}")
+        path = new_folder(Path(root), recipe.name if recipe.stage is None else f"{recipe.name}-{recipe.stage}")
         manifest = {
             "format": FORMAT,
             "recipe": recipe.name,
-            "phase": recipe.phase,
+            "stage": recipe.stage,
             "created": time.time(),
             "status": "running",
             "reason": None,
@@ -212,7 +212,7 @@ class RunSummary:
         status: running, done, stopped, failed; 'killed' when it says running and no process holds it; 'damaged'.
         step, loss, validation_loss, dollars: the latest logged, if any.
         best_step: step of the checkpoint with the lowest validation loss, as listed (not verified).
-        phase: of the recipe, where it has phases; gates: name -> whether it held, once they were judged.
+        stage: of the recipe, where it has stages; gates: name -> whether it held, once they were judged.
     """
 
     path: Path
@@ -226,7 +226,7 @@ class RunSummary:
     dollars: float | None = None
     best_step: int | None = None
     problem: str | None = None
-    phase: str | None = None
+    stage: str | None = None
     gates: dict[str, bool] | None = None
 
 
@@ -361,7 +361,7 @@ def _summary(path: Path) -> RunSummary:
         value.get("dollars"),
         best,
         problem,
-        manifest.get("phase"),
+        manifest.get("stage"),
         _gates(manifest.get("gates")),
     )
 

@@ -1,7 +1,7 @@
-"""Gates of a phase: what its run must have shown before the next phase may spend money.
+"""Gates of a stage: what its run must have shown before the next stage may spend money.
 
 Pure functions of a run's metrics. Limits that are left to the preset, and the advice, are those of the guide which the
-two-phase recipe comes from.
+two-stage recipe comes from.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def judge_gates(gates: Gates, recipe: Recipe, series: Mapping[str, Sequence[Poin
     """The gates that apply to the recipe, judged on a run's metrics.
 
     Args:
-        recipe: the phase's, for its preset and supervision steps.
+        recipe: the stage's, for its preset and supervision steps.
         series: by metric (see `gate_series`).
         gpus: whether the run had GPUs; without, their utilisation is not asked for.
     """
@@ -164,7 +164,7 @@ def _utilisation(points: Sequence[Point], least: float) -> GateResult:
 
 def _not_measured(name: str, limit: str, off: str) -> GateResult:
     return GateResult(
-        name, False, None, "not measured", limit, ADVICE["not_measured"].format(off=f"--set phases.NAME.gates.{off}")
+        name, False, None, "not measured", limit, ADVICE["not_measured"].format(off=f"--set stages.NAME.gates.{off}")
     )
 
 

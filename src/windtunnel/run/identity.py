@@ -21,7 +21,9 @@ def identity(recipe: Recipe) -> dict[str, Any]:
         # Presets spelled out: what a section leaves to its preset is not left open. No averaging is a choice too.
         trm = asdict(recipe.trm.resolved)
         keys["trm"] = {name: value for name, value in trm.items() if name != _USE} | {"ema": recipe.trm.ema or 0.0}
-    keys["stages"] = {"pretrain": {name: dump["stages"]["pretrain"][name] for name in _PRETRAIN}}
+    stage = recipe.pretrain
+    if stage.name:
+        keys["stages"] = {stage.name: {name: dump["stages"][stage.name][name] for name in _PRETRAIN}}
     return dict(_flatten(keys, ""))
 
 
@@ -40,11 +42,11 @@ def first_difference(run: Recipe, asked: Recipe) -> tuple[str, Any, Any] | None:
 
 def resumed(run: Recipe, asked: Recipe) -> Recipe:
     """The asked recipe's budget, checkpoints, bands and the like with the run's identity keys."""
-    pretrain = asked.pretrain.model_copy(update={k: getattr(run.pretrain, k) for k in _PRETRAIN})
-    stages = asked.stages.model_copy(update={"pretrain": pretrain})
-    update = {**{k: getattr(run, k) for k in _WHOLE}, "phase": run.phase, "stages": stages}
+    update = {**{k: getattr(run, k) for k in _WHOLE}, "stage": run.stage}
     if run.trm is not None and asked.trm is not None:
         update["trm"] = run.trm.model_copy(update={_USE: asked.trm.inference_supervision})
+    if asked.pretrain.name:
+        asked = asked.with_stages(pretrain=asked.pretrain.model_copy(update={k: getattr(run.pretrain, k) for k in _PRETRAIN}))
     return asked.model_copy(update=update)
 
 

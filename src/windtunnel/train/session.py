@@ -229,7 +229,7 @@ def _clock(run: RunFolder, layout: Layout, checkpoint: Checkpoint | None) -> Bud
         default_tokens=int(plan["derived_tokens"]),
         spent=load_spent(run.spent_path, checkpoint.state["budget"] if checkpoint else None),
         elapsed=max(0.0, time.time() - started),
-        phase=run.recipe.phase,
+        stage=run.recipe.stage,
     )
 
 

@@ -1,4 +1,4 @@
-"""Faults in recursion, in its phases and gates, and in puzzles."""
+"""Faults in recursion, in its stages and gates, and in puzzles."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 from planting import Plant, Site, group, sets
 
 OVERFLOW = "8xH100 guide, troubleshooting: out of memory; the public fork runs out of 141 GB at its own shape"
-GATES = "8xH100 guide: success criteria of phase 1; low refinement, inverted supervision order"
+GATES = "8xH100 guide: success criteria of stage 1; low refinement, inverted supervision order"
 PRESETS = "8xH100 guide: presets edited by hand in the source"
 PUZZLES = "Tiny Recursive Model: puzzles with one solution, test puzzles apart up to symmetries"
 
 
 def trm(site: Site) -> None:
-    """The shipped recipe with two phases, on a corpus that is large enough to be read once."""
+    """The shipped recipe with two stages, on a corpus that is large enough to be read once."""
     site.recipe = "trm"
     site.set("data.corpus={kind: counted, tokens: 5B}")
 
@@ -76,13 +76,13 @@ FAULTS = (
         ("value embeddings in recursion layer by layer", PRESETS, "value_embeddings", sets("model.value_embeddings=true")),
         ("a halting head on text", PUZZLES, "halting", sets("trm.halting=true")),
         ("a preset that is none", PRESETS, ("preset", "extreme"), sets("trm.preset=extrem")),
-        ("a key that no phase has", GATES, ("trm.lops", "loops"), sets("phases.quality.set.trm.lops=3")),
+        ("a key that no stage has", GATES, ("trm.lops", "loops"), sets("stages.quality.set.trm.lops=3")),
     ),
     *group("recipe", "gates", trm)(
-        ("a gate that no loss can pass", GATES, "more than a loss can fall by", sets("phases.validation.gates.refinement=120")),
-        ("a phase too short for its gates", GATES, "20 needed", sets("phases.validation.set.budget.steps=10")),
+        ("a gate that no loss can pass", GATES, "more than a loss can fall by", sets("stages.validation.gates.refinement=120")),
+        ("a stage too short for its gates", GATES, "20 needed", sets("stages.validation.budget.steps=10")),
         ("order asked of one supervision step", GATES, "supervision=1", sets("trm.supervision=1")),
-        ("no gates before the dear phase", GATES, "no gates", sets("phases.validation.gates=null")),
+        ("no gates before the dear stage", GATES, "no gates", sets("stages.validation.gates=null")),
     ),
     *group("recipe", "recipe", sudoku)(
         ("a sequence that is no puzzle", PUZZLES, "81", sets("model.sequence=64")),

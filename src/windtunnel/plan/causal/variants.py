@@ -102,7 +102,7 @@ def _freer_layout(recipe: Recipe) -> Iterator[Change]:
     stage = _stage(recipe)
     fixed = [f"layout.{key}=null" for key, value in recipe.layout if value is not None]
     keys = ("micro_batch", "learners", "engines", "engine_tensor")
-    given = [key for key in keys if getattr(getattr(recipe.stages, stage), key, None) is not None]
+    given = [key for key in keys if getattr(getattr(recipe, stage), key, None) is not None]
     fixed = [f"stages.{stage}.{key}=null" for key in given] + fixed
     for text in fixed:
         yield Change((text,), "the planner's choice")

@@ -1,4 +1,4 @@
-"""The runs of a recipe's phases: which are there, how they ended, and whether their gates held."""
+"""The runs of a recipe's stages: which are there, how they ended, and whether their gates held."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from windtunnel.recipe import Phase, Recipe, UserError, phase_recipe
+from windtunnel.recipe import Recipe, TrainingStage, UserError, stage_recipe
 from windtunnel.run import (
     GateResult,
     MetricsReader,
@@ -22,31 +22,31 @@ LENGTHS = ("steps", "tokens", "epochs")
 
 
 @dataclass(frozen=True)
-class PhaseRun:
-    """A run of a phase.
+class StageRun:
+    """A run of a stage.
 
     Attributes:
-        path: its folder. recipe: the recipe's name. phase: its name; None: the run is of no phase.
-        ended: it reached its planned end. before: the run of the phase before it.
+        path: its folder. recipe: the recipe's name. stage: its name; None: the run is of no stage.
+        ended: it reached its planned end. before: the run of the stage before it.
         hours, dollars: taken by it and all before it, once `with_spent`; else by nobody.
     """
 
     path: Path
     recipe: str
-    phase: str | None
+    stage: str | None
     ended: bool
-    before: PhaseRun | None = None
+    before: StageRun | None = None
     hours: float = 0.0
     dollars: float = 0.0
 
-    def with_spent(self) -> PhaseRun:
+    def with_spent(self) -> StageRun:
         """With what it and all before it took."""
         spent = load_spent(self.path / "spent.json")
         hours, dollars = (self.before.hours, self.before.dollars) if self.before else (0.0, 0.0)
         return replace(self, hours=hours + spent.seconds / 3600, dollars=dollars + spent.dollars)
 
 
-def position_of(path: Path) -> PhaseRun:
+def position_of(path: Path) -> StageRun:
     """What a run's manifest tells.
 
     Raises:
@@ -59,15 +59,15 @@ def position_of(path: Path) -> PhaseRun:
     before = None
     if told:
         other = path.parent / str(told["run"])
-        before = PhaseRun(other, manifest["recipe"], None, True, None, float(told["hours"]), float(told["dollars"]))
+        before = StageRun(other, manifest["recipe"], None, True, None, float(told["hours"]), float(told["dollars"]))
     ended = manifest.get("status") == "done" and manifest.get("exit_code") == 0
-    return PhaseRun(path, str(manifest.get("recipe")), manifest.get("phase"), ended, before)
+    return StageRun(path, str(manifest.get("recipe")), manifest.get("stage"), ended, before)
 
 
-def newest_of_job(recipe: Recipe, root: Path, phases: Sequence[str]) -> PhaseRun | None:
-    """The newest run under the root of one of the phases, trained with this recipe, of whatever length."""
+def newest_of_job(recipe: Recipe, root: Path, stages: Sequence[str]) -> StageRun | None:
+    """The newest run under the root of one of the stages, trained with this recipe, of whatever length."""
     for run in _runs(recipe, root):
-        if run.phase in phases and _difference(recipe, run) is None:
+        if run.stage in stages and _difference(recipe, run) is None:
             return run
     return None
 
@@ -76,64 +76,64 @@ def none_of_job(recipe: Recipe, root: Path, again: str) -> UserError:
     """That there is no run to go on with, and in what the newest of the recipe's name differs."""
     newest = next(_runs(recipe, root), None)
     other = f"; the newest, {newest.path}, is of another: {_difference(recipe, newest)}" if newest is not None else ""
-    return UserError(f"no run of the phases of this recipe in {root}{other}", f"start one with: {again}")
+    return UserError(f"no run of the stages of this recipe in {root}{other}", f"start one with: {again}")
 
 
-def held_run(recipe: Recipe, number: int, root: Path, again: str) -> PhaseRun:
-    """The newest run of a phase of this very recipe that ended and whose gates held, with what it took.
+def held_run(recipe: Recipe, number: int, root: Path, again: str) -> StageRun:
+    """The newest run of a stage of this very recipe that ended and whose gates held, with what it took.
 
     Raises:
-        UserError: there is none; says what is the matter with the newest, and the command that runs the phase.
+        UserError: there is none; says what is the matter with the newest, and the command that runs the stage.
     """
-    phase = recipe.phases[number]
+    stage = recipe.training[number]
     reasons: list[str] = []
     for run in _runs(recipe, root):
-        if run.phase != phase.name:
+        if run.stage != stage.name:
             continue
-        why = _unusable(recipe, phase, run)
+        why = _unusable(recipe, stage, run)
         if why is None:
             return run.with_spent()
         reasons.append(why)
-    what = reasons[0] if reasons else f"there is no run of {phase.name} under {root}"
-    asked = recipe.phases[number + 1].name
+    what = reasons[0] if reasons else f"there is no run of {stage.name} under {root}"
+    asked = recipe.training[number + 1].name
     raise UserError(
-        f"phase {asked} needs a run of phase {phase.name} of the same recipe whose gates held: {what}",
-        f"{again} --phase {phase.name}",
+        f"stage {asked} needs a run of stage {stage.name} of the same recipe whose gates held: {what}",
+        f"{again} --stage {stage.name}",
     )
 
 
-def judge(recipe: Recipe, phase: Phase, run: Path) -> tuple[GateResult, ...]:
-    """The gates of a phase on a run of it.
+def judge(recipe: Recipe, stage: TrainingStage, run: Path) -> tuple[GateResult, ...]:
+    """The gates of a stage on a run of it.
 
     Raises:
         UserError: the run's metrics cannot be read.
     """
-    if phase.gates is None:
+    if stage.gates is None:
         return ()
-    own = phase_recipe(recipe, phase.name)
+    own = stage_recipe(recipe, stage.name)
     manifest = RunFolder.open(run).manifest
     with MetricsReader(run / "metrics.sqlite") as metrics:
-        return judge_gates(phase.gates, own, gate_series(metrics, own), gpus=bool(manifest["rig"].get("gpu")))
+        return judge_gates(stage.gates, own, gate_series(metrics, own), gpus=bool(manifest["rig"].get("gpu")))
 
 
-def other_training(recipe: Recipe, run: PhaseRun) -> str | None:
-    """The first key in which a run differs from what the recipe's phase would train now, with both values."""
+def other_training(recipe: Recipe, run: StageRun) -> str | None:
+    """The first key in which a run differs from what the recipe's stage would train now, with both values."""
     return _difference(recipe, run) or _other_length(recipe, run)
 
 
 def has_ended(recipe: Recipe, path: Path) -> bool:
-    """Whether a run came to its end, and that is where its phase ends now: one that is shorter is trained on."""
+    """Whether a run came to its end, and that is where its stage ends now: one that is shorter is trained on."""
     run = position_of(path)
     return run.ended and _other_length(recipe, run) is None
 
 
-def _difference(recipe: Recipe, run: PhaseRun) -> str | None:
-    difference = first_difference(RunFolder.open(run.path).recipe, phase_recipe(recipe, run.phase or ""))
+def _difference(recipe: Recipe, run: StageRun) -> str | None:
+    difference = first_difference(RunFolder.open(run.path).recipe, stage_recipe(recipe, run.stage or ""))
     return None if difference is None else _differs(*difference)
 
 
-def _other_length(recipe: Recipe, run: PhaseRun) -> str | None:
-    own, trained = phase_recipe(recipe, run.phase or ""), RunFolder.open(run.path).recipe
+def _other_length(recipe: Recipe, run: StageRun) -> str | None:
+    own, trained = stage_recipe(recipe, run.stage or ""), RunFolder.open(run.path).recipe
     lengths = ((f"budget.{name}", getattr(trained.budget, name), getattr(own.budget, name)) for name in LENGTHS)
     return next((_differs(*item) for item in lengths if item[1] != item[2]), None)
 
@@ -142,21 +142,21 @@ def _differs(key: str, there: object, here: object) -> str:
     return f"{key} is {there!r} there and {here!r} here"
 
 
-def _unusable(recipe: Recipe, phase: Phase, run: PhaseRun) -> str | None:
+def _unusable(recipe: Recipe, stage: TrainingStage, run: StageRun) -> str | None:
     other = other_training(recipe, run)
     if other is not None:
         return f"{run.path} is of another recipe: {other}"
     if not run.ended:
         return f"{run.path} has not come to its end"
-    failed = [gate for gate in judge(recipe, phase, run.path) if not gate.held]
+    failed = [gate for gate in judge(recipe, stage, run.path) if not gate.held]
     if failed:
         return f"in {run.path} " + "; ".join(f"{gate.name} was {gate.measured} ({gate.limit})" for gate in failed)
     return None
 
 
-def _runs(recipe: Recipe, root: Path) -> Iterator[PhaseRun]:
-    """The recipe's runs of phases that it has, newest first; damaged ones are left out."""
-    names = {phase.name for phase in recipe.phases}
+def _runs(recipe: Recipe, root: Path) -> Iterator[StageRun]:
+    """The recipe's runs of stages that it has, newest first; damaged ones are left out."""
+    names = {stage.name for stage in recipe.training}
     for summary in list_runs(root):
-        if summary.status != "damaged" and summary.recipe == recipe.name and summary.phase in names:
+        if summary.status != "damaged" and summary.recipe == recipe.name and summary.stage in names:
             yield position_of(summary.path)

@@ -1,4 +1,4 @@
-"""Phases on the command line: both in the plan, gates that fit 100 columns, refusals before anything heavy is loaded."""
+"""Stages on the command line: both in the plan, gates that fit 100 columns, refusals before anything heavy is loaded."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 from waiting import HANG
 
 from windtunnel.cli.train import show_gates
-from windtunnel.launch import PhaseReport
-from windtunnel.recipe import Gates, load_recipe, phase_recipe
+from windtunnel.launch import StageReport
+from windtunnel.recipe import Gates, load_recipe, stage_recipe
 from windtunnel.run import Point, judge_gates
 
 
@@ -26,36 +26,36 @@ def windtunnel(*arguments: str, cwd: Path | None = None) -> subprocess.Completed
     return subprocess.run(command, capture_output=True, text=True, timeout=HANG, cwd=cwd, check=False)
 
 
-def test_plan_prints_both_phases_what_they_cost_together_and_which_value_wins() -> None:
+def test_plan_prints_both_stages_what_they_cost_together_and_which_value_wins() -> None:
     done = windtunnel("plan", "trm", "--on", "8xH100", "--set", "trm.preset=extreme")
     assert done.returncode == 0, done.stderr
-    for text in ("phase validation (1 of 2)", "phase quality (2 of 2)", "all phases", "total"):
+    for text in ("stage validation (1 of 2)", "stage quality (2 of 2)", "all stages", "total"):
         assert text in done.stdout
-    assert done.stdout.count("--set trm.preset=extreme wins over the phase's own honest") == 1
+    assert done.stdout.count("--set trm.preset=extreme wins over the stage's own honest") == 1
 
 
-def test_plan_json_has_the_phases_the_total_and_the_notes() -> None:
+def test_plan_json_has_the_stages_the_total_and_the_notes() -> None:
     done = windtunnel("plan", "trm", "--on", "8xH100", "--set", "trm.weight_base=3", "--json")
     (entry,) = json.loads(done.stdout)
-    assert [phase["phase"] for phase in entry["phases"]] == ["validation", "quality"]
-    assert entry["total"]["dollars"] == pytest.approx(sum(phase["dollars"] for phase in entry["phases"]))
+    assert [stage["stage"] for stage in entry["stages"]] == ["validation", "quality"]
+    assert entry["total"]["dollars"] == pytest.approx(sum(stage["dollars"] for stage in entry["stages"]))
     assert any("trm.weight_base=3 wins over preset aggressive" in note for note in entry["notes"])
 
 
-def test_plan_of_one_phase_is_a_plan_like_any_other() -> None:
-    (entry,) = json.loads(windtunnel("plan", "trm", "--on", "8xH100", "--phase", "quality", "--json").stdout)
-    assert "phases" not in entry
+def test_plan_of_one_stage_is_a_plan_like_any_other() -> None:
+    (entry,) = json.loads(windtunnel("plan", "trm", "--on", "8xH100", "--stage", "quality", "--json").stdout)
+    assert "stages" not in entry
     assert entry["steps"] == 5000
 
 
-def test_a_phase_without_its_gates_is_refused_with_the_command_that_runs_the_one_before(tmp_path: Path) -> None:
-    done = windtunnel("train", "trm", "--phase", "quality", "--set", "model.depth=2", "--yes", cwd=tmp_path)
+def test_a_stage_without_its_gates_is_refused_with_the_command_that_runs_the_one_before(tmp_path: Path) -> None:
+    done = windtunnel("train", "trm", "--stage", "quality", "--set", "model.depth=2", "--yes", cwd=tmp_path)
     assert done.returncode == 2
-    assert "fix: windtunnel train trm --set model.depth=2 --phase validation" in done.stderr
+    assert "fix: windtunnel train trm --set model.depth=2 --stage validation" in done.stderr
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("arguments", [("--phase", "qualty"), ("--set", "trm.preset=extrem"), ("--set", "trm.halting=true")])
+@pytest.mark.parametrize("arguments", [("--stage", "qualty"), ("--set", "trm.preset=extrem"), ("--set", "trm.halting=true")])
 def test_bad_input_is_refused_before_torch_is_loaded(arguments: tuple[str, str]) -> None:
     code = f"""
 import sys
@@ -71,19 +71,19 @@ except SystemExit as end:
 
 
 def test_gates_fit_100_columns_and_name_number_and_advice(capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = phase_recipe(load_recipe("trm"), "validation")
+    recipe = stage_recipe(load_recipe("trm"), "validation")
     falling = [Point(step, 9.0 - step / 50, 0.0) for step in range(100)]
     series = {f"validation_loss_step_{i}": [Point(90, 10.0 + i, 0.0)] for i in range(4)} | {
         "loss": falling, "refinement": [Point(90, -12.5, 0.0)], "gradient_norm": [Point(90, 123.4, 0.0)],
         "gpu_utilisation": [Point(90, 41.0, 0.0)],
     }  # fmt: skip
-    report = PhaseReport("validation", Path("runs/x"), judge_gates(Gates(), recipe, series, gpus=True), "quality")
+    report = StageReport("validation", Path("runs/x"), judge_gates(Gates(), recipe, series, gpus=True), "quality")
     show_gates(report, as_json=False)
     shown = capsys.readouterr().out
     table = [line for line in shown.splitlines() if "yes" in line or "NO" in line]
     assert len(table) == 5
     assert max(map(len, table)) <= 100
-    for text in ("-12.5 %", "123.40", "halve the learning rates", "phase quality is not started"):
+    for text in ("-12.5 %", "123.40", "halve the learning rates", "stage quality is not started"):
         assert text in shown
     show_gates(report, as_json=True)
     verdict = json.loads(capsys.readouterr().out)
@@ -91,63 +91,63 @@ def test_gates_fit_100_columns_and_name_number_and_advice(capsys: pytest.Capture
 
 
 def test_no_gates_is_a_sentence_and_no_empty_table(capsys: pytest.CaptureFixture[str]) -> None:
-    show_gates(PhaseReport("validation", Path("runs/x"), (), "quality"), as_json=False)
+    show_gates(StageReport("validation", Path("runs/x"), (), "quality"), as_json=False)
     shown = capsys.readouterr().out
     assert "none of them asks for anything" in shown
-    assert "phase quality starts" in shown
+    assert "stage quality starts" in shown
     assert "measured" not in shown
-    show_gates(PhaseReport("validation", Path("runs/x"), (), "quality"), as_json=False, alone=True)
-    assert "may start: --phase quality" in capsys.readouterr().out
+    show_gates(StageReport("validation", Path("runs/x"), (), "quality"), as_json=False, alone=True)
+    assert "may start: --stage quality" in capsys.readouterr().out
 
 
-def test_a_phase_without_gates_is_said_to_have_none(capsys: pytest.CaptureFixture[str]) -> None:
-    for options, verb in (({}, "starts"), ({"alone": True}, "may start with --phase quality")):
-        show_gates(PhaseReport("validation", Path("runs/x"), None, "quality"), as_json=False, **options)
-        assert f"phase validation has no gates (phases.validation.gates is null): phase quality {verb}" in capsys.readouterr().out
-    show_gates(PhaseReport("validation", Path("runs/x"), None, "quality"), as_json=True)
+def test_a_stage_without_gates_is_said_to_have_none(capsys: pytest.CaptureFixture[str]) -> None:
+    for options, verb in (({}, "starts"), ({"alone": True}, "may start with --stage quality")):
+        show_gates(StageReport("validation", Path("runs/x"), None, "quality"), as_json=False, **options)
+        assert f"stage validation has no gates (stages.validation.gates is null): stage quality {verb}" in capsys.readouterr().out
+    show_gates(StageReport("validation", Path("runs/x"), None, "quality"), as_json=True)
     assert json.loads(capsys.readouterr().out)["gates"] is None
 
 
-def test_a_phase_that_does_not_go_on_is_told_of_with_the_key_that_relaxes(capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = phase_recipe(load_recipe("trm"), "validation")
+def test_a_stage_that_does_not_go_on_is_told_of_with_the_key_that_relaxes(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = stage_recipe(load_recipe("trm"), "validation")
     asked = Gates(order=False, refinement=None, gradient_norm=(3, 4), decreasing=False)
     results = judge_gates(asked, recipe, {"gradient_norm": [Point(90, 0.7, 0.0)]}, gpus=False)
-    show_gates(PhaseReport("validation", Path("runs/x"), results, "quality", goes_on=True), as_json=False)
+    show_gates(StageReport("validation", Path("runs/x"), results, "quality", goes_on=True), as_json=False)
     shown = " ".join(capsys.readouterr().out.split())
     assert "0.70" in shown
-    assert "phase quality does not go on" in shown
-    assert "--set phases.validation.gates.gradient_norm=..." in shown
+    assert "stage quality does not go on" in shown
+    assert "--set stages.validation.gates.gradient_norm=..." in shown
 
 
-def test_runs_shows_phases_and_gates_and_no_empty_columns_without_them(tmp_path: Path) -> None:
+def test_runs_shows_stages_and_gates_and_no_empty_columns_without_them(tmp_path: Path) -> None:
     from windtunnel.run import RunFolder
 
     judged = [{"name": "order", "held": True}, {"name": "refinement", "held": False}]
     for recipe, gates in (
         (load_recipe("charlm"), None),
-        (phase_recipe(load_recipe("trm"), "validation"), judged),
-        (phase_recipe(load_recipe("trm"), "quality"), judged[:1]),
-        (phase_recipe(load_recipe("trm"), "quality"), []),
+        (stage_recipe(load_recipe("trm"), "validation"), judged),
+        (stage_recipe(load_recipe("trm"), "quality"), judged[:1]),
+        (stage_recipe(load_recipe("trm"), "quality"), []),
     ):
-        with RunFolder.create(tmp_path / ("plain" if gates is None else "phased"), recipe, rig={}) as run:
+        with RunFolder.create(tmp_path / ("plain" if gates is None else "staged"), recipe, rig={}) as run:
             run.update(gates=gates)
     plain = windtunnel("runs", "--root", str(tmp_path / "plain")).stdout
     (columns,) = [line.split() for line in plain.splitlines() if "created" in line]
-    assert not {"gates", "phase"} & set(columns)
-    phased = windtunnel("runs", "--root", str(tmp_path / "phased")).stdout
-    (first,) = [line for line in phased.splitlines() if "trm-validation-" in line]
-    others = [line for line in phased.splitlines() if "trm-quality-" in line]
+    assert not {"gates", "stage"} & set(columns)
+    staged = windtunnel("runs", "--root", str(tmp_path / "staged")).stdout
+    (first,) = [line for line in staged.splitlines() if "trm-validation-" in line]
+    others = [line for line in staged.splitlines() if "trm-quality-" in line]
     assert "failed: refinement" in first
     assert sorted("held" in line for line in others) == sorted("none" in line.split() for line in others) == [False, True]
-    listed = json.loads(windtunnel("runs", "--root", str(tmp_path / "phased"), "--json").stdout)
-    assert {run["phase"]: run["gates"] for run in listed}["validation"] == {"order": True, "refinement": False}
+    listed = json.loads(windtunnel("runs", "--root", str(tmp_path / "staged"), "--json").stdout)
+    assert {run["stage"]: run["gates"] for run in listed}["validation"] == {"order": True, "refinement": False}
 
 
-def test_runs_of_phases_fit_a_terminal_of_100_columns_with_their_names_whole(tmp_path: Path) -> None:
+def test_runs_of_stages_fit_a_terminal_of_100_columns_with_their_names_whole(tmp_path: Path) -> None:
     from windtunnel.run import RunFolder
 
-    for phase in ("validation", "quality"):
-        with RunFolder.create(tmp_path / "runs", phase_recipe(load_recipe("trm"), phase), rig={}) as run:
+    for stage in ("validation", "quality"):
+        with RunFolder.create(tmp_path / "runs", stage_recipe(load_recipe("trm"), stage), rig={}) as run:
             run.update(gates=[{"name": "order", "held": True}, {"name": "refinement", "held": False}])
             run.finish("done", "budget.steps: 1,000 steps done")
     shown = on_a_terminal(["runs", "--root", str(tmp_path / "runs")], columns=100)

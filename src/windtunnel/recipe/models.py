@@ -1,0 +1,66 @@
+"""The models of a recipe: our GPT, whose size is one dial, and Hugging Face's, as their config.json describes them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Field
+
+from .section import Section
+
+
+class GPTModel(Section):
+    """A GPT whose size is one dial: dim = aspect * depth, heads = dim / head_dim."""
+
+    kind: Literal["gpt"] = "gpt"
+    depth: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = Field(
+        "auto", description="layers; 'auto' is the deepest that fits the rig and reaches its tokens within the budget"
+    )
+    aspect: int = Field(64, ge=1, description="model width per layer of depth: dim = aspect * depth, rounded up to whole heads")
+    head_dim: int = Field(128, ge=2, multiple_of=2, description="channels per attention head")
+    kv_heads: int | None = Field(None, ge=1, description="key/value heads (GQA); null: as many as query heads")
+    mlp: Literal["relu2", "swiglu"] = "relu2"
+    mlp_ratio: float | None = Field(
+        None, gt=0, description="width of the MLP / dim; null: 4, for swiglu 8/3 (up to a multiple of 128)"
+    )
+    qk_gain: float = Field(1.2, gt=0, description="normed queries and keys are scaled by this, each")
+    sequence: int = Field(2048, ge=8, description="tokens per training sequence")
+    vocab_pad: int = Field(32, ge=1, description="the vocabulary is padded up to a multiple of this")
+    value_embeddings: bool = Field(True, description="token embeddings added to the values of every other layer (ResFormer)")
+    window: str = Field(
+        "L", pattern="^[SL]+$", description="attention per layer, tiled: L full, S a quarter of the sequence; the last layer is L"
+    )
+    softcap: float = Field(15.0, gt=0, description="logits are squashed into (-softcap, softcap) by tanh")
+    rope_base: float = Field(100_000.0, gt=1)
+    causal: bool = Field(True, description="false: every position sees all others, for puzzles instead of text")
+
+
+class LoRA(Section):
+    """Low-rank adapters on the linear layers of the blocks (Hu et al. 2021); the base weights are frozen."""
+
+    rank: int = Field(16, ge=1, le=1024)
+    alpha: float = Field(32.0, gt=0, description="the adapter's output is scaled by alpha / rank")
+    targets: Literal["attention", "all"] = Field("all", description="attention's projections, or those of the MLPs too")
+
+
+class HuggingFaceModel(Section):
+    """A causal language model as its config.json describes it."""
+
+    kind: Literal["huggingface"] = "huggingface"
+    config: str = Field(min_length=1, description="a built-in name such as qwen2.5-7b, a config.json, or a folder with one")
+    sequence: int = Field(4096, ge=8, description="tokens per packed training sequence")
+    adapter: LoRA | None = Field(None, description="null: every weight is trained")
+    weights: Literal["bf16", "fp8", "int8", "int4"] = Field(
+        "bf16", description="how the base weights are held; less than bf16 is for frozen weights under an adapter"
+    )
+
+
+def _kind_by_default(value: object) -> object:
+    """A model without a kind is a gpt."""
+    return {"kind": "gpt", **value} if isinstance(value, dict) else value
+
+
+Model: TypeAlias = Annotated[
+    Annotated[GPTModel | HuggingFaceModel, Field(discriminator="kind")],
+    BeforeValidator(_kind_by_default),
+]

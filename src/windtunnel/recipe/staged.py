@@ -1,0 +1,156 @@
+"""The recipe of each stage: checked when a recipe is loaded, made when the stage is planned or run."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from pydantic import ValidationError
+
+from .errors import UserError
+from .explain import explain
+from .overlay import GONE, flatten, lay_over
+from .presets import contradictions, fill_preset, value_at
+from .schema import Recipe
+from .stages import Budget, TrainingStage, complete
+from .yamlfile import Path_
+
+FIX = "; fix: "
+NOT_IN_A_STAGE = ("name", "stages", "stage", "extends", "budget")
+
+
+def validate(data: dict[str, Any], file: str, origin: dict[Path_, str] | None = None) -> Recipe:
+    """Validate a mapping as a Recipe, presets filled in, and the recipe of each of its stages.
+
+    Args:
+        origin: where each key came from, for messages.
+
+    Raises:
+        UserError: names the file, line and key, what was expected and the nearest valid name.
+    """
+    origin = origin or {}
+    for gone in GONE:
+        if data.get(gone):
+            raise UserError(
+                f"{origin.get((gone,), file)}: {gone}: runs that follow one another are stages now",
+                "write each under `stages`, by its name, with kind: pretrain and its own keys, budget and gates",
+            )
+    model = data.get("model")
+    kind = model.get("kind", "gpt") if isinstance(model, dict) else "gpt"
+    try:
+        data = data | {"stages": complete(data.get("stages") or {}, gpt=kind == "gpt")}
+    except ValueError as error:
+        raise UserError(f"{origin.get(('stages',), file)}: {error}") from None
+    filled = fill_preset(data)
+    recipe = _valid(filled, origin, file)
+    for stage in recipe.training:
+        if stage.set:
+            _check_stage(filled, stage, origin, file)
+    dotted = {name: stage.model_copy(update={"set": flatten(stage.set)}) for name, stage in _stages_that_set(recipe)}
+    return recipe.model_copy(update={"stages": {**recipe.stages, **dotted}}) if dotted else recipe
+
+
+def stage_recipe(recipe: Recipe, name: str, *, hours: float = 0.0, dollars: float = 0.0) -> Recipe:
+    """Return the recipe of one stage that trains: what the stage sets is laid over the recipe, its budget is the stage's.
+
+    Args:
+        hours, dollars: what the stages before it took of the recipe's budget.
+
+    Raises:
+        UserError: the recipe has no such stage; names the nearest.
+    """
+    if recipe.stage == name:
+        return recipe
+    stage = recipe.stages.get(name)
+    if not isinstance(stage, TrainingStage):
+        raise _no_stage(recipe, name)
+    data = recipe.model_dump(mode="json")
+    others = {key: section for key, section in data["stages"].items() if section["kind"] in ("prepare", "evaluate")}
+    own = data["stages"][name] | {"set": {}, "overridden": {}, "share": None, "budget": {}}
+    order = [key for key in data["stages"] if key == name or key in others]
+    data["stages"] = {key: own if key == name else others[key] for key in order}
+    data["stage"] = name
+    resolved = Recipe.model_validate(lay_over(data, stage.set, f"stage {name}"))
+    return resolved.model_copy(update={"budget": _budget(recipe.budget, stage, hours, dollars)})
+
+
+def recipe_notes(recipe: Recipe) -> list[str]:
+    """Return what --set and the recipe replaced: values of presets, and of stages. Each sentence says which of two wins."""
+    if not recipe.staged:
+        return contradictions(recipe)
+    notes: dict[str, list[str]] = {}
+    for stage in recipe.training:
+        own = stage_recipe(recipe, stage.name)
+        lost = [_lost(key, value, value_at(own, key)) for key, value in stage.overridden.items() if value != value_at(own, key)]
+        for note in (*lost, *contradictions(own)):
+            notes.setdefault(note.replace(f"stages.{stage.name}.", "stages.NAME."), []).append(stage.name)
+    return [f"stage {', '.join(names)}: {note}" for note, names in notes.items()]
+
+
+def _budget(whole: Budget, stage: TrainingStage, hours: float, dollars: float) -> Budget:
+    """Return a stage's limits: its own, and of the recipe's hours and dollars what is left or the stage's share.
+
+    Nothing is validated: what is left may be 0, which no recipe may ask for.
+    """
+    limits = {key: value for key, value in stage.budget.model_dump().items() if value is not None}
+    for key, spent in (("hours", hours), ("dollars", dollars)):
+        total = getattr(whole, key)
+        if total is None:
+            continue
+        most = max(0.0, total - spent)
+        if stage.share is not None:
+            most = min(most, stage.share * total)
+        own = getattr(stage.budget, key)
+        limits[key] = most if own is None else min(own, most)
+    return whole.model_copy(update=limits)
+
+
+def _lost(key: str, own: Any, value: Any) -> str:
+    return f"--set {key}={value} wins over the stage's own {own}" if value is not None else f"--set takes away its {key}={own}"
+
+
+def _stages_that_set(recipe: Recipe) -> list[tuple[str, TrainingStage]]:
+    return [(stage.name, stage) for stage in recipe.training if stage.set]
+
+
+def _check_stage(data: dict[str, Any], stage: TrainingStage, origin: dict[Path_, str], file: str) -> None:
+    """Validate the recipe with what a stage sets laid over it."""
+    own = flatten(stage.set)
+    lines = _lines(stage, origin)
+    for key in own:
+        section = key.split(".")[0]
+        if section in NOT_IN_A_STAGE:
+            where = lines.get(tuple(key.split(".")), file)
+            instead = f"write it as stages.{stage.name}.{key}" if section == "budget" else "take it out of the stage"
+            raise UserError(f"{where}: stages.{stage.name}.set.{key}: a stage cannot change {key} here", instead)
+    said = f"{lines.get((), file)}: stages.{stage.name}.set"
+    _valid(lay_over(data, own, said), {**origin, **lines}, file, f" (in stage {stage.name})")
+
+
+def _lines(stage: TrainingStage, origin: dict[Path_, str]) -> dict[Path_, str]:
+    """Return where the keys of a stage's `set` stand, by the keys of the recipe that they change; () is the stage itself."""
+    start = ("stages", stage.name, "set")
+    lines: dict[Path_, str] = {(): origin[start[:2]]} if start[:2] in origin else {}
+    for where, line in origin.items():
+        if where[:3] == start and len(where) > 3:
+            key = tuple(".".join(where[3:]).split("."))
+            lines[key] = line
+            for length in range(1, len(key)):
+                lines.setdefault(key[:length], line)
+    return lines
+
+
+def _valid(data: dict[str, Any], origin: dict[Path_, str], file: str, suffix: str = "") -> Recipe:
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        message = "\n".join(f"{line}{suffix}" for line in explain(error.errors(), origin, file))
+    what, fixed, fix = message.partition(FIX)
+    raise UserError(f"{what}{suffix}", fix.removesuffix(suffix)) if fixed and "\n" not in message else UserError(message)
+
+
+def _no_stage(recipe: Recipe, name: str) -> UserError:
+    names = [stage.name for stage in recipe.training]
+    nearest = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean --stage {nearest[0]}?" if nearest else f"its stages that train: {', '.join(names)}"
+    return UserError(f"recipe {recipe.name} has no stage {name!r} that trains", hint)

@@ -1,0 +1,265 @@
+"""The stages of a recipe: what each kind does, how long, from which weights, and what must hold before the next.
+
+`Recipe.stages` maps a stage's name to the stage, in the order in which they run. A stage's name may be that of its
+kind, which `kind` then need not repeat: `stages: {pretrain: {batch_tokens: 1M}}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, field_validator
+
+from .section import Section
+from .units import Count, Dollars, Every, Hours, Interval
+
+NAME = r"^[a-z][a-z0-9_-]*$"
+
+
+class Budget(Section):
+    """The run ends at whichever limit comes first. All null: tokens_per_parameter decides."""
+
+    dollars: Dollars | None = Field(None, gt=0)
+    hours: Hours | None = Field(None, gt=0)
+    tokens: Count | None = Field(None, ge=1)
+    epochs: float | None = Field(None, gt=0)
+    steps: int | None = Field(None, ge=1)
+
+
+class Gates(Section):
+    """What a stage's run must have shown before the next stage may spend money. null: not asked for.
+
+    'preset' is the limit that belongs to the stage's trm.preset; where that promises nothing, nothing is asked for.
+    """
+
+    order: bool = Field(True, description="each supervision step's validation loss is below the one before")
+    refinement: float | Literal["preset"] | None = Field(
+        "preset", description="least percent by which the last step's loss is below the first's"
+    )
+    gradient_norm: tuple[float, float] | Literal["preset"] | None = Field(
+        "preset", description="band of the median gradient norm before clipping"
+    )
+    decreasing: bool = Field(True, description="the loss falls smoothly")
+    utilisation: float | None = Field(80.0, ge=0, le=100, description="least mean GPU utilisation, percent; CPUs have none")
+    validation_loss: float | None = Field(None, gt=0, description="most validation loss of the best checkpoint, nats a token")
+
+    @field_validator("gradient_norm", mode="before")
+    @classmethod
+    def _pair(cls, value: object) -> object:
+        """Turn YAML's list into a tuple."""
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("gradient_norm")
+    @classmethod
+    def _ordered(cls, value: tuple[float, float] | str | None) -> tuple[float, float] | str | None:
+        if isinstance(value, tuple) and not 0 <= value[0] < value[1]:
+            raise ValueError("expected [lowest, highest], such as [0.5, 1.5]")
+        return value
+
+
+class Stage(Section):
+    """What every stage has."""
+
+    name: str = Field("", exclude=True, description="the key under `stages`; not written inside the section")
+    description: str = ""
+
+
+class TrainingStage(Stage):
+    """What every stage that trains has."""
+
+    kind: str
+    init_from: str | None = Field(
+        None,
+        min_length=1,
+        description="weights to begin with: 'previous' (the stage before), 'random', a run's name or folder, a folder of "
+        "weights, or a model's name on the hub; null: previous, or of the first stage the model's own where it has some",
+    )
+    budget: Budget = Field(Budget(), description="limits of this stage, beside those of the whole recipe")
+    share: float | None = Field(
+        None, gt=0, le=1, description="most of the recipe's dollars and hours that this stage may take; null: what is left"
+    )
+    gates: Gates | None = Field(None, description="must hold at the end of this stage before the next begins")
+    set: dict[str, Any] = Field(
+        default_factory=dict,
+        description="keys of the recipe outside `stages` that differ in this stage, as sections or as key.path: value",
+    )
+    overridden: dict[str, Any] = Field(default_factory=dict, description="this stage's own values that --set replaced")
+
+
+class Prepare(Stage):
+    """Read, split and tokenize the data, and check it, before any GPU is used."""
+
+    kind: Literal["prepare"] = "prepare"
+
+
+class Optimizer(Section):
+    """Muon for matrices, AdamW for the rest. null: derived from depth and batch (`windtunnel.model.rules`)."""
+
+    matrix_lr: float | None = Field(None, gt=0, description="Muon learning rate of the matrices")
+    embedding_lr: float | None = Field(None, gt=0)
+    unembedding_lr: float | None = Field(None, gt=0)
+    scalar_lr: float | None = Field(None, gt=0)
+    weight_decay: float | None = Field(None, ge=0, description="of the matrices at the start; falls to zero on a cosine")
+    momentum: float = Field(0.95, gt=0, lt=1, description="Muon's momentum after its warm-up")
+    clip: float | None = Field(None, gt=0, description="gradients are scaled down to this norm; null: never")
+
+
+class Schedule(Section):
+    """The learning rate over the run's progress: linear warm-up, constant, linear warm-down."""
+
+    warmup_steps: int = Field(40, ge=0)
+    warmdown: float = Field(0.65, ge=0, le=1, description="share of the run spent warming down")
+    final: float = Field(0.05, ge=0, le=1, description="learning rate at the end, as a share of the peak")
+
+
+class Pretrain(TrainingStage):
+    """Train on the corpus, every token a target."""
+
+    kind: Literal["pretrain"] = "pretrain"
+    batch_tokens: Count | None = Field(None, ge=1, description="tokens per optimizer step over all ranks; null: derived")
+    micro_batch: int | None = Field(None, ge=1, description="sequences per rank per forward pass; null: the plan's")
+    tokens_per_parameter: float = Field(
+        12.0, gt=0, description="length of the run when the budget names none (scaling parameters)"
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp8"] = Field("auto", description="auto: bf16 on GPUs that have it, else fp32")
+    deterministic: bool = Field(
+        True,
+        description="the same losses bit for bit on the same GPUs; false: faster attention where FlashAttention-4 is missing",
+    )
+    compile: bool | Literal["auto"] = Field("auto", description="torch.compile; auto: on GPUs")
+    graphs: bool | Literal["auto"] = Field(
+        "auto",
+        description="record a recursive model's passes as CUDA graphs, so that the GPU never waits for the host to launch "
+        "them; auto: on GPUs where their memory fits",
+    )
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    validate_every: Interval = Every(steps=250)
+    validation_tokens: Count = Field(10_485_760, ge=1, description="most tokens of the validation split scored each time")
+
+
+class FineTune(TrainingStage):
+    """Train a Hugging Face model on packed sequences: all weights, or the adapter's."""
+
+    kind: Literal["sft"] = "sft"
+    batch_tokens: Count = Field(131_072, ge=1, description="tokens per optimizer step over all ranks")
+    micro_batch: int | None = Field(None, ge=1, description="sequences per rank per forward pass; null: the plan's")
+    precision: Literal["auto", "bf16", "fp8"] = "auto"
+    compile: bool = Field(True, description="torch.compile of each block")
+    states: Literal["fp32", "bf16", "int8"] = Field("fp32", description="precision of AdamW's two moments")
+    master: bool = Field(True, description="fp32 master weights; false: bf16 weights are updated in place")
+    learning_rate: float | None = Field(None, gt=0, description="null: 1e-5 for all weights, 2e-4 for an adapter")
+
+
+class GRPO(TrainingStage):
+    """Reinforcement learning: engines answer, verifiers reward, learners update; one optimizer step or more per round."""
+
+    kind: Literal["rl"] = "rl"
+    prompts: int = Field(64, ge=1, description="prompts per round")
+    samples: int = Field(8, ge=2, description="answers per prompt")
+    prompt_tokens: Count = Field(512, ge=1, description="most tokens of a prompt")
+    answer_tokens: Count = Field(4096, ge=1, description="most tokens of an answer")
+    mean_answer: float = Field(0.5, gt=0, le=1, description="expected mean length of an answer as a share of the most")
+    updates: int = Field(1, ge=1, description="optimizer steps per round")
+    reference: bool = Field(False, description="a frozen reference policy for a KL penalty")
+    learners: int | None = Field(None, ge=1, description="GPUs that learn; null: the plan's")
+    engines: int | None = Field(None, ge=1, description="GPUs that generate; null: the rest")
+    engine_tensor: int | None = Field(None, ge=1, description="GPUs that share one engine's weights; null: the fewest that do")
+    engine_memory: float = Field(0.9, gt=0, lt=1, description="share of an engine's GPU for weights and KV cache")
+    engine_weights: Literal["bf16", "fp8"] = "bf16"
+    overlap: bool = Field(False, description="engines generate the next round while learners update (one round stale)")
+    micro_batch: int | None = Field(None, ge=1, description="packed sequences per learner per forward pass; null: the plan's")
+    states: Literal["fp32", "bf16", "int8"] = Field("fp32", description="precision of AdamW's two moments")
+    master: bool = Field(True, description="fp32 master weights")
+    compile: bool = True
+    learning_rate: float = Field(1e-6, gt=0)
+    reward: str | None = Field(None, pattern=r"^.+:[A-Za-z_]\w*$", description="the user's reward: 'file.py:function'")
+    reward_examples: str | None = Field(
+        None,
+        min_length=1,
+        description="JSON lines with prompt, good, bad and perhaps truth: answers that the reward must tell apart",
+    )
+
+
+class EvaluationGates(Section):
+    """What an evaluation must show for the job to end well. null: not asked for."""
+
+    bits_per_byte: float | None = Field(None, gt=0, description="most bits per byte of held-out text")
+    exact_match: float | None = Field(None, ge=0, le=1, description="least share of problems answered exactly")
+
+
+class Evaluate(Stage):
+    """What the best checkpoint is measured on."""
+
+    kind: Literal["evaluate"] = "evaluate"
+    bits_per_byte_tokens: Count = Field(10_485_760, ge=1)
+    exact_match_problems: int = Field(500, ge=0, description="held-out sums answered greedily, or puzzles solved")
+    samples: int = Field(4, ge=0)
+    sample_tokens: int = Field(64, ge=1)
+    prompts: list[str] = Field(
+        default_factory=list, description="prompts for the samples; empty: beginnings of held-out documents"
+    )
+    gates: EvaluationGates | None = None
+
+
+AnyStage: TypeAlias = Annotated[Prepare | Pretrain | FineTune | GRPO | Evaluate, Field(discriminator="kind")]
+KINDS: dict[str, type[Stage]] = {"prepare": Prepare, "pretrain": Pretrain, "sft": FineTune, "rl": GRPO, "evaluate": Evaluate}
+TRAINING = ("pretrain", "sft", "rl")
+
+
+def kind_of(name: str, section: Any) -> str | None:
+    """Return the kind of a stage as a recipe file has it: its `kind`, or its name; None where neither is one."""
+    kind = section.get("kind", name) if isinstance(section, dict) else getattr(section, "kind", name)
+    return kind if isinstance(kind, str) and kind in KINDS else None
+
+
+def names_of_kind(stages: dict[str, Any], kind: str) -> list[str]:
+    """Return the names of the stages of a kind, in order."""
+    return [name for name, section in stages.items() if section is not None and kind_of(name, section) == kind]
+
+
+def spread_kinds(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
+    """Return `top` with each kind's name replaced by the names of all the stages in `base` that are of that kind.
+
+    So `stages.pretrain.micro_batch` reaches every pretraining stage of a recipe that names them otherwise.
+    """
+    spread: dict[str, Any] = {}
+    for name, section in top.items():
+        others = names_of_kind(base, name) if name in KINDS and name not in base else []
+        given = isinstance(section, dict) and section.get("kind", name) == name
+        for each in others if others and given else [name]:
+            spread[each] = section
+    return spread
+
+
+def complete(stages: Any, *, gpt: bool) -> Any:
+    """Return the stages as written with names and kinds put in, and a pretraining stage where a GPT has none that trains.
+
+    What is no mapping of sections comes back as it is: validation says what is wrong with it.
+
+    Raises:
+        ValueError: a stage's name or kind is none; says which are.
+    """
+    if not isinstance(stages, dict):
+        return stages
+    found: dict[str, Any] = {}
+    for name, section in stages.items():
+        if section is None:
+            continue
+        if isinstance(section, Stage):
+            found[name] = section if section.name == name else section.model_copy(update={"name": name})
+        elif isinstance(section, dict):
+            if "kind" not in section and name not in KINDS:
+                raise ValueError(f"stages.{name}.kind: missing; expected {_either(KINDS)}")
+            found[name] = {**section, "kind": section.get("kind", name), "name": name}
+        else:
+            found[name] = section
+    if gpt and not any(kind_of(name, section) in TRAINING for name, section in found.items()):
+        found = {"pretrain": {"kind": "pretrain", "name": "pretrain"}, **found}
+    return found
+
+
+def _either(names: Iterable[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} or {last}"
