@@ -114,7 +114,7 @@ class Job:
 def base_recipe(size: Size, changes: dict[str, Any]) -> Recipe:
     """The recipe trm at this size, `changes` laid over it."""
     keys: dict[str, Any] = {
-        "phases": "[]", "model.depth": size.depth, "model.aspect": size.aspect, "model.head_dim": size.head_dim,
+        "stages": "{}", "model.depth": size.depth, "model.aspect": size.aspect, "model.head_dim": size.head_dim,
         "model.sequence": size.sequence, "trm.loops": size.loops, "trm.supervision": size.supervision,
         "stages.pretrain.batch_tokens": size.batch, "data.corpus.megabytes": 4 if size.tokenizer == "character" else 12,
         "data.tokenizer.kind": size.tokenizer, "data.validation": 0.05,

@@ -144,8 +144,9 @@ def test_the_plan_of_every_stage_is_checked_and_added_up(tmp_path: Path) -> None
     assert made.status == "ok"
     assert "stage validation: depth 12" in made.evidence
     assert "all 2 stages" in made.evidence
-    too_big = ("trm.supervision=32", "trm.detach_from=64", "layout.recompute=none", "stages.pretrain.micro_batch=32")
-    refused = outcome("plan", tmp_path, *(f"stages.quality.set.{key}" for key in too_big))
+    too_big = ("trm.supervision=32", "trm.detach_from=64", "layout.recompute=none")
+    big = "stages.quality.micro_batch=32"
+    refused = outcome("plan", tmp_path, big, *(f"stages.quality.set.{key}" for key in too_big))
     assert refused.status == "fail"
     assert "does not fit 8xH100, stage quality" in refused.evidence
     assert "layout.recompute=step" in refused.fix
@@ -161,10 +162,10 @@ def test_gates_are_listed_with_their_limits(tmp_path: Path) -> None:
 
 def test_resuming_a_run_of_a_stage_compares_it_with_that_stage(tmp_path: Path) -> None:
     context = Context("trm", SUMS, folder=tmp_path)
-    assert [recipe.stage for recipe in context.training] == ["validation", "quality"]
-    assert context.recipe is context.training[-1]
+    assert [recipe.stage for recipe in context.stages] == ["validation", "quality"]
+    assert context.recipe is context.stages[-1]
     assert context.scale.stage is None
-    assert not context.scale.training
+    assert not context.scale.staged
 
 
 @pytest.mark.slow
@@ -200,6 +201,6 @@ def test_a_recursive_models_steps_are_tried_as_planned(recompute: str, tmp_path:
     assert plan.layout.recompute == recompute
     trial = try_steps(small, plan.layout, steps=2, warm_up=1, vocab=plan.vocab)
     assert trial.failure is None, trial.log
-    assert set(trial.training) == {"forward", "backward", "optimizer"}
+    assert set(trial.phases) == {"forward", "backward", "optimizer"}
     assert len(trial.losses) == 3
     assert trial.losses[-1] < trial.losses[0]
