@@ -1,7 +1,23 @@
 """Checks: what a room can prove before GPUs are rented, and the registry of the rooms that do. Importable without torch."""
 
 from .context import Context
-from .core import RUNGS, Check, CheckFailed, Evidence, Findings, Outcome, Rung, Say, Shows, Status, View, attempt, failed, not_run
+from .core import (
+    RUNGS,
+    Check,
+    CheckFailed,
+    Evidence,
+    Findings,
+    Outcome,
+    Rung,
+    Say,
+    Shows,
+    Status,
+    View,
+    always,
+    attempt,
+    failed,
+    not_run,
+)
 from .first_steps import judge_first_steps, one_thread, reached
 from .registry import all_checks, in_order
 
@@ -19,6 +35,7 @@ __all__ = [
     "Status",
     "View",
     "all_checks",
+    "always",
     "attempt",
     "failed",
     "in_order",

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from .arithmetic import solve
     from .batch import Batch, Batches
     from .bpe import BPE
-    from .corpus import CorpusFile, corpus_files
+    from .corpus import CorpusFile, corpus_files, read_documents
     from .documents import DocumentBatch
     from .loader import BatchLoader, ValidationBatches
     from .order import SequenceOrder
@@ -53,6 +53,7 @@ __all__ = [
     "open_prepared",
     "parse_problem",
     "prepare",
+    "read_documents",
     "sample_documents",
     "solve",
     "solve_grids",
@@ -79,6 +80,7 @@ _LAZY = {
     "UnknownCharacter": "tokenizer",
     "ValidationBatches": "loader",
     "corpus_files": "corpus",
+    "read_documents": "corpus",
     "count_solutions": "sudoku_solve",
     "draw_symmetries": "sudoku_symmetry",
     "grades_of": "sudoku_solve",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.check import Check, CheckFailed, Context, Evidence, Findings, Say
-from windtunnel.recipe import ArithmeticCorpus, Recipe, StdlibCorpus, TextCorpus, UserError
+from windtunnel.recipe import ArithmeticCorpus, Recipe, StdlibCorpus, TextCorpus, UserCorpus, UserError
 
 from .checks_text import SAMPLE_BYTES, profile
 
@@ -194,7 +194,7 @@ def _whole(context: Context, say: Say) -> PreparedData | None:
     from windtunnel.data import corpus_files, prepare
 
     corpus = context.recipe.data.corpus
-    if not isinstance(corpus, TextCorpus) or sum(file.size for file in corpus_files(corpus)) > WHOLE_BYTES:
+    if not isinstance(corpus, TextCorpus | UserCorpus) or sum(file.size for file in corpus_files(corpus)) > WHOLE_BYTES:
         return None
     return prepare(context.recipe, progress=lambda share, what: say(f"{what} ({share:.0%})"))
 
@@ -275,6 +275,8 @@ def _tokens(context: Context) -> tuple[int, int, str]:
     facts, recipe = context.facts["data"], context.recipe
     if whole := facts.get("whole"):
         return whole["train_tokens"], whole["validation_tokens"], "counted"
+    from .corpus import corpus_files
+
     seen, per_token = facts["profile"], facts["scale"]["bytes_per_token"]
     corpus = recipe.data.corpus
     if isinstance(corpus, ArithmeticCorpus):
@@ -282,7 +284,8 @@ def _tokens(context: Context) -> tuple[int, int, str]:
     elif isinstance(corpus, StdlibCorpus):
         total = min(corpus.megabytes * 1e6, seen["bytes"]) / per_token
     else:
-        total = context.facts["data-files"]["bytes"] / per_token
+        assert isinstance(corpus, TextCorpus | UserCorpus)
+        total = sum(file.size for file in corpus_files(corpus)) / per_token
     return round(total * (1 - recipe.data.validation)), round(total * recipe.data.validation), "estimated from a sample"
 
 

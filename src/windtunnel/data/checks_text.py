@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from windtunnel.check import Check, Context, Evidence, Findings, Say
-from windtunnel.recipe import ArithmeticCorpus, TextCorpus
+from windtunnel.recipe import ArithmeticCorpus, TextCorpus, UserCorpus
 
 if TYPE_CHECKING:
     from windtunnel.data import DocumentBatch
@@ -201,7 +201,7 @@ def _has_profile(context: Context) -> bool:
 
 
 def _own_text(context: Context) -> bool:
-    return isinstance(context.recipe.data.corpus, TextCorpus)
+    return isinstance(context.recipe.data.corpus, TextCorpus | UserCorpus)
 
 
 def _profile(context: Context) -> dict[str, Any]:

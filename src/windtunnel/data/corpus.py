@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import glob
+import hashlib
+import json
 import os
 import stat
 import sysconfig
@@ -10,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from windtunnel.recipe import StdlibCorpus, TextCorpus, UserError
+from windtunnel.recipe import Plugin, StdlibCorpus, TextCorpus, UserCorpus, UserError, find_plugin
 
+from .cache import cache_root, locked, new_folder
 from .documents import DocumentBatch, batch_of
 from .formats import BOM, Form, dataset_files, form_of, open_bytes, records, refuse_utf16, unreadable
 
@@ -36,12 +39,16 @@ class CorpusFile:
     text_key: str = "text"
 
 
-def corpus_files(corpus: TextCorpus | StdlibCorpus) -> list[CorpusFile]:
-    """The corpus's files, sorted by path, each once, empty ones found by a glob left out.
+def corpus_files(corpus: TextCorpus | StdlibCorpus | UserCorpus) -> list[CorpusFile]:
+    """Return the corpus's files, sorted by path, each once, empty ones found by a glob left out.
+
+    The documents of a user's corpus are made on the first call, and kept in the cache as JSON lines.
 
     Raises:
-        UserError: a file or pattern matches nothing, is a directory, is empty or cannot be read.
+        UserError: a file or pattern matches nothing, is a directory, is empty or cannot be read; a package's corpus fails.
     """
+    if isinstance(corpus, UserCorpus):
+        return [made_documents(corpus)]
     if isinstance(corpus, StdlibCorpus):
         return _stdlib_files(corpus)
     return [replace(file, format=corpus.format, text_key=corpus.text_key) for file in listed_files(corpus.files)]
@@ -72,6 +79,54 @@ def listed_files(patterns: Sequence[str]) -> list[CorpusFile]:
     if not found:
         raise UserError(f"data.corpus.files: every file of {', '.join(patterns)} is empty", "give files with text in them")
     return sorted(found.values(), key=lambda f: f.path)
+
+
+def made_documents(corpus: UserCorpus) -> CorpusFile:
+    """Return the file of JSON lines that holds a user's corpus; made now where the cache lacks it.
+
+    It is made again when the corpus's keys, its package's version or its module changes.
+
+    Raises:
+        UserError: the package's code fails, or yields no text; names package and entry point.
+    """
+    plugin = find_plugin("corpora", corpus.kind)
+    if plugin is None:
+        raise UserError(f"no installed package offers corpus {corpus.kind}", "install the package that the recipe needs")
+    definition = json.dumps([plugin.identity(), corpus.model_dump(mode="json")], sort_keys=True)
+    root = cache_root()
+    folder = root / f"{corpus.kind}-documents-{hashlib.sha256(definition.encode()).hexdigest()[:16]}"
+    file = folder / "documents.jsonl"
+    with locked(root / f"{folder.name}.lock", lambda: None) as alone:
+        if not file.exists():
+            with new_folder(folder, alone) as temporary:
+                _write_documents(corpus, plugin, temporary / file.name)
+    return CorpusFile(str(file), file.stat().st_size, format="jsonl")
+
+
+def _write_documents(corpus: UserCorpus, plugin: Plugin, file: Path) -> None:
+    number = 0
+    with open(file, "w", encoding="utf-8") as lines:
+        documents = _documents(corpus, plugin)
+        for number, text in enumerate(documents, 1):
+            if not isinstance(text, str):
+                raise plugin.broken(f"yields a {type(text).__name__} as document {number:,}, expected text")
+            lines.write(json.dumps({"text": text}) + "\n")
+        lines.flush()
+        os.fsync(lines.fileno())
+    if number == 0:
+        raise plugin.broken(f"yields no documents for {corpus.model_dump(mode='json')}")
+
+
+def _documents(corpus: UserCorpus, plugin: Plugin) -> Iterator[object]:
+    """The documents; whatever the package's code raises, but for a full disk here, becomes a UserError that names it."""
+    number = 0
+    try:
+        for number, text in enumerate(corpus.documents(), 1):  # noqa: B007 - the message tells how far it came
+            yield text
+    except (UserError, GeneratorExit):
+        raise
+    except Exception as error:
+        raise plugin.failed(f"fails after {number:,} documents", error) from None
 
 
 def _stdlib_files(corpus: StdlibCorpus) -> list[CorpusFile]:

@@ -13,6 +13,7 @@ from windtunnel.recipe import ARITHMETIC_ALPHABET, ArithmeticCorpus, Data, UserE
 from .arithmetic import chunks, generate
 from .corpus import LARGEST_DOCUMENT, CorpusFile, read_documents
 from .documents import DocumentBatch
+from .formats import form_of
 
 FEW_DOCUMENTS = 100
 PIECE = 64 << 10
@@ -63,7 +64,7 @@ def survey_text(data: Data, files: list[CorpusFile], separator: str | None, prog
     """
     auto = data.tokenizer.kind == "character" and data.tokenizer.alphabet == "auto"
     total = sum(f.size for f in files)
-    few = separator is None and len(files) < FEW_DOCUMENTS
+    few = separator is None and len(files) < FEW_DOCUMENTS and all(form_of(f.path, f.format) == "text" for f in files)
     piece = max(SMALLEST_PIECE, min(PIECE, int(total * data.validation)))
     found = _scan(files, separator, piece if few else LARGEST_DOCUMENT, auto, progress)
     if not few and found.documents < FEW_DOCUMENTS:

@@ -13,6 +13,8 @@ from windtunnel.recipe import (
     Recipe,
     StdlibCorpus,
     SudokuCorpus,
+    UserCorpus,
+    find_plugin,
 )
 
 # English text and code: about four bytes a token with vocabularies of thousands.
@@ -49,6 +51,11 @@ def estimate_corpus_tokens(recipe: Recipe) -> tuple[float | None, str]:
     elif isinstance(corpus, SudokuCorpus):
         cells = corpus.box**4
         return share * corpus.puzzles * cells, f"{corpus.puzzles:,} puzzles of {cells} cells"
+    elif isinstance(corpus, UserCorpus):
+        expected = _expected_bytes(corpus)
+        if expected is None:
+            return None, f"corpus {corpus.kind} tells its size only when it is made"
+        size, what = expected, f"{expected / 1e6:,.1f} MB that corpus {corpus.kind} expects"
     elif isinstance(corpus, CountedCorpus):
         return float(corpus.tokens), "data.corpus.tokens"
     else:
@@ -59,3 +66,14 @@ def estimate_corpus_tokens(recipe: Recipe) -> tuple[float | None, str]:
             return None, "no file found yet"
     per_token = BYTES_PER_BPE_TOKEN if isinstance(recipe.data.tokenizer, BPETokenizer) else 1.0
     return share * size / per_token, f"{what} at about {per_token:g} bytes a token"
+
+
+def _expected_bytes(corpus: UserCorpus) -> float | None:
+    """What a package says of its corpus. Raises UserError where its code fails."""
+    try:
+        return corpus.expected_bytes()
+    except Exception as error:
+        plugin = find_plugin("corpora", corpus.kind)
+        if plugin is None:
+            raise
+        raise plugin.failed("expected_bytes fails", error) from None

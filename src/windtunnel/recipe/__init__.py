@@ -18,11 +18,14 @@ if TYPE_CHECKING:
         StdlibCorpus,
         SudokuCorpus,
         TextCorpus,
+        UserCorpus,
+        corpus_class,
     )
     from .layout import MEGATRON, OWN_ENGINE, Layout
     from .load import dump_recipe, load_recipe, recipe_names, template_names
     from .models import GPTModel, HuggingFaceModel, LoRA
     from .recursion import MOST_SUPERVISION, PRESETS, Preset, Recursion, ResolvedRecursion
+    from .registry import Plugin, find_plugin, plugins
     from .scale import scale_model, scale_stages
     from .schema import (
         Bands,
@@ -61,6 +64,7 @@ __all__ = [
     "LayoutChoice",
     "LoRA",
     "Optimizer",
+    "Plugin",
     "Prepare",
     "Preset",
     "Pretrain",
@@ -74,13 +78,17 @@ __all__ = [
     "SudokuCorpus",
     "TextCorpus",
     "TrainingStage",
+    "UserCorpus",
     "UserError",
+    "corpus_class",
     "dump_recipe",
+    "find_plugin",
     "load_recipe",
     "parse_count",
     "parse_dollars",
     "parse_every",
     "parse_hours",
+    "plugins",
     "recipe_names",
     "recipe_notes",
     "scale_model",
@@ -101,8 +109,12 @@ _MODULES = {
         "StdlibCorpus",
         "SudokuCorpus",
         "TextCorpus",
+        "UserCorpus",
+        "corpus_class",
     ),
     "layout": ("MEGATRON", "OWN_ENGINE", "Layout"),
+    "registry": ("Plugin", "find_plugin", "plugins"),
+    "finetuning": ("GRPO", "FineTune", "HuggingFaceModel", "LayoutChoice", "LoRA"),
     "load": ("dump_recipe", "load_recipe", "recipe_names", "template_names"),
     "models": ("GPTModel", "HuggingFaceModel", "LoRA"),
     "recursion": ("MOST_SUPERVISION", "PRESETS", "Preset", "Recursion", "ResolvedRecursion"),

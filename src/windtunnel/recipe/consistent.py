@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .data import SudokuCorpus
+
 if TYPE_CHECKING:
-    from .data import SudokuCorpus
     from .schema import GPTModel, Recipe
 
 
@@ -35,7 +36,7 @@ def recursion_problem(recipe: Recipe) -> str | None:
 def puzzle_problem(recipe: Recipe) -> str | None:
     """What is wrong with model, tokenizer and a corpus of puzzles together; None where nothing is."""
     corpus, model = recipe.data.corpus, recipe.model
-    if corpus.kind == "sudoku":
+    if isinstance(corpus, SudokuCorpus):
         return (
             _sudoku_problem(recipe, corpus, model) if model.kind == "gpt" else "data.corpus.kind=sudoku needs a model of kind gpt"
         )

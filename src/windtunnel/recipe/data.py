@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializeAsAny, ValidationError, WrapValidator
+from pydantic_core import InitErrorDetails
 
 from .section import Section
 from .units import Count
@@ -63,6 +65,23 @@ class CountedCorpus(Section):
     tokens: Count = Field(50_000_000, ge=1)
 
 
+class UserCorpus(Section):
+    """A corpus that a package of the user's offers: derive from it, give `kind` its name, add keys, and yield documents.
+
+    The class is found through the entry point group `windtunnel.corpora` (see docs/add-a-recipe.md).
+    """
+
+    kind: str
+
+    def documents(self) -> Iterator[str]:
+        """Yield the documents, the same ones in the same order every time."""
+        raise NotImplementedError
+
+    def expected_bytes(self) -> float | None:
+        """Return about how many bytes the documents have, for `windtunnel plan`; None: not known before they are made."""
+        return None
+
+
 class CharacterTokenizer(Section):
     """One token per character of a fixed alphabet."""
 
@@ -80,7 +99,56 @@ class BPETokenizer(Section):
     vocab_size: int = Field(8192, ge=257)
 
 
-Corpus = Annotated[TextCorpus | ArithmeticCorpus | StdlibCorpus | SudokuCorpus | CountedCorpus, Field(discriminator="kind")]
+_BuiltIn = Annotated[TextCorpus | ArithmeticCorpus | StdlibCorpus | SudokuCorpus | CountedCorpus, Field(discriminator="kind")]
+
+
+def corpus_class(kind: str) -> type[UserCorpus] | None:
+    """Return the class of a kind of corpus that an installed package offers, or None.
+
+    Raises:
+        UserError: the package's entry point is broken.
+    """
+    from .registry import find_plugin
+
+    plugin = find_plugin("corpora", kind)
+    if plugin is None:
+        return None
+    found = plugin.load()
+    if not isinstance(found, type) or not issubclass(found, UserCorpus):
+        raise plugin.broken("is no class derived from windtunnel.recipe.UserCorpus")
+    return found
+
+
+def _registered(value: object, built_in: Any) -> object:
+    """Validate a corpus: a built-in kind as pydantic does, another one by the class that a package offers for it."""
+    kind = value.get("kind") if isinstance(value, dict) else None
+    if isinstance(value, UserCorpus):
+        return value
+    if not isinstance(kind, str):
+        return built_in(value)
+    try:
+        return built_in(value)
+    except ValidationError as error:
+        unknown = any(item["type"] == "union_tag_invalid" for item in error.errors())
+        offered = corpus_class(kind) if unknown else None
+        if offered is None:
+            raise
+    try:
+        return offered.model_validate(value)
+    except ValidationError as error:
+        lines = [_line(item, kind) for item in error.errors()]
+        raise ValidationError.from_exception_data(error.title, lines) from None
+
+
+def _line(item: Any, kind: str) -> InitErrorDetails:
+    """Return an error of a user's corpus as pydantic gives one of a discriminated union: with the kind in its place."""
+    return InitErrorDetails(type=item["type"], loc=(kind, *item["loc"]), input=item["input"], ctx=item.get("ctx", {}))
+
+
+if TYPE_CHECKING:
+    Corpus = _BuiltIn | UserCorpus
+else:  # a user's corpus is no arm of the union: pydantic would blame it for every mistake in another kind
+    Corpus = Annotated[SerializeAsAny[_BuiltIn], WrapValidator(_registered)]
 
 
 class Data(Section):

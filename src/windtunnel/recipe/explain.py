@@ -8,10 +8,14 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
+from .data import corpus_class
+from .registry import plugins
 from .schema import Recipe
 from .yamlfile import Path_
 
 _LONGEST_VALUE = 80
+CORPUS = ("data", "corpus")
+"""Where a kind may be one that an installed package offers."""
 _EXPECTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -61,6 +65,7 @@ def _line(parts: Path_, items: list[Any], model: type[BaseModel] | None, origin:
             return f"{start}.kind: missing; expected {_either(_kinds(parts))}"
         case "union_tag_invalid":
             given, kinds = str(first["ctx"]["tag"]), _kinds(parts)
+            kinds += [plugin.name for plugin in plugins("corpora")] if parts == CORPUS else []
             return f"{start}.kind: expected {_either(kinds)} (got {given!r}){_hint(given, kinds)}"
     expected = list(dict.fromkeys(_expected(item) for item in items))
     message = expected[0] if len(expected) == 1 else "expected " + " or ".join(e.removeprefix("expected ") for e in expected)
@@ -136,6 +141,8 @@ def _readable(location: Path_) -> tuple[Path_, type[BaseModel] | None]:
         if len(options) > 1 and rest:
             tag = rest.pop(0)
             model = next((m for m in options if m.model_fields["kind"].default == tag), None)
+            if model is None and tuple(parts) == CORPUS:
+                model = corpus_class(tag)
         elif options:
             model = options[0]
         else:

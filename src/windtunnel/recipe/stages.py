@@ -174,7 +174,11 @@ class GRPO(TrainingStage):
     master: bool = Field(True, description="fp32 master weights")
     compile: bool = True
     learning_rate: float = Field(1e-6, gt=0)
-    reward: str | None = Field(None, pattern=r"^.+:[A-Za-z_]\w*$", description="the user's reward: 'file.py:function'")
+    reward: str | None = Field(
+        None,
+        pattern=r"^(.+:)?[A-Za-z_][\w-]*$",
+        description="the user's reward: 'file.py:function', or the name under which a package offers it",
+    )
     reward_examples: str | None = Field(
         None,
         min_length=1,

@@ -19,6 +19,7 @@ from windtunnel.recipe import (
     Recipe,
     SudokuCorpus,
     TextCorpus,
+    UserCorpus,
     UserError,
     load_recipe,
     scale_model,
@@ -236,13 +237,14 @@ class Context(CheckContext):
         from windtunnel.data import corpus_files
 
         corpus = recipe.data.corpus
-        if not isinstance(corpus, TextCorpus):
+        if not isinstance(corpus, TextCorpus | UserCorpus):
             return recipe
         files = corpus_files(corpus)
         if sum(file.size for file in files) <= EXCERPT_BYTES:
             return recipe
-        paths = write_excerpt(files, corpus.separator, self.folder / "excerpt", EXCERPT_BYTES)
-        changed = corpus.model_copy(update={"files": [str(path.resolve()) for path in paths]})
+        path = (self.folder / "excerpt.jsonl").resolve()
+        write_excerpt(files, corpus.separator if isinstance(corpus, TextCorpus) else None, path, EXCERPT_BYTES)
+        changed = TextCorpus(files=[str(path)], format="jsonl")
         return recipe.model_copy(update={"data": recipe.data.model_copy(update={"corpus": changed})})
 
     def __getstate__(self) -> dict[str, Any]:

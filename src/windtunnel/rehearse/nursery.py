@@ -13,12 +13,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.reduction import send_handle
 from pathlib import Path
 from typing import Any
 
-from windtunnel.check import Check, Outcome, Say, failed
+from windtunnel.check import Check, Outcome, Say, always, failed
 from windtunnel.launch import stop_with_parent
 from windtunnel.recipe import UserError
 
@@ -47,7 +48,12 @@ class Nursery:
 
     def run(self, check: Check, context: Any, say: Say, log: Path) -> Outcome:
         """A check's outcome; one that does not come back within its limit, or at all, has failed."""
-        request = pickle.dumps((dict(os.environ), os.getcwd(), sys.path, str(log), pickle.dumps((check, context))))
+        try:  # whether it applies was asked here: that function need not travel
+            work = pickle.dumps((replace(check, applies=always), context))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            what = f"it cannot be sent to a process of its own: {error}"
+            return failed(check, context, time.monotonic(), what, "make the check's `run` a function of a module")
+        request = pickle.dumps((dict(os.environ), os.getcwd(), sys.path, str(log), work))
         for _ in range(2):
             began = time.monotonic()
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,8 @@ from windtunnel.recipe import UserError
 if TYPE_CHECKING:
     from windtunnel.data import CorpusFile
 
-MOST_FILES = 200
-"""Of a corpus, that an excerpt is taken from."""
+MOST_FILES, LEAST_DOCUMENT = 50, 4096
+"""Files of a corpus that an excerpt is taken from, and the bytes to which no document is cut."""
 
 LAYERS, HEADS, HEAD_DIM, HIDDEN, VOCAB, EXPERTS = 2, 4, 16, 128, 512, 8
 
@@ -74,35 +75,26 @@ def small_config(raw: dict[str, Any], vocab: int = VOCAB) -> dict[str, Any]:
     return small | _TOKENS
 
 
-def write_excerpt(files: Sequence[CorpusFile], separator: str | None, folder: Path, size: int) -> list[Path]:
-    """Write about `size` bytes of the files into `folder`, with the same separator; returns the new files.
+def write_excerpt(files: Sequence[CorpusFile], separator: str | None, path: Path, size: int) -> None:
+    """Write the beginnings of the files, an equal share of each and about `size` bytes in all, as JSON lines.
 
     Raises:
-        UserError: a file cannot be read or the folder not be written.
+        UserError: a file cannot be read, or the excerpt not be written.
     """
-    step = -(-len(files) // MOST_FILES)
-    chosen = files[::step]
+    from windtunnel.data import read_documents
+
+    chosen = files[:: -(-len(files) // MOST_FILES)]
     share = max(1, size // len(chosen))
-    made = []
     try:
-        folder.mkdir(exist_ok=True)
-        for number, file in enumerate(chosen):
-            path = folder / f"{number:04d}.txt"
-            with open(file.path, "rb") as source:
-                path.write_bytes(_cut(source.read(share + 1), share, (separator or "\n").encode()))
-            made.append(path)
+        with open(path, "w", encoding="utf-8") as lines:
+            for file in chosen:
+                left = share
+                batches = read_documents(file, separator, longest=max(share, LEAST_DOCUMENT))
+                for text in (batch.document(i) for batch in batches for i in range(len(batch))):
+                    kept = text.encode()[:left].decode("utf-8", "ignore")
+                    lines.write(json.dumps({"text": kept}) + "\n")
+                    left -= len(kept.encode())
+                    if left <= 0 or not kept:
+                        break
     except OSError as error:
         raise UserError(f"excerpt of the corpus: {error.filename}: {error.strerror or error}") from None
-    return made
-
-
-def _cut(text: bytes, size: int, mark: bytes) -> bytes:
-    """At most `size` bytes, ending at the last mark if that keeps half of them, else between characters."""
-    if len(text) <= size:
-        return text
-    found = text.rfind(mark, size // 2, size)
-    if found >= 0:
-        return text[:found]
-    while size > 0 and text[size] & 0xC0 == 0x80:
-        size -= 1
-    return text[:size]

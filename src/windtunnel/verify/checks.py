@@ -8,7 +8,7 @@ import statistics
 from windtunnel.check import Check, CheckFailed, Context, Evidence, Findings, Say
 from windtunnel.recipe import ArithmeticCorpus
 
-from .checks_answers import GARBAGE, Example, examples, has_reward, is_rl, open_reward, plugin, robustness
+from .checks_answers import GARBAGE, Example, examples, has_reward, is_rl, open_reward, reward_of, robustness
 from .reward_process import Reply, RewardProcess
 
 SLOW_CALL, SLOWEST_CALL = 0.25, 2.0
@@ -31,7 +31,8 @@ def loads(context: Context, say: Say) -> Evidence:
         reply = next((r for r in replies if r.signature or r.ended), replies[0])
         left = reward.close()
         seconds, printed = reward.import_seconds, reward.printed
-    file, function = plugin(context)
+    where = reward_of(context)
+    file, function = where.file, where.function.rpartition(":")[2]
     if reply.signature:
         found.problem(
             f"{file}: {function} cannot be called as reward(prompt, answer, truth): {reply.problem}",

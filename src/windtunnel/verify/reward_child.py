@@ -15,6 +15,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 LONGEST = 300
@@ -50,10 +51,16 @@ def main() -> int:
 
 
 def _load(file: str, name: str) -> tuple[Callable[..., Any] | None, str | None]:
-    """The function, or None and what is wrong. Modules beside the file can be imported."""
+    """The function, or None and what is wrong. Modules beside the file can be imported.
+
+    `name` is the function's, in the file; or 'module:function', of an installed package that the file belongs to.
+    """
     sys.argv = [file]
-    sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
+    installed, _, name = name.rpartition(":")
     try:
+        if installed:
+            return _function(importlib.import_module(installed), name)
+        sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
         spec = importlib.util.spec_from_file_location("user_reward", file)
         if spec is None or spec.loader is None:
             return None, "it is no Python file"
@@ -64,8 +71,12 @@ def _load(file: str, name: str) -> tuple[Callable[..., Any] | None, str | None]:
         return None, f"line {error.lineno}: {error.msg}"
     except BaseException as error:  # sys.exit() at import is one of them
         return None, f"importing it raises {_describe(error)}{_where(error, file)}"
+    return _function(module, name)
+
+
+def _function(module: ModuleType, name: str) -> tuple[Callable[..., Any] | None, str | None]:
     if not hasattr(module, name):
-        found = sorted(n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == "user_reward")
+        found = sorted(n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__)
         return None, f"it has no function {name}; it has {', '.join(found) or 'none'}"
     function = getattr(module, name)
     return (function, None) if callable(function) else (None, f"{name} is a {type(function).__name__}, not a function")
