@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import http.client
 import json
+import socket
 import sys
 import time
 from collections import Counter
@@ -14,11 +15,11 @@ import httpx
 import openai
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "generate"))
 from tiny import LIMITS, NAME, running_server
 from waiting import HANG
 
-from windtunnel.serve import Engine
+from windtunnel.generate import Engine
 
 Served = tuple[str, Engine]
 
@@ -293,14 +294,67 @@ def test_metrics_count(served: Served) -> None:
     assert value("windtunnel_tokens_per_second") > 0
 
 
-def test_a_dead_worker_is_500_then_503_without_internals() -> None:
+def test_a_failure_costs_one_request_and_tells_no_internals() -> None:
     with running_server() as (url, engine):
+        expected = post(url, prompt="H", max_tokens=5, temperature=0).json()["choices"][0]["text"]
+        block = engine._decoder._model.blocks[0]  # type: ignore[attr-defined]
+        whole, block.mlp = block.mlp, None
+        for stream in (False, True):
+            response = post(url, prompt="H", max_tokens=5, stream=stream)
+            assert response.status_code == (200 if stream else 500)  # a stream has begun before anything can fail
+            assert response.headers["x-request-id"] in response.text
+            assert "mlp" not in response.text
+            assert "Traceback" not in response.text
+        post(url, prompt="H", max_tokens=5)
+        assert httpx.get(f"{url}/health").status_code == 503  # nothing has worked lately
+        block.mlp = whole
+        assert post(url, prompt="H", max_tokens=5, temperature=0).json()["choices"][0]["text"] == expected
+        assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_a_request_that_fills_its_context_costs_nobody_anything(served: Served) -> None:
+    url, engine = served
+    body = {"prompt": "H1+", "max_tokens": 100, "temperature": 0}
+    alone = post(url, **body).json()["choices"][0]["text"]
+    for _ in range(3):
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            full = pool.submit(post, url, prompt="1" * 120, max_tokens=200, temperature=0)
+            beside = pool.submit(post, url, **body)
+        assert full.result().json()["choices"][0]["finish_reason"] == "length"
+        assert beside.result().json()["choices"][0]["text"] == alone
+    assert engine.stats.failed == 0
+
+
+def test_connections_that_drip_are_closed_and_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("windtunnel.web.server.HEAD_SECONDS", 1.0)
+    monkeypatch.setattr("windtunnel.web.guard.BODY_SECONDS", 1.0)
+    monkeypatch.setattr("windtunnel.web.server.MOST_CONNECTIONS", 60)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+    beginnings = (b"", b"P", head, head + b"Content-Length: 1000\r\n\r\n", head + b"Transfer-Encoding: chunked\r\n\r\n0\r\n")
+    with running_server() as (url, _), contextlib.ExitStack() as stack:
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        drips = [stack.enter_context(socket.create_connection(address, timeout=10)) for _ in range(200)]
+        for i, drip in enumerate(drips):
+            with contextlib.suppress(OSError):  # the first were closed when there were too many
+                drip.sendall(beginnings[i % len(beginnings)])
         assert post(url, prompt="H", max_tokens=1).status_code == 200
-        engine._model.blocks[0].mlp = None
-        response = post(url, prompt="H", max_tokens=5)
-        assert response.status_code == 500
-        assert response.headers["x-request-id"] in response.json()["error"]["message"]
-        assert "mlp" not in response.text
-        assert "Traceback" not in response.text
-        assert post(url, prompt="H", max_tokens=5).status_code == 503
-        assert httpx.get(f"{url}/health").status_code == 503
+        deadline = time.monotonic() + 60
+        while drips and time.monotonic() < deadline:
+            drips = [drip for drip in drips if not _closed(drip)]
+            time.sleep(0.1)
+        assert not drips
+        assert post(url, prompt="H", max_tokens=1).status_code == 200
+
+
+def _closed(drip: socket.socket) -> bool:
+    """Send one more byte of a header, and see whether anybody is there."""
+    try:
+        drip.sendall(b"x")
+        drip.setblocking(False)
+        return drip.recv(65_536) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    finally:
+        drip.settimeout(10)

@@ -14,15 +14,16 @@ from pathlib import Path
 import httpx
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "generate"))
 from tiny import TOKENIZER
 from waiting import HANG
 
 from windtunnel.evaluate import export_run
+from windtunnel.generate import Source, load_source
 from windtunnel.model import build_gpt, gpt_shape
 from windtunnel.recipe import Recipe, UserError
 from windtunnel.run import CheckpointStore, CheckpointWriter, RunFolder
-from windtunnel.serve import load_source, serve
+from windtunnel.serve import serve
 
 SCRIPT = """
 import sys
@@ -121,23 +122,28 @@ def test_open_to_others_only_with_a_token(run: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_sources(run: Path, tmp_path: Path) -> None:
-    best = load_source(run)
-    assert (best.what, best.limits.slots, best.model.shape.sequence) == ("step 5, validation loss 1.5000", 2, 256)
-    assert load_source(run, step=9).what.startswith("step 9")
+    def loaded(path: Path, **options: object) -> Source:
+        source = load_source(path, **options)  # type: ignore[arg-type]
+        source.generator.close()
+        return source
+
+    best = loaded(run)
+    assert (best.what, best.limits.slots, best.generator.context) == ("step 5, validation loss 1.5000", 2, 256)
+    assert loaded(run, step=9).what.startswith("step 9")
     with pytest.raises(UserError, match="no good checkpoint of step 6"):
-        load_source(run, step=6)
+        loaded(run, step=6)
     with pytest.raises(UserError, match="--device"):
-        load_source(run, device="tpu9")
+        loaded(run, device="tpu9")
     exported = export_run(run, tmp_path / "exported").file
-    assert load_source(exported.parent).name == "exported"
+    assert loaded(exported.parent).name == "exported"
     with pytest.raises(UserError, match="no steps"):
-        load_source(exported.parent, step=5)
+        loaded(exported.parent, step=5)
     (exported.parent / "model.safetensors").write_bytes(b"garbage")
     with pytest.raises(UserError, match="not an exported model"):
-        load_source(exported.parent)
+        loaded(exported.parent)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError):
-        load_source(tmp_path / "empty")
+        loaded(tmp_path / "empty")
 
 
 def test_a_run_without_a_good_checkpoint(tmp_path: Path, run: Path) -> None:

@@ -211,9 +211,9 @@ def test_a_body_that_never_ends_does_not_hold_its_connection_for_good(monkeypatc
 
     from starlette.requests import Request
 
-    from windtunnel.web import APIError, body, read_body
+    from windtunnel.web import APIError, guard, read_body
 
-    monkeypatch.setattr(body, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(guard, "BODY_SECONDS", 0.2)
     parts = iter([{"type": "http.request", "body": b"{", "more_body": True}])
 
     async def receive() -> dict[str, object]:
@@ -228,8 +228,8 @@ def test_a_body_that_never_ends_does_not_hold_its_connection_for_good(monkeypatc
 
 
 IMPATIENT = """
-from windtunnel.web import connection
-connection.HEAD_SECONDS = 0.5
+from windtunnel.web import server
+server.HEAD_SECONDS = 0.5
 from windtunnel.verify import serve
 serve(port=0, workers=1)
 """

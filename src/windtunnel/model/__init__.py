@@ -8,7 +8,7 @@ from .shape import GPTShape, RecursionShape, gpt_shape, recipe_shape
 if TYPE_CHECKING:
     from .attention import deterministic
     from .build import build_model, new_model
-    from .cache import KVCache, extend
+    from .cache import KVCache, extend, lay_out
     from .checks import add_gradients
     from .fp8 import disable_fp8, enable_fp8
     from .frozen_fp8 import FrozenFP8, freeze_experts_fp8, freeze_linear_fp8, holds_experts
@@ -58,6 +58,7 @@ __all__ = [
     "hf_shape",
     "holds_experts",
     "known_models",
+    "lay_out",
     "load_weights",
     "model_of_recipe",
     "new_model",
@@ -99,6 +100,7 @@ _LAZY = {
     "freeze_linear_fp8": "frozen_fp8",
     "holds_experts": "frozen_fp8",
     "known_models": "known",
+    "lay_out": "cache",
     "load_weights": "weights",
     "model_of_recipe": "weights",
     "new_model": "build",

@@ -47,6 +47,31 @@ class KVCache:
         self.lengths[slot] = 0
 
 
+@torch.no_grad()
+def lay_out(model: GPT) -> None:
+    """Lay a model's weights out for generating, where they are: in the compute dtype, those multiplied together in one matrix.
+
+    On CPUs the matrices lie transposed in memory: products of few rows are faster so, and a row's result does not depend on
+    the number of rows from two on. The model must not be trained afterwards.
+    """
+    on_cpu = model.head.weight.device.type == "cpu"
+
+    def laid(matrix: Tensor) -> Tensor:
+        matrix = matrix.to(model.compute)
+        return matrix.t().contiguous().t() if on_cpu else matrix
+
+    # On GPUs a recursive model prepares its weights itself, for each answer anew.
+    for part in model.parts() if on_cpu or not isinstance(model, RecursiveGPT) else ():
+        for name, weights in part.products().items():
+            part.prepared[name] = matrix = laid(torch.cat([*weights]))
+            for weight, rows in zip(weights, matrix.split([len(weight) for weight in weights]), strict=True):
+                weight.data = rows
+    model.head.weight.data = laid(model.head.weight.data)
+    for weight in model.parameters():
+        if weight.ndim == 2:
+            weight.data = weight.data.to(model.compute)
+
+
 @torch.inference_mode()
 def extend(model: GPT, tokens_NT: Tensor, slots_N: Tensor, cache: KVCache) -> Tensor:
     """Append T tokens to each of N slots and return the logits after the last one.
@@ -64,14 +89,15 @@ def extend(model: GPT, tokens_NT: Tensor, slots_N: Tensor, cache: KVCache) -> Te
         carry = model.begin(inputs)
         for _ in range(cache.supervision):
             carry = model.advance(inputs, carry, attention)
-        x = model.answer(tuple(state[:, -1:] for state in carry))
+        x = model.answer(tuple(state[:, -2:] for state in carry))
     else:
         embedded, extras = model.look_up(tokens_NT)
         first = last_norm(embedded, None)
-        x = model.stack(first, first, extras, attention)[:, -1:]
+        x = model.stack(first, first, extras, attention)[:, -2:]
     assert attention.applied == cache.keys.size(0), "every application of a block has its place in the cache"
     cache.lengths[slots_N] = attention.start_N + tokens_NT.size(1)
-    return model.logits(x)[:, 0]
+    # Of the last two positions: the head's product then has two rows or more, as in a step of several sequences.
+    return model.logits(x)[:, -1]
 
 
 class _CachedAttention:

@@ -60,7 +60,7 @@ class Attention(nn.Module):
         elif self.value_gate is None:
             out = multiply(x_BTC, *weights, matrix=self.prepared.get("qkv"))
         else:
-            out, gate = multiply_gated(x_BTC, self.value_gate.weight, *weights)
+            out, gate = multiply_gated(x_BTC, self.value_gate.weight, *weights, matrix=self.prepared.get("qkv"))
         return out.view(*x_BTC.shape[:2], -1, self.head_dim), gate
 
     def project(self, x_BTC: Tensor, extra_BTE: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -23,11 +23,11 @@ def multiply(x: Tensor, *weights: Tensor, matrix: Tensor | None = None) -> Tenso
     return F.linear(x, weight.to(x.dtype))
 
 
-def multiply_gated(x: Tensor, gate: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
+def multiply_gated(x: Tensor, gate: Tensor, *weights: Tensor, matrix: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """`multiply`, and x's first channels times gate (out, channels) transposed."""
     if x.is_cuda and torch.is_grad_enabled():
         return gated_linear(x, gate, *weights)
-    return multiply(x, *weights), multiply(x[..., : gate.size(1)], gate)
+    return multiply(x, *weights, matrix=matrix), multiply(x[..., : gate.size(1)], gate)
 
 
 class Linear(nn.Module):

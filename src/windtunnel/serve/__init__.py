@@ -1,4 +1,4 @@
-"""The server: OpenAI-compatible completions from a run's best checkpoint. torch and FastAPI are imported on use."""
+"""The server: OpenAI-compatible completions from whatever generates. torch and FastAPI are imported on use."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -6,24 +6,13 @@ from .server import serve
 
 if TYPE_CHECKING:
     from .app import create_app
-    from .engine import Engine, EngineDown, Job, QueueFull
-    from .source import load_source
 
-__all__ = ["Engine", "EngineDown", "Job", "QueueFull", "create_app", "load_source", "serve"]
-
-_LAZY = {
-    "Engine": "engine",
-    "EngineDown": "engine",
-    "Job": "engine",
-    "QueueFull": "engine",
-    "create_app": "app",
-    "load_source": "source",
-}
+__all__ = ["create_app", "serve"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        from importlib import import_module
+    if name == "create_app":
+        from .app import create_app
 
-        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+        return create_app
     raise AttributeError(name)

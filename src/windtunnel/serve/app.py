@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import time
 from collections.abc import AsyncIterator
@@ -16,11 +17,11 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
+from windtunnel.generate import GenerationFailed, Generator
 from windtunnel.recipe import Serve
 from windtunnel.web import CLIENT_GONE, Access, APIError, Guard, error_response, http_error, internal_error, read_body
 
-from .completions import Answer, Run, prepare
-from .engine import Engine, EngineDown
+from .completions import Answer, Hub, Run, prepare
 from .metrics import Record, ServerMetrics
 from .schema import parse_request
 
@@ -31,8 +32,8 @@ ESCAPE, OTHER_FIELDS = 6, 65_536
 PUBLIC = ("/", "/health", "/favicon.ico", "/static/*")
 
 
-def create_app(engine: Engine, *, model: str, limits: Serve, access: Access, created: int | None = None) -> FastAPI:
-    """The application around an engine, which it closes when it shuts down.
+def create_app(generator: Generator, *, model: str, limits: Serve, access: Access, created: int | None = None) -> FastAPI:
+    """The application around a generator, which it closes when it shuts down.
 
     Args:
         model: the id that requests name and /v1/models lists.
@@ -45,7 +46,7 @@ def create_app(engine: Engine, *, model: str, limits: Serve, access: Access, cre
         "object": "model",
         "created": created or int(time.time()),
         "owned_by": "windtunnel",
-        "context_length": engine.context,
+        "context_length": generator.context,
         "max_tokens": limits.max_tokens,
     }
     max_body = ESCAPE * limits.max_prompt_bytes + OTHER_FIELDS
@@ -53,14 +54,15 @@ def create_app(engine: Engine, *, model: str, limits: Serve, access: Access, cre
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(engine.close)
+        await asyncio.to_thread(generator.close)
 
     app = FastAPI(title="windtunnel", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    metrics = ServerMetrics(engine)
+    metrics = ServerMetrics(generator)
+    hub = functools.cache(Hub)  # of the event loop that the first request runs in
     app.add_middleware(Guard, access=access, max_body=max_body, public=PUBLIC)
     app.add_exception_handler(HTTPException, http_error)
     _add_models(app, card)
-    _add_pages(app, engine, metrics, access.token is not None)
+    _add_pages(app, generator, metrics, access.token is not None)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
@@ -70,8 +72,8 @@ def create_app(engine: Engine, *, model: str, limits: Serve, access: Access, cre
             if parsed.model != model:
                 message = f"the model {parsed.model!r} does not exist; this server has {model!r}"
                 raise APIError(404, message, param="model", code="model_not_found")
-            prepared = await asyncio.to_thread(prepare, parsed, engine.tokenizer, engine.context, limits)
-            answer = Answer(prepared, Run(engine, prepared), model)
+            prepared = await asyncio.to_thread(prepare, parsed, generator, limits)
+            answer = Answer(prepared, Run(generator, hub(), prepared.jobs, parsed.stream), model)
             if parsed.stream:
                 return EventStream(answer, request.state.request_id, record)
             body = await _unless_gone(request, answer)
@@ -108,7 +110,7 @@ class EventStream(StreamingResponse):
                 self._record.first_text()
                 yield event
             self._record.end(200)
-        except EngineDown:
+        except GenerationFailed:
             self._record.end(500)
             yield f"data: {json.dumps(internal_error(self._request_id).body())}\n\n"
 
@@ -122,7 +124,7 @@ async def _unless_gone(request: Request, answer: Answer) -> dict[str, Any]:
         if not whole.done():
             raise APIError(CLIENT_GONE, "the client went away")
         return whole.result()
-    except EngineDown:
+    except GenerationFailed:
         raise internal_error(request.state.request_id) from None
     finally:
         whole.cancel()
@@ -150,7 +152,7 @@ def _add_models(app: FastAPI, card: dict[str, Any]) -> None:
         return error_response(error)
 
 
-def _add_pages(app: FastAPI, engine: Engine, metrics: ServerMetrics, needs_token: bool) -> None:
+def _add_pages(app: FastAPI, generator: Generator, metrics: ServerMetrics, needs_token: bool) -> None:
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
 
     @app.get("/")
@@ -159,7 +161,7 @@ def _add_pages(app: FastAPI, engine: Engine, metrics: ServerMetrics, needs_token
 
     @app.get("/health")
     async def health() -> Response:
-        alive = engine.alive
+        alive = generator.alive
         return JSONResponse({"status": "ok" if alive else "down", "authentication": needs_token}, 200 if alive else 503)
 
     @app.get("/metrics")

@@ -8,19 +8,20 @@ import math
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections import deque
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from windtunnel.data import Tokenizer
+from windtunnel.generate import GenerationFailed, Generator, Job, Piece, QueueFull, Ticket, TokenInfo
 from windtunnel.recipe import Serve, UserError
 from windtunnel.web import APIError
 
-from .engine import Engine, EngineDown, Generation, Job, QueueFull
 from .schema import CompletionRequest
-from .text import Piece, TokenInfo
 
-Event = tuple[int, Piece | EngineDown]
+# Streams are told at most so often: what has come in between goes out together. Every event costs the event loop about as much
+# as a small model's step costs the engine, and both are in one process.
+GAP_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Prepared:
     prompt_tokens: int
 
 
-def prepare(request: CompletionRequest, tokenizer: Tokenizer, context: int, limits: Serve) -> Prepared:
+def prepare(request: CompletionRequest, generator: Generator, limits: Serve) -> Prepared:
     """Tokenize the prompts and check the limits. May take a while for long prompts: not for the event loop.
 
     Raises:
@@ -52,10 +53,10 @@ def prepare(request: CompletionRequest, tokenizer: Tokenizer, context: int, limi
     total = 0
     base = secrets.randbits(48) if request.seed is None else request.seed
     for prompt in prompts:
-        ids = _encode(prompt, tokenizer, context, limits)
+        ids = _encode(prompt, generator, limits)
         total += len(ids)
         # Decoded ids are what the model sees; a text stays as it was written.
-        texts += [prompt if isinstance(prompt, str) else tokenizer.decode(ids)] * request.n
+        texts += [prompt if isinstance(prompt, str) else generator.text.decode(ids)] * request.n
         for _ in range(request.n):
             jobs.append(_job(request, ids, base + len(jobs)))
     return Prepared(request, jobs, texts, total)
@@ -86,76 +87,97 @@ def _prompts(request: CompletionRequest) -> list[str | list[int]]:
     return list(prompt)
 
 
-def _encode(prompt: str | list[int], tokenizer: Tokenizer, context: int, limits: Serve) -> tuple[int, ...]:
+def _encode(prompt: str | list[int], generator: Generator, limits: Serve) -> tuple[int, ...]:
     if isinstance(prompt, list):
-        wrong = next((i for i in prompt if i >= tokenizer.vocab), None)
+        wrong = next((i for i in prompt if i >= generator.vocab), None)
         if wrong is not None:
-            raise APIError(
-                422,
-                f"prompt: token id {wrong} is outside the vocabulary of {tokenizer.vocab}",
-                param="prompt",
-                code="invalid_token",
-            )
-        ids = tuple(prompt) or (tokenizer.bos,)
+            message = f"prompt: token id {wrong} is outside the vocabulary of {generator.vocab}"
+            raise APIError(422, message, param="prompt", code="invalid_token")
+        ids = tuple(prompt) or tuple(generator.text.encode(""))
     else:
         size = len(prompt.encode("utf-8", "surrogatepass"))
         if size > limits.max_prompt_bytes:
             raise APIError(422, f"prompt: {size:,} bytes, at most {limits.max_prompt_bytes:,}", param="prompt", code="too_large")
-        # Documents begin with BOS, so prompts do.
         try:
-            ids = tuple(int(i) for i in tokenizer.encode(prompt, bos=True))
+            ids = tuple(generator.text.encode(prompt))
         except (UserError, UnicodeError) as error:
             message = error.message if isinstance(error, UserError) else "the text is not valid Unicode"
             raise APIError(422, f"prompt: {message}", param="prompt", code="unknown_character") from None
-    if len(ids) > context:
-        message = f"prompt: {len(ids):,} tokens, the model's context is {context:,}"
+    if len(ids) > generator.context:
+        message = f"prompt: {len(ids):,} tokens, the model's context is {generator.context:,}"
         raise APIError(422, message, param="prompt", code="context_length_exceeded")
     return ids
 
 
+class Hub:
+    """Brings news from the generator's thread to the requests in the event loop, with one wake-up for all of them."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._news: deque[asyncio.Event] = deque()
+        self._told = 0.0
+        self._pending = False
+
+    def notify(self, news: asyncio.Event) -> None:
+        """From the generator's thread: set an event in the loop, soon."""
+        self._news.append(news)
+        if not self._pending:
+            self._pending = True
+            self._loop.call_soon_threadsafe(self._schedule)
+
+    def _schedule(self) -> None:
+        wait = self._told + GAP_SECONDS - self._loop.time()
+        if wait > 0:
+            self._loop.call_later(wait, self._deliver)
+        else:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        self._told, self._pending = self._loop.time(), False
+        while self._news:
+            self._news.popleft().set()
+
+
 class Run:
-    """One request's generations. `events` yields (choice, piece) until each has finished; leaving it early cancels."""
+    """One request's tickets. `events` yields (choice, piece) until each has finished; leaving it early cancels."""
 
-    def __init__(self, engine: Engine, prepared: Prepared) -> None:
-        self._queue: asyncio.Queue[Event] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-
-        def callback(index: int) -> Callable[[Piece | EngineDown], None]:
-            def deliver(piece: Piece | EngineDown) -> None:
-                loop.call_soon_threadsafe(self._queue.put_nowait, (index, piece))
-
-            return deliver
-
+    def __init__(self, generator: Generator, hub: Hub, jobs: list[Job], stream: bool) -> None:
+        self._news = asyncio.Event()
         try:
-            self.generations: list[Generation] = engine.submit(prepared.jobs, [callback(i) for i in range(len(prepared.jobs))])
+            self.tickets = generator.submit(jobs, lambda _: hub.notify(self._news), stream=stream)
         except QueueFull as full:
             headers = {"Retry-After": str(full.retry_after)}
             raise APIError(429, "the server is busy, try again later", code="queue_full", headers=headers) from None
-        except EngineDown:
-            raise APIError(503, "the server cannot generate any more; it has to be restarted", code="engine_down") from None
+        except GenerationFailed:
+            raise APIError(503, "the server is ending", code="engine_down") from None
 
     async def events(self) -> AsyncIterator[tuple[int, Piece]]:
-        """Pieces as they come. Raises EngineDown."""
-        left = len(self.generations)
+        """Pieces as they come. Raises GenerationFailed."""
+        left: dict[int, Ticket] = dict(enumerate(self.tickets))
         try:
             while left:
-                index, piece = await self._queue.get()
-                if isinstance(piece, EngineDown):
-                    raise piece
-                left -= piece.finish is not None
-                yield index, piece
+                await self._news.wait()
+                self._news.clear()
+                for index, ticket in list(left.items()):
+                    if not (ticket.stream or ticket.over):
+                        continue
+                    piece = ticket.take()
+                    if piece.finish:
+                        del left[index]
+                    if piece.text or piece.tokens or piece.finish:
+                        yield index, piece
         finally:
             self.cancel()
 
     def cancel(self) -> None:
         """Free the slots. Does nothing to what has finished."""
-        for generation in self.generations:
-            generation.cancel()
+        for ticket in self.tickets:
+            ticket.cancel()
 
     @property
     def completion_tokens(self) -> int:
         """Tokens generated so far, over all choices."""
-        return sum(g.generated for g in self.generations)
+        return sum(len(ticket.tokens) for ticket in self.tickets)
 
 
 class Answer:
@@ -169,28 +191,18 @@ class Answer:
 
     async def whole(self) -> dict[str, Any]:
         """The complete response."""
-        count = len(self.prepared.jobs)
-        texts: list[list[str]] = [[] for _ in range(count)]
-        infos: list[list[TokenInfo]] = [[] for _ in range(count)]
-        reasons: list[str | None] = [None] * count
+        pieces: list[Piece] = [Piece("")] * len(self.prepared.jobs)
         async for index, piece in self.run.events():
-            texts[index].append(piece.text)
-            infos[index] += self._shifted(index, piece)
-            reasons[index] = piece.finish
-        choices = []
-        for i in range(count):
-            text = (self.prepared.texts[i] if self._echo else "") + "".join(texts[i])
-            choices.append(self._choice(i, text, infos[i], reasons[i]))
+            pieces[index] = piece  # of a job that is not streamed there is one
+        choices = [self._choice(i, piece, first=True) for i, piece in enumerate(pieces)]
         return {**self._head, "choices": choices, "usage": self.usage()}
 
     async def stream(self) -> AsyncIterator[str]:
         """Server-sent events, ended by [DONE]. Echoed prompts come first."""
-        started = [not self._echo] * len(self.prepared.jobs)
+        begun: set[int] = set()
         async for index, piece in self.run.events():
-            text = piece.text
-            if not started[index]:
-                started[index], text = True, self.prepared.texts[index] + text
-            yield self._event([self._choice(index, text, self._shifted(index, piece), piece.finish)])
+            yield self._event([self._choice(index, piece, first=index not in begun)])
+            begun.add(index)
         options = self.prepared.request.stream_options
         if options is not None and options.include_usage:
             yield self._event([], self.usage())
@@ -205,15 +217,14 @@ class Answer:
         data = {**self._head, "choices": choices, **({"usage": usage} if usage is not None else {})}
         return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
 
-    def _shifted(self, index: int, piece: Piece) -> list[TokenInfo]:
-        """Offsets count from the prompt's beginning when it is echoed; the prompt's own pieces carry no text."""
-        if not self._echo or not piece.tokens or not (piece.text or piece.finish):
-            return list(piece.tokens)
-        by = len(self.prepared.texts[index])
-        return [TokenInfo(t.text, t.offset + by, t.log_probability, t.top) for t in piece.tokens]
-
-    def _choice(self, index: int, text: str, infos: list[TokenInfo], reason: str | None) -> dict[str, Any]:
-        logprobs = None
+    def _choice(self, index: int, piece: Piece, first: bool) -> dict[str, Any]:
+        text, infos, logprobs = piece.text, list(piece.tokens), None
+        if self._echo:
+            # Offsets count from the prompt's beginning then.
+            by = len(self.prepared.texts[index])
+            infos = [TokenInfo(t.text, t.offset + by, t.log_probability, t.top) for t in infos]
+            if first:
+                text, infos = self.prepared.texts[index] + text, [*self.run.tickets[index].prompt_infos, *infos]
         if self._logprobs is not None:
             logprobs = {
                 "tokens": [t.text for t in infos],
@@ -221,7 +232,7 @@ class Answer:
                 "top_logprobs": [t.top for t in infos] if self._logprobs else None,
                 "text_offset": [t.offset for t in infos],
             }
-        return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
+        return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": piece.finish}
 
 
 def _number(value: float | None) -> float | None:

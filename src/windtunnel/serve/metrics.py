@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from .engine import Engine
+from windtunnel.generate import Generator
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
@@ -17,7 +17,7 @@ BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 class ServerMetrics:
     """Metrics of a server; the registry is its own, so that several servers can live in one process."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, generator: Generator) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter("windtunnel_requests", "Completion requests by status code", ["status"], registry=self.registry)
         self.latency = Histogram(
@@ -26,7 +26,7 @@ class ServerMetrics:
         self.first_token = Histogram(
             "windtunnel_first_token_seconds", "Seconds from request to the first text", buckets=BUCKETS, registry=self.registry
         )
-        self.registry.register(EngineCollector(engine))
+        self.registry.register(GeneratorCollector(generator))
 
     def start(self) -> Record:
         """A request has come in."""
@@ -58,30 +58,32 @@ class Record:
             self._metrics.latency.observe(time.monotonic() - self._started)
 
 
-class EngineCollector(Collector):
-    """Reads the engine's counters when asked."""
+class GeneratorCollector(Collector):
+    """Reads the generator's counters when asked."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
 
     def collect(self) -> Iterator[Metric]:
-        """The engine's state now."""
-        engine, stats = self._engine, self._engine.stats
+        """The generator's state now."""
+        generator, stats = self._generator, self._generator.stats
         counters = {
             "windtunnel_prompt_tokens": ("Prompt tokens processed", stats.prompt_tokens),
             "windtunnel_completion_tokens": ("Tokens generated", stats.completion_tokens),
             "windtunnel_sequences_finished": ("Sequences completed", stats.finished),
             "windtunnel_sequences_cancelled": ("Sequences whose client went away", stats.cancelled),
+            "windtunnel_sequences_failed": ("Sequences given up because a step failed", stats.failed),
             "windtunnel_decode_steps": ("Decode steps over all slots", stats.steps),
         }
         for name, (text, value) in counters.items():
             yield CounterMetricFamily(name, text, value=value)
+        rate = stats.tokens_per_second(time.monotonic())
         gauges: dict[str, tuple[str, float]] = {
-            "windtunnel_queue_depth": ("Sequences waiting for a slot", engine.waiting),
-            "windtunnel_slots_used": ("Sequences being decoded", engine.running),
-            "windtunnel_slots": ("Sequences that can be decoded together", engine.slots),
-            "windtunnel_tokens_per_second": ("Tokens generated a second, last ten seconds", stats.tokens_per_second()),
-            "windtunnel_up": ("1 while the engine can generate", int(engine.alive)),
+            "windtunnel_queue_depth": ("Sequences waiting for a slot", generator.waiting),
+            "windtunnel_slots_used": ("Sequences being decoded", generator.running),
+            "windtunnel_slots": ("Sequences that can be decoded together", generator.slots),
+            "windtunnel_tokens_per_second": ("Tokens generated a second, last ten seconds", rate),
+            "windtunnel_up": ("1 while the generator can generate", int(generator.alive)),
         }
         for name, (text, level) in gauges.items():
             yield GaugeMetricFamily(name, text, value=level)

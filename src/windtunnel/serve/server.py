@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from windtunnel.web import Access, listening, serve_app, url_of
+from windtunnel.web import Access, listening, url_of
 
 
 def serve(
@@ -37,22 +37,16 @@ def serve(
     access = Access.of(host, token, what="use the model", port=8000, insecure=insecure)
     # Bound before the model is loaded: a port in use is known at once.
     with contextlib.closing(listening(host, port)) as listener:
-        from .source import load_source
+        from windtunnel.generate import load_source
 
         source = load_source(run, step=step, device=device, supervision=supervision)
-        from .app import create_app
-        from .engine import Engine
+        from windtunnel.web import serve_app
 
-        engine = Engine(source.model, source.tokenizer, slots=source.limits.slots, queue=source.limits.queue)
-        app = create_app(
-            engine,
-            model=source.name,
-            limits=source.limits,
-            access=access,
-            created=source.created,
-        )
+        from .app import create_app
+
+        app = create_app(source.generator, model=source.name, limits=source.limits, access=access, created=source.created)
         announce = on_ready or (lambda address: print(f"serving {source.name} ({source.what}) on {address}", flush=True))
         try:
             serve_app(app, listener, lambda: announce(url_of(host, listener)))
         finally:
-            engine.close()
+            source.generator.close()

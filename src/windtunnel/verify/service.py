@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from windtunnel.recipe import UserError
-from windtunnel.web import Access, listening, serve_app, url_of
+from windtunnel.web import Access, listening, url_of
 
 MOST_BODY = 8 << 20
 
@@ -63,5 +63,7 @@ def serve(
             def over() -> None:
                 pool.stop()
                 verifiers.stop()
+
+            from windtunnel.web import serve_app
 
             serve_app(app, listener, lambda: announce(url_of(host, listener)), over=over)

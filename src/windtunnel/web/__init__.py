@@ -5,19 +5,18 @@ Starlette and uvicorn are imported on use.
 
 from typing import TYPE_CHECKING, Any
 
-from .errors import APIError, internal_error
 from .listen import Access, listening, url_of
-from .server import serve_app
 
 if TYPE_CHECKING:
-    from .body import CLIENT_GONE, error_response, http_error, read_body
-    from .guard import Guard
+    from .guard import CLIENT_GONE, APIError, Guard, error_response, http_error, internal_error, read_body
+    from .server import Server, serve_app
 
 __all__ = [
     "CLIENT_GONE",
     "APIError",
     "Access",
     "Guard",
+    "Server",
     "error_response",
     "http_error",
     "internal_error",
@@ -27,12 +26,11 @@ __all__ = [
     "url_of",
 ]
 
-_LAZY = {"CLIENT_GONE": "body", "Guard": "guard", "error_response": "body", "http_error": "body", "read_body": "body"}
-
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
+    if name in __all__:
         from importlib import import_module
 
-        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+        module = "server" if name in ("Server", "serve_app") else "guard"
+        return getattr(import_module(f"{__name__}.{module}"), name)
     raise AttributeError(name)

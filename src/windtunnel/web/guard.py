@@ -1,19 +1,22 @@
-"""What stands before every request, as plain ASGI: who may ask, and how the answer's headers look."""
+"""What stands between HTTP and an application: who may ask, how errors and headers look, how a body is read. Plain ASGI."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import uuid
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .body import error_response
-from .errors import APIError, internal_error
 from .listen import Access
 
 log = logging.getLogger(__name__)
@@ -29,6 +32,38 @@ SECURITY_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+# Nobody is there to read this status; it is for the metrics (nginx's number).
+CLIENT_GONE = 499
+# For all of a body: whoever sends one without end would hold a connection for good.
+BODY_SECONDS = 120.0
+CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+class APIError(Exception):
+    """An answer that is an error, in OpenAI's form. The message may name what the client sent, never internals."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers or {}
+
+    def body(self) -> dict[str, Any]:
+        """{"error": {message, type, param, code}}."""
+        kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+        kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def internal_error(request_id: str) -> APIError:
+    """What a client is told when something broke: an id to find it in the log, no more."""
+    return APIError(500, f"internal error; the log names request {request_id}", code="internal_error")
 
 
 @dataclass(frozen=True)
@@ -66,6 +101,10 @@ class Guard:
             await self.app(scope, receive, send_with_headers)
         except APIError as error:
             await error_response(error)(scope, receive, send_with_headers)
+        except asyncio.CancelledError:  # the server is ending and its patience with this request too
+            if not started:
+                ending = APIError(503, "the server is ending", code="ending", headers={"Connection": "close"})
+                await error_response(ending)(scope, receive, send_with_headers)
         except Exception:  # whatever went wrong is for the log, not for the client
             log.exception("request %s failed", request_id)
             if started:
@@ -103,3 +142,37 @@ def _name(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """The body, of which at most so many bytes are ever held, whatever its announced length.
+
+    Raises:
+        APIError: 408 when it takes too long; 413 when it is longer; 499 when the client went away.
+    """
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > most:
+                    raise APIError(413, f"the request body is longer than {most:,} bytes", code="too_large")
+    except TimeoutError:
+        what = f"the request body did not arrive within {BODY_SECONDS:g} s: {len(body):,} bytes of it did"
+        raise APIError(408, what, code="too_slow", headers={"Connection": "close"}) from None
+    except ClientDisconnect:
+        raise APIError(CLIENT_GONE, "the client went away") from None
+    return bytes(body)
+
+
+def error_response(error: APIError) -> JSONResponse:
+    """An error as an answer."""
+    return JSONResponse(error.body(), error.status, error.headers)
+
+
+async def http_error(request: Request, error: Exception) -> JSONResponse:
+    """Handler of Starlette's HTTPException: unknown paths and methods, in the same form as every other error."""
+    assert isinstance(error, HTTPException)
+    what = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    headers = dict(error.headers or {})
+    return error_response(APIError(error.status_code, what, code=CODES.get(error.status_code, "http_error"), headers=headers))

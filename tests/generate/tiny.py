@@ -1,4 +1,4 @@
-"""A tiny random model with its character tokenizer, and a real server around it, for the tests of this folder."""
+"""A tiny random model with its character tokenizer, and a real server around it, for tests of generating and serving."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import torch
 from waiting import HANG
 
 from windtunnel.data import Characters
+from windtunnel.generate import Engine, gpt_generator
 from windtunnel.model import GPT, build_gpt, gpt_shape
 from windtunnel.recipe import ARITHMETIC_ALPHABET, GPTModel, Serve
-from windtunnel.serve import Engine, create_app
+from windtunnel.serve import create_app
 
 TOKENIZER = Characters(ARITHMETIC_ALPHABET)
 LIMITS = Serve(slots=4, queue=8, max_tokens=200, max_prompt_bytes=50_000)
@@ -39,7 +40,7 @@ def tiny_model(sequence: int = 128, avoid_bos: bool = True) -> GPT:
 
 @contextlib.contextmanager
 def tiny_engine(slots: int = 4, queue: int = 8, **model: object) -> Iterator[Engine]:
-    engine = Engine(tiny_model(**model), TOKENIZER, slots=slots, queue=queue)  # type: ignore[arg-type]
+    engine = gpt_generator(tiny_model(**model), TOKENIZER, slots=slots, queue=queue)  # type: ignore[arg-type]
     try:
         yield engine
     finally:
@@ -49,13 +50,11 @@ def tiny_engine(slots: int = 4, queue: int = 8, **model: object) -> Iterator[Eng
 @contextlib.contextmanager
 def running_server(token: str | None = None, local_only: bool = True, limits: Serve = LIMITS) -> Iterator[tuple[str, Engine]]:
     """A real uvicorn server in a thread: its URL and its engine."""
-    import uvicorn
-
-    from windtunnel.web import Access, listening
+    from windtunnel.web import Access, Server, listening
 
     with tiny_engine(limits.slots, limits.queue) as engine, contextlib.closing(listening("127.0.0.1", 0)) as listener:
         app = create_app(engine, model=NAME, limits=limits, access=Access(token, local_only))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", http="h11"))
+        server = Server(app)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         deadline = time.monotonic() + HANG

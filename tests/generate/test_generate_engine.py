@@ -1,6 +1,5 @@
 """The engine: sequences beside each other do not disturb each other, limits hold, failures are told."""
 
-import queue
 import sys
 import threading
 import time
@@ -13,36 +12,19 @@ sys.path.insert(0, str(Path(__file__).parent))
 from tiny import TOKENIZER, tiny_engine, tiny_model
 from waiting import HANG
 
+from windtunnel.generate import Engine, GenerationFailed, Job, OwnText, QueueFull, TextStream, gpt_generator
 from windtunnel.model import build_gpt
-from windtunnel.serve import Engine, EngineDown, Job, QueueFull
-from windtunnel.serve.text import Piece, TextStream
+
+TEXT = OwnText(TOKENIZER)
 
 
 def ids(text: str) -> tuple[int, ...]:
-    return tuple(int(i) for i in TOKENIZER.encode(text, bos=True))
-
-
-class Client:
-    """Collects one job's pieces."""
-
-    def __init__(self, engine: Engine, job: Job) -> None:
-        self.pieces: queue.Queue[Piece | EngineDown] = queue.Queue()
-        (self.generation,) = engine.submit([job], [self.pieces.put])
-
-    def result(self) -> tuple[str, str, list]:
-        text, infos = "", []
-        while True:
-            piece = self.pieces.get(timeout=HANG)
-            if isinstance(piece, EngineDown):
-                raise piece
-            text, infos = text + piece.text, infos + list(piece.tokens)
-            if piece.finish:
-                return text, piece.finish, infos
+    return tuple(TEXT.encode(text))
 
 
 def run(engine: Engine, job: Job) -> tuple[str, str]:
-    text, finish, _ = Client(engine, job).result()
-    return text, finish
+    (done,) = engine.generate([job])
+    return done.text, done.finish
 
 
 def naive(prompt: str, count: int, sequence: int = 128) -> str:
@@ -78,11 +60,12 @@ def test_text_does_not_depend_on_what_runs_beside() -> None:
         for order in (jobs, jobs[::-1]):
             clients = []
             for job in order:
-                clients.append((job, Client(engine, job)))
+                clients.append((job, *engine.submit([job])))
                 time.sleep(0.003)  # they join while others run
-            for job, client in clients:
-                text, finish, _ = client.result()
-                assert (text, finish) == alone[jobs.index(job)]
+            for job, ticket in clients:
+                done = ticket.result(HANG)
+                assert (done.text, done.finish) == alone[jobs.index(job)]
+        assert [(done.text, done.finish) for done in engine.generate(jobs)] == alone  # all at once
     assert len({text for text, _ in alone}) > 5
 
 
@@ -101,13 +84,15 @@ def test_stop_strings_end_the_text_before_them() -> None:
     with tiny_engine() as engine:
         whole, _ = run(engine, Job(ids("H5+"), 40, temperature=0))
         stop = whole[11:14]
-        text, finish, infos = Client(engine, Job(ids("H5+"), 40, temperature=0, stop=("never", stop), logprobs=0)).result()
-        assert (text, finish) == (whole[: whole.index(stop)], "stop")
-        assert "".join(i.text for i in infos) == text
+        (done,) = engine.generate([Job(ids("H5+"), 40, temperature=0, stop=("never", stop), logprobs=0)])
+        assert (done.text, done.finish) == (whole[: whole.index(stop)], "stop")
+        assert "".join(i.text for i in done.infos) == done.text
+        (done,) = engine.generate([Job(ids("H5+"), 40, temperature=0, stop=(stop,), include_stop=True)])
+        assert (done.text, done.finish) == (whole[: whole.index(stop)] + stop, "stop")
 
 
 def test_held_back_text_comes_out_when_it_is_no_stop() -> None:
-    stream = TextStream(TOKENIZER, ("12L",))
+    stream = TextStream(TEXT, ("12L",))
     pieces = [stream.push(int(t))[0].text for t in TOKENIZER.encode("H1212+12")]
     assert pieces == ["H", "", "", "12", "", "12+", "", ""]
     assert stream.finish("length").text == "12"
@@ -116,7 +101,7 @@ def test_held_back_text_comes_out_when_it_is_no_stop() -> None:
 def test_bos_ends_the_text() -> None:
     with tiny_engine() as engine:
         with torch.no_grad():
-            engine._model.head.weight.zero_()
+            engine._decoder._model.head.weight.zero_()
         # All logits are equal: greedy takes the first token, which is BOS.
         assert run(engine, Job(ids("H5+"), 40, temperature=0)) == ("", "stop")
 
@@ -132,7 +117,8 @@ def test_the_context_is_a_limit() -> None:
 def test_log_probabilities_of_prompt_and_completion() -> None:
     model = tiny_model()
     with tiny_engine() as engine:
-        _, _, infos = Client(engine, Job(ids("H1+2"), 5, temperature=0, logprobs=3, score_prompt=True)).result()
+        (done,) = engine.generate([Job(ids("H1+2"), 5, temperature=0, logprobs=3, score_prompt=True)])
+        infos = done.prompt_infos + done.infos
         text, _ = run(engine, Job(ids("H1+2"), 5, temperature=0))
     tokens = torch.tensor([list(ids("H1+2" + text))])
     with torch.inference_mode():
@@ -146,22 +132,24 @@ def test_log_probabilities_of_prompt_and_completion() -> None:
 
 def test_the_queue_is_bounded_and_all_or_nothing() -> None:
     with tiny_engine(slots=2, queue=3) as engine:
-        clients = [Client(engine, Job(ids("H"), 120)) for _ in range(4)]
+        tickets = [engine.submit([Job(ids("H"), 120)])[0] for _ in range(4)]
         with pytest.raises(QueueFull) as full:
-            engine.submit([Job(ids("H"), 5)] * 2, [lambda _: None] * 2)
+            engine.submit([Job(ids("H"), 5)] * 2)
         assert 1 <= full.value.retry_after <= 60
-        clients.append(Client(engine, Job(ids("H"), 5)))
-        for client in clients:
-            client.result()
+        tickets += engine.submit([Job(ids("H"), 5)])
+        tickets += engine.submit([Job(ids("H"), 5)] * 20, bounded=False)
+        for ticket in tickets:
+            ticket.result(HANG)
         assert engine.running == engine.waiting == 0
 
 
 def test_cancelled_sequences_free_their_places() -> None:
     with tiny_engine(slots=2, queue=2, sequence=4096) as engine:
-        clients = [Client(engine, Job(ids("H"), 4000)) for _ in range(4)]
-        clients[0].pieces.get(timeout=HANG)
-        for client in clients:
-            client.generation.cancel()
+        begun = threading.Event()
+        tickets = [engine.submit([Job(ids("H"), 4000)], lambda _: begun.set())[0] for _ in range(4)]
+        assert begun.wait(HANG)
+        for ticket in tickets:
+            ticket.cancel()
         assert run(engine, Job(ids("H5+"), 5, temperature=0))[1] == "length"
         deadline = time.monotonic() + HANG
         while engine.stats.cancelled < 4 and time.monotonic() < deadline:
@@ -170,17 +158,71 @@ def test_cancelled_sequences_free_their_places() -> None:
         assert engine.running == engine.waiting == 0
 
 
-def test_a_dead_worker_is_told_to_everybody() -> None:
-    with tiny_engine(slots=1, queue=4, sequence=4096) as engine:
-        clients = [Client(engine, Job(ids("H"), 4000)) for _ in range(3)]
-        clients[0].pieces.get(timeout=HANG)
-        engine._model.blocks[0].mlp = None  # breaks the next step
-        for client in clients:
-            with pytest.raises(EngineDown):
-                client.result()
-        assert not engine.alive
-        with pytest.raises(EngineDown):
-            engine.submit([Job(ids("H"), 1)], [lambda _: None])
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_sequence_that_fills_its_context_leaves_the_others_alone(exact: bool) -> None:
+    """An idle slot that is full must not take part in the others' steps: there is no place for its next token."""
+    engine = gpt_generator(tiny_model(sequence=32), TOKENIZER, slots=2, queue=8, exact=exact)
+    try:
+        short = Job(ids("H5+"), 25, temperature=0)
+        alone = run(engine, short)
+        for prompt in ("H12+34B46L\nH12+34B46L\n", "1" * 31):  # it fills up on the way, or with its first token
+            full, beside = engine.submit([Job(ids(prompt), 200, temperature=0), short])
+            assert full.result(HANG).finish == "length"
+            done = beside.result(HANG)
+            assert (done.text, done.finish) == alone
+        assert engine.stats.failed == 0
+    finally:
+        engine.close()
+
+
+def test_a_step_that_fails_costs_only_the_sequence_whose_fault_it_is() -> None:
+    with tiny_engine(slots=4) as engine:
+        good = [Job(ids(f"H{i}+"), 40, temperature=0) for i in range(3)]
+        alone = [run(engine, job) for job in good]
+        step = engine._decoder.step
+
+        def faulty(slots: list[int], tokens: list[int]) -> torch.Tensor:
+            if len(bad.tokens) > 4 and any(s.ticket is bad and s.slot in slots for s in engine._running.values()):
+                raise RuntimeError("out of memory")
+            return step(slots, tokens)
+
+        engine._decoder.step = faulty  # type: ignore[method-assign]
+        with engine._wake:  # it does not begin before `bad` is known
+            tickets = engine.submit([*good[:2], Job(ids("H7"), 40), good[2]])
+            bad = tickets.pop(2)
+        assert [(done.text, done.finish) for done in (ticket.result(HANG) for ticket in tickets)] == alone
+        with pytest.raises(GenerationFailed):
+            bad.result(HANG)
+        assert engine.alive
+        assert engine.stats.failed == 1
+        assert [run(engine, job) for job in good] == alone
+
+
+def test_an_engine_that_dies_starts_again() -> None:
+    with tiny_engine(slots=1, queue=4) as engine:
+        expected = run(engine, Job(ids("H5+"), 10, temperature=0))
+        broken = engine._decoder._model.blocks[0].mlp
+        engine._decoder._model.blocks[0].mlp = None  # breaks every step
+        for ticket in engine.submit([Job(ids("H"), 100)] * 4):
+            with pytest.raises(GenerationFailed):
+                ticket.result(HANG)
+        assert not engine.alive  # nothing has worked lately
+        engine._decoder._model.blocks[0].mlp = broken
+        assert run(engine, Job(ids("H5+"), 10, temperature=0)) == expected
+        assert engine.alive
+        prefill = engine._prefill
+
+        def once() -> None:
+            engine._prefill = prefill  # type: ignore[method-assign]
+            raise SystemError("not in a step at all")
+
+        engine._prefill = once  # type: ignore[method-assign]
+        (lost,) = engine.submit([Job(ids("H5+"), 10, temperature=0)])
+        with pytest.raises(GenerationFailed):
+            lost.result(HANG)
+        assert run(engine, Job(ids("H5+"), 10, temperature=0)) == expected
+    with pytest.raises(GenerationFailed):
+        engine.submit([Job(ids("H"), 1)])
 
 
 def test_many_threads_submit_at_once() -> None:
@@ -202,11 +244,10 @@ def test_text_does_not_depend_on_what_runs_beside_on_a_gpu() -> None:
     shape = tiny_model(sequence=256).shape
     model = build_gpt(shape, device="cuda", compute=torch.bfloat16)
     model.load_state_dict(tiny_model(sequence=256).state_dict())
-    engine = Engine(model, TOKENIZER, slots=8, queue=32)
+    engine = gpt_generator(model, TOKENIZER, slots=8, queue=32)
     try:
         jobs = [Job(ids(f"H{i}+{i * 7}B" * (1 + i % 3)), 60 + i, temperature=float(i % 2), seed=i) for i in range(24)]
         alone = [run(engine, job) for job in jobs]
-        clients = [Client(engine, job) for job in jobs]
-        assert [client.result()[:2] for client in clients] == alone
+        assert [(done.text, done.finish) for done in engine.generate(jobs)] == alone
     finally:
         engine.close()

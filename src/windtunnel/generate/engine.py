@@ -1,0 +1,377 @@
+"""Continuous batching: sequences join and leave the running batch between two tokens.
+
+One thread owns the model and its cache. Everybody else submits jobs, and is told about their text through tickets. What a
+sequence says depends on its job alone as far as the decoder can promise that, never on what happens to run beside it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from windtunnel.model import choose, top_log_probabilities
+
+from .protocol import Completion, GenerationFailed, Job, QueueFull, Stats, Ticket
+from .text import TextCodec, TextStream, TokenInfo
+
+log = logging.getLogger(__name__)
+
+# Prompt tokens fed at a time and in one turn of the loop: decoding waits no longer than that. The borders of a prompt's chunks
+# depend on the prompt alone, so that its sums do.
+CHUNK = 512
+# After so many failures without a step that worked between them, the engine says that it is not well.
+UNWELL = 3
+# Up to so many weights a step on a CPU takes less time than waking a second thread costs, the more so when the cores are busy.
+ONE_THREAD_WEIGHTS = 32_000_000
+
+
+class Decoder(Protocol):
+    """A model with a cache of `slots` sequences. A call that raises leaves the slots it was given as they were.
+
+    Attributes:
+        context: most tokens of a slot.
+        vocab: columns of the logits.
+        device: where the logits are.
+        weights: number of weights.
+    """
+
+    context: int
+    vocab: int
+    device: torch.device
+    weights: int
+
+    def feed(self, slots: Sequence[int], parts: Sequence[Sequence[int]]) -> Tensor:
+        """Append parts of prompts, equally long, to their slots; the logits after each part (N, vocab)."""
+
+    def step(self, slots: Sequence[int], tokens: Sequence[int]) -> Tensor:
+        """Append one token to each slot; the logits after it (N, vocab)."""
+
+    def free(self, slot: int) -> None:
+        """Empty a slot."""
+
+    def score(self, tokens: Sequence[int]) -> Iterator[Tensor]:
+        """Logits (t, vocab) after each token of a text, in one or several parts from its beginning; no slot is used."""
+
+    def reset(self) -> None:
+        """Empty all slots and begin with new memory, after a failure."""
+
+
+@dataclass
+class _Sequence:
+    """A job in the engine's hands."""
+
+    ticket: Ticket
+    text: TextStream
+    random: random.Random
+    submitted: float
+    fed: int = 0
+    slot: int = -1
+
+    @property
+    def job(self) -> Job:
+        return self.ticket.job
+
+    @property
+    def ready(self) -> bool:
+        """Whether the whole prompt is in the cache."""
+        return self.fed == len(self.job.prompt)
+
+
+class Engine:
+    """A `Generator` around a decoder. `close` it in the end.
+
+    A job whose own step fails is given up alone. Whatever else fails costs the jobs in their slots, and the engine begins
+    again with an empty cache.
+
+    Args:
+        decoder: the model; nobody else may use it.
+        text: its tokenizer.
+        slots: sequences decoded together, as many as the decoder has.
+        queue: sequences that may wait for a slot.
+    """
+
+    def __init__(self, decoder: Decoder, text: TextCodec, *, slots: int, queue: int = 0) -> None:
+        self.text, self.slots, self.queue = text, slots, queue
+        self.context, self.vocab = decoder.context, decoder.vocab
+        self.weights_version = 0
+        self.stats = Stats()
+        self._decoder = decoder
+        self._waiting: deque[_Sequence] = deque()
+        self._running: dict[int, _Sequence] = {}
+        self._wake = threading.Condition()
+        self._closing = False
+        self._failures = 0
+        self._seconds = 1.0
+        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the worker is there and its last steps have not all failed."""
+        return self._thread.is_alive() and not self._closing and self._failures < UNWELL
+
+    @property
+    def waiting(self) -> int:
+        """Sequences without a slot yet."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Sequences in slots."""
+        return len(self._running)
+
+    def submit(
+        self, jobs: Sequence[Job], notify: Callable[[Ticket], None] | None = None, *, stream: bool = True, bounded: bool = True
+    ) -> list[Ticket]:
+        """Queue all of these jobs, or none. See `Generator`."""
+        assert all(job.prompt and len(job.prompt) <= self.context for job in jobs)
+        now = time.monotonic()
+        made = [
+            _Sequence(
+                Ticket(job, notify, stream), TextStream(self.text, job.stop, job.include_stop), random.Random(job.seed), now
+            )
+            for job in jobs
+        ]
+        with self._wake:
+            if self._closing or not self._thread.is_alive():
+                raise GenerationFailed("the generator is closed")
+            there = sum(not s.ticket.cancelled for s in [*self._waiting, *self._running.values()])
+            if bounded and there + len(jobs) > self.slots + self.queue:
+                raise QueueFull(max(1, min(60, round(self._seconds * there / self.slots))))
+            self._waiting.extend(made)
+            self._wake.notify()
+        return [sequence.ticket for sequence in made]
+
+    def generate(self, jobs: Sequence[Job]) -> list[Completion]:
+        """Run jobs to their ends, however many. See `Generator`."""
+        return [ticket.result() for ticket in self.submit(jobs, bounded=False)]
+
+    def close(self, timeout: float = 10.0) -> None:
+        """End the worker after the step under way; whoever still waits is told."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join(timeout)
+
+    def _work(self) -> None:
+        """The thread: rounds until closed. A round that fails is never the last."""
+        if self._decoder.device.type == "cpu":
+            torch.set_num_threads(1 if self._decoder.weights < ONE_THREAD_WEIGHTS else len(os.sched_getaffinity(0)))
+        try:
+            while self._admit():
+                try:
+                    with torch.inference_mode():
+                        self._prefill()
+                        self._decode()
+                except BaseException:
+                    log.exception("a round of the engine failed; it begins again with an empty cache")
+                    self._begin_again()
+        finally:
+            with self._wake:
+                self._closing = True
+                left = [*self._waiting, *self._running.values()]
+                self._waiting.clear()
+                self._running.clear()
+            for sequence in left:
+                self._give_up(sequence, "the generator is closed")
+
+    def _begin_again(self) -> None:
+        self._failures += 1
+        for sequence in list(self._running.values()):
+            self._give_up(sequence, "a round failed")
+        try:
+            self._decoder.reset()
+        except Exception:
+            log.exception("the decoder cannot begin again")
+
+    def _admit(self) -> bool:
+        """Wait for work, drop what was cancelled, give free slots away. False: time to end."""
+        with self._wake:
+            self._drop_cancelled()
+            self._wake.wait_for(lambda: self._closing or self._waiting or self._running)
+            free = [slot for slot in range(self.slots) if slot not in self._running]
+            while self._waiting and free:
+                sequence = self._waiting.popleft()
+                sequence.slot = free.pop(0)
+                self._running[sequence.slot] = sequence
+            return not self._closing
+
+    def _drop_cancelled(self) -> None:
+        for sequence in [s for s in self._running.values() if s.ticket.cancelled]:
+            self._leave(sequence)
+            self.stats.cancelled += 1
+        gone = sum(s.ticket.cancelled for s in self._waiting)
+        if gone:
+            self._waiting = deque(s for s in self._waiting if not s.ticket.cancelled)
+            self.stats.cancelled += gone
+
+    def _prefill(self) -> None:
+        """Feed the next chunks of prompts, oldest first, CHUNK tokens in a turn or a little more."""
+        fed, together = 0, dict[int, list[_Sequence]]()
+        for sequence in sorted((s for s in self._running.values() if not s.ready), key=lambda s: s.submitted):
+            if fed >= CHUNK:
+                break
+            size = min(CHUNK, len(sequence.job.prompt) - sequence.fed)
+            together.setdefault(size, []).append(sequence)
+            fed += size
+        for size, sequences in together.items():
+            self._guarded(sequences, lambda some, size=size: self._feed(some, size))  # type: ignore[misc]
+
+    def _feed(self, sequences: list[_Sequence], size: int) -> None:
+        parts = [s.job.prompt[s.fed : s.fed + size] for s in sequences]
+        logits = self._decoder.feed([s.slot for s in sequences], parts)
+        for sequence in sequences:
+            if sequence.fed == 0 and sequence.job.score_prompt:
+                self._score(sequence)
+            sequence.fed += size
+        self.stats.prompt_tokens += size * len(sequences)
+        done = [i for i, sequence in enumerate(sequences) if sequence.ready]
+        if done:
+            self._take(logits[done], [sequences[i] for i in done])
+
+    def _score(self, sequence: _Sequence) -> None:
+        """Log-probabilities of the prompt's tokens, from a pass over the whole prompt. Never raises."""
+        try:
+            sequence.ticket.prompt_infos = tuple(self._scores(sequence))
+        except Exception:
+            log.exception("a sequence is given up")
+            self._give_up(sequence, "its prompt could not be scored")
+
+    def _scores(self, sequence: _Sequence) -> list[TokenInfo]:
+        job, count = sequence.job, sequence.job.logprobs or 0
+        stream = TextStream(self.text)
+        infos = list(stream.push(job.prompt[0], float("nan"))[0].tokens)
+        at = 1
+        for logits in self._decoder.score(job.prompt):
+            rest = job.prompt[at : at + len(logits)]
+            at += len(rest)
+            if not rest:
+                continue
+            chosen = torch.tensor(rest, device=self._decoder.device)
+            own, values, ids = top_log_probabilities(logits[: len(rest)], chosen, max(count, 1))
+            for token, p, row, names in zip(rest, own.tolist(), values.tolist(), ids.tolist(), strict=True):
+                infos += stream.push(token, p, dict(zip(names, row, strict=True)) if count else None)[0].tokens
+        return infos + list(stream.finish("length").tokens)
+
+    def _decode(self) -> None:
+        """One token for every sequence whose prompt is in the cache."""
+        ready = [s for s in self._running.values() if s.ready and not s.ticket.cancelled]
+        if ready:
+            self._guarded(ready, self._step)
+
+    def _step(self, sequences: list[_Sequence]) -> None:
+        logits = self._decoder.step([s.slot for s in sequences], [s.ticket.tokens[-1] for s in sequences])
+        self.stats.steps += 1
+        self._take(logits, sequences)
+
+    def _guarded(self, sequences: list[_Sequence], do: Callable[[list[_Sequence]], None]) -> None:
+        """Do something for sequences together. If it fails, for each alone: whose fault it is, is given up, the others go on."""
+        try:
+            do(sequences)
+            self._failures = 0
+        except Exception:
+            if len(sequences) == 1:
+                log.exception("a sequence is given up")
+                self._failures += 1
+                self._give_up(sequences[0], "its step failed")
+            else:
+                for sequence in sequences:
+                    self._guarded([sequence], do)
+
+    def _take(self, logits: Tensor, sequences: list[_Sequence]) -> None:
+        """Sample a token for each row and pass its text on. Never raises: the cache has already grown."""
+        draws = [sequence.random.random() for sequence in sequences]
+        try:
+            self._sample(logits, sequences, draws)
+        except Exception:
+            for row, sequence in enumerate(sequences):
+                try:
+                    self._sample(logits[row : row + 1], [sequence], draws[row : row + 1])
+                except Exception:
+                    log.exception("a sequence is given up")
+                    self._give_up(sequence, "its token could not be chosen")
+        self.stats.recent.append((time.monotonic(), len(sequences)))
+
+    def _sample(self, logits: Tensor, sequences: list[_Sequence], draws: list[float]) -> None:
+        jobs = [sequence.job for sequence in sequences]
+        if all(job.temperature == 0 for job in jobs):
+            tokens = logits.argmax(-1)
+        else:
+
+            def column(values: list[float] | list[int]) -> Tensor:
+                return torch.tensor(values, device=logits.device)
+
+            tokens = choose(
+                logits.float(),
+                column([job.temperature for job in jobs]),
+                column([job.top_p for job in jobs]),
+                column([job.top_k for job in jobs]),
+                column(draws),
+            )
+        count = max((job.logprobs for job in jobs if job.logprobs is not None), default=None)
+        scored = None if count is None else [t.tolist() for t in top_log_probabilities(logits, tokens, max(count, 1))]
+        for row, (sequence, token) in enumerate(zip(sequences, tokens.tolist(), strict=True)):
+            if sequence.ticket.over or sequence.slot < 0:
+                continue
+            wanted = sequence.job.logprobs
+            try:
+                if scored is None or wanted is None:
+                    self._advance(sequence, token, None, None)
+                else:
+                    top = dict(list(zip(scored[2][row], scored[1][row], strict=True))[:wanted])
+                    self._advance(sequence, token, scored[0][row], top)
+            except Exception:
+                log.exception("a sequence is given up")
+                self._give_up(sequence, "its token has no text")
+
+    def _advance(self, sequence: _Sequence, token: int, log_probability: float | None, top: dict[int, float] | None) -> None:
+        """Add one token to a sequence and end it where it has to end."""
+        job, ticket = sequence.job, sequence.ticket
+        if job.max_tokens == 0:
+            self._finish(sequence, "length")
+            return
+        if token in self.text.ends:
+            self._finish(sequence, "stop")
+            return
+        ticket.tokens.append(token)
+        self.stats.completion_tokens += 1
+        piece, stopped = sequence.text.push(token, log_probability, top)
+        full = len(job.prompt) + len(ticket.tokens) > self.context
+        if piece.text or piece.tokens:
+            ticket.add(piece)
+        if stopped:
+            self._finish(sequence, "stop")
+        elif full or len(ticket.tokens) >= job.max_tokens:
+            self._finish(sequence, "length")
+        elif piece.text or piece.tokens:
+            ticket.tell()
+
+    def _finish(self, sequence: _Sequence, reason: str) -> None:
+        self._seconds = 0.8 * self._seconds + 0.2 * (time.monotonic() - sequence.submitted)
+        self.stats.finished += 1
+        self._leave(sequence)
+        sequence.ticket.add(sequence.text.finish(reason))
+        sequence.ticket.tell()
+
+    def _give_up(self, sequence: _Sequence, why: str) -> None:
+        self.stats.failed += 1
+        self._leave(sequence)
+        sequence.ticket.add(GenerationFailed(why))
+        sequence.ticket.tell()
+
+    def _leave(self, sequence: _Sequence) -> None:
+        """Free its slot, at once: an idle slot that is full must not be there when the others step."""
+        if sequence.slot >= 0:
+            self._running.pop(sequence.slot, None)
+            self._decoder.free(sequence.slot)
+            sequence.slot = -1

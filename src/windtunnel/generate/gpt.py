@@ -1,0 +1,70 @@
+"""Our GPT, plain and recursive, as a decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from windtunnel.model import GPT, KVCache, extend, lay_out
+
+
+class GPTDecoder:
+    """A GPT with a cache. See `Decoder`.
+
+    Args:
+        model: not to be trained any more: its weights are laid out anew for products of few rows.
+        slots: sequences it holds.
+        capacity: tokens a sequence may have; None: the model's context.
+        exact: a sequence's logits have the same bits whatever runs beside it. A product rounds differently for different
+            numbers of rows. On a CPU it does not for two rows or more of weights laid out so; on a GPU all steps then have
+            `slots` rows, and prompts are fed alone.
+
+    Raises:
+        UserError: the model is not causal.
+    """
+
+    def __init__(self, model: GPT, slots: int, capacity: int | None = None, *, exact: bool = True) -> None:
+        self._model, self._slots, self._capacity = model.eval(), slots, capacity
+        self.vocab, self.device = model.shape.vocab, model.head.weight.device
+        self.weights = sum(p.numel() for p in model.parameters())
+        lay_out(model)
+        self.reset()
+        self.context = self._cache.capacity
+        self._alone = exact and self.device.type != "cpu"
+        self._rows = 1 if not exact else slots if self._alone else 2
+
+    def feed(self, slots: Sequence[int], parts: Sequence[Sequence[int]]) -> Tensor:
+        """Append parts of prompts, equally long, to their slots; the logits after each part (N, vocab)."""
+        if self._alone and len(slots) > 1:
+            return torch.cat([self.feed([slot], [part]) for slot, part in zip(slots, parts, strict=True)])
+        if len(parts[0]) == 1:
+            return self.step(slots, [part[0] for part in parts])
+        return self._extend(slots, parts)
+
+    def step(self, slots: Sequence[int], tokens: Sequence[int]) -> Tensor:
+        """Append one token to each slot; the logits after it (N, vocab)."""
+        missing = max(0, self._rows - len(slots))
+        # Rows of the spare slot, which stays empty, fill the batch up.
+        rows = [*slots, *[self._slots] * missing]
+        logits = self._extend(rows, [[token] for token in (*tokens, *[0] * missing)])
+        if missing:
+            self._cache.reset(self._slots)
+        return logits[: len(slots)]
+
+    def free(self, slot: int) -> None:
+        """Empty a slot."""
+        self._cache.reset(slot)
+
+    def score(self, tokens: Sequence[int]) -> Iterator[Tensor]:
+        """Logits (t, vocab) after each token of a text, in one part."""
+        yield self._model(torch.tensor([tokens], device=self.device))[0]
+
+    def reset(self) -> None:
+        """Empty all slots and begin with new memory, after a failure."""
+        self._cache = KVCache(self._model, self._slots + 1, self._capacity)
+
+    def _extend(self, slots: Sequence[int], tokens: Sequence[Sequence[int]]) -> Tensor:
+        ids, rows = torch.tensor(tokens, device=self.device), torch.tensor(slots, device=self.device)
+        return extend(self._model, ids, rows, self._cache)

@@ -1,0 +1,212 @@
+"""What generates text, as its users see it: jobs go in, tickets with pieces of text come out.
+
+Three implementations: `Engine` over our GPT, `Engine` over any Hugging Face causal model, and vLLM. Evaluation and serving
+know this module and nothing behind it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from .text import Piece, TextCodec, TokenInfo
+
+
+class QueueFull(Exception):
+    """No room to wait. `retry_after` is a guess in seconds."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__(f"queue full, retry after {retry_after} s")
+        self.retry_after = retry_after
+
+
+class GenerationFailed(Exception):
+    """A sequence was given up: its own step failed, or the generator failed or was closed while it ran."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One sequence to continue. Limits are the caller's to check, except that prompts are not empty and fit the context.
+
+    Attributes:
+        prompt: token ids.
+        max_tokens: most tokens to generate; 0 only scores the prompt.
+        temperature: 0 is greedy.
+        top_p: nucleus sampling; 1 is off.
+        top_k: only so many likeliest tokens; 0 is off.
+        seed: the same seed gives the same text.
+        stop: the text ends before the first of these.
+        include_stop: the text ends after it instead.
+        logprobs: report log-probabilities with this many alternatives; None: none.
+        score_prompt: also report those of the prompt's tokens.
+    """
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    logprobs: int | None = None
+    score_prompt: bool = False
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished job.
+
+    Attributes:
+        text: what was generated, without a stop string.
+        finish: 'stop' (an end token or a stop string) or 'length'.
+        tokens: ids generated, an end token not among them.
+        infos: the tokens' log-probabilities, where they were asked for.
+        prompt_infos: the prompt's, where they were.
+    """
+
+    text: str
+    finish: str
+    tokens: tuple[int, ...]
+    infos: tuple[TokenInfo, ...] = ()
+    prompt_infos: tuple[TokenInfo, ...] = ()
+
+
+class Ticket:
+    """A submitted job. The generator's thread adds to it, any other thread reads and cancels it.
+
+    Args:
+        job: what was asked for.
+        notify: called from the generator's thread, after one or several pieces were added; must be quick.
+        stream: False: `notify` is called once, when the job is over.
+
+    Attributes:
+        tokens: ids generated so far, an end token not among them.
+        prompt_infos: log-probabilities of the prompt's tokens, there with the first piece where they were asked for.
+    """
+
+    def __init__(self, job: Job, notify: Callable[[Ticket], None] | None = None, stream: bool = True) -> None:
+        self.job, self.stream = job, stream
+        self.tokens: list[int] = []
+        self.prompt_infos: tuple[TokenInfo, ...] = ()
+        self.cancelled = False
+        self._notify = notify
+        self._pieces: deque[Piece | GenerationFailed] = deque()
+        self._over = threading.Event()
+
+    @property
+    def over(self) -> bool:
+        """Whether its last piece, or a failure, is there."""
+        return self._over.is_set()
+
+    def cancel(self) -> None:
+        """Stop it at the next token; nothing more arrives. May be called more than once."""
+        self.cancelled = True
+
+    def take(self) -> Piece:
+        """All that has come since the last call, joined into one piece, perhaps an empty one.
+
+        Raises:
+            GenerationFailed: it was given up.
+        """
+        pieces: list[Piece] = []
+        while self._pieces:
+            piece = self._pieces.popleft()
+            if isinstance(piece, GenerationFailed):
+                raise piece
+            pieces.append(piece)
+        finish = pieces[-1].finish if pieces else None
+        return Piece("".join(p.text for p in pieces), tuple(t for p in pieces for t in p.tokens), finish)
+
+    def result(self, timeout: float | None = None) -> Completion:
+        """Wait for the end.
+
+        Raises:
+            GenerationFailed: it was given up, or `timeout` seconds have passed.
+        """
+        if not self._over.wait(timeout):
+            raise GenerationFailed("no end within the time")
+        piece = self.take()
+        return Completion(piece.text, piece.finish or "stop", tuple(self.tokens), piece.tokens, self.prompt_infos)
+
+    def add(self, piece: Piece | GenerationFailed) -> None:
+        """For the generator: one more piece, told to the reader by the next `tell`."""
+        self._pieces.append(piece)
+        if isinstance(piece, GenerationFailed) or piece.finish:
+            self._over.set()
+
+    def tell(self) -> None:
+        """For the generator: wake the reader, if it wants to be woken now."""
+        if self._notify is not None and not self.cancelled and (self.stream or self.over):
+            try:
+                self._notify(self)
+            except Exception:  # the reader's event loop is gone; the generator goes on for the others
+                self.cancel()
+
+
+@dataclass
+class Stats:
+    """Counters since the start, written by the generator's thread."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    steps: int = 0
+    recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=4096))
+
+    def tokens_per_second(self, now: float, window: float = 10.0) -> float:
+        """Generated tokens a second over the last `window` seconds before `now` (time.monotonic)."""
+        return sum(count for at, count in list(self.recent) if at >= now - window) / window
+
+
+class Generator(Protocol):
+    """Continues prompts.
+
+    Attributes:
+        text: its tokenizer: text to ids and back, and the chat template where there is one.
+        context: most tokens of a sequence, prompt and completion together.
+        vocab: token ids are below this.
+        slots: sequences decoded together.
+        weights_version: a number that changes with the weights.
+        stats: counters.
+    """
+
+    text: TextCodec
+    context: int
+    vocab: int
+    slots: int
+    weights_version: int
+    stats: Stats
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be expected to answer."""
+
+    @property
+    def waiting(self) -> int:
+        """Sequences without a slot yet."""
+
+    @property
+    def running(self) -> int:
+        """Sequences in slots."""
+
+    def submit(
+        self, jobs: Sequence[Job], notify: Callable[[Ticket], None] | None = None, *, stream: bool = True, bounded: bool = True
+    ) -> list[Ticket]:
+        """Queue all of these jobs, or none. See `Ticket` for `notify` and `stream`; `bounded`: hold to the queue's limit.
+
+        Raises:
+            QueueFull: there is no room for them now.
+            GenerationFailed: the generator is closed.
+        """
+
+    def generate(self, jobs: Sequence[Job]) -> list[Completion]:
+        """Run jobs to their ends, however many. Raises GenerationFailed."""
+
+    def close(self) -> None:
+        """End it after the step under way; whoever still waits is told."""

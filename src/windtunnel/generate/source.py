@@ -1,0 +1,116 @@
+"""What to generate with: a run's checkpoint or an exported folder. Weights to generate with are loaded here and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from windtunnel.data import Tokenizer, load_tokenizer
+from windtunnel.model import GPT, fast_dtype, load_weights, model_of_recipe, use_supervision
+from windtunnel.recipe import Recipe, Serve, UserError
+from windtunnel.run import Checkpoint, Which, choose_checkpoint
+
+from .engine import Engine
+from .gpt import GPTDecoder
+from .protocol import Generator
+from .text import OwnText
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A checkpoint as a model, with what made it."""
+
+    recipe: Recipe
+    checkpoint: Checkpoint
+    model: GPT
+    tokenizer: Tokenizer
+
+
+@dataclass(frozen=True)
+class Source:
+    """Something that generates.
+
+    Attributes:
+        name: the model's id for clients.
+        generator: to be closed by whoever loaded it.
+        limits: what requests may ask for.
+        what: where the weights are from, in words.
+        created: seconds since the epoch.
+    """
+
+    name: str
+    generator: Generator
+    limits: Serve
+    what: str
+    created: int
+
+
+def load_run(run: Path, checkpoint: Which = "best", device: str | None = None, purpose: str = "") -> LoadedRun:
+    """The run's model with the weights of its best, its newest or a given step's checkpoint.
+
+    On CUDA the model computes in bf16, elsewhere in fp32.
+
+    Args:
+        run: a run's folder.
+        checkpoint: which.
+        device: None: the fastest there is.
+        purpose: what it is for ("to serve"), for the refusal.
+
+    Raises:
+        UserError: no run folder, no good checkpoint, weights that do not fit the recipe, or the device is not there.
+    """
+    where = find_device(device)
+    folder, chosen = choose_checkpoint(run, checkpoint, purpose)
+    tokenizer = load_tokenizer(folder.tokenizer_path)
+    model = model_of_recipe(folder.recipe, tokenizer.vocab, chosen.weights(), where, str(chosen.path))
+    return LoadedRun(folder.recipe, chosen, model, tokenizer)
+
+
+def load_source(path: Path, *, step: int | None = None, device: str | None = None, supervision: int | None = None) -> Source:
+    """A generator for a run folder's best checkpoint (or that of a step), or for an exported folder.
+
+    Args:
+        path: the folder.
+        step: the checkpoint of this step in place of the best.
+        device: None: the fastest there is.
+        supervision: supervision steps of a recursive model; None: as its recipe says.
+
+    Raises:
+        UserError: there is no model at `path`, no good checkpoint, or the device is not there.
+    """
+    if (path / "model.safetensors").is_file() and not (path / "recipe.yaml").is_file():
+        if step is not None:
+            raise UserError(f"{path} holds exported weights, which have no steps", "leave --step out, or name the run's folder")
+        where = find_device(device)
+        model, tokenizer = load_weights(path, device=where, compute=fast_dtype(where)), load_tokenizer(path / "tokenizer.json")
+        limits, what, created = Serve(), "exported weights", (path / "model.safetensors").stat().st_mtime
+    else:
+        run = load_run(path, "best" if step is None else step, device, "to serve")
+        model, tokenizer, limits, created = run.model, run.tokenizer, run.recipe.serve, run.checkpoint.created
+        loss = run.checkpoint.validation_loss
+        what = f"step {run.checkpoint.step:,}" + ("" if loss is None else f", validation loss {loss:.4f}")
+    used = use_supervision(model, supervision)
+    if tokenizer.vocab != model.shape.vocab:
+        raise UserError(f"{path}: the tokenizer has {tokenizer.vocab} tokens, the model {model.shape.vocab}")
+    generator = gpt_generator(model, tokenizer, slots=limits.slots, queue=limits.queue)
+    return Source(path.resolve().name, generator, limits, what if used is None else f"{what}, {used}", int(created))
+
+
+def gpt_generator(
+    model: GPT, tokenizer: Tokenizer, *, slots: int, queue: int = 0, capacity: int | None = None, exact: bool = True
+) -> Engine:
+    """A generator with our GPT, which must not be trained any more. See `GPTDecoder` and `Engine` for the arguments."""
+    return Engine(GPTDecoder(model, slots, capacity, exact=exact), OwnText(tokenizer), slots=slots, queue=queue)
+
+
+def find_device(name: str | None) -> torch.device:
+    """The device asked for, or the fastest there is. Raises UserError."""
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise UserError(f"--device: {name!r} is no device", "use cpu, cuda or cuda:1") from None
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
+        raise UserError(f"--device: {name} is not there", "use cpu" if not torch.cuda.is_available() else "use cuda or cpu")
+    return device

@@ -1,0 +1,246 @@
+"""From text to tokens and back: our tokenizers and Hugging Face's behind one interface, and text as a client sees it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from windtunnel.data import StreamDecoder, Tokenizer
+from windtunnel.recipe import UserError
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TokenInfo:
+    """One generated or echoed token.
+
+    Attributes:
+        text: the token, written out where it is no whole character.
+        offset: where its text begins in the sequence's text, in characters.
+        log_probability: nats.
+        top: the likeliest tokens with theirs.
+    """
+
+    text: str
+    offset: int
+    log_probability: float | None = None
+    top: dict[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What some steps add to a sequence's text. `finish` is set on the last piece: 'stop' or 'length'."""
+
+    text: str
+    tokens: tuple[TokenInfo, ...] = ()
+    finish: str | None = None
+
+
+class Decoding(Protocol):
+    """Text of tokens that come one at a time: characters split over several tokens appear once they are whole."""
+
+    def push(self, token: int) -> str:
+        """The text that this token completes, perhaps none."""
+
+    def finish(self) -> str:
+        """What is left at the end: U+FFFD for an unfinished character."""
+
+
+class TextCodec(Protocol):
+    """A model's tokenizer.
+
+    Attributes:
+        vocab: tokens.
+        ends: tokens that end a text.
+    """
+
+    vocab: int
+    ends: frozenset[int]
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a prompt, behind the token that texts of this model begin with. Raises UserError."""
+
+    def chat(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of a conversation that the assistant goes on with, by the model's template. Raises UserError."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids; tokens that are no text are left out."""
+
+    def decoding(self) -> Decoding:
+        """A decoder for one sequence."""
+
+    def name(self, token: int) -> str:
+        """A token as text for log-probabilities; bytes that are no character are written out."""
+
+
+class OwnText:
+    """A tokenizer of `windtunnel.data`. BOS begins documents, so prompts begin with it, and a text ends at the next one."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.vocab, self.ends = tokenizer.vocab, frozenset({tokenizer.bos})
+
+    def encode(self, text: str) -> list[int]:
+        return [int(i) for i in self.tokenizer.encode(text, bos=True)]
+
+    def chat(self, messages: Sequence[Message]) -> list[int]:
+        raise UserError("this model was not trained on conversations: it has no chat template", "use /v1/completions")
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self.tokenizer.decode(ids)
+
+    def decoding(self) -> Decoding:
+        return StreamDecoder(self.tokenizer)
+
+    def name(self, token: int) -> str:
+        if token == self.tokenizer.bos:
+            return "<|bos|>"
+        piece = self.tokenizer.piece(token)
+        try:
+            return piece.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+class FolderText:
+    """The tokenizer of a Hugging Face folder.
+
+    Args:
+        folder: holds tokenizer.json and its configuration, and the chat template if there is one.
+        ends: tokens that end a text; None: the tokenizer's own.
+    """
+
+    def __init__(self, folder: Path, ends: Iterable[int] | None = None) -> None:
+        from transformers import AutoTokenizer
+
+        try:
+            self.inner: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except Exception as error:  # the library raises many kinds
+            words = f"{folder}: the tokenizer cannot be read: {str(error).splitlines()[0]}"
+            raise UserError(words, "the folder needs the tokenizer.json that came with the model") from None
+        own = [] if self.inner.eos_token_id is None else [self.inner.eos_token_id]
+        self.ends = frozenset(own if ends is None else ends)
+        self.vocab = len(self.inner)
+
+    def encode(self, text: str) -> list[int]:
+        # Half a surrogate pair has no UTF-8; it becomes '?', as Python writes it.
+        ids: list[int] = self.inner.encode(text.encode("utf-8", "replace").decode())
+        if ids:
+            return ids
+        start = self.inner.bos_token_id if self.inner.bos_token_id is not None else min(self.ends, default=None)
+        if start is None:
+            raise UserError("the prompt has no tokens", "write at least one character")
+        return [start]
+
+    def chat(self, messages: Sequence[Message]) -> list[int]:
+        if not self.inner.chat_template:
+            raise UserError("this model's folder has no chat template", "use /v1/completions")
+        try:
+            ids: list[int] = self.inner.apply_chat_template(
+                list(messages), tokenize=True, add_generation_prompt=True, return_dict=False
+            )
+        except Exception as error:  # a template is a program of the model's: it may refuse, or fail
+            raise UserError(f"the model's chat template refuses these messages: {error}") from None
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        text: str = self.inner.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def decoding(self) -> Decoding:
+        return _FolderDecoding(self)
+
+    def name(self, token: int) -> str:
+        text: str = self.inner.decode([token])
+        if "\ufffd" not in text:
+            return text
+        return f"token:{self.inner.convert_ids_to_tokens(token)}"
+
+
+class _FolderDecoding:
+    """Decoding by tokenizers' own incremental decoder where the tokenizer has one, else by decoding anew."""
+
+    def __init__(self, text: FolderText) -> None:
+        from tokenizers.decoders import DecodeStream
+
+        self._text, self._ids, self._sent = text, [], ""  # type: tuple[FolderText, list[int], str]
+        self._fast = getattr(text.inner, "_tokenizer", None)
+        self._stream = DecodeStream(skip_special_tokens=True)
+
+    def push(self, token: int) -> str:
+        self._ids.append(token)
+        if self._fast is not None:
+            new = self._stream.step(self._fast, token) or ""
+        else:
+            whole = self._text.decode(self._ids)
+            new = "" if whole.endswith("\ufffd") else whole[len(self._sent) :]
+        self._sent += new
+        return new
+
+    def finish(self) -> str:
+        whole = self._text.decode(self._ids)
+        return whole[len(self._sent) :] if whole.startswith(self._sent) else ""
+
+
+class TextStream:
+    """Turns one sequence's tokens into pieces of text.
+
+    Text that may turn out to be the beginning of a stop string is held back until that is decided.
+
+    Args:
+        codec: the model's tokenizer.
+        stop: strings that end the text.
+        include: the text ends after the stop string, else before it.
+    """
+
+    def __init__(self, codec: TextCodec, stop: tuple[str, ...] = (), include: bool = False) -> None:
+        self._codec, self._stop, self._include = codec, stop, include
+        self._longest = max((len(s) for s in stop), default=1) - 1
+        self._decoding = codec.decoding()
+        self._held = ""
+        self._sent = 0
+        self._infos: deque[TokenInfo] = deque()
+        self._stopped = False
+
+    def push(self, token: int, log_probability: float | None = None, top: dict[int, float] | None = None) -> tuple[Piece, bool]:
+        """The text a token releases, and whether a stop string was completed."""
+        if log_probability is not None:
+            named = None if top is None else {self._codec.name(t): p for t, p in top.items()}
+            self._infos.append(TokenInfo(self._codec.name(token), self._sent + len(self._held), log_probability, named))
+        self._held += self._decoding.push(token)
+        found = [(at, len(s)) for s in self._stop if (at := self._held.find(s)) >= 0]
+        if found:
+            at, size = min(found)
+            self._held = self._held[: at + size if self._include else at]
+            self._stopped = True
+            return self._release(len(self._held), final=True), True
+        return self._release(len(self._held) - self._undecided(), final=False), False
+
+    def finish(self, reason: str) -> Piece:
+        """The rest, at the end of the sequence."""
+        if self._stopped:
+            return Piece("", (), reason)
+        self._held += self._decoding.finish()
+        rest = self._release(len(self._held), final=False)
+        return Piece(rest.text, rest.tokens + tuple(self._infos), reason)
+
+    def _undecided(self) -> int:
+        """Characters at the end of the held text that begin some stop string."""
+        for size in range(min(self._longest, len(self._held)), 0, -1):
+            if any(s.startswith(self._held[-size:]) for s in self._stop):
+                return size
+        return 0
+
+    def _release(self, count: int, final: bool) -> Piece:
+        text, self._held = self._held[:count], self._held[count:]
+        self._sent += len(text)
+        infos = []
+        while self._infos and self._infos[0].offset < self._sent:
+            infos.append(self._infos.popleft())
+        if final:
+            self._infos.clear()
+        return Piece(text, tuple(infos))
