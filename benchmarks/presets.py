@@ -34,7 +34,7 @@ from presets_candidates import CANDIDATES, DECIDE, ON_A_CPU, ON_A_GPU, RATES, Ca
 from presets_rule import verdict
 
 from windtunnel.data import BatchLoader, PreparedData, ValidationBatches, prepare
-from windtunnel.evaluate.worth_twins import matching_gpt
+from windtunnel.evaluate.flop_matched import matching_gpt
 from windtunnel.model import (
     Derived,
     GPTShape,

@@ -142,12 +142,12 @@ def make_up_for_the_gpu() -> None:
     from windtunnel.verify.kernel.child.autotune import pick_configurations
     from windtunnel.verify.kernel.child.libdevice import own_libdevice
     from windtunnel.verify.kernel.child.load import stand_in_for_cuda
-    from windtunnel.verify.kernel.child.mended import mend_interpreter
+    from windtunnel.verify.kernel.child.triton_compat import patch_interpreter
 
     dice = random.Random(0)
     pick_configurations(lambda tuner, configs: dice.choice(configs))
     own_libdevice(interpreter.interpreter_builder)
-    mend_interpreter(interpreter.interpreter_builder)
+    patch_interpreter(interpreter.interpreter_builder)
     stand_in_for_cuda()
     for name in ("synchronize", "empty_cache", "reset_peak_memory_stats", "manual_seed"):
         setattr(torch.cuda, name, lambda *args, **kwargs: None)

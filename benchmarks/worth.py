@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.data import prepare
-from windtunnel.evaluate import Length, compare_run, report_worth, worth_members
+from windtunnel.evaluate import Length, compare_run, flop_matched_members, report_comparison
 from windtunnel.launch import find_beside
 from windtunnel.recipe import Recipe, load_recipe
 from windtunnel.run import MetricsReader, RunFolder, of_step
@@ -140,7 +140,7 @@ def affordable(recipe: Recipe, vocab: int, step_seconds: float, left: float, tin
     """Steps that the recursive model and all it is compared with can take in `left` seconds."""
     batch = recipe.pretrain.batch_tokens
     assert batch is not None
-    members = worth_members(recipe, vocab, Length(1, batch, "bf16"))
+    members = flop_matched_members(recipe, vocab, Length(1, batch, "bf16"))
     own = members[0].shape.flops_per_token
     least = {m.name: 0.0 if tiny or m.kind != "plain" else LAUNCH_SECONDS * m.shape.layers for m in members}
     each = [max(m.shape.flops_per_token / own * step_seconds, least[m.name]) for m in members]
@@ -165,7 +165,7 @@ def report_on_ended(run: Path) -> dict[str, Any]:
     comparison = compare_run(run)
     members = tuple(m for m in comparison.members if m.name in runs)
     left_out = [m.name for m in comparison.members if m not in members]
-    return report_worth(replace(comparison, members=members), runs).to_json() | {"left_out": left_out}
+    return report_comparison(replace(comparison, members=members), runs).to_json() | {"left_out": left_out}
 
 
 def ended(run: Path) -> dict[str, Path]:

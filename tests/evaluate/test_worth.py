@@ -12,13 +12,13 @@ from worth_reports import HONEST, LENGTH, made, recipe_of, report_on
 from windtunnel.evaluate import (
     Comparison,
     Length,
+    comparison_columns,
+    comparison_remarks,
+    comparison_rows,
+    flop_matched_members,
     weigh,
-    worth_columns,
-    worth_members,
-    worth_remarks,
-    worth_rows,
 )
-from windtunnel.evaluate.worth_fit import Phi, Plain, Recurrent, fit_phi, resamples
+from windtunnel.evaluate.recurrence_fit import Phi, Plain, Recurrent, fit_phi, resamples
 from windtunnel.recipe import Recipe, UserError
 
 # --- twins ---
@@ -38,7 +38,7 @@ from windtunnel.recipe import Recipe, UserError
 )
 def test_twins_have_the_same_flops_or_the_same_blocks(name: str, sets: tuple[str, ...], vocab: int) -> None:
     recipe = recipe_of(name, *sets)
-    own, same_parameters, between, same_flops, *fewer = worth_members(recipe, vocab, LENGTH)
+    own, same_parameters, between, same_flops, *fewer = flop_matched_members(recipe, vocab, LENGTH)
     assert abs(same_flops.shape.flops_per_token / own.shape.flops_per_token - 1) <= 0.03
     assert replace(own.shape, recursion=None) == replace(same_parameters.shape, recursion=None)
     flops = [m.shape.flops_per_token for m in (same_parameters, between, same_flops)]
@@ -53,7 +53,7 @@ def test_twins_have_the_same_flops_or_the_same_blocks(name: str, sets: tuple[str
 
 def test_members_share_data_seed_length_and_rules() -> None:
     recipe = recipe_of("trm", "trm.preset=extreme", "trm.ema=0.99", "layout.recompute=step")
-    members = worth_members(recipe, 300, LENGTH)
+    members = flop_matched_members(recipe, 300, LENGTH)
     for member in members:
         # What is written to a run folder must be a recipe that can be read.
         again = Recipe.model_validate(member.recipe.model_dump(mode="json"))
@@ -70,7 +70,7 @@ def test_members_share_data_seed_length_and_rules() -> None:
 
 def test_rates_that_the_recipe_names_are_everyones() -> None:
     recipe = recipe_of("trm", "stages.pretrain.optimizer.matrix_lr=0.004", "trm.preset=extreme")
-    assert {m.recipe.pretrain.optimizer.matrix_lr for m in worth_members(recipe, 300, LENGTH)} == {0.004}
+    assert {m.recipe.pretrain.optimizer.matrix_lr for m in flop_matched_members(recipe, 300, LENGTH)} == {0.004}
 
 
 def trained_tokens(recipe: Recipe) -> int:
@@ -80,7 +80,7 @@ def trained_tokens(recipe: Recipe) -> int:
 @pytest.mark.parametrize(("rows", "ranks", "parts"), [(16, 1, 8), (12, 1, 6), (16, 4, 4), (7, 1, 7), (3, 1, 3), (2, 2, 1)])
 def test_all_make_as_many_updates_as_the_run_or_as_many_as_whole_sequences_allow(rows: int, ranks: int, parts: int) -> None:
     recipe = recipe_of("trm-sudoku", "trm.supervision=8", "checkpoints.every=50 steps")
-    own, *others = worth_members(recipe, 11, Length(100, rows * 81, "fp32", ranks))
+    own, *others = flop_matched_members(recipe, 11, Length(100, rows * 81, "fp32", ranks))
     assert (own.updates, own.recipe.pretrain.batch_tokens) == (800, rows * 81)
     for member in others:
         stage, whole = member.recipe.pretrain, member.name == "same-flops-whole-batches"
@@ -102,7 +102,7 @@ def test_all_make_as_many_updates_as_the_run_or_as_many_as_whole_sequences_allow
 
 
 def test_what_the_verdict_takes_is_trained_first() -> None:
-    members = worth_members(recipe_of("trm-sudoku"), 11, Length(100, 16 * 81, "fp32"))
+    members = flop_matched_members(recipe_of("trm-sudoku"), 11, Length(100, 16 * 81, "fp32"))
     comparison = Comparison(Path(), members, Length(100, 16 * 81, "fp32"), True, None, 1.0, ())
     names = [m.name for m in comparison.by_weight]
     assert names[:4] == ["recursive", "same-flops", "same-flops-whole-batches", "same-parameters"]
@@ -110,17 +110,17 @@ def test_what_the_verdict_takes_is_trained_first() -> None:
 
 
 def test_an_update_a_batch_leaves_batches_as_they_are() -> None:
-    members = worth_members(recipe_of("trm"), 300, Length(100, 8192, "fp32"))
+    members = flop_matched_members(recipe_of("trm"), 300, Length(100, 8192, "fp32"))
     assert {m.recipe.pretrain.batch_tokens for m in members} == {8192}
     assert {m.updates for m in members} == {100}
 
 
 def test_plain_models_are_refused() -> None:
     with pytest.raises(UserError, match="no recursion to weigh"):
-        worth_members(recipe_of("charlm", "model.depth=2"), 20, LENGTH)
+        flop_matched_members(recipe_of("charlm", "model.depth=2"), 20, LENGTH)
     once = recipe_of("trm", "trm.scheme=looped", "trm.loops=1", "trm.supervision=1")
     with pytest.raises(UserError, match="applies its blocks once"):
-        worth_members(once, 20, LENGTH)
+        flop_matched_members(once, 20, LENGTH)
 
 
 # --- phi ---
@@ -238,7 +238,7 @@ def test_puzzles_are_judged_by_what_is_solved() -> None:
     report = report_on(HONEST, solved)
     assert "percentage points of puzzles solved" in report.verdict
     assert "here recursion pays" in report.verdict
-    assert "solved" in worth_columns(report)
+    assert "solved" in comparison_columns(report)
     assert report.rows[0].bits_per_byte is None
 
 
@@ -246,16 +246,16 @@ def test_a_report_is_json_and_fits_a_terminal() -> None:
     report = report_on(HONEST)
     found = json.loads(json.dumps(report.to_json(), allow_nan=False))
     assert found["models"][0]["step_losses"] == pytest.approx([2.2, 2.1, 2.0], abs=0.1)
-    rows = worth_rows(report)
-    widths = [max(len(row[i]) for row in [worth_columns(report), *rows]) for i in range(len(rows[0]))]
+    rows = comparison_rows(report)
+    widths = [max(len(row[i]) for row in [comparison_columns(report), *rows]) for i in range(len(rows[0]))]
     assert sum(widths) + 3 * len(widths) <= 100
-    assert worth_remarks(report)[0][0] == "verdict"
+    assert comparison_remarks(report)[0][0] == "verdict"
 
 
 def test_as_many_digits_as_set_steps_apart() -> None:
     report = report_on(HONEST)
     own = replace(report.rows[0], step_losses=(6.10341, 6.10333, 6.10329, 6.10318))
-    words = dict(worth_remarks(replace(report, rows=(own, *report.rows[1:]))))["by step"]
+    words = dict(comparison_remarks(replace(report, rows=(own, *report.rows[1:]))))["by step"]
     assert words.startswith("6.10341 > 6.10333 > 6.10329 > 6.10318 nats")
 
 

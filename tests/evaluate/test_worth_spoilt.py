@@ -13,12 +13,12 @@ from worth_reports import HONEST, made
 
 from windtunnel.evaluate import (
     Measured,
+    comparison_remarks,
     weigh,
-    worth_remarks,
 )
-from windtunnel.evaluate.worth import Trained
-from windtunnel.evaluate.worth_spoilt import spoilt
-from windtunnel.evaluate.worth_twins import matching_gpt
+from windtunnel.evaluate.comparison import Trained
+from windtunnel.evaluate.flop_matched import matching_gpt
+from windtunnel.evaluate.refinement_check import spoilt
 from windtunnel.model import GPT, RecursionShape, build_model, gpt_shape, objective_of, train_supervised
 from windtunnel.model.shape import GPTShape
 from windtunnel.recipe import GPTModel, Recursion
@@ -117,7 +117,7 @@ def test_a_report_never_shows_refinement_on_training_batches_alone() -> None:
     report = weigh(members, measured, run="test", units="documents", preset="honest", uniform=math.log(20), trained=trained)
     assert "On its training batches the plain model loses 0.040 nats, the recursive one 0.500." in report.verdict
     assert [item.reasons for item in report.spoilt][-1] == ("memorised",)
-    remarks = dict(worth_remarks(report))
+    remarks = dict(comparison_remarks(report))
     assert "58.3 % on the training batches" in remarks["in training"]
     assert "0.040" in remarks["in training"]
     assert json.loads(json.dumps(report.to_json()))["spoilt"][-1]["reasons"] == ["memorised"]
@@ -204,7 +204,7 @@ class Batch:
 def test_a_memorised_random_batch(preset: str, called_out: bool, one_thread: None) -> None:
     """The extreme preset spoils its first step to look good, and is called out; the same model trained honestly is not. That its
     losses are next to nothing, as those of memorised data may be on one processor and not on another, may be said of it."""
-    batch = Batch(6, 0, 1, STEPS)  # a token alone does not tell its target: steps are needed
+    batch = Batch(6, 3, 1, STEPS)  # a token alone does not tell its target: steps are needed
     ours, other = batch.taught(batch.recursive, preset), batch.taught(batch.plain)
     found = spoilt("the memorised batch", ours.losses, other.loss, batch.uniform, preset)
     assert ours.losses[-1] < 0.5 * batch.uniform  # it was memorised

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 
 from windtunnel.evaluate import (
+    ComparisonReport,
     Length,
     Measured,
     Member,
-    WorthReport,
     weigh,
 )
 from windtunnel.model import RecursionShape, gpt_shape
@@ -44,7 +44,7 @@ def made(losses: dict[str, list[float]], solved: dict[str, float] | None = None)
     return members, measured
 
 
-def report_on(losses: dict[str, list[float]], solved: dict[str, float] | None = None, preset: str = "honest") -> WorthReport:
+def report_on(losses: dict[str, list[float]], solved: dict[str, float] | None = None, preset: str = "honest") -> ComparisonReport:
     members, measured = made(losses, solved)
     return weigh(members, measured, run="test", units="documents", preset=preset, uniform=math.log(20))
 

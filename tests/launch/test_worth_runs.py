@@ -11,7 +11,7 @@ import torch
 import typer
 
 from windtunnel.cli.worth import Aside, evaluate_worth
-from windtunnel.evaluate import ASK_FROM, Comparison, Length, compare_run, worth_members
+from windtunnel.evaluate import ASK_FROM, Comparison, Length, compare_run, flop_matched_members
 from windtunnel.launch import Options, find_beside, run_training
 from windtunnel.recipe import UserError, load_recipe, stage_recipe
 from windtunnel.run import RunFolder
@@ -139,7 +139,7 @@ def of_length(name: str, steps: int, taken: int) -> Comparison:
     """The comparison of a run that took `taken` steps, at `steps`."""
     recipe = load_recipe(name, ["model.depth=2"])
     length = Length(steps, 16 * recipe.gpt.sequence, "fp32")
-    members = worth_members(stage_recipe(recipe, recipe.training[-1].name) if recipe.training else recipe, 100, length)
+    members = flop_matched_members(stage_recipe(recipe, recipe.training[-1].name) if recipe.training else recipe, 100, length)
     flops = members[0].shape.flops_per_token * length.batch_tokens * taken
     return Comparison(Path(), members, length, True, None, flops, ())
 

@@ -16,14 +16,14 @@ from learners import ALONE, CANARY, learner, publish, train
 from safetensors.torch import load_file, save_file
 
 from windtunnel.rl import (
-    BrokenPublication,
+    BrokenSnapshot,
     Engine,
     EngineFailed,
     EngineProcess,
     Publisher,
     StaleWeights,
     measure_mismatch,
-    open_publication,
+    open_snapshot,
     require_fresh,
     score,
 )
@@ -45,7 +45,7 @@ def altered(published: Path, folder: Path, change: Any) -> Path:
     tensors = load_file(file)
     change(tensors)
     save_file(tensors, file, metadata={"format": "pt"})
-    manifest = json.loads((copy / "publication.json").read_text())
+    manifest = json.loads((copy / "snapshot.json").read_text())
     manifest["tensors"] = {
         name: {"dtype": str(t.dtype).removeprefix("torch."), "shape": list(t.shape), "file": file.name}
         for name, t in tensors.items()
@@ -55,7 +55,7 @@ def altered(published: Path, folder: Path, change: Any) -> Path:
     for name in (file.name, index.name):
         written = checksum(copy / name)
         manifest["files"][name] = {"bytes": written.bytes, "checksum": written.checksum}
-    (copy / "publication.json").write_text(json.dumps(manifest))
+    (copy / "snapshot.json").write_text(json.dumps(manifest))
     return copy
 
 
@@ -83,8 +83,8 @@ def test_weights_that_are_not_the_models_are_refused_and_the_old_ones_stay(words
     engine.load(published, 1)
     before = engine.score(CANARY)
     wrong = altered(published, tmp_path, CHANGES[words])
-    assert open_publication(wrong).problem() is None
-    with pytest.raises(BrokenPublication, match=words):
+    assert open_snapshot(wrong).problem() is None
+    with pytest.raises(BrokenSnapshot, match=words):
         engine.load(wrong, 1)
     after = engine.score(CANARY)
     assert (after.version, before.version) == (1, 1)
@@ -96,15 +96,15 @@ def test_an_engine_that_computes_something_else_than_it_loaded_refuses_itself(
 ) -> None:
     true = Engine._build
 
-    def repacked(self: Engine, publication: Any) -> Any:
-        model = true(self, publication)
+    def repacked(self: Engine, snapshot: Any) -> Any:
+        model = true(self, snapshot)
         with torch.no_grad():
             model.lm_head.weight.copy_(model.lm_head.weight.roll(1, 0))  # as a kernel's own packing that was not renewed
         return model
 
     monkeypatch.setattr(Engine, "_build", repacked)
     engine = Engine(torch.float32)
-    with pytest.raises(BrokenPublication, match="scores the canary otherwise"):
+    with pytest.raises(BrokenSnapshot, match="scores the canary otherwise"):
         engine.load(published, 1)
     with pytest.raises(StaleWeights, match="no weights yet"):
         engine.score(CANARY)
@@ -161,11 +161,11 @@ def test_an_engine_elsewhere_follows_the_learner(adapter: bool, process: EngineP
 
 
 def test_a_refusal_reaches_the_learner_and_the_engine_lives_on(process: EngineProcess, published: Path) -> None:
-    with pytest.raises(BrokenPublication, match="the engine holds bfloat16"):
+    with pytest.raises(BrokenSnapshot, match="the engine holds bfloat16"):
         process.load(published, 1)
     with pytest.raises(StaleWeights):
         process.load(published, 7)
-    with pytest.raises(BrokenPublication, match="is not a whole publication"):
+    with pytest.raises(BrokenSnapshot, match="is not a whole snapshot"):
         process.load(published.parent, 1)
     with pytest.raises(StaleWeights, match="no weights yet"):
         process.score(CANARY)

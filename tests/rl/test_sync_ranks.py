@@ -11,7 +11,7 @@ import torch
 from learners import CANARY, learner, publish, train
 from waiting import HANG
 
-from windtunnel.rl import Engine, Publisher, newest_publication, publish_weights
+from windtunnel.rl import Engine, Publisher, newest_snapshot, publish_weights
 from windtunnel.train import Ranks, child_context, join_ranks
 
 
@@ -51,7 +51,7 @@ def test_two_ranks_publish_what_one_does(tmp_path: Path) -> None:
     assert (tmp_path / "done-0").exists()
     assert (tmp_path / "done-1").exists()
     for name, adapter in (("full", False), ("adapter", True)):
-        together = newest_publication(tmp_path / name)
+        together = newest_snapshot(tmp_path / name)
         assert together is not None
         with learner(adapter=adapter) as job:
             train(job, 4)

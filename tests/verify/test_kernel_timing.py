@@ -242,7 +242,7 @@ def test_a_candidate_waits_while_another_is_timed_and_is_timed_alone(tmp_path: P
     pytest.importorskip("triton")
     from test_kernel_funnel import KERNEL, REFERENCE
 
-    from windtunnel.verify.kernel.turns import Turns, opened
+    from windtunnel.verify.kernel.gpu_lock import GpuLock, opened
 
     task = task_from_source(REFERENCE + "TASK = {'sizes': {'tiny': {'ROWS': 4, 'COLS': 24}}, 'dtypes': ['float32']}", name="bias")
     source = KERNEL.replace("assert x.is_cuda", "assert x.dim() == 2")
@@ -255,20 +255,20 @@ def test_a_candidate_waits_while_another_is_timed_and_is_timed_alone(tmp_path: P
         plans = {stages: replace(stages.plan(), calls=10) for stages in (timed, untimed)}
         assert timed.judge(source, plans[timed]).finding is None
         for stages, alone in ((untimed, True), (timed, False)):
-            with Turns(fds).alone() if alone else Turns(fds).shared():
+            with GpuLock(fds).alone() if alone else GpuLock(fds).shared():
                 waiting = threads.submit(stages.judge, source, plans[stages])
                 with pytest.raises(TimeoutError):
                     waiting.result(timeout=1.0)
             assert waiting.result(timeout=HANG).finding is None
-        with Turns(fds).shared():  # the comparison shares too
+        with GpuLock(fds).shared():  # the comparison shares too
             assert threads.submit(untimed.judge, source, plans[untimed]).result(timeout=HANG).finding is None
 
 
 STOPPED = """
 import os, signal, sys
-from windtunnel.verify.kernel.turns import Turns, opened
+from windtunnel.verify.kernel.gpu_lock import GpuLock, opened
 from pathlib import Path
-with opened(Path(sys.argv[1])) as fds, (Turns(fds).alone() if sys.argv[2] == "alone" else Turns(fds).shared()):
+with opened(Path(sys.argv[1])) as fds, (GpuLock(fds).alone() if sys.argv[2] == "alone" else GpuLock(fds).shared()):
     os.kill(os.getpid(), signal.SIGSTOP)
 """
 
@@ -278,7 +278,7 @@ def test_waiting_in_vain_is_neither_right_nor_wrong_and_says_what_for(tmp_path: 
     pytest.importorskip("triton")
     from test_kernel_funnel import KERNEL, REFERENCE
 
-    from windtunnel.verify.kernel.turns import Turns, opened, places
+    from windtunnel.verify.kernel.gpu_lock import GpuLock, opened, places
 
     task = task_from_source(REFERENCE + "TASK = {'sizes': {'tiny': {'ROWS': 4, 'COLS': 24}}, 'dtypes': ['float32']}", name="bias")
     source = KERNEL.replace("assert x.is_cuda", "assert x.dim() == 2")
@@ -298,7 +298,7 @@ def test_waiting_in_vain_is_neither_right_nor_wrong_and_says_what_for(tmp_path: 
             assert str(tmp_path / file) in verdict.message
 
         assert stages.judge(source).finding is None
-        with Turns(use).alone():
+        with GpuLock(use).alone():
             kept_waiting("use")
         for fd in free:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -319,7 +319,7 @@ def test_who_is_killed_from_outside_while_it_waits_to_begin_is_not_refused(tmp_p
     pytest.importorskip("triton")
     from test_kernel_funnel import KERNEL, REFERENCE
 
-    from windtunnel.verify.kernel.turns import Turns, opened
+    from windtunnel.verify.kernel.gpu_lock import GpuLock, opened
 
     task = task_from_source(REFERENCE + "TASK = {'sizes': {'tiny': {'ROWS': 4, 'COLS': 24}}, 'dtypes': ['float32']}", name="bias")
     source = KERNEL.replace("assert x.is_cuda", "assert x.dim() == 2")
@@ -329,7 +329,7 @@ def test_who_is_killed_from_outside_while_it_waits_to_begin_is_not_refused(tmp_p
         assert stages.judge(source).finding is None
         trusted.start()
         there = _below(os.getpid())
-        with ThreadPoolExecutor(1) as threads, Turns(use).alone():
+        with ThreadPoolExecutor(1) as threads, GpuLock(use).alone():
             judged = threads.submit(stages.judge, source)
             while not judged.done():
                 young = _below(os.getpid()) - there
@@ -384,7 +384,7 @@ def test_a_reference_that_waits_in_vain_costs_the_speedup_and_refuses_nobody(
     from test_kernel_funnel import KERNEL, REFERENCE
 
     from windtunnel.verify.kernel import gpu
-    from windtunnel.verify.kernel.turns import Turns, opened
+    from windtunnel.verify.kernel.gpu_lock import GpuLock, opened
 
     task = task_from_source(REFERENCE + "TASK = {'sizes': {'tiny': {'ROWS': 4, 'COLS': 24}}, 'dtypes': ['float32']}", name="bias")
     source = KERNEL.replace("assert x.is_cuda", "assert x.dim() == 2")
@@ -398,7 +398,7 @@ def test_a_reference_that_waits_in_vain_costs_the_speedup_and_refuses_nobody(
             ended.append((outcome.status, outcome.phase))
             return outcome
 
-    with kernel_sandbox() as box, eager as reference, opened(tmp_path / "candidates") as fds, Turns(fds).shared():
+    with kernel_sandbox() as box, eager as reference, opened(tmp_path / "candidates") as fds, GpuLock(fds).shared():
         stages = GpuStages(task, box, Reference(), device="cpu", size="tiny", index=None, calls=10)
         stages.use, stages.candidates = tmp_path / "use", tmp_path / "candidates"
         result = stages.judge(source)

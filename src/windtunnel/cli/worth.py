@@ -41,7 +41,14 @@ def evaluate_worth(folder: Path, *, steps: int | None, yes: bool, json: bool, is
     Raises:
         UserError: the run cannot be compared, or trainings are to be confirmed.
     """
-    from windtunnel.evaluate import compare_run, report_worth, worth_columns, worth_remarks, worth_rows, write_worth_plot
+    from windtunnel.evaluate import (
+        compare_run,
+        comparison_columns,
+        comparison_remarks,
+        comparison_rows,
+        report_comparison,
+        write_comparison_plot,
+    )
     from windtunnel.launch import Options, find_beside
     from windtunnel.watch import write_run_page
 
@@ -50,14 +57,14 @@ def evaluate_worth(folder: Path, *, steps: int | None, yes: bool, json: bool, is
     found = {m.name: find_beside(folder, m.name, m.recipe) for m in comparison.members if not _is_run(comparison, m.name)}
     _announce(comparison, found, yes=yes, json=json)
     runs = _trained(comparison, found, Options(yes=yes), view, json=json, isolated=isolated)
-    report = report_worth(comparison, runs, progress=view.say)
-    picture = write_worth_plot(report, folder / "worth.png")
+    report = report_comparison(comparison, runs, progress=view.say)
+    picture = write_comparison_plot(report, folder / "worth.png")
     page = write_run_page(folder)
     if json:
         print_json(report.to_json())
         return
-    print_table(f"worth of recursion of {folder.name}", worth_columns(report), worth_rows(report))
-    print_remarks(worth_remarks(report))
+    print_table(f"worth of recursion of {folder.name}", comparison_columns(report), comparison_rows(report))
+    print_remarks(comparison_remarks(report))
     typer.echo(f"written: {folder / 'worth.json'}, {picture}, {page}")
 
 

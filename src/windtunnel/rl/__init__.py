@@ -1,48 +1,39 @@
 """Reinforcement learning: how learners publish their weights and engines take them. torch is imported on use."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .errors import BrokenPublication, EngineFailed, StaleWeights
+from windtunnel import lazy
+
+from .errors import BrokenSnapshot, EngineFailed, StaleWeights
 
 if TYPE_CHECKING:
     from .canary import TOLERANCE, Canary, score
     from .engine import Answers, Engine, Receipt, Scores
     from .engine_process import EngineProcess
     from .mismatch import Mismatch, measure_mismatch
-    from .publication import Publication, Publisher, newest_publication, open_publication
+    from .snapshot import Publisher, WeightSnapshot, newest_snapshot, open_snapshot
     from .sync import publish_weights, require_fresh
 
 __all__ = [
     "TOLERANCE",
     "Answers",
-    "BrokenPublication",
+    "BrokenSnapshot",
     "Canary",
     "Engine",
     "EngineFailed",
     "EngineProcess",
     "Mismatch",
-    "Publication",
     "Publisher",
     "Receipt",
     "Scores",
     "StaleWeights",
+    "WeightSnapshot",
     "measure_mismatch",
-    "newest_publication",
-    "open_publication",
+    "newest_snapshot",
+    "open_snapshot",
     "publish_weights",
     "require_fresh",
     "score",
 ]
 
-_LAZY = {"TOLERANCE": "canary", "Canary": "canary", "score": "canary", "EngineProcess": "engine_process"}
-_LAZY |= dict.fromkeys(("Answers", "Engine", "Receipt", "Scores"), "engine")
-_LAZY |= dict.fromkeys(("Publication", "Publisher", "newest_publication", "open_publication"), "publication")
-_LAZY |= {"Mismatch": "mismatch", "measure_mismatch": "mismatch", "publish_weights": "sync", "require_fresh": "sync"}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        from importlib import import_module
-
-        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
-    raise AttributeError(name)
+__getattr__ = lazy(__name__)

@@ -51,7 +51,7 @@ class Bench:
 
     Attributes:
         canary: (4, 64) random tokens. allowed: nats by which learner and engine may differ on average over it.
-        cut_off: the publisher leaves here what is on the disk in the middle of a publication.
+        cut_off: the publisher leaves here what is on the disk in the middle of a snapshot.
     """
 
     job: CausalJob
@@ -83,11 +83,11 @@ class Bench:
 
     def load(self, path: Path, version: int) -> Receipt:
         """Into the engine. Raises CheckFailed where it refuses."""
-        from windtunnel.rl import BrokenPublication, StaleWeights
+        from windtunnel.rl import BrokenSnapshot, StaleWeights
 
         try:
             return self.engine.load(path, version)
-        except (BrokenPublication, StaleWeights) as error:
+        except (BrokenSnapshot, StaleWeights) as error:
             raise CheckFailed(f"the engine refuses what the learner published: {error}") from None
 
     def train_away(self) -> float:
@@ -232,7 +232,7 @@ def _round(bench: Bench) -> Round:
     damaged_are_refused(bench.engine, second, bench.folder / "damaged", 2)
     stale_is_noticed(bench.engine, first, old.version, 2)
     if not torch.equal(bench.engine.score(bench.canary).log_probabilities, old.log_probabilities):
-        raise CheckFailed("an engine that refused a publication no longer answers as before")
+        raise CheckFailed("an engine that refused a snapshot no longer answers as before")
     receipt = bench.load(second, 2)
     compare_tensors(bench.job, bench.engine, files[1], 2, bench.dtype)
     trained, still = unmoved(bench.job, *files)
@@ -276,7 +276,7 @@ def tuning_export(context: Context, say: Say) -> Evidence:
     """Write the checkpoint's model as a Hugging Face folder, load it with transformers alone, compare log-probabilities."""
     import torch
 
-    from windtunnel.rl import BrokenPublication, Engine, Publisher, publish_weights
+    from windtunnel.rl import BrokenSnapshot, Engine, Publisher, publish_weights
     from windtunnel.run import CheckpointStore
     from windtunnel.train import random_batch, restore_job, small_job, vocabulary_of
 
@@ -296,7 +296,7 @@ def tuning_export(context: Context, say: Say) -> Evidence:
     say("transformers loads it")
     try:
         receipt = Engine(dtype).load(folder, step)
-    except BrokenPublication as error:
+    except BrokenSnapshot as error:
         raise CheckFailed(f"transformers does not get the model that was trained: {error}") from None
     assert receipt.canary is not None
     text = (

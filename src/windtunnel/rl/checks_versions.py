@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from windtunnel.rl import EngineProcess, Publication, Publisher
+    from windtunnel.rl import EngineProcess, Publisher, WeightSnapshot
     from windtunnel.train import CausalJob
 
 
@@ -31,7 +31,7 @@ def watched_publisher(folder: Path, copy: Path) -> Publisher:
     class Watched(Publisher):
         def publish(
             self, version: int, weights: Iterable[tuple[str, Tensor]], config: dict[str, Any], canary: Any
-        ) -> Publication:
+        ) -> WeightSnapshot:
             return super().publish(version, _then(weights, partial(_photograph, folder, copy)), config, canary)
 
     return Watched(folder, shard_bytes=SHARD_BYTES)
@@ -39,14 +39,14 @@ def watched_publisher(folder: Path, copy: Path) -> Publisher:
 
 def half_written_is_passed_over(engine: EngineProcess, copy: Path, complete: int) -> None:
     """In the copy of a folder in which a version was being written, the one before is the newest."""
-    from windtunnel.rl import BrokenPublication, newest_publication, open_publication
+    from windtunnel.rl import BrokenSnapshot, newest_snapshot, open_snapshot
 
-    path = newest_publication(copy)
+    path = newest_snapshot(copy)
     found = None
     if path is not None:
         try:
-            found = open_publication(path).version
-        except BrokenPublication as error:
+            found = open_snapshot(path).version
+        except BrokenSnapshot as error:
             raise CheckFailed(f"a half-written version stands among the complete ones: {error}") from None
     if found != complete:
         raise CheckFailed(f"of a half-written version and complete version {complete}, version {found} is taken for the newest")
@@ -73,11 +73,11 @@ def stale_is_noticed(engine: EngineProcess, old: Path, answered: int, wanted: in
 
 
 def _refused(what: str, action: Callable[[], Any]) -> None:
-    from windtunnel.rl import BrokenPublication, StaleWeights
+    from windtunnel.rl import BrokenSnapshot, StaleWeights
 
     try:
         action()
-    except (BrokenPublication, StaleWeights):
+    except (BrokenSnapshot, StaleWeights):
         return
     raise CheckFailed(f"{what} is taken for good")
 

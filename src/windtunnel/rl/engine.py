@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from .errors import BrokenPublication, StaleWeights
+from .errors import BrokenSnapshot, StaleWeights
 from .mismatch import Mismatch
-from .publication import Publication, open_publication
+from .snapshot import WeightSnapshot, open_snapshot
 
 NOTHING = -1
 """The version of an engine that has loaded none."""
@@ -72,21 +72,21 @@ class Engine:
 
         Raises:
             StaleWeights: the folder holds another version than was asked for.
-            BrokenPublication: a file is damaged, a tensor is missing, left over, of another shape or dtype, or the canary
+            BrokenSnapshot: a file is damaged, a tensor is missing, left over, of another shape or dtype, or the canary
                 is scored otherwise than the learner did.
         """
         began = time.monotonic()
-        publication = open_publication(path)
-        if publication.version != version:
-            raise StaleWeights(f"{path} holds version {publication.version} of the weights, asked for was version {version}")
-        problem = publication.problem()
+        snapshot = open_snapshot(path)
+        if snapshot.version != version:
+            raise StaleWeights(f"{path} holds version {snapshot.version} of the weights, asked for was version {version}")
+        problem = snapshot.problem()
         if problem is not None:
-            raise BrokenPublication(problem)
-        model = self._build(publication)
-        found = self._judge(model, publication)
+            raise BrokenSnapshot(problem)
+        model = self._build(snapshot)
+        found = self._judge(model, snapshot)
         self._model, self.version = model, version
-        size = sum(written.bytes for written in publication.files.values())
-        return Receipt(version, len(publication.tensors), size, found, time.monotonic() - began)
+        size = sum(written.bytes for written in snapshot.files.values())
+        return Receipt(version, len(snapshot.tensors), size, found, time.monotonic() - began)
 
     def score(self, tokens: Tensor) -> Scores:
         """Log-probabilities of tokens (B, T) int64, each given those before it."""
@@ -121,37 +121,37 @@ class Engine:
             raise StaleWeights("the engine has no weights yet")
         return self._model
 
-    def _build(self, publication: Publication) -> PreTrainedModel:
+    def _build(self, snapshot: WeightSnapshot) -> PreTrainedModel:
         try:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                publication.path, dtype=self._dtype, local_files_only=True, output_loading_info=True,
+                snapshot.path, dtype=self._dtype, local_files_only=True, output_loading_info=True,
                 ignore_mismatched_sizes=True,  # refused below, by name
             )  # fmt: skip
         except (OSError, ValueError, RuntimeError, KeyError, AttributeError, SafetensorError) as error:
-            raise BrokenPublication(f"{publication.path.name}: transformers cannot load it: {error}") from None
+            raise BrokenSnapshot(f"{snapshot.path.name}: transformers cannot load it: {error}") from None
         model: PreTrainedModel = loaded[0]
         report: dict[str, Any] = loaded[1]
         for what, key in (("lacks", "missing_keys"), ("has", "unexpected_keys"), ("has another shape of", "mismatched_keys")):
             names = sorted(name if isinstance(name, str) else name[0] for name in report.get(key) or ())
             if names:
                 more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-                raise BrokenPublication(f"{publication.path.name} {what} {names[0]}{more}, as the engine's model sees it")
+                raise BrokenSnapshot(f"{snapshot.path.name} {what} {names[0]}{more}, as the engine's model sees it")
         buffers = {name for name, _ in model.named_buffers()}
         wanted = str(self._dtype).removeprefix("torch.")
-        for name, entry in publication.tensors.items():
+        for name, entry in snapshot.tensors.items():
             if entry.dtype != wanted and name not in buffers:
-                raise BrokenPublication(f"{publication.path.name}: {name} is {entry.dtype}, the engine holds {wanted}")
+                raise BrokenSnapshot(f"{snapshot.path.name}: {name} is {entry.dtype}, the engine holds {wanted}")
         model.to(self._device)  # type: ignore[arg-type]
         return model.eval()
 
-    def _judge(self, model: PreTrainedModel, publication: Publication) -> Mismatch | None:
-        canary = publication.canary
+    def _judge(self, model: PreTrainedModel, snapshot: WeightSnapshot) -> Mismatch | None:
+        canary = snapshot.canary
         if canary is None:
             return None
         found, alike = canary.compare(_score(model, canary.tokens))
         if not alike:
-            raise BrokenPublication(
-                f"{publication.path.name}: the engine scores the canary otherwise than the learner: log-probabilities differ by "
+            raise BrokenSnapshot(
+                f"{snapshot.path.name}: the engine scores the canary otherwise than the learner: log-probabilities differ by "
                 f"{found.mean:.2g} on average and {found.largest:.2g} at most; {canary.mean:.2g} and {canary.largest:.2g} are "
                 f"allowed"
             )

@@ -13,11 +13,11 @@ from torch import Tensor
 from windtunnel.train import child_context
 
 from .engine import Answers, Engine, Receipt, Scores
-from .errors import BrokenPublication, EngineFailed, StaleWeights
+from .errors import BrokenSnapshot, EngineFailed, StaleWeights
 
 LIMIT_SECONDS = 600.0
 PRELOAD = f"{__package__}.engine"
-_TOLD = (BrokenPublication, StaleWeights)
+_TOLD = (BrokenSnapshot, StaleWeights)
 """What an engine refuses, and goes on after."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class BrokenPublication(Exception):
+class BrokenSnapshot(Exception):
     """Published weights are not whole, not those that were published, or not those of the engine's model. Nothing was loaded."""
 
 

@@ -12,7 +12,7 @@ from windtunnel.train import CausalJob, hub_config, hub_weights
 
 from .canary import make_canary
 from .errors import StaleWeights
-from .publication import Publisher
+from .snapshot import Publisher
 
 
 def publish_weights(

@@ -3,7 +3,9 @@
 Names are imported on use: the warm workers import this package too, and want little of it.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from windtunnel import lazy
 
 from .types import Verdict, Verifier, accept, broken, refuse
 
@@ -70,40 +72,4 @@ __all__ = [
     "stage_states",
 ]
 
-_MODULES = {
-    "code": ("CodeTask", "CodeVerifier"),
-    "exact": ("ExactVerifier",),
-    "format": ("FormatVerifier",),
-    "kernel": (
-        "GpuStages",
-        "KernelVerifier",
-        "Task",
-        "check_source",
-        "compiler_sandbox",
-        "gpu_sandbox",
-        "has_gpu",
-        "kernel_sandbox",
-        "load_task",
-        "reference_sandbox",
-        "stage_states",
-    ),
-    "kinds": ("KINDS", "Verifiers", "read_json"),
-    "mathematics": ("MathVerifier",),
-    "pool": ("Full", "Pool", "Sandboxes"),
-    "reading": ("read_text",),
-    "sandbox": ("Layers", "Limits", "Sandbox"),
-    "service": ("serve",),
-}
-_LAZY = {name: (module, name) for module, names in _MODULES.items() for name in names} | {
-    "kernel_tasks": ("tasks", "catalogue"),
-    "find_task": ("tasks", "find"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        from importlib import import_module
-
-        module, inner = _LAZY[name]
-        return getattr(import_module(f"{__name__}.{module}"), inner)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy(__name__)

@@ -1,6 +1,8 @@
 """Watching: a terminal view of a run, from inside or outside its process, and the readiness report. No torch."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from windtunnel import lazy
 
 from .live import JsonLines, PlainLines, TerminalView, finite
 from .snapshot import Snapshot
@@ -32,19 +34,4 @@ __all__ = [
     "write_run_page",
 ]
 
-_LAZY = {
-    "read_snapshot": "follow",
-    "watch_run": "follow",
-    "write_report": "report",
-    "recursion_curves": "recursion",
-    "write_run_page": "run_page",
-    **dict.fromkeys(("CheckRow", "Curve", "Memory", "PlanRow", "RecursionCurves", "Report", "Sample"), "report_model"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        from importlib import import_module
-
-        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy(__name__)

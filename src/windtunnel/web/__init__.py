@@ -3,7 +3,9 @@
 Starlette and uvicorn are imported on use.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from windtunnel import lazy
 
 from .listen import Access, listening, url_of
 
@@ -26,11 +28,4 @@ __all__ = [
     "url_of",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from importlib import import_module
-
-        module = "server" if name in ("Server", "serve_app") else "guard"
-        return getattr(import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(name)
+__getattr__ = lazy(__name__)

@@ -215,7 +215,7 @@ def other_random_numbers(job: Any) -> None:
     torch.manual_seed(0)
 
 
-ROOM, PUBLICATION, WHOLE = "windtunnel.rl", "windtunnel.rl.publication", "windtunnel.train.causal.whole"
+ROOM, SNAPSHOT, WHOLE = "windtunnel.rl", "windtunnel.rl.snapshot", "windtunnel.train.causal.whole"
 
 FAULTS = (
     *group("weights", "weight-sync", adapted)(
@@ -242,10 +242,10 @@ FAULTS = (
         ("one matrix never published again", SYNC, "canary", frozen("layers.1.self_attn.v_proj")),
         ("a new number for old weights", SYNC, "canary", frozen("")),
         ("a number that does not grow", SYNC, "version 1 after version 1", instead(ROOM, "publish_weights", same_number)),
-        ("a number behind the weights", SYNC, ("holds version", "asked for"), instead(PUBLICATION, "_as_json", last_number)),
+        ("a number behind the weights", SYNC, ("holds version", "asked for"), instead(SNAPSHOT, "_as_json", last_number)),
         ("an old version taken for fresh", SYNC, "answers by an old version", instead(ROOM, "require_fresh", never)),
-        ("a half-written version under its name", SYNC, "half-written", instead(PUBLICATION, "_FOLDER", any_name)),
-        ("files without checksums", SYNC, "no checksum", instead(PUBLICATION, "_as_json", without_checksums)),
+        ("a half-written version under its name", SYNC, "half-written", instead(SNAPSHOT, "_FOLDER", any_name)),
+        ("files without checksums", SYNC, "no checksum", instead(SNAPSHOT, "_as_json", without_checksums)),
         ("the learner's temperature", SCALES, "canary", instead("windtunnel.rl.canary", "score", cooled)),
         ("an engine that does not answer", SYNC, ("did not answer", "was ended"), impatient),
         ("dropout in the learner alone", DROPOUT, "attention_dropout", dropout),

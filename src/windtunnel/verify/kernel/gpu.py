@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.verify.kernel.child.turn import CONTEXT, FIRST_WAIT, TIMING, WAITING
+from windtunnel.verify.kernel.gpu_lock import Late, gpu_lock_of, gpu_path, holding, opened, places
 from windtunnel.verify.kernel.hidden import Case, full_cases, new_seed
 from windtunnel.verify.kernel.neighbours import CALLS as PROBE_CALLS
 from windtunnel.verify.kernel.neighbours import excused, read_look
@@ -17,7 +18,6 @@ from windtunnel.verify.kernel.roofline import Work
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.kernel.timing import LEAST, Samples, doubt, median_with_interval, read_samples, speedup
 from windtunnel.verify.kernel.tiny import UNMOVED_AT_MOST, Finding, ended, wrong_of
-from windtunnel.verify.kernel.turns import Late, gpu_path, in_turn, opened, places, turns_of
 from windtunnel.verify.sandbox import Job, Limits, MiB, Outcome, Runner, Sandbox
 
 FULL = "windtunnel.verify.kernel.child.full:main"
@@ -183,7 +183,7 @@ class GpuStages:
             opened(self.use) as use,
             opened(self.candidates) as candidates,
             places(self.contexts) as free,
-            in_turn(turns_of(candidates, _waiting(self.limits)), alone=alone),
+            holding(gpu_lock_of(candidates, _waiting(self.limits)), alone=alone),
         ):
             message = self._message(plan, source) | {"turn": len(use), "places": len(free)}
             looks += [self._look(use)] if alone else []

@@ -29,8 +29,8 @@ from windtunnel.verify.kernel.child.timed import TimedCalls
 from windtunnel.verify.kernel.child.turn import CONTEXT, FIRST_WAIT, TIMING, stepping_aside, waiting_for, waiting_for_place
 from windtunnel.verify.kernel.child.watch import poison
 from windtunnel.verify.kernel.child.work import Places, Work, finish
+from windtunnel.verify.kernel.gpu_lock import GpuLock, gpu_lock_of
 from windtunnel.verify.kernel.timing import LEAST
-from windtunnel.verify.kernel.turns import Turns, turns_of
 from windtunnel.verify.sandbox import FILES_FROM, Early
 
 POOL_BYTES = (128 << 20, 1 << 30)  # at least, at most: making it and giving it back holds up other processes
@@ -49,7 +49,7 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
     """
     torch.set_num_threads(1)
     after = FILES_FROM + message["turn"]
-    turns, free = turns_of(range(FILES_FROM, after)), range(after, after + message["places"])
+    turns, free = gpu_lock_of(range(FILES_FROM, after)), range(after, after + message["places"])
     began = time.perf_counter()
     with waiting_for(turns, then=CONTEXT, phase=FIRST_WAIT):
         with waiting_for_place(free, then=CONTEXT):
@@ -67,7 +67,7 @@ class FullWork(Work):
 
     stage = "full"
 
-    def __init__(self, message: dict[str, Any], buffers: Sequence[Buffer], turns: Turns | None = None) -> None:
+    def __init__(self, message: dict[str, Any], buffers: Sequence[Buffer], turns: GpuLock | None = None) -> None:
         self.device, self.turns = message["device"], turns
         self.tensors: list[list[torch.Tensor]] = []
         self.states: list[list[torch.Tensor]] = []

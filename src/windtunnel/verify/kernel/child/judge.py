@@ -23,8 +23,8 @@ from windtunnel.verify.kernel.child.draw import Drawn
 from windtunnel.verify.kernel.child.tensors import dtype_name, to_tensor
 from windtunnel.verify.kernel.child.turn import TIMING, waiting_for
 from windtunnel.verify.kernel.child.zeros import ProductsByZero
+from windtunnel.verify.kernel.gpu_lock import gpu_lock_of
 from windtunnel.verify.kernel.hidden import WIDE
-from windtunnel.verify.kernel.turns import turns_of
 from windtunnel.verify.sandbox import FILES_FROM
 
 TF32_RELATIVE = 2e-3  # of the result, where a task allows products in TF32
@@ -37,7 +37,7 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
     Returns 'wrong' (reason, message) of the first wrong case or None, and the work of one call of the last case.
     """
     _as_new()
-    turns = turns_of(range(FILES_FROM + 1, FILES_FROM + 1 + message["turn"]))
+    turns = gpu_lock_of(range(FILES_FROM + 1, FILES_FROM + 1 + message["turn"]))
     held = mmap.mmap(FILES_FROM, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
     with held as file, waiting_for(turns, again=True, then="judge"):
         view = memoryview(file)
@@ -87,7 +87,7 @@ def baseline(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[s
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(tempfile.gettempdir(), "inductor")
     _as_new()
     fds = range(FILES_FROM, FILES_FROM + 2 * message["turn"])
-    turns, candidates = turns_of(fds[: message["turn"]]), turns_of(fds[message["turn"] :])
+    turns, candidates = gpu_lock_of(fds[: message["turn"]]), gpu_lock_of(fds[message["turn"] :])
     with waiting_for(turns, then="baseline"), torch.no_grad():
         case = message["cases"][-1]
         drawn = Drawn(message["sources"][case["size"]], case["dtype"], message["seed"], message["fixed"], message["device"])

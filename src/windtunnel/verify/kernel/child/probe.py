@@ -13,7 +13,7 @@ import torch
 from windtunnel.verify.kernel.arrays import Buffer
 from windtunnel.verify.kernel.child.clock import PROBE_BYTES, timed
 from windtunnel.verify.kernel.child.turn import TIMING, waiting_for
-from windtunnel.verify.kernel.turns import turns_of
+from windtunnel.verify.kernel.gpu_lock import gpu_lock_of
 from windtunnel.verify.sandbox import FILES_FROM
 
 WARM_UPS = 3
@@ -25,7 +25,7 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
     Returns 'events' and 'wall', seconds of each call, and 'free' and 'total', bytes of the GPU's memory; none of a CPU's.
     """
     cuda = message["device"] == "cuda"
-    with waiting_for(turns_of(range(FILES_FROM, FILES_FROM + message["turn"])), alone=True, then=TIMING):
+    with waiting_for(gpu_lock_of(range(FILES_FROM, FILES_FROM + message["turn"])), alone=True, then=TIMING):
         source, target = (
             torch.zeros(PROBE_BYTES if cuda else 1 << 16, dtype=torch.uint8, device=message["device"]) for _ in "st"
         )

@@ -19,11 +19,11 @@ from windtunnel.verify.kernel.child.autotune import Evenly, pick_configurations
 from windtunnel.verify.kernel.child.constants import look_at_constants
 from windtunnel.verify.kernel.child.descriptors import add_descriptor_atomics
 from windtunnel.verify.kernel.child.libdevice import own_libdevice
-from windtunnel.verify.kernel.child.mended import mend_interpreter
 from windtunnel.verify.kernel.child.pauses import SHARE_OF_LAUNCHES, Interrupted, Pauses, made_once
 from windtunnel.verify.kernel.child.races import Log
 from windtunnel.verify.kernel.child.scalars import numbers_as_tensors
 from windtunnel.verify.kernel.child.scratch import own_scratch
+from windtunnel.verify.kernel.child.triton_compat import patch_interpreter
 from windtunnel.verify.kernel.child.watch import Launches
 
 MOST_PROGRAMS = 65_536
@@ -46,7 +46,7 @@ def install(launches: Launches, dice: random.Random) -> Evenly:
     own_scratch()
     choices = Evenly(dice, meta=True)
     pick_configurations(choices)
-    mend_interpreter(interpreter.interpreter_builder)
+    patch_interpreter(interpreter.interpreter_builder)
     numbers_as_tensors()
     interpreter.InterpretedFunction.__repr__ = _as_compiled
     original = interpreter.InterpretedFunction.run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from windtunnel.verify.kernel.turns import Turns, in_place, in_turn
+from windtunnel.verify.kernel.gpu_lock import GpuLock, holding, in_place
 from windtunnel.verify.sandbox import note
 
 WAITING, TIMING, ASIDE = "waiting", "timing", "compile"
@@ -16,11 +16,11 @@ CONTEXT = "context"  # what comes before the candidate is loaded: none of its ti
 
 @contextlib.contextmanager
 def waiting_for(
-    turns: Turns | None, *, alone: bool = False, again: bool = False, then: str = "compile", phase: str = WAITING
+    turns: GpuLock | None, *, alone: bool = False, again: bool = False, then: str = "compile", phase: str = WAITING
 ) -> Iterator[None]:
     """In turn; while it waits the child is in `phase`, and after that in `then`. again: this candidate had one."""
     note(phase)
-    with in_turn(turns, alone=alone, again=again):
+    with holding(turns, alone=alone, again=again):
         note(then)
         yield
 
@@ -35,7 +35,7 @@ def waiting_for_place(free: Sequence[int], *, then: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def stepping_aside(turns: Turns, *, then: str) -> Iterator[None]:
+def stepping_aside(turns: GpuLock, *, then: str) -> Iterator[None]:
     """Out of a shared turn for work that needs no GPU; the way back may be a wait."""
     with turns.aside():
         note(ASIDE)

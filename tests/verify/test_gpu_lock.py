@@ -1,4 +1,4 @@
-"""Turns on a GPU: many share it, one is alone on it, and whoever dies holds nobody up."""
+"""GpuLock on a GPU: many share it, one is alone on it, and whoever dies holds nobody up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.recipe import UserError
-from windtunnel.verify.kernel.turns import PLACES, Late, Turns, in_place, in_turn, opened, places, turns_of
+from windtunnel.verify.kernel.gpu_lock import PLACES, GpuLock, Late, gpu_lock_of, holding, in_place, opened, places
 
 WAIT = 300.0
 with_and_without_an_end = pytest.mark.parametrize("seconds", [None, WAIT])
@@ -46,14 +46,14 @@ def test_nobody_is_beside_one_who_is_alone_and_many_share(tmp_path: Path, second
 
     def use(number: int) -> None:
         with opened(tmp_path / "gpu") as fds:
-            turns = Turns(fds, seconds)
+            turns = GpuLock(fds, seconds)
             with turns.shared():  # all four are in before any goes on: they do share
                 watchman.enter(False)
                 together.wait(WAIT)
                 watchman.leave(False)
             for turn in range(25):
                 alone = (turn + number) % 3 == 0
-                with in_turn(turns, alone=alone):
+                with holding(turns, alone=alone):
                     watchman.enter(alone)
                     time.sleep(0.0005)
                     watchman.leave(alone)
@@ -72,7 +72,7 @@ def test_one_who_waits_to_be_alone_is_not_kept_out_by_a_stream_of_others(tmp_pat
     def stream(held: threading.Event, other: threading.Event) -> None:
         with opened(tmp_path / "gpu") as fds:
             while not stop.is_set():
-                with Turns(fds, seconds).shared():
+                with GpuLock(fds, seconds).shared():
                     held.set()
                     other.wait(0.05)
                     other.clear()
@@ -84,7 +84,7 @@ def test_one_who_waits_to_be_alone_is_not_kept_out_by_a_stream_of_others(tmp_pat
     first.wait(WAIT)
 
     def alone() -> None:
-        with opened(tmp_path / "gpu") as fds, Turns(fds, seconds).alone():
+        with opened(tmp_path / "gpu") as fds, GpuLock(fds, seconds).alone():
             came_in.set()
 
     waiting = threading.Thread(target=alone)
@@ -101,7 +101,7 @@ def test_those_who_want_to_be_alone_follow_each_other_and_then_let_the_others_in
     order: list[str] = []
     arrived, at_the_gate = threading.Semaphore(0), threading.Event()
 
-    class Told(Turns):
+    class Told(GpuLock):
         """Says when it holds the gate."""
 
         def _lock(self, fd: int, kind: int, until: float | None) -> None:
@@ -112,17 +112,17 @@ def test_those_who_want_to_be_alone_follow_each_other_and_then_let_the_others_in
     def alone(name: str) -> None:
         with opened(tmp_path / "gpu") as fds:
             arrived.release()
-            turns = Told(fds, seconds) if name == "second" else Turns(fds, seconds)
+            turns = Told(fds, seconds) if name == "second" else GpuLock(fds, seconds)
             with turns.alone():
                 order.append(name)
 
     def share() -> None:
         with opened(tmp_path / "gpu") as fds:
             arrived.release()
-            with Turns(fds, seconds).shared():
+            with GpuLock(fds, seconds).shared():
                 order.append("shared")
 
-    with opened(tmp_path / "gpu") as fds, Turns(fds).shared():
+    with opened(tmp_path / "gpu") as fds, GpuLock(fds).shared():
         threads = [threading.Thread(target=alone, args=("first",))]
         threads[0].start()
         _is_waiting(tmp_path / "gpu")
@@ -140,9 +140,9 @@ def test_those_who_want_to_be_alone_follow_each_other_and_then_let_the_others_in
 
 def test_who_steps_aside_lets_somebody_be_alone_and_comes_back(tmp_path: Path) -> None:
     with opened(tmp_path / "gpu") as mine, opened(tmp_path / "gpu") as others:
-        turns = Turns(mine)
+        turns = GpuLock(mine)
         with turns.shared():
-            with turns.aside(), turns.aside(), Turns(others).alone():
+            with turns.aside(), turns.aside(), GpuLock(others).alone():
                 pass
             with pytest.raises(BlockingIOError):
                 fcntl.flock(others[1], fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -154,12 +154,12 @@ def test_who_has_begun_comes_back_before_those_who_wait_to_be_alone(tmp_path: Pa
     order: list[str] = []
 
     def alone() -> None:
-        with opened(tmp_path / "gpu") as fds, Turns(fds).alone():
+        with opened(tmp_path / "gpu") as fds, GpuLock(fds).alone():
             order.append("alone")
 
     with opened(tmp_path / "gpu") as mine, opened(tmp_path / "gpu") as others:
-        turns = Turns(mine)
-        with Turns(others).shared():
+        turns = GpuLock(mine)
+        with GpuLock(others).shared():
             with turns.shared():
                 pass
             waiting = threading.Thread(target=alone)
@@ -192,7 +192,7 @@ def test_a_killed_holder_gives_its_turn_back(tmp_path: Path) -> None:
 
 
 def test_without_files_there_is_nothing_to_wait_for() -> None:
-    with opened(None) as fds, in_turn(turns_of(fds), alone=True):
+    with opened(None) as fds, holding(gpu_lock_of(fds), alone=True):
         assert fds == ()
 
 
@@ -211,13 +211,13 @@ def _is_waiting(path: Path) -> None:
 
 
 def _hold_alone(path: Path, write: int) -> None:
-    with opened(path) as fds, Turns(fds).alone():
+    with opened(path) as fds, GpuLock(fds).alone():
         os.write(write, b"!")
         time.sleep(600)
 
 
 def _shared_once(path: Path, then: Callable[[], None]) -> None:
-    with opened(path) as fds, Turns(fds).shared():
+    with opened(path) as fds, GpuLock(fds).shared():
         then()
 
 
@@ -251,15 +251,15 @@ def test_no_more_are_in_places_than_there_are_and_who_dies_leaves_his(tmp_path: 
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_wait_with_an_end_says_which_file_it_was_for_and_holds_nothing_after(tmp_path: Path, alone: bool) -> None:
     with opened(tmp_path / "gpu") as mine, opened(tmp_path / "gpu") as others:
-        turns = Turns(mine, 0.1)
-        with Turns(others).shared() if alone else Turns(others).alone():
-            with pytest.raises(Late) as late, in_turn(turns, alone=alone):
+        turns = GpuLock(mine, 0.1)
+        with GpuLock(others).shared() if alone else GpuLock(others).alone():
+            with pytest.raises(Late) as late, holding(turns, alone=alone):
                 raise AssertionError("somebody else was in")
             assert late.value.path == str(tmp_path / ("gpu.room" if alone else "gpu.gate"))
             assert late.value.seconds == 0.1
-        with in_turn(Turns(others, 0.0), alone=True):
+        with holding(GpuLock(others, 0.0), alone=True):
             pass
-        with in_turn(turns, alone=alone):
+        with holding(turns, alone=alone):
             pass
 
 
@@ -290,5 +290,5 @@ def test_two_users_may_make_a_lock_file_at_once(tmp_path: Path, monkeypatch: pyt
         return real(path, flags, mode)
 
     monkeypatch.setattr(os, "open", with_another)
-    with opened(tmp_path / "gpu") as fds, Turns(fds, 0.0).alone():
+    with opened(tmp_path / "gpu") as fds, GpuLock(fds, 0.0).alone():
         pass

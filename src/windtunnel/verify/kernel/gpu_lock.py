@@ -30,7 +30,7 @@ class Late(Exception):
         self.path, self.seconds = path, seconds
 
 
-class Turns:
+class GpuLock:
     """A lock of one kind of use: shared by many, or held alone. An object serves one thread of one process.
 
     fds: of two files, a gate and a room. Who wants to be alone holds the gate together with others who want that, and takes the
@@ -131,9 +131,9 @@ def opened(path: Path | None) -> Iterator[tuple[int, ...]]:
         yield tuple(fds)
 
 
-def turns_of(fds: Sequence[int], seconds: float | None = None) -> Turns | None:
-    """The lock of these files, None of none. seconds: as Turns has it."""
-    return Turns(fds, seconds) if fds else None
+def gpu_lock_of(fds: Sequence[int], seconds: float | None = None) -> GpuLock | None:
+    """The lock of these files, None of none. seconds: as GpuLock has it."""
+    return GpuLock(fds, seconds) if fds else None
 
 
 @contextlib.contextmanager
@@ -171,7 +171,7 @@ def _taken(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
 
 
 @contextlib.contextmanager
-def in_turn(turns: Turns | None, *, alone: bool = False, again: bool = False) -> Iterator[None]:
+def holding(turns: GpuLock | None, *, alone: bool = False, again: bool = False) -> Iterator[None]:
     """In turn where there is a lock, at once where there is none."""
     with contextlib.nullcontext() if turns is None else turns.alone() if alone else turns.shared(again=again):
         yield

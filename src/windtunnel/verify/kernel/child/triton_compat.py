@@ -14,7 +14,7 @@ from windtunnel.verify.kernel.child.autotune import Misfit
 from windtunnel.verify.kernel.text.vocabulary import LANGUAGE_MATH
 
 
-def mend_interpreter(builder: Any) -> None:
+def patch_interpreter(builder: Any) -> None:
     """Before a candidate is imported. builder: the interpreter's."""
     _constexpr_by_any_name()
     _spread_booleans(builder)

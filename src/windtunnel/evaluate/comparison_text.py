@@ -7,24 +7,24 @@ from itertools import pairwise
 
 from windtunnel.run import apart
 
-from .worth import Row, WorthReport, best_twin
-from .worth_fit import Phi
+from .comparison import ComparisonReport, Row, best_twin
+from .recurrence_fit import Phi
 
 COLUMNS = ("model", "size", "params", "FLOPs", "nats", "bits/byte", "above this run (95 %)")
 PUZZLE_COLUMNS = ("model", "size", "params", "FLOPs", "nats", "solved", "less than this run (95 %)")
 
 
-def worth_columns(report: WorthReport) -> tuple[str, ...]:
-    """Headings of `worth_rows`."""
+def comparison_columns(report: ComparisonReport) -> tuple[str, ...]:
+    """Headings of `comparison_rows`."""
     return PUZZLE_COLUMNS if report.rows[0].solved is not None else COLUMNS
 
 
-def worth_rows(report: WorthReport) -> list[list[str]]:
+def comparison_rows(report: ComparisonReport) -> list[list[str]]:
     """A row a model: size, FLOPs, held-out loss, and how much that is above the run's."""
     return [_cells(row) for row in report.rows]
 
 
-def worth_remarks(report: WorthReport) -> list[tuple[str, str]]:
+def comparison_remarks(report: ComparisonReport) -> list[tuple[str, str]]:
     """(label, text): the verdict first, refinement with what it is worth, phi, and what limits the comparison."""
     remarks = [("verdict", report.verdict)]
     remarks += [("spoilt", item.words) for item in report.spoilt]
@@ -50,7 +50,7 @@ def worth_remarks(report: WorthReport) -> list[tuple[str, str]]:
     return remarks + [("note", note) for note in report.notes]
 
 
-def in_training(report: WorthReport) -> list[tuple[str, str]]:
+def in_training(report: ComparisonReport) -> list[tuple[str, str]]:
     """Refinement on the training batches, which a run's gates go by, beside what the plain model of the same FLOPs loses."""
     own, same = report.rows[0].trained, best_twin(report.rows).trained
     if own is None or len(own.losses) < 2 or not own.losses[0]:

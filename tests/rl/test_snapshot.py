@@ -15,7 +15,7 @@ from learners import CANARY, tensors
 from torch import Tensor
 from waiting import HANG
 
-from windtunnel.rl import BrokenPublication, Canary, Publisher, newest_publication, open_publication
+from windtunnel.rl import BrokenSnapshot, Canary, Publisher, newest_snapshot, open_snapshot
 from windtunnel.train import child_context
 
 CONFIG = {"model_type": "llama"}
@@ -28,9 +28,9 @@ def a_canary() -> Canary:
 
 def test_what_is_read_is_what_was_published(tmp_path: Path) -> None:
     made = Publisher(tmp_path / "p", shard_bytes=SMALL).publish(3, tensors(), CONFIG, a_canary())
-    path = newest_publication(tmp_path / "p")
+    path = newest_snapshot(tmp_path / "p")
     assert path == made.path
-    read = open_publication(path)
+    read = open_snapshot(path)
     assert (read.version, read.tensors, read.files) == (3, made.tensors, made.files)
     assert read.canary is not None
     assert torch.equal(read.canary.log_probabilities, a_canary().log_probabilities), "exact to the last bit"
@@ -47,7 +47,7 @@ def test_versions_grow_and_old_ones_go(tmp_path: Path) -> None:
     for version in (5, 4):
         with pytest.raises(ValueError, match="after version 5"):
             publisher.publish(version, tensors(), CONFIG, None)
-    assert newest_publication(tmp_path) == tmp_path / "version-00000005"
+    assert newest_snapshot(tmp_path) == tmp_path / "version-00000005"
 
 
 @pytest.mark.parametrize("words", ["comes twice", "there are no weights", "no space"])
@@ -82,12 +82,12 @@ def test_no_file_can_be_cut_changed_or_lost_unnoticed(tmp_path: Path) -> None:
         }
         for words, damaged in changes.items():
             file.unlink() if damaged is None else file.write_bytes(damaged)
-            problem = open_publication(made.path).problem()
+            problem = open_snapshot(made.path).problem()
             assert problem is not None
             assert name in problem
             assert words in problem
             file.write_bytes(content)
-    assert open_publication(made.path).problem() is None
+    assert open_snapshot(made.path).problem() is None
 
 
 @pytest.mark.parametrize(
@@ -106,12 +106,12 @@ def test_no_file_can_be_cut_changed_or_lost_unnoticed(tmp_path: Path) -> None:
 )
 def test_a_manifest_that_is_none_is_refused(change: Any, tmp_path: Path) -> None:
     made = Publisher(tmp_path).publish(1, tensors(), CONFIG, a_canary())
-    manifest = made.path / "publication.json"
+    manifest = made.path / "snapshot.json"
     changed = change(manifest.read_text())
     assert changed != manifest.read_text()
     manifest.write_text(changed)
-    with pytest.raises(BrokenPublication, match="version-00000001 is not a whole publication"):
-        open_publication(made.path)
+    with pytest.raises(BrokenSnapshot, match="version-00000001 is not a whole snapshot"):
+        open_snapshot(made.path)
 
 
 def _publish_until_killed(folder: str) -> None:
@@ -140,12 +140,12 @@ def test_a_publisher_that_is_killed_leaves_the_version_before(tmp_path: Path) ->
     process.join()
     torn = [path for path in tmp_path.iterdir() if ".tmp-" in path.name]
     assert len(list(torn[0].iterdir())) >= 3, "it was in the middle"
-    found = newest_publication(tmp_path)
+    found = newest_snapshot(tmp_path)
     assert found is not None
-    assert open_publication(found).version == 1
-    with pytest.raises(BrokenPublication):
-        open_publication(torn[0])
+    assert open_snapshot(found).version == 1
+    with pytest.raises(BrokenSnapshot):
+        open_snapshot(torn[0])
     Publisher(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["half"], "a new publisher begins with an empty folder"
-    assert newest_publication(tmp_path) is None
+    assert newest_snapshot(tmp_path) is None
     assert os.path.exists(tmp_path)

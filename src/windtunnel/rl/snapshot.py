@@ -1,7 +1,7 @@
 """Published weights on disk: a Hugging Face model folder per version, with a manifest that says what must be in it.
 
     version-00000007/
-        publication.json            version, every tensor's dtype and shape, size and checksum of every file, the canary
+        snapshot.json            version, every tensor's dtype and shape, size and checksum of every file, the canary
         config.json
         model-00001.safetensors ... and model.safetensors.index.json, as transformers and vLLM read them
 
@@ -25,10 +25,10 @@ from torch import Tensor
 from windtunnel.run import Written, checksum, fsync_folder
 
 from .canary import Canary
-from .errors import BrokenPublication
+from .errors import BrokenSnapshot
 
 FORMAT = 1
-MANIFEST, CONFIG, INDEX = "publication.json", "config.json", "model.safetensors.index.json"
+MANIFEST, CONFIG, INDEX = "snapshot.json", "config.json", "model.safetensors.index.json"
 SHARD_BYTES = 2 << 30
 _FOLDER = re.compile(r"version-(\d{8,})")
 
@@ -43,7 +43,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Publication:
+class WeightSnapshot:
     """One version of the weights.
 
     Attributes:
@@ -76,7 +76,7 @@ class Publisher:
     """Writes versions into a folder of its own and removes old ones. One process only.
 
     Args:
-        folder: made, and emptied of what an earlier process left: publications are for engines, not for keeping.
+        folder: made, and emptied of what an earlier process left: snapshots are for engines, not for keeping.
         keep: versions that stay; an engine may still be reading the one before the newest.
         shard_bytes: of a file at most, unless one tensor is larger; so much is held on the host before it is written.
     """
@@ -90,7 +90,7 @@ class Publisher:
 
     def publish(
         self, version: int, weights: Iterable[tuple[str, Tensor]], config: dict[str, Any], canary: Canary | None
-    ) -> Publication:
+    ) -> WeightSnapshot:
         """Write one version; it exists when this returns, and not at all if it raises.
 
         Args:
@@ -110,7 +110,7 @@ class Publisher:
             tensors = _write_weights(temporary, weights, self._shard_bytes)
             (temporary / CONFIG).write_text(json.dumps(config, indent=1), encoding="utf-8")
             files = {file.name: checksum(file) for file in sorted(temporary.iterdir())}
-            made = Publication(path, version, tensors, files, canary)
+            made = WeightSnapshot(path, version, tensors, files, canary)
             (temporary / MANIFEST).write_text(json.dumps(_as_json(made)), encoding="utf-8")
             _to_disk(temporary)
             temporary.rename(path)
@@ -130,14 +130,14 @@ def published(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def newest_publication(folder: Path) -> Path | None:
+def newest_snapshot(folder: Path) -> Path | None:
     """The newest complete version's folder."""
     found = published(folder)
     return found[-1] if found else None
 
 
-def open_publication(path: Path) -> Publication:
-    """Read a version's manifest; `problem` looks at the files. Raises BrokenPublication."""
+def open_snapshot(path: Path) -> WeightSnapshot:
+    """Read a version's manifest; `problem` looks at the files. Raises BrokenSnapshot."""
     try:
         content = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
@@ -148,12 +148,12 @@ def open_publication(path: Path) -> Publication:
         if unknown:
             raise ValueError(f"no checksum of {min(unknown)}")
         canary = None if content["canary"] is None else Canary.from_json(content["canary"])
-        return Publication(path, int(content["version"]), tensors, files, canary)
+        return WeightSnapshot(path, int(content["version"]), tensors, files, canary)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BrokenPublication(f"{path} is not a whole publication: {type(error).__name__}: {error}") from None
+        raise BrokenSnapshot(f"{path} is not a whole snapshot: {type(error).__name__}: {error}") from None
 
 
-def _as_json(made: Publication) -> dict[str, Any]:
+def _as_json(made: WeightSnapshot) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "version": made.version,

@@ -15,10 +15,10 @@ from windtunnel.model import derive
 from windtunnel.recipe import UserError
 from windtunnel.run import MetricsReader, RunFolder, load_spent, of_step, write_atomic
 
+from .comparison import ComparisonReport, Trained, weigh
+from .flop_matched import SAME_FLOPS, WHOLE_BATCHES, Length, Member, flop_matched_members
+from .held_out import held_out_units, measure
 from .report import load_run
-from .worth import Trained, WorthReport, weigh
-from .worth_measure import held_out_units, measure
-from .worth_twins import SAME_FLOPS, WHOLE_BATCHES, Length, Member, worth_members
 
 LATE = 10
 """A tenth of the run's end is what its training losses are the medians of."""
@@ -92,7 +92,7 @@ def _comparison(run: RunFolder, folder: Path, steps: int, taken: int, *, itself:
     layout = run.manifest["plan"]["layout"]
     length = Length(steps, int(layout["batch_tokens"]), str(layout["precision"]), int(layout.get("data") or 1))
     vocab = load_tokenizer(run.tokenizer_path).vocab
-    members = worth_members(run.recipe, vocab, length)
+    members = flop_matched_members(run.recipe, vocab, length)
     each = members[0].shape.flops_per_token * length.batch_tokens
     seconds = _step_seconds(run)
     return Comparison(
@@ -106,9 +106,9 @@ def _comparison(run: RunFolder, folder: Path, steps: int, taken: int, *, itself:
     )
 
 
-def report_worth(
+def report_comparison(
     comparison: Comparison, runs: Mapping[str, Path], *, device: str | None = None, progress: Callable[[str], None] | None = None
-) -> WorthReport:
+) -> ComparisonReport:
     """Measure the trained members on the same held-out data and weigh them; writes RUN/worth.json.
 
     Args:

@@ -11,8 +11,8 @@ from typing import Any
 
 from windtunnel.recipe import UserError
 
-from .worth import Row, WorthReport
-from .worth_twins import WHOLE_BATCHES
+from .comparison import ComparisonReport, Row
+from .flop_matched import WHOLE_BATCHES
 
 # Blue and vermilion of Okabe and Ito's palette: told apart by colour-blind eyes too; markers differ as well.
 PLAIN, RECURSIVE, INK, GRID = "#0072b2", "#d55e00", "#2b3440", "#cfd5dc"
@@ -20,7 +20,7 @@ INCHES, DOTS = (8.5, 5.2), 150
 TITLE_WIDTH = 88
 
 
-def write_worth_plot(report: WorthReport, path: Path) -> Path:
+def write_comparison_plot(report: ComparisonReport, path: Path) -> Path:
     """Draw the report into a .png file.
 
     Raises:
@@ -45,7 +45,7 @@ def write_worth_plot(report: WorthReport, path: Path) -> Path:
     return path
 
 
-def _draw(axes: Any, report: WorthReport) -> None:
+def _draw(axes: Any, report: ComparisonReport) -> None:
     puzzles = report.rows[0].solved is not None
     for kinds, colour, marker, label in (
         (("plain",), PLAIN, "s", "plain models"),
@@ -84,7 +84,7 @@ def _name(row: Row) -> str:
     return f"{row.layers} x {row.dim}" + (", whole batches" if row.name == WHOLE_BATCHES else "")
 
 
-def _frame(axes: Any, report: WorthReport, puzzles: bool) -> None:
+def _frame(axes: Any, report: ComparisonReport, puzzles: bool) -> None:
     from matplotlib.ticker import FuncFormatter, NullLocator
 
     axes.set_xscale("log")

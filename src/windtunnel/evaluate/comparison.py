@@ -10,10 +10,10 @@ import numpy as np
 
 from windtunnel.run import apart
 
-from .worth_fit import Phi, Plain, Recurrent, fit_phi, resamples
-from .worth_measure import Measured
-from .worth_spoilt import Spoilt, spoilt
-from .worth_twins import CLOSE, SAME_FLOPS, WHOLE_BATCHES, Member
+from .flop_matched import CLOSE, SAME_FLOPS, WHOLE_BATCHES, Member
+from .held_out import Measured
+from .recurrence_fit import Phi, Plain, Recurrent, fit_phi, resamples
+from .refinement_check import Spoilt, spoilt
 
 FORMAT = 1
 FEW_UNITS = 30
@@ -85,7 +85,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class WorthReport:
+class ComparisonReport:
     """What recursion is worth in a run.
 
     Attributes:
@@ -137,11 +137,11 @@ def weigh(
     uniform: float,
     length: tuple[int, int] = (0, 0),
     notes: Sequence[str] = (),
-) -> WorthReport:
+) -> ComparisonReport:
     """The report on members that have been measured on the same held-out units.
 
     Args:
-        members: as from `worth_members`: the run's own first, with 'same-parameters' and 'same-flops' among them.
+        members: as from `flop_matched_members`: the run's own first, with 'same-parameters' and 'same-flops' among them.
         measured: by name. trained: likewise. length: optimizer steps and tokens a step.
         uniform: nats of a model that knows nothing.
     """
@@ -166,7 +166,7 @@ def weigh(
                 held_out=ours.loss, same_flops=equal[-1] if equal else None,
             )
         )  # fmt: skip
-    return WorthReport(
+    return ComparisonReport(
         run=run,
         preset=preset,
         verdict=verdict(rows[0], same, uniform, max(1, round(own.updates / same.updates)) if same.updates else 1),

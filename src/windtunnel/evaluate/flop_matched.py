@@ -11,7 +11,7 @@ from typing import Literal
 from windtunnel.model import GPTShape, gpt_shape, recipe_shape
 from windtunnel.recipe import PRESETS, Budget, GPTModel, LayoutChoice, Recipe, Recursion, Schedule, UserError
 
-from .worth_parts import in_parts, parts_for, updates_of
+from .equal_updates import in_parts, parts_for, updates_of
 
 Kind = Literal["run", "plain", "recurrent"]
 CLOSE = 0.03
@@ -61,7 +61,7 @@ class Member:
         return updates_of(self.recipe)
 
 
-def worth_members(recipe: Recipe, vocab: int, length: Length) -> tuple[Member, ...]:
+def flop_matched_members(recipe: Recipe, vocab: int, length: Length) -> tuple[Member, ...]:
     """The run's own model first, then the plain ones by size, then the same model with fewer applications.
 
     All see the same tokens and make as many updates as the run. Where that takes smaller batches than the run's, the plain
