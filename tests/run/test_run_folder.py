@@ -1,6 +1,7 @@
 """Run folders: made, opened, refused, listed."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,7 @@ def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be made"):
         make(tmp_path / "file")
     run = make(tmp_path)
+    (run.path / "manifest.backup.json").write_text("{half")
     for text in ("{half", "[]", '{"format": 1}'):
         (run.path / "manifest.json").write_text(text)
         with pytest.raises(UserError, match=r"manifest\.json is damaged"):
@@ -67,6 +69,75 @@ def test_a_run_of_another_recipe_is_refused_naming_the_key(tmp_path: Path, overr
         RunFolder.open(path, load_recipe("charlm", ["model.depth=4", override]), write=True)
     assert f"{key} is " in error.value.message
     RunFolder.open(path, load_recipe("charlm", ["model.depth=4"]), write=True).close()
+
+
+def test_all_differences_are_told_at_once_with_the_way_on(tmp_path: Path) -> None:
+    make(tmp_path, "model.depth=4").close()
+    path = newest_run(tmp_path)
+    with pytest.raises(UserError) as error:
+        RunFolder.open(path, load_recipe("charlm", ["model.depth=6", "seed=1"]))
+    assert "model.depth is 4 there and 6 here; " in error.value.message.replace("seed is 1337 there and 1 here; ", "") + "; "
+    assert "seed is 1337 there and 1 here" in error.value.message
+    assert f"windtunnel train --resume --run {path}" in (error.value.fix or "")
+    assert "matrix_lr" in (error.value.fix or "")
+
+
+def test_rates_may_be_lowered_and_what_changed_is_known(tmp_path: Path) -> None:
+    make(tmp_path, "model.depth=4", "budget.steps=10").close()
+    path = newest_run(tmp_path)
+    own = str(path / "recipe.yaml")
+    with RunFolder.open(
+        path, load_recipe(own, ["stages.pretrain.optimizer.matrix_lr=0.001", "budget.steps=20"]), write=True
+    ) as run:
+        assert sorted(run.changes) == ["budget.steps: 10 -> 20", "stages.pretrain.optimizer.matrix_lr: null -> 0.001"]
+    # The recipe leaves the rate to be derived: the run's own stays.
+    again = RunFolder.open(path, load_recipe("charlm", ["model.depth=4", "budget.steps=20"]))
+    assert again.recipe.pretrain.optimizer.matrix_lr == 0.001
+
+
+def test_a_damaged_manifest_is_mended_from_its_copy(tmp_path: Path) -> None:
+    with make(tmp_path) as run:
+        run.finish("done", "budget: 10 steps")
+    for damage in ("", "{half", "[]"):
+        (run.path / "manifest.json").write_text(damage)
+        again = RunFolder.open(run.path)
+        assert again.manifest["status"] == "done"
+        assert "manifest.json is damaged" in again.manifest["mended"]
+        assert "damaged" in (list_runs(tmp_path)[0].problem or "")
+    RunFolder.open(run.path, write=True).close()
+    assert json.loads((run.path / "manifest.json").read_text())["reason"] is None
+
+
+def test_an_older_run_is_never_taken_for_a_damaged_one(tmp_path: Path) -> None:
+    old, new = make(tmp_path), make(tmp_path)
+    new.path.rename(tmp_path / "charlm-29990101-000000")
+    damaged = tmp_path / "charlm-29990101-000000"
+    for name in ("manifest.json", "manifest.backup.json"):
+        (damaged / name).write_text("{half")
+    for recipe in (None, "charlm"):
+        with pytest.raises(UserError, match="29990101-000000, cannot be used") as error:
+            newest_run(tmp_path, recipe)
+        assert str(old.path) in (error.value.fix or "")
+
+
+def test_json_that_is_written_has_no_nan(tmp_path: Path) -> None:
+    with make(tmp_path) as run:
+        run.update(summary={"loss": math.nan, "losses": [1.0, math.inf]})
+    read = json.loads((run.path / "manifest.json").read_text(), parse_constant=pytest.fail)
+    assert read["summary"] == {"loss": None, "losses": [1.0, None]}
+
+
+def test_a_run_of_relative_files_can_be_used_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    sets = ["data.corpus.kind=text", "data.corpus.files=[book.txt]", "data.tokenizer.alphabet=auto"]
+    with RunFolder.create(tmp_path, load_recipe("charlm", sets), rig=RIG) as run:
+        pass
+    RunFolder.open(run.path, load_recipe("charlm", sets))
+    monkeypatch.chdir(tmp_path)
+    assert RunFolder.open(run.path).recipe.data.corpus.files == [str(tmp_path / "here" / "book.txt")]  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="another recipe"):
+        RunFolder.open(run.path, load_recipe("charlm", sets))
 
 
 def test_budget_may_change_and_derived_values_are_the_runs(tmp_path: Path) -> None:
@@ -101,7 +172,7 @@ def test_a_second_live_process_is_refused_and_a_dead_one_is_not_in_the_way(tmp_p
     assert list_runs(tmp_path)[0].status == "running"
     process.kill()
     process.communicate()
-    assert list_runs(tmp_path)[0].status == "killed"
+    assert list_runs(tmp_path)[0].status == "failed"
     RunFolder.open(run.path, write=True).close()
 
 
@@ -114,6 +185,8 @@ def test_the_list_survives_damaged_members(tmp_path: Path) -> None:
     (runs[1].path / "manifest.json").write_bytes(b"\xff\x00")
     runs[2].metrics_path.write_bytes(b"garbage" * 100)
     (runs[3].path / "manifest.json").write_text(json.dumps([1]))
+    for damaged in (runs[1], runs[3]):
+        (damaged.path / "manifest.backup.json").unlink()
     (tmp_path / "something else").mkdir()
     for run in runs:
         run.close()

@@ -27,10 +27,12 @@ def print_error(error: UserError, *, as_json: bool = False) -> None:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
+    """Print one JSON document on standard output. JSON has no NaN: such numbers become their names."""
     import json
 
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    from windtunnel.watch import finite
+
+    print(json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False, default=str))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], whole: Sequence[str] = ()) -> None:

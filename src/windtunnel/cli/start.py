@@ -11,6 +11,7 @@ from typing import TextIO
 from windtunnel.recipe import UserError
 
 INTERRUPTED = 130
+STOPPED = 3
 PIPE_CLOSED = 141  # what a shell says of a program that SIGPIPE ended, and so what `| head` leads to elsewhere
 # torch's threads spin for milliseconds while they wait. Beside another program on the same cores that makes a
 # training step up to fifty times slower; so short a spin costs 5 % when there is none. Read when torch is loaded.
@@ -22,6 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     # Or pydantic reads what every installed package offers, in search of plugins.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    as_program = arguments is None
+    if as_program:
+        _forgiving_streams()
     collecting, output = gc.isenabled(), sys.stdout  # typer puts another in its place when a pipe's reader has gone
     # Imports make many objects that stay and little garbage: looking through them takes a fifth of a refusal's time.
     # A verb switches the collector on again before it works (`verbs.Verb`).
@@ -29,18 +33,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         from .app import build_app
 
-        build_app()(args=None if arguments is None else list(arguments), prog_name="windtunnel")
+        build_app()(args=None if arguments is None else list(arguments), prog_name="windtunnel", obj=as_program)
     except UserError as error:
         from .output import print_error
 
         print_error(error, as_json="--json" in (sys.argv[1:] if arguments is None else arguments))
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+    except KeyboardInterrupt as interrupt:
+        # With the name of a signal: SIGTERM or SIGUSR1 came before there was anything to save.
+        sys.exit(STOPPED if str(interrupt) not in ("", "SIGINT") else INTERRUPTED)
     finally:
         (gc.enable if collecting else gc.disable)()
         if _unread(output):
             sys.exit(PIPE_CLOSED)
+
+
+def _forgiving_streams() -> None:
+    """Let standard output and error replace what their encoding lacks, and closed ones swallow what is printed.
+
+    A descriptor that was closed would be given to the next file that is opened, and get what is printed.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
+            if number:
+                setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
 
 
 def _unread(output: TextIO | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_format
 import os
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,6 @@ from .options import (
     GpusOption,
     JsonOption,
     PriceOption,
-    RecipeArgument,
     RootOption,
     SetOption,
     YesOption,
@@ -30,7 +30,11 @@ GATE_COLUMNS = ("gate", "held", "measured", "asked for")
 
 
 def train(
-    recipe: RecipeArgument,
+    context: typer.Context,
+    recipe: Annotated[
+        str | None,
+        typer.Argument(metavar="[RECIPE]", help="A shipped recipe's name or a .yaml file; not needed to go on with a run."),
+    ] = None,
     sets: SetOption = None,
     stage: Annotated[
         str | None, typer.Option("--stage", metavar="NAME", help="Run only this stage, after the one before it.")
@@ -40,17 +44,33 @@ def train(
         typer.Option("--run", metavar="RUN", help="Go on with this run, a folder or a name under --root; otherwise a new one."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest good checkpoint of --run or the latest run.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on from the newest good checkpoint of --run, or of the latest run under --root (of RECIPE, if given).",
+        ),
     ] = False,
     gpus: GpusOption = None,
     price: PriceOption = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Train on without this terminal; watch, logs and stop find the run again.")
+    ] = False,
     yes: YesOption = False,
     root: RootOption = DEFAULT_ROOT,
     json: JsonOption = False,
 ) -> None:
     """Train within the budget. The same command on a laptop and on eight GPUs. Exits 1 when a stage's gate does not hold."""
-    from windtunnel.recipe import load_recipe
+    from windtunnel.recipe import UserError, load_recipe
 
+    if recipe is None:
+        if run is None and not resume:
+            raise UserError(
+                "train needs a recipe, or a run to go on with", "windtunnel train charlm, or: windtunnel train --resume"
+            )
+        from windtunnel.run import newest_run
+
+        run = find_run(run, root) if run is not None else newest_run(root)
+        recipe, resume = str(run / "recipe.yaml"), True
     loaded = load_recipe(recipe, sets or ())
 
     # Only now: these need the schema, without which a recipe that cannot be read is refused sooner.
@@ -62,12 +82,15 @@ def train(
     if run is not None:
         run = find_run(run, root)
 
+    if detach or context.obj:  # a program of its own, rather than a call from Python
+        from windtunnel.launch import supervise
+
+        supervise(detach=detach, as_json=json)
+
     from windtunnel.launch import Options, run_stages, run_training
-    from windtunnel.watch import JsonLines, TerminalView
+    from windtunnel.watch import training_view
 
-    def make_view() -> JsonLines | TerminalView:
-        return JsonLines() if json else TerminalView()
-
+    make_view = partial(training_view, as_json=json)
     for note in recipe_notes(loaded):
         typer.echo(f"note: {note}", err=True)
     options = Options(run=run, resume=resume, yes=yes, root=root, price=price, gpus=gpus)

@@ -21,6 +21,8 @@ VERBS = {
     "evaluate": "Bits per byte, exact match with its interval, and samples; or what a run's recursion is worth.",
     "serve": "Serve /v1/completions, /v1/models, /health, /metrics and a page at /.",
     "watch": "One screen: progress, loss, throughput, dollars, warnings.",
+    "logs": "Print what a run's processes printed.",
+    "stop": "Ask a run to save a checkpoint and end, and wait until it has.",
     "runs": "List the runs under --root, the newest first.",
     "export": "Write weights only: model.safetensors, the model's shape and its tokenizer, enough to use it anywhere.",
     "verify": "Judge a model's answer.",

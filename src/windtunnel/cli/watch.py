@@ -31,10 +31,10 @@ def watch(
     if json:
         from dataclasses import asdict
 
-        from windtunnel.watch import finite, read_snapshot
+        from windtunnel.watch import read_snapshot
 
         from .output import print_json
 
-        print_json(finite(asdict(read_snapshot(folder))))
+        print_json(asdict(read_snapshot(folder)))
         return
     watch_run(folder, once=once, interval=interval)

@@ -18,7 +18,7 @@ import torch
 from windtunnel.data import PreparedData, Tokenizer, ValidationBatches, held_out_problems, load_tokenizer, prepare
 from windtunnel.model import GPT, model_of_recipe, use_supervision
 from windtunnel.recipe import Recipe, UserError
-from windtunnel.run import Checkpoint, Which, choose_checkpoint
+from windtunnel.run import Checkpoint, RunFolder, Which, choose_checkpoint
 
 from .by_step import LossByStep
 from .loss import Validation, validation_loss
@@ -145,6 +145,12 @@ def evaluate_run(
     if data.tokenizer.pieces != loaded.tokenizer.pieces:
         raise UserError(
             f"{run}: the data's tokenizer differs from the one of the run: the corpus has changed since",
+            "bring back the corpus that the run was trained on, or train a new run",
+        )
+    trained = RunFolder.open(run).manifest.get("data", {}).get("checksum", data.checksum)
+    if data.checksum != trained:
+        raise UserError(
+            f"{run} was trained on other data: checksum {trained}, now {data.checksum}",
             "bring back the corpus that the run was trained on, or train a new run",
         )
     used = use_supervision(loaded.model, supervision)

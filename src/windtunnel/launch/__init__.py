@@ -1,14 +1,21 @@
-"""Starting jobs: on this machine, in this process or through torchrun."""
+"""Starting jobs: supervised, on this machine, in this process or in one a rank. torch is imported on use."""
 
-from .local import run_training
-from .measuring import Calibration, calibrate, observe_run
-from .orphans import stop_with_parent
-from .prepare import Options, prepare_run
-from .slurm import UNLIMITED, BatchScript, parse_time, read_batch_script
-from .stages import StageReport, run_stages
-from .trace import trace_plan
-from .trial import Phase, Trial, try_steps
-from .worth import Beside, find_beside, train_beside
+from typing import TYPE_CHECKING
+
+from windtunnel import lazy
+
+if TYPE_CHECKING:
+    from .local import run_training
+    from .measuring import Calibration, calibrate, observe_run
+    from .orphans import stop_with_parent
+    from .prepare import Options, prepare_run
+    from .slurm import UNLIMITED, BatchScript, parse_time, read_batch_script
+    from .stages import StageReport, run_stages
+    from .stopping import Stopped, stop_run
+    from .supervisor import supervise
+    from .trace import trace_plan
+    from .trial import Phase, Trial, try_steps
+    from .worth import Beside, find_beside, train_beside
 
 __all__ = [
     "UNLIMITED",
@@ -18,6 +25,7 @@ __all__ = [
     "Options",
     "Phase",
     "StageReport",
+    "Stopped",
     "Trial",
     "calibrate",
     "find_beside",
@@ -27,8 +35,12 @@ __all__ = [
     "read_batch_script",
     "run_stages",
     "run_training",
+    "stop_run",
     "stop_with_parent",
+    "supervise",
     "trace_plan",
     "train_beside",
     "try_steps",
 ]
+
+__getattr__ = lazy(__name__)

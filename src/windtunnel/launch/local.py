@@ -1,25 +1,23 @@
-"""Training on this machine: one GPU or CPU in this process, several GPUs through torchrun."""
+"""Training on this machine: on one GPU or CPU in this process, on several GPUs in a process each."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
-import signal
-import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 from windtunnel.recipe import Recipe, UserError
-from windtunnel.run import STARTED, RunFolder
+from windtunnel.run import LAST_LINES, LOG, STARTED, Channel, RunFolder, log_only, record_end
 
+from .crashes import Crashed, described
 from .measuring import observe_run
-from .orphans import stop_with_parent
 from .prepare import Options, prepare_run
+from .ranks import run_ranks
 
 
 class View(Protocol):
@@ -86,22 +84,60 @@ def _train_run(recipe: Recipe, options: Options, view: View, *, as_json: bool, i
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     try:
         run = prepare_run(recipe, options, view.say)
-        ranks = run.manifest["plan"]["layout"]["ranks"]
-        if ranks > 1 or isolated:
-            view.close()  # rank 0 shows its own
-            run.close()  # and takes the lock
-            code = _start(run.path, ranks, as_json, output)
-        else:
-            from windtunnel.train import train
-
+        channel = Channel.inherited()
+        if channel is not None:
+            channel.tell(run=run.path)
+        try:
             with run:
-                code = train(run.path, view=view, run=run)
+                code = _train(run, view, as_json=as_json, isolated=isolated, output=output)
+        except BaseException as error:
+            raise _ended(run.path, error, view) from None
         _learn(run.path)
         if not isolated:  # whoever asked for that has more to say about the run first
             write_page(run.path, view.say)
         return code, run.path
     finally:
         view.close()
+
+
+def _train(run: RunFolder, view: View, *, as_json: bool, isolated: bool, output: Any) -> int:
+    """Train here, or in processes of their own; returns the exit code."""
+    ranks = run.manifest["plan"]["layout"]["ranks"]
+    if ranks == 1 and not isolated:
+        from windtunnel.train import train
+
+        return train(run.path, view=view, run=run)
+    view.close()  # rank 0 shows its own
+    run.close()  # and takes the lock
+    run_ranks(run.path, ranks, as_json=as_json, output=output)
+    return int(RunFolder.open(run.path).manifest.get("exit_code", 1))
+
+
+def _ended(folder: Path, error: BaseException, view: View) -> BaseException:
+    """Record that training ended with an exception; returns what to raise: a UserError, or an interrupt as it is."""
+    if isinstance(error, KeyboardInterrupt):  # StoppedEarly too: before there was anything to save
+        record_end(folder, f"{str(error) or 'Ctrl-C twice'}: ended without saving", status="stopped")
+        return error
+    if not isinstance(error, Exception):
+        return error
+    told = error if isinstance(error, UserError) else _crashed(folder, error)
+    if record_end(folder, told.message, lines=_last_lines(folder)):
+        write_page(folder, view.say)
+    return told
+
+
+def _crashed(folder: Path, error: Exception) -> UserError:
+    log_only(folder, "".join(traceback.format_exception(error)))
+    again = f"the traceback is in {folder / LOG}; go on with: windtunnel train --resume --run {folder}"
+    return Crashed(f"training failed: {described(error)}", again)
+
+
+def _last_lines(folder: Path) -> list[str]:
+    """The last lines of a run's log, where there is one."""
+    with contextlib.suppress(OSError):
+        lines = (folder / LOG).read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
+        return [line.partition("  ")[2] for line in lines]
+    return []
 
 
 def write_page(folder: Path, say: Callable[[str], None]) -> None:
@@ -120,32 +156,3 @@ def _learn(folder: Path) -> None:
         observe_run(folder)
     except UserError as error:
         print(f"warn: this run's measurements were not kept for later plans: {error.message}", file=sys.stderr)
-
-
-def _start(folder: Path, ranks: int, as_json: bool, output: Any) -> int:
-    """Train in processes of their own, one a rank; the exit code is the run's."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    command = [sys.executable, *torchrun, "-m", "windtunnel.launch.worker", str(folder)]
-    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks))} if ranks > 1 else {}
-    environment = {**threads, **os.environ}
-    # A session of its own: Ctrl-C must reach rank 0 alone, which saves and tells the others.
-    command += ["--json"] if as_json else []
-    process = subprocess.Popen(command, env=environment, stdout=output, start_new_session=True, preexec_fn=stop_with_parent)
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        holder = re.search(r"process (\d+)", (folder / "lock").read_text())
-        with contextlib.suppress(ProcessLookupError):
-            if holder and int(holder[1]) != os.getpid():
-                os.kill(int(holder[1]), signal.SIGTERM)
-            else:
-                process.send_signal(number)  # not training yet
-
-    old = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        code = process.wait()
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-    if code != 0:
-        return code
-    return int(RunFolder.open(folder).manifest.get("exit_code", 1))

@@ -73,7 +73,7 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
     derived = {name: {"value": value, "rule": rule} for name, value, rule in derive(recipe, data.tokenizer.vocab).rows()}
     facts = {"checksum": data.checksum, "train_tokens": data.train.count, "skipped": data.skipped}
     if existing is not None:
-        return _go_on(existing, recipe, rig, plan, facts)
+        return _go_on(existing, recipe, rig, plan, facts, say)
     run = RunFolder.create(options.root, recipe, rig=asdict(rig), plan=plan.to_json(), derived=derived, command=sys.argv)
     run.update(data=facts, **({} if options.before is None else {"before": dict(options.before)}))
     data.tokenizer.save(run.tokenizer_path)
@@ -101,8 +101,15 @@ def _as_trained(run: RunFolder) -> Recipe:
     return recipe.with_stages(pretrain=pretrain)
 
 
-def _go_on(path: Path, recipe: Recipe, rig: Rig, plan: Plan, facts: dict[str, Any]) -> RunFolder:
+def _go_on(path: Path, recipe: Recipe, rig: Rig, plan: Plan, facts: dict[str, Any], say: Say) -> RunFolder:
     run = RunFolder.open(path, recipe, write=True)
+    mended = run.manifest.pop("mended", None)
+    if mended:
+        say(f"warn: {mended}")
+    if run.changes:
+        say(f"goes on with other values: {'; '.join(run.changes)}")
+        told = {"time": time.time(), "changes": run.changes}
+        run.manifest["changes"] = [*run.manifest.get("changes", []), told]
     problem = _another(run, plan, facts)
     if problem is not None:
         run.leave(problem.message)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import time
@@ -109,21 +108,18 @@ def _on_other_ranks(rehearsal: Rehearsal, run: Path) -> tuple[list[str], int, in
 
 def _stop_at(child: Child, run: Path, step: int, each: Callable[[], None]) -> int:
     """Ask the run to stop once it has logged `step`; its exit code."""
+    from windtunnel.run import holder
+
     asked = False
     while child.running:
         each()
         if not asked and max(_series(run, "loss", wait=True), default=0) >= step:
             asked = True
-            os.kill(_holder(run) or child.process.pid, signal.SIGTERM)
+            by = holder(run)  # rank 0
+            os.kill(by.pid if by else child.process.pid, signal.SIGTERM)
         time.sleep(TICK)
     each()
     return child.process.wait()
-
-
-def _holder(run: Path) -> int | None:
-    """The process that trains the run: rank 0."""
-    found = re.search(r"process (\d+)", (run / "lock").read_text(encoding="utf-8"))
-    return int(found[1]) if found else None
 
 
 def _series(run: Path, name: str, *, wait: bool = False) -> dict[int, float]:

@@ -34,6 +34,6 @@ def choose_checkpoint(run: Path, which: Which, purpose: str = "") -> tuple[RunFo
         found = "; ".join(store.problems[:2]) or "it has saved none"
         raise UserError(
             f"{run} has no {f'good checkpoint {purpose}'.rstrip()}: {found}",
-            f"go on with: windtunnel train {folder.recipe.name} --run {run} --resume",
+            f"go on with: windtunnel train --resume --run {run}",
         )
     return folder, chosen

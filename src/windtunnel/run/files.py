@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -35,5 +36,13 @@ def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
 
 
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
-    """`write_atomic` of a value as JSON."""
-    write_atomic(path, json.dumps(value, indent=1) + "\n", durable=durable)
+    """Write a value as JSON with `write_atomic`. JSON has no NaN: null stands for it."""
+    write_atomic(path, json.dumps(_finite(value), indent=1, allow_nan=False) + "\n", durable=durable)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

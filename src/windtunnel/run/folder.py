@@ -1,39 +1,46 @@
 """The run folder: all that is needed to explain, resume and reproduce a run.
 
 recipe.yaml      the resolved recipe
-manifest.json    format, versions, rig, plan, derived values, command, status
+manifest.json    format, versions, rig, plan, derived values, command, status; manifest.backup.json is a copy
 metrics.sqlite   metrics and events
 tensorboard/     the same curves for TensorBoard
 checkpoints/     see `windtunnel.run.store`
 tokenizer.json   written by the data room
 spent.json       seconds and dollars spent so far
 report.html      written at the end
-lock             held by the process that trains
+lock             held by the process that trains, and names it
+stop             put there by `windtunnel stop`
+output.log       what all its processes printed; output.log.1 and so on are older
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import platform
-import socket
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from windtunnel.recipe import Recipe, UserError, dump_recipe, load_recipe
 
 from .files import write_atomic, write_json
-from .identity import first_difference, resumed
+from .identity import MAY_CHANGE, anchored, changes, differences, resumed
+from .processes import RunLock
+from .signals import STOP_FILE
 
 FORMAT = 1
+BACKUP = "manifest.backup.json"
 Status = Literal["running", "done", "stopped", "failed"]
 _PACKAGES = ("windtunnel", "torch", "numpy", "safetensors", "tokenizers")
+
+
+class DamagedManifest(UserError):
+    """A run's manifest cannot be made sense of."""
 
 
 class RunFolder:
@@ -43,11 +50,13 @@ class RunFolder:
         path: the folder.
         recipe: the resolved recipe; after `open` with a recipe, that recipe with the run's identity keys.
         manifest: content of manifest.json.
+        changes: what `open` with a recipe changed in the run's own, as 'key: old -> new'.
     """
 
     def __init__(self, path: Path, recipe: Recipe, manifest: dict[str, Any]) -> None:
         self.path, self.recipe, self.manifest = path, recipe, manifest
-        self._lock: IO[str] | None = None
+        self._lock: RunLock | None = None
+        self.changes: list[str] = []
 
     @classmethod
     def create(
@@ -83,7 +92,7 @@ class RunFolder:
         try:
             run.lock()
             run.checkpoints_dir.mkdir()
-            write_atomic(path / "recipe.yaml", dump_recipe(recipe))
+            write_atomic(path / "recipe.yaml", dump_recipe(anchored(recipe)))
             run._save()
         except OSError as error:
             raise UserError(f"run folder {path} cannot be written: {error.strerror or error}") from None
@@ -106,10 +115,12 @@ class RunFolder:
         if recipe is not None:
             _refuse_another(path, own, recipe)
         run = cls(path, resumed(own, recipe) if recipe is not None else own, manifest)
+        run.changes = changes(own, run.recipe)
         if write:
             run.lock()
             try:
-                write_atomic(path / "recipe.yaml", dump_recipe(run.recipe))
+                (path / STOP_FILE).unlink(missing_ok=True)  # of an earlier session
+                write_atomic(path / "recipe.yaml", dump_recipe(anchored(run.recipe)))
                 if run.manifest["status"] != "running":  # what a kill leaves, and the process that opened it just before
                     run.manifest["resumed_from"] = {name: run.manifest.get(name) for name in ("status", "reason")}
                 run.update(status="running", reason=None)
@@ -148,6 +159,11 @@ class RunFolder:
         """The readiness report."""
         return self.path / "report.html"
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether the session before this one was killed or crashed, so that nothing says how the run ended."""
+        return self.manifest.get("resumed_from", {"status": "failed"}).get("status") == "failed"
+
     def update(self, **values: Any) -> None:
         """Change keys of the manifest (JSON values) on disk too. Raises OSError."""
         self.manifest.update(values)
@@ -164,34 +180,13 @@ class RunFolder:
 
     def lock(self) -> None:
         """Take the folder for this process, until `close` or its death. Raises UserError when another has it."""
-        if self._lock is not None:
-            return
-        try:
-            file = open(self.path / "lock", "a+", encoding="utf-8")  # noqa: SIM115 - held for the run's life
-        except OSError as error:
-            raise UserError(f"run folder {self.path} cannot be locked: {error.strerror or error}") from None
-        for attempt in range(5):  # `is_live` takes the lock for an instant
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if attempt == 4:
-                    file.seek(0)
-                    holder = file.read().strip() or "another process"
-                    file.close()
-                    raise UserError(
-                        f"run folder {self.path} is in use by {holder}", "wait for it, stop it, or start a new run"
-                    ) from None
-                time.sleep(0.02)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
-        self._lock = file
+        if self._lock is None:
+            self._lock = RunLock(self.path)
 
     def close(self) -> None:
         """Let others have the folder."""
         if self._lock is not None:
-            self._lock.close()
+            self._lock.release()
             self._lock = None
 
     def __enter__(self) -> RunFolder:
@@ -201,6 +196,7 @@ class RunFolder:
         self.close()
 
     def _save(self) -> None:
+        write_json(self.path / BACKUP, self.manifest)
         write_json(self.path / "manifest.json", self.manifest)
 
 
@@ -209,7 +205,7 @@ class RunSummary:
     """A line of the list of runs. `problem` says what is unreadable about a damaged one.
 
     Attributes:
-        status: running, done, stopped, failed; 'killed' when it says running and no process holds it; 'damaged'.
+        status: running, done, stopped, failed (also when it says running and no process trains it); 'damaged'.
         step, loss, validation_loss, dollars: the latest logged, if any.
         best_step: step of the checkpoint with the lowest validation loss, as listed (not verified).
         stage: of the recipe, where it has stages; gates: name -> whether it held, once they were judged.
@@ -240,24 +236,27 @@ def list_runs(root: Path | str) -> list[RunSummary]:
 
 
 def newest_run(root: Path | str, recipe: str | None = None) -> Path:
-    """The newest readable run, of a recipe if given. Raises UserError when there is none."""
+    """Return the newest run, of a recipe if given.
+
+    Raises:
+        UserError: there is none; or the newest is damaged: an older one is not taken in its place.
+    """
+    damaged: RunSummary | None = None
     for run in list_runs(root):
-        if run.status != "damaged" and recipe in (None, run.recipe):
-            return run.path
+        if run.status == "damaged":
+            mine = recipe in (None, run.recipe) or (run.recipe == "?" and run.path.name.startswith(f"{recipe}-"))
+            damaged = damaged or (run if mine else None)
+        elif recipe in (None, run.recipe):
+            if damaged is None:
+                return run.path
+            raise UserError(
+                f"the newest run, {damaged.path}, cannot be used: {damaged.problem}",
+                f"put that right, or take the one before it: --run {run.path}",
+            )
+    if damaged is not None:
+        raise UserError(f"{damaged.path} cannot be used: {damaged.problem}", "put that right, or start a new run")
     what = f"run of recipe {recipe}" if recipe else "run"
     raise UserError(f"no {what} in {root}", f"start one with `windtunnel train {recipe or 'charlm'}`")
-
-
-def is_live(path: Path) -> bool:
-    """Whether a process holds the run."""
-    try:
-        with open(path / "lock", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def versions() -> dict[str, str | None]:
@@ -294,15 +293,29 @@ def new_folder(root: Path, name: str) -> Path:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    file = path / "manifest.json"
+    """Read a run's manifest, or its copy where it is damaged."""
+    try:
+        return _manifest_of(path, path / "manifest.json")
+    except DamagedManifest as error:
+        try:
+            manifest = _manifest_of(path, path / BACKUP)
+        except UserError:
+            fix = f"bring manifest.json back from a copy; checkpoints and recipe.yaml in {path} can be read without it"
+            raise DamagedManifest(f"{error.message}, and so is its copy {BACKUP}", fix) from None
+        return manifest | {"mended": f"{error.message}; its copy {BACKUP} is used"}
+
+
+def _manifest_of(path: Path, file: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
+        if (path / BACKUP).exists() and file.name != BACKUP:
+            raise DamagedManifest(f"{file} is missing") from None
         raise UserError(f"{path} is not a run folder: it has no manifest.json", "`windtunnel runs` lists runs") from None
     except (OSError, ValueError) as error:
-        raise UserError(f"{file} is damaged: {error}") from None
+        raise DamagedManifest(f"{file} is damaged: {error}") from None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int) or "status" not in manifest:
-        raise UserError(f"{file} is damaged: not a run's manifest")
+        raise DamagedManifest(f"{file} is damaged: not a run's manifest")
     if manifest["format"] > FORMAT:
         raise UserError(f"{path}: run format {manifest['format']}, this version reads {FORMAT}", "upgrade windtunnel")
     return manifest
@@ -317,28 +330,32 @@ def _read_recipe(path: Path) -> Recipe:
 
 
 def _refuse_another(path: Path, own: Recipe, asked: Recipe) -> None:
-    difference = first_difference(own, asked)
-    if difference is not None:
-        key, have, want = difference
+    found = differences(own, asked)
+    if found:
+        told = "; ".join(f"{key} is {have!r} there and {want!r} here" for key, have, want in found)
+        sets = " ".join(f"--set {key}={json.dumps(have)}" for key, have, _ in found[:3])
         raise UserError(
-            f"run folder {path} is of another recipe: {key} is {have!r} there and {want!r} here",
-            f"resume with --set {key}={json.dumps(have)}, or start a new run",
+            f"run folder {path} is of another recipe: {told}",
+            f"go on with its own: windtunnel train --resume --run {path}"
+            + (f"; or with {sets}" if len(found) <= 3 else "")
+            + f"; or start a new run. What may change: {MAY_CHANGE}",
         )
 
 
 def _summary(path: Path) -> RunSummary:
+    from .ending import outcome
     from .metrics import MetricsReader
     from .store import CheckpointStore
 
     try:
         manifest = _read_manifest(path)
     except UserError as error:
-        return RunSummary(path, "?", None, "damaged", problem=error.message)
-    status = str(manifest.get("status"))
-    if status == "running" and not is_live(path):
-        status = "killed"
+        return RunSummary(path, _name_of(path), _made(path), "damaged", problem=error.message)
+    stands = outcome(path, manifest)
     latest: dict[str, Any] = {}
-    best, problem = None, None
+    best, problem = None, manifest.get("mended")
+    if any(path.glob("metrics.sqlite.damaged-*")):
+        problem = "earlier metrics were damaged: see metrics.sqlite.damaged-1"
     try:
         scored = [c for c in CheckpointStore(path / "checkpoints").all() if c.validation_loss is not None]
         best = min(scored, key=lambda c: (c.validation_loss, c.step)).step if scored else None
@@ -353,8 +370,8 @@ def _summary(path: Path) -> RunSummary:
         path,
         str(manifest.get("recipe", "?")),
         created if isinstance(created, int | float) else None,
-        status,
-        manifest.get("reason"),
+        stands.status,
+        stands.reason,
         max((p.step for p in latest.values()), default=None),
         value.get("loss"),
         value.get("validation_loss"),
@@ -364,6 +381,20 @@ def _summary(path: Path) -> RunSummary:
         manifest.get("stage"),
         _gates(manifest.get("gates")),
     )
+
+
+def _name_of(path: Path) -> str:
+    """The recipe of a run whose manifest cannot be read; '?' where nothing tells."""
+    try:
+        return _read_recipe(path).name
+    except UserError:
+        return "?"
+
+
+def _made(path: Path) -> float | None:
+    """When a run was made, as the name of its folder tells, in seconds since the epoch."""
+    found = re.search(r"-(\d{8}-\d{6})(-\d+)?$", path.name)
+    return datetime.strptime(found[1], "%Y%m%d-%H%M%S").replace(tzinfo=UTC).timestamp() if found else path.stat().st_mtime
 
 
 def _gates(judged: Any) -> dict[str, bool] | None:

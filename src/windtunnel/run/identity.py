@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from typing import Any
 
@@ -11,6 +12,9 @@ _WHOLE = ("name", "seed", "model", "trm", "data")
 # How a trained model is used may change.
 _USE = "inference_supervision"
 _PRETRAIN = ("batch_tokens", "precision", "optimizer", "schedule")
+# Of the optimizer these may change, so that a run can go on with lower rates; null keeps the run's own.
+RATES = ("matrix_lr", "embedding_lr", "unembedding_lr", "scalar_lr", "weight_decay", "clip")
+MAY_CHANGE = "budget, checkpoints, bands, how often to validate and save, and of the optimizer " + ", ".join(RATES)
 
 
 def identity(recipe: Recipe) -> dict[str, Any]:
@@ -24,30 +28,60 @@ def identity(recipe: Recipe) -> dict[str, Any]:
     stage = recipe.pretrain
     if stage.name:
         keys["stages"] = {stage.name: {name: dump["stages"][stage.name][name] for name in _PRETRAIN}}
-    return dict(_flatten(keys, ""))
+    flat = {key: value for key, value in _flatten(keys, "") if not (".optimizer." in key and key.rpartition(".")[2] in RATES)}
+    # The same files from another folder are the same data; whether their content is, their checksum tells.
+    return {key: [os.path.abspath(f) for f in value] if key.endswith(".files") else value for key, value in flat.items()}
 
 
-def first_difference(run: Recipe, asked: Recipe) -> tuple[str, Any, Any] | None:
-    """The first identity key (path, value in the run, value asked for) that differs.
+def differences(run: Recipe, asked: Recipe) -> list[tuple[str, Any, Any]]:
+    """Return the identity keys that differ: path, value in the run, value asked for.
 
     A key that the asked recipe leaves to be derived (null or 'auto') agrees with whatever the run derived.
     """
     have, want = identity(run), identity(asked)
+    found = []
     for key in [*have, *(k for k in want if k not in have)]:
         left, right = have.get(key), want.get(key)
         if left != right and not (right in (None, "auto") and key in want):
-            return key, left, right
-    return None
+            found.append((key, left, right))
+    return found
+
+
+def first_difference(run: Recipe, asked: Recipe) -> tuple[str, Any, Any] | None:
+    """Return the first of the `differences`, or None."""
+    return next(iter(differences(run, asked)), None)
+
+
+def changes(run: Recipe, resumed_as: Recipe) -> list[str]:
+    """Return what a run goes on with that it did not begin with, as 'key: old -> new'."""
+    old, new = (dict(_flatten(recipe.model_dump(mode="json"), "")) for recipe in (run, resumed_as))
+    return [f"{key}: {_text(old.get(key))} -> {_text(value)}" for key, value in new.items() if old.get(key) != value]
 
 
 def resumed(run: Recipe, asked: Recipe) -> Recipe:
-    """The asked recipe's budget, checkpoints, bands and the like with the run's identity keys."""
+    """Return the asked recipe's budget, checkpoints, bands, rates and the like with the run's identity keys."""
     update = {**{k: getattr(run, k) for k in _WHOLE}, "stage": run.stage}
     if run.trm is not None and asked.trm is not None:
         update["trm"] = run.trm.model_copy(update={_USE: asked.trm.inference_supervision})
     if asked.pretrain.name:
-        asked = asked.with_stages(pretrain=asked.pretrain.model_copy(update={k: getattr(run.pretrain, k) for k in _PRETRAIN}))
+        kept = {k: getattr(run.pretrain, k) for k in _PRETRAIN}
+        given = {name: getattr(asked.pretrain.optimizer, name) for name in RATES}
+        kept["optimizer"] = kept["optimizer"].model_copy(update={k: value for k, value in given.items() if value is not None})
+        asked = asked.with_stages(pretrain=asked.pretrain.model_copy(update=kept))
     return asked.model_copy(update=update)
+
+
+def anchored(recipe: Recipe) -> Recipe:
+    """Return the recipe with the places of its files made absolute, so that its run can be used from any folder."""
+    files = getattr(recipe.data.corpus, "files", None)
+    if not files:
+        return recipe
+    corpus = recipe.data.corpus.model_copy(update={"files": [os.path.abspath(file) for file in files]})
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"corpus": corpus})})
+
+
+def _text(value: Any) -> str:
+    return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _flatten(value: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:

@@ -119,6 +119,7 @@ class Metrics:
     def __init__(self, path: Path | str, tensorboard_dir: Path | str | None = None, *, resume_step: int | None = None) -> None:
         self.path = Path(path)
         self.problem: str | None = None  # why the last batch is not on disk yet, if it is not
+        self.damage: str | None = None  # that the database was damaged and was put aside
         self._ids: dict[str, int] = {}
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._waiting: list[Any] = []
@@ -206,7 +207,8 @@ class Metrics:
         aside = put_aside(self.path)
         self._ids.clear()
         message = f"metrics were damaged ({error}); they were put aside as {aside.name} and start afresh"
-        self._notes.append(Event(time.time(), None, "metrics_damaged", "warn", message))
+        self.damage = f"{self.path}: {message}"
+        self._notes.append(Event(time.time(), None, "metrics_damaged", "bad", message))
         return connect_writer(self.path)
 
     def _work(self) -> None:

@@ -1,4 +1,8 @@
-"""Requests to stop: SIGTERM, SIGINT and spot notices. The step loop asks between steps and saves before it ends."""
+"""Requests to stop: signals, spot notices and `windtunnel stop`. The step loop asks between steps and saves before it ends.
+
+SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 (Slurm's warning before a time limit) end a run with a checkpoint and exit code 3.
+SIGHUP does not: a lost terminal or SSH session costs the view of a training, not the training.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +22,31 @@ from windtunnel.recipe import UserError
 NOTICE_VARIABLE = "WINDTUNNEL_SPOT_NOTICE"
 _AWS = "http://169.254.169.254/latest"
 _GCP = "http://metadata.google.internal/computeMetadata/v1/instance/preempted"
+STOP_FILE = "stop"
+"""In the run's folder: its text says who asked the run to stop."""
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _STDERR = 2
 _AT_INTERRUPT = b"\nsaving a checkpoint, then ending; Ctrl-C once more ends at once, without saving\n"
 _NOT_YET = ("", "false", "none", "null")
 
 
+class StoppedEarly(KeyboardInterrupt):
+    """A signal asked to stop before the step loop began: there is nothing to save. Its text is the signal's name."""
+
+
+def stop_early(number: int, frame: FrameType | None) -> None:
+    """Handle a signal outside the step loop: end in an orderly way by raising StoppedEarly."""
+    raise StoppedEarly(signal.Signals(number).name)
+
+
 class StopRequest:
     """Whether someone wants the run to end, and why. Use as a context manager in the main thread.
 
-    The first SIGTERM or SIGINT makes `requested` true; a second SIGINT raises KeyboardInterrupt at
+    The first of the `STOPPING` signals makes `requested` true; a second SIGINT raises KeyboardInterrupt at
     once. Handlers are put back on leaving.
 
     Args:
+        folder: the run's, in which `windtunnel stop` leaves its file; None: nobody looks for it.
         notice: where spot notices appear: 'file:/path' (it exists), an http URL (200 with a text
             other than FALSE), 'aws' or 'gcp' (their metadata services); None: from
             $WINDTUNNEL_SPOT_NOTICE; '': nowhere.
@@ -39,9 +56,10 @@ class StopRequest:
         UserError: `notice` is none of these.
     """
 
-    def __init__(self, notice: str | None = None, *, period: float = 5.0) -> None:
+    def __init__(self, notice: str | None = None, *, folder: Path | None = None, period: float = 5.0) -> None:
         self._look = _spot_look(os.environ.get(NOTICE_VARIABLE, "") if notice is None else notice)
-        self._period = period
+        self._file = None if folder is None else folder / STOP_FILE
+        self._period = period if self._file is None else min(period, 1.0)
         self._reason: str | None = None
         self._interrupted = False
         self._old: dict[int, Any] = {}
@@ -59,10 +77,12 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in STOPPING:
                 self._old[number] = signal.signal(number, self._handle)
-        if self._look is not None:
-            self._thread = threading.Thread(target=self._poll, name="spot-notice", daemon=True)
+            if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # otherwise someone, such as nohup, has decided already
+                self._old[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        if self._look is not None or self._file is not None:
+            self._thread = threading.Thread(target=self._poll, name="stop-notice", daemon=True)
             self._thread.start()
         return self
 
@@ -83,15 +103,19 @@ class StopRequest:
         self.request(signal.Signals(number).name)
 
     def _poll(self) -> None:
-        assert self._look is not None
         while not self._left.is_set() and self._reason is None:
-            found = None
             with contextlib.suppress(OSError, ValueError):  # unreachable now: look again later
-                found = self._look()
-            if found:
-                self.request(f"spot notice: {found}")
-                return
+                asked = self._asked()
+                if asked:
+                    self.request(asked)
+                    return
             self._left.wait(self._period)
+
+    def _asked(self) -> str | None:
+        if self._file is not None and self._file.exists():
+            return self._file.read_text(encoding="utf-8").strip() or "windtunnel stop"
+        notice = self._look() if self._look is not None else None
+        return f"spot notice: {notice}" if notice else None
 
 
 def _spot_look(notice: str) -> Callable[[], str | None] | None:

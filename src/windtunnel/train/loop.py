@@ -107,6 +107,7 @@ class Loop:
 
     def _decide(self) -> Decision:
         """Return what rank 0's callbacks decide, on every rank. Waits for the device only when something is due."""
+        self._ranks.heartbeat.step = self.step
         decision = Decision()
         for callback in self._callbacks:
             callback.propose(self.step, decision)

@@ -7,11 +7,13 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from windtunnel.run import WAITING, Heartbeat
 
 # A rank that dies is noticed by torchrun; this bounds how long the others wait when it only hangs.
 TIMEOUT = datetime.timedelta(minutes=15)
@@ -25,6 +27,7 @@ class Ranks:
     world: int
     device: torch.device
     control: dist.ProcessGroup | None  # host-side group for decisions; None for one process
+    heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(int(os.environ.get("RANK", "0"))))
 
     @property
     def first(self) -> bool:
@@ -35,13 +38,16 @@ class Ranks:
         """Rank 0's JSON value, on every rank. Host only: the GPU goes on meanwhile."""
         if self.control is None:
             return value
+        self.heartbeat.beat(WAITING)
         payload = [json.dumps(value) if self.first else None]
         dist.broadcast_object_list(payload, src=0, group=self.control)
+        self.heartbeat.beat("training")
         return json.loads(payload[0] or "null")
 
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self.control is not None:
+            self.heartbeat.beat(WAITING)
             dist.barrier(group=self.control)
 
 

@@ -81,14 +81,15 @@ def _other(run: RunFolder, layout: Layout, ranks: Ranks, after_step: AfterStep |
 def _first(run: RunFolder, layout: Layout, ranks: Ranks, view: View, after_step: AfterStep | None) -> int:
     recipe = run.recipe
     store = CheckpointStore(run.checkpoints_dir)
-    with StopRequest() as stop, contextlib.ExitStack() as stack:
+    with StopRequest(folder=run.path) as stop, contextlib.ExitStack() as stack:
         checkpoint = store.newest_good(with_optimizer=True)
         step = checkpoint.step if checkpoint else 0
         metrics = stack.enter_context(Metrics(run.metrics_path, run.tensorboard_dir, resume_step=step))
         clock = _clock(run, layout, checkpoint)
         _tell_damage(run, store.problems, checkpoint, metrics, view)
         try:
-            clock.require_left(step)
+            if not (step and run.interrupted):  # otherwise it only has to be told how the run ended
+                clock.require_left(step)
         except BudgetSpent as spent:
             run.leave(spent.message)
             raise
@@ -170,6 +171,8 @@ def _telemetry(run: RunFolder, layout: Layout, vocab: int, clock: BudgetClock, b
 
 def _tell_damage(run: RunFolder, problems: list[str], checkpoint: Checkpoint | None, metrics: Metrics, view: View) -> None:
     """Say which checkpoints were passed over, and when none is left of what was trained before."""
+    if metrics.damage:
+        view.say(f"warn: {metrics.damage}")
     instead = "an older one is used" if checkpoint else "no good one is left"
     for problem in problems:
         metrics.event("checkpoint_damaged", None, problem, "warn", {"advice": instead})

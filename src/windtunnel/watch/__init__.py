@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING
 
 from windtunnel import lazy
 
-from .live import JsonLines, PlainLines, TerminalView, finite
+from .live import JsonLines, PlainLines, TerminalView, finite, training_view
 from .snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from .follow import read_snapshot, watch_run
+    from .follow import follow_log, read_snapshot, watch_run
     from .recursion import recursion_curves
     from .report import write_report
     from .report_model import CheckRow, Curve, Memory, PlanRow, RecursionCurves, Report, Sample
@@ -27,8 +27,10 @@ __all__ = [
     "Snapshot",
     "TerminalView",
     "finite",
+    "follow_log",
     "read_snapshot",
     "recursion_curves",
+    "training_view",
     "watch_run",
     "write_report",
     "write_run_page",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import statistics
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from windtunnel.run import MetricsReader, Point, RunFolder, is_live, step_values
+from windtunnel.run import LOG, MetricsReader, Point, RunFolder, is_live, outcome, step_values
 
 from .live import TerminalView
 from .snapshot import Snapshot
@@ -35,6 +37,36 @@ def watch_run(folder: Path, *, once: bool = False, interval: float = 2.0) -> Non
                 time.sleep(interval)
     except KeyboardInterrupt:
         return
+
+
+def follow_log(folder: Path, to: IO[str], start: int, interval: float = 0.3) -> None:
+    """Print a run's new log lines until nobody trains it any more.
+
+    Args:
+        start: bytes of output.log that have been printed.
+    """
+    file: IO[str] | None = None
+    try:
+        while True:
+            live = is_live(folder)
+            with contextlib.suppress(FileNotFoundError):
+                if file is None or os.fstat(file.fileno()).st_ino != (folder / LOG).stat().st_ino:  # first, or rotated
+                    fresh = open(folder / LOG, encoding="utf-8", errors="replace")  # noqa: SIM115 - closed below
+                    if file is None:
+                        fresh.seek(start)
+                    else:
+                        to.writelines(file)
+                        file.close()
+                    file = fresh
+            if file is not None:
+                to.writelines(file)
+                to.flush()
+            if not live:
+                return
+            time.sleep(interval)
+    finally:
+        if file is not None:
+            file.close()
 
 
 def read_snapshot(folder: Path) -> Snapshot:
@@ -90,11 +122,10 @@ _FIELDS = {
 
 
 def _phase(run: RunFolder) -> str:
-    status = str(run.manifest.get("status", "running"))
-    if status == "running":
-        return "training" if is_live(run.path) else "killed"
-    reason = run.manifest.get("reason")
-    return f"{status}: {reason}" if reason else status
+    stands = outcome(run.path, run.manifest)
+    if stands.status == "running":
+        return "training"
+    return f"{stands.status}: {stands.reason}" if stands.reason else stands.status
 
 
 def _total(latest: Mapping[str, Point], step: int) -> int | None:

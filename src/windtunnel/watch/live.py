@@ -7,7 +7,9 @@ import json
 import sys
 import time
 from dataclasses import asdict
-from typing import Any, TextIO
+from typing import Any
+
+from windtunnel.run import BackgroundWriter, Channel, SafeStream
 
 from .snapshot import Snapshot, as_snapshot
 from .text import chain, count, dollars, duration, number, share
@@ -23,8 +25,8 @@ class TerminalView:
     Use as a context manager or call `close`; the terminal is restored on exit and exceptions either way.
     """
 
-    def __init__(self, stream: TextIO | None = None, *, force_plain: bool = False) -> None:
-        self._stream = stream or sys.stdout
+    def __init__(self, stream: Any = None, *, force_plain: bool = False) -> None:
+        self._stream: Any = stream or sys.stdout
         self._plain = PlainLines(self._stream) if force_plain or not self._stream.isatty() else None
         self._live: Any = None
         self._now = Snapshot()
@@ -62,26 +64,83 @@ class TerminalView:
         self.close()
 
     def _start(self) -> None:
-        from rich.console import Console
         from rich.live import Live
 
-        from .screen import screen
+        from .screen import console_on, screen
 
-        console = Console(file=self._stream)
+        console = console_on(self._stream)
         self._live = Live(
             console=console,
             refresh_per_second=REFRESHES_PER_SECOND,
             get_renderable=lambda: screen(self._now, console.width),
+            redirect_stdout=self._stream is sys.stdout,
             redirect_stderr=False,
         )
         atexit.register(self.close)  # an exception that nobody caught must not leave the cursor hidden
         self._live.start(refresh=True)
 
 
+class SupervisedView:
+    """The view of a supervised training on a terminal: it is drawn there, and the run's log gets plain lines."""
+
+    def __init__(self, channel: Channel) -> None:
+        assert channel.terminal is not None
+        self._terminal = BackgroundWriter(channel.terminal, sys.stdout.encoding)
+        self._shown, self._logged = TerminalView(self._terminal), PlainLines(_Log(channel))
+
+    def update(self, snapshot: Snapshot | dict[str, Any]) -> None:
+        """Show this moment."""
+        now = as_snapshot(snapshot)
+        self._shown.update(now)
+        self._logged.update(now)
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        self._shown.say(text)
+        self._logged.say(text)
+
+    def close(self) -> None:
+        """Draw the last moment and give the terminal back."""
+        self._shown.close()
+        self._logged.close()
+        self._terminal.drain()
+
+    def __enter__(self) -> SupervisedView:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class _Log:
+    """A stream whose text goes into the run's log alone."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def write(self, text: str) -> int:
+        if text.strip():
+            self._channel.log(text)
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def training_view(*, as_json: bool = False) -> TerminalView | SupervisedView | JsonLines:
+    """Return the view for a process that trains. Whatever becomes of its output, it neither fails nor waits."""
+    channel = Channel.inherited()
+    if as_json:
+        return JsonLines(SafeStream(sys.stdout))
+    if channel is not None and channel.terminal is not None:
+        return SupervisedView(channel)
+    return TerminalView(SafeStream(sys.stdout))
+
+
 class PlainLines:
     """A line at each change of phase, each tenth of the run and every few seconds; a long run gets rarer lines."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: Any) -> None:
         self._stream = stream
         self._last: Snapshot | None = None
         self._shown: Snapshot | None = None
@@ -123,7 +182,7 @@ class PlainLines:
 class JsonLines:
     """A JSON object a moment, at most one a second, for `--json`."""
 
-    def __init__(self, stream: TextIO | None = None, seconds: float = 1.0) -> None:
+    def __init__(self, stream: Any = None, seconds: float = 1.0) -> None:
         self._stream, self._seconds, self._printed = stream or sys.stdout, seconds, float("-inf")
         self._last: Snapshot | None = None
 
@@ -135,7 +194,7 @@ class JsonLines:
 
     def say(self, text: str) -> None:
         """Print a message as an object."""
-        print(json.dumps({"message": text}, ensure_ascii=False), file=self._stream, flush=True)
+        print(json.dumps({"message": text}), file=self._stream, flush=True)
 
     def close(self) -> None:
         """Print the last moment unless it was printed."""
@@ -152,7 +211,7 @@ class JsonLines:
             return
         values = asdict(self._last)
         del values["losses"]
-        print(json.dumps(finite(values), ensure_ascii=False), file=self._stream, flush=True)
+        print(json.dumps(finite(values), allow_nan=False), file=self._stream, flush=True)
         self._printed, self._last = time.monotonic(), None
 
 
@@ -169,7 +228,7 @@ def finite(value: Any) -> Any:
 
 def plain_line(now: Snapshot) -> str:
     """One moment in one line; what is not known is left out."""
-    of = f"/{now.total_steps:,}" if now.total_steps else ""
+    of = f"/{now.goal:,}" if now.goal else ""
     parts = [f"{now.phase}: step {now.step:,}{of}"]
     if now.progress is not None:
         parts[0] += f" ({100 * now.progress:.0f} %)"

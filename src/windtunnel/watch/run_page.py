@@ -100,7 +100,7 @@ def _text(value: Any) -> str:
 
 def _figures(now: Snapshot) -> list[tuple[str, str, str]]:
     rows = [
-        ("steps", f"{now.step:,}" + (f" of {now.total_steps:,}" if now.total_steps else ""), f"in {duration(now.elapsed)}"),
+        ("steps", f"{now.step:,}" + (f" of {now.goal:,}" if now.goal else ""), f"in {duration(now.elapsed)}"),
         ("training loss", number(now.loss), "nats per token, of the last step"),
         ("validation loss", number(now.validation), "nats per token"),
         ("bits per byte", number(now.bpb), "of held-out text"),

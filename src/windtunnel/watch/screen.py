@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from typing import Any
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleDimensions, Group, RenderableType
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -17,6 +19,25 @@ from .text import chain, count, dollars, duration, number, share, sparkline
 MOST_ALERTS = 4
 _STYLES = {"info": "cyan", "warn": "yellow", "bad": "bold red"}
 _SIGNS = {"info": "i", "warn": "!", "bad": "✗"}
+
+
+def console_on(stream: Any) -> Console:
+    """Return a console that draws on a terminal which need not be standard output; rich asks only that for its size."""
+
+    class OfStream(Console):
+        @property
+        def size(self) -> ConsoleDimensions:
+            with contextlib.suppress(OSError, ValueError):
+                columns, lines = os.get_terminal_size(stream.fileno())
+                if columns and lines:
+                    return ConsoleDimensions(columns, lines)
+            return super().size
+
+        @size.setter
+        def size(self, new: tuple[int, int]) -> None:
+            raise NotImplementedError
+
+    return OfStream(file=stream)
 
 
 def screen(now: Snapshot, width: int) -> RenderableType:
@@ -38,7 +59,7 @@ def screen(now: Snapshot, width: int) -> RenderableType:
 
 
 def _progress(now: Snapshot, width: int) -> RenderableType:
-    of = f" of {now.total_steps:,}" if now.total_steps else ""
+    of = f" of {now.goal:,}" if now.goal else ""
     percent = f"  {100 * now.progress:.1f} %" if now.progress is not None else ""
     left = Text.assemble((now.phase, "green"), f"  step {now.step:,}{of}{percent}")
     right = Text(f"elapsed {duration(now.elapsed)}   ETA {duration(now.eta)}", justify="right")

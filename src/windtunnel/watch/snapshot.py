@@ -47,6 +47,11 @@ class Snapshot:
     title: str = ""
 
     @property
+    def goal(self) -> int | None:
+        """Steps the run will have; never fewer than it has done, which a plan by the clock may have said."""
+        return max(self.total_steps, self.step) if self.total_steps else None
+
+    @property
     def progress(self) -> float | None:
         """Share of the steps done, 0 to 1."""
         return min(1.0, self.step / self.total_steps) if self.total_steps else None

@@ -1,0 +1,190 @@
+"""Training as a user starts it: signals, lost terminals, closed pipes, kills; detached, stopped, looked at from elsewhere."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from windtunnel.run import CheckpointStore, MetricsReader, RunFolder, holder, list_runs
+
+TINY = """
+extends: charlm
+name: tiny
+model: {depth: 2, aspect: 16, head_dim: 16, sequence: 32}
+data: {corpus: {kind: arithmetic, documents: 4000, digits: 1, terms: 2}, validation: 0.05}
+stages:
+  pretrain: {batch_tokens: 512, micro_batch: 8, validate_every: 50 steps, validation_tokens: 4096}
+budget: {hours: null, steps: 120}
+checkpoints: {every: 10 steps, keep_last: 20}
+"""
+WINDTUNNEL = [sys.executable, "-m", "windtunnel"]
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the recipe, and one with the data."""
+    folder = tmp_path_factory.mktemp("supervised")
+    (folder / "tiny.yaml").write_text(TINY)
+    return folder
+
+
+@pytest.fixture
+def start(place: Path) -> Iterator[Start]:
+    """start('root', 'argument', ..., **popen) starts a training that is ended with the test."""
+    begun = []
+
+    def train(root: str, *arguments: str, shell: str = "", **popen: object) -> "subprocess.Popen[str]":
+        command = [*WINDTUNNEL, "train", *(arguments or ("tiny.yaml",)), "--yes", "--root", root]
+        environment = {**os.environ, "WINDTUNNEL_CACHE": str(place / "cache"), "OMP_NUM_THREADS": "1", **popen.pop("env", {})}  # type: ignore[dict-item]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL} | popen
+        line = f"{' '.join(command)} {shell}"
+        process = subprocess.Popen(
+            ["bash", "-c", line] if shell else command, cwd=place, env=environment, text=True, start_new_session=True,
+            # A shell starts what it puts into the background with SIGINT ignored, and these tests may run there.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **streams,  # type: ignore[call-overload]
+        )  # fmt: skip
+        begun.append(process)
+        return process
+
+    yield train
+    for process in begun:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(120)
+
+
+def run_in(root: Path) -> Path:
+    """The only run of a root, once it has a checkpoint."""
+    limit = time.monotonic() + 120
+    while time.monotonic() < limit:
+        found = [path.parents[1] for path in root.glob("*/checkpoints/step-????????")]
+        if found:
+            return found[0]
+        time.sleep(0.05)
+    raise AssertionError(f"no checkpoint under {root}: {[p.read_text() for p in root.glob('*/output.log')]}")
+
+
+def losses(run: Path) -> dict[int, float]:
+    with MetricsReader(run / "metrics.sqlite") as reader:
+        return {point.step: point.value for point in reader.series("loss")}
+
+
+def saved(run: Path) -> int:
+    """The step of the newest good checkpoint."""
+    newest = CheckpointStore(run / "checkpoints").newest_good(with_optimizer=True)
+    return newest.step if newest else 0
+
+
+@pytest.fixture(scope="module")
+def whole(place: Path) -> dict[int, float]:
+    """Losses of a run that nothing happens to, whose standard output is full and whose terminal is lost."""
+    with open("/dev/full", "w") as full:
+        process = subprocess.Popen(
+            [*WINDTUNNEL, "train", "tiny.yaml", "--yes", "--root", "whole"], cwd=place, stdout=full, stderr=full,
+            env={**os.environ, "WINDTUNNEL_CACHE": str(place / "cache"), "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        run = run_in(place / "whole")
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(240) == 0
+    assert RunFolder.open(run).manifest["status"] == "done"
+    assert "step 120/120 (100 %)" in (run / "output.log").read_text()
+    return losses(run)
+
+
+@pytest.mark.timeout(400)
+def test_a_stop_signal_saves_and_a_reader_that_leaves_costs_nothing(place: Path, start: Start, whole: dict[int, float]) -> None:
+    process = start("warned", shell="| head -1")
+    run = run_in(place / "warned")
+    trainer = holder(run)
+    assert trainer is not None
+    time.sleep(0.5)  # the pipe has no reader by now
+    os.killpg(process.pid, signal.SIGUSR1)  # as Slurm warns every process of a job
+    out, _ = process.communicate(timeout=120)
+    assert out.count("\n") == 1
+    manifest = RunFolder.open(run).manifest
+    assert (manifest["status"], manifest["reason"], manifest["exit_code"]) == ("stopped", "SIGUSR1", 3)
+    assert saved(run) == max(losses(run))
+    # It goes on with nothing but its folder, with standard output closed and an encoding that lacks most signs.
+    again = start("warned", "--resume", shell=">&- 2>&-", env={"PYTHONIOENCODING": "latin-1"})
+    assert again.wait(240) == 0
+    assert losses(run) == whole
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_exit_code_says_that_a_signal_stopped_the_run(place: Path, start: Start, number: int) -> None:
+    root = f"signal-{number}"
+    process = start(root)
+    run = run_in(place / root)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 3, errors
+    assert "Traceback" not in errors
+    assert saved(run) == max(losses(run))
+
+
+@pytest.mark.timeout(400)
+def test_a_killed_process_leaves_a_failed_run_with_cause_lines_report_and_event(
+    place: Path, start: Start, whole: dict[int, float]
+) -> None:
+    process = start("killed")
+    run = run_in(place / "killed")
+    trainer = holder(run)
+    assert trainer is not None
+    assert trainer.pid != process.pid
+    trainer.send(signal.SIGKILL)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert errors.startswith("error: the process was ended by SIGKILL")
+    assert f"windtunnel train --resume --run {Path('killed') / run.name}" in errors
+    manifest = RunFolder.open(run).manifest
+    assert manifest["status"] == "failed"
+    assert "SIGKILL" in manifest["reason"]
+    assert any("training: step" in line for line in manifest["last_lines"])
+    with MetricsReader(run / "metrics.sqlite") as reader:
+        assert [event.kind for event in reader.events()][-1] == "crash"
+    assert "SIGKILL" in (run / "report.html").read_text()
+    [listed] = list_runs(place / "killed")
+    assert listed.status == "failed"
+    assert start("killed", "--resume", "--run", run.name).wait(240) == 0
+    assert losses(run) == whole
+
+
+@pytest.mark.timeout(400)
+def test_a_detached_run_is_found_followed_and_stopped_from_another_shell(place: Path, start: Start) -> None:
+    process = start("detached", "tiny.yaml", "--detach", "--set", "budget.steps=100000", "--set", "bands.overfit_patience=100000")
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    run = run_in(place / "detached")
+    for verb in ("watch", "logs", "stop"):
+        assert f"windtunnel {verb} detached/{run.name}" in out
+    os.killpg(process.pid, 0) if process.poll() is None else None
+    follower = subprocess.Popen([*WINDTUNNEL, "logs", str(run), "-f"], stdout=subprocess.PIPE, text=True)
+    done = subprocess.run([*WINDTUNNEL, "stop", str(run), "--json"], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["status"] == "stopped"
+    assert told["reason"].startswith("windtunnel stop, by ")
+    assert told["step"] == saved(run) > 0
+    followed, _ = follower.communicate(timeout=60)
+    assert "stopped after" in followed
+    assert holder(run) is None
+    again = subprocess.run([*WINDTUNNEL, "stop", str(run)], capture_output=True, text=True, check=False, timeout=60)
+    assert again.returncode == 0
+    assert "stopped" in again.stdout
+
+
+@pytest.mark.timeout(400)
+def test_a_refusal_is_told_once_by_a_detached_command_too(start: Start) -> None:
+    process = start("refused", "tiny.yaml", "--detach", "--set", "data.corpus={kind: text, files: [none.txt]}")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert errors.count("error: ") == 1
+    assert "Traceback" not in errors
