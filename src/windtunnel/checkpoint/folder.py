@@ -310,7 +310,7 @@ def choose_checkpoint(run: Path, which: Which, purpose: str = "") -> Chosen:
         found = "; ".join(store.problems[:2]) or "it has saved none"
         raise NoGoodCheckpoint(
             f"{run} has no {f'good checkpoint {purpose}'.rstrip()}: {found}",
-            f"go on with: windtunnel train {folder.recipe.name} --run {run} --resume",
+            f"go on with: windtunnel train --run {run} --resume",
         )
     for name, written in chosen.beside.items():
         problem = differing_file(folder.path, name, written)

@@ -81,7 +81,7 @@ def compare_run(folder: Path, steps: int | None = None) -> Comparison:
         offered = _comparison(run, folder, taken, taken, itself=False).steps_within() if taken else None
         raise UserError(
             f"{folder} has not come to its end: its learning rate has not fallen, so its twins would have an advantage",
-            f"windtunnel train {run.manifest['recipe']} --run {folder} --resume"
+            f"windtunnel train --run {folder} --resume"
             + (f", or compare shorter trainings of all: --worth-steps {offered}" if offered else ""),
         )
     return _comparison(run, folder, steps or taken, taken, itself=ended and steps in (None, taken))

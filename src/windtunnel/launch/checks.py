@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -49,7 +50,7 @@ def _commands(found: Findings, context: Context, script: BatchScript, say: Say) 
             said = (done.stderr.strip().splitlines() or ["it cannot be parsed"])[0]
             found.problem(f"bash does not understand the script: {said}", "correct that line; bash -n shows all of it")
     if not any(_STARTERS.search(line) for line in script.commands):
-        found.problem(f"{script.path} starts nothing", f"add a line such as: windtunnel train {context.source} --yes")
+        found.problem(f"{script.path} starts nothing", f"add a line such as: {_train(context)}")
         return
     body = "\n".join(script.commands)
     for name in re.findall(r"windtunnel\s+train\s+([^\s\\-][^\s\\]*)", body):
@@ -60,6 +61,12 @@ def _commands(found: Findings, context: Context, script: BatchScript, say: Say) 
     for path in re.findall(r"^\s*(?:source|\.)\s+(\S+)", body, re.M):
         if "$" not in path and "~" not in path and not Path(path).exists():
             found.warn(f"{script.path} reads {path}, which is not on this machine")
+
+
+def _train(context: Context) -> str:
+    """The command that trains what is checked, as one would type it."""
+    sets = [word for override in context.overrides for word in ("--set", override)]
+    return shlex.join(["windtunnel", "train", context.source, *sets, "--yes"])
 
 
 def _folders(found: Findings, script: BatchScript) -> None:
@@ -181,6 +188,23 @@ def _wanted(context: Context) -> bool:
     return context.sbatch is not None
 
 
+# Training: what is ready can be trained.
+
+
+def training(context: Context, say: Say) -> Evidence:
+    """Ask `windtunnel train` whether it takes each stage."""
+    from .prepare import require_trainable
+
+    found = Findings()
+    for recipe in context.stages:
+        try:
+            require_trainable(recipe)
+        except UserError as error:
+            found.problem(error.message, shlex.join(["windtunnel", "plan", context.source]) if not context.is_gpt else error.fix)
+    names = ", ".join(stage.name for stage in context.loaded.training)
+    return found.evidence(f"`windtunnel train` runs {names}", blocks=False)
+
+
 # Ranks: as many processes as the layout has axes give the losses of one.
 
 STEPS, WARM_UP = 4, 1
@@ -260,6 +284,10 @@ def _layout(recipe: Recipe, plan: Plan | None, ranks: int) -> Layout:
 
 
 CHECKS = (
+    Check(
+        "training", "`windtunnel train` runs every stage of the recipe", "plan it: windtunnel plan", training,
+        needs=("recipe",), apart=False,
+    ),
     Check(
         "launcher",
         "the batch script is one that Slurm takes, and asks for what the plan needs",

@@ -12,7 +12,7 @@ from typing import Any
 from windtunnel.data import PreparedData, prepare
 from windtunnel.model import derive
 from windtunnel.plan import Plan, count_text, make_plan, refuse, resolve
-from windtunnel.recipe import Recipe, UserError
+from windtunnel.recipe import CountedCorpus, GPTModel, Recipe, UserError
 from windtunnel.rig import Rig, detect_rig
 from windtunnel.run import RunFolder, newest_run
 
@@ -43,6 +43,25 @@ class Options:
     before: Mapping[str, Any] | None = None
 
 
+def require_trainable(recipe: Recipe) -> None:
+    """Refuse a stage that `windtunnel train` cannot run; the check `training` asks here too.
+
+    Args:
+        recipe: of one training stage.
+
+    Raises:
+        UserError: this version trains no stage of that kind, or there is no data to train on.
+    """
+    if not isinstance(recipe.model, GPTModel):
+        kind = "rl" if recipe.rl else "sft"
+        raise UserError(
+            f"training is not available for stages of kind {kind}: `windtunnel train` runs kind pretrain, on a model of kind gpt",
+            "such recipes can be planned and checked: windtunnel plan, windtunnel check",
+        )
+    if isinstance(recipe.data.corpus, CountedCorpus):
+        raise UserError("data.corpus.kind is counted: there is nothing to train on", "name the data: --set data.corpus.kind=text")
+
+
 def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
     """Data, plan and a locked run folder, new or to be resumed.
 
@@ -50,6 +69,7 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
         UserError: bad data; a plan that does not fit, with what would; a confirmation that is missing;
             a run folder of another recipe or in use.
     """
+    require_trainable(recipe)
     existing = _existing(recipe, options)
     if existing is not None:
         recipe = _as_trained(RunFolder.open(existing, recipe))

@@ -53,7 +53,15 @@ def rehearse(recipe: Recipe, options: Options, view: View) -> Readiness:
     for name in options.targets:
         parse_rig(name)
     folder = new_folder(options.root, f"rehearse-{recipe.name}")
-    rehearsal = Rehearsal(recipe.name, (), tuple(options.targets), folder, options.root, steps=options.steps, given=recipe)
+    rehearsal = Rehearsal(
+        next(iter(options.called), recipe.name),
+        (),
+        tuple(options.targets),
+        folder,
+        options.root,
+        steps=options.steps,
+        given=recipe,
+    )
     with sigterm_interrupts():
         outcomes = run_checks(rehearsal_checks(), rehearsal, view)
     report = Readiness(

@@ -13,7 +13,7 @@ from typing import Any
 
 from windtunnel.check import RUNGS, Outcome, Rung, Shows
 from windtunnel.plan import Plan
-from windtunnel.recipe import GPTModel, Recipe, UserError
+from windtunnel.recipe import Recipe, UserError
 
 from .context import Context
 from .late import Late, late_costs
@@ -135,11 +135,8 @@ class Readiness:
     @property
     def next_command(self) -> str:
         """What to type now."""
-        verb = "rehearse" if self.rehearsed else "check"
-        if self.ready and self.recipe is not None and isinstance(self.recipe.model, GPTModel):
-            verb = "train" if self.rehearsed else "rehearse"
-        elif self.ready:
-            verb = "plan" if self.rehearsed else "rehearse"  # models that are not ours are planned and tried, not yet trained
+        again, further = ("rehearse", "train") if self.rehearsed else ("check", "rehearse")
+        verb = further if self.ready else again
         rigs = () if verb == "train" else tuple(word for name in self.context.on for word in ("--on", name))
         return shlex.join(["windtunnel", verb, *self.called, *rigs])
 
