@@ -61,7 +61,7 @@ class Evidence:
 
 
 def always(context: Any) -> bool:
-    """A check that applies to every recipe."""
+    """Return a check that applies to every recipe."""
     return True
 
 
@@ -126,13 +126,13 @@ class View(Protocol):
     """Shows checks while they run."""
 
     def begin(self, check: Check) -> None:
-        """A check begins."""
+        """Note that a check begins."""
 
     def detail(self, text: str) -> None:
-        """What it is doing now."""
+        """Note what it is doing now."""
 
     def end(self, outcome: Outcome) -> None:
-        """It is over."""
+        """Note that it is over."""
 
 
 class Findings:
@@ -197,7 +197,7 @@ def failed(
     log: Path | None = None,
     problems: tuple[tuple[str, str], ...] = (),
 ) -> Outcome:
-    """The outcome of a check that failed; `began` is when, on the monotonic clock."""
+    """Return the outcome of a check that failed; `began` is when, on the monotonic clock."""
     return Outcome(
         check.name,
         check.proves,
@@ -214,7 +214,7 @@ def failed(
 
 
 def not_run(check: Check, context: Any, causes: tuple[str, ...]) -> Outcome:
-    """The outcome of a check that makes no sense because others failed."""
+    """Return the outcome of a check that makes no sense because others failed."""
     return Outcome(
         check.name, check.proves, "skip", f"not run: it needs {' and '.join(causes)}", 0.0, check.shows, "put that right first",
         rung=rung_of(check, context), blocks=True, cause=causes,
@@ -222,7 +222,7 @@ def not_run(check: Check, context: Any, causes: tuple[str, ...]) -> Outcome:
 
 
 def rung_of(check: Check, context: Any) -> Rung:
-    """The lowest rung that needs the check."""
+    """Return the lowest rung that needs the check."""
     if check.rung == "target":
         rung: Rung = context.rung
         return rung

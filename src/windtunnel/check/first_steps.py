@@ -43,11 +43,14 @@ def reached(module: nn.Module, step: int) -> set[str]:
 
 
 def judge_first_steps(losses: list[float], start: float, untouched: list[str], tolerance: float, fall: float) -> None:
-    """What a model's losses over a few steps on one batch must be like.
+    """Require of a model's losses over a few steps on one batch what losses of training are like.
 
     Args:
-        start: of a model that knows nothing, in nats. untouched: parameters that no gradient reached.
-        tolerance: of the first loss, in nats. fall: share by which the last must be below it.
+        losses: of the steps, in nats a token.
+        start: of a model that knows nothing, in nats a token.
+        untouched: names of parameters that no gradient reached.
+        tolerance: of the first loss, in nats.
+        fall: share by which the last must be below the first.
 
     Raises:
         CheckFailed: they are not.

@@ -55,7 +55,7 @@ def in_order(checks: Sequence[Check]) -> list[Check]:
 
 
 def _checks_of(plugin: Plugin, taken: set[str]) -> list[Check]:
-    """What a package offers: a Check, or a sequence of them. Raises UserError."""
+    """Return what a package offers: a Check, or a sequence of them. Raises UserError."""
     found = plugin.load()
     checks = [found] if isinstance(found, Check) else list(found) if isinstance(found, Sequence) else []
     if not checks or not all(isinstance(check, Check) for check in checks):

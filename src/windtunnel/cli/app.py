@@ -13,7 +13,7 @@ EPILOG = (
 
 
 def build_app() -> typer.Typer:
-    """All verbs as one typer application."""
+    """Return all verbs as one typer application."""
     app = typer.Typer(
         name="windtunnel",
         cls=Verbs,

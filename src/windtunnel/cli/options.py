@@ -31,7 +31,7 @@ DEFAULT_TARGET = "8xH100"
 
 
 def find_run(run: Path, root: Path) -> Path:
-    """The folder of a run given as a folder or as its name under the root.
+    """Return the folder of a run given as a folder or as its name under the root.
 
     Raises:
         UserError: there is neither; names the nearest run.

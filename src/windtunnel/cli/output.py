@@ -36,8 +36,14 @@ def print_json(value: Any) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], whole: Sequence[str] = ()) -> None:
-    """A table sized to the terminal; on a pipe the columns keep their full width, or $COLUMNS. Those named in `whole` are never
-    folded."""
+    """Print a table sized to the terminal; on a pipe the columns keep their full width, or take $COLUMNS.
+
+    Args:
+        title: printed above the table.
+        columns: their headings.
+        rows: of as many cells as there are columns.
+        whole: headings of columns that are never folded.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -53,7 +59,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 
 def print_remarks(remarks: Sequence[tuple[str, str]]) -> None:
-    """(label, text) pairs as indented, wrapped lines."""
+    """Print (label, text) pairs as indented, wrapped lines."""
     from rich.table import Table
     from rich.text import Text
 

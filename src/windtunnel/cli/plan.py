@@ -56,7 +56,7 @@ def plan(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """What the recipe would take, with where each number comes from. Exits 1 when it does not fit the (last) rig."""
+    """Show what the recipe would take, and where each number comes from. Exits 1 when it does not fit the (last) rig."""
     if calibration is not None:
         # One switch for every reader: the planner, and the measuring processes started from here.
         from windtunnel.plan import CALIBRATION
@@ -113,7 +113,7 @@ def plan(
 
 
 def _climb(recipe: Recipe, rigs: list[Rig], *, from_here: bool) -> tuple[Ladder, StagedPlan | None]:
-    """The ladder over the rigs, with this machine as its first rung where that is wanted, possible and not named already.
+    """Return the ladder over the rigs, with this machine as its first rung where that is wanted, possible and not named already.
 
     Of a recipe with stages also the plans of all of them on the last rig.
     """
@@ -174,7 +174,7 @@ def _print_plan(title: str, made: Plan) -> None:
 
 
 def _print_stages(staged: StagedPlan, *, whole: bool) -> None:
-    """Each stage's plan where that is wanted, and all of them side by side with what they cost together."""
+    """Print each stage's plan where that is wanted, and all of them side by side with what they cost together."""
     from windtunnel.plan import STAGE_COLUMNS, stage_remarks, stage_rows
 
     for number, stage in enumerate(staged.stages if whole else (), start=1):

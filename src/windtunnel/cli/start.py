@@ -66,7 +66,7 @@ def _forgiving_streams() -> None:
 
 
 def _unread(output: TextIO | None) -> bool:
-    """Whether something was printed into this, a pipe, after its reader had gone (`| head`); the rest is then dropped."""
+    """Return whether something was printed into this, a pipe, after its reader had gone (`| head`); the rest is then dropped."""
     if output is None or output.closed:
         return False
     try:

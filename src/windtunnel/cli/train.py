@@ -107,7 +107,13 @@ def train(
 
 
 def show_gates(ended: StageReport, *, as_json: bool, alone: bool = False) -> None:
-    """The gates of a stage that has ended, as a table with advice, or as one JSON line; `alone`: no other stage follows now."""
+    """Print the gates of a stage that has ended, as a table with advice or as one JSON line.
+
+    Args:
+        ended: how the stage ended.
+        as_json: print one line of JSON.
+        alone: no other stage follows now.
+    """
     if as_json:
         from windtunnel.watch import finite
 
@@ -133,7 +139,7 @@ def _unjudged(ended: StageReport, alone: bool) -> str:
 
 
 def _follows(ended: StageReport, alone: bool) -> str:
-    """What becomes of the next stage."""
+    """Say what becomes of the next stage."""
     if ended.held:
         verb = "goes on" if ended.goes_on else f"may start: --stage {ended.next_stage}" if alone else "starts"
         return f"stage {ended.next_stage} {verb}"

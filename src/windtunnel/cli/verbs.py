@@ -33,7 +33,7 @@ class Verb(TyperCommand):
     """A command that works with the garbage collector on, which is off during start-up."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Parsing is over: what start-up made stays for good, and is not looked through again."""
+        """Note that parsing is over: what start-up made stays for good, and is not looked through again."""
         collect_from_here()
         return super().invoke(ctx)
 
@@ -42,7 +42,7 @@ class VerbGroup(TyperGroup):
     """The same for a verb with commands of its own."""
 
     def invoke(self, ctx: Any) -> Any:
-        """As `Verb.invoke`, before the command is parsed."""
+        """Do as `Verb.invoke` does, before the command is parsed."""
         collect_from_here()
         return super().invoke(ctx)
 
@@ -51,7 +51,7 @@ class Verbs(TyperGroup):
     """All verbs. Only one that is called is imported."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The verb that is called, by its name, in the place of its entry in the list."""
+        """Return the verb that is called, by its name, in the place of its entry in the list."""
         if args and args[0] in VERBS:
             self.add_command(load_verb(args[0]), args[0])
         return super().resolve_command(ctx, args)

@@ -24,7 +24,7 @@ AnswerOption = Annotated[str, typer.Option("--answer", metavar="FILE", help="The
 
 
 def build(group: type[TyperGroup] = TyperGroup) -> typer.Typer:
-    """The verb with its parts; `group` is the class of the command that holds them."""
+    """Return the verb with its parts; `group` is the class of the command that holds them."""
     app = typer.Typer(cls=group, rich_markup_mode=None, add_completion=False)
     app.callback(invoke_without_command=True)(_top)
     app.command("kernel")(kernel)

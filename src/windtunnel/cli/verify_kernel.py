@@ -63,7 +63,7 @@ def kernel(
 
 
 def _judge(task: Task, source: str, use_gpu: bool) -> tuple[Verdict, Layers | None]:
-    """The verdict, and how locked in the candidate was; None where the text alone decided."""
+    """Return the verdict, and how locked in the candidate was; None where the text alone decided."""
     import time
     from concurrent.futures import ThreadPoolExecutor
     from contextlib import ExitStack
@@ -155,7 +155,7 @@ def _print(task: Task, verdict: Verdict, layers: Layers | None) -> None:
 
 
 def _speed(gpu: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """How fast a timed kernel is, for people."""
+    """Return how fast a timed kernel is, for people."""
     if "cold" not in gpu:
         return []
     said = [_microseconds(gpu[heat], f"with {heat} L2") for heat in ("cold", "warm")]

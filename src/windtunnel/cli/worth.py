@@ -35,7 +35,10 @@ def evaluate_worth(folder: Path, *, steps: int | None, yes: bool, json: bool, is
     """Train the members that are not there yet, weigh them, print the report and write worth.json, worth.png, report.html.
 
     Args:
+        folder: of the recursive run.
         steps: train all members for as many, the recursive one too; None: as many as the run took.
+        yes: train without asking.
+        json: print one JSON document instead of tables.
         isolated: each training in a process of its own.
 
     Raises:
@@ -69,12 +72,12 @@ def evaluate_worth(folder: Path, *, steps: int | None, yes: bool, json: bool, is
 
 
 def _is_run(comparison: Comparison, name: str) -> bool:
-    """Whether a member is the run as it is."""
+    """Return whether a member is the run as it is."""
     return comparison.itself and name == comparison.members[0].name
 
 
 def _announce(comparison: Comparison, found: dict[str, Beside], *, yes: bool, json: bool) -> None:
-    """What will be trained and what that costs, beside the run.
+    """Say what will be trained and what that costs, beside the run.
 
     Raises:
         UserError: it costs more than `ASK_FROM` times the run and is not confirmed.

@@ -48,7 +48,7 @@ def this_device(device: str | torch.device) -> torch.device:
 
 
 class Transfer:
-    """GpuLock (rows, width) arrays of tokens into x and y, reusing `slots` host buffers in turn.
+    """Turn (rows, width) arrays of tokens into x and y, reusing `slots` host buffers in turn.
 
     x is the first `sequence` of a row and y the last: of width sequence + 1 the same moved by one, of width
     2 * sequence another. Belongs to the thread that makes it.

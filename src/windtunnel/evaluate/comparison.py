@@ -138,12 +138,18 @@ def weigh(
     length: tuple[int, int] = (0, 0),
     notes: Sequence[str] = (),
 ) -> ComparisonReport:
-    """The report on members that have been measured on the same held-out units.
+    """Return the report on members that have been measured on the same held-out units.
 
     Args:
         members: as from `flop_matched_members`: the run's own first, with 'same-parameters' and 'same-flops' among them.
-        measured: by name. trained: likewise. length: optimizer steps and tokens a step.
-        uniform: nats of a model that knows nothing.
+        measured: losses, by the member's name.
+        run: name of the run.
+        units: what a loss is measured on: tokens or documents.
+        trained: by the member's name, how its training went.
+        preset: name of the run's recursion preset.
+        uniform: nats a token of a model that knows nothing.
+        length: optimizer steps, and tokens a step.
+        notes: sentences to add to the report.
     """
     own, told = members[0], trained or {}
     ours = measured[own.name]
@@ -191,7 +197,7 @@ def _few(count: int, units: str) -> tuple[str, ...]:
 
 
 def best_twin(rows: Sequence[Row]) -> Row:
-    """The plain model of the same FLOPs; the better one where it was trained in two ways."""
+    """Return the plain model of the same FLOPs; the better one where it was trained in two ways."""
     found = [row for row in rows if row.name in (SAME_FLOPS, WHOLE_BATCHES)]
     return min(found, key=lambda row: (0.0 if row.solved is None else -row.solved.value, row.loss.value))
 
@@ -228,7 +234,7 @@ def verdict(own: Row, same: Row, uniform: float, updates: int = 1) -> str:
 
 
 def _in_training(own: Row, same: Row) -> str:
-    """What is left to compare where held-out data say nothing."""
+    """Say what is left to compare where held-out data say nothing."""
     if own.trained is None or same.trained is None or not (own.trained.losses and same.trained.losses):
         return ""
     ours, theirs = apart([own.trained.losses[-1], same.trained.losses[-1]])
@@ -236,7 +242,7 @@ def _in_training(own: Row, same: Row) -> str:
 
 
 def _form(interval: Interval) -> str:
-    """As many decimals as tell the interval's ends apart."""
+    """Return as many decimals as tell the interval's ends apart."""
     width = interval.high - interval.low
     return "{:.2f}" if width >= 0.01 else "{:.3f}" if width >= 0.001 else "{:.4f}"
 

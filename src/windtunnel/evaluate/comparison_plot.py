@@ -65,7 +65,7 @@ def _draw(axes: Any, report: ComparisonReport) -> None:
 
 
 def _value(row: Row, puzzles: bool) -> tuple[float, float, float]:
-    """A row's measure, and where the interval of its difference to the run begins and ends around it."""
+    """Return a row's measure, and where the interval of its difference to the run begins and ends around it."""
     if puzzles:
         assert row.solved is not None
         assert row.solved_behind is not None

@@ -58,7 +58,7 @@ class Comparison:
         return member.shape.flops_per_token * self.length.batch_tokens * self.length.steps
 
     def steps_within(self, times: float = ASK_FROM) -> int | None:
-        """Steps, no more than the run took, for which all can be trained, the run's own model too, for `times` its FLOPs.
+        """Return the most steps, up to the run's, for which all can be trained, the run's own model too, for `times` its FLOPs.
 
         In two figures, rounded down; None where that is fewer than `LEAST_STEPS`.
         """
@@ -69,7 +69,7 @@ class Comparison:
 
 
 def compare_run(folder: Path, steps: int | None = None) -> Comparison:
-    """What a run that has come to its end is compared with, at as many steps as it took, or at `steps`.
+    """Return what a run that has come to its end is compared with, at as many steps as it took, or at `steps`.
 
     Raises:
         UserError: no run folder, a plain model, or a run that has not ended while `steps` is not given.
@@ -109,10 +109,13 @@ def _comparison(run: RunFolder, folder: Path, steps: int, taken: int, *, itself:
 def report_comparison(
     comparison: Comparison, runs: Mapping[str, Path], *, device: str | None = None, progress: Callable[[str], None] | None = None
 ) -> ComparisonReport:
-    """Measure the trained members on the same held-out data and weigh them; writes RUN/worth.json.
+    """Measure the trained members on the same held-out data, weigh them and write RUN/worth.json.
 
     Args:
+        comparison: what is compared.
         runs: member name -> folder of its run.
+        device: to measure on; None: the best there is.
+        progress: called with what is being done.
 
     Raises:
         UserError: a member has no good checkpoint, or was trained on other data.

@@ -20,12 +20,12 @@ def comparison_columns(report: ComparisonReport) -> tuple[str, ...]:
 
 
 def comparison_rows(report: ComparisonReport) -> list[list[str]]:
-    """A row a model: size, FLOPs, held-out loss, and how much that is above the run's."""
+    """Return a row a model: size, FLOPs, held-out loss, and how much that is above the run's."""
     return [_cells(row) for row in report.rows]
 
 
 def comparison_remarks(report: ComparisonReport) -> list[tuple[str, str]]:
-    """(label, text): the verdict first, refinement with what it is worth, phi, and what limits the comparison."""
+    """Return (label, text): the verdict first, refinement with what it is worth, phi, and what limits the comparison."""
     remarks = [("verdict", report.verdict)]
     remarks += [("spoilt", item.words) for item in report.spoilt]
     own = report.rows[0]
@@ -63,7 +63,7 @@ def in_training(report: ComparisonReport) -> list[tuple[str, str]]:
 
 
 def phi_words(phi: Phi) -> str:
-    """The exponent with its interval, or why there is none."""
+    """Return the exponent with its interval, or why there is none."""
     if phi.value is None:
         return f"not known: {phi.words}"
     sign = {"=": "", "<=": "at most ", ">=": "at least "}[phi.bound]
@@ -91,7 +91,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def count_text(count: float) -> str:
-    """A count in at most four digits."""
+    """Return a count in at most four digits."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= size:
             return f"{count / size:.3g} {unit}"

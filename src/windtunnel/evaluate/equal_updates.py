@@ -11,20 +11,22 @@ from windtunnel.recipe import Budget, Every, Recipe
 
 
 def updates_a_batch(recipe: Recipe) -> int:
-    """How often a batch changes the weights."""
+    """Return how often a batch changes the weights."""
     trm = recipe.trm
     return trm.supervision if trm is not None and trm.resolved.updates == "each" else 1
 
 
 def updates_of(recipe: Recipe) -> int:
-    """Updates of a training whose length is a number of steps."""
+    """Return how many updates a training has whose length is a number of steps."""
     return (recipe.budget.steps or 0) * updates_a_batch(recipe)
 
 
 def parts_for(own: Recipe, other: Recipe, ranks: int = 1) -> int:
-    """Parts of a batch with which `other` makes as many updates as `own`, or as near below that as whole sequences allow.
+    """Return the parts of a batch with which `other` makes as many updates as `own`, or as near below as sequences allow.
 
     Args:
+        own: recipe whose number of updates is to be reached.
+        other: recipe whose batches are cut.
         ranks: data-parallel ranks; each part has a sequence for every one of them.
     """
     batch, sequence = own.pretrain.batch_tokens or 0, own.gpt.sequence
@@ -36,7 +38,7 @@ def parts_for(own: Recipe, other: Recipe, ranks: int = 1) -> int:
 
 
 def in_parts(recipe: Recipe, parts: int) -> Recipe:
-    """The recipe with every batch cut into `parts`; what is counted in steps is counted in as many more."""
+    """Return the recipe with every batch cut into `parts`; what is counted in steps is counted in as many more."""
     if parts == 1:
         return recipe
     stage = recipe.pretrain

@@ -24,7 +24,9 @@ def export_run(run: Path | str, to: Path | str, *, dtype: str = "bf16", step: in
     """Write a checkpoint's weights, shape and tokenizer into a folder that `windtunnel serve` takes.
 
     Args:
+        run: folder of the run.
         to: the folder, or model.safetensors in it.
+        dtype: of the weights written, 'bf16' or 'fp32'.
         step: the checkpoint of this step; None: the best.
 
     Raises:

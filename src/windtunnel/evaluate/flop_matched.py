@@ -1,5 +1,8 @@
-"""What a recursive run is compared with: plain GPTs of the same parameters, of the same FLOPs and between, and the same
-model applied fewer times. Recipes and shapes by arithmetic; no torch."""
+"""FLOPs-matched baselines: what a recursive run is compared with.
+
+Plain GPTs of the same parameters, of the same FLOPs and between, and the same model applied fewer times. Recipes and shapes by
+arithmetic; no torch.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ class Member:
 
 
 def flop_matched_members(recipe: Recipe, vocab: int, length: Length) -> tuple[Member, ...]:
-    """The run's own model first, then the plain ones by size, then the same model with fewer applications.
+    """Return the run's own model first, then the plain ones by size, then the same model with fewer applications.
 
     All see the same tokens and make as many updates as the run. Where that takes smaller batches than the run's, the plain
     model of the same FLOPs is there a second time, with whole batches: nobody knows before which serves it better.
@@ -106,7 +109,7 @@ def flop_matched_members(recipe: Recipe, vocab: int, length: Length) -> tuple[Me
 
 
 def fewer_applications(trm: Recursion) -> list[Recursion]:
-    """The same recursion halved and halved again: supervision steps first, then cycles, then loops."""
+    """Return the same recursion halved and halved again: supervision steps first, then cycles, then loops."""
     found: list[Recursion] = []
     while len(found) < FEWER:
         halved = next((name for name in ("supervision", "cycles", "loops") if getattr(trm, name) > 1), None)
@@ -118,7 +121,7 @@ def fewer_applications(trm: Recursion) -> list[Recursion]:
 
 
 def matching_gpt(model: GPTModel, vocab: int, flops: float) -> GPTModel:
-    """The plain GPT whose training FLOPs a token are within `CLOSE` of `flops` and whose proportions are most like `model`'s.
+    """Return the plain GPT of `flops` training FLOPs a token, but for `CLOSE`, whose proportions are most like `model`'s.
 
     Depth and width in whole heads are searched; the MLP's width closes what is left. Where nothing is that close the
     closest is returned.

@@ -119,12 +119,12 @@ def measure(model: GPT, data: PreparedData, units: Units) -> Measured:
 
 
 def _losses(model: Any, x: Tensor, y: Tensor) -> np.ndarray:
-    """(N, B, T) nats."""
+    """Return (N, B, T) nats."""
     found = model(x, y, reduction="none")[None] if model.shape.recursion is None else model.step_losses(x, y)
     return np.asarray(found.double().cpu().numpy())
 
 
 def _tokens(model: Any, x: Tensor) -> Tensor:
-    """(B, T) likeliest tokens in the end."""
+    """Return (B, T) likeliest tokens in the end."""
     tokens: Tensor = model(x).argmax(-1) if model.shape.recursion is None else model.solve_steps(x)[0][-1]
     return tokens

@@ -69,6 +69,7 @@ def validation_loss(
             `step_losses(x, y)` -> (N, B, T), nats after each of N = `supervision` steps, is asked for these instead.
         batches: (x, y), each (B, T) int64; y is -1 where there is no target.
         token_bytes: (vocab,) bytes each token stands for, 0 for BOS.
+        device: to compute on.
 
     Raises:
         UserError: no rank had a target.

@@ -29,11 +29,11 @@ class ExactMatch:
 
     @property
     def share(self) -> float:
-        """right / n."""
+        """Return right / n."""
         return self.right / self.n
 
     def to_json(self) -> dict[str, Any]:
-        """All fields and the share."""
+        """Return all fields and the share."""
         bounds = {"low": self.low, "high": self.high, "confidence": 0.95, "interval": "Wilson"}
         return {"share": self.share, "right": self.right, "n": self.n, **bounds, "wrong": list(self.wrong)}
 
@@ -42,7 +42,7 @@ class ExactMatch:
 
 
 def wilson(right: int, n: int) -> tuple[float, float]:
-    """The 95 % interval of a share (Wilson 1927): sound also for few problems and for shares near 0 and 1."""
+    """Return the 95 % interval of a share (Wilson 1927): sound also for few problems and for shares near 0 and 1."""
     if not n:
         return 0.0, 1.0
     share, z2 = right / n, Z95**2

@@ -29,11 +29,11 @@ class Share:
 
     @property
     def value(self) -> float:
-        """right / n."""
+        """Return right / n."""
         return self.right / self.n
 
     def to_json(self) -> dict[str, Any]:
-        """The share with its interval."""
+        """Return the share with its interval."""
         low, high = wilson(self.right, self.n)
         return {"share": self.value, "right": self.right, "n": self.n, "low": low, "high": high}
 
@@ -85,7 +85,7 @@ class Halting:
     steps: float
 
     def to_json(self) -> dict[str, Any]:
-        """All fields."""
+        """Return all fields as plain values."""
         return {"told": self.told.to_json(), "exact": self.exact.to_json(), "steps": self.steps}
 
 
@@ -120,7 +120,7 @@ class PuzzleReport:
         }
 
     def rows(self) -> list[tuple[str, str]]:
-        """(name, value) to be printed."""
+        """Return (name, value) to be printed."""
         rows = []
         for kind in self.solved:
             where = "" if kind.held_out else " (made on the spot)"
@@ -143,6 +143,9 @@ def puzzle_report(
     """Solve held-out puzzles, `most` of them, and some of each other grade.
 
     Args:
+        model: recursive or plain.
+        data: prepared puzzles with their grades.
+        most: puzzles at most.
         supervision: steps that count; None: as many as the model uses by itself. Twice as many are taken and reported.
         others: puzzles tried for of each grade that the corpus has not; fewer come out.
     """
@@ -182,7 +185,7 @@ def _solved(kind: str, right: Any, blank: Any, *, held_out: bool) -> Solved:
 
 
 def _halting(exact: Any, logits: Any, used: int) -> Halting:
-    """exact, logits: (N, n) of each supervision step."""
+    """Return which puzzles are right and the halting logits, each (N, n): of each supervision step."""
     stop = logits[:used] > 0
     stop_at = np.where(stop.any(0), stop.argmax(0), used - 1)
     told = stop == exact[:used]
@@ -195,7 +198,7 @@ def _halting(exact: Any, logits: Any, used: int) -> Halting:
 
 @torch.no_grad()
 def _answers(model: GPT, puzzles: Puzzles, steps: int) -> tuple[Any, Any]:
-    """(N, n, cells) bool which cells are right after each supervision step; (N, n) halting logits or None."""
+    """Return (N, n, cells) bool which cells are right after each supervision step; (N, n) halting logits or None."""
     device, training = model.head.weight.device, model.training
     model.eval()
     right, halting = [], []

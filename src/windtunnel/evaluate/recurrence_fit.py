@@ -69,7 +69,7 @@ class Phi:
     words: str
 
     def to_json(self) -> dict[str, Any]:
-        """All fields; recurrences as text."""
+        """Return all fields; recurrences as text."""
         return asdict(self) | {"equivalent": {str(r): n for r, n in self.equivalent.items()}}
 
 
@@ -82,12 +82,12 @@ class _Estimate:
 
 
 def resamples(units: int, count: int = RESAMPLES, seed: int = 0) -> np.ndarray:
-    """(count, units): how often each unit is drawn in each bootstrap resample."""
+    """Return (count, units): how often each unit is drawn in each bootstrap resample."""
     return np.random.default_rng(seed).multinomial(units, np.full(units, 1 / units), size=count).astype(float)
 
 
 def fit_phi(plain: Sequence[Plain], recurrent: Sequence[Recurrent], targets: np.ndarray, draws: np.ndarray) -> Phi:
-    """phi by least squares of log((N_eff - N_once) / N_rec) on log r through the origin.
+    """Return phi by least squares of log((N_eff - N_once) / N_rec) on log r through the origin.
 
     Args:
         plain: at least three sizes, trained on the same tokens as the recurrent models.
@@ -178,7 +178,8 @@ def fit_curve(sizes: np.ndarray, losses: np.ndarray) -> Curve:
     """Least squares of the power law through plain models; through three exactly where they bend as one.
 
     Args:
-        sizes: ascending. losses: descending.
+        sizes: parameters of the models, ascending.
+        losses: of the models in nats a token, descending.
     """
     unit = float(sizes[0])
     inverse, residual = _solutions(tuple((sizes / unit).tolist()))

@@ -77,14 +77,14 @@ class Spoilt:
         return f"is a percentage of nearly nothing: {first} nats after supervision step 0, {last} after the last."
 
     def _beside(self) -> list[str]:
-        """How the plain model of the same FLOPs does where that is what there is to compare with."""
+        """Return how the plain model of the same FLOPs does where that is what there is to compare with."""
         if self.same_flops is None:
             return []
         words, (ours, theirs) = SAME_FLOPS, apart([self.last, self.same_flops])
         return [f"{words[0].upper()}{words[1:]} loses {theirs} there, the run {ours}."]
 
     def to_json(self) -> dict[str, Any]:
-        """All fields and the sentences."""
+        """Return all fields and the sentences."""
         return asdict(self) | {"words": self.words}
 
 
@@ -98,7 +98,7 @@ def spoilt(
     held_out: float | None = None,
     same_flops: float | None = None,
 ) -> Spoilt | None:
-    """Whether refinement is bought or means nothing; None where neither can be said.
+    """Return whether refinement is bought or means nothing; None where neither can be said.
 
     It is questioned from `LEAST_REFINEMENT` on, or from what the preset promises if that is less; memorised data from 0. It is
 
@@ -110,9 +110,13 @@ def spoilt(
     - tiny where the first step loses less than NEARLY_NOTHING of what knowing nothing loses, and the last gains less than CLEAR.
 
     Args:
-        steps: losses after each supervision step, nats a token. plain: of the plain model of the same parameters.
-        uniform: of a model that knows nothing.
-        held_out: of training data: the run's loss on held-out data. same_flops: of the plain model of the same FLOPs.
+        where: what was measured, as the words name it.
+        steps: losses after each supervision step, nats a token.
+        plain: loss of the plain model of the same parameters.
+        uniform: loss of a model that knows nothing.
+        preset: the run's recursion preset.
+        held_out: where `steps` are of training data, the run's loss on held-out data.
+        same_flops: loss of the plain model of the same FLOPs.
     """
     if len(steps) < 2 or min(steps[0], plain) <= 0:
         return None
@@ -142,6 +146,6 @@ def least_refinement(preset: str) -> float:
 
 
 def _earned_less(last: float, plain: float, same_flops: float | None, refinement: float) -> bool:
-    """Whether less than half of the refinement is left against a plain model."""
+    """Return whether less than half of the refinement is left against a plain model."""
     others = [plain] if same_flops is None else [plain, same_flops]
     return any(100 * (other - last) < refinement / 2 * other for other in others)

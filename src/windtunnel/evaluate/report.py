@@ -103,7 +103,7 @@ class Loaded:
 
 
 def load_run(run: Path, checkpoint: Which = "best", device: str | None = None) -> Loaded:
-    """The run's model with the weights of its best, its newest or a given step's checkpoint.
+    """Return the run's model with the weights of its best, its newest or a given step's checkpoint.
 
     Raises:
         UserError: no run folder, no good checkpoint, or weights that do not fit the recipe.
@@ -125,12 +125,16 @@ def evaluate_run(
     supervision: int | None = None,
     progress: Progress | None = None,
 ) -> EvaluationReport:
-    """Measure a run's checkpoint on held-out data and write RUN/evaluation.json, or RUN/evaluation-WHAT.json where another
-    checkpoint than the best or other supervision steps were asked for.
+    """Measure a run's checkpoint on held-out data and write RUN/evaluation.json.
+
+    Where another checkpoint than the best or other supervision steps were asked for it is RUN/evaluation-WHAT.json.
 
     Args:
-        checkpoint: 'best' by validation loss, 'newest', or a step; `step` is the same as a number here.
+        run: folder of the run.
+        checkpoint: 'best' by validation loss, 'newest', or a step.
+        step: the same as a number for `checkpoint`.
         prepared: the run's data; None: from the cache, made again if it is no longer there.
+        device: to compute on; None: the best there is.
         supervision: supervision steps of a recursive model; None: as its recipe says.
         progress: called with the share done (0 to 1) and what is being done.
 
@@ -209,7 +213,7 @@ def _by_step(model: GPT, validation: Validation) -> LossByStep | None:
 
 
 def _prompts(recipe: Recipe, data: PreparedData) -> list[str]:
-    """The recipe's prompts, else beginnings of held-out documents: sums as far as 'B', other text for PROMPT_TOKENS."""
+    """Return the recipe's prompts, else beginnings of held-out documents: sums as far as 'B', other text for PROMPT_TOKENS."""
     stage = recipe.evaluation
     if stage.prompts or not stage.samples:
         return stage.prompts[: stage.samples] if stage.samples else []
@@ -224,7 +228,7 @@ def _prompts(recipe: Recipe, data: PreparedData) -> list[str]:
 
 
 def _file_name(which: Which, supervision: int | None) -> str:
-    """The best checkpoint's evaluation is not overwritten by that of another."""
+    """Return the name of the file, chosen so that the best checkpoint's evaluation is not overwritten by that of another."""
     named = f"step-{which}" if isinstance(which, int) else which
     words = [*([] if which == "best" else [named]), *([] if supervision is None else [f"supervision-{supervision}"])]
     return "-".join(["evaluation", *words]) + ".json"

@@ -41,6 +41,11 @@ def generate(
     Prompts that are longer than the context lose their beginning.
 
     Args:
+        model: to sample from.
+        tokenizer: of the model's data.
+        prompts: one text each.
+        max_tokens: to generate for each prompt, at most.
+        sampling: temperature and the like; None: always the likeliest token.
         stop: characters after which a text is over; they are part of the result.
         batch: sequences decoded together.
     """

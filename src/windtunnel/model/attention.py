@@ -33,11 +33,14 @@ def deterministic(on: bool) -> None:
 
 
 def attend(q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, window: int | None, causal: bool = True) -> Tensor:
-    """Attention of each position over itself and at most `window` positions before it; not causal: over all positions.
+    """Attend from each position to itself and at most `window` positions before it; not causal: to all positions.
 
     Args:
-        q_BTHD: queries (B, T, H, D); k_BTHD, v_BTHD: (B, T, KV, D) with H a multiple of KV.
+        q_BTHD: queries (B, T, H, D).
+        k_BTHD: keys (B, T, KV, D) with H a multiple of KV.
+        v_BTHD: values (B, T, KV, D).
         window: None for the whole past, and where attention is not causal.
+        causal: whether positions see nothing that comes after them.
 
     Returns:
         (B, T, H, D).

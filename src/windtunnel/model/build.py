@@ -10,7 +10,7 @@ from .shape import GPTShape
 
 
 def new_model(shape: GPTShape, compute: torch.dtype, recompute: str = "none") -> GPT:
-    """A model on the current default device whose weights are not yet there."""
+    """Return a model on the current default device whose weights are not yet there."""
     return GPT(shape, compute) if shape.recursion is None else RecursiveGPT(shape, compute, recompute)
 
 
@@ -22,9 +22,13 @@ def build_model(
     seed: int = 0,
     recompute: str = "none",
 ) -> GPT:
-    """A model with initial weights on `device`; memory for the weights is allocated there directly.
+    """Return a model with initial weights on `device`; memory for the weights is allocated there directly.
 
     Args:
+        shape: of the model, plain or recursive.
+        device: where its weights are to be.
+        compute: dtype of products; the weights themselves are fp32.
+        seed: of the initial weights.
         recompute: see `RecursiveGPT`; the plain GPT keeps everything.
     """
     model = empty_model(shape, device, compute, recompute)
@@ -33,6 +37,6 @@ def build_model(
 
 
 def empty_model(shape: GPTShape, device: torch.device | str, compute: torch.dtype, recompute: str = "none") -> GPT:
-    """A model on `device` whose weights hold whatever was there."""
+    """Return a model on `device` whose weights hold whatever was there."""
     with torch.device(device):
         return new_model(shape, compute, recompute)

@@ -77,8 +77,10 @@ def extend(model: GPT, tokens_NT: Tensor, slots_N: Tensor, cache: KVCache) -> Te
     """Append T tokens to each of N slots and return the logits after the last one.
 
     Args:
+        model: whose keys and values the cache holds.
         tokens_NT: (N, T) token ids; a prompt (T > 1) or the newest token of each sequence (T = 1).
         slots_N: (N,) distinct slots, on the cache's device.
+        cache: of keys and values, to which the tokens' are added.
 
     Returns:
         (N, vocab) fp32 softcapped logits. The caller keeps lengths within `cache.capacity`.

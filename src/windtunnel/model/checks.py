@@ -24,7 +24,7 @@ FUTURE = 1e-4
 
 
 def is_gpt_with_data(context: Context) -> bool:
-    """Whether there is a scale model of a GPT, and text for it."""
+    """Return whether there is a scale model of a GPT, and text for it."""
     return context.is_gpt and context.has_data
 
 
@@ -32,11 +32,13 @@ def add_gradients(gpt: GPT, recursion: Recursion | None, x: Tensor, y: Tensor) -
     """Add the gradients of one batch, as training takes them, to those that are there.
 
     Args:
+        gpt: the model.
         recursion: the recipe's, where the model recurses.
-        x, y: tokens and targets (rows, sequence).
+        x: tokens (rows, sequence).
+        y: targets (rows, sequence).
 
     Returns:
-        the model's loss, nats a target.
+        The model's loss, nats a target.
     """
     from windtunnel.model import RecursiveGPT, objective_of, train_supervised
 
@@ -143,7 +145,7 @@ def causality(context: Context, say: Say) -> Evidence:
 
 
 def stirred(gpt: GPT) -> GPT:
-    """The model with noise in its weights, so that none of its parts is silent."""
+    """Return the model with noise in its weights, so that none of its parts is silent."""
     import torch
 
     generator = torch.Generator(device=gpt.head.weight.device).manual_seed(0)

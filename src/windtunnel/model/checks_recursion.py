@@ -81,7 +81,7 @@ def recursion(context: Context, say: Say) -> Evidence:
 
 
 def _objective(gpt: RecursiveGPT, context: Context, x: Tensor, y: Tensor) -> tuple[float, float]:
-    """(what training takes the gradient of, the same from the losses of a model with noise in its weights)."""
+    """Return (what training takes the gradient of, the same from the losses of a model with noise in its weights)."""
     import torch
 
     from windtunnel.model import objective_of, train_supervised
@@ -103,7 +103,7 @@ def _objective(gpt: RecursiveGPT, context: Context, x: Tensor, y: Tensor) -> tup
 
 @one_thread()
 def detach(context: Context, say: Say) -> Evidence:
-    """The gradient of the last supervision step's loss alone, with and without boundaries before it."""
+    """Return the gradient of the last supervision step's loss alone, with and without boundaries before it."""
     import torch
 
     from windtunnel.model import objective_of
@@ -140,7 +140,7 @@ def detach(context: Context, say: Say) -> Evidence:
 
 
 def _last_gradient(gpt: RecursiveGPT, x: Tensor, y: Tensor, steps: int, detach_from: int) -> Tensor:
-    """All gradients in one vector, of the loss after the last supervision step."""
+    """Return all gradients in one vector, of the loss after the last supervision step."""
     import torch
 
     from windtunnel.model import Objective, train_supervised
@@ -190,7 +190,7 @@ def cache(context: Context, say: Say) -> Evidence:
 
 
 def _small(context: Context) -> tuple[RecursiveGPT, tuple[Tensor, Tensor]]:
-    """The scale model in fp32, and a small batch of its data."""
+    """Return the scale model in fp32, and a small batch of its data."""
     from windtunnel.model import RecursiveGPT
 
     gpt = context.network()

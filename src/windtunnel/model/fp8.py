@@ -50,7 +50,7 @@ def quantise_weights(weights: Sequence[Tensor]) -> Quantised:
 
 
 def _multiply(a_MK: Tensor, b_NK: Tensor, scale_a: Tensor, scale_b: Tensor, fast: bool) -> Tensor:
-    """a b^T in bf16; both row-major, which is the order the hardware wants."""
+    """Return a b^T in bf16; both row-major, which is the order the hardware wants."""
     return torch._scaled_mm(a_MK, b_NK.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16, use_fast_accum=fast)
 
 
@@ -181,11 +181,14 @@ class _SwiGLU(torch.autograd.Function):
 def fp8_linear(
     x: Tensor, quantised: Quantised, *weights: Tensor, amax: Tensor | None = None, gradient_amax: GradientAmax | None = None
 ) -> Tensor:
-    """x (..., I) bf16 times each weight (O, I) transposed, side by side: (..., sum of O).
+    """Return x (..., I) bf16 times each weight (O, I) transposed, side by side: (..., sum of O).
 
     Args:
-        quantised: the weights below one another.
-        amax: (1,) largest magnitude of x, looked for if None; gradient_amax: of the output's gradient.
+        x: the input, bf16.
+        quantised: the weights below one another, in fp8.
+        *weights: the fp32 weights, which get the gradient.
+        amax: (1,) largest magnitude of x, looked for if None.
+        gradient_amax: receives the largest magnitude of the output's gradient.
     """
     return _Linear.apply(x, amax, quantised, None, gradient_amax, *weights)[0]
 
@@ -201,7 +204,7 @@ def fp8_mlp(
     x: Tensor, quantised_up: Quantised, quantised_down: Quantised, up: Tensor, down: Tensor,
     *, amax: Tensor | None = None, gradient_amax: GradientAmax | None = None,
 ) -> Tensor:  # fmt: skip
-    """relu(x up^T)^2 down^T."""
+    """Return relu(x up^T)^2 down^T."""
     return _MLP.apply(x, amax, quantised_up, quantised_down, gradient_amax, up, down)
 
 
@@ -209,7 +212,7 @@ def fp8_swiglu(
     x: Tensor, quantised_both: Quantised, quantised_down: Quantised, up: Tensor, gate: Tensor, down: Tensor, *,
     amax: Tensor | None = None, gradient_amax: GradientAmax | None = None,
 ) -> Tensor:  # fmt: skip
-    """(silu(x gate^T) * x up^T) down^T. quantised_both: of up over gate."""
+    """Return (silu(x gate^T) * x up^T) down^T. quantised_both: of up over gate."""
     return _SwiGLU.apply(x, amax, quantised_both, quantised_down, gradient_amax, up, gate, down)
 
 

@@ -31,7 +31,7 @@ class FrozenFP8:
 
     @staticmethod
     def of(module: nn.Module) -> FrozenFP8 | None:
-        """The record of a module whose weights are frozen in fp8."""
+        """Return the record of a module whose weights are frozen in fp8."""
         return getattr(module, "frozen_fp8", None)
 
     def original_shapes(self, shapes: dict[str, torch.Size]) -> dict[str, torch.Size]:
@@ -40,14 +40,14 @@ class FrozenFP8:
         return {key: shape for key, shape in shapes.items() if key not in held} | self.shapes
 
     def encode(self, full: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A module's parameters as they were before to those it holds now."""
+        """Turn a module's parameters as they were before into those it holds now."""
         held = {key: tensor for key, tensor in full.items() if key not in self.shapes}
         for name in self.shapes:
             held[f"{name}_fp8"], held[f"{name}_scale"] = encode_fp8(full[name])
         return held
 
     def decode(self, held: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-        """The other way, the decoded weights in `dtype`; in bf16 and wider they are exact."""
+        """Return the decoded weights in `dtype`, the other way round; in bf16 and wider they are exact."""
         packed = {f"{name}{suffix}" for name in self.shapes for suffix in ("_fp8", "_scale")}
         full = {key: tensor for key, tensor in held.items() if key not in packed}
         for name in self.shapes:
@@ -56,14 +56,14 @@ class FrozenFP8:
 
 
 def encode_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(..., O, I) to its bytes as (..., O, I / 2) bf16 and a power of two for each row, (..., O, 1) bf16."""
+    """Turn (..., O, I) into its bytes as (..., O, I / 2) bf16 and a power of two for each row, (..., O, 1) bf16."""
     largest = weight.abs().amax(-1, keepdim=True).float().clamp(min=1e-30)
     scale = torch.exp2(torch.ceil(torch.log2(largest / E4M3_MAX)))
     return (weight.float() / scale).to(E4M3).view(torch.bfloat16), scale.to(torch.bfloat16)
 
 
 def decode_fp8(packed: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """The weight (..., O, I), without its scale if that is None."""
+    """Return the weight (..., O, I), without its scale if that is None."""
     weight = packed.view(E4M3).to(dtype)
     return weight if scale is None else weight.mul_(scale)
 
@@ -75,7 +75,7 @@ class FrozenFP8Linear(nn.Linear):
     weight_scale: nn.Parameter
 
     def forward(self, input: Tensor) -> Tensor:
-        """x (..., I) to (..., O)."""
+        """Return the product (..., O) of `input` (..., I) and the weight, plus the bias."""
         out = _linear(input, self.weight_fp8) * self.weight_scale.view(-1)
         return out if self.bias is None else out + self.bias
 
@@ -87,7 +87,7 @@ def freeze_linear_fp8(linear: nn.Linear) -> None:
 
 
 def freeze_experts_fp8(experts: nn.Module) -> None:
-    """The same for a module of transformers that holds all experts' weights in two tensors."""
+    """Do the same for a module of transformers that holds all experts' weights in two tensors."""
     if getattr(experts, "has_bias", False) or getattr(experts, "is_transposed", False) or not getattr(experts, "has_gate", True):
         raise UserError(
             f"model.weights: fp8 experts cannot be made of {type(experts).__name__}, whose layout is not known here",
@@ -201,10 +201,12 @@ class FrozenFP8Experts(nn.Module):
     _apply_gate: Any
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Each token through its experts: rows sorted by expert, two grouped products, and back.
+        """Send each token through its experts: sort the rows by expert, two grouped products, and back.
 
         Args:
-            hidden_states: (N, C). top_k_index: (N, K) numbers of experts. top_k_weights: (N, K).
+            hidden_states: (N, C).
+            top_k_index: (N, K) numbers of experts.
+            top_k_weights: (N, K) shares of the experts in each token's result.
 
         Returns:
             (N, C).

@@ -17,7 +17,7 @@ GATE_RANGE = 3.0
 
 
 def wide(x: Tensor) -> Tensor:
-    """x in fp32, or in fp64 where it is that already: what sums and norms are computed in."""
+    """Return x in fp32, or in fp64 where it is that already: what sums and norms are computed in."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -56,7 +56,7 @@ class _ReluSquared(torch.autograd.Function):
 
 
 def relu_squared(x: Tensor) -> Tensor:
-    """relu(x)^2 (arXiv:2109.08668)."""
+    """Return relu(x)^2 (arXiv:2109.08668)."""
     return _ReluSquared.apply(x)
 
 
@@ -64,12 +64,16 @@ def split_heads(
     qkv_BTHD: Tensor, cos: Tensor, sin: Tensor, gate_BTK: Tensor | None, extra_BTKD: Tensor | None,
     heads: int, kv_heads: int, gain: float = QK_GAIN,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Reference: rotate and norm queries and keys, add gated value embeddings to values.
+    """Rotate and norm queries and keys, add gated value embeddings to values.
 
     Args:
         qkv_BTHD: (B, T, heads + 2 kv_heads, D).
-        cos, sin: broadcastable to (B, T, 1, D/2), fp32.
-        gate_BTK: raw gates (B, T, kv_heads); extra_BTKD: value embeddings; both or neither.
+        cos: of the positions, broadcastable to (B, T, 1, D/2), fp32.
+        sin: likewise.
+        gate_BTK: raw gates (B, T, kv_heads); None where there are no value embeddings.
+        extra_BTKD: value embeddings (B, T, kv_heads, D); None without gates.
+        heads: of queries.
+        kv_heads: of keys, and of values.
         gain: normed queries and keys are scaled by it.
 
     Returns:
@@ -122,5 +126,5 @@ def fused_split_heads(
 
 
 def is_power_of_two(n: int) -> bool:
-    """What the kernels want of a head's size."""
+    """Return whether the kernels take heads of this size."""
     return n > 0 and n & (n - 1) == 0

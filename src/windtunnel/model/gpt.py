@@ -46,11 +46,11 @@ class Attention(nn.Module):
         self.prepared: dict[str, Tensor] = {}
 
     def products(self) -> dict[str, list[nn.Parameter]]:
-        """The weights that are multiplied together, by name of the product."""
+        """Return the weights that are multiplied together, by name of the product."""
         return {"qkv": [self.query.weight, self.key.weight, self.value.weight], "output": [self.output.weight]}
 
     def qkv(self, x_BTC: Tensor, amax: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Queries, keys and values in one product (B, T, H + 2 KV, D), and the raw value gates (B, T, KV)."""
+        """Return queries, keys and values in one product (B, T, H + 2 KV, D), and the raw value gates (B, T, KV)."""
         weights, gate = self.products()["qkv"], None
         if fp8_now(self, "qkv"):
             if self.value_gate is None:
@@ -64,7 +64,7 @@ class Attention(nn.Module):
         return out.view(*x_BTC.shape[:2], -1, self.head_dim), gate
 
     def project(self, x_BTC: Tensor, extra_BTE: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values at any positions: cos and sin broadcast to (B, T, 1, D/2). For inference."""
+        """Return queries, keys and values at any positions: cos and sin broadcast to (B, T, 1, D/2). For inference."""
         qkv, gate = self.qkv(x_BTC)
         extra = None if extra_BTE is None else extra_BTE.view(*extra_BTE.shape[:2], self.kv_heads, self.head_dim)
         return split_heads(qkv, cos, sin, gate, extra, self.heads, self.kv_heads, self.gain)
@@ -73,6 +73,7 @@ class Attention(nn.Module):
         self, x_BTC: Tensor, extra_BTE: Tensor | None, cos_TD: Tensor, sin_TD: Tensor,
         amax: Tensor | None = None, gradient_amax: GradientAmax | None = None,
     ) -> Tensor:  # fmt: skip
+        """Return the attention's output (B, T, C) for normed states x (B, T, C) and value embeddings (B, T, E) or None."""
         qkv, gate = self.qkv(x_BTC, amax)
         extra = None if extra_BTE is None else extra_BTE.view(*extra_BTE.shape[:2], self.kv_heads, self.head_dim)
         q, k, v = fused_split_heads(qkv, cos_TD, sin_TD, gate, extra, self.heads, self.kv_heads, self.gain)
@@ -94,11 +95,12 @@ class MLP(nn.Module):
         self.prepared: dict[str, Tensor] = {}
 
     def products(self) -> dict[str, list[nn.Parameter]]:
-        """The weights that are multiplied together, by name of the product."""
+        """Return the weights that are multiplied together, by name of the product."""
         up = [self.up.weight] if self.gate is None else [self.up.weight, self.gate.weight]
         return {"up": up, "down": [self.down.weight]}
 
     def forward(self, x_BTC: Tensor, amax: Tensor | None = None, gradient_amax: GradientAmax | None = None) -> Tensor:
+        """Return the MLP's output (B, T, C) for normed states x (B, T, C)."""
         quantised = fp8_now(self, "up") and fp8_now(self, "down")
         up, down = self.prepared.get("up"), self.prepared.get("down")
         if self.gate is not None:
@@ -119,7 +121,7 @@ class MLP(nn.Module):
 
 
 def fp8_now(part: Attention | MLP, product: str) -> bool:
-    """Does this product run in fp8? Only while training."""
+    """Return whether this product runs in fp8, which it does only while training."""
     return product in part.fp8 and part.training and torch.is_grad_enabled()
 
 
@@ -168,12 +170,12 @@ class GPT(nn.Module):
 
     @staticmethod
     def rotary(shape: GPTShape, device: torch.device) -> tuple[Tensor, Tensor]:
-        """cos and sin of every position of the sequence, each (sequence, head_dim / 2) fp32."""
+        """Return cos and sin of every position of the sequence, each (sequence, head_dim / 2) fp32."""
         return rotary_tables(shape.sequence, shape.head_dim, shape.rope_base, device)
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Initial weights, the same for a seed and device type: matrices uniform with std 1/sqrt(dim), outputs zero."""
+        """Set initial weights, the same for a seed and device type: matrices uniform with std 1/sqrt(dim), outputs zero."""
         self.weights_changed()
         device = self.head.weight.device
         generator = torch.Generator(device=device).manual_seed(seed)
@@ -215,7 +217,7 @@ class GPT(nn.Module):
             self._trunk = torch.compile(self.trunk, dynamic=False)
 
     def layers(self) -> Iterator[Block]:
-        """The blocks from the first to the last."""
+        """Iterate over the blocks from the first to the last."""
         for block in self.blocks:
             assert isinstance(block, Block)
             yield block
@@ -252,12 +254,12 @@ class GPT(nn.Module):
     def attention(
         self, block: Block, x_BTC: Tensor, extra_BTE: Tensor | None, amax: Tensor | None, gradient_amax: GradientAmax | None
     ) -> Tensor:
-        """A block's attention over positions 0..T-1: what `stack` uses unless another is given."""
+        """Return a block's attention over positions 0..T-1: what `stack` uses unless another is given."""
         T = x_BTC.size(1)
         return block.attention(x_BTC, extra_BTE, self.cos[:T], self.sin[:T], amax, gradient_amax)
 
     def stack(self, x: Tensor, first: Tensor, extras: list[Tensor], attention: Attend | None = None) -> Tensor:
-        """All blocks once: states x, with the normed embeddings `first` mixed in -> normed states; each (B, T, C)."""
+        """Apply all blocks once: states x, with the normed embeddings `first` mixed in -> normed states; each (B, T, C)."""
         run = attention or self.attention
         scales, mixes = self.residual_scale.unbind(), self.embedding_mix.unbind()
         extra_of = dict(zip(self.shape.value_layers, extras, strict=True))
@@ -278,9 +280,11 @@ class GPT(nn.Module):
         return self.shape.softcap * torch.tanh(raw / self.shape.softcap)
 
     def forward(self, idx_BT: Tensor, targets_BT: Tensor | None = None, reduction: str = "mean") -> Tensor:
-        """Logits (B, T, vocab), or the loss in nats over targets that are not -1.
+        """Return logits (B, T, vocab), or the loss in nats over targets that are not -1.
 
         Args:
+            idx_BT: token ids (B, T).
+            targets_BT: the tokens to be predicted (B, T), -1 where there is none; None: logits are wanted.
             reduction: 'mean' over targets, 'sum', or 'none' for (B, T) with 0 where there is no target.
         """
         self.refresh()
@@ -298,7 +302,7 @@ class GPT(nn.Module):
 
 
 def build_gpt(shape: GPTShape, *, device: torch.device | str = "cpu", compute: torch.dtype = torch.float32, seed: int = 0) -> GPT:
-    """A GPT with initial weights on `device`; memory for the weights is allocated there directly."""
+    """Return a GPT with initial weights on `device`; memory for the weights is allocated there directly."""
     with torch.device(device):
         model = GPT(shape, compute)
     model.initialise(seed)

@@ -23,7 +23,7 @@ LARGEST_SIZE = 10**8
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The mapping in a config.json, or in the one of a folder.
+    """Return the mapping in a config.json, or in the one of a folder.
 
     Raises:
         UserError: missing, unreadable, not JSON, or not an object.
@@ -58,7 +58,7 @@ class Keys:
         self.defaults = defaults
 
     def fail(self, key: str, problem: str, fix: str) -> UserError:
-        """The error to raise about a key."""
+        """Return the error to raise about a key."""
         return UserError(f"{self.source}: {key} {problem}", fix)
 
     def name_of(self, *keys: str) -> str:
@@ -66,14 +66,14 @@ class Keys:
         return next((key for key in keys if self.values.get(key) is not None), keys[0])
 
     def size(self, *keys: str, least: int = 1, most: int = LARGEST_SIZE) -> int:
-        """A whole number from `least` to `most`, under any of the key's spellings; it must be there or have a default."""
+        """Return a whole number from `least` to `most`, under any of the key's spellings; it must be there or have a default."""
         value = self.optional_size(*keys, least=least, most=most)
         if value is None:
             raise self.fail(keys[0], "is missing", f"add {keys[0]}, a whole number, as the model's authors publish it")
         return value
 
     def optional_size(self, *keys: str, least: int = 1, most: int = LARGEST_SIZE) -> int | None:
-        """As `size`; None where it is neither there nor has a default."""
+        """Return a size as `size` does, or None where it is neither there nor has a default."""
         key = self.name_of(*keys)
         value = self._get(key)
         if value is None:
@@ -83,7 +83,7 @@ class Keys:
         return value
 
     def flag(self, key: str) -> bool:
-        """true or false; false where it is neither there nor has a default."""
+        """Return a truth value; false where it is neither there nor has a default."""
         value = self._get(key)
         if value is None:
             return False
@@ -92,7 +92,7 @@ class Keys:
         return value
 
     def listed(self, key: str, length: int | None, kind: type) -> list[Any] | None:
-        """A list of `kind`, of `length` elements unless that is None; None where the key is absent."""
+        """Return a list of `kind`, of `length` elements unless that is None; None where the key is absent."""
         value = self._get(key)
         if value is None:
             return None
@@ -145,7 +145,9 @@ def refuse_unsupported(config: Mapping[str, Any], source: str, supported: Iterab
     """Raise a UserError that names the part of the model which is not supported, if there is one.
 
     Args:
-        config: the content of a config.json; source: what to call it; supported: model types that are.
+        config: the content of a config.json.
+        source: what to call it.
+        supported: model types that are supported.
     """
     supported = sorted(supported)
     part = _part(config)
@@ -167,7 +169,7 @@ def refuse_unsupported(config: Mapping[str, Any], source: str, supported: Iterab
 
 
 def _part(config: Mapping[str, Any]) -> str | None:
-    """The key and the part that it describes, as the start of a sentence; None where nothing stands out."""
+    """Return the key and the part that it describes, as the start of a sentence; None where nothing stands out."""
     if config.get("is_encoder_decoder") is True:
         return f"is_encoder_decoder is true: the model has {ENCODER}"
     for key, part in TOWERS.items():
@@ -188,10 +190,12 @@ MOST_LAYERS, MOST_HEADS = 10_000, 10_000
 
 
 def shape_from_config(name: str, config: Mapping[str, Any], source: str) -> HFShape:
-    """The shape of the model that `config` describes.
+    """Return the shape of the model that `config` describes.
 
     Args:
-        name: what to call it; source: what to call the config in errors, such as its file.
+        name: what to call the model.
+        config: the content of its config.json.
+        source: what to call the config in errors, such as its file.
 
     Raises:
         UserError: an architecture that is not supported, or a key that is missing or impossible.

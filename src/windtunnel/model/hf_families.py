@@ -19,7 +19,7 @@ KNOWN_TYPES = ("full_attention", "sliding_attention")
 
 
 def none(keys: Keys, layers: int) -> Windows:
-    """Every layer sees the whole past."""
+    """Return windows by which every layer sees the whole past."""
     return (None,) * layers
 
 
@@ -67,7 +67,7 @@ def full_every(interval: int, key: str | None = None) -> WindowRule:
 
 
 def by_type(keys: Keys, layers: int, sliding: Callable[[int], bool]) -> Windows:
-    """As `layer_types` lists them; `sliding` decides where the file has no list.
+    """Return windows as `layer_types` lists them; `sliding` decides where the file has no list.
 
     Raises:
         UserError: a type that is neither full nor sliding attention.

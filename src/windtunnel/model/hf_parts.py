@@ -46,14 +46,16 @@ class Linear:
 
     @property
     def parameters(self) -> int:
+        """All parameters, those of every expert included."""
         return self.matrix_parameters + self.count * self.outputs * self.bias
 
     @property
     def active_parameters(self) -> int:
+        """Parameters that take part in one token."""
         return self.active_matrix_parameters + self.used * self.outputs * self.bias
 
     def adapted(self, targets: Targets) -> bool:
-        """Does a LoRA adapter sit on it? Routers and routed experts get none.
+        """Return whether a LoRA adapter sits on it; routers and routed experts get none.
 
         Experts are held as one tensor for all, where an adapter for each would be as large as a model: rank 16 on
         DeepSeek-V3's is 6.7 billion parameters.
@@ -175,10 +177,12 @@ class Block:
 
     @cached_property
     def norm_parameters(self) -> int:
+        """Parameters of the layer's norms."""
         return sum(norm.parameters for norm in self.norms)
 
     @cached_property
     def parameters(self) -> int:
+        """All parameters of the layer."""
         return self.attention_parameters + self.mlp_parameters + self.expert_parameters + self.norm_parameters
 
     @property

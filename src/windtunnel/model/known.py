@@ -30,7 +30,7 @@ def _names() -> dict[str, list[str]]:
 
 @cache
 def _spellings() -> dict[str, str]:
-    """Every accepted spelling in lower case -> name."""
+    """Return a mapping of every accepted spelling, in lower case, to the name."""
     return {spelling.lower(): name for name, others in _names().items() for spelling in (name, *others)}
 
 
@@ -44,7 +44,7 @@ def _built_in(name: str) -> HFShape:
 
 
 def hf_shape(config: str, base: Path | None = None) -> HFShape:
-    """The shape of a Hugging Face causal language model.
+    """Return the shape of a Hugging Face causal language model.
 
     Args:
         config: a built-in name (qwen2.5-7b), the id of one on Hugging Face (Qwen/Qwen2.5-7B), a config.json, or a folder
@@ -76,7 +76,7 @@ def _exists(path: Path) -> bool:
 
 
 def _unknown(config: str, path: Path | None) -> UserError:
-    """The error with the nearest names; `path` is where a file was looked for, if `config` is written like one."""
+    """Return the error with the nearest names; `path` is where a file was looked for, if `config` is written like one."""
     if path and (config.endswith(".json") or config.startswith(("~", ".", "/"))):
         fix = "check the path; a folder or file that holds the model's config.json is expected"
         return UserError(f"model.config: there is no {_shortened(str(path))}", fix)

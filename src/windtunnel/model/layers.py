@@ -10,9 +10,11 @@ from .products import gated_linear, linear
 
 
 def multiply(x: Tensor, *weights: Tensor, matrix: Tensor | None = None) -> Tensor:
-    """x (..., in) times each weight (out, in) transposed, side by side, in x's precision: master weights stay fp32.
+    """Return x (..., in) times each weight (out, in) transposed, side by side, in x's precision: master weights stay fp32.
 
     Args:
+        x: the input.
+        *weights: each (out, in).
         matrix: on GPUs, the weights below one another in x's dtype, where the caller has them.
     """
     if x.is_cuda and torch.is_grad_enabled():
@@ -38,11 +40,12 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(fan_out, fan_in))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return x (..., in) times the weight transposed: (..., out)."""
         return multiply(x, self.weight)
 
 
 def rotary_tables(positions: int, head_dim: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin, each (positions, head_dim / 2) in fp32, of rotary positions (arXiv:2104.09864)."""
+    """Return cos and sin, each (positions, head_dim / 2) in fp32, of rotary positions (arXiv:2104.09864)."""
     if device.type == "meta":
         # torch.arange would import sympy there, which takes longer than building a small model.
         size = positions, head_dim // 2

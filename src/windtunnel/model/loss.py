@@ -74,7 +74,7 @@ class _CappedCrossEntropy(torch.autograd.Function):
 
 
 def _add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a b, in fp32 whatever the factors'."""
+    """Add a b to total, in fp32 whatever the factors'."""
     if total.is_cuda and a.dtype != torch.float32:
         torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
     else:

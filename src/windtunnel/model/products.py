@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def adjacent(tensors: Sequence[Tensor | None]) -> Tensor | None:
-    """The matrices as one (sum of rows, columns) view where they stand one after another in memory, else None."""
+    """Return the matrices as one (sum of rows, columns) view where they stand one after another in memory, else None."""
     head = tensors[0]
     if any(t is None or not t.is_contiguous() for t in tensors) or head is None:
         return None
@@ -29,13 +29,13 @@ def adjacent(tensors: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def stacked(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """The matrices below one another in `dtype`."""
+    """Return the matrices below one another in `dtype`."""
     together = adjacent(weights)
     return together.to(dtype) if together is not None else torch.cat([w.detach().to(dtype) for w in weights])
 
 
 def accumulate(weights: Sequence[Tensor], grad_NO: Tensor, x_NI: Tensor) -> None:
-    """weight.grad += grad^T x for weights (O, I) below one another, products and sums in fp32."""
+    """Add grad^T x to weight.grad for weights (O, I) below one another, products and sums in fp32."""
     for weight in weights:
         if weight.grad is None:
             weight.grad = torch.zeros_like(weight)
@@ -144,9 +144,11 @@ class _SwiGLU(torch.autograd.Function):
 
 
 def linear(x: Tensor, *weights: Tensor, matrix: Tensor | None = None) -> Tensor:
-    """x (..., I) times each weight (O, I) transposed, side by side: (..., sum of O) in x's precision.
+    """Return x (..., I) times each weight (O, I) transposed, side by side: (..., sum of O) in x's precision.
 
     Args:
+        x: the input.
+        *weights: each (O, I), fp32.
         matrix: the weights below one another in x's dtype, where the caller has them.
     """
     return _Linear.apply(x, matrix, *weights)
@@ -158,10 +160,14 @@ def gated_linear(x: Tensor, gate_weight: Tensor, *weights: Tensor) -> tuple[Tens
 
 
 def mlp(x: Tensor, up: Tensor, down: Tensor, up16: Tensor | None = None, down16: Tensor | None = None) -> Tensor:
-    """relu(x up^T)^2 down^T; keeps relu^2 for the backward pass, not what went into it.
+    """Return relu(x up^T)^2 down^T; keeps relu^2 for the backward pass, not what went into it.
 
     Args:
-        up16, down16: the weights in x's dtype, where the caller has them.
+        x: (..., C).
+        up: (H, C), fp32.
+        down: (C, H), fp32.
+        up16: `up` in x's dtype, where the caller has it.
+        down16: `down` in x's dtype, where the caller has it.
     """
     return _MLP.apply(x, up, down, up16, down16)
 
@@ -169,9 +175,14 @@ def mlp(x: Tensor, up: Tensor, down: Tensor, up16: Tensor | None = None, down16:
 def swiglu(
     x: Tensor, up: Tensor, gate: Tensor, down: Tensor, up16: Tensor | None = None, down16: Tensor | None = None
 ) -> Tensor:  # fmt: skip
-    """(silu(x gate^T) * x up^T) down^T; keeps the two factors for the backward pass, not their product.
+    """Return (silu(x gate^T) * x up^T) down^T; keeps the two factors for the backward pass, not their product.
 
     Args:
-        up16, down16: up over gate, and down, in x's dtype, where the caller has them.
+        x: (..., C).
+        up: (H, C), fp32.
+        gate: (H, C), fp32.
+        down: (C, H), fp32.
+        up16: `up` over `gate` in x's dtype, (2H, C), where the caller has it.
+        down16: `down` in x's dtype, where the caller has it.
     """
     return _SwiGLU.apply(x, up, gate, down, up16, down16)

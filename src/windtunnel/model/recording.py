@@ -71,7 +71,7 @@ class Replay:
 
 
 def cuda_recorder() -> Callable[[Callable[[], None]], Recording]:
-    """Recordings are CUDA graphs that share one pool of memory: they must be replayed one after another.
+    """Return a function that records CUDA graphs; they share one pool of memory, so they must be replayed one after another.
 
     Raises, where it records:
         UserError: the work waits for the device, or does something else that cannot be recorded.

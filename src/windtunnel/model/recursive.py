@@ -58,7 +58,7 @@ class RecursiveGPT(GPT):
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Initial weights, those of the plain GPT; the halting head says that nothing is solved."""
+        """Set initial weights, those of the plain GPT; the halting head says that nothing is solved."""
         super().initialise(seed)
         if self.recursion.halting:
             self.halt_weight.zero_()
@@ -70,7 +70,7 @@ class RecursiveGPT(GPT):
             self._whole = torch.compile(self._whole, dynamic=False)
 
     def unit(self, attention: Attend | None) -> Callable[..., Any]:
-        """What a scheme applies: f of a block (layerwise) or of the stack; recomputed if recompute is 'block'."""
+        """Return what a scheme applies: f of a block (layerwise) or of the stack; recomputed if recompute is 'block'."""
         run = attention or self.attention
         on = self.recompute == "block"
         if self.recursion.scheme == "layerwise":
@@ -101,7 +101,7 @@ class RecursiveGPT(GPT):
         return Inputs(last_norm(embedded, None), extras)
 
     def begin(self, inputs: Inputs) -> Carry:
-        """The states before the first supervision step: the answer is the embeddings, the latent state zero."""
+        """Return the states before the first supervision step: the answer is the embeddings, the latent state zero."""
         first = inputs.first
         return (first,) if self.recursion.scheme == "looped" else (first, torch.zeros_like(first))
 
@@ -111,7 +111,7 @@ class RecursiveGPT(GPT):
         return after
 
     def answer(self, carry: Carry) -> Tensor:
-        """The states that the head reads (B, T, C), normed."""
+        """Return the states that the head reads (B, T, C), normed."""
         return carry[0] if self.recursion.scheme == "looped" else last_norm(carry[0], None)
 
     def halting(self, answer_BTC: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ class RecursiveGPT(GPT):
         return (wide(answer_BTC).mean(1) * self.halt_weight).sum(-1) + self.halt_bias
 
     def answers(self, idx_BT: Tensor, supervision: int | None = None) -> Iterator[Tensor]:
-        """The answer's states (B, T, C) after each supervision step."""
+        """Yield the answer's states (B, T, C) after each supervision step."""
         with self.shared_weights():
             inputs = self.read(idx_BT)
             carry = self.begin(inputs)
@@ -130,9 +130,14 @@ class RecursiveGPT(GPT):
     def forward(
         self, idx_BT: Tensor, targets_BT: Tensor | None = None, reduction: str = "mean", supervision: int | None = None
     ) -> Tensor:
-        """Logits (B, T, vocab) or true cross-entropy of the last supervision step, as the plain GPT's; not the objective.
+        """Return logits (B, T, vocab) or the true cross-entropy of the last supervision step, as the plain GPT's.
+
+        It is not the objective of training, which `train_supervised` computes.
 
         Args:
+            idx_BT: token ids (B, T).
+            targets_BT: the tokens to be predicted (B, T), -1 where there is none; None: logits are wanted.
+            reduction: 'mean' over targets, 'sum', or 'none' for (B, T).
             supervision: supervision steps, also more than were trained; None: as many as `self.supervision` says.
         """
         (x,) = deque(self.answers(idx_BT, supervision), maxlen=1)
@@ -147,7 +152,7 @@ class RecursiveGPT(GPT):
 
     @torch.no_grad()
     def solve_steps(self, idx_BT: Tensor, supervision: int | None = None) -> tuple[Tensor, Tensor | None]:
-        """The likeliest tokens after each supervision step (N, B, T), and the halting logits (N, B) or None."""
+        """Return the likeliest tokens after each supervision step (N, B, T), and the halting logits (N, B) or None."""
         tokens, halting = [], []
         for x in self.answers(idx_BT, supervision):
             tokens.append(self.logits(x).argmax(-1))

@@ -62,11 +62,14 @@ class _Refine(torch.autograd.Function):
 def refine(
     s: Tensor, a: Tensor | None, b: Tensor | None = None, *, x: Tensor | None = None, y: Tensor | None = None, keep: bool = True
 ) -> Refined:
-    """s + a + b, and the norm of it or, given x, of s + a + b - x.
+    """Return s + a + b, and the norm of it or, given x, of s + a + b - x.
 
     Args:
-        s, a, b, x, y: (B, T, C); None for nothing to add.
-        y: a and b are added to it too.
+        s: the state (B, T, C).
+        a: (B, T, C) to add; None for nothing.
+        b: likewise.
+        x: (B, T, C) to take away before the norm.
+        y: (B, T, C); a and b are added to it too.
         keep: whether the sum itself is wanted.
     """
     if s.is_cuda:

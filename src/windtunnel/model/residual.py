@@ -24,7 +24,7 @@ class GradientAmax:
         self.value: Tensor | None = None
 
     def take(self) -> Tensor | None:
-        """The value, at most once."""
+        """Return the value, at most once."""
         value, self.value = self.value, None
         return value
 
@@ -69,8 +69,11 @@ def mix_norm(
     """Enter a layer.
 
     Args:
-        x, delta, first: (B, T, C); delta None for nothing to add.
-        scale, mix: 0-d fp32; on GPUs scale must not be zero.
+        x: the residual stream (B, T, C).
+        delta: what the layer before adds to it (B, T, C); None for nothing.
+        first: the embeddings, which every layer mixes in (B, T, C).
+        scale: of the stream, 0-d fp32; on GPUs it must not be zero.
+        mix: of the embeddings, 0-d fp32.
         want_amax: also find max |y|.
         gradient_amax: receives max |gradient of delta| in the backward pass.
 
@@ -90,7 +93,7 @@ def mix_norm(
 def add_norm(
     x: Tensor, delta: Tensor, *, want_amax: bool = False, gradient_amax: GradientAmax | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """x + delta, its norm, and amax (1,) or None; see `mix_norm`."""
+    """Return x + delta, its norm, and amax (1,) or None; see `mix_norm`."""
     if x.is_cuda:
         out, y, _, amax = _Residual.apply(x, delta, None, None, None, True, want_amax, gradient_amax)
         return out, y, amax if want_amax else None
@@ -100,7 +103,7 @@ def add_norm(
 
 
 def last_norm(x: Tensor, delta: Tensor | None, *, gradient_amax: GradientAmax | None = None) -> Tensor:
-    """norm(x + delta), where the sum itself is not needed any more; delta None for norm(x)."""
+    """Return norm(x + delta), where the sum itself is not needed any more; delta None for norm(x)."""
     if x.is_cuda:
         return _Residual.apply(x, delta, None, None, None, False, False, gradient_amax)[1]
     return norm(x if delta is None else x + delta)

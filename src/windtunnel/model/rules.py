@@ -42,7 +42,7 @@ class HyperParameters:
     weight_decay: Derived
 
     def rows(self) -> list[tuple[str, float, str]]:
-        """(name, value, rule) of each, for printing."""
+        """Return (name, value, rule) of each, for printing."""
         return [(name, d.value, d.rule) for name, d in vars(self).items()]
 
 

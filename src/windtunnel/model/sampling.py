@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def choose(logits_NV: Tensor, temperature_N: Tensor, top_p_N: Tensor, top_k_N: Tensor, uniform_N: Tensor) -> Tensor:
-    """The next token of each row; a row's result depends on that row alone.
+    """Return the next token of each row; a row's result depends on that row alone.
 
     The caller draws the randomness, one number a row, so that every sequence can have its own seed.
 

@@ -39,14 +39,14 @@ class Inputs(NamedTuple):
 
 
 def again(on: bool, function: Callable[..., Any], *given: object) -> Any:
-    """function(*given); if `on`, what it keeps for the backward pass is computed again there."""
+    """Return function(*given); if `on`, what it keeps for the backward pass is computed again there."""
     if on and torch.is_grad_enabled():
         return checkpoint(function, *given, use_reentrant=False, preserve_rng_state=False, determinism_check="none")
     return function(*given)
 
 
 def application(block: Block, u: Tensor, same: Tensor, attention: Attend) -> tuple[Tensor, Tensor]:
-    """f(u) = u + attention + MLP of normed states u in two addends; `same` is u for the residual."""
+    """Return f(u) = u + attention + MLP of normed states u as two addends; `same` is u for the residual."""
     in_fp8 = fp8_now(block.attention, "output")
     slot = GradientAmax() if in_fp8 else None
     h, v, amax = add_norm(same, attention(block, u, None, None, slot), want_amax=in_fp8, gradient_amax=slot)
@@ -54,7 +54,7 @@ def application(block: Block, u: Tensor, same: Tensor, attention: Attend) -> tup
 
 
 def post_norm(model: RecursiveGPT, u: Tensor, attention: Attend) -> Tensor:
-    """All blocks, a norm after every residual."""
+    """Apply all blocks, with a norm after every residual."""
     same = u
     for block in model.layers():
         _, _, u, same, _ = refine(same, attention(block, u, None, None, None), keep=False)

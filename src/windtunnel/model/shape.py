@@ -80,7 +80,7 @@ class GPTShape:
         return self.layers if r is None else self.layers * r.passes * r.supervision
 
     def with_supervision(self, steps: int | None) -> GPTShape:
-        """The same model with another number of supervision steps; None changes nothing.
+        """Return the same model with another number of supervision steps; None changes nothing.
 
         Raises:
             UserError: the model does not recurse.
@@ -162,7 +162,7 @@ GATE_CHANNELS = 12
 
 
 def recipe_shape(recipe: Recipe, vocab: int) -> GPTShape:
-    """The shape of a recipe's model, plain or recursive, for a vocabulary of `vocab` tokens (BOS included).
+    """Return the shape of a recipe's model, plain or recursive, for a vocabulary of `vocab` tokens (BOS included).
 
     Raises:
         UserError: as `gpt_shape`; value embeddings in a scheme that has no place for them.
@@ -183,7 +183,7 @@ def recipe_shape(recipe: Recipe, vocab: int) -> GPTShape:
 
 
 def gpt_shape(model: GPTModel, vocab: int) -> GPTShape:
-    """The shape of a recipe's GPT, without recursion, for a vocabulary of `vocab` tokens (BOS included).
+    """Return the shape of a recipe's GPT, without recursion, for a vocabulary of `vocab` tokens (BOS included).
 
     Raises:
         UserError: depth is still 'auto', or kv_heads does not divide the query heads.

@@ -49,9 +49,10 @@ class Objective:
 
 
 def objective_of(recursion: ResolvedRecursion, supervision: int | None = None) -> Objective:
-    """The objective of a recipe's `trm` section, in which the preset is resolved.
+    """Return the objective of a recipe's `trm` section, in which the preset is resolved.
 
     Args:
+        recursion: the section, resolved.
         supervision: supervision steps; None: the section's.
     """
     base, reward, detach, updates = (
@@ -92,9 +93,11 @@ def train_supervised(
     scale: float,
     after_step: Callable[[int], None] | None = None,
 ) -> SupervisedSums:
-    """Forward, loss and backward over micro-batches and supervision steps; gradients are added to those that are there.
+    """Run forward, loss and backward over micro-batches and supervision steps; add to the gradients that are there.
 
     Args:
+        model: the recursive model.
+        objective: what the loss is made of.
         batches: (x, y), each (B, T); y is -1 where there is no target.
         scale: factor of every micro-batch's L times its targets: 1 / targets of the whole batch.
         after_step: with updates='each', called after supervision step i of all micro-batches: update the weights there.
@@ -134,7 +137,7 @@ class Supervision:
         return self.sums
 
     def _once(self, x: Tensor, y: Tensor) -> None:
-        """All supervision steps of a micro-batch; each stretch between detached states goes backward as soon as it ends."""
+        """Take all supervision steps of a micro-batch; each stretch between detached states goes backward as soon as it ends."""
         cuts = range(self.objective.detach_from, self.count - 1)
         with self.model.shared_weights():
             read = self.model.read(x)
@@ -189,7 +192,7 @@ class Supervision:
             place.copy_(state.detach())
 
     def _loss(self, i: int, carry: Carry, y: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What supervision step i adds to the objective, times `scale` and the targets; and l_i, detached."""
+        """Return what supervision step i adds to the objective, times `scale` and the targets; and l_i, detached."""
         model, o, sums = self.model, self.objective, self.sums
         answer = model.answer(carry)
         halting = model.recursion.halting

@@ -31,7 +31,7 @@ class TokenOrder:
 
 
 def add_rows_(table_VC: Tensor, grad_NC: Tensor, tokens: TokenOrder) -> None:
-    """table[token] += gradient row, for every position, in a fixed order. `table_VC` is fp32."""
+    """Add gradient rows to table[token], for every position, in a fixed order. `table_VC` is fp32."""
     if table_VC.size(0) <= ONE_HOT_ROWS:
         table_VC += F.one_hot(tokens.idx_N, table_VC.size(0)).to(grad_NC.dtype).T @ grad_NC
     elif grad_NC.is_cuda:
@@ -74,7 +74,7 @@ class Table(nn.Module):
         self.weight = nn.Parameter(torch.empty(rows, dim))
 
     def forward(self, idx_BT: Tensor, dtype: torch.dtype, tokens: TokenOrder | None = None) -> Tensor:
-        """(B, T) -> (B, T, C) in `dtype`; `tokens` is shared between tables looked up with the same idx."""
+        """Look up tokens (B, T): (B, T, C) in `dtype`; `tokens` is shared between tables looked up with the same idx."""
         if not torch.is_grad_enabled():
             return read_rows(self.weight, idx_BT, dtype)
         return _Lookup.apply(self.weight, idx_BT, dtype, tokens or TokenOrder(idx_BT, self.weight.size(0)))

@@ -94,13 +94,13 @@ def _launch(
 
 
 def quantise_both(x: Tensor, amax: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """x (M, N) contiguous -> fp8 (M, N), its transpose (N, M), and the factor () that undoes the scaling."""
+    """Quantise x (M, N), contiguous, to fp8 (M, N), its transpose (N, M), and the factor () that undoes the scaling."""
     rows, columns, _, inverse = _launch(x, amax, dtype, 0)
     return rows, columns, inverse
 
 
 def quantise_relu_squared(hidden: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
-    """relu(hidden)^2 in e4m3 (M, N), and its factor (); amax: the largest of relu(hidden)."""
+    """Return relu(hidden)^2 in e4m3 (M, N), and its factor (); amax: the largest of relu(hidden)."""
     rows, _, _, inverse = _launch(hidden, amax, torch.float8_e4m3fn, 1)
     return rows, inverse
 
@@ -108,7 +108,7 @@ def quantise_relu_squared(hidden: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]
 def quantise_relu_squared_backward(
     grad: Tensor, amax: Tensor, hidden: Tensor, amax_hidden: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradient of y = relu(hidden)^2 -> that of hidden in e5m2, both orders, its factor; and y transposed in e4m3.
+    """Turn the gradient of y = relu(hidden)^2 into that of hidden in e5m2, both orders, its factor; and y transposed in e4m3.
 
     y's factor is that of `quantise_relu_squared`. The gradient is scaled by a bound, amax times the largest
     slope, rather than by its own largest magnitude: e5m2 has octaves to spare, and a pass over it is saved.

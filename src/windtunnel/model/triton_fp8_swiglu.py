@@ -91,7 +91,7 @@ def _backward(
 
 
 def swiglu_largest(both: Tensor) -> Tensor:
-    """(2,) fp32: the largest magnitude of the product, and of what a gradient is multiplied with at most."""
+    """Return (2,) fp32: the largest magnitude of the product, and of what a gradient is multiplied with at most."""
     N, H = both.size(0), both.size(1) // 2
     largest = torch.zeros(2, dtype=torch.float32, device=both.device)
     _find[(triton.cdiv(N, ROWS), triton.cdiv(H, BLOCK))](both, largest, N, H, BLOCK=BLOCK, ROWS=ROWS, num_warps=4)
@@ -99,7 +99,7 @@ def swiglu_largest(both: Tensor) -> Tensor:
 
 
 def quantise_swiglu(both: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
-    """silu(second half) * first half in e4m3 (N, H), and its factor ()."""
+    """Return silu(second half) * first half in e4m3 (N, H), and its factor ()."""
     N, H = both.size(0), both.size(1) // 2
     rows = torch.empty(N, H, dtype=E4M3, device=both.device)
     inverse = torch.empty((), dtype=torch.float32, device=both.device)
@@ -110,9 +110,13 @@ def quantise_swiglu(both: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantise_swiglu_backward(grad: Tensor, amax: Tensor, both: Tensor, largest: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The product's gradient (N, H) -> that of `both` in e5m2, (N, 2H) and (2H, N), its factor (); the product in e4m3 (H, N).
+    """Quantise the gradient of `both`, and the product.
+
+    Returns: the gradient in e5m2 as (N, 2H) and as (2H, N), its factor (), and the product in e4m3 (H, N).
 
     Args:
+        grad: of the product, (N, H).
+        both: gates and values side by side, (N, 2H).
         amax: the largest magnitude of `grad`.
         largest: of `swiglu_largest`. The product's factor is that of `quantise_swiglu`.
     """

@@ -107,7 +107,7 @@ def _backward(
 def split_forward(
     qkv: Tensor, cos: Tensor, sin: Tensor, gate: Tensor | None, extra: Tensor | None, heads: int, kv_heads: int, gain: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q, k, v and the norm factors (B, T, heads + kv_heads) of qkv (B, T, heads + 2 kv_heads, D); D / 2 a power of two."""
+    """Return q, k, v and the norm factors (B, T, heads + kv_heads) of qkv (B, T, heads + 2 kv_heads, D); D / 2 a power of two."""
     B, T, _, D = qkv.shape
     qkv = qkv.contiguous()
     gated = gate is not None and extra is not None

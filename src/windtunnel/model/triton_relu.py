@@ -25,12 +25,12 @@ def _backward(grad, y, N, BLOCK: tl.constexpr):
 
 
 def relu_squared_(h: Tensor) -> Tensor:
-    """h becomes relu(h)^2; contiguous."""
+    """Replace h, contiguous, by relu(h)^2."""
     _forward[(triton.cdiv(h.numel(), BLOCK),)](h, h.numel(), BLOCK=BLOCK, num_warps=8)
     return h
 
 
 def relu_squared_backward_(grad: Tensor, y: Tensor) -> Tensor:
-    """The gradient of y = relu(h)^2 becomes that of h: times 2 relu(h) = 2 sqrt(y); contiguous."""
+    """Replace the gradient of y = relu(h)^2 by that of h: times 2 relu(h) = 2 sqrt(y); contiguous."""
     _backward[(triton.cdiv(grad.numel(), BLOCK),)](grad, y, grad.numel(), BLOCK=BLOCK, num_warps=8)
     return grad

@@ -96,7 +96,7 @@ def residual_forward(
     x: Tensor, delta: Tensor | None, first: Tensor | None, scale: Tensor | None, mix: Tensor | None,
     want_out: bool, want_amax: bool,
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:  # fmt: skip
-    """out = scale * (x + delta) + mix * first and y = norm(out) of x (N, C) contiguous.
+    """Return out = scale * (x + delta) + mix * first and y = norm(out) of x (N, C) contiguous.
 
     Returns:
         out or None, y, factor (N,) fp32, amax of y (1,) fp32 if wanted.
@@ -117,7 +117,7 @@ def residual_backward(
     dy: Tensor, y: Tensor, factor: Tensor, dout: Tensor | None, first: Tensor | None, dfirst: Tensor | None,
     scale: Tensor | None, mix: Tensor | None, want_amax: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:  # fmt: skip
-    """(gradient of x and delta, of first with dfirst added, sums (2,) for scale and mix, amax (1,) of the first)."""
+    """Return (gradient of x and delta, of first with dfirst added, sums (2,) for scale and mix, amax (1,) of the first)."""
     N, C = y.shape
     dx = torch.empty_like(y)
     mixing = first is not None

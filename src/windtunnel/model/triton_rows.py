@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def place(i, N, C, column, ROWS: tl.constexpr):
-    """The i-th row of this program: its number, the offsets of its elements, and which of them exist."""
+    """Return the i-th row of this program: its number, the offsets of its elements, and which of them exist."""
     row = tl.program_id(0).to(tl.int64) * ROWS + i
     return row, row * C + column, (column < C) & (row < N)
 

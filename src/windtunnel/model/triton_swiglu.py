@@ -38,7 +38,7 @@ def _backward(grad, both, dboth, H, BLOCK: tl.constexpr):
 
 
 def swiglu_forward(both: Tensor) -> Tensor:
-    """silu(second half) * first half of both (N, 2H), contiguous: (N, H)."""
+    """Return silu(second half) * first half of both (N, 2H), contiguous: (N, H)."""
     N, H = both.size(0), both.size(1) // 2
     out = both.new_empty(N, H)
     _forward[(N, triton.cdiv(H, BLOCK))](both, out, H, BLOCK=BLOCK, num_warps=4)
@@ -46,7 +46,7 @@ def swiglu_forward(both: Tensor) -> Tensor:
 
 
 def swiglu_backward_(grad: Tensor, both: Tensor) -> Tensor:
-    """The gradient of both (N, 2H); `grad` (N, H) of the product becomes the product itself. Contiguous."""
+    """Return the gradient of both (N, 2H); `grad` (N, H) of the product becomes the product itself. Contiguous."""
     N, H = grad.shape
     dboth = torch.empty_like(both)
     _backward[(N, triton.cdiv(H, BLOCK))](grad, both, dboth, H, BLOCK=BLOCK, num_warps=4)

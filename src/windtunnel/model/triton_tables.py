@@ -39,7 +39,7 @@ def _read_rows(table, idx, out, C, BLOCK: tl.constexpr):
 
 
 def add_rows_kernel_(table_VC: Tensor, grad_NC: Tensor, order_N: Tensor, start_V: Tensor) -> None:
-    """table_VC fp32 += rows of grad_NC; `order_N` sorted by token, `start_V` the V + 1 offsets."""
+    """Add rows of grad_NC to table_VC, fp32; `order_N` sorted by token, `start_V` the V + 1 offsets."""
     V, C = table_VC.shape
     block = min(2048, triton.next_power_of_2(C))
     warps = max(1, min(8, block // 256))
@@ -49,7 +49,7 @@ def add_rows_kernel_(table_VC: Tensor, grad_NC: Tensor, order_N: Tensor, start_V
 
 
 def read_rows_kernel(table_VC: Tensor, idx: Tensor, dtype: torch.dtype) -> Tensor:
-    """(*idx.shape, C) in `dtype`."""
+    """Return the tokens' rows (*idx.shape, C) in `dtype`."""
     C = table_VC.size(1)
     out = torch.empty(*idx.shape, C, dtype=dtype, device=table_VC.device)
     block = triton.next_power_of_2(C)

@@ -24,9 +24,11 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def export_weights(folder: Path, shape: GPTShape, weights: Mapping[str, np.ndarray[Any, Any]], dtype: str = "fp32") -> Path:
-    """Write model.safetensors and shape.json into `folder`; returns the safetensors file.
+    """Write model.safetensors and shape.json into `folder` and return the safetensors file.
 
     Args:
+        folder: made where it is not there.
+        shape: of the model.
         weights: parameter name -> array, as checkpoints hold them.
         dtype: fp32, bf16 or fp16.
     """
@@ -59,7 +61,7 @@ def load_weights(folder: Path, *, device: torch.device | str = "cpu", compute: t
 
 
 def fast_dtype(device: torch.device) -> torch.dtype:
-    """What to compute in where nothing else is asked for: bf16 where the hardware has it, else fp32."""
+    """Return what to compute in where nothing else is asked for: bf16 where the hardware has it, else fp32."""
     # bf16 in hardware begins with compute capability 8.
     fast = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
     return torch.bfloat16 if fast else torch.float32
@@ -68,10 +70,13 @@ def fast_dtype(device: torch.device) -> torch.dtype:
 def model_of_recipe(
     recipe: Recipe, vocab: int, weights: Mapping[str, np.ndarray[Any, Any]], device: torch.device, source: str
 ) -> GPT:
-    """The recipe's GPT, plain or recursive, with weights as checkpoints hold them, computing in `fast_dtype`.
+    """Return the recipe's GPT, plain or recursive, with weights as checkpoints hold them, computing in `fast_dtype`.
 
     Args:
+        recipe: that the model is made by.
         vocab: tokens of its tokenizer.
+        weights: parameter name -> array.
+        device: where the model is to be.
         source: where the weights are from, for the error's words.
 
     Raises:

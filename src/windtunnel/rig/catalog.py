@@ -44,7 +44,7 @@ class PriceEntry(_Section):
         return self
 
     def price(self) -> Price:
-        """As the plain value other rooms use."""
+        """Return the plain value that other rooms use."""
         return Price(_pair(self.on_demand), _pair(self.spot), self.date, self.source)
 
 
@@ -109,7 +109,7 @@ class Catalog:
     here_dollars_per_hour: float | None = None
 
     def gpu(self, name: str) -> GPU:
-        """The GPU of exactly this catalog name."""
+        """Return the GPU of exactly this catalog name."""
         return GPU(name, **self.gpus[name].model_dump(include={f.name for f in fields(GPU)} - {"name"}))
 
     def find_gpu(self, text: str) -> str | None:
@@ -125,7 +125,7 @@ class Catalog:
         return next((name for name in self.instances if name.lower() == text.lower()), None)
 
     def nearest(self, text: str) -> str:
-        """The hint of an error about an unknown name."""
+        """Return the hint of an error about an unknown name."""
         names = {n.lower(): n for n in ("here", "cpu", *self.gpus, *self.instances)}
         names |= {a.lower(): name for name, entry in self.gpus.items() for a in entry.aliases}
         close = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.5)
@@ -144,7 +144,7 @@ def instance_names() -> list[str]:
 
 
 def user_file() -> Path | None:
-    """The user's catalog: $WINDTUNNEL_RIGS, else rigs.yaml in the configuration folder, if it exists.
+    """Return the user's catalog: $WINDTUNNEL_RIGS, else rigs.yaml in the configuration folder, if it exists.
 
     Raises:
         UserError: $WINDTUNNEL_RIGS names a file that does not exist.
@@ -161,7 +161,7 @@ def user_file() -> Path | None:
 
 
 def load_catalog() -> Catalog:
-    """The shipped catalog with the user's file on top, key by key.
+    """Return the shipped catalog with the user's file on top, key by key.
 
     Raises:
         UserError: names the user's file, the key and what was expected.

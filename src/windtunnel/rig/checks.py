@@ -108,7 +108,7 @@ def _devices(found: Findings, torch: Any, context: Context, say: Say) -> None:
 
 
 def _right(torch: Any, index: int) -> bool:
-    """Whether a product of whole numbers that bf16 holds exactly is exact."""
+    """Return whether a product of whole numbers that bf16 holds exactly is exact."""
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randint(-4, 5, (512, 512), generator=generator).float() for _ in range(2))
     device = torch.device("cuda", index)

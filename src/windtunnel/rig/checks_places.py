@@ -52,7 +52,7 @@ def _disk(context: Context, say: Say) -> Evidence:
 
 
 def nearest(folder: Path) -> Path:
-    """The folder, or the nearest of its parents that exists."""
+    """Return the folder, or the nearest of its parents that exists."""
     path = folder.expanduser().absolute()
     while not path.exists() and path != path.parent:
         path = path.parent
@@ -81,7 +81,7 @@ def _remedy(name: str) -> str:
 
 
 def _write_and_rename(folder: Path) -> str | None:
-    """What a checkpoint does: files in a folder of a temporary name, synchronised, locked, renamed. What went wrong, or None."""
+    """Do what a checkpoint does (files in a temporary folder: synchronised, locked, renamed); return what went wrong, or None."""
     if not folder.is_dir():
         return "is not a folder"
     made = folder / f".windtunnel-{uuid.uuid4().hex[:8]}"
@@ -118,7 +118,7 @@ def _room(found: Findings, name: str, folder: Path) -> None:
 
 
 def _planned(context: Context, found: Findings, free: float, runs: Path) -> None:
-    """Where this machine is itself a rig that was asked for, what the plan writes must fit."""
+    """Require, where this machine is itself a rig that was asked for, that what the plan writes fits."""
     try:
         rigs = [rig for rig in context.rigs if rig.name in ("here", "cpu")]
         plans = [context.plan(rig) for rig in rigs]
@@ -204,7 +204,7 @@ def _network(context: Context, say: Say) -> Evidence:
 
 
 def here_is_cluster(context: Context) -> bool:
-    """Whether this machine is a node of the kind asked for: one with several GPUs, or one that a scheduler started."""
+    """Return whether this machine is a node of the kind asked for: one with several GPUs, or one that a scheduler started."""
     return RUNGS.index(context.here.rung) >= RUNGS.index("node") or "SLURM_JOB_ID" in os.environ  # type: ignore[arg-type]
 
 
@@ -216,7 +216,7 @@ def interfaces() -> dict[str, bool]:
 
 
 def _chosen(value: str, names: list[str]) -> list[str]:
-    """The interfaces that a setting of NCCL's grammar leaves: prefixes, '=' exact names, '^' all but."""
+    """Return the interfaces that a setting of NCCL's grammar leaves: prefixes, '=' exact names, '^' all but."""
     excluded, rest = value.startswith("^"), value.removeprefix("^")
     exact, rest = rest.startswith("="), rest.removeprefix("=")
     words = [word.strip() for word in rest.split(",") if word.strip()]
@@ -278,7 +278,7 @@ def _credentials(context: Context, say: Say) -> Evidence:
 
 
 def _token(found: Findings) -> tuple[str | None, str]:
-    """(the token, where it stands). It is never shown."""
+    """Return the token and where it stands; it is never shown."""
     for variable in _TOKENS:
         value = os.environ.get(variable)
         if value is not None:
@@ -304,13 +304,13 @@ def _looked_at(found: Findings, value: str, where: str) -> str | None:
 
 
 def cached_snapshot(name: str) -> Path | None:
-    """The folder of a repository's snapshot with a config.json in the local cache."""
+    """Return the folder of a repository's snapshot with a config.json in the local cache."""
     folder = hub_cache() / f"models--{name.replace('/', '--')}" / "snapshots"
     return next(iter(sorted(path.parent for path in folder.glob("*/config.json"))), None)
 
 
 def hub_cache() -> Path:
-    """Where huggingface_hub keeps what it fetched."""
+    """Return where huggingface_hub keeps what it fetched."""
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     return Path(named).expanduser() if named else _home() / "hub"
 
@@ -321,7 +321,7 @@ def _home() -> Path:
 
 
 def _repository(context: Context) -> str | None:
-    """The id on Hugging Face that the recipe's model names; None where it is a file or a built-in name."""
+    """Return the id on Hugging Face that the recipe's model names; None where it is a file or a built-in name."""
     model = context.recipe.model
     if not isinstance(model, HuggingFaceModel) or Path(model.config).expanduser().exists():
         return None

@@ -189,7 +189,7 @@ def declared() -> Declared | None:
 
 
 def conflicts(requirements: tuple[Requirement, ...]) -> tuple[dict[str, str], list[Conflict]]:
-    """(versions of all that is needed directly or by what is, what does not fit)."""
+    """Return (versions of all that is needed directly or by what is, what does not fit)."""
     versions: dict[str, str] = {}
     wrong: list[Conflict] = []
     waiting = [(requirement, PACKAGE) for requirement in requirements]
@@ -213,7 +213,7 @@ def conflicts(requirements: tuple[Requirement, ...]) -> tuple[dict[str, str], li
 
 
 def _applying(texts: list[str], extras: set[str] | None = None) -> list[Requirement]:
-    """The requirements whose markers hold on this machine."""
+    """Return the requirements whose markers hold on this machine."""
     found = []
     for text in texts:
         try:

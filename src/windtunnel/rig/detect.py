@@ -22,7 +22,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def detect_rig(folder: str | Path = ".", *, gpus: bool = True, measure_cpu: bool = True) -> Rig:
-    """The rig this process runs on.
+    """Return the rig this process runs on.
 
     Args:
         folder: runs will be written here: its free disk is reported.
@@ -157,7 +157,7 @@ def measure_cpu_gflops(seconds: float = 0.2) -> float:
 
 
 def _cgroup_folders(root: Path) -> list[Path]:
-    """The root and the folders down to this process's own cgroup (v2): every one may limit."""
+    """Return the root and the folders down to this process's own cgroup (v2): every one may limit."""
     own = next((line[3:] for line in _read(Path("/proc/self/cgroup")).splitlines() if line.startswith("0::")), "/")
     folders = [root]
     for part in Path(own).parts[1:]:

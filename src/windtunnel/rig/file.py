@@ -51,7 +51,7 @@ GPU_NEEDS = ("name", "memory", "bf16", "bandwidth", "capability")
 
 
 def rig_from_file(path: Path) -> Rig:
-    """The rig that a YAML file describes; what it leaves out is as in the catalog for its GPU.
+    """Return the rig that a YAML file describes; what it leaves out is as in the catalog for its GPU.
 
     Raises:
         UserError: the file, a key or a value, with the unit that is expected.
@@ -82,7 +82,7 @@ def rig_from_file(path: Path) -> Rig:
 
 
 def _gpu(path: Path, value: Any) -> tuple[GPU, float]:
-    """The GPU and its share of a node's network in GB/s."""
+    """Return the GPU and its share of a node's network in GB/s."""
     catalog = load_catalog()
     if isinstance(value, str):
         known = catalog.find_gpu(value)
@@ -108,7 +108,7 @@ def _gpu(path: Path, value: Any) -> tuple[GPU, float]:
 
 
 def _quantity(path: Path, key: str, value: Any, quantity: _Quantity) -> float:
-    """A number with its unit, in the first of the quantity's units."""
+    """Return a number with its unit, in the first of the quantity's units."""
     units = ", ".join(quantity.units)
     wanted = f"{key}: expected {quantity.what} with its unit ({units})"
     if isinstance(value, int | float) and not isinstance(value, bool):

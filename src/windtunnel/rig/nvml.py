@@ -26,7 +26,7 @@ class FoundGPUs:
 
 
 def detect_gpus() -> FoundGPUs | None:
-    """The GPUs this process may use (CUDA_VISIBLE_DEVICES respected); None without driver or GPU."""
+    """Return the GPUs this process may use (CUDA_VISIBLE_DEVICES respected); None without driver or GPU."""
     try:
         import pynvml
 
@@ -106,7 +106,7 @@ def _link(nvml: Any, handles: list[Any], gpu: GPU) -> float:
 
 
 def _estimated(nvml: Any, handle: Any, name: str, memory_gib: float) -> GPU:
-    """A GPU outside the catalog, from its cores, clocks and memory bus."""
+    """Return a GPU outside the catalog, from its cores, clocks and memory bus."""
 
     def ask(function: str, *arguments: Any, default: float) -> float:
         try:

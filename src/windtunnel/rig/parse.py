@@ -23,7 +23,7 @@ _TIMES = r"\s*[x×*]\s*"
 
 
 def parse_rig(text: str) -> Rig:
-    """The rig a text names.
+    """Return the rig a text names.
 
     A price may follow: '@spot', '@$2.50' per GPU-hour, '@$98/h' for the whole rig. Without one, named
     rigs have the catalog's on-demand price and `here` the user's own (see price_here).
@@ -48,7 +48,7 @@ def parse_rig(text: str) -> Rig:
 
 
 def _named(body: str, text: str) -> tuple[Rig, Price | None]:
-    """The rig and the price of all of it."""
+    """Return the rig and the price of all of it."""
     catalog = load_catalog()
     nested = re.fullmatch(rf"(\d+){_TIMES}\(\s*(?:(\d+){_TIMES})?([^()]+?)\s*\)", body, re.I)
     if nested:

@@ -15,7 +15,7 @@ class Price:
     source: str
 
     def middle(self, kind: str = "on_demand") -> float | None:
-        """The middle of the on_demand or spot range; None where none is known."""
+        """Return the middle of the on_demand or spot range; None where none is known."""
         span = self.spot if kind == "spot" else self.on_demand
         return None if span is None else (span[0] + span[1]) / 2
 

@@ -35,7 +35,7 @@ class Canary:
     largest: float
 
     def compare(self, engine: Tensor) -> tuple[Mismatch, bool]:
-        """An engine's log-probabilities against the learner's, and whether they agree."""
+        """Return an engine's log-probabilities against the learner's, and whether they agree."""
         found = measure_mismatch(self.log_probabilities, engine)
         return found, found.mean <= self.mean and found.largest <= self.largest
 
@@ -46,7 +46,7 @@ class Canary:
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Canary:
-        """Raises KeyError, TypeError or ValueError for what is no canary."""
+        """Read one from JSON values; raise KeyError, TypeError or ValueError for what is no canary."""
         tokens = torch.tensor(value["tokens"], dtype=torch.int64)
         scores = torch.tensor(value["log_probabilities"], dtype=torch.float32)
         if tokens.dim() != 2 or scores.shape != (tokens.size(0), tokens.size(1) - 1):
@@ -56,7 +56,7 @@ class Canary:
 
 @torch.no_grad()
 def score(job: CausalJob, tokens: Tensor) -> Tensor:
-    """The learner's log-probabilities of tokens (B, T) int64, each given those before it: (B, T - 1) fp32 on the host.
+    """Return the learner's log-probabilities of tokens (B, T) int64, each given those before it: (B, T - 1) fp32 on the host.
 
     Without dropout, which engines do not have either. All ranks must call it together.
     """
@@ -69,9 +69,11 @@ def score(job: CausalJob, tokens: Tensor) -> Tensor:
 
 
 def make_canary(job: CausalJob, tokens: Tensor, computed: torch.dtype) -> Canary:
-    """The learner's canary. All ranks must call it together.
+    """Return the learner's canary. All ranks must call it together.
 
     Args:
+        job: the learner.
+        tokens: (B, T) int64, the sequences to score.
         computed: the lesser of the dtypes that learner and engine compute in; it decides the tolerance.
     """
     mean, largest = TOLERANCE[computed]

@@ -70,7 +70,7 @@ class Bench:
         return self.folder / "cut-off"
 
     def publish(self, version: int) -> Path:
-        """The learner's weights as they are now. Raises CheckFailed."""
+        """Return the learner's weights as they are now. Raises CheckFailed."""
         from windtunnel.rl import publish_weights
 
         self.say(f"version {version} of the weights, {self.dtype}")
@@ -91,7 +91,7 @@ class Bench:
             raise CheckFailed(f"the engine refuses what the learner published: {error}") from None
 
     def train_away(self) -> float:
-        """Steps until the learner stands apart from the engine; by how many nats on average. Raises CheckFailed."""
+        """Step until the learner stands apart from the engine; return by how many nats on average. Raises CheckFailed."""
         from windtunnel.rl import measure_mismatch, score
         from windtunnel.train import random_batch, vocabulary_of
 
@@ -131,13 +131,13 @@ class Bench:
 
 
 def is_rl(context: Context) -> bool:
-    """Whether the recipe does reinforcement learning."""
+    """Return whether the recipe does reinforcement learning."""
     return context.recipe.rl is not None
 
 
 @contextmanager
 def open_engines(dtypes: Sequence[torch.dtype]) -> Iterator[list[EngineProcess]]:
-    """An engine for each; before there is a learner they start quickest."""
+    """Start an engine for each; before there is a learner they start quickest."""
     from windtunnel.rl import EngineProcess
 
     with ExitStack() as stack:
@@ -146,7 +146,7 @@ def open_engines(dtypes: Sequence[torch.dtype]) -> Iterator[list[EngineProcess]]
 
 @contextmanager
 def open_bench(context: Context, dtype: torch.dtype, engine: EngineProcess, say: Say) -> Iterator[Bench]:
-    """A learner that computes in `dtype`, with noise in its weights, beside an engine that holds that dtype."""
+    """Yield a learner that computes in `dtype`, with noise in its weights, beside an engine that holds that dtype."""
     import torch
 
     from windtunnel.rl import TOLERANCE
@@ -336,7 +336,7 @@ def engine(context: Context, say: Say) -> Evidence:
 
 
 def _architecture(context: Context) -> str:
-    """The class that transformers and vLLM name alike."""
+    """Return the class that transformers and vLLM name alike."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     from windtunnel.model import hf_shape
@@ -348,7 +348,10 @@ def _architecture(context: Context) -> str:
 
 
 def _registry() -> tuple[str, list[str]] | str:
-    """vLLM's version and the architectures that it knows; or why it cannot be asked. In a process of its own: it is large."""
+    """Return vLLM's version and the architectures that it knows, or why it cannot be asked.
+
+    It is asked in a process of its own: vLLM is large.
+    """
     try:
         done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:

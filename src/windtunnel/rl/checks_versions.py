@@ -25,7 +25,7 @@ SHARD_BYTES = 1 << 16
 
 
 def watched_publisher(folder: Path, copy: Path) -> Publisher:
-    """A publisher that, while it writes, leaves in `copy` what is on the disk then: what a kill at that moment would leave."""
+    """Return a publisher that copies what is on the disk while it writes, which is what a kill would leave, to `copy`."""
     from windtunnel.rl import Publisher
 
     class Watched(Publisher):
@@ -55,7 +55,7 @@ def half_written_is_passed_over(engine: EngineProcess, copy: Path, complete: int
 
 
 def damaged_are_refused(engine: EngineProcess, whole: Path, folder: Path, version: int) -> None:
-    """A file cut short, a file with another byte, a file that is gone."""
+    """Spoil a file each way: cut short, with another byte, gone."""
     shutil.rmtree(folder, ignore_errors=True)
     for name, damage in (("cut", _cut), ("changed", _change), ("gone", Path.unlink)):
         copy = folder / name / whole.name
@@ -65,7 +65,7 @@ def damaged_are_refused(engine: EngineProcess, whole: Path, folder: Path, versio
 
 
 def stale_is_noticed(engine: EngineProcess, old: Path, answered: int, wanted: int) -> None:
-    """An old version in the place of the new one, and answers by old weights."""
+    """Put an old version in the place of the new one, and ask for answers by old weights."""
     from windtunnel.rl import require_fresh
 
     _refused("an old version in the place of the new one", partial(engine.load, old, wanted))
@@ -109,10 +109,14 @@ BASE, ADAPTER = ".base_layer", ".lora_"
 
 
 def compare_tensors(job: CausalJob, engine: EngineProcess, file: Path, version: int, dtype: torch.dtype) -> int:
-    """How many parameters the engine has, all the learner's: names, shapes, dtype and values. Raises CheckFailed.
+    """Return how many parameters the engine has, all the learner's: names, shapes, dtype and values. Raises CheckFailed.
 
     Args:
+        job: the learner.
+        engine: that holds the learner's weights.
         file: gets the engine's parameters, by transformers' names.
+        version: of the weights that the engine holds.
+        dtype: of the engine's parameters.
     """
     from safetensors.torch import load_file
 
@@ -137,7 +141,7 @@ def compare_tensors(job: CausalJob, engine: EngineProcess, file: Path, version: 
 
 
 def unmoved(job: CausalJob, first: Path, second: Path) -> tuple[int, list[str]]:
-    """How many of the engine's tensors the learner trains, and which of them are the same in both files."""
+    """Return how many of the engine's tensors the learner trains, and which of them are the same in both files."""
     import torch
     from safetensors.torch import load_file
 
@@ -175,7 +179,7 @@ def _learners(job: CausalJob) -> dict[str, tuple[torch.Size, Tensor | None]]:
 
 
 def _alike(engine: Tensor, learner: Tensor) -> bool:
-    """The same in the engine's dtype, or the number next to it where a merged sum was rounded in another order."""
+    """Return the same in the engine's dtype, or the number next to it where a merged sum was rounded in another order."""
     import torch
 
     rounded = learner.to(engine.dtype)

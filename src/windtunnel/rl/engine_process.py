@@ -77,7 +77,7 @@ class EngineProcess:
             self._process.join()
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        """Raises EngineFailed; what the engine refused with."""
+        """Return the engine's answer; raise EngineFailed, or what the engine refused with."""
         try:
             # Tensors as numpy: torch's own way passes handles that need a server of their own.
             self._ours.send((method, [a.numpy() if isinstance(a, Tensor) else a for a in arguments]))

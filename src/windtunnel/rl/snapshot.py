@@ -59,7 +59,7 @@ class WeightSnapshot:
     canary: Canary | None
 
     def problem(self) -> str | None:
-        """What is wrong with the files: missing, of another size, of other content. None: all is well. Reads everything."""
+        """Return what is wrong with the files (missing, another size, other content), or None. Reads everything."""
         for name, expected in self.files.items():
             try:
                 found = checksum(self.path / name)
@@ -94,8 +94,10 @@ class Publisher:
         """Write one version; it exists when this returns, and not at all if it raises.
 
         Args:
+            version: updates that the weights have behind them; above the last version.
             weights: tensors on the host by their name in a Hugging Face checkpoint.
             config: of config.json.
+            canary: sequences that the learner scored; None where nothing was.
 
         Raises:
             ValueError: the version is not above the last, a name comes twice, or there are no weights.
@@ -131,7 +133,7 @@ def published(folder: Path) -> list[Path]:
 
 
 def newest_snapshot(folder: Path) -> Path | None:
-    """The newest complete version's folder."""
+    """Return the newest complete version's folder."""
     found = published(folder)
     return found[-1] if found else None
 
@@ -181,7 +183,7 @@ def _write_weights(folder: Path, weights: Iterable[tuple[str, Tensor]], most: in
 
 
 def _shards(weights: Iterable[tuple[str, Tensor]], most: int) -> Iterator[dict[str, Tensor]]:
-    """The tensors in order, as many together as a file takes."""
+    """Yield the tensors in order, as many together as a file takes."""
     shard: dict[str, Tensor] = {}
     held = 0
     for name, tensor in weights:

@@ -21,6 +21,7 @@ def publish_weights(
     """Score a canary, gather the weights block by block, merge adapters, and publish. All ranks must call it together.
 
     Args:
+        job: the learner, on this rank.
         publisher: of the first rank; None on the others.
         version: updates that the weights have behind them; it must grow.
         dtype: of the parameters, as the engines hold them.
@@ -53,7 +54,7 @@ def publish_weights(
 
 
 def require_fresh(found: int, learner: int, allowed: int = 0) -> None:
-    """That an engine's weights are at most `allowed` versions behind the learner's.
+    """Require that an engine's weights are at most `allowed` versions behind the learner's.
 
     Raises:
         StaleWeights: they are older, or not yet published.

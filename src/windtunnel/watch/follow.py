@@ -43,7 +43,10 @@ def follow_log(folder: Path, to: IO[str], start: int, interval: float = 0.3) -> 
     """Print a run's new log lines until nobody trains it any more.
 
     Args:
+        folder: of the run.
+        to: where lines are printed.
         start: bytes of output.log that have been printed.
+        interval: seconds between two looks.
     """
     file: IO[str] | None = None
     try:
@@ -70,7 +73,7 @@ def follow_log(folder: Path, to: IO[str], start: int, interval: float = 0.3) -> 
 
 
 def read_snapshot(folder: Path) -> Snapshot:
-    """The newest moment of a running or finished run.
+    """Return the newest moment of a running or finished run.
 
     Raises:
         UserError: not a run folder, or its metrics are damaged.

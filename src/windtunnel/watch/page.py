@@ -16,7 +16,7 @@ WORDS = {"ok": "ok", "fail": "failed", "warn": "ok, but", "skip": "not here"}
 
 
 def template(name: str) -> Any:
-    """A template of this room; everything that came from outside is escaped."""
+    """Return a template of this room; everything that came from outside is escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 

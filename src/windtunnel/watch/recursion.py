@@ -18,9 +18,10 @@ Points = list[tuple[float, float]]
 
 
 def recursion_curves(metrics: MetricsReader, vocab: int | None = None) -> RecursionCurves | None:
-    """Curves from a run's metrics; None: the run has no supervision steps.
+    """Return curves from a run's metrics, or None where the run has no supervision steps.
 
     Args:
+        metrics: of the run.
         vocab: tokens of the vocabulary, for the loss of a model that knows nothing.
     """
     known = set(metrics.names())
@@ -87,7 +88,7 @@ def _points(series: Sequence[Point]) -> Points:
 
 
 def _named(steps: list[Points], most: int = MOST_CURVES) -> list[Curve]:
-    """As many as can be told apart: the first, the last and some between."""
+    """Return as many of them as can be told apart: the first, the last and some between."""
     count = min(len(steps), most)
     chosen = sorted({round(i * (len(steps) - 1) / max(1, count - 1)) for i in range(count)})
     return [Curve(f"after step {i}", steps[i]) for i in chosen]

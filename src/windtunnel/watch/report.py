@@ -20,7 +20,7 @@ def write_report(path: Path | str, report: Report) -> Path:
 
 
 def render(report: Report) -> str:
-    """The page as text. Everything that came from outside is escaped."""
+    """Return the page as text. Everything that came from outside is escaped."""
     from markupsafe import Markup
 
     charts = {

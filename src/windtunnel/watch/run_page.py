@@ -55,9 +55,10 @@ class RunPage:
 
 
 def write_run_page(folder: Path, to: Path | None = None) -> Path:
-    """Write the page of a running or finished run; returns its path.
+    """Write the page of a running or finished run and return its path.
 
     Args:
+        folder: of the run.
         to: the file; None: report.html in the run's folder.
 
     Raises:

@@ -41,7 +41,7 @@ def console_on(stream: Any) -> Console:
 
 
 def screen(now: Snapshot, width: int) -> RenderableType:
-    """The whole view, at most 100 columns wide and some 15 lines high."""
+    """Return the whole view, at most 100 columns wide and some 15 lines high."""
     inner = min(width, 100) - 4
     parts: list[RenderableType] = [
         _progress(now, inner),
@@ -110,7 +110,7 @@ def _curve(now: Snapshot, width: int) -> Text:
 
 
 def _supervision(now: Snapshot, width: int) -> list[RenderableType]:
-    """What a recursive model's steps lose, in nats and held-out in bits per byte, and whether each is below the one before."""
+    """Return what a recursive model's steps lose (nats, held-out bits per byte), and whether each is below the one before."""
     if len(now.step_losses) < 2:
         return []
     table = Table.grid(padding=(0, 2), expand=False)

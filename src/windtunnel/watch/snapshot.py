@@ -64,7 +64,7 @@ class Snapshot:
 
 
 def as_snapshot(value: Snapshot | dict[str, Any]) -> Snapshot:
-    """A Snapshot from itself or from a mapping with its fields; other keys are ignored."""
+    """Return a Snapshot from itself or from a mapping with its fields; other keys are ignored."""
     if isinstance(value, Snapshot):
         return value
     names = {f.name for f in fields(Snapshot)}

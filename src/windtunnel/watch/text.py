@@ -10,7 +10,7 @@ _SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """A curve in `width` characters at most: each stands for the mean of its share of the values; '×' where none is finite."""
+    """Return a curve in at most `width` characters, each the mean of its share of the values; '×' where none is finite."""
     count = min(width, len(values))
     # In units of the largest, so that neither a sum nor a difference can overflow.
     unit = max((abs(value) for value in values if math.isfinite(value)), default=0.0) or 1.0
@@ -60,7 +60,7 @@ def chain(values: Sequence[float], most: int = 8) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A plain number with that many decimals; '-' when there is none."""
+    """Return a plain number with that many decimals; '-' when there is none."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 

@@ -31,7 +31,7 @@ class WorthPart:
 
 
 def worth_part(folder: Path) -> WorthPart | None:
-    """The comparison of a run's folder; None where there is none, or none that can be read."""
+    """Return the comparison of a run's folder; None where there is none, or none that can be read."""
     found = None
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         found = _part(json.loads((folder / "worth.json").read_text(encoding="utf-8")))

@@ -62,7 +62,7 @@ class APIError(Exception):
 
 
 def internal_error(request_id: str) -> APIError:
-    """What a client is told when something broke: an id to find it in the log, no more."""
+    """Return what a client is told when something broke: an id to find it in the log, no more."""
     return APIError(500, f"internal error; the log names request {request_id}", code="internal_error")
 
 
@@ -82,6 +82,7 @@ class Guard:
     public: tuple[str, ...]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, as ASGI asks an application to."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -145,7 +146,7 @@ def _name(host: str) -> str:
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """The body, of which at most so many bytes are ever held, whatever its announced length.
+    """Return the body, of which at most so many bytes are ever held, whatever its announced length.
 
     Raises:
         APIError: 408 when it takes too long; 413 when it is longer; 499 when the client went away.
@@ -166,12 +167,12 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 def error_response(error: APIError) -> JSONResponse:
-    """An error as an answer."""
+    """Return an error as an answer."""
     return JSONResponse(error.body(), error.status, error.headers)
 
 
 async def http_error(request: Request, error: Exception) -> JSONResponse:
-    """Handler of Starlette's HTTPException: unknown paths and methods, in the same form as every other error."""
+    """Handle Starlette's HTTPException: unknown paths and methods, in the same form as every other error."""
     assert isinstance(error, HTTPException)
     what = f"{request.method} {request.url.path[:200]}: {error.detail}"
     headers = dict(error.headers or {})

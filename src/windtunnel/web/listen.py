@@ -16,17 +16,22 @@ WAITING_CONNECTIONS = 2048
 
 @dataclass(frozen=True)
 class Access:
-    """Who may reach a service. token: the bearer token that clients must send; None lets everybody in who can reach it.
-    local_only: only requests that call this machine by a loopback name are answered."""
+    """Who may reach a service.
+
+    Attributes:
+        token: the bearer token that clients must send; None lets everybody in who can reach it.
+        local_only: only requests that call this machine by a loopback name are answered.
+    """
 
     token: str | None
     local_only: bool
 
     @classmethod
     def of(cls, host: str, token: str | None, *, what: str, port: int, insecure: bool = False) -> Access:
-        """Access to a service on an address.
+        """Return who may reach a service on an address.
 
         Args:
+            host: the address, as a name or a number.
             token: None: $WINDTUNNEL_TOKEN, if set.
             what: what others could do there without a token ("run code here"), for the refusal.
             port: for the advice in the refusal.
@@ -48,7 +53,7 @@ class Access:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A listening socket. port: 0 takes any free one.
+    """Return a listening socket. port: 0 takes any free one.
 
     Raises:
         UserError: the port is taken (names a free one), needs privileges, or the address is not this machine's.
@@ -73,7 +78,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def url_of(host: str, listener: socket.socket) -> str:
-    """The address that clients use."""
+    """Return the address that clients use."""
     return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
 
 

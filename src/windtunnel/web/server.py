@@ -31,6 +31,7 @@ class Connection(H11Protocol):
     waiting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for a request, and close the connection that has been silent longest where there are too many."""
         super().connection_made(transport)
         self._wait()
         if len(self.connections) > MOST_CONNECTIONS:
@@ -43,10 +44,12 @@ class Connection(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def on_response_complete(self) -> None:
+        """Wait for the next request."""
         self._wait()  # before: there may be another request, which is read at once
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
         if self.waiting is not None:
             self.waiting.cancel()
         super().connection_lost(exc)
@@ -105,10 +108,13 @@ class Server(uvicorn.Server):
 def serve_app(
     app: ASGIApp, listener: socket.socket, ready: Callable[[], None], *, over: Callable[[], None] = lambda: None
 ) -> None:
-    """Serve an application on a listening socket until SIGTERM or SIGINT; requests under way are finished first, for
-    GRACE_SECONDS, and then cancelled.
+    """Serve an application on a listening socket until SIGTERM or SIGINT.
+
+    Requests under way are then finished first, for GRACE_SECONDS, and cancelled if that was not enough.
 
     Args:
+        app: the ASGI application.
+        listener: a socket that listens.
         ready: called once requests are answered.
         over: called when no request is left, or those left were cancelled: ends, without waiting, the work of threads that
             requests began. They are waited for.
@@ -119,7 +125,7 @@ def serve_app(
 
 @contextlib.contextmanager
 def _quiet_signals() -> Iterator[None]:
-    """uvicorn raises the signal that stopped it once more when all is closed; by then it has done its work."""
+    """Ignore the signal that uvicorn raises once more when all is closed; by then it has done its work."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
