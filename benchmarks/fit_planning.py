@@ -27,24 +27,19 @@ import numpy as np
 from planning import RECORDED, RECORDED_RESULTS, RECURSIVE, RECURSIVE_RESULTS, RESULTS, Config, load_configs
 
 from windtunnel.model import recipe_shape
-from windtunnel.plan import Constants
-from windtunnel.plan.causal.constants import HFConstants
-from windtunnel.plan.causal.memory import gradient_bytes
-from windtunnel.plan.causal.memory import memory as causal_memory
-from windtunnel.plan.causal.steptime import step_seconds
-from windtunnel.plan.causal.totals import totals
-from windtunnel.plan.causal.workload import fine_tuning
-from windtunnel.plan.corpus import vocabulary
-from windtunnel.plan.memory import memory as gpt_memory
-from windtunnel.plan.passes import passes_of
-from windtunnel.plan.steptime import step_time
+from windtunnel.plan import GPTConstants, HFConstants, engine_fsdp, engine_gpt
+from windtunnel.plan.cost import vocabulary
+from windtunnel.plan.engine_fsdp import gradient_bytes
+from windtunnel.plan.gpt_work import passes_of
+from windtunnel.plan.hf_steptime import step_seconds
+from windtunnel.plan.hf_work import fine_tuning, totals
 from windtunnel.plan.types import OUTSIDE_ALLOCATOR
 from windtunnel.rig import parse_rig
 
 OUT = Path(__file__).parent.parent / "src" / "windtunnel" / "plan" / "calibration" / "H200.json"
 
 # Looseness: the standard deviation of a constant's logarithm around its prior.
-CAUSAL = {
+HUGGING_FACE = {
     "matmul_efficiency": 0.15, "half_dim": 0.5, "half_tokens": 0.5, "grouped_efficiency": 0.4, "attention_forward": 0.3,
     "attention_backward": 0.3, "half_head": 0.5, "half_sequence": 0.7, "traffic_dims": 0.5, "traffic_hidden": 0.5,
     "traffic_routed": 0.5, "traffic_adapter": 0.7, "logit_traffic": 0.4, "optimizer_efficiency": 0.4, "rounding_factor": 0.4,
@@ -112,7 +107,7 @@ def read(base: str, *, recorded: bool = False) -> list[Measured]:
     ]
 
 
-def causal_seconds(measured: Measured) -> Callable[[HFConstants], dict[str, float]]:
+def hf_seconds(measured: Measured) -> Callable[[HFConstants], dict[str, float]]:
     """Planned seconds of a Hugging Face model's step as a function of the constants; of the engine that was measured."""
     sums, layout, rig = totals(fine_tuning(measured.config.recipe())), measured.config.layout(), parse_rig(measured.config.rig)
     assert rig.gpu is not None
@@ -127,12 +122,12 @@ def causal_seconds(measured: Measured) -> Callable[[HFConstants], dict[str, floa
     return seconds
 
 
-def gpt_seconds(measured: Measured) -> Callable[[Constants], dict[str, float]]:
+def gpt_seconds(measured: Measured) -> Callable[[GPTConstants], dict[str, float]]:
     """The same of a GPT's."""
     recipe, layout, rig = measured.config.recipe(), measured.config.layout(), parse_rig(measured.config.rig)
     shape = recipe_shape(recipe, vocabulary(recipe)[0])
     passes = passes_of(recipe, shape)
-    return lambda c: {"step": step_time(shape, layout, rig, c, passes).seconds}
+    return lambda c: {"step": engine_gpt.step_seconds(shape, layout, rig, c, passes).seconds}
 
 
 def fit(prior: Any, looseness: dict[str, float], rows: Callable[[Any], Sequence[float]], rounds: int = 30) -> Any:
@@ -199,16 +194,16 @@ def fit_family(title: str, prior: Any, looseness: dict[str, float], measured: li
     return Fitted(prior, found, looseness, memory, max(without))
 
 
-def causal_gib(m: Measured, c: HFConstants) -> float:
+def hf_gib(m: Measured, c: HFConstants) -> float:
     """Planned reserved GiB of a Hugging Face model."""
-    return reserved(causal_memory(totals(fine_tuning(m.config.recipe())), m.config.layout(), c).components)
+    return reserved(engine_fsdp.memory(totals(fine_tuning(m.config.recipe())), m.config.layout(), c).components)
 
 
-def gpt_gib(m: Measured, c: Constants) -> float:
+def gpt_gib(m: Measured, c: GPTConstants) -> float:
     """The same of a GPT."""
     recipe = m.config.recipe()
     shape = recipe_shape(recipe, vocabulary(recipe)[0])
-    return reserved(gpt_memory(shape, m.config.layout(), c, passes_of(recipe, shape)).peak.components)
+    return reserved(engine_gpt.memory(shape, m.config.layout(), c, passes_of(recipe, shape)).components)
 
 
 def _errors(m: Measured, gib: float, seconds: float) -> tuple[str, float, float]:
@@ -226,11 +221,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help=f"write the constants; the package's file is {OUT}")
     args = parser.parse_args()
     fitted = {
-        "gpt": fit_family("GPT", Constants(), GPT, read("charlm"), gpt_seconds, gpt_gib),
-        "causal": fit_family("Hugging Face models", HFConstants(), CAUSAL, read("finetune"), causal_seconds, causal_gib),
+        "gpt": fit_family("GPT", GPTConstants(), GPT, read("charlm"), gpt_seconds, gpt_gib),
+        "hf": fit_family("Hugging Face models", HFConstants(), HUGGING_FACE, read("finetune"), hf_seconds, hf_gib),
     }
     # With the constants as they are shipped, rounded, and nothing of them changed.
-    plain = replace(Constants(), **_rounded(fitted["gpt"]))
+    plain = replace(GPTConstants(), **_rounded(fitted["gpt"]))
     recursive = fit_family("recursive GPT", plain, RECURSIVE_GPT, read("trm"), gpt_seconds, gpt_gib)
     constants: dict[str, dict[str, Any]] = {}
     for family, found in fitted.items():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.launch import observe_run
-from windtunnel.plan import Constants, Plan, load_constants, make_plan, observe, shipped_constants, user_path
+from windtunnel.plan import GPTConstants, Plan, load_constants, make_plan, observe, shipped_constants, user_path
 from windtunnel.plan.calibration import KEPT, MOST_SAVED, Observation, corrected, correction
 from windtunnel.recipe import Recipe, UserError, load_recipe
 from windtunnel.rig import parse_rig
@@ -87,8 +87,8 @@ def test_only_that_gpu_and_that_family_are_corrected() -> None:
     measure(plan_of(), 1.5, 1.1)
     assert plan_of(rig="H100") == h100
     assert plan_of(rig="8xH200").correction, "the same GPU in another rig"
-    assert corrected(Constants(), "H200", "causal") == Constants()
-    assert corrected(Constants(), "H200", "gpt") != Constants()
+    assert corrected(GPTConstants(), "H200", "hf") == GPTConstants()
+    assert corrected(GPTConstants(), "H200", "gpt") != GPTConstants()
 
 
 def test_memory_taken_away_is_bounded() -> None:
@@ -184,7 +184,7 @@ def test_the_file_of_an_odd_gpu_name_stays_in_its_folder(folder: Path) -> None:
     assert path.parent == folder
 
 
-@pytest.mark.parametrize("family", ["gpt", "causal"])
+@pytest.mark.parametrize("family", ["gpt", "hf"])
 def test_shipped_constants_are_by_family(family: str) -> None:
     assert isinstance(shipped_constants("H200", family), dict)
     assert shipped_constants("no such GPU", family) == {}

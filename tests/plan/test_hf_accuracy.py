@@ -11,9 +11,9 @@ import pytest
 
 from windtunnel.model import hf_shape
 from windtunnel.plan import make_plan
-from windtunnel.plan.causal.activations import kept
-from windtunnel.plan.causal.memory import loss_chunk
-from windtunnel.plan.causal.workload import Workload
+from windtunnel.plan.engine_fsdp import loss_chunk
+from windtunnel.plan.hf_activations import kept
+from windtunnel.plan.hf_work import Workload
 from windtunnel.recipe import LayoutChoice, LoRA, load_recipe
 from windtunnel.rig import parse_rig
 
@@ -95,7 +95,7 @@ def test_what_was_measured_before_a_change_is_fitted_as_it_was(planning: ModuleT
     assert old.before == (fit_planning.ONE_BUFFER,)
     assert not several.before
     constants = fit_planning.HFConstants()
-    as_it_was, now = (fit_planning.causal_seconds(row)(constants) for row in (old, replace(old, before=())))
+    as_it_was, now = (fit_planning.hf_seconds(row)(constants) for row in (old, replace(old, before=())))
     trained, moved = old.trial["trained"], 4.8e12 * constants.bandwidth_efficiency
     assert as_it_was["step"] - now["step"] == pytest.approx(2 * 8 * trained / moved, rel=0.01), "8 bytes a micro-batch"
     assert as_it_was["forward"] == now["forward"]

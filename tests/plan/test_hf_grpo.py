@@ -7,8 +7,8 @@ import pytest
 
 from windtunnel.model import hf_shape
 from windtunnel.plan import Plan, lines, make_plan
-from windtunnel.plan.causal.constants import HFConstants, load_hf_constants
-from windtunnel.plan.causal.rollout import plan_engines, sync_seconds
+from windtunnel.plan.constants import HFConstants, load_hf_constants
+from windtunnel.plan.rollout import plan_engines, sync_seconds
 from windtunnel.recipe import Recipe, UserError, load_recipe
 from windtunnel.rig import parse_rig
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.model import gpt_shape
-from windtunnel.plan import Constants, lines, load_constants, make_plan, refuse, resolve
-from windtunnel.plan.disk import checkpoint_gib
+from windtunnel.plan import GPTConstants, lines, load_constants, make_plan, refuse, resolve
+from windtunnel.plan.gpt_work import checkpoint_gib
 from windtunnel.recipe import Recipe, UserError, load_recipe, scale_model
 from windtunnel.rig import Rig, gpu_names, parse_rig
 
@@ -340,7 +340,7 @@ def test_calibration_file(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(UserError, match=r"c\.json"):
             load_constants("H200", path)
-    assert isinstance(load_constants("B200"), Constants)
+    assert isinstance(load_constants("B200"), GPTConstants)
 
 
 def test_planning_needs_no_torch() -> None:

@@ -13,9 +13,9 @@ import torch
 from waiting import HANG
 
 from windtunnel.model import GPT, build_gpt, derive, gpt_shape
-from windtunnel.recipe import Recipe, load_recipe
+from windtunnel.recipe import Layout, Recipe, load_recipe
 from windtunnel.train import MuonAdamW, Ranks, Scalars
-from windtunnel.train.engine import Feed, Layout, Slice
+from windtunnel.train.engine import Feed, Slice
 from windtunnel.train.gpt import GPTEngine
 from windtunnel.train.muon import orthogonalise
 
@@ -50,7 +50,7 @@ class NoBatches:
 
 
 def engine_of(model: GPT, optimizer: MuonAdamW) -> GPTEngine:
-    layout, ranks = Layout(1, 4, 1, "fp32", False, "cpu", 16), Ranks(0, 1, torch.device("cpu"), None)
+    layout, ranks = Layout(1, 4, 1, 16, "fp32", False, "cpu"), Ranks(0, 1, torch.device("cpu"), None)
     feed = Feed(NoBatches(), list, VOCAB, np.ones(VOCAB))  # type: ignore[arg-type]
     return GPTEngine(tiny(), layout, ranks, feed, derive(tiny(), VOCAB), model, optimizer)
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from windtunnel.data import Batch
 from windtunnel.model import RecursiveGPT, build_model, derive, recipe_shape
-from windtunnel.recipe import Recipe, load_recipe
+from windtunnel.recipe import Layout, Recipe, load_recipe
 from windtunnel.train import MuonAdamW, Ranks
-from windtunnel.train.engine import Feed, Layout, StepResult
+from windtunnel.train.engine import Feed, StepResult
 from windtunnel.train.gpt import GPTEngine
 from windtunnel.train.telemetry import in_order, refinement, step_readings
 
@@ -71,7 +71,7 @@ def one_step(recipe: Recipe, accumulation: int = 1) -> tuple[StepResult, Recursi
     model, optimizer = made(recipe)
     x, y = data(model)
     before = model.step_losses(x, y), *cast(tuple[Tensor, Tensor], model.solve_steps(x))
-    layout = Layout(1, PUZZLES // accumulation, accumulation, "fp32", False, "cpu", CELLS)
+    layout = Layout(1, PUZZLES // accumulation, accumulation, CELLS, "fp32", False, "cpu")
     feed = Feed(Given(x, y, accumulation), list, DIGITS, np.ones(DIGITS))
     engine = GPTEngine(recipe, layout, Ranks(0, 1, torch.device("cpu"), None), feed, derive(recipe, DIGITS), model, optimizer)
     return engine.step(1, 0.1).result(), model, before

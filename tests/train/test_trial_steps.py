@@ -38,7 +38,7 @@ def test_a_trial_measures_steps_and_phases(request_: TrialRequest, tmp_path: Pat
 
 def test_reading_the_phases_changes_no_result(request_: TrialRequest, tmp_path: Path) -> None:
     """The marked step does what an unmarked one does."""
-    from windtunnel.train.engine import Layout
+    from windtunnel.recipe import Layout
     from windtunnel.train.gpt import build_gpt_engine
     from windtunnel.train.ranks import join_ranks
     from windtunnel.train.trial import EngineSteps, random_feed

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from windtunnel.recipe import Layout
 
 from .calibration import CALIBRATION, CALIBRATION_OFF, observe, shipped_constants, user_path
-from .constants import Constants, load_constants
+from .constants import Constants, GPTConstants, HFConstants, load_constants, load_hf_constants
 from .ladder import Ladder, Rung, climb
 from .ladder_text import COLUMNS, ladder_remarks, ladder_rows
 from .opinion import Opinion, second_opinion
@@ -33,6 +33,8 @@ __all__ = [
     "STAGE_COLUMNS",
     "Alternative",
     "Constants",
+    "GPTConstants",
+    "HFConstants",
     "Ladder",
     "Layout",
     "Moment",
@@ -54,6 +56,7 @@ __all__ = [
     "ladder_rows",
     "lines",
     "load_constants",
+    "load_hf_constants",
     "make_plan",
     "memory_svg",
     "observe",

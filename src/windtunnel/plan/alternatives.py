@@ -1,131 +1,193 @@
-"""The nearest plans that work, for a recipe that does not fit its rig."""
+"""The nearest plans that work for a recipe that does not fit its rig, and the largest stand-ins for its model there.
+
+A planner names changes of the recipe (see plan.StagePlanner); each is tried here before it is offered: on the same rig, on
+more GPUs of its kind, on other GPUs.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from windtunnel.recipe import Recipe
+from windtunnel.recipe import Recipe, UserError, validate
 from windtunnel.rig import Rig, load_catalog
 
-from .constants import Constants, load_constants
-from .depth import Sized, deepest_that_fits, size_up
-from .types import Alternative
+from .types import Alternative, Plan
 
-MORE_GPUS = (1, 2, 4, 8)
-MORE_NODES = (2, 4, 8)
+if TYPE_CHECKING:
+    from .plan import Draft, StagePlanner
 
-
-def memory_alternatives(recipe: Recipe, rig: Rig, vocab: int, constants: Constants) -> tuple[Alternative, ...]:
-    """What would fit, the cheapest first: recomputation, a smaller micro-batch, fewer passes, less depth, more or other GPUs."""
-    found = [*_again(recipe, rig, vocab, constants)]
-    if recipe.pretrain.micro_batch is not None:
-        sized = size_up(_free_micro_batch(recipe), rig, vocab, constants)
-        if sized.candidate.fits:
-            micro = sized.candidate.layout.micro_batch
-            found.append(Alternative(f"--set stages.pretrain.micro_batch={micro}", _gives(sized)))
-    found += _fewer_passes(recipe, rig, vocab, constants)
-    depth = deepest_that_fits(_free_micro_batch(recipe), rig, vocab, constants)
-    if depth is not None and depth < int(recipe.gpt.depth):
-        free = "" if recipe.pretrain.micro_batch is None else " --set stages.pretrain.micro_batch=null"
-        found.append(Alternative(f"--set model.depth={depth}{free}", f"the largest depth that fits {rig.name}"))
-    more = _more_of_the_same(recipe, rig, vocab, constants)
-    return tuple(found + ([more] if more else []) + _other_gpus(recipe, rig, vocab))
+NODES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96, 128)
+MOST = 6
+OTHERS = 2
 
 
-def _again(recipe: Recipe, rig: Rig, vocab: int, constants: Constants) -> list[Alternative]:
-    """Of a recursive GPT: the same batch without recording, or with more computed again."""
+@dataclass(frozen=True)
+class Change:
+    """Keys of the recipe to set, and what that means in words; `otherwise`: keys to set instead where only they help."""
+
+    sets: tuple[str, ...]
+    what: str
+    otherwise: tuple[str, ...] | None = None
+
+    @property
+    def options(self) -> str:
+        """As the command line takes it."""
+        return " ".join(f"--set {text}" for text in self.sets)
+
+
+AS_IT_IS = Change((), "")
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """What to put in the model's place on one rig: how to say it on the command line, in words, and its plan there."""
+
+    change: str
+    what: str
+    plan: Plan
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON; keys are stable."""
+        return {
+            "change": self.change,
+            "what": self.what,
+            "params": self.plan.params,
+            "peak_gib": self.plan.peak_gib,
+            "limit_gib": self.plan.limit_gib,
+        }
+
+
+def alternatives(recipe: Recipe, rig: Rig, planner: StagePlanner) -> list[Alternative]:
+    """Return what would fit, the smallest change first: recipe keys on the same rig, more GPUs of its kind, other GPUs."""
     found = []
-    if recipe.pretrain.graphs is True:
-        stage = recipe.pretrain.model_copy(update={"graphs": "auto"})
-        sized = size_up(recipe.with_stages(pretrain=stage), rig, vocab, constants)
-        if sized.candidate.fits:
-            found.append(Alternative("--set stages.pretrain.graphs=auto", _gives(sized)))
-    if recipe.trm is not None and recipe.layout.recompute is not None:
-        for again in ("step", "block"):
-            layout = recipe.layout.model_copy(update={"recompute": again})
-            sized = size_up(recipe.model_copy(update={"layout": layout}), rig, vocab, constants)
-            if sized.candidate.fits:
-                found.append(Alternative(f"--set layout.recompute={again}", _gives(sized)))
-                break
-    return found
+    for group in planner.changes(recipe, rig):
+        tried = (_try(recipe, rig, planner, change, elsewhere=False) for change in group)
+        found += [option for option in (next((t for t in tried if t), None),) if option]
+    for change in planner.elsewhere(recipe):
+        # What fits here already needs no more GPUs, nor do methods that need still less.
+        if len(found) >= MOST or (change.what and any(f"--set {change.sets[-1]}" in option.change for option in found)):
+            break
+        option = _more_gpus(recipe, rig, planner, change)
+        if option:
+            found.append(option)
+    found += _other_gpus(recipe, rig, planner)[:OTHERS]
+    return list({option.change: option for option in found}.values())
 
 
-def _fewer_passes(recipe: Recipe, rig: Rig, vocab: int, constants: Constants) -> list[Alternative]:
-    """Of a recursive GPT: gradients that end sooner, or the most supervision steps, loops or cycles that fit; each by itself."""
-    if recipe.trm is None:
-        return []
+def stand_ins(recipe: Recipe, rig: Rig) -> tuple[StandIn, ...]:
+    """Return the same model trained more cheaply, and the largest smaller one trained the same way; those of them that fit."""
+    from .plan import make_plan, planner_of
+
     found = []
-    given = recipe.trm.resolved
-    tried = {key: _fewer(getattr(given, key)) for key in ("supervision", "loops", "cycles")}
-    # Of the steps that one backward pass covers nothing is freed before it.
-    tried = {"detach_from": [0] if given.detach_from > 0 and given.supervision > 1 else []} | tried
-    for key, values in tried.items():
-        for value in values:
-            trm = recipe.trm.model_copy(update={key: value})
-            sized = size_up(recipe.model_copy(update={"trm": trm}), rig, vocab, constants)
-            if sized.candidate.fits:
-                found.append(Alternative(f"--set trm.{key}={value}", _gives(sized)))
+    for group in planner_of(recipe).stand_ins(recipe, rig):
+        for change in group:
+            try:
+                plan = make_plan(changed(recipe, change.sets), rig, suggest=False)
+            except UserError:
+                continue  # not on this hardware
+            if holds(plan):
+                found.append(StandIn(change.options, change.what, plan))
                 break
-    return found
+    return tuple(found)
 
 
-def _fewer(count: int) -> list[int]:
-    return sorted(({count * quarters // 4 for quarters in (3, 2, 1)} | {1}) - {0, count}, reverse=True)
+def holds(plan: Plan) -> bool:
+    """Whether the model fits a rig's memory, whatever the budget and the disk say about the whole run."""
+    return plan.peak_gib <= plan.limit_gib and all(role.peak_gib <= role.limit_gib for role in plan.roles.values())
 
 
-def _more_of_the_same(recipe: Recipe, rig: Rig, vocab: int, constants: Constants) -> Alternative | None:
+def changed(recipe: Recipe, sets: tuple[str, ...]) -> Recipe:
+    """Return the recipe with keys set, as `--set` does: under `stages` a kind stands for the stage of that kind."""
+    if not sets:
+        return recipe
+    # What earlier stages left of the budget may be nothing, which no recipe may ask for.
+    data = recipe.model_dump(mode="json") | {"budget": {}}
+    names = {stage.kind: stage.name for stage in recipe.training}
+    for text in sets:
+        key, _, value = text.partition("=")
+        here = data
+        *sections, last = key.split(".")
+        if sections[0] == "stages":
+            sections[1] = names.get(sections[1], sections[1])
+        for section in sections:
+            here[section] = dict(here.get(section) or {})
+            here = here[section]
+        here[last] = {"null": None, "true": True, "false": False}.get(value, int(value) if value.isdigit() else value)
+    return validate(data, "--set").model_copy(update={"budget": recipe.budget})
+
+
+def rig_name(gpu: str, nodes: int, count: int) -> str:
+    """Name a rig as `--on` takes it."""
+    one = f"{count}x{gpu}" if count > 1 else gpu
+    return f"{nodes}x({one})" if nodes > 1 else one
+
+
+def _more_gpus(recipe: Recipe, rig: Rig, planner: StagePlanner, change: Change) -> Alternative | None:
+    """Return the fewest GPUs of this kind that do."""
     if rig.gpu is None:
         return None
-    sizes = [(1, n) for n in MORE_GPUS] + [(nodes, 8) for nodes in MORE_NODES]
-    for nodes, count in sizes:
+    gpus = load_catalog().gpus
+    most = gpus[rig.gpu.name].max_per_node if rig.gpu.name in gpus else 8
+    for nodes, count in [(1, n) for n in (1, 2, 4, 8) if n <= most] + [(nodes, most) for nodes in NODES]:
         if nodes * count <= rig.gpus:
             continue
-        bigger = replace(rig, gpus_per_node=count, nodes=nodes, network_gbs=rig.network_gbs / rig.gpus_per_node * count)
-        sized = size_up(_free_micro_batch(recipe), bigger, vocab, constants)
-        if sized.candidate.fits:
-            return Alternative(f"--rig {_name(rig.gpu.name, nodes, count)}", _gives(sized))
+        network = rig.network_gbs / max(1, rig.gpus_per_node) * count
+        if rig.nodes == 1 and rig.gpu.name in gpus:
+            network = gpus[rig.gpu.name].network_gbs * count
+        name = rig_name(rig.gpu.name, nodes, count)
+        option = _try(recipe, replace(rig, gpus_per_node=count, nodes=nodes, network_gbs=network, name=name), planner, change)
+        if option:
+            return option
     return None
 
 
-def _other_gpus(recipe: Recipe, rig: Rig, vocab: int) -> list[Alternative]:
-    """Other kinds of GPU, as many as now or the fewest that do, cheapest first; at most three."""
+def _other_gpus(recipe: Recipe, rig: Rig, planner: StagePlanner) -> list[Alternative]:
+    """Return other kinds of GPU, as many as now or a whole node: with the smallest change of the recipe, the cheapest first."""
     catalog = load_catalog()
-    found: list[tuple[float, Alternative]] = []
-    now = max(1, rig.gpus_per_node)
+    found: list[tuple[int, float, Alternative]] = []
     for name, entry in catalog.gpus.items():
         if rig.gpu is not None and name == rig.gpu.name:
             continue
-        constants = load_constants(name)
-        for count in (now, *(n for n in MORE_GPUS if n > now)):
+        for count in sorted({min(max(1, rig.gpus_per_node), entry.max_per_node), entry.max_per_node}):
             other = replace(
-                rig, gpu=catalog.gpu(name), gpus_per_node=count, link_gbs=entry.link_gbs, network_gbs=entry.network_gbs * count
+                rig,
+                name=rig_name(name, 1, count),
+                gpu=catalog.gpu(name),
+                gpus_per_node=count,
+                nodes=1,
+                link_gbs=entry.link_gbs,
+                network_gbs=entry.network_gbs * count,
             )
-            if not _precision_works(recipe, other):
-                continue
-            sized = size_up(_free_micro_batch(recipe), other, vocab, constants)
-            if sized.candidate.fits:
-                price = (entry.price.price().middle() if entry.price else None) or 1e3
-                alternative = Alternative(f"--rig {_name(name, other.nodes, count)}", _gives(sized))
-                found.append((price * count, alternative))
+            price = ((entry.price.price().middle() if entry.price else None) or 1e3) * count
+            tried = ((i, _try(recipe, other, planner, change)) for i, change in enumerate(planner.elsewhere(recipe)))
+            first = next(((i, option) for i, option in tried if option), None)
+            if first:
+                found.append((first[0], price, first[1]))
                 break
-    return [alternative for _, alternative in sorted(found, key=lambda pair: pair[0])[:3]]
+    return [option for _, _, option in sorted(found, key=lambda item: item[:2])]
 
 
-def _precision_works(recipe: Recipe, rig: Rig) -> bool:
-    return recipe.pretrain.precision != "fp8" or (rig.gpu is not None and rig.gpu.capability >= (9, 0))
+def _try(recipe: Recipe, rig: Rig, planner: StagePlanner, change: Change, elsewhere: bool = True) -> Alternative | None:
+    """Return the alternative, if it fits."""
+    for sets in (change.sets, change.otherwise):
+        draft = None if sets is None else _draft(recipe, rig, planner, sets)
+        if sets is not None and draft is not None and not draft.reasons:
+            best = draft.best
+            where = [f"--rig '{rig.name}'" if "(" in rig.name else f"--rig {rig.name}"] if elsewhere else []
+            what = f"{change.what}: " if change.what else ""
+            layout = draft.shared + best.layout.describe()
+            why = f"{what}{best.peak_gib:.1f} of {best.limit_gib:.1f} GiB a rank; {layout}"
+            return Alternative(" ".join([*(f"--set {text}" for text in sets), *where]), why)
+    return None
 
 
-def _free_micro_batch(recipe: Recipe) -> Recipe:
-    return recipe.with_stages(pretrain=recipe.pretrain.model_copy(update={"micro_batch": None}))
-
-
-def _name(gpu: str, nodes: int, count: int) -> str:
-    one = f"{count}x{gpu}" if count > 1 else gpu
-    return f"'{nodes}x({one})'" if nodes > 1 else one
-
-
-def _gives(sized: Sized) -> str:
-    candidate, layout = sized.candidate, sized.candidate.layout
-    again = "" if layout.recompute == "none" else f" with recompute={layout.recompute}"
-    how = f" at micro-batch {layout.micro_batch}{again}" if sized.passes.recursive else ""
-    return f"depth {sized.depth} needs {candidate.peak_gib:.1f} of {candidate.limit_gib:.1f} GiB a rank there{how}"
+def _draft(recipe: Recipe, rig: Rig, planner: StagePlanner, sets: tuple[str, ...]) -> Draft | None:
+    """Draft the changed recipe; None where it cannot mean anything, or cannot fit by the least that it must hold."""
+    try:
+        new = changed(recipe, sets)
+        if rig.gpu is not None and planner.least_gib(new) > rig.gpus * rig.gpu.memory_gib:
+            return None
+        return planner.draft(new, rig, None, None, None)
+    except UserError:
+        return None

@@ -1,7 +1,7 @@
 """Measurements on the user's own GPUs, kept in a small file a GPU type, that correct plans for that type.
 
-A file holds fitted constants and observations, both by family of models: 'gpt' (the package's own) and 'causal'
-(Hugging Face models). The package ships files of constants in the same format; see docs/plan-json.md.
+A file holds fitted constants and observations, both by family of models: 'gpt' (the package's own) and 'hf' (Hugging Face's,
+which files of earlier versions call 'causal'). The package ships files of constants in the same format; see docs/plan-json.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 from windtunnel.recipe import Layout, UserError
 
 FORMAT = 1
-FAMILIES = ("gpt", "causal")
+FAMILIES = ("gpt", "hf")
+RENAMED = {"causal": "hf"}
 CALIBRATION = "WINDTUNNEL_CALIBRATION"
 """Environment: a folder of corrections, or CALIBRATION_OFF."""
 CALIBRATION_OFF = "none"
@@ -159,7 +160,7 @@ def observe(
     correction = plan.get("correction") or {}
     layout = Layout.of_plan(plan["layout"])
     observation = Observation(
-        family="causal" if plan["depth"] is None else "gpt",
+        family="hf" if plan["depth"] is None else "gpt",
         recipe=plan["recipe"],
         model=plan["model"],
         layout=layout.describe(),
@@ -227,6 +228,7 @@ def _read(path: Path) -> dict[str, Any]:
     constants, observations = data.get("constants", {}), data.get("observations", [])
     if not isinstance(constants, dict) or not isinstance(observations, list):
         raise UserError(f"calibration {path}: constants must be a mapping and observations a list", _ABOUT)
+    constants = {RENAMED.get(family, family): values for family, values in constants.items()}
     return {"constants": constants, "observations": [_observation(o, i, path) for i, o in enumerate(observations)]}
 
 
@@ -235,6 +237,7 @@ def _observation(value: Any, index: int, path: Path) -> Observation:
     names = {f.name for f in fields(Observation)}
     if not isinstance(value, dict) or not names - {"versions"} <= set(value) <= names:
         raise UserError(f"{where}: expected the keys {', '.join(sorted(names))}", _ABOUT)
+    value = value | {"family": RENAMED.get(value["family"], value["family"])}
     if value["family"] not in FAMILIES:
         raise UserError(f"{where}.family: expected {' or '.join(FAMILIES)}, got {value['family']!r}", _ABOUT)
     observation = Observation(**value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from windtunnel.recipe import UserError
 
@@ -13,12 +14,12 @@ from .calibration import corrected, override, shipped_constants
 
 @dataclass(frozen=True)
 class Constants:
-    """Memory and step-time constants of one kind of device. Shares are of 1, times in seconds, sizes in GiB or bytes."""
+    """What plans for all kinds of model need of one kind of device. Shares are of 1, times in seconds, sizes in GiB or bytes."""
 
     # Where the numbers come from and how far off they may be (relative).
-    source: str = "fitted to benchmarks/results/throughput-h200.json: d12, d20, d24 on one H200"
+    source: str = ""
     memory_error: float = 0.12
-    time_error: float = 0.20
+    time_error: float = 0.25
 
     # What the user's own measurements add (see calibration.py).
     extra_gib: float = 0.0
@@ -29,9 +30,34 @@ class Constants:
     cpu_usable_share: float = 0.80  # of RAM: the operating system and the data's page cache live there too
     context_gib: float = 0.82  # CUDA context and loaded kernels
     cpu_context_gib: float = 0.5  # the interpreter with torch loaded
-    workspace_gib: float = 0.06  # cuBLAS workspaces
     nccl_gib: float = 0.75  # communicators' buffers, with more than one rank
+    workspace_gib: float = 0.1  # cuBLAS, cuDNN
     fragmentation: float = 0.01  # reserved over allocated, of all that the allocator holds
+
+    # Step time.
+    matmul_efficiency: float = 0.80  # large bf16 products: 788 of 989 TFLOP/s measured at 8192^3
+    half_dim: float = 64.0  # width at which products reach half of that
+    half_tokens: float = 512.0  # tokens in a micro-batch at which they do
+    fp8_efficiency: float = 0.60  # of the fp8 peak
+    bandwidth_efficiency: float = 0.80
+    eager_traffic: float = 2.5  # times the bytes that are moved with torch.compile
+    launch_seconds: float = 1e-3  # host time of a pass through a block, forwards or backwards
+    eager_launch_seconds: float = 2.5e-3
+    link_efficiency: float = 0.75  # of a node's links
+    network_efficiency: float = 0.65  # of the network between nodes
+    straggle: float = 0.02  # more, of what crosses the network, for every doubling of nodes
+    overlap: float = 0.6  # share of the communication that can hide behind computation
+
+
+@dataclass(frozen=True)
+class GPTConstants(Constants):
+    """Constants of the package's own GPTs."""
+
+    source: str = "fitted to benchmarks/results/throughput-h200.json: d12, d20, d24 on one H200"
+    time_error: float = 0.20
+
+    # Memory.
+    workspace_gib: float = 0.06  # cuBLAS workspaces
     saved_dims: float = 6.0  # per layer and token, in units of dim: 2 normed inputs, q, k, v, attention's output
     saved_hidden: float = 1.0  # in units of hidden: one side of relu^2 (swiglu: 2)
     eager_factor: float = 1.2  # on a CPU the plain versions of the fused pieces keep more
@@ -39,23 +65,15 @@ class Constants:
     loss_chunk_tokens: int = 8192
 
     # Step time.
-    matmul_efficiency: float = 0.80  # large bf16 products: 788 of 989 TFLOP/s measured at 8192^3
-    half_dim: float = 64.0  # width at which products reach half of that
-    half_tokens: float = 512.0  # tokens in a micro-batch at which they do
     attention_efficiency: float = 0.34  # of the bf16 peak, causal FLOPs, forward and backward together
-    fp8_efficiency: float = 0.70  # of the fp8 peak; quantisation is counted as traffic
+    fp8_efficiency: float = 0.70  # quantisation is counted as traffic
     traffic_bytes: float = 165.0  # moved per layer, token and channel by what is not a product: norms, RoPE, relu^2, residuals
     # Recursion, counted: what sums and norms states moves 12.3 elements a channel, forwards and backwards, in the place of
     # the plain block's pass over its residual stream, which moves 12 and is in traffic_bytes.
     combine_traffic: float = 0.7
-    eager_traffic: float = 2.5  # times that without torch.compile
-    bandwidth_efficiency: float = 0.80
     optimizer_bytes: float = 30.0  # moved per parameter owned by a rank: states, gradient, weight
     micro_step_bytes: float = 14.0  # moved per parameter and micro-step: bf16 copies, gradient accumulation
-    link_efficiency: float = 0.75
     communication_bytes: float = 8.0  # per parameter and step: fp32 gradients reduce-scattered, fp32 weights gathered
-    overlap: float = 0.6  # share of the communication hidden behind computation
-    launch_seconds: float = 1e-3  # host time of a pass through a block, forwards or backwards: a dozen kernels from Python
     eager_launch_seconds: float = 2e-3
     # Of time where passes are recorded and the GPU bounds it, and of their memory.
     recorded_error: float = 0.25
@@ -76,31 +94,104 @@ class Constants:
     validation_share: float = 0.36  # a validation token's cost over a training token's: forward only
 
 
+@dataclass(frozen=True)
+class HFConstants(Constants):
+    """Constants of Hugging Face models: fine-tuning and GRPO."""
+
+    source: str = "arithmetic of what PyTorch keeps, rates of a H200"
+    memory_error: float = 0.08
+
+    # Memory.
+    fragmentation: float = 0.008  # reserved over allocated, beyond what idles in another stream's pool
+    quantised_fragmentation: float = 0.025  # more, where weights are turned into bf16 for each product
+    misplaced: float = 0.5  # share of the largest buffer that finds no hole and takes new memory, where holes are few
+
+    # Step time.
+    matmul_efficiency: float = 0.76  # at the clock that a long run sustains
+    half_dim: float = 96.0
+    grouped_efficiency: float = 0.70  # of those products, where tokens are sorted by expert
+    attention_forward: float = 0.55  # of the bf16 peak, causal FLOPs
+    attention_backward: float = 0.45
+    half_head: float = 24.0  # head width at which attention reaches half of that
+    half_sequence: float = 300.0  # and the sequence length
+    traffic_dims: float = 40.0  # bytes moved per block, token and channel by what is not a product: norms, RoPE, residuals
+    traffic_hidden: float = 22.0  # the same per channel of the MLP's hidden width
+    traffic_routed: float = 30.0  # the same per channel of a routed copy of the token: sorting, gathering, weighting
+    traffic_adapter: float = 12.0  # the same per input and output channel of a layer with an adapter
+    logit_traffic: float = 14.0  # bytes moved per logit by the loss
+    optimizer_efficiency: float = 0.55  # of the memory bandwidth, for what an update reads and writes
+    rounding_factor: float = 2.0  # times longer where weights or states are rounded stochastically
+    launch_seconds: float = 6e-4  # compiled
+    step_overhead_seconds: float = 0.004
+    overlap: float = 0.85  # of gathering and reducing weights
+    gather_slowdown: float = 0.05  # products are slower while collectives run beside them
+    pcie_gbs: float = 40.0  # to CPU memory and back, per GPU
+    cpu_adam_gbs: float = 100.0  # of a node's memory, for states kept there
+
+    # Generating answers (GRPO), after vLLM 0.25.1 on one H200: 512 sequences of a 7 B model, 29,000 tokens/s, start 80 s.
+    generate_efficiency: float = 0.55  # of the bf16 peak, products of prefill and of large decoding batches
+    decode_bandwidth: float = 0.65  # of the memory bandwidth, weights and KV cache
+    decode_overhead_seconds: float = 0.003  # host time and sampling per token of all sequences together
+    reduce_latency_seconds: float = 1.5e-5  # of one all-reduce between the GPUs of an engine
+    engine_workspace_gib: float = 3.0  # activations of prefill, CUDA graphs
+    sync_efficiency: float = 0.10  # of link or network: gathering, sending and loading weights (published: 30-60 GB/s)
+    sync_seconds: float = 0.3  # pausing, checking the receipt, going on
+    packing: float = 0.95  # of packed sequences, tokens that are not padding
+
+    # Around the steps.
+    process_seconds: float = 15.0  # processes, imports, communicators
+    compile_seconds: float = 15.0  # once a kind of block; 5-9 s measured on 16 idle cores
+    load_gbs: float = 2.0  # weights from disk, per node
+    save_gbs: float = 1.0  # checkpoints to disk, per node
+    engine_start_seconds: float = 65.0  # vLLM beside reading its weights: 80 s measured for 7 B on one H200
+
+
+AnyConstants = TypeVar("AnyConstants", bound=Constants)
 # Whose shares of peak rates stand in for those of GPUs that nothing was measured on.
 NEAREST = "H200"
 
 
-def load_constants(gpu: str | None, extra: Path | None = None) -> Constants:
-    """Constants for a GPU: its calibration file in the package if there is one, `extra` on top, then the user's measurements.
+def load_constants(gpu: str | None, extra: Path | None = None) -> GPTConstants:
+    """Load a GPT's constants on a GPU: those that ship for it, `extra` on top, then the user's measurements.
+
+    Args:
+        gpu: catalog name; None: a CPU.
+        extra: a JSON file of constants that replace others.
 
     Raises:
         UserError: `extra` cannot be read or has a key that is no constant; the user's calibration of the GPU is damaged.
     """
-    constants = Constants()
     if gpu is None:
-        constants = replace(constants, source="defaults: arithmetic at the measured speed of this CPU", time_error=0.5)
+        source = "defaults: arithmetic at the measured speed of this CPU"
+        constants = replace(GPTConstants(), source=source, time_error=0.5)
     else:
-        shipped = shipped_constants(gpu, "gpt")
-        constants = override(
-            constants, shipped or shipped_constants(NEAREST, "gpt"), f"calibration of {gpu if shipped else NEAREST}"
-        )
-        if not shipped:
-            # What a step needs of memory is the same on every GPU, its speed is not.
-            source = f"{constants.source}; nothing measured on {gpu} yet"
-            constants = replace(constants, time_error=max(0.3, constants.time_error), source=source)
+        constants = _shipped(GPTConstants(), gpu, "gpt")
     if extra is not None:
         try:
             constants = override(constants, json.loads(extra.read_text(encoding="utf-8")), str(extra))
         except (OSError, ValueError) as error:
             raise UserError(f"calibration {extra} cannot be read: {error}", "measure again, or leave it out") from None
     return constants if gpu is None else corrected(constants, gpu, "gpt")
+
+
+def load_hf_constants(gpu: str) -> HFConstants:
+    """Load the constants of Hugging Face models on a GPU, as `load_constants`.
+
+    Raises:
+        UserError: the user's calibration of the GPU is damaged.
+    """
+    return corrected(_shipped(HFConstants(), gpu, "hf"), gpu, "hf")
+
+
+def _shipped(constants: AnyConstants, gpu: str, family: str) -> AnyConstants:
+    """Return the constants that ship for a GPU, else those of the nearest one with a larger error in time.
+
+    What a step needs of memory is the same on every GPU, its speed is not.
+    """
+    shipped = shipped_constants(gpu, family)
+    where = gpu if shipped else NEAREST
+    constants = override(constants, shipped or shipped_constants(NEAREST, family), f"calibration of {where}")
+    if shipped:
+        return constants
+    source = f"{constants.source}; nothing measured on {gpu} yet"
+    return replace(constants, time_error=max(0.3, constants.time_error), source=source)

@@ -1,14 +1,93 @@
-"""How long a run is: the budget's limits in steps, hours and dollars, whichever comes first."""
+"""How long a run is and what it costs: tokens of the data, limits of the budget, startup, disk.
+
+Whichever limit of the budget comes first ends the run; what the budget or the disk has against a plan is said here too.
+"""
 
 from __future__ import annotations
 
+import glob
+import os
 from dataclasses import dataclass
 
-from windtunnel.recipe import Budget, Recipe
+from windtunnel.recipe import (
+    ArithmeticCorpus,
+    BPETokenizer,
+    Budget,
+    CharacterTokenizer,
+    Checkpoints,
+    CountedCorpus,
+    Recipe,
+    StdlibCorpus,
+    SudokuCorpus,
+    UserCorpus,
+    find_plugin,
+)
 from windtunnel.rig import Rig
 
-from .constants import Constants
-from .search import Candidate
+from .text import hours_text
+from .types import Alternative
+
+# English text and code: about four bytes a token with vocabularies of thousands.
+BYTES_PER_BPE_TOKEN = 3.5
+
+
+def vocabulary(recipe: Recipe) -> tuple[int, str]:
+    """(tokens of the vocabulary with BOS, where that came from), as far as the recipe tells."""
+    tokenizer, corpus = recipe.data.tokenizer, recipe.data.corpus
+    if isinstance(corpus, SudokuCorpus):
+        return corpus.box**2 + 1, "digits and blank"
+    if isinstance(tokenizer, BPETokenizer):
+        return tokenizer.vocab_size, "data.tokenizer.vocab_size"
+    assert isinstance(tokenizer, CharacterTokenizer)
+    if tokenizer.alphabet != "auto":
+        return len(set(tokenizer.alphabet)) + 1, "characters of data.tokenizer.alphabet and BOS"
+    if isinstance(recipe.data.corpus, ArithmeticCorpus):
+        return 18, "17 characters of sums and BOS"
+    return 128, "assumed until the corpus has been read"
+
+
+def estimate_corpus_tokens(recipe: Recipe) -> tuple[float | None, str]:
+    """(training tokens of one epoch, where that came from); None where the files are not there."""
+    corpus, share = recipe.data.corpus, 1.0 - recipe.data.validation
+    if isinstance(corpus, ArithmeticCorpus):
+        number = (corpus.digits + 1) / 2 + (1 + corpus.decimals / 2 if corpus.decimals else 0)
+        terms = (2 + corpus.terms) / 2
+        # BOS H number (sign number)... B answer L newline; the answer is about a digit longer than its terms.
+        length = 5 + terms * (number + 1) - 1 + number + 1
+        return share * corpus.documents * length, f"{corpus.documents:,} sums of about {length:.0f} tokens"
+    if isinstance(corpus, StdlibCorpus):
+        size = corpus.megabytes * 1e6
+        what = f"{corpus.megabytes:g} MB of the standard library"
+    elif isinstance(corpus, SudokuCorpus):
+        cells = corpus.box**4
+        return share * corpus.puzzles * cells, f"{corpus.puzzles:,} puzzles of {cells} cells"
+    elif isinstance(corpus, UserCorpus):
+        expected = _expected_bytes(corpus)
+        if expected is None:
+            return None, f"corpus {corpus.kind} tells its size only when it is made"
+        size, what = expected, f"{expected / 1e6:,.1f} MB that corpus {corpus.kind} expects"
+    elif isinstance(corpus, CountedCorpus):
+        return float(corpus.tokens), "data.corpus.tokens"
+    else:
+        paths = {path for pattern in corpus.files for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)}
+        size = float(sum(os.path.getsize(path) for path in paths))
+        what = f"{size / 1e6:,.1f} MB in {len(paths)} files"
+        if not paths or size == 0:
+            return None, "no file found yet"
+    per_token = BYTES_PER_BPE_TOKEN if isinstance(recipe.data.tokenizer, BPETokenizer) else 1.0
+    return share * size / per_token, f"{what} at about {per_token:g} bytes a token"
+
+
+def _expected_bytes(corpus: UserCorpus) -> float | None:
+    """Return what a package says of its corpus. Raises UserError where its code fails."""
+    try:
+        return corpus.expected_bytes()
+    except Exception as error:
+        plugin = find_plugin("corpora", corpus.kind)
+        if plugin is None:
+            raise
+        raise plugin.failed("expected_bytes fails", error) from None
+
 
 # Repeating data up to 4 times costs almost nothing, the value is gone by about 16 (Muennighoff et al. 2023).
 EPOCHS_WARN = 4.0
@@ -41,21 +120,6 @@ class Length:
     dollars: float | None
     epochs: float | None
     ended_by: str
-
-
-def pace(recipe: Recipe, candidate: Candidate, constants: Constants, corpus_tokens: float | None) -> Pace:
-    """The run's pace: validation is spread over the steps between two of them."""
-    layout, step = candidate.layout, candidate.time.seconds
-    stage = recipe.pretrain
-    tokens = float(stage.validation_tokens)
-    if corpus_tokens is not None:
-        held_out = recipe.data.validation
-        tokens = min(tokens, corpus_tokens * held_out / (1 - held_out))
-    validation = constants.validation_share * candidate.time.validation * step * tokens / layout.batch_tokens
-    every = stage.validate_every
-    between = every.steps if every.steps else max(1.0, (every.seconds or 0.0) / step)
-    startup = constants.cpu_startup_seconds if layout.device == "cpu" else constants.startup_seconds
-    return Pace(startup, step + validation / between)
 
 
 def budget_hours(budget: Budget, rig: Rig) -> tuple[float | None, str]:
@@ -123,3 +187,60 @@ def run_length(
 def round_steps(tokens: float, batch_tokens: int) -> int:
     """Whole steps within a number of tokens, at least one."""
     return max(1, int(tokens / batch_tokens * (1 + 1e-9)))
+
+
+def money_and_disk(budget: Budget, rig: Rig, speed: Pace, length: Length, disk: float) -> tuple[list[str], list[Alternative]]:
+    """Return the reasons against a plan that lie in its budget or its disk, and what would help."""
+    reasons: list[str] = []
+    price = rig.dollars_per_hour or 0.0
+    options: list[Alternative] = []
+    if length.steps < 1:
+        least = speed.hours(1)
+        cost = f", ${least * price:,.2f}" if price else ""
+        reasons.append(f"{length.ended_by} ends before the first step: starting up and one step take {hours_text(least)}{cost}")
+        # Every limit that is too small is raised: with only one of them raised the next plan would name the other.
+        raised = [
+            f"--set {name}=" + (_dollars(10 * least * price) if name == "budget.dollars" else f"{float(f'{10 * least:.2g}'):g}")
+            for hours, name in time_limits(budget, rig)
+            if speed.steps(hours) < 1
+        ]
+        options.append(Alternative(" ".join(raised), "room for steps beyond starting up"))
+    if rig.disk_free_gib is not None and disk > rig.disk_free_gib:
+        reasons.append(f"the run needs {disk:,.1f} GiB of disk at its peak, {rig.disk_free_gib:,.1f} GiB are free")
+        fewer = "--set checkpoints.keep_hourly=false --set checkpoints.keep_best=1"
+        options.append(Alternative(fewer, "keeps fewer checkpoints"))
+    return reasons, options
+
+
+def _dollars(amount: float) -> str:
+    """Write an amount in dollars and cents, a cent at least."""
+    return f"{max(0.01, amount):.2f}"
+
+
+def epoch_warnings(epochs: float | None) -> list[str]:
+    """What to say about repeating the data so often."""
+    if epochs is None or epochs <= EPOCHS_WARN:
+        return []
+    repeated = f"{epochs:.1f} epochs over the data: past {EPOCHS_WARN:.0f} repeated data is worth less and less"
+    beyond = f"; past {EPOCHS_ASK:.0f} it is worth almost nothing, confirm with --yes" if epochs > EPOCHS_ASK else ""
+    return [f"{repeated}{beyond} (Muennighoff et al. 2023)"]
+
+
+GIB = 2**30
+
+
+def disk_gib(
+    checkpoint: float, kept: float, policy: Checkpoints, hours: float, tokens: float | None, token_bytes: int, base: float = 0.0
+) -> float:
+    """Return the most GiB of disk that a run holds at once.
+
+    Only the newest checkpoint keeps optimizer states, but the one before keeps its own until the newest is complete; then
+    keep_last, keep_best and one an hour as weights.
+
+    Args:
+        checkpoint, kept: GiB of a whole checkpoint, and of one that keeps only weights.
+        tokens: of the data as prepared, `token_bytes` each.
+        base: GiB of what is there beside, such as the model as it was downloaded.
+    """
+    count = policy.keep_last - 1 + policy.keep_best + (int(hours) if policy.keep_hourly else 0)
+    return base + 2 * checkpoint + count * kept + token_bytes * (tokens or 0.0) / 2**30

@@ -13,8 +13,8 @@ from typing import Any
 from windtunnel.recipe import GPTModel, Layout, LayoutChoice, Recipe, UserError, scale_model
 from windtunnel.rig import Rig
 
+from .alternatives import StandIn, holds, stand_ins
 from .plan import make_plan, resolve
-from .stand_ins import StandIn, stand_ins
 from .types import Plan
 
 STEPS = 10
@@ -168,11 +168,6 @@ def _undisturbed(rig: Rig) -> Rig:
 
 def _rehearsal_hours(scale: Plan) -> float:
     return (PROCESSES * _startup(scale) + TRAININGS * scale.steps * scale.step_seconds) / 3600
-
-
-def holds(plan: Plan) -> bool:
-    """Whether the model fits a rig's memory, whatever the budget and the disk say about the whole run."""
-    return plan.peak_gib <= plan.limit_gib and all(role.peak_gib <= role.limit_gib for role in plan.roles.values())
 
 
 def _plan_freely(recipe: Recipe, rig: Rig) -> tuple[Recipe, Plan | None, tuple[str, ...]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from textwrap import wrap
 
-from .ladder import Ladder, Rung, brief, holds
+from .alternatives import holds
+from .ladder import Ladder, Rung, brief
 from .text import hours_text, seconds_text
 from .types import Plan
 

@@ -1,45 +1,133 @@
-"""make_plan: recipe x rig -> a plan, or a refusal with the nearest plans that work."""
+"""Plan one stage of a recipe on a rig: layout, memory, time, money and disk, or a refusal with the nearest plans that work.
+
+Each kind of stage has a planner (`PLANNERS`) that drafts: it searches a layout and says what the stage takes. Everything
+after that - the run's length within its budget, disk, refusals, the plan itself - is the same for all kinds.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import Protocol
 
-from windtunnel.recipe import HuggingFaceModel, Recipe, SudokuCorpus, UserError
+from windtunnel.recipe import Recipe, UserError
 from windtunnel.rig import Rig
 
-from .alternatives import memory_alternatives
+from .alternatives import Change, alternatives
 from .calibration import correction_of
-from .constants import Constants, load_constants
-from .corpus import estimate_corpus_tokens, vocabulary
-from .cost import EPOCHS_ASK, Length, Pace, budget_notes, pace, run_length
-from .depth import Sized, at_depth, pick_depth, size_up
-from .disk import checkpoint_gib, run_disk_gib
-from .limits import money_and_disk
-from .memory import SOURCES as MEMORY_SOURCES
-from .search import Candidate, check_own_layout
-from .steptime import LAUNCHES
-from .types import Alternative, Moment, Plan
-from .words import epoch_warnings
+from .constants import Constants
+from .cost import EPOCHS_ASK, Length, Pace, budget_notes, disk_gib, epoch_warnings, money_and_disk, run_length
+from .search import Candidate
+from .types import Moment, Option, Plan, Role
 
-if TYPE_CHECKING:
-    from .causal import HFConstants
+PLANNERS = {"pretrain": ".pretrain", "sft": ".finetune", "rl": ".grpo"}
+"""Kind of stage -> the module here whose PLANNER plans it, imported on use."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a planner has found out about a stage on a rig.
+
+    Attributes:
+        best: the layout of the ranks that train. ranked: the best few, where they are worth showing.
+        method: see `Plan`. params, parameters: of the whole model; vocab: rows or tokens of its vocabulary.
+        tokens: of one step. step_seconds, terms, hidden: of one step; flops: of training a token; gpus: that MFU counts.
+        startup: seconds by part, once a run. pace: with validations spread over the steps.
+        derived_tokens: length of a run whose budget names no limit, for the reason `derived_by`.
+        corpus, corpus_source: tokens of one epoch, None where they are not known; epoch_tokens: the same as steps count them.
+        checkpoint_gib, kept_gib, base_gib: a whole checkpoint, one that keeps weights only, what lies on the disk beside.
+        token_bytes: of a prepared token. repeats: whether another epoch is the same data again.
+        reasons: against the stage on this rig.
+        notes: what was adjusted and what to know, given the length and whether it fits.
+        shared: how kinds of process share the GPUs, before the layout in words. after: seconds of a step before its training.
+        sources: where each number comes from, given the length.
+    """
+
+    c: Constants
+    best: Candidate
+    model: str
+    method: str
+    params: int
+    parameters: dict[str, int]
+    vocab: int
+    tokens: float
+    step_seconds: float
+    terms: dict[str, float]
+    hidden: float
+    flops: float
+    gpus: int
+    startup: dict[str, float]
+    pace: Pace
+    derived_tokens: float
+    derived_by: str
+    corpus: float | None
+    epoch_tokens: float | None
+    checkpoint_gib: float
+    kept_gib: float
+    token_bytes: int
+    hyper: dict[str, float]
+    error: dict[str, float]
+    notes: Callable[[Length, bool], list[str]]
+    sources: Callable[[Length], dict[str, str]]
+    reasons: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    ranked: tuple[Candidate, ...] = ()
+    roles: dict[str, Role] = field(default_factory=dict)
+    shared: str = ""
+    depth: int | None = None
+    base_gib: float = 0.0
+    after: float = 0.0
+    repeats: bool = True
+
+
+class StagePlanner(Protocol):
+    """What planning needs of one kind of stage."""
+
+    def changes(self, recipe: Recipe, rig: Rig) -> Iterable[Iterable[Change]]:
+        """Return kinds of change that need less memory on the same rig; of each the first that fits is worth naming."""
+
+    def elsewhere(self, recipe: Recipe) -> Iterable[Change]:
+        """Return what to try on other rigs, the recipe as it is first."""
+
+    def stand_ins(self, recipe: Recipe, rig: Rig) -> Iterable[Iterable[Change]]:
+        """Return kinds of stand-in for the model, the best of each first."""
+
+    def least_gib(self, recipe: Recipe) -> float:
+        """Return the GiB that all ranks together must hold however they are laid out; 0 where that is not known at once."""
+
+    def draft(
+        self, recipe: Recipe, rig: Rig, vocab: int | None, constants: Constants | None, corpus_tokens: float | None
+    ) -> Draft:
+        """Search a layout and say what the stage takes. Raises UserError: it cannot mean anything on this rig."""
+
+    def resolve(
+        self, recipe: Recipe, rig: Rig, vocab: int | None, constants: Constants | None, corpus_tokens: float | None
+    ) -> Recipe:
+        """Return the recipe with what 'auto' stands for on this rig."""
+
+
+def planner_of(recipe: Recipe) -> StagePlanner:
+    """Return the planner of the stage that a recipe trains."""
+    # A recipe of several stages is planned as its first; stages.py plans each of them.
+    planner: StagePlanner = import_module(PLANNERS[recipe.training[0].kind], __package__).PLANNER
+    return planner
 
 
 def make_plan(
     recipe: Recipe,
     rig: Rig,
     vocab: int | None = None,
-    calibration: Constants | HFConstants | None = None,
+    calibration: Constants | None = None,
     corpus_tokens: float | None = None,
     suggest: bool = True,
 ) -> Plan:
-    """Plan a recipe on a rig in milliseconds, without torch.
+    """Plan a recipe of one training stage on a rig in milliseconds, without torch.
 
     Args:
         vocab: tokens of the prepared vocabulary, BOS included; None: as far as the recipe tells.
         calibration: constants measured on this kind of GPU; None: those that ship.
-        corpus_tokens: training tokens of one epoch once they are known; None: estimated from the recipe.
+        corpus_tokens: training tokens of one epoch (of RL: of all prompts) once they are known; None: estimated.
         suggest: where the plan does not fit, look for the nearest that do; False saves that time.
 
     Raises:
@@ -47,32 +135,69 @@ def make_plan(
             that divides nothing, a layout that contradicts itself). A plan that is merely too big comes
             back with fits=False.
     """
-    if isinstance(recipe.model, HuggingFaceModel):
-        from .causal import HFConstants, plan_hf  # the GPT's plans need none of it
-
-        assert calibration is None or isinstance(calibration, HFConstants)
-        return plan_hf(recipe, rig, calibration, corpus_tokens, suggest)
-    assert calibration is None or isinstance(calibration, Constants)
-    check_own_layout(recipe, rig)
-    constants = calibration or load_constants(rig.gpu.name if rig.gpu else None)
-    vocab, vocab_source = (vocab, "prepared data") if vocab is not None else vocabulary(recipe)
-    corpus, corpus_source = (corpus_tokens, "prepared data") if corpus_tokens is not None else estimate_corpus_tokens(recipe)
-    notes = []
-    auto = recipe.gpt.depth == "auto"
-    if auto:
-        depth, reason = pick_depth(recipe, rig, vocab, constants, corpus)
-        recipe = at_depth(recipe, depth)
-        depth_source = f"auto: {reason}"
-        notes.append(depth_source)
-    else:
-        depth_source = "recipe"
-    sized = size_up(recipe, rig, vocab, constants)
-    speed = pace(recipe, sized.candidate, constants, corpus)
-    batch = sized.candidate.layout.batch_tokens
-    length = run_length(recipe, rig, batch, sized.hyper.tokens.value, speed, corpus)
-    notes += [*sized.notes, *_length_notes(recipe, rig, sized, length, corpus, auto), *rig.notes]
-    sources = _sources(rig, sized, constants, length, vocab_source, corpus_source) | {"depth": depth_source}
-    return _assemble(recipe, rig, vocab, corpus, sized, speed, length, constants, notes, sources, suggest)
+    planner = planner_of(recipe)
+    draft = planner.draft(recipe, rig, vocab, calibration, corpus_tokens)
+    best, layout = draft.best, draft.best.layout
+    length = run_length(recipe, rig, int(draft.tokens), draft.derived_tokens, draft.pace, draft.epoch_tokens, draft.derived_by)
+    disk = disk_gib(
+        draft.checkpoint_gib, draft.kept_gib, recipe.checkpoints, length.hours, draft.corpus, draft.token_bytes, draft.base_gib
+    )
+    options = alternatives(recipe, rig, planner) if draft.reasons and suggest else []
+    more, helps = money_and_disk(recipe.budget, rig, draft.pace, length, disk)
+    reasons = [*draft.reasons, *more]
+    # While it does not fit, no room in the budget or on the disk makes it a plan that works.
+    options += [] if draft.reasons else helps
+    per_second = draft.tokens / draft.step_seconds
+    repeated = length.epochs if draft.repeats else None
+    notes = [*draft.notes(length, not reasons), *budget_notes(recipe.budget, rig, int(draft.tokens), draft.epoch_tokens)]
+    return Plan(
+        recipe=recipe.name,
+        rig=rig.name,
+        machine=rig.describe(),
+        fits=not reasons,
+        needs_yes=repeated is not None and repeated > EPOCHS_ASK,
+        model=draft.model,
+        method=draft.method,
+        depth=draft.depth,
+        params=draft.params,
+        parameters=draft.parameters,
+        vocab=draft.vocab,
+        layout=layout,
+        peak_gib=best.peak_gib,
+        limit_gib=best.limit_gib,
+        components=best.memory.components,
+        timeline=_timeline(draft),
+        peak_moment=best.memory.moments[best.memory.peak].name,
+        step_seconds=draft.step_seconds,
+        step_terms=draft.terms,
+        hidden_seconds=draft.hidden,
+        bound=max(draft.terms, key=lambda name: draft.terms[name]),
+        tokens_per_second=per_second,
+        mfu=draft.flops * per_second / (best.timed.peak_flops * draft.gpus),
+        steps=length.steps,
+        tokens=length.tokens,
+        derived_tokens=draft.derived_tokens,
+        startup=draft.startup,
+        hours=length.hours,
+        dollars=length.dollars,
+        dollars_per_hour=rig.dollars_per_hour,
+        epochs=length.epochs,
+        corpus_tokens=draft.corpus,
+        ended_by=length.ended_by,
+        checkpoint_gib=draft.checkpoint_gib,
+        disk_gib=disk,
+        disk_free_gib=rig.disk_free_gib,
+        hyper=draft.hyper,
+        roles=draft.roles,
+        options=_options(draft, length, rig),
+        reasons=tuple(reasons),
+        alternatives=tuple(options),
+        warnings=(*epoch_warnings(repeated), *draft.warnings),
+        notes=(*notes, *rig.notes),
+        error=draft.error,
+        sources=_sources(draft, rig, length) | draft.sources(length),
+        correction=correction_of(best.memory.components, draft.c.time_factor),
+    )
 
 
 def resolve(
@@ -82,17 +207,12 @@ def resolve(
     calibration: Constants | None = None,
     corpus_tokens: float | None = None,
 ) -> Recipe:
-    """The recipe with depth 'auto' made a number for this rig; make_plan says why in its notes."""
-    if isinstance(recipe.model, HuggingFaceModel) or recipe.gpt.depth != "auto":
-        return recipe
-    constants = calibration or load_constants(rig.gpu.name if rig.gpu else None)
-    corpus = corpus_tokens if corpus_tokens is not None else estimate_corpus_tokens(recipe)[0]
-    depth, _ = pick_depth(recipe, rig, vocab if vocab is not None else vocabulary(recipe)[0], constants, corpus)
-    return at_depth(recipe, depth)
+    """Return the recipe with depth 'auto' made a number for this rig; make_plan says why in its notes."""
+    return planner_of(recipe).resolve(recipe, rig, vocab, calibration, corpus_tokens)
 
 
 def refuse(plan: Plan) -> UserError:
-    """The error to raise where a run was to begin whose plan does not fit."""
+    """Return the error to raise where a run was to begin whose plan does not fit."""
     assert not plan.fits
     message = f"{plan.recipe} does not fit rig {plan.rig}: " + "; ".join(plan.reasons)
     # A run is on this machine: what needs another rig is no option of the command that is refused.
@@ -102,192 +222,44 @@ def refuse(plan: Plan) -> UserError:
     return UserError(message, "; or ".join(options) if options else "choose a smaller model or a larger rig")
 
 
-def _assemble(
-    recipe: Recipe,
-    rig: Rig,
-    vocab: int,
-    corpus: float | None,
-    sized: Sized,
-    speed: Pace,
-    length: Length,
-    constants: Constants,
-    notes: list[str],
-    sources: dict[str, str],
-    suggest: bool,
-) -> Plan:
-    shape, candidate, layout = sized.shape, sized.candidate, sized.candidate.layout
-    checkpoint = checkpoint_gib(shape, sized.passes.averaged)
-    disk = run_disk_gib(shape, recipe.checkpoints, length.hours, corpus, sized.passes.averaged)
-    reasons, alternatives = _refusal(recipe, rig, vocab, sized, speed, length, constants, disk, suggest)
-    tokens_per_second = layout.batch_tokens / candidate.time.seconds
-    epochs = length.epochs
-    # A puzzle is another one every epoch: under a symmetry drawn anew.
-    repeated = None if isinstance(recipe.data.corpus, SudokuCorpus) else epochs
-    return Plan(
-        recipe=recipe.name,
-        rig=rig.name,
-        machine=rig.describe(),
-        fits=not reasons,
-        needs_yes=repeated is not None and repeated > EPOCHS_ASK,
-        model=_model(sized),
-        method="pretrain",
-        depth=sized.depth,
-        params=shape.parameters,
-        parameters={"matrices": shape.matrix_parameters, "tables": shape.table_parameters, "head": shape.head_parameters},
-        vocab=vocab,
-        layout=layout,
-        peak_gib=candidate.peak_gib,
-        limit_gib=candidate.limit_gib,
-        components=candidate.components,
-        timeline=_timeline(candidate),
-        peak_moment=candidate.memory.peak.name,
-        step_seconds=candidate.time.seconds,
-        step_terms=candidate.time.terms,
-        hidden_seconds=sum(candidate.time.terms.values()) - candidate.time.seconds,
-        bound=candidate.time.bound,
-        tokens_per_second=tokens_per_second,
-        mfu=shape.flops_per_token * tokens_per_second / (candidate.time.peak_flops * layout.ranks),
-        steps=length.steps,
-        tokens=length.tokens,
-        derived_tokens=sized.hyper.tokens.value,
-        startup={"start, compile, last checkpoint": speed.startup_seconds},
-        hours=length.hours,
-        dollars=length.dollars,
-        dollars_per_hour=rig.dollars_per_hour,
-        epochs=epochs,
-        corpus_tokens=corpus,
-        ended_by=length.ended_by,
-        checkpoint_gib=checkpoint,
-        disk_gib=disk,
-        disk_free_gib=rig.disk_free_gib,
-        hyper={name: value for name, value, _ in sized.hyper.rows()},
-        roles={},
-        options=(),
-        reasons=tuple(reasons),
-        alternatives=tuple(alternatives),
-        warnings=tuple(epoch_warnings(repeated)),
-        notes=tuple(notes),
-        error={"memory": _memory_error(constants, candidate), "time": _time_error(constants, sized)},
-        sources=sources,
-        correction=correction_of(candidate.components, constants.time_factor),
+def parts_text(components: dict[str, float], digits: str = ".1f") -> str:
+    """Write components of at least 0.05 GiB, the largest first."""
+    ordered = sorted(components.items(), key=lambda item: -item[1])
+    return " + ".join(f"{name.replace('_', ' ')} {gib:{digits}}" for name, gib in ordered if gib >= 0.05)
+
+
+def _timeline(draft: Draft) -> tuple[Moment, ...]:
+    """Return the moments with their seconds after the step's beginning."""
+    time, memory = draft.best.timed, draft.best.memory
+    return tuple(
+        replace(moment, seconds=draft.after + forward * time.forward + backward * time.backward)
+        for moment, (forward, backward) in zip(memory.moments, memory.done, strict=True)
     )
 
 
-def _timeline(candidate: Candidate) -> tuple[Moment, ...]:
-    """The moments with their seconds after the step's beginning: a backward pass takes about twice as long as a forward pass."""
-    passes = candidate.time.seconds - candidate.time.terms.get("optimizer", 0.0)
-    moments = zip(candidate.memory.moments, candidate.memory.done, strict=True)
-    return tuple(replace(m, seconds=passes * (forward + 2 * backward) / 3) for m, (forward, backward) in moments)
+def _options(draft: Draft, length: Length, rig: Rig) -> tuple[Option, ...]:
+    """Return the best layouts that fit, by what the same run would cost with each."""
+    options = []
+    for candidate in draft.ranked:
+        hours = length.hours * candidate.token_seconds / draft.best.token_seconds
+        dollars = None if rig.dollars_per_hour is None else hours * rig.dollars_per_hour
+        options.append(Option(candidate.layout, candidate.peak_gib, candidate.timed.seconds, hours, dollars))
+    return tuple(options)
 
 
-def _refusal(
-    recipe: Recipe,
-    rig: Rig,
-    vocab: int,
-    sized: Sized,
-    speed: Pace,
-    length: Length,
-    constants: Constants,
-    disk: float,
-    suggest: bool,
-) -> tuple[list[str], list[Alternative]]:
-    candidate = sized.candidate
-    reasons: list[str] = []
-    alternatives: list[Alternative] = []
-    if not candidate.fits:
-        reasons.append(_memory_reason(sized, recipe.pretrain.micro_batch))
-        if suggest:
-            alternatives += memory_alternatives(recipe, rig, vocab, constants)
-    more_reasons, more_alternatives = money_and_disk(recipe.budget, rig, speed, length, disk)
-    # While it does not fit, no room in the budget or on the disk makes it a plan that works.
-    return reasons + more_reasons, alternatives + (more_alternatives if candidate.fits else [])
-
-
-def _memory_reason(sized: Sized, given: int | None) -> str:
-    shape, candidate = sized.shape, sized.candidate
-    parts = sorted(candidate.components.items(), key=lambda item: -item[1])
-    again = f", {_applications(sized)}" if sized.passes.recursive else ""
-    listed = " + ".join(f"{name.replace('_', ' ')} {gib:.1f}" for name, gib in parts if gib >= 0.05)
-    count = f"{shape.parameters / 1e9:.1f} B" if shape.parameters >= 1e9 else f"{shape.parameters / 1e6:.0f} M"
-    size = f"depth {sized.depth} has {count} parameters, {4 * shape.parameters / 1e9:.1f} GB of fp32 weights alone{again}"
-    at = f"at the recipe's micro-batch {given}" if given else f"even at micro-batch {candidate.layout.micro_batch}"
-    needs = f"each rank needs {candidate.peak_gib:.1f} GiB ({listed}) {at}"
-    return f"{size}; {needs}; the limit is {candidate.limit_gib:.1f} GiB"
-
-
-def _model(sized: Sized) -> str:
-    name = f"GPT of depth {sized.depth}"
-    return f"recursive {name} ({_applications(sized)})" if sized.passes.recursive else name
-
-
-def _applications(sized: Sized) -> str:
-    """'12 blocks x 3 passes x 4 supervision steps = 144 applications'."""
-    recursion = sized.shape.recursion
-    assert recursion is not None
-    counts = f"{sized.shape.layers} blocks x {recursion.passes} passes x {recursion.supervision} supervision steps"
-    return f"{counts} = {sized.shape.applications:,} applications"
-
-
-def _length_notes(recipe: Recipe, rig: Rig, sized: Sized, length: Length, corpus: float | None, auto: bool) -> list[str]:
-    notes = budget_notes(recipe.budget, rig, sized.candidate.layout.batch_tokens, corpus)
-    if recipe.budget.epochs is not None and not corpus:
-        notes.append("budget.epochs is applied once the corpus has been read")
-    ratio = length.tokens / sized.hyper.tokens.value
-    # A depth that auto chose needs no advice on depth.
-    if ratio < 0.9:
-        advice = "" if auto else "; a smaller one may do better"
-        notes.append(f"{length.ended_by} ends the run at {ratio:.0%} of the tokens this depth is best trained with{advice}")
-    elif ratio > 1.5:
-        advice = "" if auto else "; a deeper one may do better"
-        notes.append(f"the budget reaches {ratio:.1f} times the tokens this depth is best trained with{advice}")
-    return notes
-
-
-def _memory_error(constants: Constants, candidate: Candidate) -> float:
-    """What is said of a rank's memory."""
-    if not candidate.layout.recorded or constants.extra_gib != 0:
-        return constants.memory_error
-    return max(constants.memory_error, constants.recorded_memory_error)
-
-
-def _time_error(constants: Constants, sized: Sized) -> float:
-    """What is said of the step's seconds: less is known of the host and of recursion, unless the user has measured them."""
-    candidate, errors = sized.candidate, [constants.time_error]
-    if candidate.layout.device != "cuda" or constants.time_factor != 1.0:
-        return constants.time_error
-    if candidate.time.bound == LAUNCHES:
-        errors.append(constants.launch_error)
-    elif candidate.layout.recorded:
-        errors.append(constants.recorded_error)
-    if candidate.layout.precision == "fp8" and sized.passes.recursive:
-        errors.append(constants.fp8_error)
-    return max(errors)
-
-
-def _sources(rig: Rig, sized: Sized, constants: Constants, length: Length, vocab: str, corpus: str) -> dict[str, str]:
-    peak = (
-        f"{rig.gpu.name}: {rig.gpu.source}" if rig.gpu else "measured fp32 products" if rig.cpu_gflops else "assumed speed a core"
-    )
-    memory = {f"components.{name}": source for name, source in MEMORY_SOURCES.items()}
-    hyper = {f"hyper.{name}": rule for name, _, rule in sized.hyper.rows()}
-    limit = f"{constants.usable_share:.0%} of the GPU" if rig.gpu else f"{constants.cpu_usable_share:.0%} of RAM"
+def _sources(draft: Draft, rig: Rig, length: Length) -> dict[str, str]:
+    """Say where the numbers come from that all plans have."""
+    c, best, error = draft.c, draft.best, draft.error
+    moment = best.memory.moments[best.memory.peak].name
     return {
         "params": "shape arithmetic",
-        "vocab": vocab,
-        "corpus_tokens": corpus,
-        "layout": "fastest layout that fits",
-        "peak_gib": f"sum of the components, ±{_memory_error(constants, sized.candidate):.0%} ({constants.source})",
-        "limit_gib": limit,
-        "step_seconds": f"sum of the terms, ±{_time_error(constants, sized):.0%} ({constants.source})",
+        "layout": "fastest layout that fits" if best.fits else "leanest layout",
+        "peak_gib": f"the moment '{moment}', ±{error['memory']:.0%} ({c.source})",
+        "limit_gib": f"{c.usable_share:.0%} of the GPU" if rig.gpu else f"{c.cpu_usable_share:.0%} of RAM",
+        "step_seconds": f"sum of the terms less what overlaps, ±{error['time']:.0%} ({c.source})",
         "tokens_per_second": "batch tokens / step time",
-        "mfu": f"training FLOPs (PaLM, appendix B) against the dense peak; {peak}",
         "steps": f"ended by {length.ended_by}",
         "tokens": "steps x batch tokens",
-        "hours": "starting up, steps, validations, last checkpoint",
+        "hours": "starting up, steps, last checkpoint",
         "dollars": rig.price_note,
-        "epochs": f"tokens / corpus ({corpus})",
-        "checkpoint_gib": "fp32 weights and optimizer states",
-        "disk_gib": "newest checkpoint whole, the one being written, kept weights, tokens",
-        **memory,
-        **hyper,
     }

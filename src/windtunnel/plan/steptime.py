@@ -1,36 +1,108 @@
-"""Seconds of one optimizer step, term by term, and what bounds it."""
+"""Seconds of one optimizer step, whatever trains: terms, what hides behind what, and what bounds it.
+
+An engine says what a step's work would take alone (`Work`); how the parts come together is the same for all.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from windtunnel.model import GPTShape
-from windtunnel.recipe import Layout
 from windtunnel.rig import Rig
 
 from .constants import Constants
-from .passes import Passes, plain
 
-NEWTON_SCHULZ_ITERATIONS = 5
 LAUNCHES = "kernel launches"
-# Launches of the head with its loss, and of an optimizer step, beside those of one pass through a block. Counted: 25
-# kernels a head, forwards and backwards, to 22 of a block; an optimizer step kept the host busy as long as 5 passes.
-HEAD_LAUNCHES = 2
-UPDATE_LAUNCHES = 5
-# Of passes that are recorded: their batch is copied to where it was recorded, then one graph is started, however long it is.
-REPLAY_LAUNCHES = 1
-# Of the bytes that move per weight and micro-step: 6 of 14 make the copy in compute precision, 8 add the gradient.
-CONVERSION = 6 / 14
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Seconds by what they go to, of a forward and of a backward pass (with what is computed again)."""
+
+    products: tuple[float, float] = (0.0, 0.0)
+    attention: tuple[float, float] = (0.0, 0.0)
+    traffic: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def forward(self) -> float:
+        """Of a forward pass."""
+        return self.products[0] + self.attention[0] + self.traffic[0]
+
+    @property
+    def backward(self) -> float:
+        """Of a backward pass."""
+        return self.products[1] + self.attention[1] + self.traffic[1]
+
+    def scaled(self, factor: float) -> Seconds:
+        """Return all of them times a factor."""
+        products, attention, traffic = self.products, self.attention, self.traffic
+        return Seconds(
+            (factor * products[0], factor * products[1]),
+            (factor * attention[0], factor * attention[1]),
+            (factor * traffic[0], factor * traffic[1]),
+        )
+
+    def __add__(self, other: Seconds) -> Seconds:
+        """Return the sums."""
+        return Seconds(
+            (self.products[0] + other.products[0], self.products[1] + other.products[1]),
+            (self.attention[0] + other.attention[0], self.attention[1] + other.attention[1]),
+            (self.traffic[0] + other.traffic[0], self.traffic[1] + other.traffic[1]),
+        )
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Seconds of communication by kind, of one step; and how many of them can hide behind computation."""
+
+    terms: dict[str, float]
+    hideable: float
+
+
+ALONE = Exchange({}, 0.0)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one step takes on a rank before anything overlaps.
+
+    Attributes:
+        passes: all forward and backward passes of the step. copies: seconds of copying weights and gradients beside them.
+        update: the optimizer's. exchange: communication.
+        under: seconds that communication can hide behind; None: a share of the passes (Constants.overlap).
+        slowdown: seconds that computation loses for each second that communication hides behind it.
+        host: what the host needs to launch the passes; what is beyond their own seconds is waited for.
+        host_step: the same of the whole step. launches: seconds of launching that nothing hides (a CPU's).
+        bubble: seconds that pipeline stages wait, as a share of the passes.
+        peak_flops: of the device, per second. validation: cost of a token that is only scored, relative to a plain GPT's.
+    """
+
+    passes: Seconds
+    update: float
+    peak_flops: float
+    copies: float = 0.0
+    exchange: Exchange = ALONE
+    under: float | None = None
+    slowdown: float = 0.0
+    host: float = 0.0
+    host_step: float = 0.0
+    launches: float = 0.0
+    bubble: float = 0.0
+    validation: float = 1.0
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """One step: its seconds and the seconds of each term (before overlap)."""
+    """One step: terms before overlap, what overlaps, and the seconds of its phases as they pass."""
 
     seconds: float
     terms: dict[str, float]
+    hidden: float
+    forward: float
+    backward: float
+    update: float
     peak_flops: float
-    validation: float = 1.0  # cost of a token that is only scored, relative to that of a plain GPT's
+    validation: float = 1.0
 
     @property
     def bound(self) -> str:
@@ -38,159 +110,69 @@ class StepTime:
         return max(self.terms, key=lambda name: self.terms[name])
 
 
-@dataclass(frozen=True)
-class _Load:
-    """A step's work beside a plain GPT's, whose is 1 in each: of the blocks, the head, the blocks' weights, and validation."""
-
-    blocks: float
-    head: float
-    weights: float
-    combine: float  # applications that combine states
-    validation: float
-
-
-def _load(shape: GPTShape, layout: Layout, passes: Passes) -> _Load:
-    """A backward pass takes twice a forward pass; what is computed again takes a forward pass more."""
-    forward = passes.forward(layout.recompute)
-    blocks = (forward + 2 * passes.graded) / (3 * shape.layers)
-    # Scored tokens take one forward pass of every application, beside training's `blocks` of three passes.
-    validation = passes.applications / shape.layers / blocks
-    # Weights are converted once a backward pass, or an update; each application adds its gradients to them.
-    weights = CONVERSION * passes.updates + (1 - CONVERSION) * passes.graded / shape.layers
-    return _Load(blocks, float(passes.heads), weights, float(passes.combined), validation)
-
-
-def step_time(shape: GPTShape, layout: Layout, rig: Rig, constants: Constants, passes: Passes | None = None) -> StepTime:
-    """Estimate one optimizer step: all ranks do `accumulation` forward and backward passes, exchange, and update."""
-    passes = passes or plain(shape)
-    load = _load(shape, layout, passes)
-    if layout.device == "cpu":
-        return _cpu(shape, layout, rig, constants, passes, load)
-    time, factor = _gpu(shape, layout, rig, constants, passes, load), constants.time_factor
-    terms = {name: factor * value for name, value in time.terms.items()}
-    return StepTime(factor * time.seconds, terms, time.peak_flops, load.validation)
-
-
-def _gpu(shape: GPTShape, layout: Layout, rig: Rig, c: Constants, passes: Passes, load: _Load) -> StepTime:
-    assert rig.gpu is not None
-    gpu = rig.gpu
-    rank_tokens = layout.micro_tokens * layout.accumulation
-    bandwidth = gpu.bandwidth_gbs * 1e9 * c.bandwidth_efficiency
-    peak = 1e12 * (gpu.fp32_tflops if layout.precision == "fp32" else gpu.bf16_tflops)
-    size = size_efficiency(shape, layout, c)
-    products = _product_flops(shape, load) * rank_tokens / (peak * c.matmul_efficiency * size)
-    quantising = 0.0
-    if layout.precision == "fp8" and gpu.fp8_tflops:
-        head = load.head * 6.0 * shape.head_parameters * rank_tokens / (peak * c.matmul_efficiency * size)
-        blocks = load.blocks * 6.0 * shape.matrix_parameters * rank_tokens / (gpu.fp8_tflops * 1e12 * c.fp8_efficiency * size)
-        products = head + blocks
-        quantising = load.blocks * shape.layers * _quantised_bytes(shape) * rank_tokens / bandwidth
-    width = 2 if layout.precision == "fp32" else 1
-    eager = 1 if layout.compile else c.eager_traffic
+def step_time(work: Work, c: Constants) -> StepTime:
+    """Put a step together: passes, exchange and update, less what hides, and not before the host has launched it."""
+    both = work.passes
+    passes = both.forward + both.backward + work.copies
     terms = {
-        "matrix products": products,
-        "attention": load.blocks * _attention_flops(shape) * rank_tokens / (peak * c.attention_efficiency),
-        "memory bandwidth": _moved(shape, layout, rank_tokens, width * eager, c, load) / bandwidth + quantising,
-        "optimizer": passes.updates * _optimizer_seconds(shape, layout, peak * c.matmul_efficiency * size, bandwidth, c),
-        "communication": passes.updates * _communication_seconds(shape, layout, rig, c),
+        "matrix products": sum(both.products),
+        "attention": sum(both.attention),
+        "memory bandwidth": sum(both.traffic) + work.copies,
+        "optimizer": work.update,
+        **{name: value for name, value in work.exchange.terms.items() if value > 0},
     }
-    busy = sum(terms.values()) - c.overlap * min(terms["communication"], products)
-    launch = _launch_seconds(layout, c, passes)
-    if launch > busy:
-        return StepTime(launch, terms | {LAUNCHES: launch}, peak)
-    return StepTime(busy, terms, peak)
+    if work.launches:
+        terms[LAUNCHES] = work.launches
+    if work.host > passes:
+        terms[LAUNCHES] = work.host - passes
+        passes = work.host
+    bubble = work.bubble * passes
+    if bubble:
+        terms["pipeline bubble"] = bubble
+    hidden = min(work.exchange.hideable, c.overlap * passes if work.under is None else work.under)
+    busy = sum(terms.values()) - hidden
+    slower = work.slowdown * hidden
+    if slower:
+        terms["memory bandwidth"] += slower
+        busy += slower
+    if work.host_step > busy:
+        terms[LAUNCHES] = work.host_step
+        busy, hidden = work.host_step, sum(terms.values()) - work.host_step
+    factor, forward, rest = c.time_factor, both.forward / (both.forward + both.backward), busy - work.update
+    return StepTime(
+        seconds=factor * busy,
+        terms={name: factor * value for name, value in terms.items()},
+        hidden=factor * hidden,
+        forward=factor * rest * forward,
+        backward=factor * rest * (1 - forward),
+        update=factor * work.update,
+        peak_flops=work.peak_flops,
+        validation=work.validation,
+    )
 
 
-def _launch_seconds(layout: Layout, c: Constants, passes: Passes) -> float:
-    """The host's seconds of a step: it launches every pass's kernels one by one, and takes as long whatever their size.
+def wide(narrow: float, rows: float, c: Constants) -> float:
+    """Return the share of the large products' rate, in (0, 1), that products of this width and this many rows reach."""
+    return narrow / (narrow + c.half_dim) * rows / (rows + c.half_tokens)
 
-    Recorded, passes of a micro-batch up to the next update are launched as one.
+
+def ring_seconds(size: float, ranks: int, stride: int, rig: Rig, c: Constants) -> float:
+    """Return the seconds of gathering (or reduce-scattering) `size` bytes in all over `ranks` ranks that stand `stride` apart.
+
+    The part within nodes goes over their links. The part between nodes shares each node's network among the rings
+    that cross it, one for each of its GPUs that belongs to another ring.
     """
-    blocks = passes.forward(layout.recompute) + passes.graded
-    one = REPLAY_LAUNCHES * passes.updates if layout.recorded else blocks + HEAD_LAUNCHES * passes.heads
-    launched = layout.accumulation * one + UPDATE_LAUNCHES * passes.updates
-    return launched * (c.launch_seconds if layout.compile else c.eager_launch_seconds)
-
-
-def _cpu(shape: GPTShape, layout: Layout, rig: Rig, c: Constants, passes: Passes, load: _Load) -> StepTime:
-    gflops = rig.cpu_gflops or c.cpu_gflops_per_core * rig.cpu_cores
-    tokens = layout.batch_tokens
-    peak = gflops * 1e9
-    rate = peak * c.cpu_efficiency * (c.cpu_bf16_share if layout.precision != "fp32" else 1.0)
-    bandwidth = c.cpu_bandwidth_gbs * 1e9
-    attention = load.blocks * _attention_flops(shape) * tokens
-    terms = {
-        "matrix products": _product_flops(shape, load) * tokens / rate,
-        "attention": attention * c.cpu_efficiency / c.cpu_attention_efficiency / rate,
-        "memory bandwidth": _moved(shape, layout, tokens, 2, c, load) / bandwidth,
-        "optimizer": passes.updates * _optimizer_seconds(shape, layout, rate, bandwidth, c),
-        LAUNCHES: c.eager_launch_seconds * passes.forward(layout.recompute) * layout.accumulation,
-    }
-    return StepTime(sum(terms.values()), terms, peak, load.validation)
-
-
-def _product_flops(shape: GPTShape, load: _Load) -> float:
-    """FLOPs a token of the products with weights, those that are done again included."""
-    return 6.0 * (load.blocks * shape.matrix_parameters + load.head * shape.head_parameters)
-
-
-def _moved(shape: GPTShape, layout: Layout, tokens: int, width: float, c: Constants, load: _Load) -> float:
-    """Bytes through memory: activations by what is no product, and weights, which every application converts anew."""
-    activations = c.traffic_bytes * load.blocks * shape.layers + c.combine_traffic * load.combine
-    rest = shape.parameters - shape.matrix_parameters - shape.head_parameters
-    weights = load.weights * shape.matrix_parameters + load.head * shape.head_parameters + rest
-    return width * activations * shape.dim * tokens + c.micro_step_bytes * weights * layout.accumulation
-
-
-def _quantised_bytes(shape: GPTShape) -> float:
-    """Bytes a token that a block moves more where its products are in fp8, forwards and backwards.
-
-    Counted: 2 a number to look for the largest where nothing before tells it (attention's output, the gradients of q, k
-    and v), 4 to read it and write it in both orders; of the MLP's hidden states what is more than bf16 moves: 1 forwards,
-    3 backwards (of swiglu's 3 and 1).
-    """
-    inputs, gradients = 4 + 6 + 4, 4 + 4
-    return (inputs + gradients) * shape.dim + 6.0 * (shape.dim + 2 * shape.kv_dim) + 4.0 * shape.hidden
-
-
-def size_efficiency(shape: GPTShape, layout: Layout, c: Constants) -> float:
-    """Share of the large-product rate that products of this width and this many rows reach, in (0, 1)."""
-    return shape.dim / (shape.dim + c.half_dim) * layout.micro_tokens / (layout.micro_tokens + c.half_tokens)
-
-
-def newton_schulz_flops(shape: GPTShape) -> float:
-    """FLOPs of orthogonalising every matrix once: an iteration on m x n, m <= n, is 4 m^2 n + 2 m^3 (Muon, Jordan 2024)."""
-
-    def one(rows: int, columns: int) -> float:
-        m, n = sorted((rows, columns))
-        return 4.0 * m * m * n + 2.0 * m**3
-
-    attention = 2 * one(shape.dim, shape.dim) + 2 * one(shape.dim, shape.kv_dim)
-    mlp = (3 if shape.mlp == "swiglu" else 2) * one(shape.dim, shape.hidden)
-    return NEWTON_SCHULZ_ITERATIONS * shape.layers * (attention + mlp)
-
-
-def _attention_flops(shape: GPTShape) -> float:
-    """FLOPs a token really done by one pass, forward and backward; causal attention does half of them, 12 h d s."""
-    done = 6.0 if shape.causal else 12.0
-    return sum(done * shape.heads * shape.head_dim * min(w, shape.sequence) for w in shape.windows)
-
-
-def _optimizer_seconds(shape: GPTShape, layout: Layout, rate: float, bandwidth: float, c: Constants) -> float:
-    # Matrices go to ranks whole: with more ranks than layers some idle.
-    spread = min(layout.ranks, 6 * shape.layers)
-    return newton_schulz_flops(shape) / spread / rate + c.optimizer_bytes * shape.parameters / layout.ranks / bandwidth
-
-
-def _communication_seconds(shape: GPTShape, layout: Layout, rig: Rig, c: Constants) -> float:
-    """Ring reduce-scatter and all-gather: inside a node over its links, between nodes over the network.
-
-    Between nodes every byte crosses each node's network once per direction; the two do not overlap.
-    """
-    volume = c.communication_bytes * shape.parameters
+    if ranks == 1 or size <= 0:
+        return 0.0
+    inside = min(ranks, max(1, rig.gpus_per_node // stride))
+    nodes = math.ceil(ranks / inside)
     seconds = 0.0
-    if rig.gpus_per_node > 1:
-        seconds += volume * (rig.gpus_per_node - 1) / rig.gpus_per_node / (rig.link_gbs * 1e9 * c.link_efficiency)
-    if rig.nodes > 1:
-        seconds += volume * (rig.nodes - 1) / rig.nodes / (rig.network_gbs * 1e9 * c.link_efficiency)
+    if inside > 1:
+        seconds += size * (inside - 1) / inside / (rig.link_gbs * 1e9 * c.link_efficiency)
+    if nodes > 1:
+        rings = rig.gpus_per_node / inside
+        slowed = 1 + c.straggle * math.log2(nodes)
+        between = size * (nodes - 1) / nodes * rings / (rig.network_gbs * 1e9 * c.network_efficiency) * slowed
+        # NCCL pipelines both: the slower one sets the pace.
+        seconds = max(seconds, between)
     return seconds

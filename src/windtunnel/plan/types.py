@@ -20,8 +20,8 @@ class Alternative:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether it is the same on another rig."""
-        return self.change.startswith("--rig ")
+        """Whether it needs another rig."""
+        return "--rig " in self.change
 
 
 @dataclass(frozen=True)

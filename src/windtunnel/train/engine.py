@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,44 +13,13 @@ from torch import Tensor
 
 from windtunnel.data import Batch, Batches
 from windtunnel.evaluate import Validation
-from windtunnel.recipe import Schedule
+from windtunnel.recipe import Layout, Schedule
 
 Mark = Callable[[str], None]
 """Called on the host at the end of each 'forward', 'backward' and 'optimizer' of a step."""
 
 COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 """What a plan's precision computes in; fp8 products are of bf16 tensors."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The part of a plan's layout that training needs; see `windtunnel.plan`."""
-
-    ranks: int
-    micro_batch: int
-    accumulation: int
-    precision: str
-    compile: bool
-    device: str
-    sequence: int
-    shard: str = "optimizer"  # or 'none', 'full': what of a Hugging Face model is sharded over ranks
-    recompute: str = "none"  # of activations: or 'step' (a supervision step of a recursive GPT), or 'block'
-    recorded: bool = False  # a recursive GPT's passes as CUDA graphs
-
-    @classmethod
-    def of_plan(cls, layout: Mapping[str, Any]) -> Layout:
-        """Return the layout of a plan's JSON; what older plans do not name has its default."""
-        return cls(**{key: layout[key] for key in cls.__dataclass_fields__ if key in layout})
-
-    @property
-    def batch_sequences(self) -> int:
-        """Return the sequences of a step over all ranks."""
-        return self.ranks * self.micro_batch * self.accumulation
-
-    @property
-    def batch_tokens(self) -> int:
-        """Return the tokens of a step over all ranks."""
-        return self.batch_sequences * self.sequence
 
 
 @dataclass(frozen=True)

@@ -29,23 +29,9 @@ from windtunnel.model import (
     objective_of,
     recipe_shape,
 )
-from windtunnel.recipe import Recipe
+from windtunnel.recipe import Layout, Recipe
 
-from .engine import (
-    COMPUTE,
-    EngineState,
-    Feed,
-    Layout,
-    Mark,
-    Moment,
-    Parameters,
-    Pending,
-    Reading,
-    Supervised,
-    adopt,
-    nothing,
-    read_plain,
-)
+from .engine import COMPUTE, EngineState, Feed, Mark, Moment, Parameters, Pending, Reading, Supervised, adopt, nothing, read_plain
 from .optimizer import MuonAdamW
 from .ranks import Ranks
 from .schedule import scalars

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from windtunnel.data import BatchLoader, PreparedData, ValidationBatches, prepare
 from windtunnel.model import recipe_shape
-from windtunnel.recipe import PRESETS, Recipe, UserError
+from windtunnel.recipe import PRESETS, Layout, Recipe, UserError
 from windtunnel.run import (
     STARTED,
     BandWatch,
@@ -30,7 +30,7 @@ from windtunnel.run import (
 
 from .callbacks import Budget, Callback, Health, ValidateEvery
 from .checkpoints import Checkpoints
-from .engine import Engine, Feed, Layout
+from .engine import Engine, Feed
 from .gpt import build_gpt_engine
 from .loop import AfterStep, Deciders, Ending, Loop
 from .ranks import Ranks, join_ranks

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from windtunnel.recipe import Recipe
+from windtunnel.recipe import Layout, Recipe
 
-from .engine import Layout
 from .trace_depth import choose_depths, cut, extrapolate
 from .trace_ledger import Peak
 

@@ -16,10 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from windtunnel.data import Batch
 from windtunnel.model import GPT, GPTShape, RecursiveGPT, new_model
-from windtunnel.recipe import HuggingFaceModel, Recipe
+from windtunnel.recipe import HuggingFaceModel, Layout, Recipe
 
 from . import gpt
-from .engine import COMPUTE, Feed, Layout, Slice
+from .engine import COMPUTE, Feed, Slice
 from .optimizer import MuonAdamW
 from .ranks import Ranks
 from .trace_ledger import MemoryLedger, Peak

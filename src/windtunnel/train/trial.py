@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from windtunnel.data import BatchLoader, TokenFile, ValidationBatches
-from windtunnel.recipe import Recipe
+from windtunnel.recipe import Layout, Recipe
 
-from .engine import Engine, Feed, Layout, Mark, Pending, StepResult
+from .engine import Engine, Feed, Mark, Pending, StepResult
 from .gpt import build_gpt_engine
 from .ranks import Ranks, join_ranks
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from windtunnel.recipe import FineTune, HuggingFaceModel, Recipe, UserError
+from windtunnel.recipe import FineTune, HuggingFaceModel, Layout, Recipe, UserError
 
 from .causal import build_causal
-from .engine import COMPUTE, Layout, Mark, Moment, Pending
+from .engine import COMPUTE, Mark, Moment, Pending
 from .ranks import Ranks
 from .trial import random_feed
 

@@ -1,4 +1,4 @@
-"""Memory and communication where matrices, experts or layers are split over ranks: layouts that Megatron-Bridge runs.
+"""Layouts that Megatron-Bridge runs, which split matrices, experts or layers over ranks: memory and communication.
 
 Nothing here was measured by us; the arithmetic is Megatron-Core's: bf16 weights, fp32 gradients, a distributed optimizer,
 sequence parallelism beside tensor parallelism, one forward one backward (1F1B) along the pipeline.
@@ -11,12 +11,11 @@ import math
 from windtunnel.recipe import Layout
 from windtunnel.rig import Rig
 
-from .activations import BF16, FP32
-from .collectives import Exchange, ring_seconds
 from .constants import HFConstants
-from .ledger import Ledger, Memory
-from .memory import gradient_bytes, state_bytes
-from .totals import Totals
+from .engine_fsdp import gradient_bytes, state_bytes
+from .hf_work import Totals
+from .memory import BF16, FP32, Ledger, Memory, around
+from .steptime import Exchange, ring_seconds
 
 # Experts get unequal numbers of tokens.
 IMBALANCE = 1.2
@@ -51,7 +50,7 @@ class Split:
         self.expert_copies = max(1.0, layout.data * tensor / expert)
 
 
-def megatron_memory(sums: Totals, layout: Layout, c: HFConstants) -> Memory:
+def memory(sums: Totals, layout: Layout, c: HFConstants) -> Memory:
     """Moments of a step on the rank that needs most: the first stage, where most micro-batches are under way."""
     work, split = sums.work, Split(sums, layout)
     tokens = layout.micro_tokens
@@ -89,7 +88,7 @@ def megatron_memory(sums: Totals, layout: Layout, c: HFConstants) -> Memory:
     ledger.note("loss", (1.0, 0.0), {"activations": activations, "loss": logits})
     ledger.note("backward, last block", (1.0, 0.0), {"activations": activations + at_work[1], "gathered_weights": scratch})
     ledger.note("optimizer", (1.0, 1.0), {})
-    return Memory(ledger, layout.ranks, c, UNMEASURED)
+    return Memory(ledger, around(layout, c), c.extra_gib, UNMEASURED)
 
 
 def host_gib(sums: Totals, layout: Layout, gpus_per_node: int) -> float:
@@ -101,7 +100,7 @@ def host_gib(sums: Totals, layout: Layout, gpus_per_node: int) -> float:
     return gpus_per_node * owned * (FP32 + state_bytes(sums.work) + FP32) / 2**30
 
 
-def megatron_exchange(sums: Totals, layout: Layout, rig: Rig, c: HFConstants) -> Exchange:
+def exchange(sums: Totals, layout: Layout, rig: Rig, c: HFConstants) -> Exchange:
     """Communication of one step: within tensor groups, to experts and back, along the pipeline, and of gradients."""
     work, split = sums.work, Split(sums, layout)
     micro, tokens, dim = layout.accumulation, layout.micro_tokens, work.shape.dim
@@ -145,3 +144,9 @@ def _hop_gbs(layout: Layout, rig: Rig) -> float:
     if rig.nodes == 1 or layout.tensor * 2 <= rig.gpus_per_node // 2:
         return rig.link_gbs
     return rig.network_gbs / rig.gpus_per_node
+
+
+def copied_bytes(sums: Totals, layout: Layout) -> float:
+    """Return the bytes moved per micro-batch by copies: weights are held as they compute, gradients added to their buffer."""
+    split = Split(sums, layout)
+    return 3 * gradient_bytes(sums.work) * (split.trained + split.trained_experts)

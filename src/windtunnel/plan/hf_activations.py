@@ -7,13 +7,19 @@ the partitioner makes again what is cheap; with every weight trained, and frozen
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from windtunnel.model import Block
 
-from .workload import Workload
+from .memory import BF16, FP32
 
-BF16 = 2.0
-FP32 = 4.0
+if TYPE_CHECKING:
+    from .hf_work import Workload
+
+
+if TYPE_CHECKING:
+    from .hf_work import Workload
+
 INT64 = 8.0
 
 

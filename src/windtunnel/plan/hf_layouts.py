@@ -1,20 +1,83 @@
-"""Which layouts a workload may have on a rig: those that divide evenly and that an engine runs, honouring the recipe's choice."""
+"""Which layouts a Hugging Face model may have on a rig: those that divide evenly and that an engine runs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from windtunnel.recipe import MEGATRON, OWN_ENGINE, Layout, LayoutChoice, UserError
 from windtunnel.rig import Rig
 
-from .workload import Workload
+from . import engine_fsdp, engine_megatron
+from .constants import HFConstants
+from .hf_steptime import step_seconds
+from .hf_work import Totals, Workload
+from .memory import Memory
+from .search import Found, search
+from .steptime import StepTime
 
 # Families that the package's own engine refuses, and what of them it lacks.
 NOT_OURS = {"gpt_oss": "attention sinks", "gemma2": "capped logits"}
 LARGEST_MICRO = 64
 # Along a pipeline and with split matrices small micro-batches do: what is saved is the bubble and memory.
 SPLIT_MICRO = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class HFTraining:
+    """Optimizer steps on a Hugging Face model, as the layout search sees them (see search.Trainable)."""
+
+    sums: Totals
+    c: HFConstants
+
+    preferred_first = False
+
+    def layouts(self, rig: Rig, ranks: int) -> Iterator[Layout]:
+        """Yield every layout worth computing, cheapest kinds first; only those that the recipe's choice allows.
+
+        Raises:
+            UserError: the recipe's layout contradicts itself, the model or the rig.
+        """
+        work = self.sums.work
+        check_choice(work, rig, ranks)
+        if not is_split(work.choice) and work.precision == "bf16" and work.shape.family not in NOT_OURS:
+            yield from _own(work, ranks)
+        yield from _megatron(work, rig, ranks)
+
+    def memory(self, layout: Layout) -> Memory:
+        """Return a rank's memory over a step."""
+        return (engine_megatron if layout.engine == MEGATRON else engine_fsdp).memory(self.sums, layout, self.c)
+
+    def time(self, layout: Layout, rig: Rig) -> StepTime:
+        """Return a step's seconds."""
+        return step_seconds(self.sums, layout, rig, self.c)
+
+    def host_gib(self, layout: Layout, rig: Rig) -> float:
+        """Return the GiB of CPU memory that optimizer states take on a node."""
+        return engine_megatron.host_gib(self.sums, layout, rig.gpus_per_node)
+
+    def limit_gib(self, rig: Rig) -> float:
+        """Return the GiB of a GPU that one rank may use."""
+        return rig.gpu.memory_gib * self.c.usable_share if rig.gpu else 0.0
+
+    def search(self, rig: Rig, ranks: int, less_gib: float = 0.0) -> Found:
+        """Choose among all layouts (see search.search).
+
+        Raises:
+            UserError: the recipe's layout contradicts itself, the model or the rig; or no engine runs it.
+        """
+        found = search(self, rig, ranks, less_gib)
+        if found is not None:
+            return found
+        work = self.sums.work
+        keys = ", ".join(f"layout.{key}={value}" for key, value in work.choice.model_dump().items() if value is not None)
+        lacking = NOT_OURS.get(work.shape.family)
+        why = f"; the package's own engine has no {lacking}" if lacking else ""
+        raise UserError(
+            f"no engine runs {work.shape.name} with {keys or 'any layout'} and {work.stage}'s keys on {rig.name}{why}",
+            "more GPUs, or leave layout's keys null and let the plan search",
+        )
 
 
 def check_choice(work: Workload, rig: Rig, ranks: int) -> None:
@@ -129,13 +192,6 @@ def _check_fp8(work: Workload, rig: Rig) -> None:
             f"{work.stage}.precision: fp8 needs a GPU of capability 8.9 or later; rig {rig.name} has {rig.gpu.name}",
             f"--set {work.stage}.precision=bf16",
         )
-
-
-def layouts(work: Workload, rig: Rig, ranks: int) -> Iterator[Layout]:
-    """Every layout worth computing, cheapest kinds first; only those that the recipe's choice allows."""
-    if not is_split(work.choice) and work.precision == "bf16" and work.shape.family not in NOT_OURS:
-        yield from _own(work, ranks)
-    yield from _megatron(work, rig, ranks)
 
 
 def share_of(work: Workload, data: int) -> int:

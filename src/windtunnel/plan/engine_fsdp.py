@@ -1,16 +1,16 @@
-"""Memory of one rank of the package's own engine: FSDP2 over blocks, one moment of a step after the other."""
+"""The package's own engine for Hugging Face models, FSDP2 over blocks: a rank's memory, and what its ranks exchange."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from windtunnel.recipe import Layout
+from windtunnel.rig import Rig
 
-from .activations import BF16, FP32
 from .constants import HFConstants
-from .ledger import Ledger, Memory
-from .totals import Totals
-from .workload import STATE_BYTES, Workload
+from .hf_work import STATE_BYTES, Totals, Workload
+from .memory import BF16, FP32, Ledger, Memory, around
+from .steptime import Exchange, ring_seconds
 
 SOURCES: Mapping[str, str] = {
     "weights": "bf16 weights, or frozen ones as they are held, this rank's share",
@@ -113,7 +113,7 @@ class _Step:
         self._backward()
         self._note("optimizer", (1.0, 1.0), {}, self.gradients)
         wasted = self.c.fragmentation + (self.c.quantised_fragmentation if self.scratch else 0.0)
-        return Memory(self.ledger, self.layout.ranks, self.c, wasted, self._misplaced())
+        return Memory(self.ledger, around(self.layout, self.c), self.c.extra_gib, wasted, self._misplaced())
 
     def _misplaced(self) -> float:
         """Bytes beyond the sum of what is alive: the buffer that reduces embedding and head must lie in one piece.
@@ -202,3 +202,37 @@ class _Step:
 def _in_place(work: Workload) -> bool:
     """Whether bf16 weights are updated themselves; adapters always have fp32 ones."""
     return work.adapter is None and not work.master
+
+
+def exchange(sums: Totals, layout: Layout, rig: Rig, c: HFConstants) -> Exchange:
+    """FSDP2: weights are gathered for each pass, gradients reduced after each backward pass."""
+    if layout.ranks == 1:
+        return Exchange({}, 0.0)
+    reduce = gradient_bytes(sums.work) * sums.trained
+    if layout.shard == "none":
+        both = 2 * ring_seconds(reduce, layout.data, 1, rig, c) * layout.accumulation
+        return Exchange({"communication": both}, both)
+    copies = 2.0 * sums.trained + sums.frozen
+    passes = layout.accumulation * 2 if layout.shard == "full" else 1
+    gathered = ring_seconds(copies, layout.data, 1, rig, c) * passes
+    reduced = ring_seconds(reduce, layout.data, 1, rig, c) * layout.accumulation
+    # The first block's weights and the last gradients have nothing to hide behind.
+    alone = (ring_seconds(2.0 * sums.work.root_parameters, layout.data, 1, rig, c)) * (2 if reduce else 1)
+    return Exchange({"communication": gathered + reduced}, max(0.0, gathered + reduced - alone))
+
+
+def copied_bytes(sums: Totals, layout: Layout) -> float:
+    """Return the bytes a micro-batch moves by copies: to compute precision, out of gathered buffers, gradients to be reduced."""
+    work, shards = sums.work, layout.data if layout.shard != "none" else 1
+    held = 4.0 if work.master else 2.0
+    gathered = 2.0 * sums.trained + sums.frozen
+    cast = (held + 2.0) * (0 if work.adapter else sums.trained) / shards
+    once = cast + 2.0 * gathered
+    passes = 1 if layout.shard == "optimizer" and shards > 1 else 2
+    reduce = gradient_bytes(work)
+    gradients = (2.0 + reduce) * sums.trained
+    if layout.ranks > 1:  # alone, a rank keeps them where they were cast to
+        gradients += 2 * reduce * sums.trained / shards
+    if layout.accumulation > 1:
+        gradients += 3 * reduce * sums.trained / shards
+    return passes * once + gradients

@@ -1,49 +1,19 @@
-"""Seconds of what one rank computes for a micro-batch: products, attention, and what only moves memory."""
+"""Seconds of one optimizer step of a Hugging Face model: products, attention, what only moves memory, and the update."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from windtunnel.model import Block
-from windtunnel.recipe import Layout
+from windtunnel.recipe import MEGATRON, Layout
 from windtunnel.rig import GPU, Rig
 
+from . import engine_fsdp, engine_megatron
 from .constants import HFConstants
-from .totals import Kind, Totals
-from .workload import FORMATS, Workload
+from .engine_fsdp import gradient_bytes, static_bytes
+from .hf_work import FORMATS, Kind, Totals, Workload
+from .steptime import Seconds, StepTime, Work, step_time, wide
 
 # A backward pass of fused attention makes the probabilities again: five products to the forward pass's two.
 ATTENTION_BACKWARD = 2.5
-
-
-@dataclass(frozen=True)
-class Seconds:
-    """Seconds by what they go to, of a forward and of a backward pass (with what is computed again)."""
-
-    products: tuple[float, float]
-    attention: tuple[float, float]
-    traffic: tuple[float, float]
-
-    @property
-    def forward(self) -> float:
-        """Of a forward pass."""
-        return self.products[0] + self.attention[0] + self.traffic[0]
-
-    @property
-    def backward(self) -> float:
-        """Of a backward pass."""
-        return self.products[1] + self.attention[1] + self.traffic[1]
-
-    def scaled(self, factor: float) -> Seconds:
-        """All of them times a factor."""
-        return Seconds(*(tuple(factor * part for part in pair) for pair in (self.products, self.attention, self.traffic)))  # type: ignore[arg-type]
-
-    def __add__(self, other: Seconds) -> Seconds:
-        return Seconds(
-            (self.products[0] + other.products[0], self.products[1] + other.products[1]),
-            (self.attention[0] + other.attention[0], self.attention[1] + other.attention[1]),
-            (self.traffic[0] + other.traffic[0], self.traffic[1] + other.traffic[1]),
-        )
 
 
 def block_seconds(kind: Kind, work: Workload, layout: Layout, gpu: GPU, c: HFConstants) -> Seconds:
@@ -67,7 +37,7 @@ def head_seconds(sums: Totals, layout: Layout, gpu: GPU, c: HFConstants) -> Seco
     shape, tokens = sums.work.shape, layout.micro_tokens
     products = 2 if sums.work.adapter else 3
     flops = 2.0 * products * shape.head_matrix_parameters * tokens / layout.tensor
-    rate = 1e12 * gpu.bf16_tflops * c.matmul_efficiency * _wide(shape.dim, tokens, c)
+    rate = 1e12 * gpu.bf16_tflops * c.matmul_efficiency * wide(shape.dim, tokens, c)
     moved = c.logit_traffic * tokens * shape.vocab / layout.tensor + 20.0 * tokens * shape.dim
     return Seconds((flops / rate, 0.0), (0.0, 0.0), (moved / (gpu.bandwidth_gbs * 1e9 * c.bandwidth_efficiency), 0.0))
 
@@ -95,13 +65,8 @@ def _products(block: Block, work: Workload, layout: Layout, gpu: GPU, c: HFConst
             # Rows that one expert sees; ranks that share the experts also share the tokens of tensor ranks.
             rows, share = tokens * linear.used / linear.count * max(1, layout.expert // layout.tensor), c.grouped_efficiency
         flops = 2.0 * tokens * linear.active_matrix_parameters / layout.tensor
-        total += flops / (peak * efficiency * share * _wide(narrow, rows, c))
+        total += flops / (peak * efficiency * share * wide(narrow, rows, c))
     return total, total
-
-
-def _wide(narrow: float, rows: float, c: HFConstants) -> float:
-    """Share of the large products' rate that products of this width and this many rows reach."""
-    return narrow / (narrow + c.half_dim) * rows / (rows + c.half_tokens)
 
 
 def _reach(block: Block, sequence: int, c: HFConstants) -> float:
@@ -133,3 +98,54 @@ def _dequantised(kind: Kind, work: Workload) -> float:
     if work.adapter is None or work.weights == "bf16":
         return 0.0
     return (FORMATS[work.weights][0] + 2.0) * sum(linear.matrix_parameters for linear in kind.block.linears)
+
+
+def step_seconds(sums: Totals, layout: Layout, rig: Rig, c: HFConstants) -> StepTime:
+    """Estimate one optimizer step: every rank does `accumulation` micro-batches, exchanges and updates."""
+    assert rig.gpu is not None
+    gpu, work, micro = rig.gpu, sums.work, layout.accumulation
+    megatron = layout.engine == MEGATRON
+    blocks = Seconds()
+    for kind in sums.kinds:
+        blocks = blocks + block_seconds(kind, work, layout, gpu, c).scaled(kind.count / layout.pipeline)
+    head = head_seconds(sums, layout, gpu, c).scaled(1 / layout.pipeline)
+    copied = (engine_megatron if megatron else engine_fsdp).copied_bytes(sums, layout)
+    exchange = (engine_megatron if megatron else engine_fsdp).exchange(sums, layout, rig, c)
+    rounded = 1.0 if work.states == "fp32" and (work.master or work.adapter) else c.rounding_factor
+    update = rounded * _update_bytes(sums, layout) / (gpu.bandwidth_gbs * 1e9 * c.optimizer_efficiency) + c.step_overhead_seconds
+    if layout.offload == "optimizer":
+        update += _offloaded(sums, layout, rig, c)
+    return step_time(
+        Work(
+            passes=(blocks + head).scaled(micro),
+            copies=micro * copied / (gpu.bandwidth_gbs * 1e9 * c.bandwidth_efficiency),
+            update=update,
+            exchange=exchange,
+            slowdown=c.gather_slowdown,
+            host=_host_seconds(work.shape.layers / layout.pipeline, work.compile, layout, c) * micro,
+            bubble=(layout.pipeline - 1) / micro,
+            peak_flops=1e12 * gpu.bf16_tflops,
+        ),
+        c,
+    )
+
+
+def _update_bytes(sums: Totals, layout: Layout) -> float:
+    """Bytes a rank moves to update its share: weights and states read and written, gradients read for the norm and again."""
+    shards = layout.ranks if layout.shard != "none" else layout.tensor * layout.pipeline
+    held = static_bytes(sums, shards)
+    weights = held.get("master_weights") or held["weights"]
+    return 2 * (weights + held["optimizer_states"]) + 2 * gradient_bytes(sums.work) * sums.trained / shards
+
+
+def _host_seconds(layers: float, compiled: bool, layout: Layout, c: HFConstants) -> float:
+    """Time the host takes to launch a micro-batch."""
+    passes = 3 if layout.recompute == "block" and not compiled else 2
+    return layers * passes * (c.launch_seconds if compiled else c.eager_launch_seconds)
+
+
+def _offloaded(sums: Totals, layout: Layout, rig: Rig, c: HFConstants) -> float:
+    """Gradients to CPU memory, the update there, weights back."""
+    mine = sums.trained / (layout.ranks if layout.shard != "none" else 1)
+    transfer = 6.0 * mine / (c.pcie_gbs * 1e9)
+    return transfer + 28.0 * mine * rig.gpus_per_node / (c.cpu_adam_gbs * 1e9)

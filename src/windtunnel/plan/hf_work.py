@@ -1,4 +1,4 @@
-"""What is trained, and how: the parts of a recipe that memory and time follow from."""
+"""What is planned of Hugging Face models: what is trained and how, and sums over the model's blocks; no torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from functools import cached_property
 
 from windtunnel.model import Block, HFShape, hf_shape
 from windtunnel.recipe import GRPO, FineTune, HuggingFaceModel, LayoutChoice, LoRA, Recipe, UserError
+
+from .hf_activations import Kept, kept
 
 # Bytes a parameter of a frozen matrix, and beside it bytes per output row, by the format it is held in.
 # int4 is NF4 with doubly quantised scales of 64 elements (Dettmers et al. 2023).
@@ -155,3 +157,70 @@ def read_shape(model: HuggingFaceModel) -> HFShape:
             f"--set model.sequence={shape.max_positions}, or give a config.json with a longer context",
         )
     return shape
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Blocks that are alike: how many, what one keeps per token, its trained parameters and its frozen bytes.
+
+    The routed experts' part of trained parameters and frozen bytes stands apart: expert parallelism divides only that.
+    """
+
+    block: Block
+    count: int
+    kept: Kept
+    trained: int
+    trained_experts: int
+    frozen: float
+    frozen_experts: float
+    largest_matrix: int
+
+    @property
+    def copied(self) -> float:
+        """Bytes of the block as it computes: bf16 of what is trained, frozen weights as they are held."""
+        return 2.0 * (self.trained + self.trained_experts) + self.frozen + self.frozen_experts
+
+
+@dataclass(frozen=True)
+class Totals:
+    """A workload's blocks by kind, and sums over all layers."""
+
+    work: Workload
+    kinds: tuple[Kind, ...]
+    trained: int
+    frozen: float
+    inputs: float
+    whole: float
+
+    @property
+    def largest(self) -> Kind:
+        """The kind whose copy takes most memory."""
+        return max(self.kinds, key=lambda kind: kind.copied)
+
+
+def totals(work: Workload) -> Totals:
+    """Sum up a workload."""
+    kinds = []
+    for block, count in work.kinds.items():
+        experts = 0 if work.adapter else block.expert_parameters
+        kinds.append(
+            Kind(
+                block=block,
+                count=count,
+                kept=kept(block, work),
+                trained=work.trained_in(block) - experts,
+                trained_experts=experts,
+                frozen=work.frozen_bytes(block, experts=False),
+                frozen_experts=work.frozen_bytes(block, experts=True),
+                largest_matrix=work.largest_matrix(block),
+            )
+        )
+    root_frozen = 2.0 * work.root_parameters if work.adapter else 0.0
+    return Totals(
+        work=work,
+        kinds=tuple(kinds),
+        trained=work.trained,
+        frozen=root_frozen + sum(k.count * (k.frozen + k.frozen_experts) for k in kinds),
+        inputs=sum(k.count * k.kept.entry for k in kinds),
+        whole=sum(k.count * k.kept.whole for k in kinds),
+    )

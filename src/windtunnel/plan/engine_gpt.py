@@ -1,0 +1,384 @@
+"""The package's own GPT engine: memory and seconds of a rank that holds all weights and shares the optimizer's states.
+
+A recursive GPT applies its blocks many times: `Passes` counts how often, and how much of it one backward pass covers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from windtunnel.model import GPTShape
+from windtunnel.recipe import Layout
+from windtunnel.rig import Rig
+
+from . import steptime
+from .constants import GPTConstants
+from .memory import GIB, Ledger, Memory, around
+from .steptime import Exchange, Seconds, StepTime, Work, ring_seconds, wide
+
+NEWTON_SCHULZ_ITERATIONS = 5
+# Launches of the head with its loss, and of an optimizer step, beside those of one pass through a block. Counted: 25
+# kernels a head, forwards and backwards, to 22 of a block; an optimizer step kept the host busy as long as 5 passes.
+HEAD_LAUNCHES = 2
+UPDATE_LAUNCHES = 5
+# Of passes that are recorded: their batch is copied to where it was recorded, then one graph is started, however long it is.
+REPLAY_LAUNCHES = 1
+# Of the bytes that move per weight and micro-step: 6 of 14 make the copy in compute precision, 8 add the gradient.
+CONVERSION = 6 / 14
+# Of a recursive GPT: each state carried, and with it what it is summed from and its gradients. (Traced: 4.5 to 6.)
+STATES_AT_WORK = 5
+# Moments of a step: name, shares of (forward, backward) pass done, bytes by component.
+_Held = list[tuple[str, tuple[float, float], dict[str, float]]]
+
+SOURCES = {
+    "weights": "fp32 master weights, 4 B a parameter, whole on each rank",
+    "gradients": "fp32, 4 B a parameter, whole on each rank (reduce-scattered at the step)",
+    "muon_momentum": "fp32, 4 B a matrix parameter, over the ranks",
+    "adamw_moments": "two fp32 moments, 8 B a parameter of tables, head and scalars, over the ranks",
+    "averaged_weights": "fp32 moving average, 4 B a parameter, over the ranks (trm.ema)",
+    "compute_weights": "copies in compute precision that the backward pass keeps",
+    "activations": "what autograd keeps per layer and token",
+    "states": "recursion's states at the borders of what is computed again",
+    "loss": "logits of a chunk or two, gradients of the last hidden states, of the MLP at work and of the head",
+    "optimizer_workspace": "what the optimizer step needs beyond the freed activations",
+    "recording": "of recorded passes: held between them too, where nothing else may use it",
+    "beside_recording": "what validation and the update need, workspaces too, and find no room for in what recorded passes hold",
+    "workspaces": "of cuBLAS and Triton",
+    "context": "CUDA context and loaded kernels, outside PyTorch's allocator",
+    "nccl": "communicators' buffers, outside PyTorch's allocator",
+    "process": "the interpreter with torch loaded",
+    "fragmentation": "reserved over allocated",
+    "correction": "by measurements on this kind of GPU",
+}
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Of one micro-batch. A plain GPT goes through its blocks once.
+
+    Attributes:
+        applications: of blocks, in a forward pass over all supervision steps. graded: those of them with a gradient.
+        heads: passes through head and loss, one a supervision step.
+        step: graded applications of one supervision step.
+        joined: supervision steps that one backward pass covers; at a detach boundary it ends, and its memory is freed.
+        unit: applications that are computed again together where 'block' is asked for: one, or those of the whole stack.
+        ends: normed states kept at the end of every supervision step beside the inputs of what is computed again by 'block'.
+        seams: normed states kept where cycles without a gradient end, in one supervision step.
+        combined: applications whose input is combined from several states and normed (schemes with a latent).
+        carried: states that go from one application to the next beside the embedding.
+        updates: optimizer steps a batch. averaged: weights are averaged over the steps too (EMA).
+    """
+
+    applications: int
+    graded: int
+    heads: int = 1
+    step: int = 0
+    joined: int = 1
+    unit: int = 1
+    ends: int = 0
+    seams: int = 0
+    combined: int = 0
+    carried: int = 0
+    updates: int = 1
+    averaged: bool = False
+
+    @property
+    def recursive(self) -> bool:
+        """Whether any of it happens more than once."""
+        return self.carried > 0
+
+    def forward(self, recompute: str) -> int:
+        """Applications forwards in a step, computed again or not."""
+        return self.applications + (0 if recompute == "none" else self.graded)
+
+    def kept(self, recompute: str) -> int:
+        """Applications whose activations are held at once."""
+        return {"none": self.joined * self.step, "step": self.step, "block": self.unit}[recompute]
+
+    def borders(self, recompute: str) -> int:
+        """States kept between activations, or in place of those that are computed again, each (tokens, dim)."""
+        inputs = self.joined * (self.step // self.unit + self.seams)
+        return {"none": self.joined * self.seams, "step": self.joined * self.carried + self.seams, "block": inputs}[recompute]
+
+
+def plain(shape: GPTShape) -> Passes:
+    """Count the passes of a GPT whose blocks are applied once."""
+    return Passes(shape.layers, shape.layers, step=shape.layers)
+
+
+def memory(shape: GPTShape, layout: Layout, constants: GPTConstants, passes: Passes | None = None) -> Memory:
+    """The moments of one optimizer step; of a recursive GPT, of the supervision steps that one backward pass covers."""
+    passes = passes or plain(shape)
+    element = 4 if layout.precision == "fp32" else 2
+    other = shape.parameters - shape.matrix_parameters
+    static = {
+        "weights": 4.0 * shape.parameters,
+        "gradients": 4.0 * shape.parameters,
+        "muon_momentum": 4.0 * shape.matrix_parameters / layout.ranks,
+        "adamw_moments": 8.0 * other / layout.ranks,
+    }
+    if passes.averaged:
+        static["averaged_weights"] = 4.0 * shape.parameters / layout.ranks
+    quantised = 2.0 * shape.matrix_parameters if layout.precision == "fp8" else 0.0
+    again = layout.recompute != "none"
+    read, blocks = _activation_bytes(shape, layout, constants, element, passes)
+    kept = {
+        # What is computed again is not there before the backward pass has come to it.
+        "activations": read if again else read + blocks,
+        # In 8 bits they are kept in both orders, from step to step; in 16 bits only until the backward pass has used them.
+        # Applications of the same block share them.
+        "compute_weights": quantised or (2.0 * shape.matrix_parameters if element == 2 else 0.0),
+    }
+    at_end = 0.0
+    if passes.recursive:
+        kept["states"] = _state_bytes(shape, layout, passes, element)
+        if layout.recompute == "block":
+            at_end = float(element * layout.micro_tokens * shape.dim * passes.joined * passes.ends)
+    between = {"compute_weights": quantised}
+    # Every supervision step's loss leaves gradients of its last states and of the head until the backward pass takes them:
+    # by the time that anything is there again, those of the last step are taken.
+    waiting = passes.joined - 1 if again else passes.joined
+    head = waiting * (element * layout.micro_tokens * shape.dim + 4.0 * shape.head_parameters)
+    # What was kept is still there when the last MLP takes the gradients of its hidden states; of swiglu both halves', and
+    # their product.
+    mlp = element * layout.micro_tokens * (3.0 if shape.mlp == "swiglu" else 1.0) * shape.hidden
+    worked = {"loss": head + 2.0 * element * layout.micro_tokens * shape.dim + (0.0 if again else mlp)}
+    if again:
+        # Where activations are there again as a whole, the gradients of the first block come on top.
+        worked["activations"] = read + blocks + mlp + element * layout.micro_tokens * 2.0 * shape.dim
+    optimizer = {"optimizer_workspace": _optimizer_bytes(shape, layout)} | between
+    moments: _Held = [
+        ("before the step", (0.0, 0.0), between),
+        ("forward", (1.0, 0.0), kept),
+        ("loss", (1.0, 0.0), kept | {"loss": at_end + _loss_bytes(shape, layout, constants, element, passes)}),
+        ("backward", (1.0, 0.0), kept | worked),
+        ("optimizer", (1.0, 1.0), optimizer),
+    ]
+    if layout.recorded:
+        moments = _recorded(moments, shape, layout, constants, passes, element)
+    ledger = Ledger(static)
+    for name, done, held in moments:
+        ledger.note(name, done, held)
+    wasted = 0.0 if layout.device == "cpu" else constants.fragmentation
+    return Memory(ledger, around(layout, constants), constants.extra_gib, wasted)
+
+
+def _recorded(moments: _Held, shape: GPTShape, layout: Layout, constants: GPTConstants, passes: Passes, element: int) -> _Held:
+    """The same with the passes recorded: their memory is theirs for good, and what else a run needs lies beside it."""
+    during = ("forward", "loss", "backward")
+    # Weights in 8 bits are made outside of it.
+    outside = 2.0 * shape.matrix_parameters if layout.precision == "fp8" else 0.0
+    recording = max(sum(held.values()) for name, _, held in moments if name in during) - outside
+    # Where the passes were recorded lies what they are given: tokens, targets, and from one update to the next the states.
+    states = passes.carried * element * shape.dim if passes.updates > 1 else 0
+    given = float(layout.micro_tokens * (16 * min(2, passes.updates) + states))
+    beside = given + max(_optimizer_bytes(shape, layout), _validation_bytes(shape, layout, constants, passes, element))
+    # Recorded on a stream of their own, and so with cuBLAS's workspace of that stream.
+    beside += constants.workspace_gib * GIB
+    found: _Held = []
+    for name, done, held in moments:
+        if name in during:
+            found.append((name, done, held | {"beside_recording": beside}))
+        else:
+            own = held.get("optimizer_workspace", 0.0)
+            found.append((name, done, held | {"beside_recording": beside - own, "recording": recording}))
+    return found
+
+
+def _validation_bytes(shape: GPTShape, layout: Layout, constants: GPTConstants, passes: Passes, element: int) -> float:
+    """A forward pass that keeps nothing: one application of a block at a time, the states, a copy of the weights, the loss."""
+    read, block = _activation_bytes(shape, layout, constants, element, Passes(1, 1, step=1))
+    states = (STATES_AT_WORK + passes.carried) * element * layout.micro_tokens * shape.dim
+    weights = 0.0 if element == 4 else 2.0 * shape.matrix_parameters
+    return read + block + states + weights + _logit_bytes(shape, layout, constants, element)
+
+
+def _activation_bytes(
+    shape: GPTShape, layout: Layout, constants: GPTConstants, element: int, passes: Passes
+) -> tuple[float, float]:  # fmt: skip
+    """(of what is read before the blocks, of as many applications of blocks as are held at once)."""
+    kv_share = shape.kv_dim / shape.dim
+    # Of saved_dims k and v have the width of the key/value heads.
+    dims = shape.dim * (constants.saved_dims - 2 + 2 * kv_share)
+    if layout.precision == "fp8":
+        dims += shape.dim * constants.fp8_saved_dims
+    hidden = shape.hidden * (constants.saved_hidden + (1 if shape.mlp == "swiglu" else 0))
+    per_layer = element * (dims + hidden) + 4 * shape.heads  # + log-sum-exp of attention
+    values = element * shape.kv_dim * len(shape.value_layers)
+    factor = 1.0 if layout.device == "cuda" else constants.eager_factor
+    applied = factor * passes.kept(layout.recompute) * per_layer
+    return layout.micro_tokens * (factor * values + 2 * element * shape.dim), layout.micro_tokens * applied
+
+
+def _state_bytes(shape: GPTShape, layout: Layout, passes: Passes, element: int) -> float:
+    """The states at work, those at the borders, and with an update a supervision step those of the other micro-batches."""
+    waiting = passes.carried * (layout.accumulation - 1) if passes.updates > 1 else 0
+    at_work = STATES_AT_WORK if layout.recompute == "none" else 1
+    states = at_work * passes.carried + passes.borders(layout.recompute) + waiting
+    return float(element * layout.micro_tokens * shape.dim * states)
+
+
+def _loss_bytes(shape: GPTShape, layout: Layout, constants: GPTConstants, element: int, passes: Passes) -> float:
+    """Logits of a chunk, beside those of the one before; the head in compute precision; gradients."""
+    gradients = element * layout.micro_tokens * shape.dim + 4.0 * shape.head_parameters
+    return _logit_bytes(shape, layout, constants, element) + passes.joined * gradients
+
+
+def _logit_bytes(shape: GPTShape, layout: Layout, constants: GPTConstants, element: int) -> float:
+    """Of a chunk and the one before it, and the head in compute precision."""
+    chunks = min(2.0, layout.micro_tokens / constants.loss_chunk_tokens)
+    copy = 0.0 if element == 4 else 2.0 * shape.head_parameters
+    return chunks * constants.loss_chunk_tokens * shape.padded_vocab * element + copy
+
+
+def _optimizer_bytes(shape: GPTShape, layout: Layout) -> float:
+    """Muon stacks a rank's share of the largest group of equal matrices, in bf16 three times (on a CPU also in fp32).
+
+    With several ranks the updated parts of all groups are copied to be sent: that is more.
+    """
+    share = shape.layers * max(shape.dim * shape.hidden, shape.dim * shape.dim) / layout.ranks
+    stacked = share * (6 if layout.device == "cuda" else 10)
+    return stacked if layout.ranks == 1 else max(stacked, 4.0 * shape.parameters / layout.ranks)
+
+
+@dataclass(frozen=True)
+class _Load:
+    """A step's work beside a plain GPT's, whose is 1 in each: of the blocks, the head, the blocks' weights, and validation."""
+
+    blocks: float
+    head: float
+    weights: float
+    combine: float  # applications that combine states
+    validation: float
+
+
+def _load(shape: GPTShape, layout: Layout, passes: Passes) -> _Load:
+    """A backward pass takes twice a forward pass; what is computed again takes a forward pass more."""
+    forward = passes.forward(layout.recompute)
+    blocks = (forward + 2 * passes.graded) / (3 * shape.layers)
+    # Scored tokens take one forward pass of every application, beside training's `blocks` of three passes.
+    validation = passes.applications / shape.layers / blocks
+    # Weights are converted once a backward pass, or an update; each application adds its gradients to them.
+    weights = CONVERSION * passes.updates + (1 - CONVERSION) * passes.graded / shape.layers
+    return _Load(blocks, float(passes.heads), weights, float(passes.combined), validation)
+
+
+def step_seconds(shape: GPTShape, layout: Layout, rig: Rig, c: GPTConstants, passes: Passes | None = None) -> StepTime:
+    """Estimate one optimizer step: all ranks do `accumulation` forward and backward passes, exchange, and update."""
+    passes = passes or plain(shape)
+    load = _load(shape, layout, passes)
+    work = _cpu(shape, layout, rig, c, passes, load) if layout.device == "cpu" else _gpu(shape, layout, rig, c, passes, load)
+    return steptime.step_time(work, c)
+
+
+def _gpu(shape: GPTShape, layout: Layout, rig: Rig, c: GPTConstants, passes: Passes, load: _Load) -> Work:
+    assert rig.gpu is not None
+    gpu = rig.gpu
+    rank_tokens = layout.micro_tokens * layout.accumulation
+    bandwidth = gpu.bandwidth_gbs * 1e9 * c.bandwidth_efficiency
+    peak = 1e12 * (gpu.fp32_tflops if layout.precision == "fp32" else gpu.bf16_tflops)
+    size = wide(shape.dim, layout.micro_tokens, c)
+    products = _product_flops(shape, load) * rank_tokens / (peak * c.matmul_efficiency * size)
+    quantising = 0.0
+    if layout.precision == "fp8" and gpu.fp8_tflops:
+        head = load.head * 6.0 * shape.head_parameters * rank_tokens / (peak * c.matmul_efficiency * size)
+        blocks = load.blocks * 6.0 * shape.matrix_parameters * rank_tokens / (gpu.fp8_tflops * 1e12 * c.fp8_efficiency * size)
+        products = head + blocks
+        quantising = load.blocks * shape.layers * _quantised_bytes(shape) * rank_tokens / bandwidth
+    width = 2 if layout.precision == "fp32" else 1
+    eager = 1 if layout.compile else c.eager_traffic
+    attention = load.blocks * attention_flops(shape) * rank_tokens / (peak * c.attention_efficiency)
+    traffic = _moved(shape, layout, rank_tokens, width * eager, c, load) / bandwidth + quantising
+    # Reduce-scatter of the gradients and all-gather of the weights.
+    exchange = passes.updates * ring_seconds(c.communication_bytes * shape.parameters, layout.ranks, 1, rig, c)
+    return Work(
+        passes=_both(products, attention, traffic),
+        update=passes.updates * _optimizer_seconds(shape, layout, peak * c.matmul_efficiency * size, bandwidth, c),
+        peak_flops=peak,
+        exchange=Exchange({"communication": exchange}, c.overlap * exchange),
+        under=c.overlap * products,
+        host_step=_launch_seconds(layout, c, passes),
+        validation=load.validation,
+    )
+
+
+def _cpu(shape: GPTShape, layout: Layout, rig: Rig, c: GPTConstants, passes: Passes, load: _Load) -> Work:
+    gflops = rig.cpu_gflops or c.cpu_gflops_per_core * rig.cpu_cores
+    tokens = layout.batch_tokens
+    peak = gflops * 1e9
+    rate = peak * c.cpu_efficiency * (c.cpu_bf16_share if layout.precision != "fp32" else 1.0)
+    bandwidth = c.cpu_bandwidth_gbs * 1e9
+    attention = load.blocks * attention_flops(shape) * tokens * c.cpu_efficiency / c.cpu_attention_efficiency / rate
+    traffic = _moved(shape, layout, tokens, 2, c, load) / bandwidth
+    return Work(
+        passes=_both(_product_flops(shape, load) * tokens / rate, attention, traffic),
+        update=passes.updates * _optimizer_seconds(shape, layout, rate, bandwidth, c),
+        peak_flops=peak,
+        launches=c.eager_launch_seconds * passes.forward(layout.recompute) * layout.accumulation,
+        validation=load.validation,
+    )
+
+
+def _both(products: float, attention: float, traffic: float) -> Seconds:
+    """Split seconds of both passes: a backward pass takes about twice as long as a forward pass."""
+    third = 1 / 3
+    return Seconds(*((third * each, (1 - third) * each) for each in (products, attention, traffic)))
+
+
+def _launch_seconds(layout: Layout, c: GPTConstants, passes: Passes) -> float:
+    """The host's seconds of a step: it launches every pass's kernels one by one, and takes as long whatever their size.
+
+    Recorded, passes of a micro-batch up to the next update are launched as one.
+    """
+    blocks = passes.forward(layout.recompute) + passes.graded
+    one = REPLAY_LAUNCHES * passes.updates if layout.recorded else blocks + HEAD_LAUNCHES * passes.heads
+    launched = layout.accumulation * one + UPDATE_LAUNCHES * passes.updates
+    return launched * (c.launch_seconds if layout.compile else c.eager_launch_seconds)
+
+
+def _product_flops(shape: GPTShape, load: _Load) -> float:
+    """FLOPs a token of the products with weights, those that are done again included."""
+    return 6.0 * (load.blocks * shape.matrix_parameters + load.head * shape.head_parameters)
+
+
+def _moved(shape: GPTShape, layout: Layout, tokens: int, width: float, c: GPTConstants, load: _Load) -> float:
+    """Bytes through memory: activations by what is no product, and weights, which every application converts anew."""
+    activations = c.traffic_bytes * load.blocks * shape.layers + c.combine_traffic * load.combine
+    rest = shape.parameters - shape.matrix_parameters - shape.head_parameters
+    weights = load.weights * shape.matrix_parameters + load.head * shape.head_parameters + rest
+    return width * activations * shape.dim * tokens + c.micro_step_bytes * weights * layout.accumulation
+
+
+def _quantised_bytes(shape: GPTShape) -> float:
+    """Bytes a token that a block moves more where its products are in fp8, forwards and backwards.
+
+    Counted: 2 a number to look for the largest where nothing before tells it (attention's output, the gradients of q, k
+    and v), 4 to read it and write it in both orders; of the MLP's hidden states what is more than bf16 moves: 1 forwards,
+    3 backwards (of swiglu's 3 and 1).
+    """
+    inputs, gradients = 4 + 6 + 4, 4 + 4
+    return (inputs + gradients) * shape.dim + 6.0 * (shape.dim + 2 * shape.kv_dim) + 4.0 * shape.hidden
+
+
+def newton_schulz_flops(shape: GPTShape) -> float:
+    """FLOPs of orthogonalising every matrix once: an iteration on m x n, m <= n, is 4 m^2 n + 2 m^3 (Muon, Jordan 2024)."""
+
+    def one(rows: int, columns: int) -> float:
+        m, n = sorted((rows, columns))
+        return 4.0 * m * m * n + 2.0 * m**3
+
+    attention = 2 * one(shape.dim, shape.dim) + 2 * one(shape.dim, shape.kv_dim)
+    mlp = (3 if shape.mlp == "swiglu" else 2) * one(shape.dim, shape.hidden)
+    return NEWTON_SCHULZ_ITERATIONS * shape.layers * (attention + mlp)
+
+
+def attention_flops(shape: GPTShape) -> float:
+    """FLOPs a token really done by one pass, forward and backward; causal attention does half of them, 12 h d s."""
+    done = 6.0 if shape.causal else 12.0
+    return sum(done * shape.heads * shape.head_dim * min(w, shape.sequence) for w in shape.windows)
+
+
+def _optimizer_seconds(shape: GPTShape, layout: Layout, rate: float, bandwidth: float, c: GPTConstants) -> float:
+    # Matrices go to ranks whole: with more ranks than layers some idle.
+    spread = min(layout.ranks, 6 * shape.layers)
+    return newton_schulz_flops(shape) / spread / rate + c.optimizer_bytes * shape.parameters / layout.ranks / bandwidth

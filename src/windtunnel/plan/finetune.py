@@ -1,0 +1,279 @@
+"""Plan fine-tuning of a Hugging Face model; what its plans share with those of RL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from windtunnel.model import HFShape
+from windtunnel.recipe import MEGATRON, Layout, Recipe
+from windtunnel.rig import Rig
+
+from . import hf_changes
+from .alternatives import Change
+from .constants import Constants, HFConstants, load_hf_constants
+from .cost import Length, Pace, estimate_corpus_tokens
+from .engine_fsdp import SOURCES, least_gib, static_bytes
+from .hf_layouts import HFTraining
+from .hf_work import Totals, Workload, fine_tuning, totals
+from .plan import Draft, parts_text
+from .search import Candidate
+
+RATES = {"full": 1e-5, "adapter": 2e-4}
+# What others have published for models of a family, to hold a plan against.
+PUBLISHED = {
+    "deepseek_v3": "NVIDIA's own recipes for this model on 8 x H100 nodes: LoRA on 5 (tensor 8, pipeline 5), all weights on 56"
+}
+GB = 1e9
+TB = 1e12
+
+
+class FineTuning:
+    """The planner of `sft` stages."""
+
+    def changes(self, recipe: Recipe, rig: Rig) -> list[Iterator[Change]]:
+        """See StagePlanner."""
+        return hf_changes.changes(recipe)
+
+    def elsewhere(self, recipe: Recipe) -> list[Change]:
+        """See StagePlanner."""
+        return hf_changes.elsewhere(recipe)
+
+    def stand_ins(self, recipe: Recipe, rig: Rig) -> list[Iterator[Change]]:
+        """See StagePlanner."""
+        return hf_changes.stand_ins(recipe)
+
+    def least_gib(self, recipe: Recipe) -> float:
+        """See StagePlanner."""
+        return least_gib(fine_tuning(recipe))
+
+    def draft(
+        self, recipe: Recipe, rig: Rig, vocab: int | None, constants: Constants | None, corpus_tokens: float | None
+    ) -> Draft:
+        """See StagePlanner."""
+        work, c = fine_tuning(recipe), hf_constants(rig, constants)
+        estimated = estimate_corpus_tokens(recipe) if corpus_tokens is None else (corpus_tokens, "prepared data")
+        corpus, corpus_source = estimated
+        never = impossible(work)
+        # What cannot be trained in fewer bits is weighed as it would be in bf16.
+        sums = totals(work if never is None else replace(work, weights="bf16"))
+        found = HFTraining(sums, c).search(rig, rig.gpus)
+        best = found.best
+        startup = startup_seconds(sums, rig, c)
+        given = recipe.sft.learning_rate if recipe.sft is not None else None
+        fits = [] if best.fits else [memory_reason(sums, best, rig)]
+
+        def notes(length: Length, fits: bool) -> list[str]:
+            return layout_notes(work, best.layout, fits)
+
+        def sources(length: Length) -> dict[str, str]:
+            return hf_sources(rig, corpus_source) | {
+                "epochs": f"tokens / corpus ({corpus_source})",
+                "hyper.batch_tokens": "stages.sft.batch_tokens, in whole sequences",
+                "hyper.learning_rate": "recipe" if given else "usual for this method",
+            }
+
+        return replace(
+            hf_draft(work, sums, c, best, startup),
+            pace=Pace(sum(startup.values()), best.timed.seconds),
+            derived_tokens=corpus or 0.0,
+            derived_by="one epoch, as the budget names no limit",
+            corpus=corpus,
+            epoch_tokens=corpus,
+            hyper={
+                "batch_tokens": float(best.layout.batch_tokens),
+                "learning_rate": given or RATES["adapter" if work.adapter else "full"],
+            },
+            error=stated_errors(c, best.layout, rig),
+            ranked=found.ranked,
+            reasons=fits if never is None else [never],
+            notes=notes,
+            sources=sources,
+        )
+
+    def resolve(
+        self, recipe: Recipe, rig: Rig, vocab: int | None, constants: Constants | None, corpus_tokens: float | None
+    ) -> Recipe:
+        """See StagePlanner: there is nothing to resolve."""
+        return recipe
+
+
+PLANNER = FineTuning()
+
+
+def hf_constants(rig: Rig, given: Constants | None) -> HFConstants:
+    """Return the constants that were given, else those of the rig's GPU."""
+    assert given is None or isinstance(given, HFConstants)
+    return given or load_hf_constants(rig.gpu.name if rig.gpu else "")
+
+
+def hf_draft(work: Workload, sums: Totals, c: HFConstants, best: Candidate, startup: dict[str, float]) -> Draft:
+    """Return what drafts of all stages on Hugging Face models have in common; a stage fills in the rest."""
+    time, shape = best.timed, work.shape
+    return Draft(
+        c=c,
+        best=best,
+        model=describe_model(shape),
+        method=work.method,
+        params=shape.parameters,
+        parameters=parameter_counts(work),
+        vocab=shape.vocab,
+        tokens=float(best.layout.batch_tokens),
+        step_seconds=time.seconds,
+        terms=time.terms,
+        hidden=time.hidden,
+        flops=work.flops_per_token,
+        gpus=best.layout.ranks,
+        startup=startup,
+        pace=Pace(sum(startup.values()), time.seconds),
+        derived_tokens=0.0,
+        derived_by="",
+        corpus=None,
+        epoch_tokens=None,
+        checkpoint_gib=checkpoint_gib(sums),
+        kept_gib=2.0 * sums.trained / 2**30,  # trained weights alone, in bf16
+        base_gib=stored_bytes(work) / 2**30,
+        token_bytes=4,
+        hyper={},
+        error={},
+        notes=lambda length, fits: [],
+        sources=lambda length: {},
+    )
+
+
+def describe_model(shape: HFShape) -> str:
+    """Return one line: name, size and what is special."""
+    parts = [f"{shape.layers} layers of {shape.dim:,}", f"{shape.heads} heads"]
+    if shape.mla:
+        parts.append("latent attention")
+    elif shape.kv_heads < shape.heads:
+        parts.append(f"{shape.kv_heads} of keys and values")
+    if shape.experts:
+        parts.append(f"{shape.experts.per_token} of {shape.experts.count} experts a token")
+    return f"{shape.name}: {', '.join(parts)}"
+
+
+def parameter_counts(work: Workload) -> dict[str, int]:
+    """Count parameters by what they are."""
+    shape = work.shape
+    counts = {
+        "matrices": shape.matrix_parameters,
+        "tables": shape.embedding_parameters,
+        "head": shape.head_parameters,
+        "trained": work.trained,
+    }
+    return counts | ({"experts": shape.expert_parameters, "active": shape.active_parameters} if shape.experts else {})
+
+
+def stated_errors(c: HFConstants, layout: Layout, rig: Rig) -> dict[str, float]:
+    """Return the relative errors of memory and time: more for what was never measured here, split models and networks."""
+    split = layout.engine == MEGATRON
+    memory = max(c.memory_error, 0.15 if split else 0.0)
+    return {"memory": memory, "time": max(c.time_error, 0.4 if split else 0.3 if rig.nodes > 1 else 0.0)}
+
+
+def layout_notes(work: Workload, layout: Layout, fits: bool) -> list[str]:
+    """Say what was adjusted, and what to know about the layout."""
+    found = []
+    if layout.batch_tokens != work.batch_tokens:
+        found.append(
+            f"batch raised from {work.batch_tokens:,} to {layout.batch_tokens:,} tokens, so that {layout.data} data-parallel"
+            f" rank{'s' if layout.data > 1 else ''} get equal shares"
+        )
+    if layout.engine == MEGATRON:
+        found.append(
+            "matrices, experts, layers or states are split in a way that only Megatron-Bridge runs; these figures are arithmetic,"
+            " not measured by us"
+        )
+        if work.weights != "bf16":
+            found.append(f"no public recipe runs frozen {work.weights} weights there: rehearse this layout first")
+    elif work.weights in ("int8", "int4") and work.adapter is not None:
+        found.append(f"frozen {work.weights} weights need bitsandbytes' kernels; the package's own engine holds bf16 or fp8")
+    if work.shape.family in PUBLISHED and (layout.engine == MEGATRON or not fits):
+        found.append(PUBLISHED[work.shape.family])
+    return found
+
+
+def hf_sources(rig: Rig, corpus: str) -> dict[str, str]:
+    """Say where the numbers come from that all plans for Hugging Face models have."""
+    assert rig.gpu is not None
+    return {
+        "model": "its config.json, as arithmetic",
+        "params": "shape arithmetic, equal to what transformers builds",
+        "vocab": "config.json",
+        "corpus_tokens": corpus,
+        "mfu": f"FLOPs that training needs (PaLM, appendix B) against the dense peak; {rig.gpu.name}: {rig.gpu.source}",
+        "checkpoint_gib": "trained weights and optimizer states",
+        "disk_gib": "the model as downloaded, two checkpoints, kept weights, tokens",
+        **{f"components.{name}": source for name, source in SOURCES.items()},
+    }
+
+
+def checkpoint_gib(sums: Totals) -> float:
+    """Return the GiB that a checkpoint must hold to resume: trained weights and optimizer states, but no frozen weights."""
+    held = static_bytes(sums, 1)
+    if sums.work.adapter is not None:
+        held = {name: size for name, size in held.items() if name != "weights"}
+    return sum(held.values()) / 2**30
+
+
+def stored_bytes(work: Workload) -> float:
+    """Return the bytes of the model as it is published: bf16, but for DeepSeek-V3 and its like, published in fp8."""
+    return (1.03 if work.shape.family == "deepseek_v3" else 2.0) * work.shape.parameters
+
+
+def startup_seconds(sums: Totals, rig: Rig, c: HFConstants) -> dict[str, float]:
+    """Return the seconds around the steps by part: processes, weights, compilation, and the last checkpoint."""
+    work = sums.work
+    parts = {
+        "processes and communicators": c.process_seconds * (1 + 0.1 * (rig.nodes - 1) ** 0.5),
+        "weights from disk": stored_bytes(work) / (c.load_gbs * 1e9),
+        "last checkpoint": checkpoint_gib(sums) * 2**30 / (c.save_gbs * 1e9 * rig.nodes),
+    }
+    if work.compile:
+        parts["compiling"] = c.compile_seconds * len(sums.kinds)
+    return parts
+
+
+def impossible(work: Workload) -> str | None:
+    """Return what no rig can do: train weights that are held in less than 16 bits."""
+    if work.adapter is not None or work.weights == "bf16":
+        return None
+    step = {"fp8": "1/16 of a weight", "int8": "1/127 of a row's largest", "int4": "1/7 of a group's largest"}[work.weights]
+    return (
+        f"model.weights: {work.weights} with model.adapter: null asks for all weights to be trained in {work.weights}, which is"
+        f" not a thing: neighbouring {work.weights} values lie about {step} apart, an update at a fine-tuning learning rate is a"
+        " thousandth of that and is rounded away. 8- and 4-bit weights are for frozen models under an adapter;"
+        " optimizer states can be int8 (states: int8)"
+    )
+
+
+def memory_reason(sums: Totals, candidate: Candidate, rig: Rig) -> str:
+    """Hold the states against the rig's memory, then the rank that needs most, component by component."""
+    work = sums.work
+    ranks, limit = candidate.layout.ranks, candidate.limit_gib
+    count = f"{work.shape.name} has {work.shape.parameters / 1e9:,.1f} B parameters"
+    if work.adapter is None:
+        held = static_bytes(sums, 1)
+        each = sum(held.values()) / sums.trained
+        states = f"full fine-tuning holds {_bytes(sum(held.values()))} of weights and optimizer states ({each:.3g} B each)"
+    else:
+        states = f"its frozen weights in {work.weights} are {_bytes(sums.frozen)}"
+    # Rounded down: a rig never has more than is said.
+    usable = f"{rig.name} has {_bytes(ranks * limit * 2**30, down=True)} that may be used"
+    needs = (
+        f"each rank needs {candidate.peak_gib:,.1f} GiB ({parts_text(candidate.memory.components, ',.1f')}) in the leanest layout"
+    )
+    reason = f"{count}; {states}, {usable}; {needs}; the limit is {limit:.1f} GiB"
+    if candidate.host_gib > candidate.host_limit_gib:
+        reason += f"; states in CPU memory need {candidate.host_gib:,.0f} GiB a node, {candidate.host_limit_gib:,.0f} may be used"
+    return reason
+
+
+def _bytes(size: float, down: bool = False) -> str:
+    number, unit = (size / TB, "TB") if size >= TB / 2 else (size / GB, "GB")
+    digits = 2 if unit == "TB" else 1
+    if down:
+        number = math.floor(number * 10**digits) / 10**digits
+    return f"{number:,.{digits}f} {unit}"

@@ -1,0 +1,122 @@
+"""Changes of a Hugging Face recipe that need less memory: what to try where it does not fit, and what may stand in for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from windtunnel.model import hf_shape, known_models
+from windtunnel.recipe import HuggingFaceModel, Recipe
+
+from .alternatives import AS_IT_IS, Change
+
+ADAPTER = "model.adapter.rank=16"
+ON_ATTENTION = "model.adapter.targets=attention"
+# int8 takes as much as fp8, which the package's own engine runs.
+BITS = {"bf16": 16, "fp8": 8, "int8": 8, "int4": 4}
+
+
+def changes(recipe: Recipe) -> list[Iterator[Change]]:
+    """Return kinds of change for the same rig; of each the first that fits is worth naming."""
+    return [_freer_layout(recipe), _leaner_states(recipe), _cheaper_methods(recipe), _shorter(recipe)]
+
+
+def elsewhere(recipe: Recipe) -> list[Change]:
+    """Return what to try on other rigs: the recipe as it is, then ever cheaper methods."""
+    return [AS_IT_IS, *_cheaper_methods(recipe)]
+
+
+def stand_ins(recipe: Recipe) -> list[Iterator[Change]]:
+    """Return ways to train the same model more cheaply, and smaller models of its kind, the largest first."""
+    return [_same_model(recipe), _smaller_models(recipe)]
+
+
+def _freer_layout(recipe: Recipe) -> Iterator[Change]:
+    """What the recipe itself fixed, given back to the planner."""
+    stage = _stage(recipe)
+    fixed = [f"layout.{key}=null" for key, value in recipe.layout if value is not None]
+    keys = ("micro_batch", "learners", "engines", "engine_tensor")
+    given = [key for key in keys if getattr(getattr(recipe, stage), key, None) is not None]
+    fixed = [f"stages.{stage}.{key}=null" for key in given] + fixed
+    for text in fixed:
+        yield Change((text,), "the planner's choice")
+    if len(fixed) > 1:
+        yield Change(tuple(fixed), "the planner's layout")
+
+
+def _leaner_states(recipe: Recipe) -> Iterator[Change]:
+    """All weights still trained, with less held for it."""
+    model = recipe.model
+    assert isinstance(model, HuggingFaceModel)
+    if model.adapter is not None:
+        return
+    stage = _stage(recipe)
+    back = ("model.weights=bf16",) if model.weights != "bf16" else ()
+    if back:
+        yield Change(back, "all weights trained in bf16 with fp32 master weights")
+    yield Change((*back, f"stages.{stage}.states=int8"), "AdamW's moments in 8 bits")
+    yield Change((*back, f"stages.{stage}.master=false", f"stages.{stage}.states=bf16"), "bf16 weights updated in place")
+    yield Change((*back, f"stages.{stage}.master=false", f"stages.{stage}.states=int8"), "bf16 weights, 8-bit states")
+    yield Change((*back, "layout.offload=optimizer"), "optimizer states in CPU memory")
+
+
+def _cheaper_methods(recipe: Recipe) -> Iterator[Change]:
+    """Adapters on frozen weights of ever fewer bits."""
+    model = recipe.model
+    assert isinstance(model, HuggingFaceModel)
+    held = [name for name in ("bf16", "fp8", "int4") if BITS[name] < BITS[model.weights]]
+    with_adapter: tuple[str, ...] = ()
+    if model.adapter is None:
+        with_adapter, held = (ADAPTER,), [model.weights, *held]
+    for weights in held:
+        sets = (*with_adapter, f"model.weights={weights}") if weights != model.weights else with_adapter
+        if sets:
+            # An adapter on attention alone, where only that fits.
+            yield Change(sets, f"LoRA on frozen {weights} weights", (*sets, ON_ATTENTION) if ADAPTER in sets else None)
+
+
+def _shorter(recipe: Recipe) -> Iterator[Change]:
+    model = recipe.model
+    assert isinstance(model, HuggingFaceModel)
+    length = model.sequence // 2
+    while length >= 512:
+        yield Change((f"model.sequence={length}",), f"sequences of {length:,} tokens")
+        length //= 2
+
+
+def _same_model(recipe: Recipe) -> Iterator[Change]:
+    """Yield the same weights with an adapter, then in fewer bits."""
+    model = recipe.model
+    assert isinstance(model, HuggingFaceModel)
+    adapter = () if model.adapter else (ADAPTER,)
+    for weights, how in (
+        ("bf16", "LoRA"),
+        ("fp8", "LoRA on fp8 weights"),
+        ("int8", "LoRA on 8-bit weights"),
+        ("int4", "LoRA on 4-bit weights"),
+    ):
+        if model.adapter is None or BITS[weights] < BITS[model.weights]:
+            held = () if weights == model.weights else (f"model.weights={weights}",)
+            yield Change((*adapter, *held), f"{model.config} as {how}")
+
+
+def _smaller_models(recipe: Recipe) -> Iterator[Change]:
+    """Yield built-in models of the same family with fewer parameters: of the same name first, then architecture."""
+    model = recipe.model
+    assert isinstance(model, HuggingFaceModel)
+    own = hf_shape(model.config)
+    shapes = [hf_shape(name) for name in known_models()]
+    kin = [s for s in shapes if s.parameters < own.parameters and (_word(s.name) == _word(own.name) or s.family == own.family)]
+    kin.sort(key=lambda s: (_word(s.name) != _word(own.name), s.family != own.family, -s.parameters))
+    for shape in kin:
+        yield Change((f"model.config={shape.name}",), shape.name)
+
+
+def _word(name: str) -> str:
+    """Return 'qwen' of 'qwen2.5-7b'."""
+    found = re.match("[a-z]+", name)
+    return found[0] if found else name
+
+
+def _stage(recipe: Recipe) -> str:
+    return recipe.training[0].kind
