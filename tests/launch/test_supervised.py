@@ -182,6 +182,22 @@ def test_a_detached_run_is_found_followed_and_stopped_from_another_shell(place: 
 
 
 @pytest.mark.timeout(400)
+def test_a_run_whose_folder_is_moved_trains_on_in_it(place: Path, start: Start, whole: dict[int, float]) -> None:
+    process = start("moving", "tiny.yaml", "--json")
+    run = run_in(place / "moving")
+    run.rename(place / "moving" / "elsewhere")
+    out, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors
+    assert "the run's folder was moved to" in errors
+    for line in out.splitlines():
+        json.loads(line, parse_constant=pytest.fail)
+    [moved] = list_runs(place / "moving")
+    assert (moved.path.name, moved.status, moved.step) == ("elsewhere", "done", 120)
+    assert losses(moved.path) == whole
+
+
+@pytest.mark.timeout(400)
 def test_a_refusal_is_told_once_by_a_detached_command_too(start: Start) -> None:
     process = start("refused", "tiny.yaml", "--detach", "--set", "data.corpus={kind: text, files: [none.txt]}")
     _, errors = process.communicate(timeout=120)

@@ -13,7 +13,9 @@ import os
 import selectors
 import signal
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -26,6 +28,7 @@ from windtunnel.run import (
     Channel,
     LineDecoder,
     RunLog,
+    log_only,
     record_end,
     stop_early,
 )
@@ -87,6 +90,14 @@ def _become_job(write: list[int], read: list[int], terminal: int | None, release
     for number in STOPPING:
         signal.signal(number, stop_early)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    threading.excepthook = _thread_failed
+
+
+def _thread_failed(failed: threading.ExceptHookArgs) -> None:
+    """Tell of an exception that ended a thread in one line; the traceback goes into the run's log."""
+    log_only(None, "".join(traceback.format_exception(failed.exc_value)) if failed.exc_value else "")
+    name = failed.thread.name if failed.thread else "?"
+    print(f"warn: thread {name} ended: {failed.exc_type.__name__}: {failed.exc_value}", file=sys.stderr)
 
 
 def _detached() -> int:
@@ -137,6 +148,7 @@ class _Supervisor:
         self._cause: str | None = None
         self._asked = 0
         self._code: int | None = None
+        self._link: Path | None = None
         self._kills = _memory_kills()
 
     def run(self) -> int:
@@ -147,6 +159,8 @@ class _Supervisor:
         signal.signal(signal.SIGTSTP, self._suspend)
         status = self._pump()
         code = self._code = self._ended(status)
+        if self._link is not None and self._link.is_symlink():
+            self._link.unlink()
         if self._log is not None:
             self._log.close()
         for stream in (self._out, self._err):
@@ -162,6 +176,7 @@ class _Supervisor:
                 key.data(data)
                 if not data:
                     self._selector.unregister(key.fd)
+            self._keep_place()
             if status is None:
                 ended, found = os.waitpid(self._child, os.WNOHANG)
                 if ended:
@@ -209,6 +224,25 @@ class _Supervisor:
             self._early.clear()
         if self._released is not None:
             self._release(run)
+
+    def _keep_place(self) -> None:
+        """Where the run's folder was moved while it trains, a link lets all that is still to be written follow it."""
+        run, log = self._run, self._log
+        if run is None or log is None or self._cause or not log.moved(run):
+            return
+        there = log.place()
+        with contextlib.suppress(OSError):
+            if there is not None and not run.exists():
+                run.symlink_to(there)
+                self._say(f"warn: the run's folder was moved to {there}; {run} is a link to it until training ends")
+                self._link = run
+                return
+        self._cause = f"its folder {run} was {'deleted' if there is None else f'replaced: it is {there} now'}"
+        self._hand_on(signal.SIGTERM, None)
+
+    def _say(self, text: str) -> None:
+        self._keep(text)
+        self._err.write((json.dumps({"message": text}) if self._json else text) + "\n")
 
     def _release(self, run: Path) -> None:
         """Tell where the run is and how to come back to it, then leave the terminal."""

@@ -232,6 +232,7 @@ def list_runs(root: Path | str) -> list[RunSummary]:
     if not root.is_dir():
         return []
     members = [p for p in root.iterdir() if (p / "manifest.json").exists() or (p / "recipe.yaml").exists()]
+    members = [p for p in members if not (p.is_symlink() and p.resolve() in {m.resolve() for m in members if m != p})]
     return sorted((_summary(p) for p in members), key=lambda s: (s.created or 0.0, s.path.name), reverse=True)
 
 

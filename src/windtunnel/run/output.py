@@ -55,6 +55,21 @@ class RunLog:
                 self._rotate()
             os.write(self._file, data)
 
+    def moved(self, path: Path) -> bool:
+        """Whether the folder is no longer at `path`."""
+        try:
+            there, here = os.stat(path), os.fstat(self._folder)
+        except OSError:
+            return True
+        return (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino)
+
+    def place(self) -> Path | None:
+        """Return where the folder is now; None when it was deleted, or where that cannot be told."""
+        with contextlib.suppress(OSError):
+            found = Path(os.readlink(f"/proc/self/fd/{self._folder}"))
+            return found if not self.moved(found) else None
+        return None
+
     def close(self) -> None:
         """Let the file and the folder go."""
         os.close(self._file)
