@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -115,28 +116,34 @@ def series(run: Path) -> dict[str, dict[str, str]]:
     return {name: dict(sorted(values.items(), key=lambda item: int(item[0]))) for name, values in found.items()}
 
 
-def record(src: Path, gpu: bool) -> dict[str, Any]:
-    """Train every case twice; a resumed run that differs from the whole one ends this."""
-    found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="golden-") as work:
+def case(name: str, content: dict[str, Any], folder: Path, src: Path, whole_only: bool) -> dict[str, Any]:
+    """Train one case without a break and, unless told otherwise, once more with a kill and a resume."""
+    recipe = write_recipe(folder, name, content)
+    whole = series(train(recipe, folder / f"{name}-whole", src))
+    assert len(whole["loss"]) == STEPS, f"{name}: {len(whole['loss'])} steps"
+    found: dict[str, Any] = {"series": whole}
+    if not whole_only:
+        killed = train(recipe, folder / f"{name}-killed", src, kill=True)
+        found["killed_after"] = len(series(killed)["loss"])
+        found["resumed_equals_whole"] = series(train(recipe, folder / f"{name}-killed", src, "--run", str(killed))) == whole
+    last = float.fromhex(whole["loss"][str(STEPS)])
+    print(f"{name:<12} last loss {last:.4f}", *(f"{k}: {v}" for k, v in found.items() if k != "series"), flush=True)
+    return found
+
+
+def record(src: Path, gpu: bool, jobs: int, whole_only: bool) -> dict[str, Any]:
+    """Train every case, `jobs` at a time."""
+    with tempfile.TemporaryDirectory(prefix="golden-") as work, ThreadPoolExecutor(jobs) as pool:
         folder = Path(work)
         os.environ["WINDTUNNEL_CACHE"] = str(folder / "cache")
-        for name, content in (GPU if gpu else CPU).items():
-            recipe = write_recipe(folder, name, content)
-            whole = series(train(recipe, folder / f"{name}-whole", src))
-            killed = train(recipe, folder / f"{name}-killed", src, kill=True)
-            reached = len(series(killed)["loss"])
-            resumed = series(train(recipe, folder / f"{name}-killed", src, "--run", str(killed)))
-            assert len(whole["loss"]) == STEPS, f"{name}: {len(whole['loss'])} steps"
-            found[name] = {"series": whole, "killed_after": reached, "resumed_equals_whole": resumed == whole}
-            last = float.fromhex(whole["loss"][str(STEPS)])
-            print(f"{name:<12} last loss {last:.4f}, killed after {reached}, resumed equal: {resumed == whole}", flush=True)
-    return found
+        cases = GPU if gpu else CPU
+        begun = {name: pool.submit(case, name, content, folder, src, whole_only) for name, content in cases.items()}
+        return {name: future.result() for name, future in begun.items()}
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """One line for each series that is not the same to the last bit."""
-    found = [f"{name}: a killed and resumed run differs" for name in new if not new[name]["resumed_equals_whole"]]
+    found = [f"{name}: a killed and resumed run differs" for name in new if not new[name].get("resumed_equals_whole", True)]
     for name in old.keys() | new.keys():
         for key in SERIES:
             a, b = (side.get(name, {}).get("series", {}).get(key, {}) for side in (old, new))
@@ -154,11 +161,13 @@ def main() -> None:
     parser.add_argument("record", type=Path, nargs="?", help="the JSON file to check against")
     parser.add_argument("--src", type=Path, default=Path(__file__).parent.parent / "src", help="the code to run")
     parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--jobs", type=int, default=1, help="cases at a time")
+    parser.add_argument("--whole-only", action="store_true", help="no kill and resume")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     import torch
 
-    found = record(args.src.resolve(), args.gpu)
+    found = record(args.src.resolve(), args.gpu, args.jobs, args.whole_only)
     report = {
         "what": f"{STEPS} steps of each shipped recipe",
         "date": datetime.date.today().isoformat(),
