@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from waiting import HANG
 
-from windtunnel.cli.train import show_gates
+from windtunnel.cli.stages import show_gates
 from windtunnel.launch import StageReport
 from windtunnel.recipe import Gates, load_recipe, stage_recipe
 from windtunnel.run import Point, judge_gates
@@ -166,3 +166,32 @@ def on_a_terminal(arguments: list[str], columns: int) -> str:
     assert done.returncode == 0
     os.close(follower)
     return re.sub(r"\x1b\[[0-9;]*[a-zA-Z]", "", os.read(leader, 1 << 16).decode()).replace("\r", "")
+
+
+TINY = """\
+extends: charlm
+name: gated
+model: {depth: 1, aspect: 16, head_dim: 16, sequence: 32}
+data: {corpus: {kind: arithmetic, documents: 2000, digits: 1, terms: 2}, validation: 0.05}
+stages:
+  prepare: {}
+  pretrain: {batch_tokens: 512, micro_batch: 8, validate_every: 10 steps, validation_tokens: 1024}
+  evaluate: {exact_match_problems: 10, samples: 0, bits_per_byte_tokens: 1024, gates: {bits_per_byte: 0.01}}
+budget: {hours: null, steps: 20}
+"""
+
+
+def test_an_evaluation_that_misses_its_gate_ends_the_job_and_can_be_judged_again(tmp_path: Path) -> None:
+    (tmp_path / "gated.yaml").write_text(TINY)
+    prepared = windtunnel("train", "gated.yaml", "--stage", "prepare", "--json", cwd=tmp_path)
+    assert prepared.returncode == 0, prepared.stderr
+    assert json.loads(prepared.stdout)["train_tokens"] > 1000
+    assert not (tmp_path / "runs").exists()
+    trained = windtunnel("train", "gated.yaml", "--yes", cwd=tmp_path)
+    assert trained.returncode == 1, trained.stdout + trained.stderr
+    assert "at most 0.01" in trained.stdout
+    again = windtunnel(
+        "train", "gated.yaml", "--stage", "evaluate", "--set", "stages.evaluate.gates.bits_per_byte=9", cwd=tmp_path
+    )
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert len(list((tmp_path / "runs").iterdir())) == 1

@@ -138,3 +138,11 @@ def test_order_holds_exactly_where_losses_fall(losses: list[float]) -> None:
     (result,) = judge_gates(gates, own, series, gpus=False)
     assert result.held == (losses == sorted(set(losses), reverse=True))
     assert result.value == losses
+
+
+def test_the_best_validation_loss_is_what_a_limit_on_it_judges(recipe: Recipe) -> None:
+    series = good() | {"validation_loss": [Point(50, 3.0, 1.0), Point(100, 2.0, 2.0), Point(150, 2.4, 3.0)]}
+    assert judged(series, recipe, Gates(validation_loss=2.1))["validation_loss"].held
+    refused = judged(series, recipe, Gates(validation_loss=1.9))["validation_loss"]
+    assert (refused.held, refused.measured, refused.limit) == (False, "2.0000", "at most 1.9")
+    assert not judged(good(), recipe, Gates(validation_loss=1.9))["validation_loss"].held

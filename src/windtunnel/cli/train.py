@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_format
 import os
 import shlex
 from functools import partial
@@ -21,12 +20,10 @@ from .options import (
     YesOption,
     find_run,
 )
-from .output import print_remarks, print_table
+from .stages import evaluate_gated, evaluate_newest, kind_of_stage, prepare_data, show_gates
 
 if TYPE_CHECKING:
     from windtunnel.launch import StageReport
-
-GATE_COLUMNS = ("gate", "held", "measured", "asked for")
 
 
 def train(
@@ -76,6 +73,11 @@ def train(
     # Only now: these need the schema, without which a recipe that cannot be read is refused sooner.
     from windtunnel.recipe import recipe_notes, stage_recipe
 
+    if stage is not None and kind_of_stage(loaded, stage) == "prepare":
+        prepare_data(loaded, as_json=json)
+        return
+    if stage is not None and kind_of_stage(loaded, stage) == "evaluate":
+        raise typer.Exit(evaluate_newest(loaded, root, as_json=json))
     if stage is not None:
         stage_recipe(loaded, stage)  # refused before anything heavy is imported
 
@@ -95,7 +97,8 @@ def train(
         typer.echo(f"note: {note}", err=True)
     options = Options(run=run, resume=resume, yes=yes, root=root, price=price, gpus=gpus)
     if not loaded.staged and stage is None:
-        raise typer.Exit(run_training(loaded, options, make_view(), as_json=json))
+        code = run_training(loaded, options, make_view(), as_json=json)
+        raise typer.Exit(code or evaluate_gated(loaded, root, as_json=json))
 
     def report(ended: StageReport) -> None:
         show_gates(ended, as_json=json, alone=stage is not None)
@@ -103,48 +106,5 @@ def train(
     again = " ".join(["windtunnel train", shlex.quote(recipe), *(f"--set {shlex.quote(item)}" for item in sets or ())])
     if str(root) not in (str(DEFAULT_ROOT), os.environ.get("WINDTUNNEL_RUNS")):
         again += f" --root {shlex.quote(str(root))}"
-    raise typer.Exit(run_stages(loaded, options, make_view, report, stage=stage, again=again, as_json=json))
-
-
-def show_gates(ended: StageReport, *, as_json: bool, alone: bool = False) -> None:
-    """Print the gates of a stage that has ended, as a table with advice or as one JSON line.
-
-    Args:
-        ended: how the stage ended.
-        as_json: print one line of JSON.
-        alone: no other stage follows now.
-    """
-    if as_json:
-        from windtunnel.watch import finite
-
-        print(json_format.dumps(finite(ended.to_json()), ensure_ascii=False), flush=True)
-        return
-    if ended.gates is None:
-        typer.echo(f"stage {ended.stage} has no gates (stages.{ended.stage}.gates is null): {_unjudged(ended, alone)}\n")
-        return
-    rows = [[gate.name, "yes" if gate.held else "NO", gate.measured, gate.limit] for gate in ended.gates]
-    if rows:
-        print_table(f"gates of stage {ended.stage}", GATE_COLUMNS, rows)
-    else:
-        typer.echo(f"gates of stage {ended.stage}: none of them asks for anything here\n")
-    remarks = [(gate.name, gate.advice) for gate in ended.gates if gate.advice]
-    if ended.next_stage is not None:
-        remarks.append(("next", _follows(ended, alone)))
-    print_remarks(remarks)
-
-
-def _unjudged(ended: StageReport, alone: bool) -> str:
-    verb = "goes on" if ended.goes_on else f"may start with --stage {ended.next_stage}" if alone else "starts"
-    return f"stage {ended.next_stage} {verb} whatever came of it"
-
-
-def _follows(ended: StageReport, alone: bool) -> str:
-    """Say what becomes of the next stage."""
-    if ended.held:
-        verb = "goes on" if ended.goes_on else f"may start: --stage {ended.next_stage}" if alone else "starts"
-        return f"stage {ended.next_stage} {verb}"
-    if not ended.goes_on:
-        return f"stage {ended.next_stage} is not started: nothing more is spent"
-    failed = next(gate.name for gate in ended.gates or () if not gate.held)
-    relax = f"--set stages.{ended.stage}.gates.{failed}=..."
-    return f"stage {ended.next_stage} does not go on: nothing more is spent; with a limit of your own it does: {relax}"
+    code = run_stages(loaded, options, make_view, report, stage=stage, again=again, as_json=json)
+    raise typer.Exit(code or (0 if stage is not None else evaluate_gated(loaded, root, as_json=json)))

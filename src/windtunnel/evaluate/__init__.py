@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .loss import Measure, Validation, bits_per_byte, validation_loss
     from .match import ExactMatch, exact_match, wilson
     from .puzzles import PuzzleReport, puzzle_report
-    from .report import EvaluationReport, Sample, evaluate_run, load_run, samples
+    from .report import EvaluationReport, Sample, evaluate_run, judge_evaluation, load_run, samples
     from .text import Sampling, generate
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "flop_matched_members",
     "generate",
     "held_out_units",
+    "judge_evaluation",
     "load_run",
     "measure",
     "puzzle_report",

@@ -17,8 +17,8 @@ import torch
 
 from windtunnel.data import PreparedData, Tokenizer, ValidationBatches, held_out_problems, load_tokenizer, prepare
 from windtunnel.model import GPT, model_of_recipe, use_supervision
-from windtunnel.recipe import Recipe, UserError
-from windtunnel.run import Checkpoint, RunFolder, Which, choose_checkpoint
+from windtunnel.recipe import EvaluationGates, Recipe, UserError
+from windtunnel.run import Checkpoint, GateResult, RunFolder, Which, choose_checkpoint
 
 from .by_step import LossByStep
 from .loss import Validation, validation_loss
@@ -90,6 +90,27 @@ class EvaluationReport:
             "seconds": round(self.seconds, 3),
             "created": self.created,
         }
+
+
+def judge_evaluation(gates: EvaluationGates | None, report: EvaluationReport) -> tuple[GateResult, ...]:
+    """Judge an evaluation by the gates of the recipe's evaluate stage; none where it has none."""
+    results: list[GateResult] = []
+    if gates is not None and gates.bits_per_byte is not None:
+        found = report.validation.bits_per_byte
+        held = found <= gates.bits_per_byte
+        advice = None if held else "more tokens or a larger model: see `windtunnel plan`; or look at the data"
+        results.append(GateResult("bits_per_byte", held, found, f"{found:.4f}", f"at most {gates.bits_per_byte:g}", advice))
+    if gates is not None and gates.exact_match is not None:
+        limit = f"at least {gates.exact_match:.1%}"
+        match = report.exact_match
+        if match is None:
+            off = "this corpus has no answers to match: --set stages.evaluate.gates.exact_match=null"
+            results.append(GateResult("exact_match", False, None, "not measured", limit, off))
+        else:
+            held = match.share >= gates.exact_match
+            advice = None if held else "train longer, or ask for less: the interval says how sure the number is"
+            results.append(GateResult("exact_match", held, match.share, str(match), limit, advice))
+    return tuple(results)
 
 
 @dataclass(frozen=True)

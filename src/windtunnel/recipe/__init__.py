@@ -35,7 +35,20 @@ if TYPE_CHECKING:
         Serve,
     )
     from .staged import recipe_notes, stage_recipe, validate
-    from .stages import GRPO, Budget, Evaluate, FineTune, Gates, Optimizer, Prepare, Pretrain, Schedule, Stage, TrainingStage
+    from .stages import (
+        GRPO,
+        Budget,
+        Evaluate,
+        EvaluationGates,
+        FineTune,
+        Gates,
+        Optimizer,
+        Prepare,
+        Pretrain,
+        Schedule,
+        Stage,
+        TrainingStage,
+    )
     from .units import Every, parse_count, parse_dollars, parse_every, parse_hours
 
 __all__ = [
@@ -54,6 +67,7 @@ __all__ = [
     "CountedCorpus",
     "Data",
     "Evaluate",
+    "EvaluationGates",
     "Every",
     "FineTune",
     "GPTModel",
@@ -114,7 +128,6 @@ _MODULES = {
     ),
     "layout": ("MEGATRON", "OWN_ENGINE", "Layout"),
     "registry": ("Plugin", "find_plugin", "plugins"),
-    "finetuning": ("GRPO", "FineTune", "HuggingFaceModel", "LayoutChoice", "LoRA"),
     "load": ("dump_recipe", "load_recipe", "recipe_names", "template_names"),
     "models": ("GPTModel", "HuggingFaceModel", "LoRA"),
     "recursion": ("MOST_SUPERVISION", "PRESETS", "Preset", "Recursion", "ResolvedRecursion"),
@@ -131,6 +144,7 @@ _MODULES = {
         "GRPO",
         "Budget",
         "Evaluate",
+        "EvaluationGates",
         "FineTune",
         "Gates",
         "Optimizer",

@@ -33,6 +33,7 @@ ADVICE = {
     "the learning rates are the preset's",
     "spiky": "a larger batch (stages.pretrain.batch_tokens) or lower learning rates",
     "diverging": "the learning rates are too high, or the recipe is wrong",
+    "validation_loss": "train longer or a larger model (`windtunnel plan`), or more data where the training loss is far below",
     "utilisation": "look for a bottleneck: data loading (data_wait_share in `windtunnel watch`), too small a micro-batch",
     "not_measured": "the run logged no such metric: train it again, or leave the gate out with {off}",
 }
@@ -84,6 +85,8 @@ def judge_gates(gates: Gates, recipe: Recipe, series: Mapping[str, Sequence[Poin
         band = PRESETS[trm.preset].gradient_norm if trm is not None else None
     if isinstance(band, tuple):
         results.append(_gradient_norm(series.get(names.GRADIENT_NORM, ()), band, settings))
+    if gates.validation_loss is not None:
+        results.append(_validation_loss(series.get(names.VALIDATION_LOSS, ()), gates.validation_loss))
     if gates.decreasing:
         results.append(_decreasing(series.get(names.LOSS, ()), settings))
     if gates.utilisation is not None and gpus:
@@ -94,7 +97,7 @@ def judge_gates(gates: Gates, recipe: Recipe, series: Mapping[str, Sequence[Poin
 def gate_series(metrics: MetricsReader, recipe: Recipe) -> dict[str, list[Point]]:
     """The series that `judge_gates` asks for."""
     steps = range(recipe.trm.supervision if recipe.trm is not None else 0)
-    wanted = [names.LOSS, names.GRADIENT_NORM, names.REFINEMENT, names.GPU_UTILISATION]
+    wanted = [names.LOSS, names.VALIDATION_LOSS, names.GRADIENT_NORM, names.REFINEMENT, names.GPU_UTILISATION]
     wanted += [names.of_step(names.VALIDATION_LOSS, step) for step in steps]
     return {name: metrics.series(name) for name in wanted}
 
@@ -150,6 +153,18 @@ def _decreasing(points: Sequence[Point], settings: Settings) -> GateResult:
     end = 100 * (medians[-1] / min(medians) - 1)
     advice = None if held else ADVICE["diverging"] if fall <= 0 or end > RISE else ADVICE["spiky"]
     return GateResult("decreasing", held, [fall, max(0.0, rise)], f"{fall:.1f} % down, {max(0.0, rise):.1f} % up", limit, advice)
+
+
+def _validation_loss(points: Sequence[Point], most: float) -> GateResult:
+    """Judge the best validation loss, which is the checkpoint's that is used."""
+    limit = f"at most {most:g}"
+    values = [point.value for point in points if math.isfinite(point.value)]
+    if not values:
+        return _not_measured("validation_loss", limit, "validation_loss=null")
+    held = min(values) <= most
+    return GateResult(
+        "validation_loss", held, min(values), f"{min(values):.4f}", limit, None if held else ADVICE["validation_loss"]
+    )
 
 
 def _utilisation(points: Sequence[Point], least: float) -> GateResult:

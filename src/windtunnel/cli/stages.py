@@ -1,0 +1,118 @@
+"""What `windtunnel train` does and shows beside training itself: prepare and evaluate stages, and the gates of all of them."""
+
+from __future__ import annotations
+
+import json as json_format
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from .output import print_json, print_remarks, print_table
+
+if TYPE_CHECKING:
+    from windtunnel.launch import StageReport
+    from windtunnel.recipe import Recipe
+
+GATE_COLUMNS = ("gate", "held", "measured", "asked for")
+
+
+def kind_of_stage(recipe: Recipe, name: str) -> str | None:
+    """Return the kind of a stage of the recipe; None where it has none of that name."""
+    stage = recipe.stages.get(name)
+    return None if stage is None else stage.kind
+
+
+def prepare_data(recipe: Recipe, *, as_json: bool) -> None:
+    """Read, split and tokenize the recipe's data into the cache, and say what came of it."""
+    from windtunnel.data import prepare
+
+    data = prepare(recipe, progress=lambda share, what: typer.echo(f"data: {what} ({share:.0%})", err=True))
+    found: dict[str, Any] = {
+        "train_tokens": data.train.count, "validation_tokens": data.validation.count, "vocabulary": data.tokenizer.vocab,
+        "checksum": data.checksum, "skipped": data.skipped, "notes": list(data.notes),
+    }  # fmt: skip
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        [name.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value)] for name, value in found.items() if value
+    ]
+    print_table(f"prepared data of {recipe.name}", ["", ""], rows)
+
+
+def evaluate_gated(recipe: Recipe, root: Path, *, as_json: bool) -> int:
+    """Evaluate the run that has just ended, where the recipe's evaluate stage has gates; return the exit code."""
+    return 0 if recipe.evaluation.gates is None else evaluate_newest(recipe, root, as_json=as_json)
+
+
+def evaluate_newest(recipe: Recipe, root: Path, *, as_json: bool) -> int:
+    """Evaluate the newest run of the recipe and judge its gates; return 1 where one does not hold.
+
+    Raises:
+        UserError: there is no run of the recipe, or none with a good checkpoint.
+    """
+    from windtunnel.evaluate import evaluate_run, judge_evaluation
+    from windtunnel.run import newest_run
+
+    report = evaluate_run(newest_run(root, recipe.name))
+    results = judge_evaluation(recipe.evaluation.gates, report)
+    if as_json:
+        print(json_format.dumps({"evaluation": report.to_json(), "gates": [r.to_json() for r in results]}), flush=True)
+    else:
+        rows = [["bits per byte", f"{report.validation.bits_per_byte:.4f}"]]
+        if report.exact_match is not None:
+            rows.append(["exact match", str(report.exact_match)])
+        print_table(f"evaluation of {report.run}", ["", ""], rows)
+        if results:
+            print_table(
+                "gates of the evaluation",
+                GATE_COLUMNS,
+                [[r.name, "yes" if r.held else "NO", r.measured, r.limit] for r in results],
+            )
+            print_remarks([(r.name, r.advice) for r in results if r.advice])
+    return 0 if all(result.held for result in results) else 1
+
+
+def show_gates(ended: StageReport, *, as_json: bool, alone: bool = False) -> None:
+    """Print the gates of a stage that has ended, as a table with advice or as one JSON line.
+
+    Args:
+        ended: how the stage ended.
+        as_json: print one line of JSON.
+        alone: no other stage follows now.
+    """
+    if as_json:
+        from windtunnel.watch import finite
+
+        print(json_format.dumps(finite(ended.to_json()), ensure_ascii=False), flush=True)
+        return
+    if ended.gates is None:
+        typer.echo(f"stage {ended.stage} has no gates (stages.{ended.stage}.gates is null): {_unjudged(ended, alone)}\n")
+        return
+    rows = [[gate.name, "yes" if gate.held else "NO", gate.measured, gate.limit] for gate in ended.gates]
+    if rows:
+        print_table(f"gates of stage {ended.stage}", GATE_COLUMNS, rows)
+    else:
+        typer.echo(f"gates of stage {ended.stage}: none of them asks for anything here\n")
+    remarks = [(gate.name, gate.advice) for gate in ended.gates if gate.advice]
+    if ended.next_stage is not None:
+        remarks.append(("next", _follows(ended, alone)))
+    print_remarks(remarks)
+
+
+def _unjudged(ended: StageReport, alone: bool) -> str:
+    verb = "goes on" if ended.goes_on else f"may start with --stage {ended.next_stage}" if alone else "starts"
+    return f"stage {ended.next_stage} {verb} whatever came of it"
+
+
+def _follows(ended: StageReport, alone: bool) -> str:
+    """Say what becomes of the next stage."""
+    if ended.held:
+        verb = "goes on" if ended.goes_on else f"may start: --stage {ended.next_stage}" if alone else "starts"
+        return f"stage {ended.next_stage} {verb}"
+    if not ended.goes_on:
+        return f"stage {ended.next_stage} is not started: nothing more is spent"
+    failed = next(gate.name for gate in ended.gates or () if not gate.held)
+    relax = f"--set stages.{ended.stage}.gates.{failed}=..."
+    return f"stage {ended.next_stage} does not go on: nothing more is spent; with a limit of your own it does: {relax}"
