@@ -130,11 +130,11 @@ def _bytes_kept(config: dict[str, Any], lora: LoRA | None, compiled: bool, layer
     """Bytes of all tensors of T tokens that autograd keeps in one forward pass of the engine."""
     import torch
 
-    from windtunnel.train.causal import build_causal
+    from windtunnel.train.hf import build_hf
     from windtunnel.train.ranks import Ranks
 
     torch._dynamo.reset()
-    job = build_causal(
+    job = build_hf(
         config | {"num_hidden_layers": layers}, lora=lora, weights="bf16", master=True, states="fp32", recompute="none",
         compile=compiled, shard="full", ranks=Ranks(0, 1, torch.device("cpu"), None), sequence=T, seed=0,
     )  # fmt: skip
@@ -158,7 +158,7 @@ def _bytes_kept(config: dict[str, Any], lora: LoRA | None, compiled: bool, layer
 
 
 def test_chunks_of_logits_are_the_engines() -> None:
-    from windtunnel.train.causal.loss import chunk_tokens
+    from windtunnel.train.hf.loss import chunk_tokens
 
     for vocab in (512, 32_000, 50_304, 128_256, 151_936, 262_144):
         assert loss_chunk(vocab) == chunk_tokens(vocab)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from windtunnel.recipe import LoRA
 from windtunnel.rl import Publisher, publish_weights
-from windtunnel.train import CausalJob, Ranks, build_causal
+from windtunnel.train import HFJob, Ranks, build_hf
 
 VOCAB = 128
 CONFIG: dict[str, Any] = {
@@ -25,11 +25,9 @@ CANARY = torch.randint(0, VOCAB, (3, 24), generator=torch.Generator().manual_see
 
 
 @contextmanager
-def learner(
-    ranks: Ranks = ALONE, dtype: torch.dtype = torch.float32, adapter: bool = False, **config: Any
-) -> Iterator[CausalJob]:
+def learner(ranks: Ranks = ALONE, dtype: torch.dtype = torch.float32, adapter: bool = False, **config: Any) -> Iterator[HFJob]:
     """A job with noise in its weights, the same on every rank."""
-    job = build_causal(
+    job = build_hf(
         CONFIG | config, lora=LoRA(rank=2) if adapter else None, weights="bf16", master=True, states="fp32", recompute="none",
         compile=False, shard="full", ranks=ranks, sequence=32, seed=7, compute=dtype,
     )  # fmt: skip
@@ -43,14 +41,14 @@ def learner(
         job.close()
 
 
-def train(job: CausalJob, steps: int = 2) -> None:
+def train(job: HFJob, steps: int = 2) -> None:
     """Steps on one batch of the canary's tokens; every rank takes the same rows."""
     x, y = CANARY[:, :-1].contiguous(), CANARY[:, 1:].contiguous()
     for _ in range(steps):
         job.step([(x, y)], y.numel() * job.ranks.world, 3e-3)
 
 
-def publish(job: CausalJob, publisher: Publisher, version: int, dtype: torch.dtype = torch.float32) -> Path:
+def publish(job: HFJob, publisher: Publisher, version: int, dtype: torch.dtype = torch.float32) -> Path:
     """One version, as training publishes it."""
     path = publish_weights(job, publisher, version, dtype=dtype, canary=CANARY, compute=dtype)
     assert path is not None

@@ -12,7 +12,7 @@ from typing import Any
 from windtunnel.data import PreparedData, prepare
 from windtunnel.model import derive
 from windtunnel.plan import Plan, count_text, make_plan, refuse, resolve
-from windtunnel.recipe import CountedCorpus, GPTModel, Recipe, UserError
+from windtunnel.recipe import CountedCorpus, GPTModel, HuggingFaceModel, Recipe, UserError
 from windtunnel.rig import Rig, detect_rig
 from windtunnel.run import RunFolder, newest_run
 
@@ -52,11 +52,16 @@ def require_trainable(recipe: Recipe) -> None:
     Raises:
         UserError: this version trains no stage of that kind, or there is no data to train on.
     """
-    if not isinstance(recipe.model, GPTModel):
-        kind = "rl" if recipe.rl else "sft"
+    if recipe.rl is not None:
         raise UserError(
-            f"training is not available for stages of kind {kind}: `windtunnel train` runs kind pretrain, on a model of kind gpt",
+            "training is not available for stages of kind rl: `windtunnel train` runs kinds pretrain and sft",
             "such recipes can be planned and checked: windtunnel plan, windtunnel check",
+        )
+    if isinstance(recipe.model, HuggingFaceModel) and recipe.model.weights not in ("bf16", "fp8"):
+        raise UserError(
+            f"training is not available for weights in {recipe.model.weights}: those need bitsandbytes, which this trainer does "
+            "not use",
+            "--set model.weights=bf16, or fp8 under an adapter",
         )
     if isinstance(recipe.data.corpus, CountedCorpus):
         raise UserError("data.corpus.kind is counted: there is nothing to train on", "name the data: --set data.corpus.kind=text")
@@ -79,7 +84,7 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
             f"budget.dollars is {recipe.budget.dollars:g}, and this machine has no known price",
             "give dollars an hour for the whole machine: --price 2.50, or WINDTUNNEL_PRICE=2.50",
         )
-    if recipe.gpt.depth != "auto":
+    if not _automatic(recipe):
         # Before minutes of preparing data: with an estimate of its vocabulary and size in place of what it has.
         early = make_plan(recipe, rig)
         if not early.fits:
@@ -90,7 +95,7 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
     for character, count in data.skipped.items():
         say(f"data: {count:,} x {character!r} outside the alphabet skipped")
     recipe, plan = _plan(recipe, rig, data, options, say)
-    derived = {name: {"value": value, "rule": rule} for name, value, rule in derive(recipe, data.tokenizer.vocab).rows()}
+    derived = _derived(recipe, data)
     facts = {"checksum": data.checksum, "train_tokens": data.train.count, "skipped": data.skipped}
     if existing is not None:
         return _go_on(existing, recipe, rig, plan, facts, say)
@@ -101,6 +106,18 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
     for name, entry in derived.items():
         say(f"  {name:<14} {entry['value']:<12,.6g} {entry['rule']}")
     return run
+
+
+def _automatic(recipe: Recipe) -> bool:
+    """Whether the plan chooses the model's depth."""
+    return isinstance(recipe.model, GPTModel) and recipe.model.depth == "auto"
+
+
+def _derived(recipe: Recipe, data: PreparedData) -> dict[str, Any]:
+    """What rules made of the recipe; of a Hugging Face model nothing."""
+    if not isinstance(recipe.model, GPTModel):
+        return {}
+    return {name: {"value": value, "rule": rule} for name, value, rule in derive(recipe, data.tokenizer.vocab).rows()}
 
 
 def _existing(recipe: Recipe, options: Options) -> Path | None:
@@ -115,7 +132,7 @@ def _as_trained(run: RunFolder) -> Recipe:
     """What the recipe leaves open, depth and batch, is as the run was trained with, whatever this machine would choose."""
     recipe = run.recipe
     pretrain = recipe.pretrain
-    if pretrain.batch_tokens is not None:
+    if recipe.sft is not None or pretrain.batch_tokens is not None:
         return recipe
     pretrain = pretrain.model_copy(update={"batch_tokens": run.manifest["plan"]["layout"]["batch_tokens"]})
     return recipe.with_stages(pretrain=pretrain)
@@ -151,7 +168,7 @@ def _another(run: RunFolder, plan: Plan, facts: dict[str, Any]) -> UserError | N
     if own != plan.layout.batch_tokens:
         return UserError(
             f"run {run.path} takes {own:,} tokens a step, this machine's plan {plan.layout.batch_tokens:,}",
-            f"--set stages.pretrain.batch_tokens={own}, or another number of --gpus",
+            f"--set stages.{run.recipe.training[0].name}.batch_tokens={own}, or another number of --gpus",
         )
     return None
 
@@ -177,7 +194,7 @@ def rig_of(options: Options) -> Rig:
 
 def _plan(recipe: Recipe, rig: Rig, data: PreparedData, options: Options, say: Say) -> tuple[Recipe, Plan]:
     vocab, corpus = data.tokenizer.vocab, data.train.count
-    automatic = recipe.gpt.depth == "auto"
+    automatic = _automatic(recipe)
     recipe = resolve(recipe, rig, vocab, corpus_tokens=corpus)
     plan = make_plan(recipe, rig, vocab, corpus_tokens=corpus)
     if not plan.fits:

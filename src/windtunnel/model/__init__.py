@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .cache import KVCache, extend, lay_out
     from .checks import add_gradients
     from .fp8 import disable_fp8, enable_fp8
-    from .frozen_fp8 import FrozenFP8, freeze_experts_fp8, freeze_linear_fp8, holds_experts
+    from .frozen_fp8 import FrozenFP8, encode_fp8, freeze_experts_fp8, freeze_linear_fp8, holds_experts
     from .gpt import GPT, build_gpt
     from .hf_parts import Block, Experts, HFShape, LatentAttention, Linear, Norm
     from .known import hf_shape, known_models
@@ -49,6 +49,7 @@ __all__ = [
     "deterministic",
     "disable_fp8",
     "enable_fp8",
+    "encode_fp8",
     "export_weights",
     "extend",
     "fast_dtype",
@@ -96,6 +97,7 @@ _LAZY = {
     "export_weights": "weights",
     "extend": "cache",
     "fast_dtype": "weights",
+    "encode_fp8": "frozen_fp8",
     "freeze_experts_fp8": "frozen_fp8",
     "freeze_linear_fp8": "frozen_fp8",
     "holds_experts": "frozen_fp8",

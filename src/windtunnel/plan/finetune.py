@@ -14,12 +14,15 @@ from . import hf_changes
 from .alternatives import Change
 from .constants import Constants, HFConstants, load_hf_constants
 from .cost import Length, Pace, estimate_corpus_tokens
+from .cpu import ERRORS as CPU_ERRORS
+from .cpu import CPUTraining
 from .engine_fsdp import SOURCES, least_gib, static_bytes
 from .hf_layouts import HFTraining
 from .hf_work import Totals, Workload, fine_tuning, totals
 from .plan import Draft, parts_text
 from .search import Candidate
 
+HERE = "here"
 RATES = {"full": 1e-5, "adapter": 2e-4}
 # What others have published for models of a family, to hold a plan against.
 PUBLISHED = {
@@ -58,7 +61,8 @@ class FineTuning:
         never = impossible(work)
         # What cannot be trained in fewer bits is weighed as it would be in bf16.
         sums = totals(work if never is None else replace(work, weights="bf16"))
-        found = HFTraining(sums, c).search(rig, rig.gpus)
+        here = rig.gpu is None and rig.name == HERE
+        found = (CPUTraining if here else HFTraining)(sums, c).search(rig, rig.gpus)
         best = found.best
         startup = startup_seconds(sums, rig, c)
         given = recipe.sft.learning_rate if recipe.sft is not None else None
@@ -85,7 +89,7 @@ class FineTuning:
                 "batch_tokens": float(best.layout.batch_tokens),
                 "learning_rate": given or RATES["adapter" if work.adapter else "full"],
             },
-            error=stated_errors(c, best.layout, rig),
+            error=CPU_ERRORS if here else stated_errors(c, best.layout, rig),
             ranked=found.ranked,
             reasons=fits if never is None else [never],
             notes=notes,
@@ -197,13 +201,13 @@ def layout_notes(work: Workload, layout: Layout, fits: bool) -> list[str]:
 
 def hf_sources(rig: Rig, corpus: str) -> dict[str, str]:
     """Say where the numbers come from that all plans for Hugging Face models have."""
-    assert rig.gpu is not None
+    peak = f"against the dense peak; {rig.gpu.name}: {rig.gpu.source}" if rig.gpu else "against measured fp32 products"
     return {
         "model": "its config.json, as arithmetic",
         "params": "shape arithmetic, equal to what transformers builds",
         "vocab": "config.json",
         "corpus_tokens": corpus,
-        "mfu": f"FLOPs that training needs (PaLM, appendix B) against the dense peak; {rig.gpu.name}: {rig.gpu.source}",
+        "mfu": f"FLOPs that training needs (PaLM, appendix B) {peak}",
         "checkpoint_gib": "trained weights and optimizer states",
         "disk_gib": "the model as downloaded, two checkpoints, kept weights, tokens",
         **{f"components.{name}": source for name, source in SOURCES.items()},

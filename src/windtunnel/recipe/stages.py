@@ -150,6 +150,9 @@ class FineTune(TrainingStage):
     states: Literal["fp32", "bf16", "int8"] = Field("fp32", description="precision of AdamW's two moments")
     master: bool = Field(True, description="fp32 master weights; false: bf16 weights are updated in place")
     learning_rate: float | None = Field(None, gt=0, description="null: 1e-5 for all weights, 2e-4 for an adapter")
+    schedule: Schedule = Schedule(warmup_steps=10, warmdown=1.0, final=0.1)
+    validate_every: Interval = Every(steps=100)
+    validation_tokens: Count = Field(1_048_576, ge=1, description="most tokens of the validation split scored each time")
 
 
 class GRPO(TrainingStage):

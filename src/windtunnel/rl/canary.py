@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from windtunnel.train import CausalJob
+from windtunnel.train import HFJob
 
 from .mismatch import Mismatch, measure_mismatch
 
@@ -55,7 +55,7 @@ class Canary:
 
 
 @torch.no_grad()
-def score(job: CausalJob, tokens: Tensor) -> Tensor:
+def score(job: HFJob, tokens: Tensor) -> Tensor:
     """Return the learner's log-probabilities of tokens (B, T) int64, each given those before it: (B, T - 1) fp32 on the host.
 
     Without dropout, which engines do not have either. All ranks must call it together.
@@ -68,7 +68,7 @@ def score(job: CausalJob, tokens: Tensor) -> Tensor:
     return -losses.float().cpu()
 
 
-def make_canary(job: CausalJob, tokens: Tensor, computed: torch.dtype) -> Canary:
+def make_canary(job: HFJob, tokens: Tensor, computed: torch.dtype) -> Canary:
     """Return the learner's canary. All ranks must call it together.
 
     Args:

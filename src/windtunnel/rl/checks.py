@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from windtunnel.rl import EngineProcess, Mismatch, Publisher, Receipt
-    from windtunnel.train import CausalJob
+    from windtunnel.train import HFJob
 
 
 # A learner of the scale model and an engine in another process.
@@ -54,7 +54,7 @@ class Bench:
         cut_off: the publisher leaves here what is on the disk in the middle of a snapshot.
     """
 
-    job: CausalJob
+    job: HFJob
     engine: EngineProcess
     publisher: Publisher
     dtype: torch.dtype
@@ -162,7 +162,7 @@ def open_bench(context: Context, dtype: torch.dtype, engine: EngineProcess, say:
         yield Bench(job, engine, publisher, dtype, folder, canary, TOLERANCE[dtype][0], context.seed, say)
 
 
-def _stir(job: CausalJob, seed: int) -> None:
+def _stir(job: HFJob, seed: int) -> None:
     import torch
 
     draw = torch.Generator().manual_seed(seed)
@@ -278,7 +278,7 @@ def tuning_export(context: Context, say: Say) -> Evidence:
 
     from windtunnel.rl import BrokenSnapshot, Engine, Publisher, publish_weights
     from windtunnel.run import CheckpointStore
-    from windtunnel.train import random_batch, restore_job, small_job, vocabulary_of
+    from windtunnel.train import random_batch, restore_engine, small_engine, vocabulary_of
 
     saved = context.facts["tuning-checkpoint"]
     path, step = Path(saved["path"]), saved["resumed_from"]
@@ -287,8 +287,9 @@ def tuning_export(context: Context, say: Say) -> Evidence:
     # In bf16 a small adapter could be lost unseen; weights packed in fp8 are only held beside bf16.
     dtype = torch.bfloat16 if model.weights == "fp8" else torch.float32
     store = CheckpointStore(path.parent)
-    with closing(small_job(context, dtype)) as job:
-        restore_job(job, store.at(step))
+    with closing(small_engine(context, dtype)) as engine:
+        restore_engine(engine, store.at(step))
+        job = engine.job
         tokens, _ = random_batch(vocabulary_of(job), context.seed + 2)
         say("writing a Hugging Face folder")
         folder = publish_weights(job, Publisher(path.parent / "exported"), step, dtype=dtype, canary=tokens, compute=dtype)

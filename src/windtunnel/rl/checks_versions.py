@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from windtunnel.rl import EngineProcess, Publisher, WeightSnapshot
-    from windtunnel.train import CausalJob
+    from windtunnel.train import HFJob
 
 
 # Half-written, damaged and stale versions.
@@ -108,7 +108,7 @@ def _change(file: Path) -> None:
 BASE, ADAPTER = ".base_layer", ".lora_"
 
 
-def compare_tensors(job: CausalJob, engine: EngineProcess, file: Path, version: int, dtype: torch.dtype) -> int:
+def compare_tensors(job: HFJob, engine: EngineProcess, file: Path, version: int, dtype: torch.dtype) -> int:
     """Return how many parameters the engine has, all the learner's: names, shapes, dtype and values. Raises CheckFailed.
 
     Args:
@@ -140,7 +140,7 @@ def compare_tensors(job: CausalJob, engine: EngineProcess, file: Path, version: 
     return len(here)
 
 
-def unmoved(job: CausalJob, first: Path, second: Path) -> tuple[int, list[str]]:
+def unmoved(job: HFJob, first: Path, second: Path) -> tuple[int, list[str]]:
     """Return how many of the engine's tensors the learner trains, and which of them are the same in both files."""
     import torch
     from safetensors.torch import load_file
@@ -153,7 +153,7 @@ def unmoved(job: CausalJob, first: Path, second: Path) -> tuple[int, list[str]]:
     return len(trained), sorted(name for name in trained if torch.equal(before[name], after[name]))
 
 
-def _learners(job: CausalJob) -> dict[str, tuple[torch.Size, Tensor | None]]:
+def _learners(job: HFJob) -> dict[str, tuple[torch.Size, Tensor | None]]:
     """Shape and value of each parameter as it should be in an engine, in fp32; None for the value of what is packed in fp8.
 
     Not by the code that publishes: adapters are merged by peft.

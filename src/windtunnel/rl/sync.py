@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from windtunnel.train import CausalJob, hub_config, hub_weights
+from windtunnel.train import HFJob, hub_config, hub_weights
 
 from .canary import make_canary
 from .errors import StaleWeights
@@ -16,7 +16,7 @@ from .snapshot import Publisher
 
 
 def publish_weights(
-    job: CausalJob, publisher: Publisher | None, version: int, *, dtype: torch.dtype, canary: Tensor, compute: torch.dtype
+    job: HFJob, publisher: Publisher | None, version: int, *, dtype: torch.dtype, canary: Tensor, compute: torch.dtype
 ) -> Path | None:
     """Score a canary, gather the weights block by block, merge adapters, and publish. All ranks must call it together.
 

@@ -12,6 +12,7 @@ _WHOLE = ("name", "seed", "model", "trm", "data")
 # How a trained model is used may change.
 _USE = "inference_supervision"
 _PRETRAIN = ("batch_tokens", "precision", "optimizer", "schedule")
+_SFT = ("batch_tokens", "precision", "states", "master", "schedule")
 # Of the optimizer these may change, so that a run can go on with lower rates; null keeps the run's own.
 RATES = ("matrix_lr", "embedding_lr", "unembedding_lr", "scalar_lr", "weight_decay", "clip")
 MAY_CHANGE = "budget, checkpoints, bands, how often to validate and save, and of the optimizer " + ", ".join(RATES)
@@ -25,9 +26,9 @@ def identity(recipe: Recipe) -> dict[str, Any]:
         # Presets spelled out: what a section leaves to its preset is not left open. No averaging is a choice too.
         trm = asdict(recipe.trm.resolved)
         keys["trm"] = {name: value for name, value in trm.items() if name != _USE} | {"ema": recipe.trm.ema or 0.0}
-    stage = recipe.pretrain
-    if stage.name:
-        keys["stages"] = {stage.name: {name: dump["stages"][stage.name][name] for name in _PRETRAIN}}
+    for stage, names in ((recipe.pretrain, _PRETRAIN), (recipe.sft, _SFT)):
+        if stage is not None and stage.name:
+            keys.setdefault("stages", {})[stage.name] = {name: dump["stages"][stage.name][name] for name in names}
     flat = {key: value for key, value in _flatten(keys, "") if not (".optimizer." in key and key.rpartition(".")[2] in RATES)}
     # The same files from another folder are the same data; whether their content is, their checksum tells.
     return {key: [os.path.abspath(f) for f in value] if key.endswith(".files") else value for key, value in flat.items()}
@@ -68,6 +69,8 @@ def resumed(run: Recipe, asked: Recipe) -> Recipe:
         given = {name: getattr(asked.pretrain.optimizer, name) for name in RATES}
         kept["optimizer"] = kept["optimizer"].model_copy(update={k: value for k, value in given.items() if value is not None})
         asked = asked.with_stages(pretrain=asked.pretrain.model_copy(update=kept))
+    if asked.sft is not None and run.sft is not None:
+        asked = asked.with_stages(sft=asked.sft.model_copy(update={k: getattr(run.sft, k) for k in _SFT}))
     return asked.model_copy(update=update)
 
 

@@ -3,21 +3,20 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .causal import (
-        CausalJob,
-        build_causal,
+    from .checks_hf import random_batch, small_engine, small_job, vocabulary_of
+    from .children import child_context
+    from .hf import (
+        HFJob,
+        build_hf,
         hub_config,
         hub_weights,
-        job_state,
         linear_cross_entropy,
-        restore_job,
         whole_tensor,
         whole_weights,
     )
-    from .checks_hf import random_batch, small_job, vocabulary_of
-    from .children import child_context
     from .optimizer import MuonAdamW, Scalars
     from .ranks import Ranks, join_ranks
+    from .saver import restore_engine
     from .schedule import learning_rate_scale
     from .session import train
     from .trace import TraceRequest, run_trace
@@ -28,41 +27,41 @@ _LAZY |= {"TrialRequest": "trial", "run_trial": "trial"}
 
 _LAZY |= {"TraceRequest": "trace", "run_trace": "trace"}
 
-_LAZY |= {"CausalJob": "causal", "build_causal": "causal", "linear_cross_entropy": "causal"}
+_LAZY |= {"HFJob": "hf", "build_hf": "hf", "linear_cross_entropy": "hf"}
 
 _LAZY |= {
     "child_context": "children",
-    "hub_config": "causal",
-    "hub_weights": "causal",
-    "whole_tensor": "causal",
-    "whole_weights": "causal",
+    "hub_config": "hf",
+    "hub_weights": "hf",
+    "whole_tensor": "hf",
+    "whole_weights": "hf",
 }
 
-_LAZY |= dict.fromkeys(("random_batch", "small_job", "vocabulary_of"), "checks_hf")
+_LAZY |= dict.fromkeys(("random_batch", "small_engine", "small_job", "vocabulary_of"), "checks_hf")
 
-_LAZY |= {"job_state": "causal", "restore_job": "causal"}
+_LAZY |= {"restore_engine": "saver"}
 
 _LAZY |= {"Ranks": "ranks", "join_ranks": "ranks", "learning_rate_scale": "schedule"}
 
 __all__ = [
-    "CausalJob",
+    "HFJob",
     "MuonAdamW",
     "Ranks",
     "Scalars",
     "TraceRequest",
     "TrialRequest",
-    "build_causal",
+    "build_hf",
     "child_context",
     "hub_config",
     "hub_weights",
-    "job_state",
     "join_ranks",
     "learning_rate_scale",
     "linear_cross_entropy",
     "random_batch",
-    "restore_job",
+    "restore_engine",
     "run_trace",
     "run_trial",
+    "small_engine",
     "small_job",
     "train",
     "vocabulary_of",

@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.check import Check, CheckFailed, Context, Evidence, Findings, Say, judge_first_steps, one_thread, reached
-from windtunnel.recipe import HuggingFaceModel
+from windtunnel.recipe import HuggingFaceModel, Layout, Schedule
 
 from .checks import judge_rate
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
 
-    from windtunnel.train import CausalJob
+    from windtunnel.data import Batch
+    from windtunnel.train import HFJob
+
+    from .hf import HFEngine
 
 
 # Checkpoints: killed inside a save, resumed to the same bits.
@@ -34,8 +37,10 @@ def checkpoint(context: Context, say: Say) -> Evidence:
     """Kill a process inside its second save; here go on from its first; compare with a run that was not killed."""
     import torch
 
-    from windtunnel.run import CheckpointStore
-    from windtunnel.train import child_context, restore_job, whole_tensor
+    from windtunnel.run import CheckpointStore, CheckpointWriter
+    from windtunnel.train import child_context, whole_tensor
+
+    from .saver import Saver
 
     children = child_context("windtunnel.rl.engine")
     folder = context.folder / "tuning"
@@ -43,9 +48,9 @@ def checkpoint(context: Context, say: Say) -> Evidence:
     process = children.Process(target=_until_killed, args=(context, folder), daemon=True)
     process.start()  # before anything is computed here: then it is a fork
     say("a run that is not killed")
-    with closing(small_job(context, torch.bfloat16)) as job:
-        alone = _steps(context, job, 0, LAST)
-        wanted = {name: whole_tensor(p).clone() for name, p in job.network.named_parameters()}
+    with closing(small_engine(context, torch.bfloat16)) as engine:
+        alone = _steps(engine, 0, LAST)
+        wanted = {name: whole_tensor(p).clone() for name, p in engine.job.network.named_parameters()}
     say("a run that is killed inside a save")
     left = _await_kill(process, folder)
     store = CheckpointStore(folder)
@@ -55,10 +60,10 @@ def checkpoint(context: Context, say: Say) -> Evidence:
         raise CheckFailed(f"after a kill in the save of step {KILLED} the newest good checkpoint is {found}, not step {SAVED}'s")
     say(f"going on from step {newest.step}")
     torch.manual_seed(context.seed + 1)  # what the checkpoint does not hold must not be right by chance
-    with closing(small_job(context, torch.bfloat16)) as job:
-        restore_job(job, newest)
-        resumed = _steps(context, job, newest.step, LAST)
-        differ = [name for name, p in job.network.named_parameters() if not torch.equal(whole_tensor(p), wanted[name])]
+    with closing(small_engine(context, torch.bfloat16)) as engine:
+        Saver(engine, CheckpointWriter(store), engine.job.ranks).load(newest.step)
+        resumed = _steps(engine, newest.step, LAST)
+        differ = [name for name, p in engine.job.network.named_parameters() if not torch.equal(whole_tensor(p), wanted[name])]
     for step, (one, other) in enumerate(zip(resumed, alone[newest.step :], strict=True), newest.step + 1):
         if one != other:
             raise CheckFailed(
@@ -79,16 +84,17 @@ def _until_killed(context: Context, folder: Path) -> None:
     import torch
 
     from windtunnel.run import CheckpointStore, CheckpointWriter
-    from windtunnel.train import job_state
+
+    from .saver import Saver
 
     torch.set_num_threads(1)
-    job = small_job(context, torch.bfloat16)
+    engine = small_engine(context, torch.bfloat16)
     for first, last, hook in ((0, SAVED, None), (SAVED, KILLED, _kill_this)):
-        _steps(context, job, first, last)
-        weights, optimizer, state = job_state(job)
-        writer = CheckpointWriter(CheckpointStore(folder), before_commit=hook)
-        writer.start(last, weights, optimizer, state)
-        writer.wait()
+        _steps(engine, first, last)
+        saver = Saver(engine, CheckpointWriter(CheckpointStore(folder), before_commit=hook), engine.job.ranks)
+        saver.begin(last, engine.state_dict(), {}, None)
+        saver.write()
+        saver.wait()
 
 
 def _kill_this() -> None:
@@ -109,14 +115,51 @@ def _await_kill(process: Any, folder: Path) -> str:
     return f"left: {', '.join(sorted(path.name for path in torn[0].iterdir()))}"
 
 
-def _steps(context: Context, job: CausalJob, first: int, last: int) -> list[Any]:
-    """(sum of losses, squared gradient norm) of steps, each with a batch of its own."""
-    found = []
-    for step in range(first, last):
-        x, y = random_batch(vocabulary_of(job), context.seed + 100 + step)
-        sums = job.step([(x, y)], y.numel(), SAVED_RATE)
-        found.append((float(sums[0]), float(sums[2])))
-    return found
+def _steps(engine: HFEngine, first: int, last: int) -> list[tuple[float, float]]:
+    """(loss, gradient norm) of steps, each with a batch of its own."""
+    results = [engine.step(step + 1, 0.5).result() for step in range(first, last)]
+    return [(result.loss, result.gradient_norm) for result in results]
+
+
+class _RandomBatches:
+    """The batch of each step is drawn by its number alone."""
+
+    accumulation, step_sequences, wait_seconds = 1, 1, 0.0
+
+    def __init__(self, vocab: int, seed: int) -> None:
+        self._vocab, self._seed, self.position = vocab, seed, 0
+
+    @property
+    def epochs(self) -> float:
+        return 0.0
+
+    def next_batch(self) -> Batch:
+        self.position += 1
+        from windtunnel.data import Batch
+
+        return Batch(*random_batch(self._vocab, self._seed + self.position))
+
+    def seek(self, position: int) -> None:
+        self.position = position
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+def small_engine(context: Context, compute: dtype) -> HFEngine:
+    """Return an engine of the recipe's scale model, with the same random numbers every time."""
+    import numpy as np
+
+    from .engine import Feed
+    from .hf import HFEngine
+
+    job = small_job(context, compute)
+    vocab = vocabulary_of(job)
+    layout = Layout(1, ROWS, 1, SEQUENCE, "bf16", False, "cpu")
+    feed = Feed(_RandomBatches(vocab, context.seed + 100), list, vocab, np.ones(vocab))
+    return HFEngine(
+        layout, job.ranks, feed, job, rate=SAVED_RATE, schedule=Schedule(), seed=context.seed, weights=lambda: None
+    )  # fmt: skip
 
 
 # The model: size as planned, and the first steps of the scale model.
@@ -199,24 +242,24 @@ def random_batch(vocab: int, seed: int) -> tuple[Tensor, Tensor]:
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def vocabulary_of(job: CausalJob) -> int:
+def vocabulary_of(job: HFJob) -> int:
     """Tokens that a job's model knows."""
     size: int = job.network.model.config.get_text_config().vocab_size
     return size
 
 
-def small_job(context: Context, compute: dtype) -> CausalJob:
+def small_job(context: Context, compute: dtype) -> HFJob:
     """Return the recipe's way of training its scale model, on one CPU rank, with the same random numbers every time."""
     import torch
 
     from windtunnel.model import hf_shape
-    from windtunnel.train import Ranks, build_causal
+    from windtunnel.train import Ranks, build_hf
 
     recipe = context.recipe
     stage = recipe.sft or recipe.rl
     assert stage is not None
     assert isinstance(recipe.model, HuggingFaceModel)
-    job = build_causal(
+    job = build_hf(
         hf_shape(str(context.small_config)).raw, lora=recipe.model.adapter, weights=recipe.model.weights,
         master=stage.master, states=stage.states, recompute="block" if recipe.layout.recompute == "block" else "none",
         compile=False, shard=recipe.layout.shard or "full", ranks=Ranks(0, 1, torch.device("cpu"), None),

@@ -246,3 +246,14 @@ def local_part(tensor: Tensor | Slice) -> Tensor:
     to_local = getattr(tensor, "to_local", None)  # of a DTensor, whose module takes seconds to import
     part: Tensor = tensor if to_local is None else to_local()
     return part.detach()
+
+
+def row_offset(tensor: Tensor) -> int:
+    """Return the index of this rank's first element in the flattened whole of a tensor; DTensors are sharded by rows."""
+    if not hasattr(tensor, "to_local"):
+        return 0
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)[1]  # type: ignore[attr-defined]
+    row = int(torch.Size(tensor.shape[1:]).numel())
+    return int(offset[0]) * row if offset else 0

@@ -18,7 +18,7 @@ from torch import Tensor
 from windtunnel.recipe import UserError
 from windtunnel.run import Checkpoint, CheckpointWriter, Saved
 
-from .engine import Engine, EngineState, Slice, local_part
+from .engine import Engine, EngineState, Slice, local_part, row_offset
 from .ranks import Ranks
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]
@@ -126,12 +126,7 @@ class Saver:
         Raises:
             UserError: the checkpoint is damaged or of another model.
         """
-        checkpoint = self.writer.store.at(step)
-        state = self._engine.state_dict()
-        fill(state, checkpoint)
-        facts = checkpoint.state | dict(changes or {})
-        self._engine.load_state_dict(EngineState(state.tensors, facts))
-        return facts
+        return restore_engine(self._engine, self.writer.store.at(step), changes)
 
     def _copy(self, state: EngineState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Start copying this rank's part; (weights, which rank 0 gets whole, and states by the names of files)."""
@@ -152,6 +147,15 @@ class Saver:
         hosts = self._copies.begin([*weights.values(), *states.values()], sound)
         count = len(weights)
         return dict(zip(weights, hosts[:count], strict=True)), dict(zip(states, hosts[count:], strict=True))
+
+
+def restore_engine(engine: Engine, checkpoint: Checkpoint, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Load a checkpoint into an engine; see `Saver.load`."""
+    state = engine.state_dict()
+    fill(state, checkpoint)
+    facts = checkpoint.state | dict(changes or {})
+    engine.load_state_dict(EngineState(state.tensors, facts))
+    return facts
 
 
 def _arrays(tensors: dict[str, Tensor]) -> Arrays:
@@ -181,6 +185,11 @@ def fill(state: EngineState, checkpoint: Checkpoint) -> None:
         UserError: it is damaged or of another model.
     """
     weights = checkpoint.weights()
+    unknown = weights.keys() - {name.removeprefix(MODEL) for name in state.tensors if name.startswith(MODEL)}
+    if unknown:
+        raise UserError(
+            f"checkpoint {checkpoint.path}: only the checkpoint has {min(unknown)}", "go on with the recipe that it was saved by"
+        )
     for name, tensor in state.tensors.items():
         part = local_part(tensor)
         if name.startswith(MODEL):
@@ -191,25 +200,24 @@ def fill(state: EngineState, checkpoint: Checkpoint) -> None:
                     f"checkpoint {checkpoint.path}: {name.removeprefix(MODEL)} is {found}, expected {list(shape)}",
                     "go on with the recipe that it was saved by",
                 )
-            start = _offset(tensor)
+            start = tensor.start if isinstance(tensor, Slice) else row_offset(tensor)
             part.view(-1).copy_(torch.from_numpy(array).view(-1)[start : start + part.numel()])
             continue
         kind, parameter = name.removeprefix(OPTIMIZER).split(".", 1)
         start = tensor.start if isinstance(tensor, Slice) else 0
         if part.numel():
+            _require_ranks(checkpoint, parameter, kind)
             part.view(-1).copy_(torch.from_numpy(checkpoint.optimizer_slice(parameter, kind, start, start + part.numel())))
 
 
-def _offset(tensor: Tensor | Slice) -> int:
-    """Return the index of this rank's first element in the flattened whole; DTensors are sharded by rows."""
-    if isinstance(tensor, Slice):
-        return tensor.start
-    if not hasattr(tensor, "to_local"):
-        return 0
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)[1]  # type: ignore[attr-defined]
-    return offset[0] * (tensor[0].numel() if tensor.size(0) else 1) if offset else 0
+def _require_ranks(checkpoint: Checkpoint, parameter: str, kind: str) -> None:
+    """Refuse states that belong to one rank among as many as there were, where there are now others."""
+    what, _, of = kind.partition("@")
+    if of and (parameter, kind) not in {key[:2] for key in checkpoint.optimizer_keys()}:
+        raise UserError(
+            f"checkpoint {checkpoint.path}: {what} of its int8 moments lies on {checkpoint.world} ranks, here it is {of}",
+            "go on with as many GPUs, or begin with other states: --set stages.sft.states=bf16 (stages.rl.states)",
+        )
 
 
 class HostCopies:

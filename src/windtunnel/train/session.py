@@ -7,10 +7,11 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from windtunnel.data import BatchLoader, PreparedData, ValidationBatches, prepare
-from windtunnel.model import recipe_shape
-from windtunnel.recipe import PRESETS, Layout, Recipe, UserError
+from windtunnel.model import hf_shape, recipe_shape
+from windtunnel.recipe import PRESETS, FineTune, HuggingFaceModel, Layout, Pretrain, Recipe, UserError
 from windtunnel.run import (
     STARTED,
     BandWatch,
@@ -100,7 +101,7 @@ def _first(run: RunFolder, layout: Layout, ranks: Ranks, view: View, after_step:
         journal = Journal(metrics, view)
         health = Health(_bands(run, layout, data.tokenizer.vocab, step), recipe.bands)
         budget = Budget(clock, stop, run.spent_path)
-        callbacks: list[Callback] = [health, ValidateEvery(recipe.pretrain.validate_every, with_saves=_by_clock(recipe))]
+        callbacks: list[Callback] = [health, ValidateEvery(_stage(recipe).validate_every, with_saves=_by_clock(recipe))]
         checkpoints = Checkpoints(
             Saver(engine, _writer(run, store, ranks, metrics), ranks),
             recipe.checkpoints.every,
@@ -129,6 +130,11 @@ def _first(run: RunFolder, layout: Layout, ranks: Ranks, view: View, after_step:
         return ending.exit_code
 
 
+def _stage(recipe: Recipe) -> Pretrain | FineTune:
+    """Return the stage that is trained."""
+    return recipe.pretrain if recipe.sft is None else recipe.sft
+
+
 def _by_clock(recipe: Recipe) -> bool:
     return recipe.checkpoints.every.seconds is not None
 
@@ -154,14 +160,25 @@ def _bands(run: RunFolder, layout: Layout, vocab: int, step: int) -> BandWatch:
     return BandWatch(recipe.bands, targets, first_step=step)
 
 
+def _named(plan: dict[str, Any]) -> str:
+    return f" {plan['model']}" if plan["depth"] is None else f" d{plan['depth']}"
+
+
+def _flops_per_token(recipe: Recipe, layout: Layout, vocab: int) -> float:
+    """Return the FLOPs of training on a token, as utilisation is counted."""
+    if isinstance(recipe.model, HuggingFaceModel):
+        return hf_shape(recipe.model.config).flops_per_token(layout.sequence)
+    return recipe_shape(recipe, vocab).flops_per_token
+
+
 def _telemetry(run: RunFolder, layout: Layout, vocab: int, clock: BudgetClock, bands: BandWatch) -> Telemetry:
     recipe, plan, rig = run.recipe, run.manifest["plan"], run.manifest["rig"]
     gpu, params = rig.get("gpu"), plan["params"]
     size = f"{params / 1e6:,.1f} M" if params >= 1e6 else f"{params / 1e3:,.1f} k"
     return Telemetry(
-        f"{recipe.name} d{plan['depth']}, {size} parameters on {rig['name']}",
+        f"{recipe.name}{_named(plan)}, {size} parameters on {rig['name']}",
         gpus=layout.ranks if layout.device == "cuda" else 0,
-        flops_per_token=recipe_shape(recipe, vocab).flops_per_token,
+        flops_per_token=_flops_per_token(recipe, layout, vocab),
         peak_flops=gpu["bf16_tflops"] * 1e12 * layout.ranks if gpu else (rig.get("cpu_gflops") or 0) * 1e9 or None,
         clock=clock,
         bands=bands,
@@ -198,20 +215,29 @@ def _engine(run: RunFolder, layout: Layout, ranks: Ranks) -> Iterator[tuple[Engi
     data = prepare(recipe)
     if ranks.first:
         ranks.barrier()
-    engine = build_gpt_engine(recipe, layout, ranks, _feed(recipe, layout, ranks, data))
+    engine = build_engine(recipe, layout, ranks, text_feed(recipe, layout, ranks, data))
     try:
         yield engine, data
     finally:
         engine.close()
 
 
-def _feed(recipe: Recipe, layout: Layout, ranks: Ranks, data: PreparedData) -> Feed:
-    """Windows of the corpus, spread over ranks."""
+def build_engine(recipe: Recipe, layout: Layout, ranks: Ranks, feed: Feed) -> Engine:
+    """Return what trains a recipe's model. Raises UserError where nothing does."""
+    if not isinstance(recipe.model, HuggingFaceModel):
+        return build_gpt_engine(recipe, layout, ranks, feed)
+    from .hf import build_hf_engine  # imports transformers
+
+    return build_hf_engine(recipe, layout, ranks, feed, hf_shape(recipe.model.config).raw)
+
+
+def text_feed(recipe: Recipe, layout: Layout, ranks: Ranks, data: PreparedData) -> Feed:
+    """Return windows of the corpus, spread over ranks."""
 
     def validation() -> ValidationBatches:
         return ValidationBatches(
             data.validation, sequence=layout.sequence, micro_batch=layout.micro_batch, rank=ranks.rank,
-            world=ranks.world, limit=recipe.pretrain.validation_tokens, device=ranks.device,
+            world=ranks.world, limit=_stage(recipe).validation_tokens, device=ranks.device,
         )  # fmt: skip
 
     loader = BatchLoader(

@@ -32,7 +32,7 @@ KERNELS = (
     "windtunnel.model.triton_residual",
     "windtunnel.model.triton_swiglu",
     "windtunnel.model.triton_tables",
-    "windtunnel.train.causal.triton_loss",
+    "windtunnel.train.hf.triton_loss",
 )
 HOPPER = (9, 0)
 # Traces and partitions as torch.compile does for a GPU, and makes no kernels of it.

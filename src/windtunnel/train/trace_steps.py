@@ -100,7 +100,7 @@ def trace_causal(recipe: Recipe, layout: Layout, spread: dict[str, Any], config:
     Args:
         spread: the plan's layout as JSON: how weights are sharded, and whether blocks are computed again.
     """
-    from .causal import build, build_causal, network, optimizer
+    from .hf import build, build_hf, network, optimizer
 
     model, stage = recipe.model, recipe.sft
     assert isinstance(model, HuggingFaceModel)
@@ -117,7 +117,7 @@ def trace_causal(recipe: Recipe, layout: Layout, spread: dict[str, Any], config:
         # The update is one kernel that needs no memory.
         stack.enter_context(patched(optimizer, "_update", lambda *_: None))
         stack.enter_context(FakeTensorMode())
-        made = build_causal(
+        made = build_hf(
             config, lora=model.adapter, weights=model.weights, master=stage.master, states=stage.states,
             recompute=spread["recompute"], compile=layout.compile, shard=spread["shard"], ranks=ranks,
             sequence=layout.sequence, seed=recipe.seed, compute=COMPUTE[layout.precision],

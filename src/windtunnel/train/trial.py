@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -78,33 +78,17 @@ def run_trial(request: TrialRequest, folder: Path, say: Callable[[str], None]) -
             steps.close()
 
 
-def _build(request: TrialRequest, layout: Layout, ranks: Ranks, folder: Path) -> TrialSteps:
+def _build(request: TrialRequest, layout: Layout, ranks: Ranks, folder: Path) -> EngineSteps:
+    recipe = request.recipe
     if request.config is None:
         assert request.vocab is not None, "a GPT's trial needs its vocabulary"
-        feed = random_feed(layout, ranks, request.vocab, folder, request.recipe.seed)
-        return EngineSteps(build_gpt_engine(request.recipe, layout, ranks, feed))
-    from .trial_causal import CausalSteps  # imports transformers
+        feed = random_feed(layout, ranks, request.vocab, folder, recipe.seed)
+        return EngineSteps(build_gpt_engine(recipe, layout, ranks, feed))
+    from .hf import build_hf_engine  # imports transformers
 
-    return CausalSteps(request.recipe, layout, request.layout, ranks, request.config, folder)
-
-
-class TrialSteps(Protocol):
-    """Steps of one rank; building one builds model, optimizer and batches."""
-
-    parameters: int
-    trained: int
-
-    def step(self, mark: Mark | None = None) -> Pending:
-        """Launch a step and return without waiting for the GPU, unless `mark` does."""
-        ...
-
-    def validate(self) -> None:
-        """Score a micro-batch as a run does between steps, where that needs memory beside theirs; on every rank."""
-        ...
-
-    def close(self) -> None:
-        """End the threads."""
-        ...
+    vocab = int((request.config.get("text_config") or request.config)["vocab_size"])
+    feed = random_feed(layout, ranks, vocab, folder, recipe.seed)
+    return EngineSteps(build_hf_engine(recipe, layout, ranks, feed, request.config))
 
 
 class EngineSteps:
@@ -158,7 +142,7 @@ def random_feed(layout: Layout, ranks: Ranks, vocab: int, folder: Path, seed: in
 
 
 def _measure(
-    request: TrialRequest, layout: Layout, ranks: Ranks, steps: TrialSteps, memory: _Memory, say: Callable[[str], None]
+    request: TrialRequest, layout: Layout, ranks: Ranks, steps: EngineSteps, memory: _Memory, say: Callable[[str], None]
 ) -> dict[str, Any]:
     began = time.monotonic()
     say("compiling and doing the first step")
@@ -189,7 +173,7 @@ def _measure(
 
 
 def _timed(
-    request: TrialRequest, ranks: Ranks, steps: TrialSteps, warm: list[StepResult], say: Callable[[str], None]
+    request: TrialRequest, ranks: Ranks, steps: EngineSteps, warm: list[StepResult], say: Callable[[str], None]
 ) -> list[StepResult]:
     """Steps as the training loop does them: a step's results are read while the next one computes."""
     done: list[StepResult] = []

@@ -160,8 +160,9 @@ def _title(run: RunFolder) -> str:
     manifest: dict[str, Any] = run.manifest
     plan, rig = manifest.get("plan") or {}, manifest.get("rig") or {}
     parts = [run.recipe.name]
-    if isinstance(run.recipe.gpt.depth, int):
-        parts.append(f"d{run.recipe.gpt.depth}")
+    depth = getattr(run.recipe.model, "depth", None)
+    if isinstance(depth, int):
+        parts.append(f"d{depth}")
     if isinstance(plan.get("params"), int | float):
         parts.append(f"{count(plan['params'])} parameters")
     if rig.get("name"):

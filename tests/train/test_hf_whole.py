@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from causal_models import MODELS, VOCAB, batch, job_of, losses_of, weights_of
+from hf_models import MODELS, VOCAB, batch, job_of, losses_of, weights_of
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from windtunnel.recipe import LoRA
-from windtunnel.train import CausalJob, hub_config, hub_weights, whole_weights
+from windtunnel.train import HFJob, hub_config, hub_weights, whole_weights
 
 
-def stir(job: CausalJob) -> None:
+def stir(job: HFJob) -> None:
     """Noise in every weight, so that none is silent."""
     draw = torch.Generator().manual_seed(3)
     with torch.no_grad():

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from windtunnel.train import CausalJob, build_causal
+from windtunnel.data import Batch
+from windtunnel.recipe import Layout, Schedule
+from windtunnel.train import HFJob, build_hf
+from windtunnel.train.engine import Feed
+from windtunnel.train.hf import HFEngine
+from windtunnel.train.hf.build import fill_weights
 from windtunnel.train.ranks import Ranks
 
 VOCAB, SEQUENCE = 256, 32
@@ -40,17 +47,46 @@ ALONE = Ranks(0, 1, torch.device("cpu"), None)
 
 
 @contextmanager
-def job_of(config: dict[str, Any] | str, ranks: Ranks = ALONE, **chosen: Any) -> Iterator[CausalJob]:
+def job_of(config: dict[str, Any] | str, ranks: Ranks = ALONE, **chosen: Any) -> Iterator[HFJob]:
     """A job; what is not chosen is the plainest: every weight, fp32 products, nothing recomputed or compiled."""
     plain: dict[str, Any] = {
         "lora": None, "weights": "bf16", "master": True, "states": "fp32", "recompute": "none", "compile": False,
         "shard": "full", "sequence": SEQUENCE, "seed": 7, "compute": torch.float32,
     }  # fmt: skip
-    job = build_causal(MODELS[config] if isinstance(config, str) else config, ranks=ranks, **(plain | chosen))
+    job = build_hf(MODELS[config] if isinstance(config, str) else config, ranks=ranks, **(plain | chosen))
     try:
         yield job
     finally:
         job.close()
+
+
+class DrawnBatches:
+    """The batch of each step is drawn by its number alone."""
+
+    accumulation, epochs, step_sequences, wait_seconds = 1, 0.0, 1, 0.0
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def next_batch(self) -> Batch:
+        """The next of them."""
+        self.position += 1
+        return Batch(*batch(2, seed=self.position))
+
+    def seek(self, position: int) -> None:
+        """Any is as near as the other."""
+        self.position = position
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+def engine_on(job: HFJob) -> HFEngine:
+    """An engine over a job, each of whose steps has a batch of its own."""
+    layout = Layout(job.ranks.world, 2, 1, SEQUENCE, "fp32", False, "cpu")
+    weights = partial(fill_weights, job.network.model, job.ranks.device, 7, None)
+    feed = Feed(DrawnBatches(), list, VOCAB, np.ones(VOCAB))
+    return HFEngine(layout, job.ranks, feed, job, rate=1e-3, schedule=Schedule(), seed=7, weights=weights)
 
 
 def batch(rows: int = 4, sequence: int = SEQUENCE, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -65,12 +101,12 @@ def full(tensor: Tensor) -> Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
 
 
-def weights_of(job: CausalJob) -> dict[str, Tensor]:
+def weights_of(job: HFJob) -> dict[str, Tensor]:
     """Every parameter, whole."""
     return {name: full(p) for name, p in job.network.model.named_parameters()}
 
 
-def losses_of(job: CausalJob, steps: int, rate: float = 3e-3, rows: int = 4) -> list[float]:
+def losses_of(job: HFJob, steps: int, rate: float = 3e-3, rows: int = 4) -> list[float]:
     """Mean losses of some steps on one batch."""
     x, y = batch(rows)
     sums = [job.step([(x, y)], y.numel(), rate) for _ in range(steps)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from windtunnel.train.causal.optimizer import BLOCK, AdamW, States
+from windtunnel.train.hf.optimizer import BLOCK, AdamW, States
 
 
 def fit(dtype: torch.dtype, states: States | None, rate: float, steps: int) -> float:

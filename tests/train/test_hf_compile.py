@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from causal_models import MODELS, job_of, losses_of
+from hf_models import MODELS, job_of, losses_of
 
 from windtunnel.recipe import LoRA
 

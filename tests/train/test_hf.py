@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from causal_models import MODELS, VOCAB, batch, full, job_of, losses_of, weights_of
+from hf_models import MODELS, VOCAB, batch, full, job_of, losses_of, weights_of
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from windtunnel.model import hf_shape

@@ -13,7 +13,7 @@ import torch
 import torch.multiprocessing as mp
 
 from windtunnel.recipe import LoRA
-from windtunnel.train import build_causal
+from windtunnel.train import build_hf
 from windtunnel.train.ranks import Ranks, join_ranks
 
 pytestmark = [
@@ -43,7 +43,7 @@ def steps(name: str, ranks: Ranks) -> torch.Tensor:
         "lora": None, "weights": "bf16", "master": True, "states": "fp32", "recompute": "none", "compile": False,
         "sequence": SEQUENCE, "seed": 7,
     }  # fmt: skip
-    job = build_causal(CONFIG, ranks=ranks, **(plain | CASES[name]))
+    job = build_hf(CONFIG, ranks=ranks, **(plain | CASES[name]))
     try:
         tokens = torch.randint(0, VOCAB, (ROWS, SEQUENCE + 1), generator=torch.Generator().manual_seed(0)).to(ranks.device)
         rows = [tokens[i : i + 2] for i in range(2 * ranks.rank, ROWS, 2 * ranks.world)]

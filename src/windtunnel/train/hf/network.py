@@ -1,4 +1,4 @@
-"""The module that is trained: transformers' blocks between embedding and head, with the loss in its forward pass."""
+"""The module that is trained: transformers' blocks between embedding and head, with adapters, attention and loss of our own."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from windtunnel.recipe import UserError
+from windtunnel.model import freeze_experts_fp8, freeze_linear_fp8, holds_experts
+from windtunnel.recipe import LoRA, UserError
 
-from .attention import register
 from .loss import linear_cross_entropy
 
 
@@ -113,3 +115,106 @@ def prepare_blocks(blocks: Sequence[nn.Module], *, recompute: bool, compile: boo
         if compile:
             forward = torch.compile(forward, dynamic=False)
         block.forward = forward  # type: ignore[method-assign]
+
+
+# Attention
+
+NAME = "windtunnel"
+
+# On Hopper PyTorch's own FlashAttention is far slower than cuDNN's; elsewhere the next that applies is taken.
+BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def register() -> str:
+    """Make `attend` known to transformers; returns the name for `attn_implementation`.
+
+    transformers builds no mask for an implementation whose masks it does not know, so that none is ever held.
+    """
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, attend)
+    return NAME
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention over whole sequences.
+
+    Args:
+        query: (B, H, T, D). key, value: (B, KV, T, D); H is a multiple of KV.
+        sliding_window: positions that one sees, itself included.
+
+    Returns:
+        (B, T, H, D), and None where others return weights.
+    """
+    if attention_mask is not None or any(others.get(name) is not None for name in ("softcap", "s_aux", "position_bias")):
+        raise UserError(
+            f"model: {type(module).__name__} needs attention masks, softcaps, sinks or biases, which this trainer does not have",
+            "choose a model without them, such as Llama, Qwen, OLMo or Mistral",
+        )
+    T = query.size(2)
+    mask = None
+    if sliding_window is not None and sliding_window < T:
+        at = torch.arange(T, device=query.device)
+        mask = (at[:, None] >= at[None, :]) & (at[:, None] - at[None, :] < sliding_window)
+    with sdpa_kernel(BACKENDS, set_priority=True):
+        out = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scaling,
+            enable_gqa=query.size(1) != key.size(1),
+        )  # fmt: skip
+    return out.transpose(1, 2).contiguous(), None
+
+
+# Adapters
+
+
+def linears(blocks: Sequence[nn.Module], targets: str) -> list[nn.Linear]:
+    """Linear layers of the blocks: attention's projections, or those of dense and shared-expert MLPs too.
+
+    Routers, and gates of a single channel, are not among them.
+    """
+    found: list[nn.Linear] = []
+    for block in blocks:
+        for name, module in block.named_modules():
+            if not isinstance(module, nn.Linear) or module.out_features == 1 or "router" in name or name.endswith(".gate"):
+                continue
+            if targets == "all" or "attn" in name or "attention" in name:
+                found.append(module)
+    return found
+
+
+def add_lora(model: nn.Module, blocks: Sequence[nn.Module], lora: LoRA) -> None:
+    """Freeze every parameter of the model and put trained adapters beside the blocks' linear layers, in place."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    # A bare list of blocks: of a whole model peft may read the type and adapt experts' tensors unasked.
+    bare = nn.ModuleList(blocks)
+    wanted = {id(module) for module in linears(blocks, lora.targets)}
+    names = [name for name, module in bare.named_modules() if id(module) in wanted]
+    if not names:
+        raise UserError("model.adapter: this model's blocks have no linear layers for adapters", "set model.adapter: null")
+    alpha: Any = lora.alpha  # peft says int and takes any number
+    config = LoraConfig(r=lora.rank, lora_alpha=alpha, target_modules=names, lora_dropout=0.0)
+    inject_adapter_in_model(config, bare, low_cpu_mem_usage=True)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".lora_" in name)
+
+
+def freeze_in_fp8(blocks: Sequence[nn.Module]) -> None:
+    """The blocks' frozen linear layers and experts to fp8, in place; adapters, norms and routers stay."""
+    for block in blocks:
+        for linear in linears([block], "all"):
+            if not linear.weight.requires_grad:
+                freeze_linear_fp8(linear)
+        for module in block.modules():
+            if holds_experts(module):
+                freeze_experts_fp8(module)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from causal_models import batch, job_of
+from hf_models import batch, job_of
 from torch.distributed.tensor import DTensor
 
-from windtunnel.train.causal.reduction import OneBuffer
+from windtunnel.train.hf.shards import OneBuffer
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from windtunnel.recipe import LoRA
-from windtunnel.train import CausalJob, build_causal, linear_cross_entropy
+from windtunnel.train import HFJob, build_hf, linear_cross_entropy
 from windtunnel.train.ranks import Ranks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -27,14 +27,14 @@ EXPERTS = CONFIG | {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_pe
 
 
 @contextmanager
-def job_of(config: dict[str, Any], **chosen: Any) -> Iterator[CausalJob]:
+def job_of(config: dict[str, Any], **chosen: Any) -> Iterator[HFJob]:
     plain: dict[str, Any] = {
         "lora": None, "weights": "bf16", "master": True, "states": "fp32", "recompute": "none", "compile": True,
         "shard": "full", "sequence": SEQUENCE, "seed": 1,
     }  # fmt: skip
     device = torch.device("cuda", torch.cuda.current_device())
     torch.cuda.empty_cache()
-    job = build_causal(config, ranks=Ranks(0, 1, device, None), **(plain | chosen))
+    job = build_hf(config, ranks=Ranks(0, 1, device, None), **(plain | chosen))
     try:
         yield job
     finally:
@@ -46,7 +46,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def losses_of(job: CausalJob, steps: int) -> list[float]:
+def losses_of(job: HFJob, steps: int) -> list[float]:
     x, y = batch()
     sums = [job.step([(x, y)], y.numel(), 1e-4) for _ in range(steps)]
     return [float(s[0] / s[1]) for s in sums]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,9 +14,6 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from ..ranks import Ranks
-from .reduction import OneBuffer
-
-Sharding = Literal["none", "optimizer", "full"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ class Sharded:
     owns_process_group: bool
 
 
-def make_mesh(ranks: Ranks, shard: Sharding) -> Sharded:
+def make_mesh(ranks: Ranks, shard: str) -> Sharded:
     """The mesh for FSDP2, with a process group of one where there is none."""
     owns = not dist.is_initialized()
     if owns:
@@ -48,7 +45,7 @@ def make_mesh(ranks: Ranks, shard: Sharding) -> Sharded:
 
 
 def shard_model(
-    root: nn.Module, blocks: Sequence[nn.Module], sharded: Sharded, *, shard: Sharding, compute: torch.dtype, reduce: torch.dtype
+    root: nn.Module, blocks: Sequence[nn.Module], sharded: Sharded, *, shard: str, compute: torch.dtype, reduce: torch.dtype
 ) -> list[OneBuffer]:
     """`fully_shard` on every block and on the root; gradients are summed over ranks.
 
@@ -102,3 +99,38 @@ def fill(parameter: Tensor, full: Tensor) -> None:
             start = rows * mesh.get_local_rank(dim)
             full = full[start : start + target.size(0)]
     target.copy_(full)
+
+
+class OneBuffer:
+    """What `FSDPModule.set_custom_reduce_scatter` takes, for one module on one rank.
+
+    FSDP2 casts a module's gradients into a buffer, and on one rank copies that into a second one, which it
+    then keeps as the gradients. Of the root, whose embedding and head are reduced when every other gradient
+    is held, that would be the peak of a step that computes again what it can: 4 bytes a parameter more of
+    both, and twice in one piece. Here the second buffer is the first. It is only where both are used on one
+    stream: what is freed on one could be written again there while the other still reads it.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: tuple[Tensor, int] | None = None
+
+    @property
+    def paired(self) -> bool:
+        """Whether every buffer that was given out for gradients was asked for a second time, as their result."""
+        return self._waiting is None
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A buffer of `size` elements, uninitialised; of each two calls the second gets what the first got."""
+        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+        waiting, self._waiting = self._waiting, None
+        if waiting is None:
+            buffer = torch.empty(*size, dtype=dtype, device=device)
+            self._waiting = buffer, stream
+            return buffer
+        buffer, there = waiting
+        same = there == stream and buffer.shape == torch.Size(size) and buffer.dtype == dtype
+        return buffer if same else torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> None:
+        """Ranks that are not alone reduce; this is for those that are."""
+        raise AssertionError("one rank has nobody to reduce gradients with")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from causal_models import batch, job_of, losses_of
+from hf_models import batch, job_of, losses_of
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from windtunnel.model import freeze_experts_fp8, freeze_linear_fp8, holds_experts
@@ -49,7 +49,7 @@ def test_linear_products_and_their_gradients() -> None:
 
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
 def test_experts_products_and_their_gradients(kind: str) -> None:
-    from causal_models import MODELS
+    from hf_models import MODELS
 
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**MODELS[kind]), dtype=torch.bfloat16)

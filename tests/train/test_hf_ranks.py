@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.multiprocessing as mp
-from causal_models import batch, job_of, weights_of
+from hf_models import batch, job_of, weights_of
 
 from windtunnel.recipe import LoRA
-from windtunnel.train import CausalJob
+from windtunnel.train import HFJob
 from windtunnel.train.ranks import join_ranks
 
 CASES = {
@@ -24,7 +24,7 @@ CASES = {
 }
 
 
-def steps(job: CausalJob, rank: int, world: int) -> list[torch.Tensor]:
+def steps(job: HFJob, rank: int, world: int) -> list[torch.Tensor]:
     """Three steps of four rows; each rank has its share, in two micro-batches."""
     x, y = batch(4)
     rows = range(rank, 4, world)

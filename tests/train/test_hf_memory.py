@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from causal_models import MODELS, batch, job_of
+from hf_models import MODELS, batch, job_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from windtunnel.recipe import LoRA
 from windtunnel.train import linear_cross_entropy
-from windtunnel.train.causal.loss import chunk_tokens
+from windtunnel.train.hf.loss import chunk_tokens
 
 
 class Largest(TorchDispatchMode):

@@ -1,0 +1,76 @@
+"""Fine-tuning on a CPU, as the layout search sees it: for scale models and tries before GPUs are rented; rough, in fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from windtunnel.recipe import Layout
+from windtunnel.rig import Rig
+
+from .constants import HFConstants
+from .hf_work import STATE_BYTES, Totals
+from .memory import FP32, Ledger, Memory, around
+from .search import Found, search
+from .steptime import StepTime
+
+EFFICIENCY = 0.4
+"""Of the speed of large fp32 products."""
+DEFAULT_GFLOPS = 50.0
+LARGEST_MICRO = 16
+ERRORS = {"memory": 0.5, "time": 2.0}
+
+
+@dataclass(frozen=True)
+class CPUTraining:
+    """Optimizer steps of a Hugging Face model on one CPU rank (see search.Trainable)."""
+
+    sums: Totals
+    c: HFConstants
+
+    preferred_first = True
+
+    def layouts(self, rig: Rig, ranks: int) -> Iterator[Layout]:
+        """Yield micro-batches that divide a step, the largest first."""
+        work = self.sums.work
+        share = max(1, -(-work.batch_tokens // work.sequence))
+        most = min(share, work.micro_batch or LARGEST_MICRO)
+        for micro in range(most, 0, -1):
+            if share % micro == 0:
+                yield Layout(1, micro, share // micro, work.sequence, "fp32", False, "cpu", shard="full")
+                if work.micro_batch:
+                    return
+
+    def memory(self, layout: Layout) -> Memory:
+        """Return the memory of the backward pass: all in fp32, so twice what blocks keep in bf16, and logits."""
+        work, tokens = self.sums.work, layout.micro_tokens
+        ledger = Ledger(
+            {
+                "weights": FP32 * (work.shape.parameters + (work.trained if work.adapter else 0)),
+                "gradients": FP32 * work.trained,
+                "optimizer_states": STATE_BYTES[work.states] * work.trained,
+            }
+        )
+        held = {"activations": 2 * self.sums.whole * tokens, "loss": 8.0 * work.shape.vocab * tokens}
+        ledger.note("backward pass", (1.0, 0.5), held)
+        return Memory(ledger, around(layout, self.c), 0.0, 0.0)
+
+    def time(self, layout: Layout, rig: Rig) -> StepTime:
+        """Return the seconds that the products take."""
+        peak = (rig.cpu_gflops or DEFAULT_GFLOPS) * 1e9
+        seconds = self.sums.work.flops_per_token * layout.batch_tokens / (EFFICIENCY * peak)
+        return StepTime(seconds, {"matrix products": seconds}, 0.0, seconds / 3, 2 * seconds / 3, 0.0, peak)
+
+    def host_gib(self, layout: Layout, rig: Rig) -> float:
+        """Return nothing: all of it is the rank's."""
+        return 0.0
+
+    def limit_gib(self, rig: Rig) -> float:
+        """Return the GiB of memory that the rank may use."""
+        return self.c.cpu_usable_share * rig.ram_gib
+
+    def search(self, rig: Rig, ranks: int) -> Found:
+        """Choose the largest micro-batch that fits."""
+        found = search(self, rig, 1)
+        assert found is not None
+        return found

@@ -1,0 +1,19 @@
+"""Hugging Face causal language models: built, trained and exported, on one GPU or sharded by FSDP2."""
+
+from .build import build_hf, build_hf_engine
+from .engine import HFEngine, HFJob
+from .loss import linear_cross_entropy
+from .weights import hub_config, hub_weights, load_weights, whole_tensor, whole_weights
+
+__all__ = [
+    "HFEngine",
+    "HFJob",
+    "build_hf",
+    "build_hf_engine",
+    "hub_config",
+    "hub_weights",
+    "linear_cross_entropy",
+    "load_weights",
+    "whole_tensor",
+    "whole_weights",
+]
