@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.recipe import Gates
-from windtunnel.run import MetricsReader, RunFolder, gate_series, judge_gates
+from windtunnel.run import MetricsReader, RunFolder
+from windtunnel.train import gate_series, judge_gates
 
 SHORT = ["stages.pretrain.batch_tokens=32768", "budget.steps=440", "stages.pretrain.validation_tokens=131072"]
 CURVES = ("loss", "refinement", "gradient_norm")

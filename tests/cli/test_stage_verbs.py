@@ -18,7 +18,8 @@ from waiting import HANG
 from windtunnel.cli.stages import show_gates
 from windtunnel.launch import StageReport
 from windtunnel.recipe import Gates, load_recipe, stage_recipe
-from windtunnel.run import Point, judge_gates
+from windtunnel.run import Point
+from windtunnel.train import judge_gates
 
 
 def windtunnel(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -9,8 +9,9 @@ import pytest
 
 from windtunnel.recipe import Bands
 from windtunnel.run import Alert, BandWatch, Targets
+from windtunnel.train.advice import Settings, band_advice
 
-TARGETS = Targets(tokens_per_second=1000.0, dollars=100.0)
+TARGETS = Targets(tokens_per_second=1000.0, dollars=100.0, advice=band_advice(Settings()))
 Fault = Callable[[int, dict[str, float]], None]
 
 

@@ -7,16 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from windtunnel.recipe import Recipe, TrainingStage, UserError, stage_recipe
-from windtunnel.run import (
-    GateResult,
-    MetricsReader,
-    RunFolder,
-    first_difference,
-    gate_series,
-    judge_gates,
-    list_runs,
-    load_spent,
-)
+from windtunnel.run import GateResult, MetricsReader, RunFolder, first_difference, list_runs, load_spent
+from windtunnel.train import gate_series, judge_gates
 
 LENGTHS = ("steps", "tokens", "epochs")
 

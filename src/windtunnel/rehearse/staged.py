@@ -54,7 +54,8 @@ def _runs(root: Path) -> dict[str, Path]:
 
 def _judge(run: Path, stage: TrainingStage, recipe: Recipe, rehearsal: Rehearsal) -> dict[str, str]:
     """Each gate of the recipe: what the run shows, and whether it would hold. Raises CheckFailed where one cannot be judged."""
-    from windtunnel.run import MetricsReader, RunFolder, gate_series, judge_gates
+    from windtunnel.run import MetricsReader, RunFolder
+    from windtunnel.train import gate_series, judge_gates
 
     assert stage.gates is not None
     folder = RunFolder.open(run)

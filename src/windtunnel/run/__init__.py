@@ -1,20 +1,17 @@
 """Runs: the folder, metrics, checkpoints, budget and bands of one execution. No torch."""
 
-from .advising import Settings, settings_of
-from .bands import Alert, BandWatch, Targets
-from .bands_recursion import RecursionLimits
+from .bands import Alert, BandWatch, Finding, GateResult, Judge, Targets
 from .budget import STARTED, BudgetClock, BudgetSpent, EpochsVerdict, Spent, epochs_over_data, load_spent
 from .choosing import Which, choose_checkpoint
 from .digits import apart
 from .ending import LAST_LINES, Outcome, outcome, record_end
 from .files import fsync_folder, write_atomic
 from .folder import RunFolder, RunSummary, list_runs, new_folder, newest_run
-from .gates import GateResult, gate_series, judge_gates
 from .heartbeat import FOLDER as HEARTBEATS
 from .heartbeat import WAITING, Beat, Heartbeat, read_beat
 from .identity import first_difference
 from .metrics import Event, Metrics, MetricsReader, Point
-from .names import METRICS, STEP_METRICS, described, of_step, step_values
+from .names import METRICS, described, judges_of, of_step, step_values
 from .output import (
     LOG,
     SUPERVISOR,
@@ -39,7 +36,6 @@ __all__ = [
     "LOG",
     "METRICS",
     "STARTED",
-    "STEP_METRICS",
     "STOPPING",
     "STOP_FILE",
     "SUPERVISOR",
@@ -59,21 +55,21 @@ __all__ = [
     "DiskNeed",
     "EpochsVerdict",
     "Event",
+    "Finding",
     "GateResult",
     "Heartbeat",
+    "Judge",
     "LineDecoder",
     "Metrics",
     "MetricsReader",
     "Outcome",
     "Point",
     "ProcessId",
-    "RecursionLimits",
     "RunFolder",
     "RunLog",
     "RunSummary",
     "SafeStream",
     "Saved",
-    "Settings",
     "Spent",
     "StopRequest",
     "StoppedEarly",
@@ -89,10 +85,9 @@ __all__ = [
     "epochs_over_data",
     "first_difference",
     "fsync_folder",
-    "gate_series",
     "holder",
     "is_live",
-    "judge_gates",
+    "judges_of",
     "list_runs",
     "load_spent",
     "log_files",
@@ -104,7 +99,6 @@ __all__ = [
     "process_state",
     "read_beat",
     "record_end",
-    "settings_of",
     "step_values",
     "stop_early",
     "write_atomic",

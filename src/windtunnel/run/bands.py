@@ -1,22 +1,20 @@
 """Health bands: each watches one metric, raises an alert once, and clears it when things are good again.
 
-What to do about each stands in advice.json. Two bands act: what is not finite, or spikes past the
-limit, asks to go back to the last good checkpoint; overfitting asks to stop.
+Two bands act: what is not finite, or spikes past the limit, asks to go back to the last good checkpoint;
+overfitting asks to stop. Other rooms add bands of their own metrics as judges (see `windtunnel.run.names`).
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from windtunnel.recipe import Bands
 
 from . import names
-from .advising import Settings, band_advice
-from .bands_recursion import RecursionLimits, findings
 
 Level = Literal["warn", "bad"]
 Action = Literal["rewind", "stop_overfit"]
@@ -26,16 +24,38 @@ START_STEPS = 10  # steps whose speed is not judged: compilation, warming caches
 
 
 @dataclass(frozen=True)
-class Targets:
-    """What this run was planned to reach; None: not known, and that band is silent. `recursion`: of a recursive model.
+class Finding:
+    """What a judge says of one band at one step.
 
-    `settings`: of the recipe, so that nothing is advised that it has; None: as of a plain model.
+    Attributes:
+        message: what is wrong; None: all is well.
+        patience: so many in a row raise the band, or clear it again.
+        replaces: a band that is not raised at a step where this one finds something.
+    """
+
+    band: str
+    level: Level
+    message: str | None
+    patience: int
+    replaces: str | None = None
+
+
+Judge = Callable[[Mapping[str, float]], Sequence[Finding]]
+"""Judges the metrics of one step, all of them finite; what is not among them is not judged."""
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What this run was planned to reach; None: not known, and that band is silent.
+
+    Attributes:
+        judges: of the metrics that other rooms log. advice: by band, what to do about it.
     """
 
     tokens_per_second: float | None = None
     dollars: float | None = None
-    recursion: RecursionLimits | None = None
-    settings: Settings | None = None
+    judges: tuple[Judge, ...] = ()
+    advice: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -43,7 +63,7 @@ class Alert:
     """A band that is not good.
 
     Attributes:
-        band: its name, a key of advice.json.
+        band: its name.
         message: what was seen, with numbers.
         advice: what to do about it.
         action: what the trainer must do now, if anything.
@@ -55,6 +75,30 @@ class Alert:
     advice: str
     step: int
     action: Action | None = None
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """One gate and what a run showed.
+
+    Attributes:
+        name: its key in the recipe. held: whether the condition holds.
+        value: the number or numbers judged; None: not measured. measured: the same as text.
+        limit: what was asked for, as text. advice: what to do where it does not hold.
+    """
+
+    name: str
+    held: bool
+    value: float | list[float] | None
+    measured: str
+    limit: str
+    advice: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Stable keys: what the manifest's `gates` holds. JSON has no NaN: null stands for it, `measured` says it."""
+        numbers = self.value if isinstance(self.value, list) else [self.value]
+        finite = [number if number is not None and math.isfinite(number) else None for number in numbers]
+        return asdict(self) | {"value": finite if isinstance(self.value, list) else finite[0]}
 
 
 @dataclass(frozen=True)
@@ -96,8 +140,7 @@ class BandWatch:
         self._first_step = first_step
         targets = targets or Targets()
         self._plain = _plain_bands(bands, targets)
-        self._recursion = targets.recursion
-        self._advice = band_advice(targets.settings or Settings())
+        self._judges, self._advice = targets.judges, targets.advice
         self._active: dict[str, Alert] = {}
         self._streaks: dict[str, int] = {}  # > 0: observations in a row past the limit; < 0: good ones
         self._losses: deque[float] = deque(maxlen=WINDOW)
@@ -124,18 +167,20 @@ class BandWatch:
         """
         raised: list[Alert | None] = []
         finite = self._check_finite(step, metrics, raised)
+        found = [finding for judge in self._judges for finding in judge(metrics)] if finite else []
+        replaced = {finding.replaces for finding in found if finding.message is not None}
         if finite and names.LOSS in metrics:
             raised.append(self._check_loss(step, metrics[names.LOSS]))
         if finite and names.GRADIENT_NORM in metrics:
-            raised.append(self._check_norm(step, metrics[names.GRADIENT_NORM]))
+            raised.append(self._check_norm(step, metrics[names.GRADIENT_NORM], replaced="gradient_norm" in replaced))
         if math.isfinite(metrics.get(names.VALIDATION_LOSS, math.nan)):
             raised.append(self._check_validation(step, metrics[names.VALIDATION_LOSS]))
             raised.append(self._check_gap(step, metrics[names.VALIDATION_LOSS]))
         for limits in self._plain:
             if limits.metric in metrics and step - self._first_step >= START_STEPS:
                 raised.append(self._check_plain(step, limits, metrics[limits.metric]))
-        if finite and self._recursion is not None and step - self._first_step >= START_STEPS:
-            raised += self._check_recursion(step, metrics, self._recursion)
+        if step - self._first_step >= START_STEPS:
+            raised += [self._check_found(step, finding) for finding in found]
         return [alert for alert in raised if alert is not None]
 
     def rewound(self, step: int) -> None:
@@ -196,11 +241,11 @@ class BandWatch:
             return self._raise("loss_spike", "bad", step, f"{what}, {self._spikes} steps in a row", "rewind")
         return self._raise("loss_spike", "warn", step, what)
 
-    def _check_norm(self, step: int, norm: float) -> Alert | None:
+    def _check_norm(self, step: int, norm: float, *, replaced: bool) -> Alert | None:
         usual = _median(self._norms) if len(self._norms) >= ENOUGH else None
         self._norms.append(norm)
-        if usual is None or (self._recursion is not None and norm > self._recursion.gradient_norm):
-            return None  # too large whatever is usual: a band of its own
+        if usual is None or replaced:
+            return None
         if norm <= self._bands.gradient_norm_warn * usual:
             self._clear_after("gradient_norm", good=10)
             return None
@@ -244,12 +289,9 @@ class BandWatch:
             return None
         return self._raise(limits.band, level, step, limits.words.format(value=value, warn=limits.warn))
 
-    def _check_recursion(self, step: int, metrics: Mapping[str, float], limits: RecursionLimits) -> list[Alert | None]:
-        raised = []
-        for found in findings(metrics, limits):
-            if self._lasts(found.band, found.message is not None, found.message is None, found.patience) and found.message:
-                raised.append(self._raise(found.band, found.level, step, found.message))
-        return raised
+    def _check_found(self, step: int, found: Finding) -> Alert | None:
+        lasting = self._lasts(found.band, found.message is not None, found.message is None, found.patience)
+        return self._raise(found.band, found.level, step, found.message) if lasting and found.message is not None else None
 
     def _lasts(self, band: str, past: bool, good: bool, patience: int) -> bool:
         """Count observations past the limit, or good ones, in a row: whether the first are enough; the others clear the band."""
@@ -267,7 +309,7 @@ class BandWatch:
         known = self._active.get(band)
         if known and action is None and (known.level == level or known.level == "bad"):
             return None
-        alert = Alert(band, level, message, self._advice[band], step, action)
+        alert = Alert(band, level, message, self._advice.get(band, ""), step, action)
         self._active[band] = alert
         return alert
 

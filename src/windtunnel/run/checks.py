@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from windtunnel.check import RUNGS, Check, Context, Evidence, Findings, Say
-from windtunnel.recipe import Gates, Recipe, UserError
+from windtunnel.recipe import Recipe, UserError
 from windtunnel.run import STARTED, CheckpointStore, RunFolder, is_live, load_spent
 
 # Environment variables that break or slow training silently.
@@ -193,76 +191,6 @@ def is_set(value: str | None, unless: tuple[str, ...]) -> bool:
     return value is not None and value.strip() != "" and value.strip() not in unless
 
 
-# Gates between stages: each can be judged by what the stage's run will have logged.
-
-MOST = 100.0
-"""Percent: no refinement is above it."""
-
-
-def _has_stages(context: Context) -> bool:
-    return context.loaded.staged
-
-
-def gates(context: Context, say: Say) -> Evidence:
-    """Judge each stage's gates on the metrics that a run of the planned length has."""
-    found, parts, facts = Findings(), [], {}
-    plans = context.plans()
-    for number, (stage, recipe, plan) in enumerate(zip(context.loaded.training, context.stages, plans, strict=True)):
-        last = number + 1 == len(plans)
-        if stage.gates is None:
-            if not last:
-                found.warn(f"stage {stage.name} has no gates: whatever comes of it, the next one spends its budget")
-            continue
-        asked = _judge(stage.name, stage.gates, recipe, (plan.steps, plan.vocab), context, found)
-        facts[stage.name] = asked
-        if not asked and not last:
-            found.warn(f"stage {stage.name}: its gates ask for nothing")
-        listed = ", ".join(f"{name.replace('_', ' ')} {limit}" for name, limit in asked.items())
-        parts.append(f"after stage {stage.name}: {listed or 'nothing'}")
-    return found.evidence("; ".join(parts) or "no stage has gates", {"gates": facts}, blocks=False)
-
-
-def _judge(
-    name: str, asked: Gates, recipe: Recipe, planned: tuple[int, int], context: Context, found: Findings
-) -> dict[str, str]:
-    """The limit of each gate that is asked for; finds those that cannot be judged or never hold. `planned`: steps, vocabulary."""
-    from .gates import judge_gates
-
-    fix = f"change gates of stage {name} in the recipe, or give it a longer budget"
-    if isinstance(asked.refinement, float) and asked.refinement >= MOST:
-        found.problem(f"stage {name}: a refinement of {asked.refinement:g} % is more than a loss can fall by", fix, shows="end")
-    if asked.order and recipe.trm is not None and recipe.trm.supervision == 1:
-        found.warn(f"stage {name}: with trm.supervision=1 neither order nor refinement can be asked for")
-    results = judge_gates(asked, recipe, _metrics(recipe, *planned), gpus=context.rig.gpu is not None)
-    for result in results:
-        if result.value is None:
-            what = f"stage {name}: gate {result.name} cannot be judged after {planned[0]:,} steps: {result.measured}"
-            found.problem(what, fix, shows="end")
-    return {result.name: result.limit for result in results}
-
-
-def _metrics(recipe: Recipe, end: int, vocab: int) -> dict[str, Any]:
-    """What a run of `end` steps logs: the loss falls, each supervision step is below the one before."""
-    from windtunnel.run import Point, of_step
-
-    steps = range(1, end + 1)
-    every = recipe.pretrain.validate_every.steps
-    validated = sorted({*range(every or end, end + 1, every or end), *([end] if end else [])})
-    start = math.log(vocab)
-
-    def series(numbers: Any, value: float) -> list[Any]:
-        return [Point(step=step, value=value * (1 - 0.5 * step / end), time=0.0) for step in numbers]
-
-    supervision = recipe.trm.supervision if recipe.trm is not None else 0
-    by_step = {of_step("validation_loss", i): series(validated, start * (1 - 0.1 * i)) for i in range(supervision)}
-    return by_step | {
-        "loss": series(steps, start),
-        "gradient_norm": series(steps, 1.0),
-        "refinement": series(steps, 50.0),
-        "gpu_utilisation": series(steps, 100.0),
-    }
-
-
 # The run to be resumed: of this recipe, not in use, with a good checkpoint, with budget left.
 
 
@@ -331,10 +259,6 @@ CHECKS = (
         "unset what is named, here and in the job's script",
         _variables,
         needs=("rig", "machine"),
-    ),
-    Check(
-        "gates", "the gates between stages can be judged by what each stage's run logs", "look at stages in the recipe", gates,
-        shows="end", rung="target", needs=("recipe", "rig", "plan"), applies=_has_stages, apart=False,
     ),
     Check(
         "resumable",

@@ -4,6 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from windtunnel.recipe import Recipe
+
+    from .bands import Judge
+
+ROOMS: tuple[str, ...] = ("train",)
+"""Those with metrics and bands of their own, in their module `health`, imported on use."""
 
 LOSS = "loss"
 VALIDATION_LOSS = "validation_loss"
@@ -21,17 +32,9 @@ DOLLARS = "dollars"
 DOLLARS_FORECAST = "dollars_forecast"
 PROGRESS = "progress"
 EPOCH = "epoch"
-# Recursive models only.
-OBJECTIVE = "objective"
-REFINEMENT = "refinement"
-ORDER = "supervision_order"
-HALTING_LOSS = "halting_loss"
-HALTING_ACCURACY = "halting_accuracy"
-SOLVED = "solved"
-STEP_BITS_PER_BYTE = "bits_per_byte"
 
 METRICS: dict[str, str] = {
-    LOSS: "training loss, nats per token, mean over ranks; of a recursive model after its last supervision step",
+    LOSS: "training loss, nats per token, mean over ranks",
     VALIDATION_LOSS: "validation loss, nats per token, reduced over ranks",
     BITS_PER_BYTE: "validation bits per byte of text, reduced over ranks",
     LEARNING_RATE: "share of the peak learning rate, 0 to 1",
@@ -47,22 +50,7 @@ METRICS: dict[str, str] = {
     DOLLARS_FORECAST: "dollars when the run ends",
     PROGRESS: "share of the planned run done, 0 to 1",
     EPOCH: "times the training tokens were seen",
-    OBJECTIVE: "what a recursive model's gradient is of: weighted losses and the reward for improvement; no measure of quality",
-    REFINEMENT: "percent by which the training loss after the last supervision step is below that after the first",
-    ORDER: "1 where each supervision step's training loss is below that of the one before, else 0",
-    HALTING_LOSS: "binary cross-entropy of the halting head, nats",
-    HALTING_ACCURACY: "share of samples of which the halting head is right, 0 to 1",
-    SOLVED: "share of training samples answered wholly right after the last supervision step, 0 to 1",
 }
-
-STEP_METRICS: dict[str, str] = {
-    LOSS: "training loss after this supervision step, nats per token: true cross-entropy, not weighted",
-    VALIDATION_LOSS: "validation loss after this supervision step, nats per token",
-    STEP_BITS_PER_BYTE: "validation bits per byte of text after this supervision step",
-    SOLVED: "share of training samples answered wholly right after this supervision step, 0 to 1",
-    GRADIENT_NORM: "gradient norm of the update after this supervision step, before clipping",
-}
-"""Metrics that a recursive model has for each supervision step; their names are `of_step(name, i)`."""
 
 _OF_STEP = re.compile(r"(.+)_step_(\d+)")
 
@@ -75,7 +63,25 @@ def of_step(name: str, step: int) -> str:
 def described(name: str) -> str | None:
     """What a metric means, also one of a supervision step; None: there is none of that name."""
     found = _OF_STEP.fullmatch(name)
-    return STEP_METRICS.get(found[1]) if found else METRICS.get(name)
+    if found is None and name in METRICS:
+        return METRICS[name]
+    key, table = (found[1], "STEP_METRICS") if found else (name, "METRICS")
+    return next((texts[key] for module in health_modules() if key in (texts := getattr(module, table))), None)
+
+
+def health_modules() -> list[ModuleType]:
+    """The modules `health` of the rooms that log metrics of their own.
+
+    Each has METRICS and STEP_METRICS, what they mean by name, and `judge(recipe, vocab)`, which returns a
+    `windtunnel.run.Judge` for a recipe that has such metrics, else None.
+    """
+    return [import_module(f"windtunnel.{room}.health") for room in ROOMS]
+
+
+def judges_of(recipe: Recipe, vocab: int) -> tuple[Judge, ...]:
+    """The judges of all rooms that apply to a recipe; `vocab`: tokens that its model can choose from."""
+    made = [module.judge(recipe, vocab) for module in health_modules()]
+    return tuple(judge for judge in made if judge is not None)
 
 
 def step_values(metrics: Mapping[str, float], name: str) -> list[float]:

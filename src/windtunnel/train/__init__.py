@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .checks_hf import random_batch, small_engine, small_job, vocabulary_of
     from .children import child_context
+    from .gates import gate_series, judge_gates
     from .hf import (
         HFJob,
         build_hf,
@@ -41,6 +42,8 @@ _LAZY |= dict.fromkeys(("random_batch", "small_engine", "small_job", "vocabulary
 
 _LAZY |= {"restore_engine": "saver"}
 
+_LAZY |= dict.fromkeys(("gate_series", "judge_gates"), "gates")
+
 _LAZY |= {"Ranks": "ranks", "join_ranks": "ranks", "learning_rate_scale": "schedule"}
 
 __all__ = [
@@ -52,9 +55,11 @@ __all__ = [
     "TrialRequest",
     "build_hf",
     "child_context",
+    "gate_series",
     "hub_config",
     "hub_weights",
     "join_ranks",
+    "judge_gates",
     "learning_rate_scale",
     "linear_cross_entropy",
     "random_batch",

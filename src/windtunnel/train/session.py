@@ -11,7 +11,7 @@ from typing import Any
 
 from windtunnel.data import BatchLoader, PreparedData, ValidationBatches, prepare
 from windtunnel.model import hf_shape, recipe_shape
-from windtunnel.recipe import PRESETS, FineTune, HuggingFaceModel, Layout, Pretrain, Recipe, UserError
+from windtunnel.recipe import FineTune, HuggingFaceModel, Layout, Pretrain, Recipe, UserError
 from windtunnel.run import (
     STARTED,
     BandWatch,
@@ -21,14 +21,14 @@ from windtunnel.run import (
     CheckpointStore,
     CheckpointWriter,
     Metrics,
-    RecursionLimits,
     RunFolder,
     StopRequest,
     Targets,
+    judges_of,
     load_spent,
-    settings_of,
 )
 
+from .advice import band_advice, settings_of
 from .callbacks import Budget, Callback, Health, ValidateEvery
 from .checkpoints import Checkpoints
 from .engine import Engine, Feed
@@ -156,7 +156,7 @@ def _writer(run: RunFolder, store: CheckpointStore, ranks: Ranks, metrics: Metri
 def _bands(run: RunFolder, layout: Layout, vocab: int, step: int) -> BandWatch:
     recipe = run.recipe
     speed = run.manifest["plan"]["tokens_per_second"] if layout.device == "cuda" else None
-    targets = Targets(speed, recipe.budget.dollars, _recursion(recipe, vocab), settings_of(recipe))
+    targets = Targets(speed, recipe.budget.dollars, judges_of(recipe, vocab), band_advice(settings_of(recipe)))
     return BandWatch(recipe.bands, targets, first_step=step)
 
 
@@ -260,13 +260,6 @@ def _clock(run: RunFolder, layout: Layout, checkpoint: Checkpoint | None) -> Bud
         elapsed=max(0.0, time.time() - started),
         stage=run.recipe.stage,
     )
-
-
-def _recursion(recipe: Recipe, vocab: int) -> RecursionLimits | None:
-    if recipe.trm is None:
-        return None
-    promised = PRESETS[recipe.trm.preset].refinement
-    return RecursionLimits(vocab, promised[0] if promised else None)
 
 
 def _record(run: RunFolder, store: CheckpointStore, journal: Journal, ending: Ending, view: View) -> None:

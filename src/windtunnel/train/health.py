@@ -1,13 +1,32 @@
-"""What the metrics of a recursive model say about its recursion; pure functions that `bands` watches with."""
+"""Metrics and bands of recursive models: what is logged of each supervision step, and what it says about the recursion."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
 
-from . import names
+from windtunnel.recipe import PRESETS, Recipe
+from windtunnel.run import Finding, Judge, step_values
+
+METRICS: dict[str, str] = {
+    "objective": "what a recursive model's gradient is of: weighted losses and the reward for improvement; no measure of quality",
+    "refinement": "percent by which the training loss after the last supervision step is below that after the first",
+    "supervision_order": "1 where each supervision step's training loss is below that of the one before, else 0",
+    "halting_loss": "binary cross-entropy of the halting head, nats",
+    "halting_accuracy": "share of samples of which the halting head is right, 0 to 1",
+    "solved": "share of training samples answered wholly right after the last supervision step, 0 to 1",
+}
+
+STEP_METRICS: dict[str, str] = {
+    "loss": "training loss after this supervision step, nats per token: true cross-entropy, not weighted",
+    "validation_loss": "validation loss after this supervision step, nats per token",
+    "bits_per_byte": "validation bits per byte of text after this supervision step",
+    "solved": "share of training samples answered wholly right after this supervision step, 0 to 1",
+    "gradient_norm": "gradient norm of the update after this supervision step, before clipping",
+}
+"""Metrics that a recursive model has for each supervision step; their names are `of_step(name, i)`."""
 
 LATE = 0.8  # share of the run after which refinement must have come
 EQUAL = 0.005  # losses closer than this, relative to the loss, are in no order
@@ -29,31 +48,28 @@ class RecursionLimits:
     gradient_norm: float = 20.0
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One judgement of one step: `message` None means that all is well.
-
-    `patience`: this many in a row raise the band, or clear it again.
-    """
-
-    band: str
-    level: Literal["warn", "bad"]
-    message: str | None
-    patience: int
+def judge(recipe: Recipe, vocab: int) -> Judge | None:
+    """Return the judge of a recursive recipe's metrics; None where the recipe does not recurse."""
+    if recipe.trm is None:
+        return None
+    promised = PRESETS[recipe.trm.preset].refinement
+    return partial(findings, limits=RecursionLimits(vocab, promised[0] if promised else None))
 
 
 def findings(metrics: Mapping[str, float], limits: RecursionLimits) -> list[Finding]:
     """Judge one step's metrics; what is not among them is not judged. Losses must be finite."""
-    losses = names.step_values(metrics, names.LOSS)
+    losses = step_values(metrics, "loss")
     found = []
     if len(losses) > 1:
         found.append(Finding("supervision_order", "bad", _inverted(losses), 20))
         found.append(Finding("spoiled_first_step", "warn", _spoiled(losses, limits.vocab), 20))
-    late = metrics.get(names.PROGRESS, 0.0) >= LATE
-    if limits.refinement is not None and late and names.REFINEMENT in metrics:
-        found.append(Finding("refinement", "warn", _low(metrics[names.REFINEMENT], limits.refinement), 20))
-    if names.GRADIENT_NORM in metrics:
-        found.append(Finding("gradient_norm_limit", "warn", _steep(metrics[names.GRADIENT_NORM], limits.gradient_norm), 5))
+    late = metrics.get("progress", 0.0) >= LATE
+    if limits.refinement is not None and late and "refinement" in metrics:
+        found.append(Finding("refinement", "warn", _low(metrics["refinement"], limits.refinement), 20))
+    if "gradient_norm" in metrics:
+        found.append(
+            Finding("gradient_norm_limit", "warn", _steep(metrics["gradient_norm"], limits.gradient_norm), 5, "gradient_norm")
+        )
     return found
 
 

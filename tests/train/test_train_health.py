@@ -6,20 +6,26 @@ import json
 import math
 import random
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from windtunnel.recipe import Bands, load_recipe, stage_recipe
-from windtunnel.run import Alert, BandWatch, RecursionLimits, Targets, described, of_step, settings_of, step_values
-from windtunnel.run.advising import band_advice
+from windtunnel.run import Alert, BandWatch, Targets, described, judges_of, of_step, step_values
+from windtunnel.train.advice import Settings, band_advice, settings_of
+from windtunnel.train.health import RecursionLimits, findings
 
 VOCAB = 100
 STEPS = 1000
 Fault = Callable[[int, dict[str, float]], None]
 
 
+def targets(refinement: float | None, settings: Settings) -> Targets:
+    return Targets(judges=(partial(findings, limits=RecursionLimits(VOCAB, refinement)),), advice=band_advice(settings))
+
+
 def watcher(refinement: float | None = 15.0) -> BandWatch:
-    return BandWatch(Bands(), Targets(recursion=RecursionLimits(VOCAB, refinement)))
+    return BandWatch(Bands(), targets(refinement, Settings()))
 
 
 def healthy(step: int, seed: int = 0) -> dict[str, float]:
@@ -70,7 +76,7 @@ def test_no_band_advises_what_the_recipe_has() -> None:
 
 def test_a_run_is_advised_by_its_own_recipe() -> None:
     settings = settings_of(stage_recipe(load_recipe("trm", ["trm.preset=extreme"]), "quality"))
-    by = BandWatch(Bands(), Targets(recursion=RecursionLimits(VOCAB, 50.0), settings=settings))
+    by = BandWatch(Bands(), targets(50.0, settings))
     (alert,) = watch(by=by)
     assert alert.band == "refinement"
     assert "extreme" not in alert.advice
@@ -170,3 +176,16 @@ def test_names_of_steps_are_described_and_read_back() -> None:
     assert described("mfu_step_1") is None
     assert described("step_seconds")
     assert step_values({"loss_step_0": 3.0, "loss_step_1": 2.0, "loss_step_3": 1.0}, "loss") == [3.0, 2.0]
+
+
+def test_only_recursive_recipes_have_the_judge() -> None:
+    assert judges_of(load_recipe("charlm"), VOCAB) == ()
+    (judge,) = judges_of(stage_recipe(load_recipe("trm"), "quality"), VOCAB)
+    assert [found.band for found in judge({"gradient_norm": 50.0}) if found.message] == ["gradient_norm_limit"]
+
+
+def test_every_band_has_advice() -> None:
+    advice = band_advice(Settings())
+    found = watch(inverted)
+    assert found
+    assert all(alert.advice == advice[alert.band] != "" for alert in found)

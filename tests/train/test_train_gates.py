@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.recipe import Gates, Recipe, load_recipe, stage_recipe
-from windtunnel.run import GateResult, Point, judge_gates
+from windtunnel.run import GateResult, Point
+from windtunnel.train import judge_gates
 
 STEPS = 200
 ALL = ["order", "refinement", "gradient_norm", "decreasing", "utilisation"]

@@ -9,16 +9,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any
 
 from windtunnel.recipe import PRESETS, Gates, Recipe
+from windtunnel.run import GateResult, MetricsReader, Point, apart, of_step
 
-from . import names
-from .advising import Settings, lower_norm, more_refinement, not_finite, restore_order, settings_of
-from .digits import apart
-from .metrics import MetricsReader, Point
+from .advice import Settings, lower_norm, more_refinement, not_finite, restore_order, settings_of
 
 PARTS = 10
 """A run is judged by its last tenth, and its loss by the medians of its tenths."""
@@ -39,30 +35,6 @@ ADVICE = {
 }
 
 
-@dataclass(frozen=True)
-class GateResult:
-    """One gate and what a run showed.
-
-    Attributes:
-        name: its key in the recipe. held: whether the condition holds.
-        value: the number or numbers judged; None: not measured. measured: the same as text.
-        limit: what was asked for, as text. advice: what to do where it does not hold.
-    """
-
-    name: str
-    held: bool
-    value: float | list[float] | None
-    measured: str
-    limit: str
-    advice: str | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Stable keys: what the manifest's `gates` holds. JSON has no NaN: null stands for it, `measured` says it."""
-        numbers = self.value if isinstance(self.value, list) else [self.value]
-        finite = [number if number is not None and math.isfinite(number) else None for number in numbers]
-        return asdict(self) | {"value": finite if isinstance(self.value, list) else finite[0]}
-
-
 def judge_gates(gates: Gates, recipe: Recipe, series: Mapping[str, Sequence[Point]], *, gpus: bool) -> tuple[GateResult, ...]:
     """The gates that apply to the recipe, judged on a run's metrics.
 
@@ -79,32 +51,32 @@ def judge_gates(gates: Gates, recipe: Recipe, series: Mapping[str, Sequence[Poin
             results.append(_order(series, trm.supervision, settings))
         least = gates.refinement if gates.refinement != "preset" else preset.refinement[0] if preset.refinement else None
         if least is not None:
-            results.append(_refinement(series.get(names.REFINEMENT, ()), float(least), settings))
+            results.append(_refinement(series.get("refinement", ()), float(least), settings))
     band = gates.gradient_norm
     if band == "preset":
         band = PRESETS[trm.preset].gradient_norm if trm is not None else None
     if isinstance(band, tuple):
-        results.append(_gradient_norm(series.get(names.GRADIENT_NORM, ()), band, settings))
+        results.append(_gradient_norm(series.get("gradient_norm", ()), band, settings))
     if gates.validation_loss is not None:
-        results.append(_validation_loss(series.get(names.VALIDATION_LOSS, ()), gates.validation_loss))
+        results.append(_validation_loss(series.get("validation_loss", ()), gates.validation_loss))
     if gates.decreasing:
-        results.append(_decreasing(series.get(names.LOSS, ()), settings))
+        results.append(_decreasing(series.get("loss", ()), settings))
     if gates.utilisation is not None and gpus:
-        results.append(_utilisation(series.get(names.GPU_UTILISATION, ()), gates.utilisation))
+        results.append(_utilisation(series.get("gpu_utilisation", ()), gates.utilisation))
     return tuple(results)
 
 
 def gate_series(metrics: MetricsReader, recipe: Recipe) -> dict[str, list[Point]]:
     """The series that `judge_gates` asks for."""
     steps = range(recipe.trm.supervision if recipe.trm is not None else 0)
-    wanted = [names.LOSS, names.VALIDATION_LOSS, names.GRADIENT_NORM, names.REFINEMENT, names.GPU_UTILISATION]
-    wanted += [names.of_step(names.VALIDATION_LOSS, step) for step in steps]
+    wanted = ["loss", "validation_loss", "gradient_norm", "refinement", "gpu_utilisation"]
+    wanted += [of_step("validation_loss", step) for step in steps]
     return {name: metrics.series(name) for name in wanted}
 
 
 def _order(series: Mapping[str, Sequence[Point]], steps: int, settings: Settings) -> GateResult:
     limit = "each below the one before"
-    found = [_late(series.get(names.of_step(names.VALIDATION_LOSS, step), ())) for step in range(steps)]
+    found = [_late(series.get(of_step("validation_loss", step), ())) for step in range(steps)]
     losses = [value for value in found if value is not None]
     if len(losses) < steps:
         return _not_measured("order", limit, "order=false")
