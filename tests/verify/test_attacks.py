@@ -1,5 +1,6 @@
 """Cheating candidates: each works against a naive checker, and none gets through."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -9,22 +10,33 @@ from pathlib import Path
 
 import pytest
 from attacks.suite import KINDS, Attack, suite
+from warm import kernel_box
 
 from windtunnel.recipe import UserError
-from windtunnel.verify.kernel import KernelVerifier, check_source, kernel_sandbox
+from windtunnel.verify.kernel import KernelVerifier, check_source
+from windtunnel.verify.kernel.tiny import Finding
 from windtunnel.verify.sandbox import Sandbox
 
 SUITE = suite()
 HERE = [attack for attack in SUITE if attack.where == "cpu"]
-# Passes for an honest text: only running it shows what it does.
-QUIET = [attack for attack in HERE if check_source(attack.source, attack.task) is None]
 NAIVE = ("fooled", "fast", "one-trial", "order", "exit-code")
 SHOWN = [attack for attack in SUITE if attack.naive in NAIVE]
 
 
+@functools.cache
+def text_findings() -> dict[str, Finding | None]:
+    """What is found in the text of each attack that does not need a GPU, by its name."""
+    return {attack.name: check_source(attack.source, attack.task) for attack in HERE}
+
+
+def quiet() -> list[Attack]:
+    """Those that pass for an honest text: only running them shows what they do."""
+    return [attack for attack in HERE if text_findings()[attack.name] is None]
+
+
 @pytest.fixture(scope="module")
 def box() -> Iterator[Sandbox]:
-    with kernel_sandbox() as sandbox:
+    with kernel_box() as sandbox:
         yield sandbox
 
 
@@ -76,13 +88,13 @@ def test_two_of_every_kind():
 
 def test_what_the_text_shows_is_refused_for_the_right_reason():
     for attack in HERE:
-        found = check_source(attack.source, attack.task)
+        found = text_findings()[attack.name]
         assert found is None or found.reason in attack.reasons, (attack.name, found)
-    assert len(HERE) - len(QUIET) > 90
+    assert len(HERE) - len(quiet()) > 90
 
 
 def test_one_quiet_attack_of_each_kind_is_refused(box):
-    some = {attack.number: attack for attack in reversed(QUIET)}
+    some = {attack.number: attack for attack in reversed(quiet())}
     assert len(some) >= 12
     assert misses(some.values(), box) == {}
 

@@ -9,15 +9,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from warm import gpu_box, reference_box
 
 from windtunnel.verify import (
     GpuStages,
     KernelVerifier,
     compiler_sandbox,
     find_task,
-    gpu_sandbox,
     kernel_sandbox,
-    reference_sandbox,
 )
 from windtunnel.verify.sandbox import Sandbox
 
@@ -125,7 +124,7 @@ def test_on_the_interpreter_warps_make_no_other_configuration() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("clock", [False, True])
 def test_the_same_on_a_gpu_where_the_clock_has_triton_choose(clock: bool) -> None:
-    with gpu_sandbox() as gpu, reference_sandbox() as trusted:
+    with gpu_box() as gpu, reference_box() as trusted:
         assert wrong_on(GpuStages(find_task("relu"), gpu, trusted, clock=clock, baseline=False)) == {}
 
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from warm import compiler_box, kernel_box
 
-from windtunnel.verify.kernel import GpuStages, KernelVerifier, Task, compiler_sandbox, kernel_sandbox
+from windtunnel.verify.kernel import GpuStages, KernelVerifier, Task
 from windtunnel.verify.kernel.child.turn import FIRST_WAIT
 from windtunnel.verify.kernel.gpu import FULL, LIMITS, PROBE
 from windtunnel.verify.kernel.prepared import Batch, Preparation
@@ -108,13 +109,13 @@ def task() -> Task:
 
 @pytest.fixture(scope="module")
 def box() -> Iterator[Sandbox]:
-    with kernel_sandbox() as sandbox:
+    with kernel_box() as sandbox:
         yield sandbox
 
 
 @pytest.fixture(scope="module")
 def compiler() -> Iterator[Sandbox]:
-    with compiler_sandbox() as sandbox:
+    with compiler_box() as sandbox:
         yield sandbox
 
 
@@ -243,7 +244,7 @@ def test_a_candidate_that_never_ends_at_full_size_is_refused() -> None:
     small = task_from_source(REFERENCE + sizes, name="bias")
     source = KERNEL.replace("assert x.is_cuda", "while x.shape[0] == 8: x = x + 0")
     limits = replace(LIMITS, phases=(("waiting", 30.0), ("context", 60.0), ("full", 1.0), ("timing", 20.0)))
-    with kernel_sandbox() as own:
+    with kernel_box() as own:
         stages = GpuStages(small, own, own, device="cpu", index=None, baseline=False, clock=False, limits=limits)
         verdict = KernelVerifier(small, own, gpu=stages).verify(source)
     assert (verdict.stage, verdict.reason, verdict.reward) == ("full", "timeout", 0.0), verdict

@@ -10,8 +10,9 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 from test_kernel_static import HEAD, KERNEL, LAUNCH, candidate
+from warm import kernel_box
 
-from windtunnel.verify import KernelVerifier, find_task, kernel_sandbox
+from windtunnel.verify import KernelVerifier, find_task
 from windtunnel.verify.kernel import check_source
 from windtunnel.verify.kernel.child.load import Wrong, load_candidate
 
@@ -47,7 +48,7 @@ def test_python_follows_no_declaration_either(tmp_path, monkeypatch: pytest.Monk
 
 
 def test_two_byte_order_marks_are_a_refusal_and_no_traceback() -> None:
-    with kernel_sandbox() as box:
+    with kernel_box() as box:
         verdict = KernelVerifier(find_task("relu"), box).verify("\ufeff\ufeff" + HONEST)
     assert (verdict.accepted, verdict.reason) == (False, "syntax-error")
 

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
+from warm import kernel_box
 
-from windtunnel.verify.kernel import KernelVerifier, check_source, kernel_sandbox
+from windtunnel.verify.kernel import KernelVerifier, check_source
 from windtunnel.verify.tasks import catalogue
 
 FILES = Path(__file__).parent / "attacks" / "files"
@@ -212,7 +213,7 @@ def test_words_say_what_to_write() -> None:
 
 
 def test_a_pointers_type_in_a_kernel_and_modules_of_its_own_run() -> None:
-    with kernel_sandbox() as box:
+    with kernel_box() as box:
         for name in ("a copy", "a module of its own", "a lambda", "an attribute's number"):
             verdict = KernelVerifier(catalogue()["relu"], box).verify(LEGAL[name])
             assert verdict.accepted, verdict.message

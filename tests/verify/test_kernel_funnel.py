@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from warm import compiler_box, kernel_box
 
 from windtunnel.recipe import UserError
-from windtunnel.verify.kernel import KernelVerifier, Task, compiler_sandbox, kernel_sandbox
+from windtunnel.verify.kernel import KernelVerifier, Task
 from windtunnel.verify.kernel.task import task_from_source
 from windtunnel.verify.sandbox import Job, Outcome, Sandbox
 
@@ -109,7 +110,7 @@ CHANGES = {
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
-    with kernel_sandbox() as box:
+    with kernel_box() as box:
         yield box
 
 
@@ -206,7 +207,7 @@ def test_failing_machinery_is_no_judgement(task: Task, sandbox: Sandbox) -> None
 
 
 def test_kernels_are_compiled_for_a_gpu_that_is_not_there(task: Task, sandbox: Sandbox) -> None:
-    with compiler_sandbox() as compiler:
+    with compiler_box() as compiler:
         verifier = KernelVerifier(task, sandbox, compiler=compiler)
         assert verifier.verify(KERNEL).accepted
         odd = verifier.verify(KERNEL.replace("tl.arange(0, BLOCK)", "tl.arange(0, 60)").replace("* BLOCK +", "* 60 +"))

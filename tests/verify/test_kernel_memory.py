@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 from honest.suite import suite
+from warm import kernel_box
 
 from windtunnel.verify import find_task
-from windtunnel.verify.kernel import KernelVerifier, kernel_sandbox
+from windtunnel.verify.kernel import KernelVerifier
 from windtunnel.verify.kernel.text.advice import advice
 from windtunnel.verify.sandbox import Sandbox
 from windtunnel.verify.types import Verdict
@@ -37,7 +38,7 @@ class ModelNew(nn.Module):
 
 @pytest.fixture(scope="module")
 def box() -> Iterator[Sandbox]:
-    with kernel_sandbox() as sandbox:
+    with kernel_box() as sandbox:
         yield sandbox
 
 

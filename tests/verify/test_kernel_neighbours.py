@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("triton")
 from test_kernel_funnel import KERNEL, REFERENCE
+from warm import kernel_box
 
 from windtunnel.verify import GpuStages, KernelVerifier
-from windtunnel.verify.kernel import kernel_sandbox
 from windtunnel.verify.kernel.gpu import FULL, PROBE
 from windtunnel.verify.kernel.neighbours import CALLS, Look, excused
 from windtunnel.verify.kernel.task import task_from_source
@@ -27,7 +27,7 @@ FAST, SLOW = [2e-5] * CALLS, [4e-4] * CALLS
 
 @pytest.fixture(scope="module")
 def box() -> Iterator[Sandbox]:
-    with kernel_sandbox() as made:
+    with kernel_box() as made:
         yield made
 
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+from warm import kernel_box
 
 from windtunnel.recipe import UserError
-from windtunnel.verify.kernel import kernel_sandbox
 from windtunnel.verify.kernel.guess import guessed_sizes
 from windtunnel.verify.kernel.neutral import as_on_gpu
 from windtunnel.verify.kernel.prepared import settled
@@ -214,7 +214,7 @@ def get_init_inputs():
 @pytest.mark.parametrize(("width", "tiny"), [(3, 8), (12, 16)])
 def test_convolutions_are_guessed_smaller_where_they_run_so(width: int, tiny: int) -> None:
     """Each of their elements takes an honest kernel many steps of the interpreter."""
-    with kernel_sandbox() as box:
+    with kernel_box() as box:
         task = settled(task_from_source(CONVOLUTION.replace("WIDTH", str(width)), name="conv"), box)
     assert task.sizes["tiny"]["size"] == tiny
     assert "tiny_ragged" in task.sizes
@@ -223,6 +223,6 @@ def test_convolutions_are_guessed_smaller_where_they_run_so(width: int, tiny: in
 def test_convolutions_are_guessed_smaller_where_only_their_mean_is_returned() -> None:
     """The output is small at any size, the work is not."""
     source = CONVOLUTION.replace("WIDTH", "3").replace("return self.conv(x)", "return self.conv(x).mean((2, 3))")
-    with kernel_sandbox() as box:
+    with kernel_box() as box:
         task = settled(task_from_source(source, name="conv"), box)
     assert task.sizes["tiny"]["size"] == 8

@@ -12,8 +12,10 @@ import pytest
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
+from warm import gpu_box, kernel_box, reference_box  # noqa: E402
+
 from windtunnel.verify import find_task  # noqa: E402
-from windtunnel.verify.kernel import GpuStages, gpu_sandbox, kernel_sandbox, reference_sandbox  # noqa: E402
+from windtunnel.verify.kernel import GpuStages  # noqa: E402
 from windtunnel.verify.kernel.child.state import FACTORS, sums  # noqa: E402
 from windtunnel.verify.kernel.child.watch import Watch, fenced  # noqa: E402
 from windtunnel.verify.sandbox import Sandbox  # noqa: E402
@@ -159,7 +161,7 @@ TELLS = {
 
 @pytest.fixture(scope="module")
 def box() -> Iterator[Sandbox]:
-    with kernel_sandbox() as sandbox:
+    with kernel_box() as sandbox:
         yield sandbox
 
 
@@ -267,7 +269,7 @@ out, side = torch.empty_like(x), torch.cuda.Stream()
 def test_the_same_on_a_gpu() -> None:
     cases = {**TELLS, **KNOCKED_OUT, "honest": (HONEST, ""), "on another stream": (ON_ANOTHER_STREAM, "side-stream")}
     del cases["writes beside its output"]  # from the host, which cannot write there
-    with gpu_sandbox() as box, reference_sandbox() as trusted:
+    with gpu_box() as box, reference_box() as trusted:
         stages = GpuStages(find_task("relu"), box, trusted, baseline=False)
         assert {name: found(stages, forward) for name, (forward, _) in cases.items()} == {
             name: expected for name, (_, expected) in cases.items()

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import HANG
+from warm import eager_box, kernel_box
 
-from windtunnel.verify import Sandbox, Sandboxes, find_task
+from windtunnel.verify import Sandboxes, find_task
 from windtunnel.verify.kernel import GpuStages, KernelVerifier, gpu_sandbox, kernel_sandbox
-from windtunnel.verify.kernel.funnel import PRELOAD
 from windtunnel.verify.kernel.gpu import LIMITS, Plan
 from windtunnel.verify.kernel.roofline import Work, floor_seconds
 from windtunnel.verify.kernel.task import task_from_source
@@ -167,8 +167,8 @@ def test_full_and_timing_go_through_their_motions_on_the_interpreter() -> None:
     sizes = "TASK = {'sizes': {'tiny': {'ROWS': 4, 'COLS': 24}, 'tiny_ragged': {'ROWS': 3, 'COLS': 19}}, 'dtypes': ['float32']}"
     task = task_from_source(REFERENCE + sizes, name="bias_relu")
     # Compiling the reference for a CPU takes a C++ compiler half a minute; a GPU's test does it.
-    eager = Sandbox(preload=PRELOAD, environment={"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1"})
-    with kernel_sandbox() as box, eager as reference:
+    eager = eager_box()
+    with kernel_box() as box, eager as reference:
         stages = GpuStages(task, box, reference, device="cpu", size="tiny", index=None)
 
         def judge(source: str):
@@ -283,7 +283,7 @@ def test_waiting_in_vain_is_neither_right_nor_wrong_and_says_what_for(tmp_path: 
     task = task_from_source(REFERENCE + "TASK = {'sizes': {'tiny': {'ROWS': 4, 'COLS': 24}}, 'dtypes': ['float32']}", name="bias")
     source = KERNEL.replace("assert x.is_cuda", "assert x.dim() == 2")
     short = replace(LIMITS, phases=(("waiting", 0.5), *LIMITS.phases[1:]))
-    with kernel_sandbox() as box, opened(tmp_path / "use") as use, places(tmp_path / "contexts") as free:
+    with kernel_box() as box, opened(tmp_path / "use") as use, places(tmp_path / "contexts") as free:
         stages = GpuStages(task, box, box, clock=False, baseline=False, device="cpu", size="tiny", index=None)
         stages.use, stages.contexts, stages.candidates = (tmp_path / name for name in ("use", "contexts", "candidates"))
         verifier = KernelVerifier(task, box, gpu=stages)
@@ -323,7 +323,7 @@ def test_who_is_killed_from_outside_while_it_waits_to_begin_is_not_refused(tmp_p
 
     task = task_from_source(REFERENCE + "TASK = {'sizes': {'tiny': {'ROWS': 4, 'COLS': 24}}, 'dtypes': ['float32']}", name="bias")
     source = KERNEL.replace("assert x.is_cuda", "assert x.dim() == 2")
-    with kernel_sandbox() as box, kernel_sandbox() as trusted, opened(tmp_path / "use") as use:
+    with kernel_box() as box, kernel_box() as trusted, opened(tmp_path / "use") as use:
         stages = GpuStages(task, box, trusted, clock=False, baseline=False, device="cpu", size="tiny", index=None)
         stages.use, stages.candidates = tmp_path / "use", tmp_path / "candidates"
         assert stages.judge(source).finding is None
@@ -389,7 +389,7 @@ def test_a_reference_that_waits_in_vain_costs_the_speedup_and_refuses_nobody(
     task = task_from_source(REFERENCE + "TASK = {'sizes': {'tiny': {'ROWS': 4, 'COLS': 24}}, 'dtypes': ['float32']}", name="bias")
     source = KERNEL.replace("assert x.is_cuda", "assert x.dim() == 2")
     monkeypatch.setattr(gpu, "BASELINE_LIMITS", replace(gpu.BASELINE_LIMITS, phases=(("waiting", 0.5), ("timing", 60.0))))
-    eager = Sandbox(preload=PRELOAD, environment={"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1"})
+    eager = eager_box()
     ended: list[tuple[str, str]] = []
 
     class Reference:
@@ -398,7 +398,7 @@ def test_a_reference_that_waits_in_vain_costs_the_speedup_and_refuses_nobody(
             ended.append((outcome.status, outcome.phase))
             return outcome
 
-    with kernel_sandbox() as box, eager as reference, opened(tmp_path / "candidates") as fds, GpuLock(fds).shared():
+    with kernel_box() as box, eager as reference, opened(tmp_path / "candidates") as fds, GpuLock(fds).shared():
         stages = GpuStages(task, box, Reference(), device="cpu", size="tiny", index=None, calls=10)
         stages.use, stages.candidates = tmp_path / "use", tmp_path / "candidates"
         result = stages.judge(source)
@@ -413,7 +413,7 @@ def test_a_kernel_that_overwrites_its_input_is_timed_on_fresh_ones() -> None:
     from honest.suite import suite
 
     source = next(candidate.source for candidate in suite() if candidate.name == "accumulate_into/accumulate_in_place")
-    with kernel_sandbox() as box:
+    with kernel_box() as box:
         stages = GpuStages(find_task("accumulate_into"), box, box, baseline=False, device="cpu", size="tiny", index=None)
         result = stages.judge(source, replace(stages.plan(), calls=10))
         assert result.finding is None, result.finding
