@@ -2,19 +2,20 @@
 
 from typing import TYPE_CHECKING, Any
 
-from .tokens import TokenFile
+from .tokens import SequenceOrder, TokenFile
 
 if TYPE_CHECKING:
     from .arithmetic import solve
     from .batch import Batch, Batches
-    from .bpe import BPE
     from .corpus import CorpusFile, corpus_files, read_documents
     from .documents import DocumentBatch
     from .loader import BatchLoader, ValidationBatches
-    from .order import SequenceOrder
+    from .packing import ConversationFile
     from .prepared import PreparedData, open_prepared, prepare
     from .problems import Problem, held_out_problems, parse_problem
     from .sample import sample_documents
+    from .samples import preview
+    from .subwords import BPE, Folder
     from .sudoku_file import PuzzleFile
     from .sudoku_make import GRADES, Puzzles, make_batch
     from .sudoku_solve import Solutions, count_solutions, grades_of, solve_grids
@@ -29,8 +30,10 @@ __all__ = [
     "BatchLoader",
     "Batches",
     "Characters",
+    "ConversationFile",
     "CorpusFile",
     "DocumentBatch",
+    "Folder",
     "PreparedData",
     "Problem",
     "PuzzleFile",
@@ -53,6 +56,7 @@ __all__ = [
     "open_prepared",
     "parse_problem",
     "prepare",
+    "preview",
     "read_documents",
     "sample_documents",
     "solve",
@@ -61,8 +65,11 @@ __all__ = [
 ]
 
 _LAZY = {
-    "BPE": "bpe",
     "Batch": "batch",
+    "ConversationFile": "packing",
+    "preview": "samples",
+    "BPE": "subwords",
+    "Folder": "subwords",
     "BatchLoader": "loader",
     "Batches": "batch",
     "Characters": "tokenizer",
@@ -73,7 +80,6 @@ _LAZY = {
     "Problem": "problems",
     "PuzzleFile": "sudoku_file",
     "Puzzles": "sudoku_make",
-    "SequenceOrder": "order",
     "Solutions": "sudoku_solve",
     "StreamDecoder": "tokenizer",
     "Tokenizer": "tokenizer",

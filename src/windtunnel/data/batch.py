@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ class Batch:
         document_ids: (B, T) int64, equal within a packed document, and no position attends to another document;
             None: a sequence is one document.
         weights: (B, T) fp32, the factor of each target's loss; None: all are 1.
+        cu_seqlens: (documents + 1,) int32, where each packed document begins in the flattened sequences, as
+            variable-length attention takes it; the padding at a sequence's end counts as one.
+        longest: tokens of the longest packed document.
     """
 
     input_ids: torch.Tensor
@@ -31,6 +34,13 @@ class Batch:
     position_ids: torch.Tensor | None = None
     document_ids: torch.Tensor | None = None
     weights: torch.Tensor | None = None
+    cu_seqlens: torch.Tensor | None = None
+    longest: int | None = None
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Every tensor of the batch."""
+        return [t for t in (getattr(self, field.name) for field in fields(self)) if t is not None and not isinstance(t, int)]
 
     @property
     def plain(self) -> bool:

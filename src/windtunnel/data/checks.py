@@ -21,13 +21,9 @@ HEAD_BYTES = 4096
 MOST_FILES = 20_000
 SHOWN = 3
 _FORMATS = (
-    (b"\x1f\x8b", "gzip", "gunzip it"),
-    (b"\x28\xb5\x2f\xfd", "zstd", "unzstd it"),
     (b"BZh", "bzip2", "bunzip2 it"),
     (b"\xfd7zXZ\0", "xz", "unxz it"),
     (b"PK\x03\x04", "zip (or a Word or Excel file)", "unzip it"),
-    (b"PAR1", "Parquet", "write its text column as text or JSON lines"),
-    (b"ARROW1", "Arrow", "write its text column as text or JSON lines"),
     (b"%PDF-", "PDF", "extract its text"),
     (b"\xff\xfe", "UTF-16", "iconv -f utf-16 -t utf-8"),
     (b"\xfe\xff", "UTF-16", "iconv -f utf-16 -t utf-8"),
@@ -83,11 +79,6 @@ def files(context: Context, say: Say) -> Evidence:
             json_lines.append(file.path)
     for (what, fix), paths in problems.items():
         found.problem(f"{_some(paths)}: {what}, not text", fix)
-    if json_lines and context.is_gpt:
-        found.warn(
-            f"{_some(json_lines)}: JSON lines are read as plain text: the model would learn braces and keys; "
-            "write the texts themselves, and a separator between them"
-        )
     same = _same_contents(listed)
     if same:
         found.warn(f"{same[0]} and {same[1]} have the same contents: list one of them")

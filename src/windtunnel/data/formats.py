@@ -126,6 +126,9 @@ class _Zstd(io.RawIOBase):
 def form_of(path: str, declared: str = "auto") -> Form:
     """Return what a file holds: as declared, else by its first bytes and its name.
 
+    Args:
+        declared: text, jsonl, parquet (or Arrow), records (any of them but text), or auto.
+
     Raises:
         UserError: the file is not what was declared; it is UTF-16; it looks like JSON and its name says text.
     """
@@ -140,7 +143,8 @@ def form_of(path: str, declared: str = "auto") -> Form:
         found = "arrow"
     else:
         refuse_utf16(path, head)
-        found = "jsonl" if declared == "jsonl" or (declared == "auto" and _is_json_lines(path, head)) else "text"
+        lines = declared in ("jsonl", "records") or (declared == "auto" and _is_json_lines(path, head))
+        found = "jsonl" if lines else "text"
     if declared == "parquet" and found not in ("parquet", "arrow"):
         raise UserError(f"data.corpus.files: {path} is not Parquet", "--set data.corpus.format=auto")
     if declared in ("text", "jsonl") and found != declared:

@@ -13,7 +13,6 @@ import numpy as np
 
 from .batch import Batch
 from .documents import Array
-from .order import SequenceOrder
 from .tokens import Draw, TokenFile
 from .transfer import Ready, Transfer, this_device
 
@@ -64,7 +63,7 @@ class BatchLoader:
         self.position = position
         self.wait_seconds = 0.0
         self.sequences = tokens.sequences(sequence)
-        self._order = SequenceOrder(self.sequences, seed)
+        self._order = tokens.order(sequence, seed)
         self._device = this_device(device)
         self._taken = 0  # micro-batches of the current step already handed out
         self._thread: threading.Thread | None = None
@@ -89,6 +88,8 @@ class BatchLoader:
 
     def next_batch(self) -> Batch:
         """Return the next (micro_batch, sequence) of this rank, on the device.
+
+        Of packed samples it is a `Batch`, which is (x, y) too and has their positions.
 
         Raises what the prefetching thread raised, if it failed.
         """
@@ -154,7 +155,9 @@ class BatchLoader:
     def _produce(self, stop: threading.Event, out: queue.Queue[Ready | BaseException], position: int, micro: int) -> None:
         try:
             shape = (self.micro_batch, self.tokens.width(self.sequence))
-            transfer = Transfer(self._device, shape, self.tokens.dtype, PREFETCH + 2, sequence=self.sequence)
+            transfer = Transfer(
+                self._device, shape, self.tokens.dtype, PREFETCH + 2, sequence=self.sequence, packed=self.tokens.packed
+            )
             while not stop.is_set():
                 rows, draw = self.rows(position, micro), self._draw(position, micro)
                 short = self.tokens.read(rows, self.sequence, transfer.buffer(), draw=draw)
@@ -211,21 +214,20 @@ class ValidationBatches:
         self.rank = rank
         self.world = world
         tokens.sequences(sequence)  # refuses puzzles of another size
-        self.targets = tokens.targets(limit)
+        self._rows, self.targets = tokens.used(sequence, limit)
         self._device = device
 
     def __len__(self) -> int:
         """Micro-batches of each rank."""
-        sequences = -(-self.targets // self.sequence)
-        return -(-sequences // (self.micro_batch * self.world))
+        return -(-len(self._rows) // (self.micro_batch * self.world))
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield batches as `BatchLoader.next_batch` gives them."""
         shape = (self.micro_batch, self.tokens.width(self.sequence))
-        transfer = Transfer(self._device, shape, self.tokens.dtype, 3, sequence=self.sequence)
-        sequences = -(-self.targets // self.sequence)
+        transfer = Transfer(self._device, shape, self.tokens.dtype, 3, sequence=self.sequence, packed=self.tokens.packed)
         for k in range(len(self)):
-            rows = np.arange(self.micro_batch) + (k * self.world + self.rank) * self.micro_batch
-            rows[rows >= sequences] = -1
+            places = np.arange(self.micro_batch) + (k * self.world + self.rank) * self.micro_batch
+            # Behind the last sequence rows stay empty.
+            rows = np.append(self._rows, -1)[np.minimum(places, len(self._rows))]
             short = self.tokens.read(rows, self.sequence, transfer.buffer(), targets=self.targets)
             yield transfer.send(short).take()

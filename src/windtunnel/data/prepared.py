@@ -5,24 +5,37 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from windtunnel.recipe import ArithmeticCorpus, CountedCorpus, Recipe, SudokuCorpus, UserError
+from windtunnel.recipe import (
+    ConversationCorpus,
+    CountedCorpus,
+    FolderTokenizer,
+    Recipe,
+    StdlibCorpus,
+    SudokuCorpus,
+    TextCorpus,
+    UserCorpus,
+    UserError,
+)
 
 from .cache import cache_root, check_free_space, locked, new_folder
-from .corpus import CorpusFile, corpus_files
+from .corpus import CorpusFile, corpus_files, listed_files
 from .formats import form_of
+from .packing import ConversationFile
 from .sudoku_file import PuzzleFile
 from .sudoku_write import write_puzzles
 from .tokenizer import Tokenizer, load_tokenizer
 from .tokens import TokenFile, file_checksum
-from .write import Progress, Split, write_splits
+from .write import Progress, Split, folder_tokenizer, write_splits
 
 FORMAT = 1
+# Keys of a corpus that say where the data are, or that what is found decides: the contents count instead.
+_NOT_CONTENT = defaultdict(lambda: {"files", "megabytes"}, text={"files", "format"})
 HASHED_BYTES = 1 << 30
 
 
@@ -85,7 +98,7 @@ def prepare(recipe: Recipe, cache: str | Path | None = None, progress: Progress 
     corpus = recipe.data.corpus
     if isinstance(corpus, CountedCorpus):
         raise UserError("data.corpus.kind: a counted corpus has no text, it can only be planned with", "give text files")
-    files = [] if isinstance(corpus, ArithmeticCorpus | SudokuCorpus) else corpus_files(corpus)
+    files = _files(corpus)
     fingerprint = _fingerprint(recipe, files, report)
     folder = root / f"{corpus.kind}-{fingerprint}"
     if ready := _reuse(folder, fingerprint):
@@ -102,6 +115,13 @@ def prepare(recipe: Recipe, cache: str | Path | None = None, progress: Progress 
     made = _open(folder, reused=False)
     report(1.0, "ready")
     return made
+
+
+def _files(corpus: Any) -> list[CorpusFile]:
+    """The files of a corpus; none where it is generated."""
+    if isinstance(corpus, TextCorpus | StdlibCorpus | UserCorpus):
+        return corpus_files(corpus)
+    return listed_files(corpus.files) if isinstance(corpus, ConversationCorpus) else []
 
 
 def open_prepared(folder: str | Path) -> PreparedData:
@@ -125,6 +145,10 @@ def _make(recipe: Recipe, files: list[CorpusFile], folder: Path, fingerprint: st
     enough = partial(check_free_space, folder)
     if isinstance(recipe.data.corpus, SudokuCorpus):
         result = write_puzzles(recipe, folder, enough, report)
+    elif isinstance(recipe.data.corpus, ConversationCorpus):
+        from .samples import write_conversations
+
+        result = write_conversations(recipe, recipe.data.corpus, files, folder, enough, report)
     else:
         result = write_splits(recipe, files, folder, enough, report)
     meta = {
@@ -132,6 +156,8 @@ def _make(recipe: Recipe, files: list[CorpusFile], folder: Path, fingerprint: st
         "fingerprint": fingerprint,
         "corpus": recipe.data.corpus.kind,
         "tokenizer": recipe.data.tokenizer.kind,
+        "tokenizer_checksum": getattr(result.tokenizer, "checksum", None),
+        "overlong": getattr(recipe.data.corpus, "overlong", None),
         "vocab": result.tokenizer.vocab,
         "splits": {name: asdict(split) for name, split in result.splits.items()},
         "skipped": dict(Counter(result.skipped).most_common()),
@@ -169,6 +195,8 @@ def _open(folder: Path, reused: bool) -> PreparedData:
 def _file(path: Path, split: Split, meta: dict[str, Any]) -> TokenFile:
     if meta["corpus"] == "sudoku":
         return PuzzleFile(path, split.dtype, split.tokens, meta["vocab"], cells=(meta["vocab"] - 1) ** 2)
+    if meta["corpus"] == "conversations":
+        return ConversationFile(path, split.dtype, split.tokens, meta["vocab"], overlong=meta["overlong"])
     return TokenFile(path, split.dtype, split.tokens, meta["vocab"])
 
 
@@ -205,15 +233,18 @@ def _fingerprint(recipe: Recipe, files: list[CorpusFile], report: Progress) -> s
     data = recipe.data
     definition: dict[str, Any] = {
         "format": FORMAT,
-        "corpus": data.corpus.model_dump(mode="json", exclude={"files", "megabytes", "format"}),
+        "corpus": data.corpus.model_dump(mode="json", exclude=_NOT_CONTENT[data.corpus.kind]),
         "tokenizer": data.tokenizer.model_dump(mode="json"),
         "validation": data.validation,
     }
-    forms = {form_of(file.path, file.format) for file in files}
-    if forms <= {"text"}:
-        definition["corpus"].pop("text_key", None)
-    else:
-        definition["forms"] = sorted(forms)
+    if isinstance(data.corpus, TextCorpus):
+        forms = {form_of(file.path, file.format) for file in files}
+        if forms <= {"text"}:
+            definition["corpus"].pop("text_key", None)
+        else:
+            definition["forms"] = sorted(forms)
+    if isinstance(data.tokenizer, FolderTokenizer):
+        definition["tokenizer"] = folder_tokenizer(recipe).checksum
     if data.corpus.kind in ("arithmetic", "sudoku"):
         definition["seed"] = recipe.seed
     if data.tokenizer.kind == "bpe":

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from windtunnel.recipe import ArithmeticCorpus, CountedCorpus, Recipe, SudokuCorpus, TextCorpus, UserError
+from windtunnel.recipe import (
+    ArithmeticCorpus,
+    ConversationCorpus,
+    CountedCorpus,
+    MixtureCorpus,
+    PromptCorpus,
+    Recipe,
+    SudokuCorpus,
+    TextCorpus,
+    UserError,
+)
 
 from .arithmetic import CHUNK, generate
-from .corpus import corpus_files, read_documents
-from .documents import DocumentBatch
+from .conversations import ConversationReader
+from .corpus import corpus_files, listed_files, read_documents
+from .documents import DocumentBatch, batch_of
 
 MOST_FILES = 5_000
 GENERATED = 4
@@ -34,6 +45,16 @@ def sample_documents(recipe: Recipe, most_bytes: int) -> Iterator[DocumentBatch]
             first = corpus.documents * run // runs
             yield generate(corpus, recipe.seed, first, min(CHUNK, corpus.documents // runs))
         return
+    if isinstance(corpus, MixtureCorpus):
+        for source in corpus.sources:
+            part = recipe.data.model_copy(update={"corpus": source.corpus})
+            yield from sample_documents(recipe.model_copy(update={"data": part}), max(1, most_bytes // len(corpus.sources)))
+        return
+    if isinstance(corpus, ConversationCorpus):
+        yield from _conversations(corpus, most_bytes)
+        return
+    if isinstance(corpus, PromptCorpus):
+        raise UserError("data.corpus.kind: prompts are not documents", "look at them with windtunnel.data.open_prompts")
     files = corpus_files(corpus)
     files = files[:: -(-len(files) // MOST_FILES)]
     share = max(1, most_bytes // len(files)) if sum(file.size for file in files) > most_bytes else most_bytes
@@ -45,3 +66,17 @@ def sample_documents(recipe: Recipe, most_bytes: int) -> Iterator[DocumentBatch]
             taken += len(batch.text)
             if taken >= share:
                 break
+
+
+def _conversations(corpus: ConversationCorpus, most_bytes: int) -> Iterator[DocumentBatch]:
+    """What is said in the first conversations, one document each."""
+    taken = 0
+    said: list[bytes] = []
+    for conversation in ConversationReader(corpus).read(listed_files(corpus.files)):
+        text = "\n\n".join(message["content"] for message in conversation.messages)
+        said.append(text.encode("utf-8", "replace"))
+        taken += len(said[-1])
+        if taken >= most_bytes:
+            break
+    if said:
+        yield batch_of("data.corpus", said)

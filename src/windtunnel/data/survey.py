@@ -73,7 +73,7 @@ def survey_text(data: Data, files: list[CorpusFile], separator: str | None, prog
         found.notes.append(f"fewer than {FEW_DOCUMENTS} documents: those longer than {piece:,} bytes are cut into pieces")
     if found.documents == 0:
         raise UserError("data.corpus: no text in its files", "give files with text in them")
-    return _split(found, data.validation)
+    return split_by_key(found, data.validation)
 
 
 def survey_arithmetic(corpus: ArithmeticCorpus, seed: int, share: float) -> Survey:
@@ -90,7 +90,7 @@ def survey_arithmetic(corpus: ArithmeticCorpus, seed: int, share: float) -> Surv
         found.documents, found.lowest_key, found.highest_key = corpus.documents, 0, 2**64 - 1
     found.characters = np.zeros(128, dtype=bool)
     found.characters[list(ARITHMETIC_ALPHABET.encode())] = True
-    return _split(found, share)
+    return split_by_key(found, share)
 
 
 def _scan(files: list[CorpusFile], separator: str | None, longest: int, auto: bool, progress: Callable[[float], None]) -> Survey:
@@ -108,7 +108,7 @@ def text_batches(files: list[CorpusFile], separator: str | None, longest: int) -
         yield from read_documents(file, separator, longest)
 
 
-def _split(found: Survey, share: float) -> Survey:
+def split_by_key(found: Survey, share: float) -> Survey:
     """Set the threshold: the share asked for, moved only as far as gives each split one document."""
     if found.lowest_key == found.highest_key:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Tokenizers: what all share, and the character tokenizer. BOS is id 0 in every tokenizer."""
+"""Tokenizers: what all share, and the character tokenizer. BOS is id 0 in every tokenizer made here."""
 
 from __future__ import annotations
 
@@ -30,10 +30,16 @@ class UnknownCharacter(UserError, ValueError):
 
 
 class Tokenizer(ABC):
-    """Text to token ids and back. `pieces[i]` is the UTF-8 that token i stands for; BOS (id 0) stands for none."""
+    """Text to token ids and back. `pieces[i]` is the UTF-8 that token i stands for; special tokens stand for none.
+
+    Attributes:
+        bos: stands before every document; id 0, unless the tokenizer was made elsewhere.
+        eos: ends an answer; BOS where the tokenizer has no other token for it.
+    """
 
     kind: str
     bos: int = BOS
+    eos: int = BOS
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self.pieces = list(pieces)
@@ -182,11 +188,15 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         content = json.loads(file.read_text(encoding="utf-8"))
         if content.get("kind") == "character":
             return Characters(content["alphabet"], content.get("unknown", "error"))
+        if content.get("kind") == "folder":
+            from .subwords import Folder
+
+            return Folder.from_content(content)
         if "model" not in content:
             raise ValueError("neither a character tokenizer nor a Hugging Face tokenizers file")
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise UserError(f"tokenizer {file} cannot be read: {error}") from None
-    from .bpe import BPE
+    from .subwords import BPE
 
     return BPE.from_file(file)
 

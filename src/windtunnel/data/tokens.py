@@ -1,4 +1,4 @@
-"""Token files: a flat array of token ids on disk, memory-mapped when read."""
+"""Token files: a flat array of token ids on disk, memory-mapped when read, and the order of their sequences."""
 
 from __future__ import annotations
 
@@ -56,6 +56,11 @@ class TokenFile:
     def __len__(self) -> int:
         return self.count
 
+    @property
+    def packed(self) -> bool:
+        """Whether a row holds several samples, with their positions (see `Batch`)."""
+        return False
+
     def sequences(self, sequence: int) -> int:
         """Sequences of `sequence` targets in one epoch, the last of them perhaps partial."""
         return max(0, -(-(self.count - 1) // sequence))
@@ -63,6 +68,19 @@ class TokenFile:
     def targets(self, limit: int | None = None) -> int:
         """Targets in the file, or the first `limit` of them (at least one)."""
         return min(self.count - 1, self.count - 1 if limit is None else max(1, limit))
+
+    def order(self, sequence: int, seed: int) -> SequenceOrder:
+        """The order in which training visits the sequences."""
+        return SequenceOrder(self.sequences(sequence), seed)
+
+    def used(self, sequence: int, limit: int | None) -> tuple[Tokens, int]:
+        """(rows,) the first sequences that hold `limit` targets (None: all), and how many targets are in use."""
+        targets = self.targets(limit)
+        return np.arange(-(-targets // sequence)), targets
+
+    def ids_of(self, out: Tokens, sequence: int) -> Tokens:
+        """The part of rows, as `read` fills them, that holds ids of the vocabulary."""
+        return out
 
     def width(self, sequence: int) -> int:
         """Ids that a row of `read` takes: the targets are the inputs moved by one."""
@@ -85,10 +103,11 @@ class TokenFile:
         """
         short = self._fill(rows, sequence, out, targets, draw)
         # On a GPU a lookup outside the table reads other memory or ends the process without a name for it.
-        if self.vocab is not None and out.size and int(out.max()) >= self.vocab:
-            row, column = (int(i) for i in np.argwhere(out >= self.vocab)[0])
+        ids = self.ids_of(out, sequence)
+        if self.vocab is not None and ids.size and int(ids.max()) >= self.vocab:
+            row, column = (int(i) for i in np.argwhere(ids >= self.vocab)[0])
             raise UserError(
-                f"{self.path}: sequence {int(rows[row])} has token id {int(out[row, column])} at offset {column}, "
+                f"{self.path}: sequence {int(rows[row])} has token id {int(ids[row, column])} at offset {column}, "
                 f"and the vocabulary has {self.vocab}",
                 f"remove {self.path.parent}; it is prepared again when training",
             )
@@ -107,12 +126,46 @@ class TokenFile:
         return short
 
 
+class SequenceOrder:
+    """Maps the global count of sequences consumed to the sequence that comes next.
+
+    Epoch e visits all `count` sequences in a permutation given by (seed, e) alone. It is the sorting order
+    of raw Philox output, which NumPy keeps the same over versions, so a run can be resumed under another one.
+    """
+
+    def __init__(self, count: int, seed: int) -> None:
+        assert count > 0
+        self.count = count
+        self.seed = seed
+        self._kept: dict[int, Tokens] = {}
+
+    def permutation(self, epoch: int) -> Tokens:
+        """(count,) the sequences of one epoch in the order they are visited."""
+        if epoch not in self._kept:
+            key = np.array([self.seed & (2**64 - 1), epoch], dtype=np.uint64)
+            raw = np.random.Philox(key=key).random_raw(self.count)
+            order = np.argsort(raw, kind="stable").astype(np.uint32 if self.count < 2**32 else np.uint64)
+            # A batch can straddle two epochs; older ones are never needed again.
+            self._kept = {e: p for e, p in self._kept.items() if e >= epoch - 1} | {epoch: order}
+        return self._kept[epoch]
+
+    def __call__(self, first: int, n: int) -> Tokens:
+        """(n,) int64 sequences at global positions first .. first + n - 1."""
+        parts = []
+        while n > 0:
+            epoch, start = divmod(first, self.count)
+            part = self.permutation(epoch)[start : start + n].astype(np.int64)
+            parts.append(part)
+            first, n = first + len(part), n - len(part)
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+
 class TokenWriter:
     """Appends ids to a new token file and checksums them on the way."""
 
-    def __init__(self, path: Path, vocab: int) -> None:
+    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
         self.path = path
-        self.dtype = token_dtype(vocab)
+        self.dtype = dtype
         self.count = 0
         self._file = open(path, "wb")  # noqa: SIM115 - closed by close() or abandon()
         self._digest = xxhash.xxh3_128()

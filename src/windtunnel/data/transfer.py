@@ -9,6 +9,7 @@ import numpy as np
 
 from .batch import Batch
 from .documents import Array
+from .packing import sequence_starts
 
 if TYPE_CHECKING:
     import torch
@@ -22,8 +23,7 @@ _MASK = {"uint8": None, "uint16": 0xFFFF, "uint32": None}
 class Ready:
     """A batch whose copy may still be under way."""
 
-    x: torch.Tensor
-    y: torch.Tensor
+    batch: Batch
     copied: torch.cuda.Event | None = None
 
     def take(self) -> Batch:
@@ -31,12 +31,12 @@ class Ready:
         if self.copied is not None:
             import torch
 
-            stream = torch.cuda.current_stream(self.x.device)
+            stream = torch.cuda.current_stream(self.batch.input_ids.device)
             stream.wait_event(self.copied)
             # Made on another stream: their memory must not be handed out again while this one reads it.
-            self.x.record_stream(stream)
-            self.y.record_stream(stream)
-        return Batch(self.x, self.y)
+            for tensor in self.batch.tensors:
+                tensor.record_stream(stream)
+        return self.batch
 
 
 def this_device(device: str | torch.device) -> torch.device:
@@ -51,17 +51,15 @@ class Transfer:
     """Turn (rows, width) arrays of tokens into x and y, reusing `slots` host buffers in turn.
 
     x is the first `sequence` of a row and y the last: of width sequence + 1 the same moved by one, of width
-    2 * sequence another. Belongs to the thread that makes it.
+    2 * sequence another. Packed rows are ids, targets and positions. Belongs to the thread that makes it.
     """
 
     def __init__(
-        self, device: str | torch.device, shape: tuple[int, int], dtype: str, slots: int, *, sequence: int | None = None
+        self, device: str | torch.device, shape: tuple[int, int], dtype: str, slots: int, *, sequence: int, packed: bool = False
     ) -> None:
-        """sequence: None: one less than the width."""
         import torch
 
-        self._sequence = shape[1] - 1 if sequence is None else sequence
-
+        self._sequence, self._packed = sequence, packed
         self._device = this_device(device)
         self._mask = _MASK[dtype]
         self._cuda = self._device.type == "cuda"
@@ -87,26 +85,32 @@ class Transfer:
         import torch
 
         slot, self._next = self._next, (self._next + 1) % len(self._hosts)
+        starts = sequence_starts(self._arrays[slot][:, 2 * self._sequence :]) if self._packed else None
         if not self._cuda:
-            x, y = self._widen(self._hosts[slot].to(self._device), short)
-            return Ready(x, y)
+            return Ready(self._widen(self._hosts[slot].to(self._device), short, starts))
         with torch.cuda.stream(self._stream):
-            x, y = self._widen(self._hosts[slot].to(self._device, non_blocking=True), short)
+            batch = self._widen(self._hosts[slot].to(self._device, non_blocking=True), short, starts)
             event = torch.cuda.Event()
             event.record(self._stream)
         self._events[slot] = event
-        return Ready(x, y, event)
+        return Ready(batch, event)
 
-    def _widen(self, tokens: torch.Tensor, short: dict[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _widen(self, tokens: torch.Tensor, short: dict[int, int], starts: Array | None) -> Batch:
         import torch
 
-        wide = tokens.to(torch.int64)
+        wide, T = tokens.to(torch.int64), self._sequence
         if self._mask is not None:
             wide &= self._mask
-        x = wide[:, : self._sequence].contiguous()
+        if starts is not None:
+            x, y, positions = (wide[:, i * T : (i + 1) * T].clone(memory_format=torch.contiguous_format) for i in range(3))
+            host = torch.from_numpy(starts)
+            there = host.pin_memory().to(self._device, non_blocking=True) if self._cuda else host
+            documents = (positions == 0).cumsum(1) - 1
+            return Batch(x, y, positions, documents, cu_seqlens=there, longest=int(np.diff(starts).max()))
+        x = wide[:, :T].contiguous()
         # A copy of its own: a slice of a single row is contiguous already, so that contiguous() would give a view of
         # the memory that x is in, and masking a target would change an input.
-        y = wide[:, -self._sequence :].clone(memory_format=torch.contiguous_format)
+        y = wide[:, -T:].clone(memory_format=torch.contiguous_format)
         for row, targets in short.items():
             y[row, targets:] = -1
-        return x, y
+        return Batch(x, y)

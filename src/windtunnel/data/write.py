@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -9,11 +10,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from windtunnel.recipe import ArithmeticCorpus, BPETokenizer, Recipe, TextCorpus, UserError
+from windtunnel.recipe import (
+    ArithmeticCorpus,
+    BPETokenizer,
+    CharacterTokenizer,
+    FolderTokenizer,
+    HuggingFaceModel,
+    Recipe,
+    TextCorpus,
+    UserError,
+)
 
 from .arithmetic import chunks, generate
 from .corpus import CorpusFile
@@ -21,6 +31,9 @@ from .documents import Array, DocumentBatch
 from .survey import Survey, survey_arithmetic, survey_text, text_batches
 from .tokenizer import Characters, Tokenizer
 from .tokens import TokenWriter
+
+if TYPE_CHECKING:
+    from .subwords import Folder
 
 BPE_TRAINING_BYTES = 256 << 20
 NAMES = ("train", "validation")
@@ -32,13 +45,14 @@ Progress = Callable[[float, str], None]
 
 @dataclass(frozen=True)
 class Split:
-    """One split on disk: counts, and the xxh3-128 of its token file."""
+    """One split on disk: counts, and the xxh3-128 of its token file (and of the records beside it, where it has some)."""
 
     tokens: int
     documents: int
     bytes: int
     dtype: str
     checksum: str
+    records: str | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +106,7 @@ def _as_it_is(batch: DocumentBatch) -> DocumentBatch:
 
 
 def _write(tokenizer: Tokenizer, found: Survey, batches: Iterable[MakeBatch], folder: Path, report: Progress) -> Written:
-    writers = [TokenWriter(folder / f"{name}.bin", tokenizer.vocab) for name in NAMES]
+    writers = [TokenWriter(folder / f"{name}.bin", tokenizer.dtype) for name in NAMES]
     documents, sizes, skipped = [0, 0], [0, 0], Counter[str]()
     try:
         for part in ordered_map(lambda make: _tokenize(tokenizer, found.threshold, make()), batches):
@@ -142,16 +156,55 @@ def _tokenize(tokenizer: Tokenizer, threshold: int, batch: DocumentBatch) -> _Pa
 
 def _tokenizer(recipe: Recipe, found: Survey, batches: Callable[[], Iterator[MakeBatch]], report: Progress) -> Tokenizer:
     wanted = recipe.data.tokenizer
-    if not isinstance(wanted, BPETokenizer):
+    if isinstance(wanted, FolderTokenizer):
+        return folder_tokenizer(recipe)
+    if isinstance(wanted, CharacterTokenizer):
         alphabet = found.alphabet if wanted.alphabet == "auto" else wanted.alphabet
         return Characters(alphabet, wanted.unknown)
-    from .bpe import train_bpe
+    from .subwords import train_bpe
 
+    assert isinstance(wanted, BPETokenizer)
     report(0.2, "training the tokenizer")
     tokenizer = train_bpe(_training_texts(found, batches()), wanted.vocab_size)
     if tokenizer.vocab < wanted.vocab_size:
         found.notes.append(f"the corpus gives a vocabulary of {tokenizer.vocab:,} tokens, not {wanted.vocab_size:,}")
     return tokenizer
+
+
+def folder_tokenizer(recipe: Recipe) -> Folder:
+    """Read the tokenizer that data.tokenizer.path or model.config names, and hold it against the model's table.
+
+    Raises:
+        UserError: there is none, it cannot be read, or it has ids that the model's table lacks.
+    """
+    from .subwords import Folder
+
+    wanted, model = recipe.data.tokenizer, recipe.model
+    assert isinstance(wanted, FolderTokenizer)
+    config = Path(model.config).expanduser() if isinstance(model, HuggingFaceModel) else None
+    if config is not None and config.is_file():
+        config = config.parent
+    if wanted.path is None and (config is None or not config.is_dir()):
+        raise UserError(
+            "data.tokenizer.path: not given, and model.config names no folder that could hold a tokenizer",
+            "--set data.tokenizer.path=FOLDER, the one with the model's tokenizer.json",
+        )
+    tokenizer = Folder.from_folder(wanted.path or str(config), "data.tokenizer.path" if wanted.path else "model.config")
+    if config is not None and (config / "config.json").is_file():
+        rows = _rows(config / "config.json")
+        if rows is not None:
+            tokenizer.require_fits(rows, f"vocab_size in {config / 'config.json'}")
+    return tokenizer
+
+
+def _rows(config: Path) -> int | None:
+    """Rows of the model's embedding table, as its config.json says."""
+    try:
+        content = json.loads(config.read_text(encoding="utf-8"))
+        found = content.get("vocab_size", content.get("text_config", {}).get("vocab_size"))
+    except (OSError, ValueError, AttributeError):
+        return None  # whoever builds the model names what is wrong with it
+    return found if isinstance(found, int) else None
 
 
 def _training_texts(found: Survey, batches: Iterable[MakeBatch]) -> Iterator[str]:

@@ -6,8 +6,11 @@ Whichever limit of the budget comes first ends the run; what the budget or the d
 from __future__ import annotations
 
 import glob
+import json
 import os
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from windtunnel.recipe import (
     ArithmeticCorpus,
@@ -15,10 +18,15 @@ from windtunnel.recipe import (
     Budget,
     CharacterTokenizer,
     Checkpoints,
+    ConversationCorpus,
     CountedCorpus,
+    FolderTokenizer,
+    MixtureCorpus,
+    PromptCorpus,
     Recipe,
     StdlibCorpus,
     SudokuCorpus,
+    TextCorpus,
     UserCorpus,
     find_plugin,
 )
@@ -38,6 +46,8 @@ def vocabulary(recipe: Recipe) -> tuple[int, str]:
         return corpus.box**2 + 1, "digits and blank"
     if isinstance(tokenizer, BPETokenizer):
         return tokenizer.vocab_size, "data.tokenizer.vocab_size"
+    if isinstance(tokenizer, FolderTokenizer):
+        return _folder_vocabulary(recipe, tokenizer)
     assert isinstance(tokenizer, CharacterTokenizer)
     if tokenizer.alphabet != "auto":
         return len(set(tokenizer.alphabet)) + 1, "characters of data.tokenizer.alphabet and BOS"
@@ -46,36 +56,76 @@ def vocabulary(recipe: Recipe) -> tuple[int, str]:
     return 128, "assumed until the corpus has been read"
 
 
+def _folder_vocabulary(recipe: Recipe, tokenizer: FolderTokenizer) -> tuple[int, str]:
+    """Count the ids of a tokenizer in a folder; of one that is not there yet, say what most models of today have."""
+    folder = Path(tokenizer.path or str(getattr(recipe.model, "config", ""))).expanduser()
+    file = (folder.parent if folder.is_file() else folder) / "tokenizer.json"
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        words = content["model"]["vocab"]
+        ids = [entry["id"] for entry in content["added_tokens"]]
+        ids += words.values() if isinstance(words, dict) else range(len(words))
+        return max(ids) + 1, str(file)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return 151_936, f"assumed until there is a tokenizer in {folder}"
+
+
 def estimate_corpus_tokens(recipe: Recipe) -> tuple[float | None, str]:
     """(training tokens of one epoch, where that came from); None where the files are not there."""
     corpus, share = recipe.data.corpus, 1.0 - recipe.data.validation
-    if isinstance(corpus, ArithmeticCorpus):
-        number = (corpus.digits + 1) / 2 + (1 + corpus.decimals / 2 if corpus.decimals else 0)
-        terms = (2 + corpus.terms) / 2
-        # BOS H number (sign number)... B answer L newline; the answer is about a digit longer than its terms.
-        length = 5 + terms * (number + 1) - 1 + number + 1
-        return share * corpus.documents * length, f"{corpus.documents:,} sums of about {length:.0f} tokens"
-    if isinstance(corpus, StdlibCorpus):
-        size = corpus.megabytes * 1e6
-        what = f"{corpus.megabytes:g} MB of the standard library"
-    elif isinstance(corpus, SudokuCorpus):
+    if isinstance(corpus, CountedCorpus):
+        return float(corpus.tokens), "data.corpus.tokens"
+    if isinstance(corpus, MixtureCorpus):
+        parts = [_of_source(recipe, source.corpus) for source in corpus.sources]
+        known = [tokens for tokens, _ in parts if tokens is not None]
+        return sum(known) if len(known) == len(parts) else None, "; ".join(what for _, what in parts)
+    if isinstance(corpus, ArithmeticCorpus | SudokuCorpus):
+        tokens, what = _generated_tokens(corpus)
+        return share * tokens, what
+    if isinstance(corpus, PromptCorpus) and corpus.arithmetic is not None:
+        tokens, what = _generated_tokens(corpus.arithmetic)
+        return share * tokens, what
+    size, what = _text_bytes(corpus)
+    if size is None:
+        return None, what
+    per_token = 1.0 if isinstance(recipe.data.tokenizer, CharacterTokenizer) else BYTES_PER_BPE_TOKEN
+    return share * size / per_token, f"{what} at about {per_token:g} bytes a token"
+
+
+def _generated_tokens(corpus: ArithmeticCorpus | SudokuCorpus) -> tuple[float, str]:
+    if isinstance(corpus, SudokuCorpus):
         cells = corpus.box**4
-        return share * corpus.puzzles * cells, f"{corpus.puzzles:,} puzzles of {cells} cells"
-    elif isinstance(corpus, UserCorpus):
+        return float(corpus.puzzles * cells), f"{corpus.puzzles:,} puzzles of {cells} cells"
+    number = (corpus.digits + 1) / 2 + (1 + corpus.decimals / 2 if corpus.decimals else 0)
+    terms = (2 + corpus.terms) / 2
+    # BOS H number (sign number)... B answer L newline; the answer is about a digit longer than its terms.
+    length = 5 + terms * (number + 1) - 1 + number + 1
+    return corpus.documents * length, f"{corpus.documents:,} sums of about {length:.0f} tokens"
+
+
+def _text_bytes(corpus: TextCorpus | StdlibCorpus | ConversationCorpus | PromptCorpus | UserCorpus) -> tuple[float | None, str]:
+    if isinstance(corpus, StdlibCorpus):
+        return corpus.megabytes * 1e6, f"{corpus.megabytes:g} MB of the standard library"
+    if isinstance(corpus, UserCorpus):
         expected = _expected_bytes(corpus)
         if expected is None:
             return None, f"corpus {corpus.kind} tells its size only when it is made"
-        size, what = expected, f"{expected / 1e6:,.1f} MB that corpus {corpus.kind} expects"
-    elif isinstance(corpus, CountedCorpus):
-        return float(corpus.tokens), "data.corpus.tokens"
-    else:
-        paths = {path for pattern in corpus.files for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)}
-        size = float(sum(os.path.getsize(path) for path in paths))
-        what = f"{size / 1e6:,.1f} MB in {len(paths)} files"
-        if not paths or size == 0:
-            return None, "no file found yet"
-    per_token = BYTES_PER_BPE_TOKEN if isinstance(recipe.data.tokenizer, BPETokenizer) else 1.0
-    return share * size / per_token, f"{what} at about {per_token:g} bytes a token"
+        return expected, f"{expected / 1e6:,.1f} MB that corpus {corpus.kind} expects"
+    paths = {path for pattern in corpus.files for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)}
+    size = float(sum(os.path.getsize(path) * _growth(path) for path in paths))
+    if not paths or size == 0:
+        return None, "no file found yet"
+    return size, f"{size / 1e6:,.1f} MB in {len(paths)} files"
+
+
+def _of_source(recipe: Recipe, corpus: Any) -> tuple[float | None, str]:
+    part = recipe.data.model_copy(update={"corpus": corpus})
+    return estimate_corpus_tokens(recipe.model_copy(update={"data": part}))
+
+
+def _growth(path: str) -> float:
+    """Say how many bytes of text a byte of the file stands for, roughly: compressed text is a quarter as long."""
+    return 4.0 if path.endswith((".gz", ".zst", ".zstd")) else 2.5 if path.endswith(".parquet") else 1.0
 
 
 def _expected_bytes(corpus: UserCorpus) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, SerializeAsAny, ValidationError, WrapValidator
+from pydantic import Field, SerializeAsAny, ValidationError, WrapValidator, model_validator
 from pydantic_core import InitErrorDetails
 
 from .section import Section
@@ -82,6 +82,88 @@ class UserCorpus(Section):
         return None
 
 
+class ConversationCorpus(Section):
+    """Conversations to fine-tune on: JSON lines, Parquet, or a folder that Hugging Face datasets saved.
+
+    A record holds `messages` ({role, content}), `prompt` and `completion`, ShareGPT's `conversations` ({from, value}),
+    or Alpaca's `instruction`, `input` and `output`.
+    """
+
+    kind: Literal["conversations"] = "conversations"
+    files: list[str] = Field(min_length=1, description=f"{_FILES}; a folder saved by Hugging Face datasets too")
+    format: Literal["auto", "messages", "completion", "sharegpt", "alpaca"] = Field(
+        "auto", description="what a record holds; auto: by the keys of the first one"
+    )
+    template: Literal["auto", "model", "chatml", "alpaca", "plain"] = Field(
+        "auto", description="the chat template; model: the tokenizer's own; auto: that one, or chatml where it has none"
+    )
+    system: str | None = Field(None, min_length=1, description="system message of conversations that have none")
+    loss: Literal["answers", "last", "all"] = Field(
+        "answers",
+        description="what is learned: the assistant's turns, the last of them, or every token; a message's own "
+        "'train' (true, false) or 'weight' (0, 1) comes first",
+    )
+    overlong: Literal["drop", "truncate", "refuse"] = Field(
+        "drop", description="conversations longer than model.sequence: left out, cut at their end, or an error; always counted"
+    )
+    malformed: Literal["refuse", "drop"] = Field(
+        "refuse", description="records that cannot be read as a conversation: an error, or left out and counted"
+    )
+
+
+class PromptCorpus(Section):
+    """Prompts with answers for reinforcement learning: JSON lines, Parquet, saved datasets, or generated sums."""
+
+    kind: Literal["prompts"] = "prompts"
+    files: list[str] = Field(default_factory=list, description=f"{_FILES}; a folder saved by Hugging Face datasets too")
+    arithmetic: ArithmeticCorpus | None = Field(None, description="generated sums instead of files")
+    prompt_key: str | None = Field(
+        None, min_length=1, description="key of the prompt: text, or messages; null: prompt, messages, question or problem"
+    )
+    answer_key: str | None = Field(
+        None, min_length=1, description="key of the right answer; null: answer, truth, ground_truth, solution or target, if there"
+    )
+    template: Literal["auto", "model", "chatml", "alpaca", "plain"] = Field(
+        "auto", description="the chat template; plain: the prompt as it stands; auto: the tokenizer's own, or plain without one"
+    )
+    system: str | None = Field(None, min_length=1, description="system message of prompts that have none")
+    prompt_tokens: Count | None = Field(None, ge=1, description="longer prompts are left out and counted; null: none is")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> PromptCorpus:
+        if bool(self.files) == (self.arithmetic is not None):
+            raise ValueError("data.corpus: prompts come either from files or from arithmetic; give one of them")
+        return self
+
+
+class Source(Section):
+    """One corpus of a mixture and its weight."""
+
+    corpus: Annotated[TextCorpus | ArithmeticCorpus | StdlibCorpus | ConversationCorpus, Field(discriminator="kind")]
+    weight: float = Field(1.0, gt=0, description="share of the sequences trained on, relative to the other weights")
+    name: str | None = Field(None, min_length=1, description="name in reports; null: the kind and its number")
+
+
+class MixtureCorpus(Section):
+    """Several corpora, visited in turn by weight; all of documents, or all of conversations."""
+
+    kind: Literal["mixture"] = "mixture"
+    sources: list[Source] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _alike(self) -> MixtureCorpus:
+        kinds = {isinstance(source.corpus, ConversationCorpus) for source in self.sources}
+        if len(kinds) > 1:
+            raise ValueError("data.corpus.sources: documents and conversations cannot be mixed; give sources of one sort")
+        overlong = {source.corpus.overlong for source in self.sources if isinstance(source.corpus, ConversationCorpus)}
+        if len(overlong) > 1:
+            raise ValueError("data.corpus.sources: overlong differs between sources; give all the same")
+        names = [source.name for source in self.sources if source.name is not None]
+        if len(names) != len(set(names)):
+            raise ValueError("data.corpus.sources: two have the same name; names must differ")
+        return self
+
+
 class CharacterTokenizer(Section):
     """One token per character of a fixed alphabet."""
 
@@ -99,7 +181,24 @@ class BPETokenizer(Section):
     vocab_size: int = Field(8192, ge=257)
 
 
-_BuiltIn = Annotated[TextCorpus | ArithmeticCorpus | StdlibCorpus | SudokuCorpus | CountedCorpus, Field(discriminator="kind")]
+class FolderTokenizer(Section):
+    """A Hugging Face tokenizer in a folder, such as a model's own."""
+
+    kind: Literal["folder"] = "folder"
+    path: str | None = Field(None, min_length=1, description="the folder with tokenizer.json; null: the one model.config names")
+
+
+_BuiltIn = Annotated[
+    TextCorpus
+    | ArithmeticCorpus
+    | StdlibCorpus
+    | SudokuCorpus
+    | CountedCorpus
+    | ConversationCorpus
+    | PromptCorpus
+    | MixtureCorpus,
+    Field(discriminator="kind"),
+]
 
 
 def corpus_class(kind: str) -> type[UserCorpus] | None:
@@ -155,5 +254,11 @@ class Data(Section):
     """Where the tokens come from and how they are split."""
 
     corpus: Corpus
-    tokenizer: Annotated[CharacterTokenizer | BPETokenizer, Field(discriminator="kind")] = CharacterTokenizer()
+    tokenizer: Annotated[CharacterTokenizer | BPETokenizer | FolderTokenizer, Field(discriminator="kind")] = CharacterTokenizer()
     validation: float = Field(0.01, gt=0, lt=0.5, description="share of documents held out, chosen by a hash of their text")
+
+    @property
+    def files(self) -> list[str]:
+        """Every file pattern that the corpus names."""
+        corpora = [s.corpus for s in self.corpus.sources] if isinstance(self.corpus, MixtureCorpus) else [self.corpus]
+        return [name for corpus in corpora for name in getattr(corpus, "files", [])]

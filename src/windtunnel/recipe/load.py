@@ -107,9 +107,15 @@ def _read_extended(source: str, seen: tuple[str, ...]) -> tuple[dict[str, Any], 
 def _anchor_files(data: dict[str, Any], path: Path) -> None:
     """Files named in a recipe are found from its folder, or else from the current one."""
     corpus = _section(data, "data", "corpus")
-    if isinstance(corpus.get("files"), list):
-        files = corpus["files"]
-        corpus["files"] = [str(path.parent / f) if isinstance(f, str) and _stands_in(path.parent, f) else f for f in files]
+    sources = corpus.get("sources")
+    listed = [_section(source, "corpus") for source in sources if isinstance(source, dict)] if isinstance(sources, list) else []
+    for section in (corpus, *listed):
+        files = section.get("files")
+        if isinstance(files, list):
+            section["files"] = [str(path.parent / f) if isinstance(f, str) and _stands_in(path.parent, f) else f for f in files]
+    tokenizer = _section(data, "data", "tokenizer")
+    if isinstance(tokenizer.get("path"), str) and _stands_in(path.parent, tokenizer["path"]):
+        tokenizer["path"] = str(path.parent / tokenizer["path"])
     for stage in _section(data, "stages").values():
         for key in ("reward", "reward_examples"):
             name = stage.get(key) if isinstance(stage, dict) else None

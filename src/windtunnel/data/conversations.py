@@ -1,0 +1,226 @@
+"""Conversations as records have them: four formats read as messages, and every malformed record named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import xxhash
+
+from windtunnel.recipe import ConversationCorpus, UserError
+
+from .corpus import CorpusFile
+from .formats import form_of, records
+
+Message = dict[str, Any]
+Record = dict[str, Any]
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+EXPECTED = (
+    'expected one of: {"messages": [{"role", "content"}]}, {"prompt", "completion"}, '
+    '{"conversations": [{"from", "value"}]}, {"instruction", "input", "output"}'
+)
+# The names that ShareGPT and its many children give the same four roles.
+_SHAREGPT_ROLES = {
+    "system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant",
+    "bing": "assistant", "bard": "assistant", "model": "assistant", "function_call": "assistant", "tool": "tool",
+    "function": "tool", "function_response": "tool", "observation": "tool",
+}  # fmt: skip
+_TRAINED = ("train", "weight")
+_SHOWN = 3
+
+
+class Malformed(ValueError):
+    """A record that is no conversation; the message says why, the reader adds where."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A conversation and where it stands ('file:line'). tools: what templates are told of tools, if anything."""
+
+    where: str
+    messages: list[Message]
+    tools: list[Any] | None = None
+
+    @property
+    def key(self) -> int:
+        """xxh3-64 of what is said and by whom; it decides the split, whatever the template."""
+        said = [(m["role"], m.get("content"), m.get("tool_calls")) for m in self.messages]
+        return xxhash.xxh3_64_intdigest(json.dumps(said, ensure_ascii=False, sort_keys=True).encode("utf-8", "replace"))
+
+
+@dataclass
+class ConversationReader:
+    """Reads the files of a corpus in one format, told by the first record where the recipe leaves it open.
+
+    Attributes:
+        format: messages, completion, sharegpt or alpaca; 'auto' until the first record has been read.
+        dropped: where and why records were left out (data.corpus.malformed=drop).
+    """
+
+    corpus: ConversationCorpus
+    format: str = ""
+    dropped: list[str] = field(default_factory=list)
+
+    def read(self, files: Sequence[CorpusFile]) -> Iterator[Conversation]:
+        """Yield every conversation, in the order of the files.
+
+        Raises:
+            UserError: a file cannot be read, or a record is no conversation of the format (names file and line).
+        """
+        self.format, self.dropped = self.corpus.format, []
+        for file in files:
+            for number, record in records(file.path, form_of(file.path, "records")):
+                where = f"{file.path}:{number}"
+                try:
+                    if self.format == "auto":
+                        self.format = _format_of(record)
+                    yield self._conversation(where, record)
+                except Malformed as error:
+                    if self.corpus.malformed == "refuse":
+                        fix = "mend the record, or --set data.corpus.malformed=drop to leave such records out"
+                        raise UserError(f"{where}: {error}", fix) from None
+                    self.dropped.append(f"{where}: {error}")
+
+    def _conversation(self, where: str, record: Record) -> Conversation:
+        if not _READERS[self.format][0](record):
+            other = next((name for name, (fits, _) in _READERS.items() if fits(record)), None)
+            what = f"a record in the format {other}" if other else f"it has the keys {', '.join(sorted(record)) or 'none'}"
+            raise Malformed(f"{what}, and the records before are in the format {self.format}; one corpus has one format")
+        messages = [_message(m) for m in _READERS[self.format][1](record)]
+        if self.corpus.system is not None and messages[0]["role"] not in ("system", "developer"):
+            messages.insert(0, {"role": "system", "content": self.corpus.system})
+        if not any(m["role"] == "assistant" for m in messages):
+            raise Malformed("no turn of the assistant's: there is nothing to learn")
+        return Conversation(where, messages, _tools(record.get("tools")))
+
+    def notes(self) -> list[str]:
+        """Say which format was found and what was left out."""
+        said = [f"the records are in the format {self.format}"]
+        if self.dropped:
+            shown = "; ".join(self.dropped[:_SHOWN])
+            said.append(
+                f"{len(self.dropped):,} malformed records left out: {shown}{' ...' if len(self.dropped) > _SHOWN else ''}"
+            )
+        return said
+
+
+def _format_of(record: Record) -> str:
+    found = [name for name, (fits, _) in _READERS.items() if fits(record)]
+    if not found:
+        raise Malformed(f"no conversation: it has the keys {', '.join(sorted(record)) or 'none'}; {EXPECTED}")
+    return found[0]
+
+
+def _from_messages(record: Record) -> list[Message]:
+    key = "messages" if "messages" in record else "conversations"
+    if not isinstance(record[key], list) or not record[key]:
+        raise Malformed(f"{key} is {_kind(record[key])}, expected a list of messages with at least one")
+    return list(record[key])
+
+
+def _from_completion(record: Record) -> list[Message]:
+    prompt, completion = record["prompt"], record["completion"]
+    asked = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+    answered = completion if isinstance(completion, list) else [{"role": "assistant", "content": completion}]
+    # Only the completion is learned, also where the prompt holds earlier answers.
+    return [{**m, "train": False} if isinstance(m, dict) else m for m in asked] + answered
+
+
+def _from_sharegpt(record: Record) -> list[Message]:
+    messages = []
+    for index, turn in enumerate(_from_messages({"conversations": record["conversations"]})):
+        if not isinstance(turn, dict) or "from" not in turn or "value" not in turn:
+            raise Malformed(f"conversations[{index}] lacks 'from' or 'value'")
+        role = _SHAREGPT_ROLES.get(str(turn["from"]).lower())
+        if role is None:
+            raise Malformed(f"conversations[{index}]: from is {turn['from']!r}, expected one of {', '.join(_SHAREGPT_ROLES)}")
+        kept = {key: turn[key] for key in _TRAINED if turn.get(key) is not None}
+        messages.append({"role": role, "content": turn["value"], **kept})
+    system = record.get("system")
+    return [{"role": "system", "content": system}, *messages] if isinstance(system, str) and system else messages
+
+
+def _from_alpaca(record: Record) -> list[Message]:
+    instruction, extra = record["instruction"], record.get("input") or ""
+    if not isinstance(instruction, str) or not isinstance(extra, str):
+        raise Malformed("instruction or input is no text")
+    # The Alpaca template writes the input under a heading of its own; others see it below the instruction.
+    asked = {"role": "user", "content": f"{instruction}\n\n{extra}" if extra else instruction}
+    if extra:
+        asked |= {"instruction": instruction, "input": extra}
+    system = record.get("system")
+    first = [{"role": "system", "content": system}] if isinstance(system, str) and system else []
+    return [*first, asked, {"role": "assistant", "content": record["output"]}]
+
+
+_READERS: dict[str, tuple[Any, Any]] = {
+    "messages": (
+        lambda r: "messages" in r or ("conversations" in r and _first_keys(r["conversations"]) >= {"role"}),
+        _from_messages,
+    ),
+    "sharegpt": (lambda r: "conversations" in r and not _first_keys(r["conversations"]) >= {"role"}, _from_sharegpt),
+    "completion": (lambda r: {"prompt", "completion"} <= set(r), _from_completion),
+    "alpaca": (lambda r: {"instruction", "output"} <= set(r), _from_alpaca),
+}
+
+
+def _first_keys(turns: Any) -> set[str]:
+    return set(turns[0]) if isinstance(turns, list) and turns and isinstance(turns[0], dict) else set()
+
+
+def _message(message: Any) -> Message:
+    """Check one message; keys without a value, which Parquet fills in, are left out."""
+    if not isinstance(message, dict):
+        raise Malformed(f"a message is {_kind(message)}, expected an object with role and content")
+    kept = {key: value for key, value in message.items() if value is not None}
+    role = kept.get("role")
+    if role not in ROLES:
+        raise Malformed(f"unknown role {role!r}, expected one of {', '.join(ROLES)}")
+    if isinstance(kept.get("content"), list):
+        kept["content"] = _joined(kept["content"])
+    if not isinstance(kept.get("content"), str):
+        if role != "assistant" or not kept.get("tool_calls"):
+            raise Malformed(f"the {role}'s content is {_kind(message.get('content'))}, expected text")
+        kept["content"] = ""
+    elif role == "assistant" and not kept["content"].strip() and not kept.get("tool_calls"):
+        raise Malformed("a turn of the assistant's is empty")
+    return kept
+
+
+def _joined(parts: list[Any]) -> str:
+    """The text of content given as parts."""
+    for part in parts:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, dict) else _kind(part)
+            raise Malformed(f"content has a part of type {kind!r}; only text can be trained on")
+    return "".join(part["text"] for part in parts)
+
+
+def _tools(tools: Any) -> list[Any] | None:
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except ValueError:
+            raise Malformed("tools is text, but not JSON") from None
+    if tools is not None and not isinstance(tools, list):
+        raise Malformed(f"tools is {_kind(tools)}, expected a list")
+    return tools or None
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else "empty" if value in ("", []) else type(value).__name__
+
+
+def learned(message: Message, index: int, last: int, loss: str) -> bool:
+    """Whether a turn of the assistant's is learned: its own `train` or `weight` first, else as the recipe says.
+
+    Args:
+        index: of the message. last: index of the last turn of the assistant's. loss: answers, last or all.
+    """
+    for key in _TRAINED:
+        if key in message:
+            return bool(message[key])
+    return index == last if loss == "last" else True

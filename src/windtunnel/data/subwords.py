@@ -1,0 +1,331 @@
+"""Tokenizers through Hugging Face's library: byte-level BPE trained on a corpus, and a model's own from its folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from windtunnel.recipe import UserError
+
+from .documents import Array, DocumentBatch
+from .tokenizer import BOS, Tokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
+
+BOS_TEXT = "<|bos|>"
+CHATML_START, CHATML_END = "<|im_start|>", "<|im_end|>"
+# Small files that belong to a tokenizer and travel with it.
+_BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
+_FIX = "use the tokenizer.json that preparing the data wrote"
+# GPT-4's way of cutting text into words (published with tiktoken), with numbers of at most two digits for small vocabularies.
+_WORDS = r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"""
+
+
+class Subwords(Tokenizer):
+    """What both share: `tokenizers` does the work, and text that spells out a special token is ordinary text."""
+
+    def __init__(self, inner: tokenizers.Tokenizer, pieces: list[bytes]) -> None:
+        inner.encode_special_tokens = True
+        self._inner = inner
+        self._content = inner.to_str()
+        self._marked: tokenizers.Tokenizer | None = None
+        super().__init__(pieces)
+
+    def encode(self, text: str, *, bos: bool = False) -> Array:
+        # Half a surrogate pair has no UTF-8; it becomes '?', as Python writes it.
+        clean = text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
+        ids = self._inner.encode(clean, add_special_tokens=False).ids
+        return np.array([self.bos, *ids] if bos else ids, dtype=self._wide())
+
+    def encode_documents(self, batch: DocumentBatch) -> tuple[Array, Array, Counter[str]]:
+        encoded = [e.ids for e in self._inner.encode_batch_fast(batch.documents(), add_special_tokens=False)]
+        lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
+        ids = np.fromiter((i for e in encoded for i in e), dtype=self.dtype, count=int(lengths.sum()))
+        return ids, lengths, Counter()
+
+    def encode_marked(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
+        """Encode texts in which special tokens count as such, as chat templates write them; nothing is added."""
+        if self._marked is None:
+            import tokenizers
+
+            self._marked = tokenizers.Tokenizer.from_str(self._content)
+            self._marked.encode_special_tokens = False
+        return list(self._marked.encode_batch(list(texts), add_special_tokens=False))
+
+    def special_texts(self) -> list[str]:
+        """The special tokens as text."""
+        return [token.content for token in self._inner.get_added_tokens_decoder().values() if token.special]
+
+    def token(self, text: str) -> int | None:
+        """The id of a token by its text; None where there is none."""
+        found: int | None = self._inner.token_to_id(text)
+        return found
+
+    def text_of(self, token: int) -> str:
+        """A token as it is written in a template."""
+        return str(self._inner.id_to_token(token))
+
+    @cached_property
+    def prefixes_space(self) -> bool:
+        """Whether a space is put before every text, as SentencePiece does: then text cannot be encoded in parts."""
+        return b"".join(self.pieces[i] for i in self._inner.encode("y", add_special_tokens=False).ids) != b"y"
+
+    @property
+    def text_start(self) -> str:
+        """What a chat template of ours begins with: BOS as text, if the tokenizer itself puts it before every text."""
+        return ""
+
+
+class BPE(Subwords):
+    """A byte-level BPE trained here. Text that spells out '<|bos|>' is encoded as ordinary text."""
+
+    kind = "bpe"
+
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        super().__init__(inner, _pieces(inner))
+        end = inner.token_to_id(CHATML_END)
+        self.eos = end if end is not None else self.bos
+
+    @classmethod
+    def from_file(cls, path: Path) -> BPE:
+        """Read a Hugging Face tokenizer.json. Raises UserError if it is not a byte-level BPE with BOS as id 0."""
+        import tokenizers
+
+        try:
+            inner = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise UserError(f"tokenizer {path} cannot be read: {error}") from None
+        if inner.token_to_id(BOS_TEXT) != BOS:
+            raise UserError(f"tokenizer {path}: expected {BOS_TEXT} as token 0", _FIX)
+        try:
+            return cls(inner)
+        except KeyError:
+            raise UserError(f"tokenizer {path}: not a byte-level BPE", _FIX) from None
+
+    def save(self, path: str | Path) -> None:
+        self._inner.save(str(path))
+
+
+class Folder(Subwords):
+    """A Hugging Face tokenizer read from a folder.
+
+    Attributes:
+        bos: the token that stands before every document: BOS where the tokenizer itself puts it before a text, else
+            the end-of-text token, by which models without BOS were taught where a document begins.
+        eos: the token that ends an answer.
+        template: the chat template (Jinja), or None.
+        special: texts of bos_token, eos_token, pad_token and unk_token, as far as the tokenizer has them.
+        checksum: of everything read from the folder.
+    """
+
+    kind = "folder"
+
+    def __init__(self, inner: tokenizers.Tokenizer, files: dict[str, str]) -> None:
+        """files: contents of the small text files beside tokenizer.json, by name."""
+        self.files = files
+        settings = _json_object(files, "tokenizer_config.json")
+        self.special = _special_texts(settings, _json_object(files, "special_tokens_map.json"))
+        template = files.get("chat_template.jinja", settings.get("chat_template"))
+        if isinstance(template, list):  # several, by name
+            named = {entry["name"]: entry["template"] for entry in template}
+            template = named.get("default")
+        self.template: str | None = template if isinstance(template, str) and template.strip() else None
+        super().__init__(inner, _any_pieces(inner))
+        self.eos = self._id("eos_token", default=self._id("bos_token"))
+        self.bos = self._before_documents()
+        content = json.dumps([self._content, sorted(files.items())])
+        self.checksum = hashlib.sha256(content.encode()).hexdigest()[:32]
+
+    def _id(self, name: str, default: int = BOS) -> int:
+        found: int | None = self._inner.token_to_id(self.special[name]) if name in self.special else None
+        return default if found is None else found
+
+    def _before_documents(self) -> int:
+        if self._adds_bos():
+            return self._id("bos_token")
+        for text in ("<|endoftext|>", "<|end_of_text|>", "</s>"):
+            if (found := self._inner.token_to_id(text)) is not None:
+                return int(found)
+        return self.eos
+
+    def _adds_bos(self) -> bool:
+        added = self._inner.encode("", add_special_tokens=True).ids
+        return bool(added) and added[0] == self._id("bos_token", -1)
+
+    @property
+    def text_start(self) -> str:
+        return self.special["bos_token"] if self._adds_bos() else ""
+
+    @classmethod
+    def from_folder(cls, folder: str | Path, key: str = "data.tokenizer.path") -> Folder:
+        """Read a tokenizer from its folder.
+
+        Args:
+            key: the recipe's key that named the folder, for messages.
+
+        Raises:
+            UserError: the folder is missing or holds no tokenizer that can be read.
+        """
+        import tokenizers
+
+        root = Path(folder).expanduser()
+        if not root.is_dir():
+            raise UserError(f"{key}: {folder} is not a folder", "give the folder that holds the model's tokenizer.json")
+        files = {name: _read(root / name) for name in _BESIDE if (root / name).is_file()}
+        try:
+            if (root / "tokenizer.json").is_file():
+                inner = tokenizers.Tokenizer.from_file(str(root / "tokenizer.json"))
+            else:
+                inner = _convert(root, key)
+            inner.no_truncation()
+            inner.no_padding()
+            return cls(inner, files)
+        except UserError:
+            raise
+        except Exception as error:  # the libraries raise bare Exception
+            raise UserError(f"{key}: the tokenizer in {root} cannot be read: {error}", "copy it again from the model") from None
+
+    @classmethod
+    def from_content(cls, content: dict[str, Any]) -> Folder:
+        """Return the tokenizer that `save` wrote. Raises ValueError if it does not match its checksum."""
+        import tokenizers
+
+        made = cls(tokenizers.Tokenizer.from_str(content["tokenizer"]), dict(content["files"]))
+        if made.checksum != content["checksum"]:
+            raise ValueError("it does not match its checksum")
+        return made
+
+    def save(self, path: str | Path) -> None:
+        content = {"kind": self.kind, "checksum": self.checksum, "tokenizer": self._content, "files": self.files}
+        Path(path).write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    def export(self, folder: str | Path) -> None:
+        """Write tokenizer.json and the files beside it as transformers reads them."""
+        root = Path(folder)
+        root.mkdir(parents=True, exist_ok=True)
+        self._inner.save(str(root / "tokenizer.json"))
+        for name, text in self.files.items():
+            (root / name).write_text(text, encoding="utf-8")
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of ids without special tokens, as the tokenizer's own decoder writes it. Raises ValueError when out of range."""
+        listed = [int(i) for i in ids]
+        for token in listed:
+            self.piece(token)
+        return str(self._inner.decode(listed, skip_special_tokens=True))
+
+    def require_fits(self, rows: int, where: str) -> None:
+        """Refuse a model whose embedding table is smaller than the vocabulary.
+
+        Args:
+            rows: of the model's embedding table. where: what says so, for the message.
+
+        Raises:
+            UserError: an id of this tokenizer is outside the table.
+        """
+        if self.vocab > rows:
+            raise UserError(
+                f"the tokenizer has ids up to {self.vocab - 1} and the model's table has {rows} rows ({where})",
+                "give the model's own tokenizer as data.tokenizer.path",
+            )
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, special: Sequence[str] = ()) -> BPE:
+    """Train on texts. The vocabulary may come out smaller than asked when the texts are few.
+
+    Args:
+        special: further special tokens, such as the markers of a chat template.
+    """
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    inner = tokenizers.Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(_WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[BOS_TEXT, *special],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    inner.train_from_iterator(texts, trainer)
+    return BPE(inner)
+
+
+def _pieces(inner: tokenizers.Tokenizer) -> list[bytes]:
+    to_byte = _bytes_of_characters()
+    special = inner.get_added_tokens_decoder()
+    words = [inner.id_to_token(i) for i in range(inner.get_vocab_size())]
+    return [b"" if i in special else bytes(to_byte[c] for c in word or "") for i, word in enumerate(words)]
+
+
+def _any_pieces(inner: tokenizers.Tokenizer) -> list[bytes]:
+    """The bytes of every id: byte-level characters, or SentencePiece's '▁' for a space and '<0x0A>' for a byte."""
+    words: dict[int, str] = {i: word for word, i in inner.get_vocab(with_added_tokens=True).items()}
+    added = inner.get_added_tokens_decoder()
+    to_byte = _bytes_of_characters()
+    byte_level = '"ByteLevel"' in json.dumps(json.loads(inner.to_str()).get("decoder"))
+    pieces = []
+    for i in range(max(words, default=-1) + 1):
+        word = words.get(i, "")
+        if i in added:
+            pieces.append(b"" if added[i].special else word.encode())
+        elif byte_level:
+            pieces.append(bytes(to_byte[c] for c in word) if all(c in to_byte for c in word) else word.encode())
+        elif len(word) == 6 and word.startswith("<0x") and word.endswith(">"):
+            pieces.append(bytes([int(word[3:5], 16)]))
+        else:
+            pieces.append(word.replace("▁", " ").encode())
+    return pieces
+
+
+def _convert(root: Path, key: str) -> tokenizers.Tokenizer:
+    """Build the tokenizer from older files (vocab and merges, SentencePiece) through transformers."""
+    if not any((root / name).is_file() for name in ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")):
+        raise UserError(f"{key}: {root} holds no tokenizer (no tokenizer.json)", "copy tokenizer.json of the model into it")
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(root), local_files_only=True).backend_tokenizer
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"tokenizer file {path} cannot be read: {error}", "copy it again from the model") from None
+
+
+def _json_object(files: dict[str, str], name: str) -> dict[str, Any]:
+    content = json.loads(files.get(name, "{}"))
+    return content if isinstance(content, dict) else {}
+
+
+def _special_texts(*sources: dict[str, Any]) -> dict[str, str]:
+    found = {}
+    for source in reversed(sources):
+        for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+            value = source.get(name)
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str):
+                found[name] = text
+    return found
+
+
+def _bytes_of_characters() -> dict[str, int]:
+    """Byte-level BPE writes printable Latin-1 as itself and the other bytes, in order, as U+0100 onwards (GPT-2)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}

@@ -1,0 +1,237 @@
+"""Chat templates: conversations as text, as token ids, and which of them are learned.
+
+A template is Jinja, rendered by transformers. The spans that the assistant wrote are told by the template's own
+{% generation %} blocks where it has them (as TRL asks for), else by rendering prefixes: a turn begins where the
+conversation before it ends when an answer is asked for, and it ends where the conversation with it ends. Both must
+be beginnings of the whole text, or the turn cannot be told apart and the conversation is refused.
+
+Text is encoded span by span, so that what stands before an answer has the very ids that the model sees when it
+is asked: a token that began in the question and ended in the answer would never occur in use.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from windtunnel.recipe import UserError
+
+from .conversations import Conversation, Message, learned
+from .documents import Array
+from .subwords import CHATML_END, CHATML_START, Folder, Subwords
+from .tokenizer import Tokenizer
+
+Span = tuple[int, int]
+
+_CHATML = (
+    "{{ start_of_text }}{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+# Stanford Alpaca's prompts (github.com/tatsu-lab/stanford_alpaca), an instruction and its answer after the other.
+_ALPACA = (
+    "{{ start_of_text }}{% for message in messages %}"
+    "{% if message['role'] == 'system' %}{{ message['content'] + '\n\n' }}"
+    "{% elif message['role'] == 'assistant' %}{{ '### Response:\n' }}"
+    "{% generation %}{{ message['content'] + end_of_answer }}{% endgeneration %}{{ '\n\n' }}"
+    "{% elif message['role'] == 'user' %}"
+    "{% if loop.first %}{{ 'Below is an instruction that describes a task"
+    "' + (', paired with an input that provides further context' if message['input'] else '') + '. "
+    "Write a response that appropriately completes the request.\n\n' }}{% endif %}"
+    "{{ '### Instruction:\n' + (message['instruction'] or message['content']) + '\n\n' }}"
+    "{% if message['input'] %}{{ '### Input:\n' + message['input'] + '\n\n' }}{% endif %}"
+    "{% else %}{{ raise_exception('the Alpaca template has no role ' + message['role']) }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '### Response:\n' }}{% endif %}"
+)
+_PLAIN = (
+    "{{ start_of_text }}{% for message in messages %}"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + end_of_answer }}{% endgeneration %}"
+    "{% else %}{{ message['content'] }}{% endif %}{% endfor %}"
+)
+_OWN = {"chatml": _CHATML, "alpaca": _ALPACA, "plain": _PLAIN}
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A conversation as tokens: ids (n,) uint32, and learned (n,) bool."""
+
+    ids: Array
+    learned: Array
+
+
+@dataclass
+class ChatTemplate:
+    """A template with the tokenizer it writes for.
+
+    Attributes:
+        name: model, chatml, alpaca or plain. source: Jinja. special: what bos_token and the like stand for.
+    """
+
+    name: str
+    source: str
+    tokenizer: Tokenizer
+    special: dict[str, str] = field(default_factory=dict)
+
+    def render(self, messages: Sequence[Message], tools: list[Any] | None = None, *, ask: bool = False) -> str:
+        """Return the conversation as text, with the beginning of an answer where `ask`. Raises whatever the template raises."""
+        return self._render(messages, tools, ask=ask)[0]
+
+    def _render(
+        self, messages: Sequence[Message], tools: list[Any] | None, *, ask: bool = False, mark: bool = False
+    ) -> tuple[str, list[Span]]:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        special: Any = self.special
+        made: Any = render_jinja_template(
+            conversations=[list(messages)], tools=tools, chat_template=self.source, add_generation_prompt=ask,
+            return_assistant_tokens_mask=mark, **special,
+        )  # fmt: skip
+        texts, spans = made
+        return texts[0], [(int(a), int(b)) for a, b in spans[0]] if mark else []
+
+    @property
+    def marks(self) -> bool:
+        """Whether the template itself marks what the assistant writes."""
+        return _GENERATION.search(self.source) is not None
+
+    def spans(self, conversation: Conversation, loss: str) -> tuple[str, list[Span]]:
+        """Return the text and the spans of it that are learned, in order and apart.
+
+        Raises:
+            UserError: the template refuses the conversation, or does not keep earlier turns as they were.
+        """
+        try:
+            return self._spans(conversation, loss)
+        except UserError:
+            raise
+        except Exception as error:  # Jinja's, or what the template itself raises
+            what = f"{conversation.where}: the chat template ({self.name}) refuses it: {error}"
+            raise UserError(what, "mend the record, or choose another data.corpus.template") from None
+
+    def _spans(self, conversation: Conversation, loss: str) -> tuple[str, list[Span]]:
+        messages, tools = conversation.messages, conversation.tools
+        turns = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
+        wanted = [i for i in turns if learned(messages[i], i, turns[-1], loss)]
+        if self.marks:
+            text, marked = self._render(messages, tools, mark=True)
+            if loss == "all" and len(wanted) == len(turns):
+                return text, [(0, len(text))]
+            if len(marked) == len(turns):
+                return text, [span for i, span in zip(turns, marked, strict=True) if i in wanted and span[0] < span[1]]
+        text = self.render(messages, tools)
+        if loss == "all" and len(wanted) == len(turns):
+            return text, [(0, len(text))]
+        return text, [self._turn(conversation, i, text) for i in wanted]
+
+    def _turn(self, conversation: Conversation, index: int, text: str) -> Span:
+        """The span of one turn, by rendering the conversation up to it and with it."""
+        messages, tools = conversation.messages, conversation.tools
+        before = self.render(messages[:index], tools, ask=True)
+        upto = text if index == len(messages) - 1 else self.render(messages[: index + 1], tools)
+        if not text.startswith(before) or not text.startswith(upto) or len(upto) <= len(before):
+            raise UserError(
+                f"{conversation.where}: the chat template ({self.name}) writes turn {index + 1} otherwise within the whole "
+                "conversation than when it is asked for it, so that what is learned would not be what is asked",
+                "--set data.corpus.loss=last, or another data.corpus.template",
+            )
+        return len(before), self._end(text, len(before), len(upto))
+
+    def _end(self, text: str, start: int, end: int) -> int:
+        """Where a turn ends for the model: white space behind the token that ends it is the template's, never the model's."""
+        last = max((m.end() for m in self._markers.finditer(text, start, end)), default=end)
+        return last if not text[last:end].strip() else end
+
+    @property
+    def _markers(self) -> re.Pattern[str]:
+        names = self.tokenizer.special_texts() if isinstance(self.tokenizer, Subwords) else []
+        return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)")
+
+    def encode(self, conversations: Sequence[Conversation], loss: str) -> list[Encoded]:
+        """Return the tokens of conversations, and which are learned. Raises UserError."""
+        rendered = [self.spans(conversation, loss) for conversation in conversations]
+        return self._encode_spans(rendered)
+
+    def encode_prompts(self, prompts: Sequence[Sequence[Message]]) -> list[Array]:
+        """Return the ids of conversations that ask for an answer, as a generator is given them."""
+        return [encoded.ids for encoded in self._encode_spans([(self.render(p, ask=True), []) for p in prompts])]
+
+    def _encode_spans(self, rendered: list[tuple[str, list[Span]]]) -> list[Encoded]:
+        if isinstance(self.tokenizer, Subwords):
+            if self.tokenizer.prefixes_space:
+                return self._encode_whole(rendered)
+            pieces = [_pieces(text, spans) for text, spans in rendered]
+            encoded = iter(self.tokenizer.encode_marked([piece for cut in pieces for piece, _ in cut]))
+            ids = [[(next(encoded).ids, flag) for _, flag in cut] for cut in pieces]
+        else:
+            ids = [[(self.tokenizer.encode(p).tolist(), flag) for p, flag in _pieces(*both)] for both in rendered]
+        if not isinstance(self.tokenizer, Folder):  # made here: BOS stands before every document, and no template writes it
+            ids = [[([self.tokenizer.bos], False), *sample] for sample in ids]
+        return [
+            Encoded(
+                np.array([i for part, _ in sample for i in part], dtype=np.uint32),
+                np.array([flag for part, flag in sample for _ in part], dtype=bool),
+            )
+            for sample in ids
+        ]
+
+    def _encode_whole(self, rendered: list[tuple[str, list[Span]]]) -> list[Encoded]:
+        """For tokenizers that put a space before every text: encoded whole, learned is what lies within a span."""
+        assert isinstance(self.tokenizer, Subwords)
+        made = []
+        for (_, spans), encoding in zip(rendered, self.tokenizer.encode_marked([text for text, _ in rendered]), strict=True):
+            inside = [any(a <= start and end <= b and end > a for a, b in spans) for start, end in encoding.offsets]
+            made.append(Encoded(np.array(encoding.ids, dtype=np.uint32), np.array(inside, dtype=bool)))
+        return made
+
+
+def _pieces(text: str, spans: list[Span]) -> list[tuple[str, bool]]:
+    """The text cut at the spans: (piece, whether it is learned)."""
+    cut, at = [], 0
+    for start, end in spans:
+        cut += [(text[at:start], False), (text[start:end], True)]
+        at = end
+    cut.append((text[at:], False))
+    return [(piece, flag) for piece, flag in cut if piece]
+
+
+def choose_template(wanted: str, tokenizer: Tokenizer, *, fallback: str) -> ChatTemplate:
+    """Return the template that data.corpus.template names.
+
+    Args:
+        wanted: auto, model, chatml, alpaca or plain.
+        fallback: what 'auto' is where the tokenizer has no template of its own.
+
+    Raises:
+        UserError: the tokenizer has no chat template, or lacks the markers of the one named.
+    """
+    own = tokenizer.template if isinstance(tokenizer, Folder) else None
+    special = dict(tokenizer.special) if isinstance(tokenizer, Folder) else {}
+    if wanted == "model" and own is None:
+        raise UserError(
+            "data.corpus.template: the tokenizer has no chat template of its own",
+            "--set data.corpus.template=chatml, alpaca or plain",
+        )
+    if own is not None and wanted in ("auto", "model"):
+        return ChatTemplate("model", own, tokenizer, special)
+    name = fallback if wanted == "auto" else wanted
+    if not isinstance(tokenizer, Subwords):
+        if name != "plain":
+            raise UserError(
+                f"data.corpus.template: {name} needs markers that a tokenizer of kind {tokenizer.kind} does not have",
+                "--set data.tokenizer.kind=folder, or bpe",
+            )
+        return ChatTemplate(name, _PLAIN, tokenizer, {"start_of_text": "", "end_of_answer": ""})
+    if name == "chatml" and tokenizer.token(CHATML_START) is None:
+        raise UserError(
+            f"data.corpus.template: chatml's {CHATML_START} is no token of this tokenizer", "--set data.corpus.template=alpaca"
+        )
+    assert not (name == "chatml" and tokenizer.token(CHATML_END) is None)
+    special |= {"start_of_text": tokenizer.text_start, "end_of_answer": tokenizer.text_of(tokenizer.eos)}
+    return ChatTemplate(name, _OWN[name], tokenizer, special)

@@ -1,0 +1,461 @@
+"""Conversations: formats, templates, which tokens are learned, and packing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from windtunnel.data import (
+    BatchLoader,
+    ConversationFile,
+    Folder,
+    ValidationBatches,
+    load_tokenizer,
+    prepare,
+    preview,
+)
+from windtunnel.data.conversations import Conversation, ConversationReader
+from windtunnel.data.corpus import listed_files
+from windtunnel.data.packing import NO_TARGET, best_fit, pack_ids
+from windtunnel.data.subwords import CHATML_END, CHATML_START, train_bpe
+from windtunnel.data.templates import ChatTemplate, choose_template
+from windtunnel.recipe import BPETokenizer, ConversationCorpus, FolderTokenizer, Recipe, UserError, load_recipe
+
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Two and two?"},
+    {"role": "assistant", "content": "Four."},
+    {"role": "user", "content": "\nAnd naïve 漢字 three?"},
+    {"role": "assistant", "content": "\nSeven, I think."},
+]
+# As SmolLM2's: no generation blocks, a default system message, a line's end behind every turn.
+LIKE_SMOL = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are helpful<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+MARKED = LIKE_SMOL.replace(
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}",
+    "{{ '<|im_start|>' + message['role'] + '\n' }}{% if message['role'] == 'assistant' %}{% generation %}"
+    "{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}"
+    "{{ '\n' }}",
+)
+# As reasoning models': thoughts of earlier answers are left out once another turn follows.
+FORGETS = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['role'] == 'assistant' and not loop.last %}{{ m['content'].split('.')[0] }}{% else %}{{ m['content'] }}{% endif %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def small_folder(path: Path, template: str | None) -> Path:
+    """A tokenizer folder as transformers saves it."""
+    path.mkdir(parents=True)
+    texts = [json.dumps(TALK, ensure_ascii=False)] * 20 + ["the answer is four and seven, I think so. " * 20]
+    train_bpe(texts, 600, (CHATML_START, CHATML_END)).save(path / "tokenizer.json")
+    settings = {"bos_token": CHATML_START, "eos_token": CHATML_END, "pad_token": CHATML_END}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings | {"tokenizer_class": "PreTrainedTokenizerFast"}))
+    if template is not None:
+        (path / "chat_template.jinja").write_text(template)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tokenizers")
+    for name, template in (("smol", LIKE_SMOL), ("marked", MARKED), ("forgets", FORGETS), ("none", None)):
+        small_folder(root / name, template)
+    return root
+
+
+def template_of(folder: Path, wanted: str = "auto") -> ChatTemplate:
+    return choose_template(wanted, Folder.from_folder(folder), fallback="chatml")
+
+
+def learned_texts(template: ChatTemplate, messages: list[dict[str, Any]], loss: str = "answers") -> list[str]:
+    (encoded,) = template.encode([Conversation("here:1", messages)], loss)
+    runs, tokenizer = [], template.tokenizer
+    for i, (token, flag) in enumerate(zip(encoded.ids.tolist(), encoded.learned.tolist(), strict=True)):
+        if flag:
+            if i == 0 or not encoded.learned[i - 1]:
+                runs.append([])
+            runs[-1].append(token)
+    return [tokenizer.decode(run) + ("!" if tokenizer.eos in run else "") for run in runs]  # type: ignore[attr-defined]
+
+
+ANSWERS = ["Four.!", "\nSeven, I think.!"]
+
+
+@pytest.mark.parametrize("name", ["smol", "marked", "none"])
+def test_only_answers_and_their_end_are_learned(folders: Path, name: str) -> None:
+    template = template_of(folders / name)
+    assert learned_texts(template, TALK) == ANSWERS
+    assert learned_texts(template, TALK, "last") == ANSWERS[1:]
+    assert learned_texts(template, [*TALK[:4], TALK[4] | {"train": False}]) == ANSWERS[:1]
+    assert learned_texts(template, [*TALK[:2], TALK[2] | {"weight": 0}, *TALK[3:]]) == ANSWERS[1:]
+
+
+@pytest.mark.parametrize("wanted", ["chatml", "alpaca", "plain"])
+def test_templates_of_ours_end_answers_with_the_end_token(folders: Path, wanted: str) -> None:
+    template = template_of(folders / "smol", wanted)
+    assert learned_texts(template, TALK) == ANSWERS
+    asked, whole = template.render(TALK[:2], ask=True), template.render(TALK)
+    assert whole.startswith(asked)
+
+
+def test_alpaca_is_as_published(folders: Path) -> None:
+    messages = [{"role": "user", "content": "Add.\n\n2, 2", "instruction": "Add.", "input": "2, 2"}]
+    assert template_of(folders / "smol", "alpaca").render(messages, ask=True) == (
+        "Below is an instruction that describes a task, paired with an input that provides further context. "
+        "Write a response that appropriately completes the request.\n\n"
+        "### Instruction:\nAdd.\n\n### Input:\n2, 2\n\n### Response:\n"
+    )
+
+
+def conversations() -> st.SearchStrategy[list[dict[str, str]]]:
+    said = st.text(st.sampled_from("ab .\n漢é'<|>"), min_size=1, max_size=12).filter(str.strip)
+    turns = st.lists(st.tuples(said, said), min_size=1, max_size=3)
+
+    def messages(pairs: list[tuple[str, str]]) -> list[dict[str, str]]:
+        return [m for q, a in pairs for m in ({"role": "user", "content": q}, {"role": "assistant", "content": a})]
+
+    return turns.map(messages)
+
+
+@settings(deadline=None, max_examples=60)
+@given(messages=conversations())
+def test_prefixes_generation_blocks_and_use_agree(folders: Path, messages: list[dict[str, str]]) -> None:
+    """Three ways to the same ids and mask: rendering prefixes, {% generation %} blocks, and what is asked in use."""
+    by_prefix, by_mark = template_of(folders / "smol"), template_of(folders / "marked")
+    (one,) = by_prefix.encode([Conversation("x:1", messages)], "answers")
+    (other,) = by_mark.encode([Conversation("x:1", messages)], "answers")
+    assert np.array_equal(one.ids, other.ids)
+    assert np.array_equal(one.learned, other.learned)
+    begins = np.flatnonzero(np.diff(one.learned.astype(int)) == 1) + 1
+    first = by_prefix.encode_prompts([messages[:1]])[0]
+    assert one.ids[: begins[0]].tolist() == first.tolist()
+    ends = np.flatnonzero(np.diff(np.append(one.learned, False).astype(int)) == -1)
+    assert len(begins) == len(ends) == len(messages) // 2
+    for start, end, answer in zip(begins, ends, messages[1::2], strict=True):
+        assert one.ids[end] == by_prefix.tokenizer.eos
+        assert by_prefix.tokenizer.decode(one.ids[start : end + 1]) == answer["content"]
+
+
+def compare_with_transformers(folder: Path, marked: str, talks: list[list[dict[str, str]]]) -> int:
+    """Our ids and masks against transformers' own, for contents that no merge crosses."""
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    template = template_of(folder, "model")
+    compared = 0
+    for messages in talks:
+        (ours,) = template.encode([Conversation("x:1", messages)], "answers")
+        plain = theirs.apply_chat_template(messages, tokenize=True, return_dict=True)
+        if ours.ids.tolist() != plain["input_ids"]:
+            continue  # a merge crosses the beginning of an answer; the test above says why ours differ
+        wanted = theirs.apply_chat_template(
+            messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, chat_template=marked
+        )
+        assert plain["input_ids"] == wanted["input_ids"]
+        assert ours.learned.astype(int).tolist() == wanted["assistant_masks"]
+        compared += 1
+    return compared
+
+
+def test_masks_are_those_of_transformers(folders: Path) -> None:
+    pairs = [("Two and two?", "Four."), ("Why?", "Because it is so, 漢字."), ("naïve", "é" * 5)]
+    talks = [[{"role": "user", "content": q}, {"role": "assistant", "content": a}] * 2 for q, a in pairs]
+    assert compare_with_transformers(folders / "smol", MARKED, talks) == len(talks)
+
+
+def test_a_template_that_forgets_is_refused(folders: Path) -> None:
+    template = template_of(folders / "forgets")
+    messages = [*TALK[:2], {"role": "assistant", "content": "Think. Four."}, *TALK[3:]]
+    with pytest.raises(UserError, match=r"here:1: the chat template .* writes turn 3 otherwise") as caught:
+        template.encode([Conversation("here:1", messages)], "answers")
+    assert "loss=last" in str(caught.value.fix)
+    assert learned_texts(template, messages, "last") == ANSWERS[1:]
+
+
+def test_templates_that_cannot_be_had_are_named(folders: Path) -> None:
+    with pytest.raises(UserError, match="no chat template of its own"):
+        template_of(folders / "none", "model")
+    bad = ChatTemplate("model", "{{ raise_exception('no system role') }}", Folder.from_folder(folders / "none"))
+    with pytest.raises(UserError, match=r"x:7: the chat template .* refuses it: no system role"):
+        bad.encode([Conversation("x:7", TALK)], "answers")
+
+
+# Formats of records.
+
+SHAREGPT = {"system": "Be brief.", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]}
+RECORDS: dict[str, dict[str, Any]] = {
+    "messages": {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]},
+    "completion": {"prompt": "Hi", "completion": "Ho"},
+    "sharegpt": SHAREGPT,
+    "alpaca": {"instruction": "Hi", "input": "", "output": "Ho"},
+}
+
+
+def read(path: Path, **options: Any) -> tuple[list[Conversation], ConversationReader]:
+    reader = ConversationReader(ConversationCorpus(files=[str(path)], **options))
+    return list(reader.read(listed_files([str(path)]))), reader
+
+
+@pytest.mark.parametrize("name", sorted(RECORDS))
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_formats_are_detected_and_told(tmp_path: Path, name: str, suffix: str) -> None:
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "jsonl":
+        path.write_text(json.dumps(RECORDS[name]) + "\n" + json.dumps(RECORDS[name]) + "\n")
+    else:
+        parquet.write_table(pyarrow.Table.from_pylist([RECORDS[name]] * 2), path)
+    found, reader = read(path)
+    said = [(m["role"], m["content"]) for m in found[1].messages]
+    assert said[-2:] == [("user", "Hi"), ("assistant", "Ho")]
+    assert found[1].where == f"{path}:2"
+    assert reader.format == name
+    assert f"format {name}" in reader.notes()[0]
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (RECORDS["alpaca"], "a record in the format alpaca, and the records before are in the format messages"),
+        ({"messages": []}, "messages is empty"),
+        ({"messages": [{"role": "user", "content": "Hi"}]}, "no turn of the assistant's"),
+        ({"messages": [{"role": "bot", "content": "Hi"}]}, "unknown role 'bot'"),
+        ({"messages": [{"role": "user", "content": None}]}, "the user's content is null"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "a part of type 'image'"),
+        ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": " "}]}, "assistant's is empty"),
+        ({"messages": ["Hi"]}, "a message is str"),
+        ({"text": "x"}, "it has the keys text"),
+    ],
+)
+def test_malformed_records_are_named_or_counted(tmp_path: Path, record: dict[str, Any], message: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(r) + "\n" for r in (RECORDS["messages"], record, RECORDS["messages"])))
+    with pytest.raises(UserError, match=rf"a\.jsonl:2: .*{message}") as caught:
+        read(path)
+    assert "malformed=drop" in str(caught.value.fix)
+    found, reader = read(path, malformed="drop")
+    assert len(found) == 2
+    assert "1 malformed records left out: " in reader.notes()[1]
+
+
+# Packing.
+
+
+@settings(deadline=None)
+@given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=60))
+def test_best_fit_packs_every_sample_once_and_never_too_full(lengths: list[int]) -> None:
+    order, starts = best_fit(np.array(lengths), 20)
+    assert sorted(order.tolist()) == list(range(len(lengths)))
+    sums = [sum(lengths[i] for i in order[a:b]) for a, b in itertools.pairwise(starts)]
+    assert max(sums) <= 20
+    assert len(sums) <= 1 + 2 * sum(lengths) // 20  # at most one pack is less than half full
+
+
+def samples_file(path: Path, lengths: list[int], overlong: str = "drop", seed: int = 0) -> ConversationFile:
+    """Sample i has the ids 100 i, 100 i + 1, ...; a random part of them is learned, the last one always."""
+    draw = np.random.default_rng(seed)
+    parts = []
+    for i, length in enumerate(lengths):
+        learned = draw.random(length) < 0.5
+        learned[-1] = True
+        parts.append(pack_ids(100 * i + np.arange(length), learned))
+    np.concatenate(parts).tofile(path)
+    return ConversationFile(path, "uint32", sum(lengths), 100 * len(lengths), overlong=overlong)
+
+
+def loader(file: ConversationFile, sequence: int, **options: int) -> BatchLoader:
+    settings = {"micro_batch": 2, "accumulation": 1, "rank": 0, "world": 1, "seed": 5} | options
+    return BatchLoader(file, sequence=sequence, **settings)  # type: ignore[arg-type]
+
+
+@settings(deadline=None, max_examples=40)
+@given(lengths=st.lists(st.integers(2, 24), min_size=1, max_size=40), sequence=st.integers(12, 30))
+def test_packed_batches_hold_every_sample_apart(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], sequence: int
+) -> None:
+    """One epoch shows every sample that fits once, whole, at positions from 0, with its own targets and no other's."""
+    file = samples_file(tmp_path_factory.mktemp("packs") / "t.bin", lengths)
+    if min(lengths) > sequence:
+        with pytest.raises(UserError, match="none of"):
+            file.sequences(sequence)
+        return
+    rows = 1
+    seen: list[int] = []
+    targets = 0
+    with loader(file, sequence, micro_batch=rows) as batches:
+        for _ in range(file.sequences(sequence)):
+            batch = batches.next_batch()
+            x, y = batch.input_ids, batch.targets
+            assert batch.cu_seqlens is not None
+            assert batch.position_ids is not None
+            assert batch.document_ids is not None
+            for a, b in zip(batch.cu_seqlens.tolist(), batch.cu_seqlens.tolist()[1:], strict=False):
+                ids = x.reshape(-1)[a:b].tolist()
+                assert batch.position_ids.reshape(-1)[a:b].tolist() == list(range(b - a))
+                assert len(set(batch.document_ids.reshape(-1)[a:b].tolist())) == 1
+                wanted = y.reshape(-1)[a:b].tolist()
+                if ids == [0] * (b - a) and not (b - a == 1 and lengths[0] == 1):  # padding
+                    assert set(wanted) == {-1}
+                    continue
+                number = ids[0] // 100
+                whole, learned = file.sample(number)
+                assert ids == whole.tolist()
+                assert wanted == [t if f else -1 for t, f in zip(whole[1:].tolist(), learned[1:].tolist(), strict=True)] + [-1]
+                seen.append(number)
+                targets += sum(t >= 0 for t in wanted)
+            assert batch.longest == int(np.diff(batch.cu_seqlens.numpy()).max())
+    fitting = [i for i, length in enumerate(lengths) if length <= sequence]
+    assert sorted(seen) == fitting
+    packing = file.packing(sequence)
+    assert (packing.dropped, int(packing.targets.sum())) == (len(lengths) - len(fitting), targets)
+
+
+def test_overlong_samples_are_dropped_cut_or_refused_and_counted(tmp_path: Path) -> None:
+    lengths = [5, 30, 8, 40, 12]
+    dropped = samples_file(tmp_path / "a.bin", lengths).packing(16)
+    assert (dropped.dropped, dropped.truncated, len(dropped.order)) == (2, 0, 3)
+    assert "2 too long, dropped" in dropped.describe()
+    cut = samples_file(tmp_path / "b.bin", lengths, "truncate")
+    assert (cut.packing(16).dropped, cut.packing(16).truncated, int(cut.packing(16).lengths.max())) == (0, 2, 16)
+    total = sum(int((b.targets >= 0).sum()) for b in ValidationBatches(cut, sequence=16, micro_batch=2))
+    assert total == int(cut.packing(16).targets.sum())
+    with pytest.raises(UserError, match=r"2 of 5 conversations are longer than model.sequence=16, the longest has 40"):
+        samples_file(tmp_path / "c.bin", lengths, "refuse").packing(16)
+
+
+def test_ranks_and_resuming_change_nothing(tmp_path: Path) -> None:
+    file = samples_file(tmp_path / "a.bin", [3 + i * 7 % 19 for i in range(90)])
+
+    def rows(batch: Any) -> list[Any]:
+        return list(zip(batch.input_ids.tolist(), batch.targets.tolist(), batch.position_ids.tolist(), strict=True))
+
+    with loader(file, 24, micro_batch=4) as one:
+        alone = [rows(one.next_batch()) for _ in range(12)]
+    with loader(file, 24, rank=0, world=2) as a, loader(file, 24, rank=1, world=2) as b:
+        both = [rows(a.next_batch()) + rows(b.next_batch()) for _ in range(12)]
+    with loader(file, 24, micro_batch=4, position=4 * 7) as late:
+        resumed = [rows(late.next_batch()) for _ in range(5)]
+    assert both == alone
+    assert resumed == alone[7:]
+
+
+def test_validation_stops_at_its_limit_and_covers_all_without_one(tmp_path: Path) -> None:
+    file = samples_file(tmp_path / "a.bin", [3 + i * 7 % 19 for i in range(60)])
+    for world in (1, 3):
+        parts = [list(ValidationBatches(file, sequence=24, micro_batch=2, rank=r, world=world)) for r in range(world)]
+        assert len({len(part) for part in parts}) == 1
+        assert sum(int((b.targets >= 0).sum()) for part in parts for b in part) == int(file.packing(24).targets.sum())
+    some = ValidationBatches(file, sequence=24, micro_batch=2, limit=40)
+    assert 40 <= sum(int((b.targets >= 0).sum()) for b in some) == some.targets < 80
+    assert int(NO_TARGET) == 2**32 - 1
+
+
+# The whole way.
+
+
+def recipe(files: Path, tokenizer: Any, **corpus: Any) -> Recipe:
+    charlm = load_recipe("charlm")
+    data = charlm.data.model_copy(
+        update={"corpus": ConversationCorpus(files=[str(files)], **corpus), "tokenizer": tokenizer, "validation": 0.1}
+    )
+    return charlm.model_copy(update={"data": data})
+
+
+def talks(path: Path, count: int = 200) -> Path:
+    pairs = [(f"{i} and {i}?", f"{2 * i}.") for i in range(count)]
+    lines = [{"messages": [TALK[0], {"role": "user", "content": q}, {"role": "assistant", "content": a}]} for q, a in pairs]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["folder", "bpe"])
+def test_prepared_conversations_train_and_show_their_mask(tmp_path: Path, folders: Path, kind: str) -> None:
+    tokenizer = FolderTokenizer(path=str(folders / "smol")) if kind == "folder" else BPETokenizer(vocab_size=400)
+    made = prepare(recipe(talks(tmp_path / "a.jsonl"), tokenizer), tmp_path / "cache")
+    assert isinstance(made.train, ConversationFile)
+    assert (made.documents, made.train.samples) == (200, made.train_documents)
+    assert made.validation_documents > 0
+    assert prepare(recipe(tmp_path / "a.jsonl", tokenizer), tmp_path / "cache").reused
+    shown = preview(made, 2, colour=False)
+    assert shown.count("⟦") == 2
+    assert "<|im_end|>⟧" in shown
+    assert "Be brief." in shown
+    assert "\x1b[" in preview(made, 1)
+    again = load_tokenizer(made.folder / "tokenizer.json")
+    assert again.pieces == made.tokenizer.pieces
+    with loader(made.train, 64) as batches:
+        batch = batches.next_batch()
+        assert int(batch.input_ids.max()) < made.tokenizer.vocab
+        assert (batch.targets >= 0).any()
+
+
+def test_the_split_does_not_depend_on_the_template(tmp_path: Path, folders: Path) -> None:
+    path = talks(tmp_path / "a.jsonl")
+    made = [
+        prepare(recipe(path, FolderTokenizer(path=str(folders / "smol")), template=t), tmp_path / "cache")
+        for t in ("model", "alpaca", "plain")
+    ]
+    asked = []
+    for prepared in made:
+        assert isinstance(prepared.validation, ConversationFile)
+        texts = [prepared.tokenizer.decode(prepared.validation.sample(i)[0]) for i in range(prepared.validation.samples)]
+        asked.append([text.split(" and ")[1].split("?")[0] for text in texts])
+    assert asked[0] == asked[1] == asked[2]
+
+
+def test_a_folder_keeps_its_files_and_checksum(folders: Path, tmp_path: Path) -> None:
+    tokenizer = Folder.from_folder(folders / "smol")
+    tokenizer.save(tmp_path / "tokenizer.json")
+    again = load_tokenizer(tmp_path / "tokenizer.json")
+    assert isinstance(again, Folder)
+    assert (again.checksum, again.template, again.eos) == (tokenizer.checksum, LIKE_SMOL, tokenizer.eos)
+    again.export(tmp_path / "out")
+    assert Folder.from_folder(tmp_path / "out").checksum == tokenizer.checksum
+    damaged = json.loads((tmp_path / "tokenizer.json").read_text())
+    damaged["files"]["chat_template.jinja"] = "x"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(damaged))
+    with pytest.raises(UserError, match="does not match its checksum"):
+        load_tokenizer(tmp_path / "tokenizer.json")
+    text = "Text with <|im_end|> spelled out, naïve 漢字.\n"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(folders: Path) -> None:
+    tokenizer = Folder.from_folder(folders / "smol")
+    tokenizer.require_fits(tokenizer.vocab, "config.json")
+    with pytest.raises(UserError, match=f"ids up to {tokenizer.vocab - 1} and the model's table has 300 rows"):
+        tokenizer.require_fits(300, "config.json")
+    with pytest.raises(UserError, match="is not a folder"):
+        Folder.from_folder("/nowhere")
+
+
+@pytest.mark.skipif("WINDTUNNEL_SMOLLM2" not in os.environ, reason="WINDTUNNEL_SMOLLM2 names no folder with SmolLM2's tokenizer")
+def test_smollm2_as_it_is() -> None:
+    """The real template and tokenizer: masks as transformers gives them with generation blocks put in."""
+    folder = Path(os.environ["WINDTUNNEL_SMOLLM2"])
+    source = Folder.from_folder(folder).template
+    assert source is not None
+    turn = "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
+    assert turn in source
+    marked = source.replace(turn, MARKED[MARKED.index("{{ '<|im_start|>' + message['role']") : MARKED.index("{% endfor %}")])
+    texts = [(f"What is {i} plus {i}?", f"It is {2 * i}. " * (1 + i % 5)) for i in range(300)]
+    talk = [
+        [{"role": "user", "content": q}, {"role": "assistant", "content": a.strip()}] * (1 + i % 3)
+        for i, (q, a) in enumerate(texts)
+    ]
+    assert compare_with_transformers(folder, marked, talk) == len(talk)
