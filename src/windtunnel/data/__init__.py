@@ -10,9 +10,11 @@ if TYPE_CHECKING:
     from .corpus import CorpusFile, corpus_files, read_documents
     from .documents import DocumentBatch
     from .loader import BatchLoader, ValidationBatches
+    from .mixture import MixtureFile
     from .packing import ConversationFile
     from .prepared import PreparedData, open_prepared, prepare
     from .problems import Problem, held_out_problems, parse_problem
+    from .prompts import Prompt, PromptFile, PromptLoader
     from .sample import sample_documents
     from .samples import preview
     from .subwords import BPE, Folder
@@ -34,8 +36,12 @@ __all__ = [
     "CorpusFile",
     "DocumentBatch",
     "Folder",
+    "MixtureFile",
     "PreparedData",
     "Problem",
+    "Prompt",
+    "PromptFile",
+    "PromptLoader",
     "PuzzleFile",
     "Puzzles",
     "SequenceOrder",
@@ -65,6 +71,10 @@ __all__ = [
 ]
 
 _LAZY = {
+    "MixtureFile": "mixture",
+    "Prompt": "prompts",
+    "PromptFile": "prompts",
+    "PromptLoader": "prompts",
     "Batch": "batch",
     "ConversationFile": "packing",
     "preview": "samples",

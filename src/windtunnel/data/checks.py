@@ -63,7 +63,8 @@ def is_json_lines(path: str, beginning: bytes) -> bool:
 
 def files(context: Context, say: Say) -> Evidence:
     """Look at the first bytes of each file."""
-    from windtunnel.data import corpus_files
+    from .corpus import corpus_files
+    from .formats import form_of, records
 
     corpus = context.recipe.data.corpus
     assert isinstance(corpus, TextCorpus)
@@ -75,6 +76,10 @@ def files(context: Context, say: Say) -> Evidence:
         wrong = _what_else(beginning, file.size)
         if wrong:
             problems.setdefault(wrong, []).append(file.path)
+            continue
+        form = form_of(file.path, file.format)
+        if form != "text":
+            next(records(file.path, form, [file.text_key]), None)  # says what is wrong with a table or the first line
         if is_json_lines(file.path, beginning):
             json_lines.append(file.path)
     for (what, fix), paths in problems.items():

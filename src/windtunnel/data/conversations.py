@@ -89,7 +89,7 @@ class ConversationReader:
             other = next((name for name, (fits, _) in _READERS.items() if fits(record)), None)
             what = f"a record in the format {other}" if other else f"it has the keys {', '.join(sorted(record)) or 'none'}"
             raise Malformed(f"{what}, and the records before are in the format {self.format}; one corpus has one format")
-        messages = [_message(m) for m in _READERS[self.format][1](record)]
+        messages = [check_message(m) for m in _READERS[self.format][1](record)]
         if self.corpus.system is not None and messages[0]["role"] not in ("system", "developer"):
             messages.insert(0, {"role": "system", "content": self.corpus.system})
         if not any(m["role"] == "assistant" for m in messages):
@@ -171,8 +171,8 @@ def _first_keys(turns: Any) -> set[str]:
     return set(turns[0]) if isinstance(turns, list) and turns and isinstance(turns[0], dict) else set()
 
 
-def _message(message: Any) -> Message:
-    """Check one message; keys without a value, which Parquet fills in, are left out."""
+def check_message(message: Any) -> Message:
+    """Return one message, checked; keys without a value, which Parquet fills in, are left out."""
     if not isinstance(message, dict):
         raise Malformed(f"a message is {_kind(message)}, expected an object with role and content")
     kept = {key: value for key, value in message.items() if value is not None}

@@ -15,6 +15,8 @@ from windtunnel.recipe import (
     ConversationCorpus,
     CountedCorpus,
     FolderTokenizer,
+    MixtureCorpus,
+    PromptCorpus,
     Recipe,
     StdlibCorpus,
     SudokuCorpus,
@@ -26,12 +28,23 @@ from windtunnel.recipe import (
 from .cache import cache_root, check_free_space, locked, new_folder
 from .corpus import CorpusFile, corpus_files, listed_files
 from .formats import form_of
+from .mixture import MixtureFile
 from .packing import ConversationFile
+from .prompts import PromptFile
 from .sudoku_file import PuzzleFile
 from .sudoku_write import write_puzzles
 from .tokenizer import Tokenizer, load_tokenizer
 from .tokens import TokenFile, file_checksum
-from .write import Progress, Split, folder_tokenizer, write_splits
+from .write import (
+    NAMES,
+    Progress,
+    Split,
+    Written,
+    document_tokenizer,
+    folder_tokenizer,
+    survey_corpus,
+    write_splits,
+)
 
 FORMAT = 1
 # Keys of a corpus that say where the data are, or that what is found decides: the contents count instead.
@@ -121,7 +134,14 @@ def _files(corpus: Any) -> list[CorpusFile]:
     """The files of a corpus; none where it is generated."""
     if isinstance(corpus, TextCorpus | StdlibCorpus | UserCorpus):
         return corpus_files(corpus)
-    return listed_files(corpus.files) if isinstance(corpus, ConversationCorpus) else []
+    return listed_files(corpus.files) if isinstance(corpus, ConversationCorpus | PromptCorpus) and corpus.files else []
+
+
+def _sources(recipe: Recipe) -> list[Recipe]:
+    """Of a mixture: a recipe for each source, with its corpus alone."""
+    assert isinstance(recipe.data.corpus, MixtureCorpus)
+    parts = [recipe.data.model_copy(update={"corpus": source.corpus}) for source in recipe.data.corpus.sources]
+    return [recipe.model_copy(update={"data": part}) for part in parts]
 
 
 def open_prepared(folder: str | Path) -> PreparedData:
@@ -140,17 +160,14 @@ def open_prepared(folder: str | Path) -> PreparedData:
     return prepared
 
 
-def _make(recipe: Recipe, files: list[CorpusFile], folder: Path, fingerprint: str, report: Progress) -> None:
+def _make(
+    recipe: Recipe, files: list[CorpusFile], folder: Path, fingerprint: str, report: Progress, tokenizer: Tokenizer | None = None
+) -> None:
     started = time.monotonic()
-    enough = partial(check_free_space, folder)
-    if isinstance(recipe.data.corpus, SudokuCorpus):
-        result = write_puzzles(recipe, folder, enough, report)
-    elif isinstance(recipe.data.corpus, ConversationCorpus):
-        from .samples import write_conversations
-
-        result = write_conversations(recipe, recipe.data.corpus, files, folder, enough, report)
+    if isinstance(recipe.data.corpus, MixtureCorpus):
+        result = _make_mixture(recipe, folder, report)
     else:
-        result = write_splits(recipe, files, folder, enough, report)
+        result = _write(recipe, files, folder, report, tokenizer)
     meta = {
         "format": FORMAT,
         "fingerprint": fingerprint,
@@ -164,8 +181,60 @@ def _make(recipe: Recipe, files: list[CorpusFile], folder: Path, fingerprint: st
         "notes": result.notes,
         "seconds": round(time.monotonic() - started, 3),
     }
+    if isinstance(recipe.data.corpus, MixtureCorpus):
+        listed = recipe.data.corpus.sources
+        meta["sources"] = [
+            {"name": source.name or f"{source.corpus.kind}-{i}", "weight": source.weight} for i, source in enumerate(listed, 1)
+        ]
     text = json.dumps(meta, ensure_ascii=False, indent=1)
     (folder / "meta.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _write(recipe: Recipe, files: list[CorpusFile], folder: Path, report: Progress, tokenizer: Tokenizer | None) -> Written:
+    enough, corpus = partial(check_free_space, folder), recipe.data.corpus
+    if isinstance(corpus, SudokuCorpus):
+        return write_puzzles(recipe, folder, enough, report)
+    if isinstance(corpus, ConversationCorpus):
+        from .samples import write_conversations
+
+        return write_conversations(recipe, corpus, files, folder, enough, report, tokenizer)
+    if isinstance(corpus, PromptCorpus):
+        from .prompts import write_prompts
+
+        return write_prompts(recipe, files, folder, enough, report)
+    return write_splits(recipe, files, folder, enough, report, tokenizer)
+
+
+def _make_mixture(recipe: Recipe, folder: Path, report: Progress) -> Written:
+    """Prepare every source into a folder of its own, all with one tokenizer."""
+    recipes = _sources(recipe)
+    files = [_files(part.data.corpus) for part in recipes]
+    if isinstance(recipes[0].data.corpus, ConversationCorpus):
+        from .samples import shared_tokenizer
+
+        tokenizer = shared_tokenizer(recipes, files, report)
+    else:
+        surveyed = [survey_corpus(part, listed, report) for part, listed in zip(recipes, files, strict=True)]
+        tokenizer = document_tokenizer(recipe, surveyed, report)
+    tokenizer.save(folder / "tokenizer.json")
+    made = []
+    for i, (part, listed) in enumerate(zip(recipes, files, strict=True)):
+        inner = folder / str(i)
+        inner.mkdir()
+        _make(part, listed, inner, _fingerprint(part, listed, report), report, tokenizer)
+        made.append(_open(inner, reused=False))
+    splits = {}
+    for name in NAMES:
+        parts = [vars(one)[name] for one in made]
+        documents = sum(vars(one)[f"{name}_documents"] for one in made)
+        sums = " ".join(one.checksum for one in made)
+        digest = hashlib.sha256(f"{name} {sums}".encode()).hexdigest()[:32]
+        # Bytes of text are known of both splits together, and are counted with the first.
+        size = sum(one.bytes for one in made) if name == NAMES[0] else 0
+        splits[name] = Split(sum(part.count for part in parts), documents, size, parts[0].dtype, digest)
+    skipped = sum((Counter(one.skipped) for one in made), Counter[str]())
+    notes = [note for one in made for note in one.notes]
+    return Written(tokenizer, splits, skipped, notes)
 
 
 def _open(folder: Path, reused: bool) -> PreparedData:
@@ -178,8 +247,8 @@ def _open(folder: Path, reused: bool) -> PreparedData:
         folder=folder,
         corpus=meta["corpus"],
         tokenizer=load_tokenizer(folder / "tokenizer.json"),
-        train=_file(folder / "train.bin", train, meta),
-        validation=_file(folder / "validation.bin", validation, meta),
+        train=_file(folder, "train", train, meta),
+        validation=_file(folder, "validation", validation, meta),
         train_documents=train.documents,
         validation_documents=validation.documents,
         bytes=train.bytes + validation.bytes,
@@ -192,12 +261,20 @@ def _open(folder: Path, reused: bool) -> PreparedData:
     )
 
 
-def _file(path: Path, split: Split, meta: dict[str, Any]) -> TokenFile:
+def _file(folder: Path, name: str, split: Split, meta: dict[str, Any]) -> TokenFile:
+    """One split of a prepared folder, as the kind of file that its corpus makes."""
+    path, vocab = folder / f"{name}.bin", meta["vocab"]
     if meta["corpus"] == "sudoku":
-        return PuzzleFile(path, split.dtype, split.tokens, meta["vocab"], cells=(meta["vocab"] - 1) ** 2)
+        return PuzzleFile(path, split.dtype, split.tokens, vocab, cells=(vocab - 1) ** 2)
     if meta["corpus"] == "conversations":
-        return ConversationFile(path, split.dtype, split.tokens, meta["vocab"], overlong=meta["overlong"])
-    return TokenFile(path, split.dtype, split.tokens, meta["vocab"])
+        return ConversationFile(path, split.dtype, split.tokens, vocab, overlong=meta["overlong"])
+    if meta["corpus"] == "prompts":
+        return PromptFile(path, split.dtype, split.tokens, vocab)
+    if meta["corpus"] == "mixture":
+        parts = tuple(vars(_open(folder / str(i), reused=True))[name] for i in range(len(meta["sources"])))
+        names, weights = (tuple(source[key] for source in meta["sources"]) for key in ("name", "weight"))
+        return MixtureFile(path, split.dtype, split.tokens, vocab, parts=parts, names=names, weights=weights)
+    return TokenFile(path, split.dtype, split.tokens, vocab)
 
 
 def _checksum(splits: dict[str, Split]) -> str:
@@ -214,6 +291,9 @@ def _reuse(folder: Path, fingerprint: str) -> PreparedData | None:
 
 def _damage(prepared: PreparedData) -> str | None:
     """What is wrong with the token files. Sizes are always compared; contents up to 1 GiB."""
+    if isinstance(prepared.train, MixtureFile):
+        found = (_damage(_open(prepared.folder / str(i), reused=True)) for i in range(len(prepared.train.parts)))
+        return next((damage for damage in found if damage), None)
     splits = json.loads((prepared.folder / "meta.json").read_text(encoding="utf-8"))["splits"]
     for name, tokens in (("train", prepared.train), ("validation", prepared.validation)):
         size = tokens.path.stat().st_size if tokens.path.exists() else -1
@@ -221,6 +301,8 @@ def _damage(prepared: PreparedData) -> str | None:
             return f"{tokens.path} has {max(size, 0):,} bytes, expected {tokens.bytes:,}"
         if size <= HASHED_BYTES and file_checksum(tokens.path) != splits[name]["checksum"]:
             return f"{tokens.path} does not match its checksum"
+        if isinstance(tokens, PromptFile) and file_checksum(tokens.records_path) != splits[name]["records"]:
+            return f"{tokens.records_path} does not match its checksum"
     return None
 
 
@@ -231,6 +313,10 @@ def _fingerprint(recipe: Recipe, files: list[CorpusFile], report: Progress) -> s
     terabytes to find that nothing changed would cost more than it saves.
     """
     data = recipe.data
+    if isinstance(data.corpus, MixtureCorpus):
+        parts = [_fingerprint(part, _files(part.data.corpus), report) for part in _sources(recipe)]
+        told = [[source.name, source.weight] for source in data.corpus.sources]
+        return hashlib.sha256(json.dumps([FORMAT, parts, told]).encode()).hexdigest()[:16]
     definition: dict[str, Any] = {
         "format": FORMAT,
         "corpus": data.corpus.model_dump(mode="json", exclude=_NOT_CONTENT[data.corpus.kind]),
@@ -245,7 +331,7 @@ def _fingerprint(recipe: Recipe, files: list[CorpusFile], report: Progress) -> s
             definition["forms"] = sorted(forms)
     if isinstance(data.tokenizer, FolderTokenizer):
         definition["tokenizer"] = folder_tokenizer(recipe).checksum
-    if data.corpus.kind in ("arithmetic", "sudoku"):
+    if data.corpus.kind in ("arithmetic", "sudoku", "prompts"):
         definition["seed"] = recipe.seed
     if data.tokenizer.kind == "bpe":
         import tokenizers

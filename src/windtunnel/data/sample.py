@@ -54,7 +54,7 @@ def sample_documents(recipe: Recipe, most_bytes: int) -> Iterator[DocumentBatch]
         yield from _conversations(corpus, most_bytes)
         return
     if isinstance(corpus, PromptCorpus):
-        raise UserError("data.corpus.kind: prompts are not documents", "look at them with windtunnel.data.open_prompts")
+        raise UserError("data.corpus.kind: prompts are not documents", "look at them with windtunnel.data.PromptLoader")
     files = corpus_files(corpus)
     files = files[:: -(-len(files) // MOST_FILES)]
     share = max(1, most_bytes // len(files)) if sum(file.size for file in files) > most_bytes else most_bytes

@@ -130,6 +130,17 @@ def conversation_tokenizer(recipe: Recipe, texts: Callable[[], Iterator[str]], s
     return train_bpe(chosen, wanted.vocab_size, (CHATML_START, CHATML_END))
 
 
+def shared_tokenizer(recipes: Sequence[Recipe], files: Sequence[Sequence[CorpusFile]], report: Progress) -> Tokenizer:
+    """Return one tokenizer for several corpora of conversations, each in the recipe that has it alone."""
+    read = []
+    for recipe, listed in zip(recipes, files, strict=True):
+        assert isinstance(recipe.data.corpus, ConversationCorpus)
+        reader = ConversationReader(recipe.data.corpus)
+        read.append((reader, listed, _survey(recipe, reader, listed, report)))
+    size = sum(found.bytes for _, _, found in read)
+    return conversation_tokenizer(recipes[0], lambda: itertools.chain.from_iterable(_texts(*one) for one in read), size, report)
+
+
 def _survey(recipe: Recipe, reader: ConversationReader, files: Sequence[CorpusFile], report: Progress) -> Survey:
     found, total = Survey(), sum(file.size for file in files)
     for conversation in reader.read(files):

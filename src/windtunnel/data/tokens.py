@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
@@ -69,7 +69,7 @@ class TokenFile:
         """Targets in the file, or the first `limit` of them (at least one)."""
         return min(self.count - 1, self.count - 1 if limit is None else max(1, limit))
 
-    def order(self, sequence: int, seed: int) -> SequenceOrder:
+    def order(self, sequence: int, seed: int) -> Order:
         """The order in which training visits the sequences."""
         return SequenceOrder(self.sequences(sequence), seed)
 
@@ -124,6 +124,19 @@ class TokenFile:
                 out[b, have:] = 0
                 short[b] = max(0, have - 1)
         return short
+
+
+class Order(Protocol):
+    """In which order training visits sequences."""
+
+    @property
+    def seed(self) -> int:
+        """What the order comes of."""
+        ...
+
+    def __call__(self, first: int, n: int) -> Tokens:
+        """Return (n,) int64 sequences at global positions first .. first + n - 1."""
+        ...
 
 
 class SequenceOrder:

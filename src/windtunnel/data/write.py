@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,7 +17,6 @@ import numpy as np
 
 from windtunnel.recipe import (
     ArithmeticCorpus,
-    BPETokenizer,
     CharacterTokenizer,
     FolderTokenizer,
     HuggingFaceModel,
@@ -40,6 +40,7 @@ NAMES = ("train", "validation")
 T = TypeVar("T")
 R = TypeVar("R")
 MakeBatch = Callable[[], DocumentBatch]
+Surveyed = tuple[Survey, Callable[[], Iterator[MakeBatch]]]
 Progress = Callable[[float, str], None]
 
 
@@ -76,9 +77,25 @@ class _Part:
 
 
 def write_splits(
-    recipe: Recipe, files: list[CorpusFile], folder: Path, check_space: Callable[[int], None], report: Progress
+    recipe: Recipe,
+    files: list[CorpusFile],
+    folder: Path,
+    check_space: Callable[[int], None],
+    report: Progress,
+    tokenizer: Tokenizer | None = None,
 ) -> Written:
-    """Write train.bin, validation.bin and tokenizer.json into the folder."""
+    """Write train.bin, validation.bin and tokenizer.json into the folder; tokenizer: one made before, or None."""
+    surveyed = survey_corpus(recipe, files, report)
+    tokenizer = tokenizer or document_tokenizer(recipe, [surveyed], report)
+    tokenizer.save(folder / "tokenizer.json")
+    found, batches = surveyed
+    # A token stands for at least one byte, and every document adds BOS.
+    check_space((found.bytes + found.documents) * tokenizer.dtype.itemsize)
+    return _write(tokenizer, found, batches(), folder, report)
+
+
+def survey_corpus(recipe: Recipe, files: list[CorpusFile], report: Progress) -> Surveyed:
+    """Return what a corpus of documents holds, and how to go through it."""
     corpus, data = recipe.data.corpus, recipe.data
     separator = corpus.separator if isinstance(corpus, TextCorpus) else None
     if isinstance(corpus, ArithmeticCorpus):
@@ -94,11 +111,7 @@ def write_splits(
             for batch in text_batches(files, separator, found.longest):
                 yield partial(_as_it_is, batch)
 
-    tokenizer = _tokenizer(recipe, found, batches, report)
-    tokenizer.save(folder / "tokenizer.json")
-    # A token stands for at least one byte, and every document adds BOS.
-    check_space((found.bytes + found.documents) * tokenizer.dtype.itemsize)
-    return _write(tokenizer, found, batches(), folder, report)
+    return found, batches
 
 
 def _as_it_is(batch: DocumentBatch) -> DocumentBatch:
@@ -154,20 +167,27 @@ def _tokenize(tokenizer: Tokenizer, threshold: int, batch: DocumentBatch) -> _Pa
     return _Part(split, (len(batch) - number, number), (int(sizes.sum()) - size, size), skipped)
 
 
-def _tokenizer(recipe: Recipe, found: Survey, batches: Callable[[], Iterator[MakeBatch]], report: Progress) -> Tokenizer:
+def document_tokenizer(recipe: Recipe, surveyed: Sequence[Surveyed], report: Progress) -> Tokenizer:
+    """Return the tokenizer that the recipe names, made from all of the corpora surveyed.
+
+    Raises:
+        UserError: as `folder_tokenizer`.
+    """
     wanted = recipe.data.tokenizer
     if isinstance(wanted, FolderTokenizer):
         return folder_tokenizer(recipe)
     if isinstance(wanted, CharacterTokenizer):
-        alphabet = found.alphabet if wanted.alphabet == "auto" else wanted.alphabet
-        return Characters(alphabet, wanted.unknown)
+        alphabet = "".join(sorted({c for found, _ in surveyed for c in found.alphabet})) if wanted.alphabet == "auto" else None
+        return Characters(alphabet or wanted.alphabet, wanted.unknown)
     from .subwords import train_bpe
 
-    assert isinstance(wanted, BPETokenizer)
     report(0.2, "training the tokenizer")
-    tokenizer = train_bpe(_training_texts(found, batches()), wanted.vocab_size)
+    tokenizer = train_bpe(
+        chain.from_iterable(_training_texts(found, batches()) for found, batches in surveyed), wanted.vocab_size
+    )
     if tokenizer.vocab < wanted.vocab_size:
-        found.notes.append(f"the corpus gives a vocabulary of {tokenizer.vocab:,} tokens, not {wanted.vocab_size:,}")
+        note = f"the corpus gives a vocabulary of {tokenizer.vocab:,} tokens, not {wanted.vocab_size:,}"
+        surveyed[0][0].notes.append(note)
     return tokenizer
 
 

@@ -131,8 +131,8 @@ FAULTS = (
         ("a file that is a broken link", LOCAL, "cannot be read", dangling),
         ("a folder where a file is expected", LOCAL, "is a directory", folder),
         ("an empty file", FORMAT, "is empty", listed_empty),
-        ("gzip read as text", FORMAT, "gzip", first_file(gzip.compress(b"text " * 999))),
-        ("Parquet read as text", FORMAT, "parquet", first_file(b"PAR1" + bytes(99) + b"PAR1")),
+        ("gzip that breaks off", FORMAT, "damaged gzip", first_file(gzip.compress(b"text " * 999)[:-9])),
+        ("Parquet without its table", FORMAT, "parquet", first_file(b"PAR1" + bytes(99) + b"PAR1")),
         (
             "a Git LFS pointer in the data's place",
             "DeepSeek-V3 guide, model download with Git LFS",

@@ -1,0 +1,291 @@
+"""Prompts with answers for reinforcement learning: read or generated, rendered, kept beside their ids, and loaded in groups."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from windtunnel.recipe import (
+    ARITHMETIC_ALPHABET,
+    ArithmeticCorpus,
+    CharacterTokenizer,
+    PromptCorpus,
+    Recipe,
+    UserError,
+)
+
+from .arithmetic import chunks, generate
+from .conversations import Malformed, Message, check_message
+from .corpus import CorpusFile
+from .documents import Array
+from .formats import form_of, records
+from .packing import ConversationFile, pack_ids
+from .problems import parse_problem
+from .samples import SampleWriter, batches, conversation_tokenizer
+from .survey import Survey, split_by_key
+from .templates import ChatTemplate, choose_template
+from .tokenizer import Characters, Tokenizer
+from .tokens import SequenceOrder, file_checksum
+from .write import NAMES, Progress, Split, Written
+
+PROMPT_KEYS = ("prompt", "messages", "question", "problem")
+ANSWER_KEYS = ("answer", "truth", "ground_truth", "solution", "target")
+_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a model is asked, and what is known of the right answer.
+
+    Attributes:
+        number: in its split.
+        ids: (n,) int64, as the generator is given them.
+        prompt: the text, or the messages, as the record has it.
+        answer: of the record; None where it has none.
+        data: every other key of the record.
+    """
+
+    number: int
+    ids: Array
+    prompt: str | list[Message]
+    answer: Any
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PromptFile(ConversationFile):
+    """Prompts as token ids, and beside them the records as JSON lines in the same order."""
+
+    @property
+    def records_path(self) -> Path:
+        """The JSON lines."""
+        return self.path.with_suffix(".jsonl")
+
+    @cached_property
+    def _lines(self) -> tuple[mmap.mmap, Array]:
+        with open(self.records_path, "rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        ends = np.flatnonzero(np.frombuffer(mapped, dtype=np.uint8) == ord("\n")) + 1
+        return mapped, np.concatenate([np.zeros(1, dtype=np.int64), ends])
+
+    def prompt(self, number: int) -> Prompt:
+        """Return one prompt with its record."""
+        mapped, starts = self._lines
+        record = json.loads(mapped[starts[number] : starts[number + 1]])
+        return Prompt(number, self.sample(number)[0], record["prompt"], record["answer"], record["data"])
+
+
+class PromptLoader:
+    """Groups of prompts in the order of the seed, the same for any number of ranks, resumable by position.
+
+    Attributes:
+        position: prompts consumed, over all ranks.
+    """
+
+    def __init__(self, file: PromptFile, *, prompts: int, seed: int, rank: int = 0, world: int = 1, position: int = 0) -> None:
+        """prompts: of a group, over all ranks.
+
+        Raises:
+            UserError: the prompts of a group cannot be shared out evenly.
+        """
+        assert 0 <= rank < world
+        if prompts % world:
+            raise UserError(f"a group of {prompts} prompts cannot be shared by {world} ranks", f"ask for a multiple of {world}")
+        self.file, self.prompts, self.rank, self.world, self.position = file, prompts, rank, world, position
+        self._order = SequenceOrder(file.samples, seed)
+
+    @property
+    def epochs(self) -> float:
+        """Epochs consumed, with the fraction of the current one."""
+        return self.position / self.file.samples
+
+    def next_group(self) -> list[Prompt]:
+        """Return this rank's prompts of the next group: prompts // world of them."""
+        share = self.prompts // self.world
+        numbers = self._order(self.position + self.rank * share, share)
+        self.position += self.prompts
+        return [self.file.prompt(int(number)) for number in numbers]
+
+    def seek(self, position: int) -> None:
+        """Go to a position, as of `position`."""
+        assert position >= 0
+        self.position = position
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A record: where it stands, the prompt, the answer and the rest."""
+
+    where: str
+    prompt: str | list[Message]
+    answer: Any
+    data: dict[str, Any]
+
+    @property
+    def key(self) -> int:
+        """xxh3-64 of the prompt, which decides the split."""
+        return xxhash.xxh3_64_intdigest(json.dumps(self.prompt, ensure_ascii=False, sort_keys=True).encode("utf-8", "replace"))
+
+
+def write_prompts(
+    recipe: Recipe, files: Sequence[CorpusFile], folder: Path, check_space: Callable[[int], None], report: Progress
+) -> Written:
+    """Write ids, records and tokenizer of both splits into the folder.
+
+    Raises:
+        UserError: a record has no prompt, or an answer that others have is missing; no prompt is short enough.
+    """
+    corpus = recipe.data.corpus
+    assert isinstance(corpus, PromptCorpus)
+    plain_sums = corpus.arithmetic is not None and corpus.template in ("auto", "plain") and not _chats(recipe, corpus)
+    found = _survey(recipe, _read(recipe, corpus, files, plain_sums))
+    check_space(found.bytes * 8)
+    tokenizer = _tokenizer(recipe, corpus, lambda: _read(recipe, corpus, files, plain_sums), found, report)
+    template = choose_template(corpus.template, tokenizer, fallback="plain")
+    tokenizer.save(folder / "tokenizer.json")
+    written, lines = SampleWriter(folder), [open(folder / f"{name}.jsonl", "w", encoding="utf-8") for name in NAMES]  # noqa: SIM115
+    overlong = 0
+    try:
+        done = 0
+        for batch in batches(_read(recipe, corpus, files, plain_sums), _AT_ONCE):
+            for read, ids in zip(batch, _encode(template, corpus, batch), strict=True):
+                if corpus.prompt_tokens is not None and len(ids) > corpus.prompt_tokens:
+                    overlong += 1
+                    continue
+                held_out = read.key < found.threshold
+                line = json.dumps({"prompt": read.prompt, "answer": read.answer, "data": read.data}, ensure_ascii=True)
+                written.add(held_out, pack_ids(ids, np.zeros(len(ids), dtype=bool)), len(line))
+                lines[held_out].write(line + "\n")
+            done += len(batch)
+            report(0.3 + 0.69 * done / found.documents, f"tokenizing: {done:,} prompts")
+        splits = written.close()
+    finally:
+        written.abandon()
+        for file in lines:
+            file.close()
+    checked = {
+        name: Split(**{**vars(split), "records": file_checksum(folder / f"{name}.jsonl")}) for name, split in splits.items()
+    }
+    notes = [f"chat template: {template.name}", *found.notes]
+    if overlong:
+        notes.append(f"{overlong:,} prompts are longer than data.corpus.prompt_tokens={corpus.prompt_tokens} and were left out")
+    return Written(tokenizer, checked, Counter(), notes)
+
+
+def _chats(recipe: Recipe, corpus: PromptCorpus) -> bool:
+    """Whether prompts are put as questions to a model that chats."""
+    if corpus.template == "auto" and recipe.data.tokenizer.kind == "folder":
+        from .write import folder_tokenizer
+
+        return folder_tokenizer(recipe).template is not None
+    return corpus.template not in ("auto", "plain")
+
+
+def _encode(template: ChatTemplate, corpus: PromptCorpus, batch: Sequence[_Read]) -> list[Array]:
+    asked = []
+    for read in batch:
+        messages = [{"role": "user", "content": read.prompt}] if isinstance(read.prompt, str) else read.prompt
+        if corpus.system is not None and messages[0]["role"] not in ("system", "developer"):
+            messages = [{"role": "system", "content": corpus.system}, *messages]
+        asked.append(messages)
+    try:
+        return template.encode_prompts(asked)
+    except UserError as error:
+        raise UserError(f"{batch[0].where} or one of the {len(batch)} prompts from there: {error.message}", error.fix) from None
+    except Exception as error:  # Jinja's, or what the template itself raises
+        what = f"{batch[0].where} or one of the {len(batch)} prompts from there: the chat template refuses it: {error}"
+        raise UserError(what, "mend the record, or choose another data.corpus.template") from None
+
+
+def _read(recipe: Recipe, corpus: PromptCorpus, files: Sequence[CorpusFile], plain_sums: bool) -> Iterator[_Read]:
+    if corpus.arithmetic is not None:
+        yield from _sums(corpus.arithmetic, recipe.seed, plain_sums)
+        return
+    answered: bool | None = None
+    for file in files:
+        for number, record in records(file.path, form_of(file.path, "records")):
+            where = f"{file.path}:{number}"
+            read = _record(where, record, corpus)
+            if answered is None:
+                answered = read.answer is not None
+            if answered != (read.answer is not None):
+                what = "no answer, and the records before have one" if answered else "an answer, and the records before have none"
+                raise UserError(f"{where}: it has {what}", "give every record an answer, or none")
+            yield read
+
+
+def _record(where: str, record: dict[str, Any], corpus: PromptCorpus) -> _Read:
+    keys = [corpus.prompt_key] if corpus.prompt_key is not None else PROMPT_KEYS
+    key = next((key for key in keys if record.get(key) is not None), None)
+    if key is None:
+        has = ", ".join(sorted(record)) or "none"
+        raise UserError(
+            f"{where}: no key with a prompt ({', '.join(keys)}); it has {has}", "name it: --set data.corpus.prompt_key=KEY"
+        )
+    prompt = record[key]
+    if isinstance(prompt, list) and prompt:
+        try:
+            prompt = [check_message(message) for message in prompt]
+        except Malformed as error:
+            raise UserError(f"{where}: {key}: {error}", "mend the record") from None
+        if prompt[-1]["role"] == "assistant":
+            raise UserError(f"{where}: {key} ends with the assistant's turn, so nothing is asked", "leave that turn out")
+    elif not isinstance(prompt, str) or not prompt.strip():
+        raise UserError(f"{where}: {key} is {type(prompt).__name__}, expected text or messages, and not empty", "mend the record")
+    answers = [corpus.answer_key] if corpus.answer_key is not None else ANSWER_KEYS
+    answer_key = next((k for k in answers if k in record), None)
+    if corpus.answer_key is not None and answer_key is None:
+        raise UserError(f"{where}: no key {corpus.answer_key!r} with the answer", "mend the record, or data.corpus.answer_key")
+    rest = {k: v for k, v in record.items() if k not in (key, answer_key)}
+    return _Read(where, prompt, None if answer_key is None else record[answer_key], rest)
+
+
+def _sums(corpus: ArithmeticCorpus, seed: int, plain: bool) -> Iterator[_Read]:
+    """Generated sums: as the arithmetic corpus writes them, or as questions."""
+    number = 0
+    for chunk in chunks(corpus):
+        for text in generate(corpus, seed, *chunk).documents():
+            number += 1
+            problem = parse_problem(text)
+            asked = problem.prompt if plain else f"What is {problem.prompt[1:-1]}? Answer with the number alone."
+            yield _Read(f"sum {number}", asked, problem.answer, {})
+
+
+def _survey(recipe: Recipe, all_read: Iterator[_Read]) -> Survey:
+    found = Survey()
+    for read in all_read:
+        found.documents += 1
+        found.bytes += len(json.dumps(read.prompt))
+        found.lowest_key, found.highest_key = min(found.lowest_key, read.key), max(found.highest_key, read.key)
+    if not found.documents:
+        raise UserError("data.corpus: no prompt in its files", "give files with prompts in them")
+    return split_by_key(found, recipe.data.validation)
+
+
+def _tokenizer(
+    recipe: Recipe, corpus: PromptCorpus, read: Callable[[], Iterator[_Read]], found: Survey, report: Progress
+) -> Tokenizer:
+    wanted = recipe.data.tokenizer
+    if not isinstance(wanted, CharacterTokenizer):
+        return conversation_tokenizer(recipe, lambda: _texts(read()), found.bytes, report)
+    if wanted.alphabet != "auto":
+        return Characters(wanted.alphabet, wanted.unknown)
+    if corpus.arithmetic is not None:
+        return Characters("".join(sorted(ARITHMETIC_ALPHABET)), wanted.unknown)
+    return Characters("".join(sorted({character for text in _texts(read()) for character in text})), wanted.unknown)
+
+
+def _texts(all_read: Iterator[_Read]) -> Iterator[str]:
+    for read in all_read:
+        yield read.prompt if isinstance(read.prompt, str) else "\n".join(m["content"] for m in read.prompt)
+        if read.answer is not None:
+            yield read.answer if isinstance(read.answer, str) else json.dumps(read.answer)
