@@ -426,7 +426,9 @@ def test_a_job_that_is_stopped_in_its_first_stage_goes_on_there(tmp_path: Path, 
     (stopped,) = (tmp_path / "runs").iterdir()
     assert _waited(lambda: RunFolder.open(stopped).manifest["status"] == "stopped")
     assert code == (3 if number == signal.SIGTERM else -number)
-    done = subprocess.run([*command, *steps, "--resume"], cwd=tmp_path, capture_output=True, text=True, timeout=HANG, check=False)
+    # The recipe with all its stages is in the run.
+    again = [*command[:4], "--resume", "--yes", "--root", "runs"]
+    done = subprocess.run(again, cwd=tmp_path, capture_output=True, text=True, timeout=HANG, check=False)
     assert done.returncode == 0, done.stderr
     found = {run.stage: (run.path, run.status, run.step) for run in list_runs(tmp_path / "runs")}
     assert found["first"] == (stopped, "done", 400)

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import losses
+from conftest import events, losses
 
+from windtunnel.launch import Options, run_training
+from windtunnel.launch.crashes import Crashed
 from windtunnel.launch.ranks import STILL_SECONDS, RankFailed, run_ranks
-from windtunnel.recipe import UserError
-from windtunnel.run import RunFolder
+from windtunnel.recipe import UserError, load_recipe
+from windtunnel.run import RunFolder, list_runs
 from windtunnel.train import train
 
 NewRun = Callable[..., Path]
@@ -69,6 +71,40 @@ def test_a_run_killed_before_it_could_say_done_is_finished_by_resuming(new_run: 
     assert losses(folder) == before
     with pytest.raises(UserError, match=r"budget\.steps is already spent"):
         train(folder)
+
+
+def test_an_exception_leaves_a_failed_run_with_all_that_is_known(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> int:
+        raise RuntimeError("the device is gone\nand more of it")
+
+    monkeypatch.setattr("windtunnel.train.train", fail)
+    with pytest.raises(Crashed, match="training failed: RuntimeError: the device is gone") as error:
+        run_training(load_recipe(tiny), Options(root=tmp_path / "runs"), PlainView())
+    [run] = list_runs(tmp_path / "runs")
+    assert error.value.exit_code == 1
+    assert f"windtunnel train --resume --run {run.path}" in (error.value.fix or "")
+    assert (run.status, run.reason) == ("failed", error.value.message)
+    manifest = RunFolder.open(run.path).manifest
+    assert any("RuntimeError: the device is gone" in line for line in manifest["last_lines"])
+    assert "Traceback" in (run.path / "output.log").read_text()
+    assert (run.path / "report.html").exists()
+    assert events(run.path)[-1] == "crash"
+    assert "Traceback" not in capsys.readouterr().err
+
+
+class PlainView:
+    """A view that shows nothing."""
+
+    def update(self, snapshot: object) -> None:
+        """Nothing."""
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
 
 
 def test_damaged_metrics_are_told(new_run: NewRun) -> None:

@@ -64,10 +64,10 @@ def train(
             raise UserError(
                 "train needs a recipe, or a run to go on with", "windtunnel train charlm, or: windtunnel train --resume"
             )
-        from windtunnel.run import newest_run
+        from windtunnel.run import RunFolder, newest_run
 
         run = find_run(run, root) if run is not None else newest_run(root)
-        recipe, resume = str(run / "recipe.yaml"), True
+        recipe, resume = str(RunFolder.open(run).job_path), True
     loaded = load_recipe(recipe, sets or ())
 
     # Only now: these need the schema, without which a recipe that cannot be read is refused sooner.

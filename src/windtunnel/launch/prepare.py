@@ -31,7 +31,8 @@ class Options:
         root: folder of the runs.
         price: dollars an hour for the whole rig; None: the catalog's.
         gpus: how many of the machine's GPUs; None: all.
-        before: of a phase: the run of the phase before it, and the hours and dollars that all before it took (JSON).
+        job: the whole recipe where the run is of one of its stages; None: it is the run's own.
+        before: of a stage: the run of the stage before it, and the hours and dollars that all before it took (JSON).
     """
 
     run: Path | None = None
@@ -40,6 +41,7 @@ class Options:
     root: Path = Path("runs")
     price: float | None = None
     gpus: int | None = None
+    job: Recipe | None = None
     before: Mapping[str, Any] | None = None
 
 
@@ -98,9 +100,12 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
     derived = _derived(recipe, data)
     facts = {"checksum": data.checksum, "train_tokens": data.train.count, "skipped": data.skipped}
     if existing is not None:
-        return _go_on(existing, recipe, rig, plan, facts, say)
+        run = _go_on(existing, recipe, rig, plan, facts, say)
+        run.keep_job(options.job)
+        return run
     run = RunFolder.create(options.root, recipe, rig=asdict(rig), plan=plan.to_json(), derived=derived, command=sys.argv)
     run.update(data=facts, **({} if options.before is None else {"before": dict(options.before)}))
+    run.keep_job(options.job)
     data.tokenizer.save(run.tokenizer_path)
     say(f"run {run.path}")
     for name, entry in derived.items():

@@ -157,7 +157,7 @@ def _train(
             look_ahead(recipe, Ahead(position.number, last, before), options, view.say)
         view.say(f"stage {stage.name} ({position.number + 1} of {len(recipe.training)})" + _described(stage))
         facts = None if before is None else {"run": before.path.name, "hours": before.hours, "dollars": before.dollars}
-        mine = replace(options, run=position.run, resume=position.run is not None, before=facts)
+        mine = replace(options, run=position.run, resume=position.run is not None, job=recipe, before=facts)
         # Starting up is paid for by the stage that starts: the first one's began with the command.
         return train_run(own, mine, view, as_json=as_json, isolated=True, from_now=position.number > 0)
 

@@ -1,6 +1,7 @@
 """The run folder: all that is needed to explain, resume and reproduce a run.
 
 recipe.yaml      the resolved recipe
+job.yaml         of a run of a stage, the recipe with all stages
 manifest.json    format, versions, rig, plan, derived values, command, status; manifest.backup.json is a copy
 metrics.sqlite   metrics and events
 tensorboard/     the same curves for TensorBoard
@@ -34,6 +35,7 @@ from .processes import RunLock
 from .signals import STOP_FILE
 
 FORMAT = 1
+JOB = "job.yaml"
 BACKUP = "manifest.backup.json"
 Status = Literal["running", "done", "stopped", "failed"]
 _PACKAGES = ("windtunnel", "torch", "numpy", "safetensors", "tokenizers")
@@ -163,6 +165,17 @@ class RunFolder:
     def interrupted(self) -> bool:
         """Whether the session before this one was killed or crashed, so that nothing says how the run ended."""
         return self.manifest.get("resumed_from", {"status": "failed"}).get("status") == "failed"
+
+    @property
+    def job_path(self) -> Path:
+        """The recipe to go on with: of the whole job where this is a run of one of its stages."""
+        job = self.path / JOB
+        return job if job.exists() else self.path / "recipe.yaml"
+
+    def keep_job(self, job: Recipe | None) -> None:
+        """Keep the whole recipe beside that of the stage. Raises OSError."""
+        if job is not None:
+            write_atomic(self.path / JOB, dump_recipe(anchored(job)))
 
     def update(self, **values: Any) -> None:
         """Change keys of the manifest (JSON values) on disk too. Raises OSError."""

@@ -18,8 +18,8 @@ RATES = ("matrix_lr", "embedding_lr", "unembedding_lr", "scalar_lr", "weight_dec
 MAY_CHANGE = "budget, checkpoints, bands, how often to validate and save, and of the optimizer " + ", ".join(RATES)
 
 
-def identity(recipe: Recipe) -> dict[str, Any]:
-    """The identity keys of a recipe and their values, by dotted path."""
+def identity(recipe: Recipe, *, rates: bool) -> dict[str, Any]:
+    """Return the identity keys of a recipe and their values, by dotted path; `rates`: with those of the optimizer."""
     dump = recipe.model_dump(mode="json")
     keys = {name: dump[name] for name in _WHOLE}
     if recipe.trm is not None:
@@ -29,17 +29,21 @@ def identity(recipe: Recipe) -> dict[str, Any]:
     for stage, names in ((recipe.pretrain, _PRETRAIN), (recipe.sft, _SFT)):
         if stage is not None and stage.name:
             keys.setdefault("stages", {})[stage.name] = {name: dump["stages"][stage.name][name] for name in names}
-    flat = {key: value for key, value in _flatten(keys, "") if not (".optimizer." in key and key.rpartition(".")[2] in RATES)}
+    flat = dict(_flatten(keys, ""))
+    if not rates:
+        flat = {k: value for k, value in flat.items() if not (".optimizer." in k and k.rpartition(".")[2] in RATES)}
     # The same files from another folder are the same data; whether their content is, their checksum tells.
     return {key: [os.path.abspath(f) for f in value] if key.endswith(".files") else value for key, value in flat.items()}
 
 
-def differences(run: Recipe, asked: Recipe) -> list[tuple[str, Any, Any]]:
+def differences(run: Recipe, asked: Recipe, *, rates: bool = False) -> list[tuple[str, Any, Any]]:
     """Return the identity keys that differ: path, value in the run, value asked for.
+
+    A run may go on with other rates; with `rates` these count too: whether it is the very training that is asked for.
 
     A key that the asked recipe leaves to be derived (null or 'auto') agrees with whatever the run derived.
     """
-    have, want = identity(run), identity(asked)
+    have, want = identity(run, rates=rates), identity(asked, rates=rates)
     found = []
     for key in [*have, *(k for k in want if k not in have)]:
         left, right = have.get(key), want.get(key)
@@ -49,8 +53,8 @@ def differences(run: Recipe, asked: Recipe) -> list[tuple[str, Any, Any]]:
 
 
 def first_difference(run: Recipe, asked: Recipe) -> tuple[str, Any, Any] | None:
-    """Return the first of the `differences`, or None."""
-    return next(iter(differences(run, asked)), None)
+    """Return the first key in which two trainings differ, rates included, or None."""
+    return next(iter(differences(run, asked, rates=True)), None)
 
 
 def changes(run: Recipe, resumed_as: Recipe) -> list[str]:
