@@ -12,8 +12,7 @@ import pytest
 from windtunnel.model import hf_shape
 from windtunnel.plan import make_plan
 from windtunnel.plan.engine_fsdp import loss_chunk
-from windtunnel.plan.hf_activations import kept
-from windtunnel.plan.hf_work import Workload
+from windtunnel.plan.hf_work import Workload, kept
 from windtunnel.recipe import LayoutChoice, LoRA, load_recipe
 from windtunnel.rig import parse_rig
 

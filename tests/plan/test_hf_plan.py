@@ -5,12 +5,16 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.plan import Plan, lines, make_plan, refuse
+from windtunnel.plan.alternatives import Change
+from windtunnel.plan.finetune import FineTuning
+from windtunnel.plan.plan import PLANNERS
 from windtunnel.recipe import Recipe, UserError, load_recipe
 from windtunnel.rig import gpu_names, parse_rig
 
@@ -338,3 +342,33 @@ def test_what_no_engine_runs_is_refused_with_its_reason() -> None:
     with pytest.raises(UserError, match=r"layout\.shard: full") as error:
         plan("8xH100", FULL, "stages.sft.precision=fp8", "layout.shard=full")
     assert "layout.shard=optimizer" in (error.value.fix or "")
+
+
+def test_a_stage_is_planned_by_its_kinds_planner_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Half(FineTuning):
+        """Fine-tuning that never fits, and knows one thing that helps."""
+
+        def draft(self, recipe, rig, vocab, constants, corpus_tokens):  # type: ignore[no-untyped-def]
+            found = super().draft(recipe, rig, vocab, constants, corpus_tokens)
+            return replace(found, model="half a model", reasons=[] if recipe.seed == 7 else ["the seed is not 7"])
+
+        def changes(self, recipe, rig):  # type: ignore[no-untyped-def]
+            return [[Change(("seed=6",), "no help"), Change(("seed=7",), "a better seed")]]
+
+        def elsewhere(self, recipe):  # type: ignore[no-untyped-def]
+            return []
+
+    monkeypatch.setitem(sys.modules, "half_planner", SimpleNamespace(PLANNER=Half()))
+    monkeypatch.setitem(PLANNERS, "sft", "half_planner")
+    made = plan("8xH100")
+    assert made.model == "half a model"
+    assert made.reasons == ("the seed is not 7",)
+    assert [option.change for option in made.alternatives] == ["--set seed=7"]
+    assert plan("8xH100", "seed=7").fits
+    assert make_plan(load_recipe("rl"), parse_rig("8xH100")).model != "half a model"
+
+
+def test_a_run_that_is_refused_names_no_other_rigs() -> None:
+    made = plan("8xH100", DEEPSEEK, FULL)
+    assert any("--set" in a.change and "--rig" in a.change for a in made.alternatives)
+    assert "--rig" not in (refuse(made).fix or "")

@@ -6,8 +6,7 @@ from windtunnel.recipe import Layout
 
 from .calibration import CALIBRATION, CALIBRATION_OFF, observe, shipped_constants, user_path
 from .constants import Constants, GPTConstants, HFConstants, load_constants, load_hf_constants
-from .ladder import Ladder, Rung, climb
-from .ladder_text import COLUMNS, ladder_remarks, ladder_rows
+from .ladder import COLUMNS, Ladder, Rung, climb, ladder_remarks, ladder_rows
 from .opinion import Opinion, second_opinion
 from .plan import make_plan, refuse, resolve
 from .stages import (

@@ -108,7 +108,7 @@ def changed(recipe: Recipe, sets: tuple[str, ...]) -> Recipe:
         key, _, value = text.partition("=")
         here = data
         *sections, last = key.split(".")
-        if sections[0] == "stages":
+        if key.startswith("stages."):
             sections[1] = names.get(sections[1], sections[1])
         for section in sections:
             here[section] = dict(here.get(section) or {})
@@ -143,13 +143,14 @@ def _more_gpus(recipe: Recipe, rig: Rig, planner: StagePlanner, change: Change) 
 
 
 def _other_gpus(recipe: Recipe, rig: Rig, planner: StagePlanner) -> list[Alternative]:
-    """Return other kinds of GPU, as many as now or a whole node: with the smallest change of the recipe, the cheapest first."""
+    """Return other kinds of GPU, as many as now or the fewest that do: the smallest change of the recipe first."""
     catalog = load_catalog()
     found: list[tuple[int, float, Alternative]] = []
     for name, entry in catalog.gpus.items():
         if rig.gpu is not None and name == rig.gpu.name:
             continue
-        for count in sorted({min(max(1, rig.gpus_per_node), entry.max_per_node), entry.max_per_node}):
+        now = min(max(1, rig.gpus_per_node), entry.max_per_node)
+        for count in sorted({now, entry.max_per_node, *(n for n in (2, 4, 8) if now < n < entry.max_per_node)}):
             other = replace(
                 rig,
                 name=rig_name(name, 1, count),

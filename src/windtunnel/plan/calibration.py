@@ -130,7 +130,7 @@ def with_correction(components: dict[str, float], extra_gib: float) -> dict[str,
 
 
 def correction_of(components: Mapping[str, float], time_factor: float) -> dict[str, float]:
-    """A plan's `correction`: what measurements changed in it; empty where they changed nothing."""
+    """Return a plan's `correction`: what measurements changed in it; empty where they changed nothing."""
     if "correction" not in components and time_factor == 1.0:
         return {}
     return {"memory_gib": components.get("correction", 0.0), "time_factor": time_factor}
@@ -149,7 +149,11 @@ def observe(
 
     Args:
         plan: Plan.to_json() of what ran, with whatever correction it had.
-        memory_gib: most that PyTorch reserved on a rank. step_seconds: median of the steps after warming up.
+        gpu: catalog name of the GPU.
+        memory_gib: most that PyTorch reserved on a rank.
+        step_seconds: median of the steps after warming up.
+        steps: how many were measured.
+        versions: of the packages that ran them.
 
     Raises:
         UserError: a figure that is no measurement; the file is damaged or cannot be written.
@@ -181,7 +185,7 @@ def observe(
 
 
 def user_path(gpu: str) -> Path | None:
-    """The user's calibration of a GPU; None where $WINDTUNNEL_CALIBRATION is 'none'. It may name another folder."""
+    """Return the user's calibration of a GPU; None where $WINDTUNNEL_CALIBRATION, which may name another folder, is 'none'."""
     named = os.environ.get(CALIBRATION, "").strip()
     if named.lower() == CALIBRATION_OFF:
         return None
@@ -218,7 +222,7 @@ def override(constants: AnyConstants, values: Any, where: str) -> AnyConstants:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A calibration file: {'constants': by family, 'observations': list of Observation}. Raises UserError."""
+    """Read a calibration file: {'constants': by family, 'observations': list of Observation}. Raises UserError."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

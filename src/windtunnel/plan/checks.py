@@ -67,7 +67,7 @@ def _budget(context: Context, say: Say) -> Evidence:
 
 
 def _length(found: Findings, recipe: Recipe, rig: Rig, plan: Plan) -> str:
-    """Looks at one plan's length; says it in words."""
+    """Look at one plan's length; say it in words."""
     startup = sum(plan.startup.values()) / 3600
     if plan.hours > 0 and startup > STARTUP_SHARE * plan.hours:
         found.warn(f"on {rig.name} {startup / plan.hours:.0%} of the run is starting up: a longer budget is worth more")
@@ -94,7 +94,7 @@ def _warmup(found: Findings, recipe: Recipe, rig: Rig, plan: Plan) -> None:
 
 
 def _interval(found: Findings, what: str, every: Every, rig: Rig, plan: Plan) -> str:
-    """Looks at how often something happens in a run; says it in words."""
+    """Look at how often something happens in a run; say it in words."""
     steps = float(every.steps) if every.steps else (every.seconds or 0.0) / max(plan.step_seconds, 1e-9)
     times = int(plan.steps / steps) if steps > 0 else 0
     key = "stages.pretrain.validate_every" if what == "validation" else "checkpoints.every"
@@ -159,7 +159,7 @@ def _judge_ranks(where: str, chosen: Layout, gpus: int, rig: Rig, found: Finding
 
 
 def _judge_model(context: Context, where: str, chosen: Layout, found: Findings) -> None:
-    """What the model is cut into must come out whole; layers may be spread unevenly, but the longest stage sets the pace."""
+    """Check that what the model is cut into comes out whole; layers may be spread unevenly, the longest stage sets the pace."""
     for name, ranks, key in (("heads", chosen.tensor, "tensor"), ("experts", chosen.expert, "expert")):
         count = _count(context, name) if ranks > 1 else 0
         if ranks > 1 and (count == 0 or count % ranks):

@@ -217,7 +217,7 @@ def run_length(
     corpus: float | None,
     derived_by: str = "stages.pretrain.tokens_per_parameter",
 ) -> Length:
-    """Steps until the first limit of the budget, else the derived tokens, which `derived_by` names."""
+    """Count steps until the first limit of the budget, else the derived tokens, which `derived_by` names."""
     limits = []
     hours, why = budget_hours(recipe.budget, rig)
     if hours is not None:
@@ -268,7 +268,7 @@ def _dollars(amount: float) -> str:
 
 
 def epoch_warnings(epochs: float | None) -> list[str]:
-    """What to say about repeating the data so often."""
+    """Say what to think of repeating the data so often."""
     if epochs is None or epochs <= EPOCHS_WARN:
         return []
     repeated = f"{epochs:.1f} epochs over the data: past {EPOCHS_WARN:.0f} repeated data is worth less and less"
@@ -288,8 +288,12 @@ def disk_gib(
     keep_last, keep_best and one an hour as weights.
 
     Args:
-        checkpoint, kept: GiB of a whole checkpoint, and of one that keeps only weights.
-        tokens: of the data as prepared, `token_bytes` each.
+        checkpoint: GiB of a whole checkpoint.
+        kept: GiB of one that keeps only weights.
+        policy: which are kept.
+        hours: of the run.
+        tokens: of the data as prepared.
+        token_bytes: bytes of each.
         base: GiB of what is there beside, such as the model as it was downloaded.
     """
     count = policy.keep_last - 1 + policy.keep_best + (int(hours) if policy.keep_hourly else 0)

@@ -71,7 +71,7 @@ def gradient_bytes(work: Workload) -> float:
 
 
 def memory(sums: Totals, layout: Layout, c: HFConstants) -> Memory:
-    """The moments of one optimizer step; where it has several micro-batches, of the last one."""
+    """Note the moments of one optimizer step; where it has several micro-batches, of the last one."""
     return _Step(sums, layout, c).run()
 
 
@@ -174,7 +174,7 @@ class _Step:
         self.ledger.note(name, done, held, **pools)
 
     def _copies(self, gathered: float) -> dict[str, float]:
-        """Copies in compute precision while a block is at work; `gathered`: share of the other blocks that still lie gathered."""
+        """Return copies in compute precision while a block is at work; `gathered`: share of the other blocks still gathered."""
         return {"gathered_weights": self.root + max(self.block, self._kept_copies(gathered)) + self.scratch}
 
     def _kept_copies(self, share: float) -> float:

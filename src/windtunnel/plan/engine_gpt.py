@@ -107,7 +107,7 @@ def plain(shape: GPTShape) -> Passes:
 
 
 def memory(shape: GPTShape, layout: Layout, constants: GPTConstants, passes: Passes | None = None) -> Memory:
-    """The moments of one optimizer step; of a recursive GPT, of the supervision steps that one backward pass covers."""
+    """Note the moments of one optimizer step; of a recursive GPT, of the supervision steps that one backward pass covers."""
     passes = passes or plain(shape)
     element = 4 if layout.precision == "fp32" else 2
     other = shape.parameters - shape.matrix_parameters
@@ -164,7 +164,7 @@ def memory(shape: GPTShape, layout: Layout, constants: GPTConstants, passes: Pas
 
 
 def _recorded(moments: _Held, shape: GPTShape, layout: Layout, constants: GPTConstants, passes: Passes, element: int) -> _Held:
-    """The same with the passes recorded: their memory is theirs for good, and what else a run needs lies beside it."""
+    """Record the passes: their memory is theirs for good, and what else a run needs lies beside it."""
     during = ("forward", "loss", "backward")
     # Weights in 8 bits are made outside of it.
     outside = 2.0 * shape.matrix_parameters if layout.precision == "fp8" else 0.0
@@ -186,7 +186,7 @@ def _recorded(moments: _Held, shape: GPTShape, layout: Layout, constants: GPTCon
 
 
 def _validation_bytes(shape: GPTShape, layout: Layout, constants: GPTConstants, passes: Passes, element: int) -> float:
-    """A forward pass that keeps nothing: one application of a block at a time, the states, a copy of the weights, the loss."""
+    """Count a forward pass that keeps nothing: a block's application at a time, states, a copy of the weights, the loss."""
     read, block = _activation_bytes(shape, layout, constants, element, Passes(1, 1, step=1))
     states = (STATES_AT_WORK + passes.carried) * element * layout.micro_tokens * shape.dim
     weights = 0.0 if element == 4 else 2.0 * shape.matrix_parameters
@@ -211,7 +211,7 @@ def _activation_bytes(
 
 
 def _state_bytes(shape: GPTShape, layout: Layout, passes: Passes, element: int) -> float:
-    """The states at work, those at the borders, and with an update a supervision step those of the other micro-batches."""
+    """Count the states at work, at the borders, and with an update a supervision step those of the other micro-batches."""
     waiting = passes.carried * (layout.accumulation - 1) if passes.updates > 1 else 0
     at_work = STATES_AT_WORK if layout.recompute == "none" else 1
     states = at_work * passes.carried + passes.borders(layout.recompute) + waiting
@@ -253,7 +253,7 @@ class _Load:
 
 
 def _load(shape: GPTShape, layout: Layout, passes: Passes) -> _Load:
-    """A backward pass takes twice a forward pass; what is computed again takes a forward pass more."""
+    """Count a backward pass as two forward passes; what is computed again takes a forward pass more."""
     forward = passes.forward(layout.recompute)
     blocks = (forward + 2 * passes.graded) / (3 * shape.layers)
     # Scored tokens take one forward pass of every application, beside training's `blocks` of three passes.
@@ -326,7 +326,7 @@ def _both(products: float, attention: float, traffic: float) -> Seconds:
 
 
 def _launch_seconds(layout: Layout, c: GPTConstants, passes: Passes) -> float:
-    """The host's seconds of a step: it launches every pass's kernels one by one, and takes as long whatever their size.
+    """Return the host's seconds of a step: it launches every pass's kernels, and takes as long whatever their size.
 
     Recorded, passes of a micro-batch up to the next update are launched as one.
     """

@@ -201,6 +201,7 @@ def checkpoint_gib(shape: GPTShape, averaged: bool = False) -> float:
     """Return the GiB of weights and optimizer states: momentum of the matrices, two moments of the rest, all fp32.
 
     Args:
+        shape: of the model.
         averaged: averages of the weights are kept beside them.
     """
     other = shape.parameters - shape.matrix_parameters

@@ -133,7 +133,7 @@ def _reasons(found: Round, recipe: Recipe, sums: Totals, rig: Rig) -> list[str]:
 
 
 def grpo_workload(recipe: Recipe, c: HFConstants) -> Workload:
-    """What learners do in one optimizer step.
+    """Return what learners do in one optimizer step.
 
     Raises:
         UserError: the longest sample does not fit a packed sequence; model.config cannot be read.
@@ -159,7 +159,7 @@ def round_tokens(stage: GRPO) -> float:
 
 
 def search_round(recipe: Recipe, rig: Rig, c: HFConstants) -> tuple[Round, Totals]:
-    """The fastest way to share the rig's GPUs that fits, else the one that is nearest to fitting.
+    """Find the fastest way to share the rig's GPUs that fits, else the one that is nearest to fitting.
 
     Raises:
         UserError: the GPUs asked for are not there, or a layout contradicts itself.

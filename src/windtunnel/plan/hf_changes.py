@@ -32,7 +32,7 @@ def stand_ins(recipe: Recipe) -> list[Iterator[Change]]:
 
 
 def _freer_layout(recipe: Recipe) -> Iterator[Change]:
-    """What the recipe itself fixed, given back to the planner."""
+    """Give back to the planner what the recipe itself fixed."""
     stage = _stage(recipe)
     fixed = [f"layout.{key}=null" for key, value in recipe.layout if value is not None]
     keys = ("micro_batch", "learners", "engines", "engine_tensor")

@@ -43,7 +43,7 @@ def head_seconds(sums: Totals, layout: Layout, gpu: GPU, c: HFConstants) -> Seco
 
 
 def forward_seconds(sums: Totals, layout: Layout, rig: Rig, c: HFConstants) -> float:
-    """A forward pass over one optimizer step's tokens that keeps nothing: log-probabilities of another policy."""
+    """Return the seconds of a forward pass over a step's tokens that keeps nothing: log-probabilities of another policy."""
     assert rig.gpu is not None
     once = head_seconds(sums, layout, rig.gpu, c).forward / 3
     for kind in sums.kinds:

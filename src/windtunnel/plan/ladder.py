@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from textwrap import wrap
 from typing import Any
 
 from windtunnel.recipe import GPTModel, Layout, LayoutChoice, Recipe, UserError, scale_model
@@ -15,6 +16,7 @@ from windtunnel.rig import Rig
 
 from .alternatives import StandIn, holds, stand_ins
 from .plan import make_plan, resolve
+from .text import hours_text, seconds_text
 from .types import Plan
 
 STEPS = 10
@@ -76,7 +78,7 @@ class Rung:
         return self.plan is not None and (self.target or self.level != "cpu") and not holds(self.plan)
 
     def to_json(self) -> dict[str, Any]:
-        """The plan with the rung in it; stable keys."""
+        """Return the plan with the rung in it; keys are stable."""
         rung = {
             "level": self.level,
             "target": self.target,
@@ -124,7 +126,7 @@ def climb(recipe: Recipe, rigs: Sequence[Rig]) -> Ladder:
 
 
 def _new(rungs: Sequence[Rung], rig: Rig) -> str:
-    """What a rig shows that none of the rungs below it did: a rung shows what the levels under its own would."""
+    """Tell what a rig shows that no rung below it did: a rung shows what the levels under its own would."""
     reached = max((LEVELS.index(rung.level) for rung in rungs), default=-1)
     return "; ".join(PROVES[level] for level in LEVELS[reached + 1 : LEVELS.index(rig.rung) + 1])
 
@@ -160,7 +162,7 @@ def _unit(plan: Plan) -> str:
 
 
 def _undisturbed(rig: Rig) -> Rig:
-    """A CPU measured as far slower than CPUs are was busy with something else."""
+    """Undo the measurement of a CPU far slower than CPUs are: it was busy with something else."""
     if rig.gpu is not None or rig.cpu_gflops is None:
         return rig
     return replace(rig, cpu_gflops=max(rig.cpu_gflops, LEAST_GFLOPS * rig.cpu_cores))
@@ -171,7 +173,7 @@ def _rehearsal_hours(scale: Plan) -> float:
 
 
 def _plan_freely(recipe: Recipe, rig: Rig) -> tuple[Recipe, Plan | None, tuple[str, ...]]:
-    """The recipe and its plan as it stands, or else with the choices left open that were made for the target."""
+    """Plan the recipe as it stands, or else with the choices left open that were made for the target."""
     try:
         return recipe, make_plan(recipe, rig, suggest=False), ()
     except UserError as error:
@@ -188,7 +190,7 @@ def _plan_freely(recipe: Recipe, rig: Rig) -> tuple[Recipe, Plan | None, tuple[s
 
 
 def _freed(recipe: Recipe) -> Recipe:
-    """The recipe without what is chosen for one rig: layout, micro-batch, precision, learners and engines."""
+    """Return the recipe without what is chosen for one rig: layout, micro-batch, precision, learners and engines."""
     own: dict[str, dict[str, Any]] = {
         "pretrain": {"micro_batch": None, "precision": "auto"},
         "sft": {"micro_batch": None, "precision": "auto"},
@@ -211,7 +213,7 @@ def _dollars(rig: Rig, hours: float) -> float | None:
 
 
 def brief(layout: Layout) -> str:
-    """A layout in a few characters: 'FSDP 8, 2 x 4, recompute'; bf16 goes without saying."""
+    """Write a layout in a few characters: 'FSDP 8, 2 x 4, recompute'; bf16 goes without saying."""
     axes = [("TP", layout.tensor), ("PP", layout.pipeline), ("EP", layout.expert)]
     shard = {"none": "DDP", "optimizer": "ZeRO-1", "full": "FSDP"}[layout.shard]
     split = [f"{name} {size}" for name, size in axes if size > 1] + ([f"{shard} {layout.data}"] if layout.data > 1 else [])
@@ -220,3 +222,72 @@ def brief(layout: Layout) -> str:
     parts += ["recompute"] if layout.recompute != "none" else []
     parts += ["offload"] if layout.offload != "none" else []
     return ", ".join(parts)
+
+
+LAYOUT_WIDTH = 23
+COLUMNS = ("rung", "rig", "done there", "GiB a rank", "step", "time", "cost")
+
+
+def ladder_rows(ladder: Ladder) -> list[tuple[str, ...]]:
+    """One row a rung under COLUMNS, and the total."""
+    rows = [_row(rung) for rung in ladder.rungs]
+    known = [rung.hours for rung in ladder.rungs if rung.hours is not None]
+    total = f"${ladder.dollars:,.2f}" if any(rung.dollars is not None for rung in ladder.rungs) else ""
+    return [*rows, ("total", "", "", "", "", hours_text(sum(known)), total)]
+
+
+def ladder_remarks(ladder: Ladder) -> list[tuple[str, str]]:
+    """(label, text): what each rung proves, what stands in where the model does not fit, and what the figures leave out."""
+    rows = [("proves", f"{rung.rig.name}: {rung.proves}") for rung in ladder.rungs]
+    for rung in ladder.rungs:
+        rows += _too_big(rung)
+    target = ladder.plan
+    rows += [("does not fit", f"{target.rig}: {reason}") for reason in target.reasons]
+    rows += [("instead", f"{a.change} ({a.why})") for a in target.alternatives]
+    rows += [("warning", text) for text in target.warnings]
+    rows += [("note", text) for rung in ladder.rungs if rung.plan is not None for text in rung.notes]
+    return [*rows, *(("note", text) for text in _left_out(ladder))]
+
+
+def _too_big(rung: Rung) -> list[tuple[str, str]]:
+    """Tell what a model that does not fit needs, and what takes its place; for the target the reasons say the former."""
+    if rung.plan is None or not rung.too_big:
+        return []
+    known = " ".join(a.change for a in rung.plan.alternatives)
+    rows = [("instead", f"{s.what} ({s.change}), {s.plan.peak_gib:.1f} GiB") for s in rung.stand_ins if s.change not in known]
+    if not rung.target:
+        rows.insert(
+            0, ("too big", f"the full-size model needs {rung.plan.peak_gib:,.1f} GiB a rank, not {rung.plan.limit_gib:.1f}")
+        )
+    return [(label, f"{rung.rig.name}: {text}") for label, text in rows]
+
+
+def _row(rung: Rung) -> tuple[str, ...]:
+    plan = rung.shown
+    run = rung.stand_ins[0].plan if rung.stand_ins and not rung.target else plan
+    cost = "" if rung.hours is None else "no price" if rung.dollars is None else f"${rung.dollars:,.2f}"
+    return (
+        rung.level,
+        rung.rig.name + (f"\n{_layout(run, rung.rig.gpus)}" if run else ""),
+        rung.does.replace(", ", ",\n").replace(" of a ", "\nof a "),
+        f"{plan.peak_gib:,.1f} / {plan.limit_gib:.1f}{'' if holds(plan) else ' ✗'}" if plan else "",
+        seconds_text(run.step_seconds) if run and rung.hours is not None else "",
+        "" if rung.hours is None else hours_text(rung.hours),
+        cost,
+    )
+
+
+def _layout(plan: Plan, gpus: int) -> str:
+    if not plan.roles:
+        return "\n".join(wrap(brief(plan.layout), LAYOUT_WIDTH, break_on_hyphens=False))
+    if sum(role.gpus for role in plan.roles.values()) > gpus:
+        return f"{gpus} GPU{'s' if gpus > 1 else ''} in turn"
+    return ", ".join(f"{role.gpus} {name}{'s' if role.gpus > 1 else ''}" for name, role in plan.roles.items())
+
+
+def _left_out(ladder: Ladder) -> list[str]:
+    error = ladder.plan.error
+    notes = [f"times ±{error['time']:.0%}, memory ±{error['memory']:.0%}; without booting and installing a machine"]
+    if ladder.unpriced:
+        notes.append(f"the total leaves out {', '.join(ladder.unpriced)}: no price known")
+    return notes

@@ -79,7 +79,7 @@ class Opinion:
         return asdict(self)
 
     def rows(self) -> list[tuple[str, str, str, str]]:
-        """(what, planned, traced, off by) of every part, and the sum."""
+        """Return (what, planned, traced, off by) of every part, and the sum."""
         sums = [Part("both count", self.planned_gib, self.traced_gib)]
         rows = [
             (
@@ -94,7 +94,7 @@ class Opinion:
         return [*rows, ("peak at", self.planned_moment, self.traced_moment, "")]
 
     def remarks(self) -> list[tuple[str, str]]:
-        """What the trace says, and why it differs."""
+        """Tell what the trace says, and why it differs."""
         counts, blocks = self.trace["traced_blocks"], self.trace["blocks"]
         how = f"all {blocks} blocks" if counts == [blocks] else f"{counts[0]} and {counts[-1]} of {blocks} blocks"
         verdict = "agrees" if self.agrees else "differs"
@@ -106,6 +106,7 @@ def second_opinion(plan: Plan, trace: dict[str, Any]) -> Opinion:
     """Compare at the peaks.
 
     Args:
+        plan: of the same recipe and layout.
         trace: as `windtunnel.train.run_trace` gives it.
     """
     top = next(phase for phase in trace["phases"] if phase["name"] == trace["peak_phase"])["gib"]
@@ -129,7 +130,7 @@ def second_opinion(plan: Plan, trace: dict[str, Any]) -> Opinion:
 
 
 def _reasons(plan: Plan, parts: tuple[Part, ...], traced: float, phase: str, top: Mapping[str, float]) -> Iterable[str]:
-    """A sentence for each kind of memory that makes up the difference, largest first."""
+    """Write a sentence for each kind of memory that makes up the difference, largest first."""
     for part in sorted(parts, key=lambda part: -abs(part.planned_gib - part.traced_gib)):
         more = part.planned_gib - part.traced_gib
         if abs(more) < WORTH_NAMING * traced:

@@ -125,6 +125,8 @@ def make_plan(
     """Plan a recipe of one training stage on a rig in milliseconds, without torch.
 
     Args:
+        recipe: one stage's, as `stage_recipe` resolves it; of a recipe of several stages the first is planned.
+        rig: what to train on.
         vocab: tokens of the prepared vocabulary, BOS included; None: as far as the recipe tells.
         calibration: constants measured on this kind of GPU; None: those that ship.
         corpus_tokens: training tokens of one epoch (of RL: of all prompts) once they are known; None: estimated.

@@ -72,7 +72,7 @@ def draw_memory(figure: Any, plan: Plan) -> None:
 
 
 def _moments(plan: Plan) -> list[Moment]:
-    """The timeline, from the step's beginning to its end; a plan with one moment holds it all along."""
+    """Return the timeline, from the step's beginning to its end; a plan with one moment holds it all along."""
     if len(plan.timeline) < 2:
         return [Moment("", 0.0, plan.components), Moment(plan.peak_moment, plan.step_seconds, plan.components)]
     first, last = plan.timeline[0], plan.timeline[-1]
@@ -131,7 +131,7 @@ def _peak_bar(axes: Any, plan: Plan, names: Sequence[str], looks: dict[str, tupl
 
 
 def _legend(axes: Any, plan: Plan) -> None:
-    """The components from the top down with their GiB, beside the bar."""
+    """Write the components from the top down with their GiB, beside the bar."""
     handles, labels = axes.get_legend_handles_labels()
     taken = sum(v for v in plan.components.values() if v < 0)
     legend = axes.legend(

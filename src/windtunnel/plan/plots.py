@@ -74,7 +74,7 @@ def memory_svg(plan: Plan, name: str = "memory") -> str:
 
 
 def step_svg(plan: Plan, name: str = "step") -> str:
-    """The step's terms on a time axis, as memory_svg."""
+    """Draw the step's terms on a time axis, as memory_svg."""
     return _svg((WIDTH, _terms_height(plan)), lambda figure: draw_terms(figure, plan), name)
 
 

@@ -181,7 +181,7 @@ def size_up(recipe: Recipe, rig: Rig, vocab: int, constants: GPTConstants) -> Si
 
 
 def pace(recipe: Recipe, candidate: Candidate, constants: GPTConstants, corpus_tokens: float | None) -> Pace:
-    """The run's pace: validation is spread over the steps between two of them."""
+    """Return the run's pace: validation is spread over the steps between two of them."""
     layout, step = candidate.layout, candidate.timed.seconds
     stage = recipe.pretrain
     tokens = float(stage.validation_tokens)
@@ -224,7 +224,7 @@ def pick_depth(recipe: Recipe, rig: Rig, vocab: int, constants: GPTConstants, co
 
 
 def deepest_that_fits(recipe: Recipe, rig: Rig, vocab: int, constants: GPTConstants) -> int | None:
-    """The deepest of DEPTHS that fits the rig's memory, whatever it costs; None where none does."""
+    """Find the deepest of DEPTHS that fits the rig's memory, whatever it costs; None where none does."""
     low, high = 0, len(DEPTHS)
     while low < high:
         middle = (low + high) // 2
@@ -290,14 +290,14 @@ def _length_notes(recipe: Recipe, sized: Sized, length: Length, corpus: float | 
 
 
 def _memory_error(constants: GPTConstants, candidate: Candidate) -> float:
-    """What is said of a rank's memory."""
+    """State the relative error of a rank's memory."""
     if not candidate.layout.recorded or constants.extra_gib != 0:
         return constants.memory_error
     return max(constants.memory_error, constants.recorded_memory_error)
 
 
 def _time_error(constants: GPTConstants, sized: Sized) -> float:
-    """What is said of the step's seconds: less is known of the host and of recursion, unless the user has measured them."""
+    """State the relative error of a step's seconds: larger where less was measured, unless the user has measured it."""
     candidate, errors = sized.candidate, [constants.time_error]
     if candidate.layout.device != "cuda" or constants.time_factor != 1.0:
         return constants.time_error

@@ -47,9 +47,14 @@ class Engine:
 
 
 def plan_engines(shape: HFShape, stage: GRPO, rig: Rig, gpus: int, c: HFConstants, held_gib: float = 0.0) -> Engine:
-    """The engines on `gpus` GPUs of a rig: over as few GPUs each as hold weights and a few sequences.
+    """Plan the engines on `gpus` GPUs of a rig: over as few GPUs each as hold weights and a few sequences.
 
     Args:
+        shape: of the model that answers.
+        stage: what is asked of it.
+        rig: whose GPUs these are.
+        gpus: how many of them.
+        c: constants of the GPU.
         held_gib: what a learner that takes turns on the same GPUs keeps there meanwhile.
 
     Raises:
@@ -134,7 +139,7 @@ def _touched(shape: HFShape, batch: float) -> float:
 
 
 def sync_seconds(shape: HFShape, stage: GRPO, rig: Rig, apart: bool, c: HFConstants) -> float:
-    """New weights from learners to every engine: over links inside a node, over the network between nodes."""
+    """Return the seconds of new weights to every engine: over links inside a node, over the network between nodes."""
     size = WEIGHT_BYTES[stage.engine_weights] * shape.parameters
     rate = rig.network_gbs if apart and rig.nodes > 1 else rig.link_gbs
     return c.sync_seconds + size / (max(rate, 1.0) * 1e9 * c.sync_efficiency)

@@ -96,6 +96,9 @@ def search(work: Trainable, rig: Rig, ranks: int, less_gib: float = 0.0) -> Foun
     """Choose among all layouts over `ranks` ranks; None where there is none.
 
     Args:
+        work: what is trained.
+        rig: of which so many ranks are used.
+        ranks: GPUs, or 1 on a CPU.
         less_gib: what others keep of a rank's memory.
 
     Raises:

@@ -75,7 +75,12 @@ def plan_stages(
     """Plan every stage of a recipe; arguments as `make_plan`'s.
 
     Args:
-        hours, dollars: what runs before the first of these stages took of the budget.
+        recipe: with its stages.
+        rig: what to train on.
+        vocab: tokens of the prepared vocabulary.
+        corpus_tokens: training tokens of one epoch.
+        hours: what runs before the first of these stages took of the budget.
+        dollars: what runs before the first of these stages took of the budget.
 
     Raises:
         UserError: as `make_plan`; a stage that does not fit, or that the stages before it leave no money for, comes
@@ -94,7 +99,7 @@ def plan_stages(
 
 
 def _unpaid(recipe: Recipe, rig: Rig, name: str, plan: Plan, planned: Sequence[PlannedStage], spent: tuple[float, float]) -> Plan:
-    """The plan of a stage that cannot begin, with the reason and what all stages together would take.
+    """Return the plan of a stage that cannot begin, with the reason and what all stages together would take.
 
     `spent`: hours and dollars that runs before them took.
     """
@@ -120,7 +125,7 @@ def _unpaid(recipe: Recipe, rig: Rig, name: str, plan: Plan, planned: Sequence[P
 
 
 def climb_stages(recipe: Recipe, rigs: Sequence[Rig]) -> tuple[Ladder, StagedPlan]:
-    """The ladder of the first stage, whose target does all stages, and the plans of all stages there.
+    """Climb with the first stage, whose target does all stages, and plan all stages there.
 
     Rigs below the target rehearse; what they do is the same whichever stage it is for.
     """

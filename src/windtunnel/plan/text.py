@@ -25,7 +25,7 @@ def lines(plan: Plan) -> list[tuple[str, str, str]]:
 
 
 def _options(plan: Plan) -> list[str]:
-    """The layouts that come after the chosen one, at most three."""
+    """Write the layouts that come after the chosen one, at most three."""
     others = [option for option in plan.options if option.layout != plan.layout][:3]
     return [
         f"{option.layout.describe()}: {option.peak_gib:.1f} GiB, {seconds_text(option.step_seconds)} a step"
@@ -124,14 +124,14 @@ def count_text(number: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """A short duration: 0.0123 -> 12.3 ms; minutes from two of them."""
+    """Write a short duration: 0.0123 -> 12.3 ms; minutes from two of them."""
     if seconds >= 120:
         return hours_text(seconds / 3600)
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
 
 
 def hours_text(hours: float) -> str:
-    """A duration of hours: minutes below one, days from 48."""
+    """Write a duration of hours: minutes below one, days from 48."""
     if hours >= 48:
         return f"{hours / 24:,.1f} days"
     return f"{hours:.2f} h" if hours >= 1 else f"{hours * 60:.1f} min"
