@@ -7,13 +7,14 @@ from .shape import GPTShape, RecursionShape, gpt_shape, recipe_shape
 
 if TYPE_CHECKING:
     from .attention import deterministic
+    from .blocks import Block, Experts, LatentAttention, Linear, Norm
     from .build import build_model, new_model
     from .cache import KVCache, extend, lay_out
     from .checks import add_gradients
     from .fp8 import disable_fp8, enable_fp8
     from .frozen_fp8 import FrozenFP8, encode_fp8, freeze_experts_fp8, freeze_linear_fp8, holds_experts
     from .gpt import GPT, build_gpt
-    from .hf_parts import Block, Experts, HFShape, LatentAttention, Linear, Norm
+    from .hf import HFShape
     from .known import hf_shape, known_models
     from .recording import Replay, cuda_recorder
     from .recursive import RecursiveGPT, use_supervision
@@ -71,15 +72,15 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Block": "hf_parts",
-    "HFShape": "hf_parts",
-    "Experts": "hf_parts",
+    "Block": "blocks",
+    "HFShape": "hf",
+    "Experts": "blocks",
     "FrozenFP8": "frozen_fp8",
     "GPT": "gpt",
     "KVCache": "cache",
-    "LatentAttention": "hf_parts",
-    "Linear": "hf_parts",
-    "Norm": "hf_parts",
+    "LatentAttention": "blocks",
+    "Linear": "blocks",
+    "Norm": "blocks",
     "Objective": "supervision",
     "RecursiveGPT": "recursive",
     "Replay": "recording",

@@ -13,8 +13,9 @@ from typing import Any
 
 from windtunnel.recipe import UserError
 
+from .blocks import Block, Experts, LatentAttention, Linear, Norm, Part
+from .hf import HFShape
 from .hf_families import FAMILIES, Bias, Family
-from .hf_parts import Block, Experts, HFShape, LatentAttention, Linear, Norm, Part
 
 # A config.json has a few kilobytes; more is something else, such as weights.
 LARGEST = 16 * 2**20

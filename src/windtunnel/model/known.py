@@ -12,8 +12,8 @@ from typing import Any
 
 from windtunnel.recipe import UserError
 
+from .hf import HFShape
 from .hf_config import read_config, shape_from_config
-from .hf_parts import HFShape
 
 
 def known_models() -> list[str]:

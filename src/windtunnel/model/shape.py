@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from windtunnel.recipe import GPTModel, Recipe, UserError
+
+from .blocks import Block, Linear, training_flops
 
 
 @dataclass(frozen=True)
@@ -96,12 +99,30 @@ class GPTShape:
         """Channels of the keys (and of the values) of one layer."""
         return self.kv_heads * self.head_dim
 
-    @property
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """The layers' matrices and attention; layers that are alike are one object."""
+        kinds: dict[tuple[int, bool], Block] = {}
+        for i, window in enumerate(self.windows):
+            kind = (window, i in self.value_layers)
+            kinds.setdefault(kind, self._block(*kind))
+        return tuple(kinds[window, i in self.value_layers] for i, window in enumerate(self.windows))
+
+    def _block(self, window: int, has_values: bool) -> Block:
+        widths = {"query": self.dim, "key": self.kv_dim, "value": self.kv_dim, "output": self.dim}
+        linears = [Linear(name, "attention", self.dim, width) for name, width in widths.items()]
+        linears += [Linear("value_gate", "attention", GATE_CHANNELS, self.kv_heads)] if has_values else []
+        linears += [Linear(name, "mlp", self.dim, self.hidden) for name in (("up", "gate") if self.mlp == "swiglu" else ("up",))]
+        linears.append(Linear("down", "mlp", self.hidden, self.dim))
+        return Block(
+            dim=self.dim, heads=self.heads, kv_heads=self.kv_heads, qk_head_dim=self.head_dim, v_head_dim=self.head_dim,
+            hidden=self.hidden, experts=None, mla=None, window=window, linears=tuple(linears), norms=(),
+        )  # fmt: skip
+
+    @cached_property
     def matrix_parameters(self) -> int:
         """Parameters of the blocks' matrices: attention, MLP and value gates."""
-        attention = self.dim * (2 * self.dim + 2 * self.kv_dim)
-        mlp = (3 if self.mlp == "swiglu" else 2) * self.dim * self.hidden
-        return self.layers * (attention + mlp) + len(self.value_layers) * GATE_CHANNELS * self.kv_heads
+        return sum(block.matrix_parameters for block in self.blocks)
 
     @property
     def table_parameters(self) -> int:
@@ -147,11 +168,10 @@ class GPTShape:
         passes = 1 if self.recursion is None else self.recursion.passes * self.recursion.supervision
         return self._pass_flops * passes / 3 + 2.0 * self.head_parameters
 
-    @property
+    @cached_property
     def _pass_flops(self) -> float:
         """One pass through all blocks, forward and backward."""
-        attention = sum(12 * self.heads * self.head_dim * min(w, self.sequence) for w in self.windows)
-        return 6.0 * self.matrix_parameters + attention
+        return training_flops(self.blocks, self.sequence)
 
     def kv_bytes_per_token(self, element_bytes: int = 2) -> int:
         """Bytes of KV cache one token takes: every application of a block has keys and values of its own."""

@@ -362,14 +362,12 @@ def _quantised_bytes(shape: GPTShape) -> float:
 
 def newton_schulz_flops(shape: GPTShape) -> float:
     """FLOPs of orthogonalising every matrix once: an iteration on m x n, m <= n, is 4 m^2 n + 2 m^3 (Muon, Jordan 2024)."""
-
-    def one(rows: int, columns: int) -> float:
-        m, n = sorted((rows, columns))
-        return 4.0 * m * m * n + 2.0 * m**3
-
-    attention = 2 * one(shape.dim, shape.dim) + 2 * one(shape.dim, shape.kv_dim)
-    mlp = (3 if shape.mlp == "swiglu" else 2) * one(shape.dim, shape.hidden)
-    return NEWTON_SCHULZ_ITERATIONS * shape.layers * (attention + mlp)
+    total = 0.0
+    for linear in shape.blocks[0].linears:
+        if linear.module != "value_gate":
+            m, n = sorted((linear.inputs, linear.outputs))
+            total += 4.0 * m * m * n + 2.0 * m**3
+    return NEWTON_SCHULZ_ITERATIONS * shape.layers * total
 
 
 def attention_flops(shape: GPTShape) -> float:

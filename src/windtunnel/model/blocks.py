@@ -1,15 +1,14 @@
-"""Hugging Face causal language models as plain arithmetic, without torch: shapes, parameters and FLOPs.
+"""The blocks of language models as plain arithmetic, without torch: matrices, norms, experts, attention.
 
-Every count equals what transformers builds from the same config. A model is a sequence of blocks; a block is its matrices,
-norms, experts and attention.
+One arithmetic for the package's own GPTs (shape.py) and for Hugging Face models (hf.py).
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 Part = Literal["attention", "mlp", "shared", "router", "experts"]
 Targets = Literal["attention", "all"]
@@ -220,134 +219,11 @@ class Block:
         return sum(linear.parameters for linear in self.linears if linear.part == part)
 
 
-@dataclass(frozen=True)
-class HFShape:
-    """Every dimension of a causal language model.
+def training_flops(blocks: Sequence[Block], sequence: int) -> float:
+    """Return the FLOPs of a token's training pass through blocks, forward and backward: 6 a multiplied parameter + attention.
 
-    Attributes:
-        name: the built-in name, or the file that it was read from; family: config.json's model_type.
-        dim: channels of the residual stream; hidden: width of a dense MLP, 0 where every layer has experts.
-        heads, kv_heads, head_dim: of attention; with latent attention head_dim is a query's, rotary part included.
-        vocab: rows of the embedding and of the head; tied: whether they are one table.
-        biases: whether any projection of the blocks has one.
-        experts: of the sparse layers; None for a dense model. blocks[i].experts tells which layers are sparse.
-        windows: per layer, positions that a token sees; None for the whole past.
-        max_positions: longest sequence that config.json names.
-        mtp_layers: modules that predict tokens after the next one. Checkpoints hold them, transformers does not
-            build them, and no other count here includes them.
-        final_norm_parameters: weight of the norm before the head.
-        config: the architecture's keys of config.json as JSON text; `raw` reads it.
+    Attention counts 12 * heads * head_dim * visible positions, not halved for causality: the convention of published MFU
+    figures (PaLM, appendix B). Where keys and values differ in width it is 6 * heads * (both).
     """
-
-    name: str
-    family: str
-    layers: int
-    dim: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    hidden: int
-    vocab: int
-    tied: bool
-    biases: bool
-    experts: Experts | None
-    mla: LatentAttention | None
-    windows: tuple[int | None, ...]
-    max_positions: int
-    blocks: tuple[Block, ...]
-    final_norm_parameters: int
-    mtp_layers: int = 0
-    config: str = field(default="{}", compare=False, repr=False)
-
-    @property
-    def raw(self) -> dict[str, Any]:
-        """The config as a mapping that transformers' AutoConfig.for_model(**raw) builds; a fresh copy, which it may change."""
-        content: dict[str, Any] = json.loads(self.config)
-        return content
-
-    @property
-    def embedding_parameters(self) -> int:
-        """The table of token embeddings."""
-        return self.vocab * self.dim
-
-    @property
-    def head_parameters(self) -> int:
-        """Parameters that the output head has of its own: 0 where it is the embedding table."""
-        return 0 if self.tied else self.vocab * self.dim
-
-    @property
-    def head_matrix_parameters(self) -> int:
-        """Parameters that the output head multiplies, tied or not."""
-        return self.vocab * self.dim
-
-    @cached_property
-    def block_parameters(self) -> int:
-        """Parameters of all layers."""
-        return sum(block.parameters for block in self.blocks)
-
-    @cached_property
-    def parameters(self) -> int:
-        """All parameters, a tied table once, buffers that are saved with them included (as published counts do)."""
-        return self.embedding_parameters + self.block_parameters + self.final_norm_parameters + self.head_parameters
-
-    @cached_property
-    def active_parameters(self) -> int:
-        """Parameters that take part in one token: all but the routed experts it does not pass through."""
-        return self.parameters - sum(block.parameters - block.active_parameters for block in self.blocks)
-
-    @cached_property
-    def expert_parameters(self) -> int:
-        """All routed experts of all layers."""
-        return sum(block.expert_parameters for block in self.blocks)
-
-    @cached_property
-    def buffer_parameters(self) -> int:
-        """Those of `parameters` that are saved but reached by no gradient: DeepSeek-V3's expert biases, else 0."""
-        return sum(block.buffer_parameters for block in self.blocks)
-
-    @cached_property
-    def matrix_parameters(self) -> int:
-        """The blocks' matrices, all experts counted; without embedding and head."""
-        return sum(block.matrix_parameters for block in self.blocks)
-
-    @cached_property
-    def active_matrix_parameters(self) -> int:
-        """The blocks' matrices that one token is multiplied with; without the head."""
-        return sum(block.active_matrix_parameters for block in self.blocks)
-
-    @property
-    def mtp_parameters(self) -> int:
-        """Parameters of the prediction modules as checkpoints hold them, with their copies of embedding and head.
-
-        A module is a block like the last, a projection of two concatenated vectors, three norms, and a copy of both tables.
-        """
-        module = self.blocks[-1].parameters + 2 * self.dim * self.dim + 3 * self.dim + 2 * self.vocab * self.dim
-        return self.mtp_layers * module
-
-    def flops_per_token(self, sequence: int) -> float:
-        """Training FLOPs a token of a packed sequence, forward and backward: 6 a multiplied parameter + attention.
-
-        Attention counts 12 * heads * head_dim * visible positions, not halved for causality: the convention of published MFU
-        figures (PaLM, appendix B), as for our GPT. Where keys and values differ in width it is 6 * heads * (both).
-        """
-        attention = sum(
-            6 * block.heads * (block.qk_head_dim + block.v_head_dim) * block.visible(sequence) for block in self.blocks
-        )
-        return 6.0 * (self.active_matrix_parameters + self.head_matrix_parameters) + attention
-
-    def kv_bytes_per_token(self, element_bytes: float = 2) -> float:
-        """Bytes of KV cache that a token takes over all layers, while every window still holds it."""
-        return element_bytes * sum(block.cached_elements for block in self.blocks)
-
-    def kv_bytes(self, sequence: int, element_bytes: float = 2) -> float:
-        """Bytes of KV cache of one sequence: layers with a window keep no more than it."""
-        return element_bytes * sum(block.cached_elements * block.visible(sequence) for block in self.blocks)
-
-    def lora_parameters(self, rank: int, targets: Targets = "all") -> int:
-        """Parameters of LoRA adapters on the layers' linear modules; routers and routed experts get none."""
-        return sum(block.lora_parameters(rank, targets) for block in self.blocks)
-
-    def lora_modules(self, targets: Targets = "all") -> tuple[str, ...]:
-        """Names inside a block of the modules that get adapters, such as self_attn.q_proj, over all kinds of block."""
-        kinds = dict.fromkeys(self.blocks)
-        return tuple(dict.fromkeys(linear.module for b in kinds for linear in b.linears if linear.adapted(targets)))
+    attention = sum(6 * block.heads * (block.qk_head_dim + block.v_head_dim) * block.visible(sequence) for block in blocks)
+    return 6.0 * sum(block.active_matrix_parameters for block in blocks) + attention
