@@ -11,7 +11,7 @@ import torch
 from waiting import HANG
 
 from windtunnel.data import Characters
-from windtunnel.generate import Engine, gpt_generator
+from windtunnel.generate import Engine, Generator, gpt_generator
 from windtunnel.model import GPT, build_gpt, gpt_shape
 from windtunnel.recipe import ARITHMETIC_ALPHABET, GPTModel, Serve
 from windtunnel.serve import create_app
@@ -49,11 +49,20 @@ def tiny_engine(slots: int = 4, queue: int = 8, **model: object) -> Iterator[Eng
 
 @contextlib.contextmanager
 def running_server(token: str | None = None, local_only: bool = True, limits: Serve = LIMITS) -> Iterator[tuple[str, Engine]]:
-    """A real uvicorn server in a thread: its URL and its engine."""
+    """A real uvicorn server of the tiny model in a thread: its URL and its engine."""
+    with tiny_engine(limits.slots, limits.queue) as engine, serving(engine, NAME, limits, token, local_only) as url:
+        yield url, engine
+
+
+@contextlib.contextmanager
+def serving(
+    generator: Generator, name: str, limits: Serve = LIMITS, token: str | None = None, local_only: bool = True
+) -> Iterator[str]:
+    """A real uvicorn server of any generator in a thread: its URL."""
     from windtunnel.web import Access, Server, listening
 
-    with tiny_engine(limits.slots, limits.queue) as engine, contextlib.closing(listening("127.0.0.1", 0)) as listener:
-        app = create_app(engine, model=NAME, limits=limits, access=Access(token, local_only))
+    with contextlib.closing(listening("127.0.0.1", 0)) as listener:
+        app = create_app(generator, model=name, limits=limits, access=Access(token, local_only))
         server = Server(app)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
@@ -62,7 +71,7 @@ def running_server(token: str | None = None, local_only: bool = True, limits: Se
             time.sleep(0.01)
         assert server.started
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}", engine
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join(HANG)

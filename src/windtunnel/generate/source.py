@@ -1,4 +1,7 @@
-"""What to generate with: a run's checkpoint or an exported folder. Weights to generate with are loaded here and nowhere else."""
+"""What to generate with: a run's checkpoint, an exported folder or a Hugging Face folder.
+
+Weights to generate with are loaded here and nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from windtunnel.run import Checkpoint, Which, choose_checkpoint
 from .engine import Engine
 from .gpt import GPTDecoder
 from .protocol import Generator
-from .text import OwnText
+from .text import FolderText, OwnText
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def load_run(run: Path, checkpoint: Which = "best", device: str | None = None, p
 
 
 def load_source(path: Path, *, step: int | None = None, device: str | None = None, supervision: int | None = None) -> Source:
-    """A generator for a run folder's best checkpoint (or that of a step), or for an exported folder.
+    """A generator for a run folder's best checkpoint (or that of a step), for an exported folder, or a Hugging Face folder.
 
     Args:
         path: the folder.
@@ -80,9 +83,14 @@ def load_source(path: Path, *, step: int | None = None, device: str | None = Non
     Raises:
         UserError: there is no model at `path`, no good checkpoint, or the device is not there.
     """
-    if (path / "model.safetensors").is_file() and not (path / "recipe.yaml").is_file():
-        if step is not None:
-            raise UserError(f"{path} holds exported weights, which have no steps", "leave --step out, or name the run's folder")
+    is_run = (path / "recipe.yaml").is_file()
+    if step is not None and not is_run and (path / "config.json").is_file() | (path / "model.safetensors").is_file():
+        raise UserError(f"{path} holds exported weights, which have no steps", "leave --step out, or name the run's folder")
+    if (path / "config.json").is_file() and not is_run and not (path / "shape.json").is_file():
+        if supervision is not None:
+            raise UserError(f"{path} is no recursive model", "leave --supervision out")
+        return _load_hf(path, find_device(device))
+    if (path / "model.safetensors").is_file() and not is_run:
         where = find_device(device)
         model, tokenizer = load_weights(path, device=where, compute=fast_dtype(where)), load_tokenizer(path / "tokenizer.json")
         limits, what, created = Serve(), "exported weights", (path / "model.safetensors").stat().st_mtime
@@ -96,6 +104,18 @@ def load_source(path: Path, *, step: int | None = None, device: str | None = Non
         raise UserError(f"{path}: the tokenizer has {tokenizer.vocab} tokens, the model {model.shape.vocab}")
     generator = gpt_generator(model, tokenizer, slots=limits.slots, queue=limits.queue)
     return Source(path.resolve().name, generator, limits, what if used is None else f"{what}, {used}", int(created))
+
+
+def _load_hf(folder: Path, device: torch.device) -> Source:
+    from .hf import HFDecoder, end_tokens, load_hf
+
+    limits, model = Serve(), load_hf(folder, device, fast_dtype(device))
+    text = FolderText(folder, end_tokens(folder))
+    generator = Engine(HFDecoder(model), text, slots=limits.slots, queue=limits.queue)
+    what = (
+        f"{model.config.model_type}, {model.num_parameters() / 1e6:,.0f} M weights in {str(model.dtype).removeprefix('torch.')}"
+    )
+    return Source(folder.resolve().name, generator, limits, what, int((folder / "config.json").stat().st_mtime))
 
 
 def gpt_generator(

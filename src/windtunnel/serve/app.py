@@ -1,4 +1,4 @@
-"""The HTTP server: OpenAI-compatible completions, models, health, metrics and one page."""
+"""The HTTP server: OpenAI-compatible completions and chat completions, models, health, metrics and one page."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from windtunnel.generate import GenerationFailed, Generator
 from windtunnel.recipe import Serve
 from windtunnel.web import CLIENT_GONE, Access, APIError, Guard, error_response, http_error, internal_error, read_body
 
-from .completions import Answer, Hub, Run, prepare
+from .answers import Answer, ChatAnswer, Hub, Run
 from .metrics import Record, ServerMetrics
-from .schema import parse_request
+from .schema import ChatRequest, CompletionRequest, parse_request, prepare
 
 STATIC = Path(__file__).parent / "static"
 # JSON may write one byte of a prompt as six (\u001f); the rest is for the other fields.
@@ -64,16 +64,16 @@ def create_app(generator: Generator, *, model: str, limits: Serve, access: Acces
     _add_models(app, card)
     _add_pages(app, generator, metrics, access.token is not None)
 
-    @app.post("/v1/completions")
-    async def completions(request: Request) -> Response:
+    async def answered(request: Request, kind: type[CompletionRequest] | type[ChatRequest]) -> Response:
         record = metrics.start()
         try:
-            parsed = parse_request(await read_body(request, max_body))
+            parsed = parse_request(kind, await read_body(request, max_body))
             if parsed.model != model:
                 message = f"the model {parsed.model!r} does not exist; this server has {model!r}"
                 raise APIError(404, message, param="model", code="model_not_found")
             prepared = await asyncio.to_thread(prepare, parsed, generator, limits)
-            answer = Answer(prepared, Run(generator, hub(), prepared.jobs, parsed.stream), model)
+            run = Run(generator, hub(), prepared.jobs, parsed.stream)
+            answer = (ChatAnswer if kind is ChatRequest else Answer)(prepared, run, model)
             if parsed.stream:
                 return EventStream(answer, request.state.request_id, record)
             body = await _unless_gone(request, answer)
@@ -85,6 +85,14 @@ def create_app(generator: Generator, *, model: str, limits: Serve, access: Acces
             raise
         record.end(200)
         return JSONResponse(body)
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        return await answered(request, CompletionRequest)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        return await answered(request, ChatRequest)
 
     return app
 

@@ -1,0 +1,205 @@
+"""From a request's jobs to JSON or server-sent events: completions and chat completions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+from windtunnel.generate import GenerationFailed, Generator, Job, Piece, QueueFull, Ticket, TokenInfo
+from windtunnel.web import APIError
+
+from .schema import ChatRequest, CompletionRequest, Prepared, StreamOptions
+
+# Streams are told at most so often: what has come in between goes out together. Every event costs the event loop about as much
+# as a small model's step costs the engine, and both are in one process.
+GAP_SECONDS = 0.02
+
+
+class Hub:
+    """Brings news from the generator's thread to the requests in the event loop, with one wake-up for all of them."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._news: deque[asyncio.Event] = deque()
+        self._told = 0.0
+        self._pending = False
+
+    def notify(self, news: asyncio.Event) -> None:
+        """From the generator's thread: set an event in the loop, soon."""
+        self._news.append(news)
+        if not self._pending:
+            self._pending = True
+            self._loop.call_soon_threadsafe(self._schedule)
+
+    def _schedule(self) -> None:
+        wait = self._told + GAP_SECONDS - self._loop.time()
+        if wait > 0:
+            self._loop.call_later(wait, self._deliver)
+        else:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        self._told, self._pending = self._loop.time(), False
+        while self._news:
+            self._news.popleft().set()
+
+
+class Run:
+    """One request's tickets. `events` yields (choice, piece) until each has finished; leaving it early cancels."""
+
+    def __init__(self, generator: Generator, hub: Hub, jobs: list[Job], stream: bool) -> None:
+        self._news = asyncio.Event()
+        try:
+            self.tickets = generator.submit(jobs, lambda _: hub.notify(self._news), stream=stream)
+        except QueueFull as full:
+            headers = {"Retry-After": str(full.retry_after)}
+            raise APIError(429, "the server is busy, try again later", code="queue_full", headers=headers) from None
+        except GenerationFailed:
+            raise APIError(503, "the server is ending", code="engine_down") from None
+
+    async def events(self) -> AsyncIterator[tuple[int, Piece]]:
+        """Pieces as they come. Raises GenerationFailed."""
+        left: dict[int, Ticket] = dict(enumerate(self.tickets))
+        try:
+            while left:
+                await self._news.wait()
+                self._news.clear()
+                for index, ticket in list(left.items()):
+                    if not (ticket.stream or ticket.over):
+                        continue
+                    piece = ticket.take()
+                    if piece.finish:
+                        del left[index]
+                    if piece.text or piece.tokens or piece.finish:
+                        yield index, piece
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Free the slots. Does nothing to what has finished."""
+        for ticket in self.tickets:
+            ticket.cancel()
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens generated so far, over all choices."""
+        return sum(len(ticket.tokens) for ticket in self.tickets)
+
+
+class Answer:
+    """Builds a response's JSON, whole or in events.
+
+    Args:
+        prepared: the request.
+        run: its tickets.
+        model: the model's id.
+    """
+
+    kind, kind_of_event, prefix = "text_completion", "text_completion", "cmpl"
+
+    def __init__(self, prepared: Prepared, run: Run, model: str) -> None:
+        self.prepared, self.run = prepared, run
+        self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+
+    async def whole(self) -> dict[str, Any]:
+        """The complete response."""
+        pieces = [Piece("")] * len(self.prepared.jobs)
+        async for index, piece in self.run.events():
+            pieces[index] = piece  # of a job that is not streamed there is one
+        choices = [self.choice(i, piece) for i, piece in enumerate(pieces)]
+        return {**self._head, "object": self.kind, "choices": choices, "usage": self._usage()}
+
+    async def stream(self) -> AsyncIterator[str]:
+        """Server-sent events, ended by [DONE]."""
+        options = self.prepared.request.stream_options or StreamOptions()
+        begun: set[int] = set()
+        async for index, piece in self.run.events():
+            for choice in self.chunks(index, piece, first=index not in begun):
+                yield self._event([choice], self._usage() if options.continuous_usage_stats else None)
+            begun.add(index)
+        if options.include_usage:
+            yield self._event([], self._usage())
+        yield "data: [DONE]\n\n"
+
+    def choice(self, index: int, piece: Piece) -> dict[str, Any]:
+        """One choice of a whole answer."""
+        return self._choice(index, piece, first=True)
+
+    def chunks(self, index: int, piece: Piece, first: bool) -> list[dict[str, Any]]:
+        """One piece of a choice as the choices of one or several events. Echoed prompts come first."""
+        return [self._choice(index, piece, first)]
+
+    def _usage(self) -> dict[str, int]:
+        """Tokens of prompts (each once, however many choices) and of completions."""
+        prompt, made = self.prepared.prompt_tokens, self.run.completion_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+
+    def _event(self, choices: list[dict[str, Any]], usage: dict[str, int] | None) -> str:
+        data = {**self._head, "object": self.kind_of_event, "choices": choices}
+        return f"data: {json.dumps(data if usage is None else {**data, 'usage': usage}, ensure_ascii=False)}\n\n"
+
+    def _choice(self, index: int, piece: Piece, first: bool) -> dict[str, Any]:
+        request = self.prepared.request
+        assert isinstance(request, CompletionRequest)
+        text, infos, logprobs = piece.text, list(piece.tokens), None
+        if request.echo:
+            # Offsets count from the prompt's beginning then.
+            by = len(self.prepared.texts[index])
+            infos = [TokenInfo(t.text, t.offset + by, t.log_probability, t.top) for t in infos]
+            if first:
+                text, infos = self.prepared.texts[index] + text, [*self.run.tickets[index].prompt_infos, *infos]
+        if request.logprobs is not None:
+            logprobs = {
+                "tokens": [t.text for t in infos],
+                "token_logprobs": [_number(t.log_probability) for t in infos],
+                "top_logprobs": [t.top for t in infos] if request.logprobs else None,
+                "text_offset": [t.offset for t in infos],
+            }
+        return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": piece.finish}
+
+
+class ChatAnswer(Answer):
+    """The answer to a conversation."""
+
+    kind, kind_of_event, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+
+    def choice(self, index: int, piece: Piece) -> dict[str, Any]:
+        """One choice of a whole answer."""
+        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": self._logprobs(piece), "finish_reason": piece.finish}
+
+    def chunks(self, index: int, piece: Piece, first: bool) -> list[dict[str, Any]]:
+        """The role comes first, the text next, and the reason for the end in an event of its own."""
+        found: list[tuple[dict[str, str], Any, str | None]] = []
+        if first:
+            found.append(({"role": "assistant", "content": ""}, None, None))
+        if piece.text or piece.tokens:
+            found.append(({"content": piece.text}, self._logprobs(piece), None))
+        if piece.finish:
+            found.append(({}, None, piece.finish))
+        return [{"index": index, "delta": d, "logprobs": p, "finish_reason": reason} for d, p, reason in found]
+
+    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
+        request = self.prepared.request
+        assert isinstance(request, ChatRequest)
+        if not request.logprobs:
+            return None
+
+        def one(text: str, value: float | None) -> dict[str, Any]:
+            return {"token": text, "logprob": _number(value), "bytes": list(text.encode())}
+
+        content = [
+            one(t.text, t.log_probability) | {"top_logprobs": [one(name, p) for name, p in (t.top or {}).items()]}
+            for t in piece.tokens
+        ]
+        return {"content": content, "refusal": None}
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else value

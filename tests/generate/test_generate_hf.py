@@ -1,0 +1,124 @@
+"""Hugging Face folders: what transformers itself generates, token for token, alone and in a crowd."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from tiny_hf import tiny_llama
+from waiting import HANG
+
+from windtunnel.generate import Engine, Job, load_source
+from windtunnel.recipe import UserError
+
+PROMPTS = ("The cat", "one two three four", "x", "hello world " * 12, "数字", "user assistant system hello the mat")
+
+
+@pytest.fixture(scope="module", params=["llama", "mistral", "qwen3", "gpt2"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    changes = {"sliding_window": 8} if request.param == "mistral" else {"head_dim": 16} if request.param == "qwen3" else {}
+    return tiny_llama(tmp_path_factory.mktemp(request.param) / "tiny", kind=request.param, **changes)
+
+
+def engine_of(folder: Path) -> Engine:
+    generator = load_source(folder, device="cpu").generator
+    assert isinstance(generator, Engine)
+    return generator
+
+
+def reference(folder: Path, prompt: str, count: int) -> list[int]:
+    """What transformers' own generate continues with, greedily; an end token is not part of it."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, pad_token_id=0)
+    tokens = made[0, ids.size(1) :].tolist()
+    return tokens[: tokens.index(2)] if 2 in tokens else tokens
+
+
+def test_greedy_is_what_transformers_generates_alone_and_in_a_crowd(folder: Path) -> None:
+    expected = [reference(folder, prompt, 24) for prompt in PROMPTS]
+    engine = engine_of(folder)
+    try:
+        jobs = [Job(tuple(engine.text.encode(prompt)), 24, temperature=0) for prompt in PROMPTS]
+        alone = [engine.generate([job])[0] for job in jobs]
+        assert [list(done.tokens) for done in alone] == expected
+        assert engine.generate(jobs) == alone
+        tickets = []
+        for job in [*jobs, *reversed(jobs)]:  # they join and leave at any time
+            tickets += engine.submit([job])
+            time.sleep(0.004)
+        assert [ticket.result(HANG) for ticket in tickets] == [*alone, *reversed(alone)]
+        assert [done.text for done in alone] == [engine.text.decode(tokens) for tokens in expected]
+    finally:
+        engine.close()
+
+
+def test_sampling_stops_and_log_probabilities(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = tiny_llama(tmp_path / "tiny")
+    engine = engine_of(folder)
+    try:
+        prompt = tuple(engine.text.encode("The cat"))
+        jobs = [Job(prompt, 20, temperature=1.0, top_p=0.9, seed=seed) for seed in (1, 1, 2)]
+        one, same, other = engine.generate(jobs)
+        assert one == same != other
+        (done,) = engine.generate([Job(prompt, 12, temperature=0, logprobs=2, score_prompt=True)])
+        whole = torch.tensor([[*prompt, *done.tokens]])
+        with torch.inference_mode():
+            log_p = torch.log_softmax(AutoModelForCausalLM.from_pretrained(folder).eval()(whole).logits[0].float(), -1)
+        infos = done.prompt_infos + done.infos
+        for t in range(1, len(whole[0])):
+            assert infos[t].log_probability == pytest.approx(float(log_p[t - 1, whole[0, t]]), abs=1e-4)
+        stop = done.text[5:8]
+        (cut,) = engine.generate([Job(prompt, 12, temperature=0, stop=(stop,))])
+        assert (cut.text, cut.finish) == (done.text[: done.text.index(stop)], "stop")
+    finally:
+        engine.close()
+
+
+def test_a_step_that_fails_leaves_the_cache_as_it_was(tmp_path: Path) -> None:
+    engine = engine_of(tiny_llama(tmp_path / "tiny"))
+    try:
+        jobs = [Job(tuple(engine.text.encode(prompt)), 30, temperature=0) for prompt in PROMPTS[:4]]
+        alone = [engine.generate([job])[0] for job in jobs]
+        layer = engine._decoder._model.model.layers[1]  # type: ignore[attr-defined]
+        calls = 0
+
+        def sometimes(_: object, inputs: tuple[torch.Tensor, ...]) -> None:
+            nonlocal calls
+            calls += len(inputs[0]) > 1
+            if len(inputs[0]) > 1 and calls in (3, 9):  # after the first layer's cache has grown; each alone works
+                raise RuntimeError("out of memory")
+
+        hook = layer.register_forward_pre_hook(sometimes)
+        tickets = engine.submit(jobs)
+        assert [ticket.result(HANG) for ticket in tickets] == alone
+        hook.remove()
+        assert calls > 9
+        assert engine.stats.failed == 0
+    finally:
+        engine.close()
+
+
+def test_folders_that_cannot_be_used_say_why(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="not a causal language model"):
+        load_source(tmp_path / "empty")
+    folder = tiny_llama(tmp_path / "plain", template=False)
+    source = load_source(folder)
+    source.generator.close()
+    with pytest.raises(UserError, match="no chat template"):
+        source.generator.text.chat([{"role": "user", "content": "hi"}])
+    with pytest.raises(UserError, match="no steps"):
+        load_source(folder, step=3)
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(UserError, match="tokenizer"):
+        load_source(folder)

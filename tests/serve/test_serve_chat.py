@@ -1,0 +1,134 @@
+"""A Hugging Face folder behind both of OpenAI's endpoints, asked by OpenAI's own client."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "generate"))
+from tiny import NAME, running_server, serving
+from tiny_hf import tiny_llama
+from waiting import HANG
+
+from windtunnel.generate import load_source
+
+HELLO = [{"role": "system", "content": "one"}, {"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("chat") / "tiny-chat")
+
+
+@pytest.fixture(scope="module")
+def url(folder: Path) -> Iterator[str]:
+    source = load_source(folder)
+    try:
+        with serving(source.generator, source.name) as address:
+            yield address
+    finally:
+        source.generator.close()
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=HANG) as made:
+        yield made
+
+
+def test_a_conversation_is_what_the_template_makes_of_it(client: openai.OpenAI, folder: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    ids = tokenizer.apply_chat_template(HELLO, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    made = model.generate(**ids, max_new_tokens=20, do_sample=False, pad_token_id=0)[0, ids["input_ids"].size(1) :]
+    answer = client.chat.completions.create(model="tiny-chat", messages=HELLO, max_tokens=20, temperature=0)
+    (choice,) = answer.choices
+    assert choice.message.content == tokenizer.decode(made, skip_special_tokens=True)
+    assert (choice.message.role, answer.object) == ("assistant", "chat.completion")
+    assert choice.finish_reason == ("stop" if 2 in made else "length")
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == ids["input_ids"].size(1)
+    parts = [{"role": "system", "content": [{"type": "text", "text": "o"}, {"type": "text", "text": "ne"}]}, HELLO[1]]
+    same = client.chat.completions.create(model="tiny-chat", messages=parts, max_completion_tokens=20, temperature=0)
+    assert same.choices[0].message == choice.message
+    dumped = [*HELLO, choice.message.model_dump(), {"role": "user", "content": "two"}]  # as clients send history
+    assert client.chat.completions.create(model="tiny-chat", messages=dumped, max_tokens=5).choices[0].message.content
+
+
+def test_streams_say_the_same(client: openai.OpenAI) -> None:
+    arguments = {"model": "tiny-chat", "messages": HELLO, "max_tokens": 30, "seed": 3, "temperature": 0.8, "top_p": 0.9, "n": 2}
+    whole = client.chat.completions.create(**arguments)
+    chunks = list(client.chat.completions.create(**arguments, stream=True, stream_options={"include_usage": True}))
+    for index in range(2):
+        own = [c.choices[0] for c in chunks if c.choices and c.choices[0].index == index]
+        assert own[0].delta.role == "assistant"
+        assert "".join(choice.delta.content or "" for choice in own) == whole.choices[index].message.content
+        assert [choice.finish_reason for choice in own if choice.finish_reason] == [whole.choices[index].finish_reason]
+    assert chunks[-1].usage == whole.usage
+    assert {c.object for c in chunks} == {"chat.completion.chunk"}
+    assert len({c.id for c in chunks}) == 1
+
+
+def test_log_probabilities_and_stops(client: openai.OpenAI) -> None:
+    arguments = {"model": "tiny-chat", "messages": HELLO, "max_tokens": 12, "temperature": 0}
+    answer = client.chat.completions.create(**arguments, logprobs=True, top_logprobs=3)
+    (choice,) = answer.choices
+    assert choice.logprobs is not None
+    content = choice.logprobs.content or []
+    assert len(content) == answer.usage.completion_tokens
+    assert all(len(token.top_logprobs) == 3 and token.logprob == token.top_logprobs[0].logprob for token in content)
+    streamed = client.chat.completions.create(**arguments, logprobs=True, top_logprobs=3, stream=True)
+    got = [token for c in streamed if c.choices[0].logprobs for token in c.choices[0].logprobs.content or []]
+    assert got == content
+    text = choice.message.content or ""
+    stop = text[4:7]
+    cut = client.chat.completions.create(**arguments, stop=stop).choices[0]
+    assert (cut.message.content, cut.finish_reason) == (text[: text.index(stop)], "stop")
+
+
+def test_plain_completions_of_the_same_folder(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="tiny-chat", prompt="The cat", max_tokens=8, temperature=0, logprobs=1, echo=True)
+    (choice,) = answer.choices
+    assert choice.text.startswith("The cat")
+    assert choice.logprobs is not None
+    assert len(choice.logprobs.tokens or []) == answer.usage.total_tokens
+    many = client.completions.create(model="tiny-chat", prompt=["The cat", "one"], n=2, max_tokens=4, temperature=0)
+    assert [c.text for c in many.choices][0] == [c.text for c in many.choices][1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "part"),
+    [
+        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": [{"role": "poet", "content": "x"}]}, "messages", "unknown role poet"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages", "text"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "messages", "tool_calls"),
+        ({"messages": [{"role": "user", "content": "x " * 500}]}, "messages", "the model's context is 256"),
+        ({"max_completion_tokens": 10_000}, "max_completion_tokens", "at most 200"),
+        ({"top_logprobs": 2}, "top_logprobs", "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
+        ({"tools": [{"type": "function"}]}, "tools", "0"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "text"),
+        ({"n": 100}, "n", "at most"),
+    ],
+)
+def test_wrong_requests_are_400_and_name_the_field(url: str, fields: dict[str, object], param: str, part: str) -> None:
+    body = {"model": "tiny-chat", "messages": HELLO, **fields}
+    response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=HANG)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert part in error["message"]
+
+
+def test_a_model_without_a_template_says_what_to_use() -> None:
+    with running_server() as (url, _):
+        body = {"model": NAME, "messages": HELLO}
+        response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=HANG)
+        assert response.status_code == 400
+        assert "/v1/completions" in response.json()["error"]["message"]
