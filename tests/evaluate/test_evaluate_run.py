@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from random_gpts import random_gpt
 from waiting import HANG
 
 from windtunnel.data import Characters, PreparedData, Problem, load_tokenizer, prepare
-from windtunnel.evaluate import LossByStep, Sampling, evaluate_run, exact_match, export_run, generate, wilson
+from windtunnel.evaluate import LossByStep, evaluate_run, exact_match, export_run, samples, wilson
 from windtunnel.evaluate.loss import StepLoss
+from windtunnel.generate import gpt_generator
 from windtunnel.model import GPT, build_gpt, build_model, gpt_shape, load_weights, recipe_shape, use_supervision
 from windtunnel.recipe import Recipe, UserError
 from windtunnel.run import CheckpointStore, CheckpointWriter, RunFolder
@@ -185,26 +187,23 @@ def test_exact_match_counts_what_was_learnt() -> None:
     tokenizer = Characters("0123456789+-HBL.\n")
     known = [Problem("H1+2B", "3"), Problem("H12+34B", "46"), Problem("H5-17B", "-12"), Problem("H9+9+9B", "27")]
     model = trained(known, tokenizer)
-    assert exact_match(model, tokenizer, known).right == 4
-    wrong = [Problem(p.prompt, p.answer + "0") for p in known[:2]]
-    result = exact_match(model, tokenizer, known + wrong)
-    assert (result.right, result.n) == (4, 6)
-    assert result.low < 4 / 6 < result.high
-    assert result.wrong[0] == {"prompt": "H1+2B", "expected": "30", "got": "3L"}
-    # One at a time, in one batch, in several: the same greedy texts, and they end after 'L'.
-    prompts = [p.prompt for p in known]
-    texts = generate(model, tokenizer, prompts, 20, stop="L\n")
-    assert texts == [p.answer + "L" for p in known]
-    assert generate(model, tokenizer, prompts, 20, stop="L\n", batch=1) == texts
-    assert generate(model, tokenizer, prompts, 2) == [t[:2] for t in (x + "\n" for x in texts)]
+    with closing(gpt_generator(model, tokenizer, slots=4)) as generator:
+        assert exact_match(generator, known).right == 4
+        wrong = [Problem(p.prompt, p.answer + "0") for p in known[:2]]
+        result = exact_match(generator, known + wrong)
+        assert (result.right, result.n) == (4, 6)
+        assert result.low < 4 / 6 < result.high
+        assert result.wrong[0] == {"prompt": "H1+2B", "expected": "30", "got": "3L"}
 
 
 def test_samples_depend_on_the_seed_alone() -> None:
     recipe, tokenizer = Recipe.model_validate(RECIPE), Characters("0123456789+-HBL.\n")
     model = build_gpt(gpt_shape(recipe.model, tokenizer.vocab), seed=0).eval()
-    one, same, other = (generate(model, tokenizer, ["H", "H1"], 30, sampling=Sampling(1.0, seed=s)) for s in (1, 1, 2))
-    assert one == same != other
-    assert all(len(t) <= 64 for t in generate(model, tokenizer, ["1" * 100, "1" * 60], 30, sampling=Sampling(1.0)))
+    with closing(gpt_generator(model, tokenizer, slots=2)) as generator:
+        one, same, other = (samples(generator, ["H", "H1"], 30, seed) for seed in (1, 1, 2))
+        assert one == same != other
+        long = samples(generator, ["1" * 100, "1" * 60], 30, 1)  # they lose their beginning
+        assert all(len(sample.text) <= 30 for sample in long)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from .loss import Measure, Validation, bits_per_byte, validation_loss
     from .match import ExactMatch, exact_match, wilson
     from .puzzles import PuzzleReport, puzzle_report
-    from .report import EvaluationReport, Sample, evaluate_run, judge_evaluation, load_run, samples
-    from .text import Sampling, generate
+    from .report import EvaluationReport, Sample, evaluate_run, judge_evaluation, samples
 
 __all__ = [
     "ASK_FROM",
@@ -34,7 +33,6 @@ __all__ = [
     "Member",
     "PuzzleReport",
     "Sample",
-    "Sampling",
     "Validation",
     "bits_per_byte",
     "compare_run",
@@ -45,10 +43,8 @@ __all__ = [
     "exact_match",
     "export_run",
     "flop_matched_members",
-    "generate",
     "held_out_units",
     "judge_evaluation",
-    "load_run",
     "measure",
     "puzzle_report",
     "report_comparison",

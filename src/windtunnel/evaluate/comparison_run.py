@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.data import PreparedData, load_tokenizer, prepare
+from windtunnel.generate import load_run
 from windtunnel.model import derive
 from windtunnel.recipe import UserError
 from windtunnel.run import MetricsReader, RunFolder, load_spent, of_step, write_atomic
@@ -18,7 +19,6 @@ from windtunnel.run import MetricsReader, RunFolder, load_spent, of_step, write_
 from .comparison import ComparisonReport, Trained, weigh
 from .flop_matched import SAME_FLOPS, WHOLE_BATCHES, Length, Member, flop_matched_members
 from .held_out import held_out_units, measure
-from .report import load_run
 
 LATE = 10
 """A tenth of the run's end is what its training losses are the medians of."""

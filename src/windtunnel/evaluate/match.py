@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from windtunnel.data import Problem, Tokenizer
-from windtunnel.model import GPT
-
-from .text import generate
+from windtunnel.data import Problem
+from windtunnel.generate import Generator, Job
 
 Z95 = 1.959963984540054
 ANSWER_TOKENS = 32
+STOPS = ("L", "\n")
 SHOWN = 5
 
 
@@ -53,15 +52,22 @@ def wilson(right: int, n: int) -> tuple[float, float]:
     return low, high
 
 
-def exact_match(model: GPT, tokenizer: Tokenizer, problems: Sequence[Problem]) -> ExactMatch:
+def answer_tokens(problems: Sequence[Problem]) -> int:
+    """Tokens that an answer may have."""
+    return max(ANSWER_TOKENS, max(len(p.answer) for p in problems) + 1)
+
+
+def exact_match(generator: Generator, problems: Sequence[Problem]) -> ExactMatch:
     """Answer each problem greedily until 'L' or a new line; right is the exact answer followed by 'L'."""
     assert problems, "exact match of no problems"
-    longest = max(len(p.answer) for p in problems)
-    texts = generate(model, tokenizer, [p.prompt for p in problems], max(ANSWER_TOKENS, longest + 1), stop="L\n", batch=256)
+    most = answer_tokens(problems)
+    made = generator.generate(
+        [Job(tuple(generator.text.encode(p.prompt)), most, temperature=0, stop=STOPS, include_stop=True) for p in problems]
+    )
     wrong = [
-        {"prompt": p.prompt, "expected": p.answer, "got": text}
-        for p, text in zip(problems, texts, strict=True)
-        if not p.matches(text)
+        {"prompt": p.prompt, "expected": p.answer, "got": done.text}
+        for p, done in zip(problems, made, strict=True)
+        if not p.matches(done.text)
     ]
     right = len(problems) - len(wrong)
     return ExactMatch(right, len(problems), *wilson(right, len(problems)), tuple(wrong[:SHOWN]))

@@ -7,24 +7,24 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from windtunnel.data import PreparedData, Tokenizer, ValidationBatches, held_out_problems, load_tokenizer, prepare
-from windtunnel.model import GPT, model_of_recipe, use_supervision
+from windtunnel.data import PreparedData, ValidationBatches, held_out_problems, prepare
+from windtunnel.generate import Generator, Job, load_run
+from windtunnel.model import GPT, use_supervision
 from windtunnel.recipe import EvaluationGates, Recipe, UserError
-from windtunnel.run import Checkpoint, GateResult, RunFolder, Which, choose_checkpoint
+from windtunnel.run import GateResult, RunFolder, Which
 
 from .by_step import LossByStep
 from .loss import Validation, validation_loss
-from .match import ExactMatch, exact_match
+from .match import ExactMatch, answer_tokens, exact_match
 from .puzzles import PuzzleReport, puzzle_report
-from .text import Sampling, generate
 
 FORMAT = 1
 # Another order of the held-out documents than any other use of the recipe's seed.
@@ -113,29 +113,6 @@ def judge_evaluation(gates: EvaluationGates | None, report: EvaluationReport) ->
     return tuple(results)
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A checkpoint as a model, with what made it."""
-
-    recipe: Recipe
-    checkpoint: Checkpoint
-    model: GPT
-    tokenizer: Tokenizer
-
-
-def load_run(run: Path, checkpoint: Which = "best", device: str | None = None) -> Loaded:
-    """Return the run's model with the weights of its best, its newest or a given step's checkpoint.
-
-    Raises:
-        UserError: no run folder, no good checkpoint, or weights that do not fit the recipe.
-    """
-    folder, chosen = choose_checkpoint(run, checkpoint)
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    tokenizer = load_tokenizer(folder.tokenizer_path)
-    model = model_of_recipe(folder.recipe, tokenizer.vocab, chosen.weights(), where, str(chosen.path))
-    return Loaded(folder.recipe, chosen, model, tokenizer)
-
-
 def evaluate_run(
     run: Path | str,
     checkpoint: Which = "best",
@@ -184,17 +161,20 @@ def evaluate_run(
     report(0.1, "bits per byte")
     validation = _validation(model, data, stage.bits_per_byte_tokens)
     report(0.5, "exact match")
-    match = None
+    match, puzzles = None, None
+    made: list[Sample] = []
     if data.corpus == "arithmetic" and stage.exact_match_problems:
         problems = held_out_problems(data, stage.exact_match_problems, loaded.recipe.seed + PROBLEM_SEED)
-        match = exact_match(model, loaded.tokenizer, problems) if problems else None
-    puzzles = None
-    made: list[Sample] = []
+        if problems:
+            with closing(loaded.generator([p.prompt for p in problems], answer_tokens(problems))) as generator:
+                match = exact_match(generator, problems)
     if data.corpus == "sudoku":
         puzzles = puzzle_report(model, data, most=max(1, stage.exact_match_problems))
     else:
         report(0.9, "samples")
-        made = samples(model, loaded.tokenizer, _prompts(loaded.recipe, data), stage.sample_tokens, loaded.recipe.seed)
+        prompts = _prompts(loaded.recipe, data)
+        with closing(loaded.generator(prompts, stage.sample_tokens)) as generator:
+            made = samples(generator, prompts, stage.sample_tokens, loaded.recipe.seed)
     result = EvaluationReport(
         run=run.resolve().name,
         recipe=loaded.recipe.name,
@@ -214,10 +194,15 @@ def evaluate_run(
     return result
 
 
-def samples(model: GPT, tokenizer: Tokenizer, prompts: list[str], tokens: int, seed: int) -> list[Sample]:
-    """One text for each prompt at temperature 0.8, the same for the same seed."""
-    texts = generate(model, tokenizer, prompts, tokens, sampling=Sampling(temperature=0.8, seed=seed + SAMPLE_SEED))
-    return [Sample(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
+def samples(generator: Generator, prompts: list[str], tokens: int, seed: int) -> list[Sample]:
+    """One text for each prompt at temperature 0.8, the same for the same seed.
+
+    Prompts that are longer than the context lose their beginning.
+    """
+    ids = [tuple(generator.text.encode(prompt)[-generator.context :]) for prompt in prompts]
+    first = (seed + SAMPLE_SEED) << 16
+    made = generator.generate([Job(i, tokens, temperature=0.8, seed=first + n) for n, i in enumerate(ids)])
+    return [Sample(prompt, done.text) for prompt, done in zip(prompts, made, strict=True)]
 
 
 def _validation(model: GPT, data: PreparedData, tokens: int) -> Validation:

@@ -1,6 +1,8 @@
 """Generators: what turns a model and prompts into text, behind one Protocol. torch is imported on use."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from windtunnel import lazy
 
 if TYPE_CHECKING:
     from .engine import Decoder, Engine
@@ -8,30 +10,6 @@ if TYPE_CHECKING:
     from .protocol import Completion, GenerationFailed, Generator, Job, QueueFull, Stats, Ticket
     from .source import LoadedRun, Source, gpt_generator, load_run, load_source
     from .text import Message, OwnText, Piece, TextCodec, TextStream, TokenInfo
-
-_LAZY = {
-    "Completion": "protocol",
-    "Decoder": "engine",
-    "Engine": "engine",
-    "GPTDecoder": "gpt",
-    "GenerationFailed": "protocol",
-    "Generator": "protocol",
-    "Job": "protocol",
-    "LoadedRun": "source",
-    "Message": "text",
-    "OwnText": "text",
-    "Piece": "text",
-    "QueueFull": "protocol",
-    "Source": "source",
-    "Stats": "protocol",
-    "TextCodec": "text",
-    "TextStream": "text",
-    "Ticket": "protocol",
-    "TokenInfo": "text",
-    "gpt_generator": "source",
-    "load_run": "source",
-    "load_source": "source",
-}
 
 __all__ = [
     "Completion",
@@ -57,10 +35,4 @@ __all__ = [
     "load_source",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        from importlib import import_module
-
-        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
-    raise AttributeError(name)
+__getattr__ = lazy(__name__)

@@ -18,8 +18,8 @@ class GPTDecoder:
         slots: sequences it holds.
         capacity: tokens a sequence may have; None: the model's context.
         exact: a sequence's logits have the same bits whatever runs beside it. A product rounds differently for different
-            numbers of rows. On a CPU it does not for two rows or more of weights laid out so; on a GPU all steps then have
-            `slots` rows, and prompts are fed alone.
+            numbers of rows. On a CPU it does not for two rows or more of weights laid out so; on a GPU, if this is asked
+            for, all steps have `slots` rows, and prompts are fed alone.
 
     Raises:
         UserError: the model is not causal.
@@ -33,7 +33,7 @@ class GPTDecoder:
         self.reset()
         self.context = self._cache.capacity
         self._alone = exact and self.device.type != "cpu"
-        self._rows = 1 if not exact else slots if self._alone else 2
+        self._rows = 2 if self.device.type == "cpu" else slots if exact else 1
 
     def feed(self, slots: Sequence[int], parts: Sequence[Sequence[int]]) -> Tensor:
         """Append parts of prompts, equally long, to their slots; the logits after each part (N, vocab)."""

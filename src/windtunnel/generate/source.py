@@ -5,6 +5,7 @@ Weights to generate with are loaded here and nowhere else.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,15 @@ class LoadedRun:
     checkpoint: Checkpoint
     model: GPT
     tokenizer: Tokenizer
+
+    def generator(self, prompts: Sequence[str], tokens: int, *, most_slots: int = 256) -> Engine:
+        """A generator with room for each prompt and so many tokens more, for all at once; to be closed.
+
+        The model must not be trained afterwards. What is generated depends on which prompts come together, on a GPU.
+        """
+        longest = max((len(self.tokenizer.encode(prompt, bos=True)) for prompt in prompts), default=1)
+        slots = max(1, min(most_slots, len(prompts)))
+        return gpt_generator(self.model, self.tokenizer, slots=slots, capacity=longest + tokens, exact=False)
 
 
 @dataclass(frozen=True)

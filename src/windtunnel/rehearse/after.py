@@ -14,7 +14,8 @@ def export(rehearsal: Rehearsal, say: Say) -> Evidence:
     import torch
 
     from windtunnel.data import load_tokenizer
-    from windtunnel.evaluate import export_run, load_run
+    from windtunnel.evaluate import export_run
+    from windtunnel.generate import load_run
     from windtunnel.model import load_weights
 
     assert rehearsal.run is not None

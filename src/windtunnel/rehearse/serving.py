@@ -70,7 +70,9 @@ def _address(child: Child) -> str:
 
 def _greedy(rehearsal: Rehearsal, say: Say) -> tuple[str, str]:
     """A prompt of the held-out data, and how the model goes on from it greedily."""
-    from windtunnel.evaluate import generate, load_run
+    from contextlib import closing
+
+    from windtunnel.generate import Job, load_run
 
     assert rehearsal.run is not None
     say("generating without the server, to compare")
@@ -81,7 +83,9 @@ def _greedy(rehearsal: Rehearsal, say: Say) -> tuple[str, str]:
         prompt = question + mark
     else:
         prompt = document[:12].rstrip("\ufffd")
-    return prompt, generate(loaded.model, loaded.tokenizer, [prompt], TOKENS)[0]
+    with closing(loaded.generator([prompt], TOKENS)) as generator:
+        (answer,) = generator.generate([Job(tuple(generator.text.encode(prompt)), TOKENS, temperature=0)])
+    return prompt, answer.text
 
 
 def _ask(client: httpx.Client, prompt: str, expected: str, run: Path, say: Say) -> dict[str, Any]:

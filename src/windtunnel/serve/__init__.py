@@ -1,6 +1,8 @@
 """The server: OpenAI-compatible completions from whatever generates. torch and FastAPI are imported on use."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from windtunnel import lazy
 
 from .server import serve
 
@@ -9,10 +11,4 @@ if TYPE_CHECKING:
 
 __all__ = ["create_app", "serve"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "create_app":
-        from .app import create_app
-
-        return create_app
-    raise AttributeError(name)
+__getattr__ = lazy(__name__)
