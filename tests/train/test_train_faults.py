@@ -137,6 +137,36 @@ def test_signals_stop_with_a_checkpoint_of_the_very_step(new_run: NewRun) -> Non
         assert CheckpointStore(folder / "checkpoints").newest_good().step == max(losses(folder)) <= 6
 
 
+@pytest.mark.parametrize("where", ["forward", "update"])
+def test_out_of_memory_ends_in_one_line_with_the_last_good_state(
+    new_run: NewRun, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Before weights change the state after the step before is saved; resumed, the run is as one that had the memory."""
+    whole, short, small = new_run("budget.steps=20"), new_run("budget.steps=20"), []
+    assert train(whole) == 0
+
+    def shrink(step: int, engine: GPTEngine) -> None:
+        if step == 16 and not small:
+            small.append(step)
+            target, name = (engine.model, "forward") if where == "forward" else (engine.optimizer, "step")
+
+            def fail(*_: object, **__: object) -> None:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has")
+
+            monkeypatch.setattr(target, name, fail)
+
+    assert train(short, after_step=shrink) == 1
+    manifest = RunFolder.open(short).manifest
+    assert manifest["status"] == "failed"
+    assert "out of memory in step 17 (20.00 GiB more were not there)" in manifest["reason"]
+    assert "out_of_memory" in events(short)
+    newest = CheckpointStore(short / "checkpoints").newest_good(with_optimizer=True)
+    assert newest is not None
+    assert newest.step == (16 if where == "forward" else 14)
+    assert train(short) == 0
+    assert losses(whole) == losses(short)
+
+
 def test_a_spot_notice_stops_with_a_checkpoint(new_run: NewRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINDTUNNEL_SPOT_NOTICE", f"file:{tmp_path / 'notice'}")
     folder = new_run("budget.steps=100000", options={"yes": True})

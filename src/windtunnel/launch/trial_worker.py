@@ -47,6 +47,8 @@ def _measure(request: dict[str, Any], folder: Path, say: Any) -> dict[str, Any]:
 def _explained(error: Exception) -> dict[str, Any]:
     if isinstance(error, UserError):
         return {"refused": [error.message, error.fix]}
+    from windtunnel.train import out_of_memory
+
     found = {"failure": f"{type(error).__name__}: {error}", "out_of_memory": out_of_memory(error)}
     with contextlib.suppress(Exception):  # the device may be beyond answering
         import torch
@@ -55,13 +57,6 @@ def _explained(error: Exception) -> dict[str, Any]:
             found["reserved_gib"] = torch.cuda.max_memory_reserved() / 2**30
             found["allocated_gib"] = torch.cuda.max_memory_allocated() / 2**30
     return found
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether a failure says that memory ran out: PyTorch's, CUDA's, cuBLAS's and NCCL's words for it."""
-    text = str(error).lower()
-    words = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed")
-    return isinstance(error, MemoryError) or any(word in text for word in words)
 
 
 if __name__ == "__main__":

@@ -112,6 +112,15 @@ class Checkpoints(Callback):
         self._await_writer()
         return self._unsaved
 
+    def last(self, step: int) -> str | None:
+        """Save `step`, unless it is saved, and wait; why that failed, if it did."""
+        if step not in self._saved:
+            try:
+                self.begin(step)
+            except (MemoryError, RuntimeError) as error:
+                return str(error).partition("\n")[0]
+        return self.finish() or (None if step in self._saved else "its weights are not finite")
+
     def load(self, step: int, **changes: Any) -> dict[str, Any]:
         """Go to the checkpoint of a step; a save that was not yet written is dropped. See `Saver.load`."""
         self._saver.drop()

@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from .callbacks import Budget, Callback, Health, ValidateEvery
 from .checkpoints import Checkpoints
 from .engine import Engine, Feed
 from .gpt import build_gpt_engine
-from .loop import AfterStep, Deciders, Ending, Loop
+from .loop import AfterStep, Deciders, Ending, Loop, OutOfMemory, lighter, out_of_memory, short_of
 from .ranks import Ranks, join_ranks
 from .saver import Saver
 from .telemetry import Journal, Silent, Telemetry, View
@@ -76,7 +77,7 @@ def _other(run: RunFolder, layout: Layout, ranks: Ranks, after_step: AfterStep |
         step = ranks.share(None)
         if step:
             checkpoints.load(step)
-        Loop(engine, ranks, checkpoints, step=step, after_step=after_step).run()
+        Loop(engine, ranks, checkpoints, step=step, after_step=after_step, lighter=_lighter(run.recipe, layout)).run()
 
 
 def _first(run: RunFolder, layout: Layout, ranks: Ranks, view: View, after_step: AfterStep | None) -> int:
@@ -133,6 +134,11 @@ def _first(run: RunFolder, layout: Layout, ranks: Ranks, view: View, after_step:
 def _stage(recipe: Recipe) -> Pretrain | FineTune:
     """Return the stage that is trained."""
     return recipe.pretrain if recipe.sft is None else recipe.sft
+
+
+def _lighter(recipe: Recipe, layout: Layout) -> str:
+    recomputes = recipe.trm is not None or isinstance(recipe.model, HuggingFaceModel)
+    return lighter(layout, _stage(recipe).name or "pretrain", recomputes=recomputes)
 
 
 def _by_clock(recipe: Recipe) -> bool:
@@ -215,7 +221,13 @@ def _engine(run: RunFolder, layout: Layout, ranks: Ranks) -> Iterator[tuple[Engi
     data = prepare(recipe)
     if ranks.first:
         ranks.barrier()
-    engine = build_engine(recipe, layout, ranks, text_feed(recipe, layout, ranks, data))
+    try:
+        engine = build_engine(recipe, layout, ranks, text_feed(recipe, layout, ranks, data))
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        fix = lighter(replace(layout, micro_batch=1, accumulation=1), "", recomputes=False)
+        raise OutOfMemory(f"out of memory while the model is built{short_of(error)}", fix) from None
     try:
         yield engine, data
     finally:
@@ -273,7 +285,7 @@ def _record(run: RunFolder, store: CheckpointStore, journal: Journal, ending: En
         raise UserError(f"run folder {run.path} cannot be written: {error}") from None
     journal.event("end", ending.reason)
     journal.phase("finished" if ending.exit_code == 0 else status)
-    line = f"{status} after {ending.step:,} steps: {ending.reason}"
+    line = f"{status} after {ending.step:,} steps: {ending.reason}" + (f"\n  fix: {ending.fix}" if ending.fix else "")
     if best is not None and best.validation_loss is not None:
         line += f"\nbest checkpoint: step {best.step:,}, validation loss {best.validation_loss:.4f}"
     view.say(line)
