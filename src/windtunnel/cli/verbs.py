@@ -12,7 +12,7 @@ from typer.main import get_command
 
 # Verb -> the first sentence of its help. Its module and function have its name; `verify` builds a group of commands.
 VERBS = {
-    "plan": "What the recipe would take, with where each number comes from.",
+    "plan": "Show what the recipe would take, and where each number comes from.",
     "check": ("Prove what can be proven before GPUs are rented: environment, data, model, plan, budget, checkpoint, launcher."),
     "rehearse": (
         "Prove the recipe here before GPUs are rented: check, then train, kill, resume, evaluate and serve its scale model."

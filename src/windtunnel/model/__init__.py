@@ -1,6 +1,8 @@
 """Models: shapes and rules as arithmetic (no torch), and the modules themselves, imported on use."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from windtunnel import lazy
 
 from .rules import Derived, HyperParameters, derive
 from .shape import GPTShape, RecursionShape, gpt_shape, recipe_shape
@@ -71,52 +73,4 @@ __all__ = [
     "use_supervision",
 ]
 
-_LAZY = {
-    "Block": "blocks",
-    "HFShape": "hf",
-    "Experts": "blocks",
-    "FrozenFP8": "frozen_fp8",
-    "GPT": "gpt",
-    "KVCache": "cache",
-    "LatentAttention": "blocks",
-    "Linear": "blocks",
-    "Norm": "blocks",
-    "Objective": "supervision",
-    "RecursiveGPT": "recursive",
-    "Replay": "recording",
-    "SupervisedSums": "supervision",
-    "Supervision": "supervision",
-    "add_gradients": "checks",
-    "build_gpt": "gpt",
-    "build_model": "build",
-    "hf_shape": "known",
-    "deterministic": "attention",
-    "disable_fp8": "fp8",
-    "enable_fp8": "fp8",
-    "choose": "sampling",
-    "cuda_recorder": "recording",
-    "export_weights": "weights",
-    "extend": "cache",
-    "fast_dtype": "weights",
-    "encode_fp8": "frozen_fp8",
-    "freeze_experts_fp8": "frozen_fp8",
-    "freeze_linear_fp8": "frozen_fp8",
-    "holds_experts": "frozen_fp8",
-    "known_models": "known",
-    "lay_out": "cache",
-    "load_weights": "weights",
-    "model_of_recipe": "weights",
-    "new_model": "build",
-    "objective_of": "supervision",
-    "top_log_probabilities": "sampling",
-    "train_supervised": "supervision",
-    "use_supervision": "recursive",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        from importlib import import_module
-
-        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
-    raise AttributeError(name)
+__getattr__ = lazy(__name__)

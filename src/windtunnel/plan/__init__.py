@@ -1,7 +1,8 @@
 """Plans: recipe x rig -> layout, memory, time, money and disk, or a refusal with what would work. No torch."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from windtunnel import lazy
 from windtunnel.recipe import Layout
 
 from .calibration import CALIBRATION, CALIBRATION_OFF, observe, shipped_constants, user_path
@@ -71,13 +72,4 @@ __all__ = [
     "write_plot",
 ]
 
-# Pictures are for the few commands that draw.
-_LAZY = {"check_plot_path", "cost_svg", "memory_svg", "step_svg", "write_plot"}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        from importlib import import_module
-
-        return getattr(import_module(f"{__name__}.plots"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy(__name__)
