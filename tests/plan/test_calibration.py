@@ -10,11 +10,25 @@ from pathlib import Path
 import pytest
 
 from windtunnel.launch import observe_run
-from windtunnel.plan import GPTConstants, Plan, load_constants, make_plan, observe, shipped_constants, user_path
+from windtunnel.plan import (
+    GPTConstants,
+    Plan,
+    load_constants,
+    load_hf_constants,
+    make_plan,
+    observe,
+    shipped_constants,
+    user_path,
+)
 from windtunnel.plan.calibration import KEPT, MOST_SAVED, Observation, corrected, correction
 from windtunnel.recipe import Recipe, UserError, load_recipe
 from windtunnel.rig import parse_rig
 from windtunnel.run import Metrics, RunFolder
+
+GOOD = {
+    "family": "gpt", "recipe": "r", "model": "m", "layout": "l", "gpus": 1, "planned_gib": 10.0, "measured_gib": 10.2,
+    "planned_seconds": 1.0, "measured_seconds": 1.01, "steps": 10, "when": "now", "versions": {},
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +90,7 @@ def test_several_configurations_give_the_median_and_the_error_covers_what_they_s
 
 
 def test_the_error_shrinks_with_their_number() -> None:
-    same = Observation("gpt", "r", "m", "l", 1, 10.0, 10.2, 1.0, 1.01, 10, "now")
+    same = Observation(**GOOD)
     errors = [correction([same] * n, 0.12, 0.2) for n in (1, 4, 1000)]
     assert errors[0].memory_error > errors[1].memory_error > errors[2].memory_error > 0
     assert errors[0].time_error > errors[1].time_error > errors[2].time_error > 0
@@ -137,9 +151,6 @@ def test_what_is_no_measurement_is_refused(figure: float, folder: Path) -> None:
     assert not folder.exists()
 
 
-GOOD = asdict(Observation("gpt", "r", "m", "l", 1, 10.0, 10.2, 1.0, 1.01, 10, "now"))
-
-
 @pytest.mark.parametrize(
     ("content", "named"),
     [
@@ -158,7 +169,7 @@ GOOD = asdict(Observation("gpt", "r", "m", "l", 1, 10.0, 10.2, 1.0, 1.01, 10, "n
         ('{"format": 1, "observations": [{"family": "gpt"}]}', r"observations\[0\]"),
         (json.dumps({"format": 1, "observations": [GOOD | {"planned_gib": 0}]}), "planned_gib"),
         (json.dumps({"format": 1, "observations": [GOOD | {"measured_seconds": "1"}]}), "measured_seconds"),
-        (json.dumps({"format": 1, "observations": [GOOD, GOOD | {"family": "trm"}]}), r"observations\[1\].family"),
+        (json.dumps({"format": 1, "observations": [GOOD, GOOD | {"family": "trm"}]}), r"observations\[1\]: family"),
     ],
 )
 def test_a_damaged_file_is_named_with_the_way_out(content: str, named: str, folder: Path) -> None:
@@ -222,3 +233,12 @@ def test_a_run_far_from_its_plan_tells_nothing_about_the_gpu(tmp_path: Path, fol
     assert before.step_seconds < 10.0
     assert observe_run(path) is None
     assert not folder.exists()
+
+
+def test_files_of_earlier_versions_are_read(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    old = {"format": 1, "constants": {"causal": {"half_dim": 1.0}}, "observations": [GOOD | {"family": "causal"}]}
+    (folder / "H200.json").write_text(json.dumps(old))
+    constants = load_hf_constants("H200")
+    assert constants.half_dim == 1.0
+    assert constants.extra_gib == pytest.approx(0.2)

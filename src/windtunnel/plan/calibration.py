@@ -11,16 +11,17 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from windtunnel.recipe import Layout, UserError
 
 FORMAT = 1
-FAMILIES = ("gpt", "hf")
 RENAMED = {"causal": "hf"}
 CALIBRATION = "WINDTUNNEL_CALIBRATION"
 """Environment: a folder of corrections, or CALIBRATION_OFF."""
@@ -35,22 +36,26 @@ _ABOUT = "delete it and measure again (windtunnel plan RECIPE --calibrate), or l
 AnyConstants = TypeVar("AnyConstants")
 
 
-@dataclass(frozen=True)
-class Observation:
+Measure = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Observation(BaseModel):
     """One configuration as planned without correction and as measured: GiB reserved by one rank, seconds a step."""
 
-    family: str
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    family: Annotated[Literal["gpt", "hf"], BeforeValidator(lambda name: RENAMED.get(name, name))]
     recipe: str
     model: str
     layout: str
     gpus: int
-    planned_gib: float
-    measured_gib: float
-    planned_seconds: float
-    measured_seconds: float
+    planned_gib: Measure
+    measured_gib: Measure
+    planned_seconds: Measure
+    measured_seconds: Measure
     steps: int
     when: str
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = {}
 
     @property
     def configuration(self) -> tuple[str, str, str, int]:
@@ -163,7 +168,7 @@ def observe(
         return None
     correction = plan.get("correction") or {}
     layout = Layout.of_plan(plan["layout"])
-    observation = Observation(
+    values = dict(
         family="hf" if plan["depth"] is None else "gpt",
         recipe=plan["recipe"],
         model=plan["model"],
@@ -177,7 +182,7 @@ def observe(
         when=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=dict(versions or {}),
     )
-    _positive(observation, f"calibration of {gpu} with {plan['recipe']}")
+    observation = _observation(values, f"calibration of {gpu} with {plan['recipe']}")
     data = _read(path) if path.is_file() else {"constants": {}, "observations": []}
     others = [o for o in data["observations"] if o.configuration != observation.configuration]
     _write(path, gpu, data["constants"], [*others, observation][-KEPT:])
@@ -233,31 +238,23 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(constants, dict) or not isinstance(observations, list):
         raise UserError(f"calibration {path}: constants must be a mapping and observations a list", _ABOUT)
     constants = {RENAMED.get(family, family): values for family, values in constants.items()}
-    return {"constants": constants, "observations": [_observation(o, i, path) for i, o in enumerate(observations)]}
+    return {
+        "constants": constants,
+        "observations": [_observation(o, f"calibration {path}: observations[{i}]") for i, o in enumerate(observations)],
+    }
 
 
-def _observation(value: Any, index: int, path: Path) -> Observation:
-    where = f"calibration {path}: observations[{index}]"
-    names = {f.name for f in fields(Observation)}
-    if not isinstance(value, dict) or not names - {"versions"} <= set(value) <= names:
-        raise UserError(f"{where}: expected the keys {', '.join(sorted(names))}", _ABOUT)
-    value = value | {"family": RENAMED.get(value["family"], value["family"])}
-    if value["family"] not in FAMILIES:
-        raise UserError(f"{where}.family: expected {' or '.join(FAMILIES)}, got {value['family']!r}", _ABOUT)
-    observation = Observation(**value)
-    _positive(observation, where)
-    return observation
-
-
-def _positive(observation: Observation, where: str) -> None:
-    for key in ("planned_gib", "measured_gib", "planned_seconds", "measured_seconds"):
-        number = getattr(observation, key)
-        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number) or number <= 0:
-            raise UserError(f"{where}: {key}: expected a number above 0, got {number!r}", _ABOUT)
+def _observation(value: Any, where: str) -> Observation:
+    try:
+        return Observation.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{where}: {key}: {first['msg']}, got {first['input']!r}", _ABOUT) from None
 
 
 def _write(path: Path, gpu: str, constants: dict[str, Any], observations: list[Observation]) -> None:
-    document = {"format": FORMAT, "gpu": gpu, "constants": constants, "observations": [asdict(o) for o in observations]}
+    document = {"format": FORMAT, "gpu": gpu, "constants": constants, "observations": [o.model_dump() for o in observations]}
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

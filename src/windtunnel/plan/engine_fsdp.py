@@ -22,11 +22,6 @@ SOURCES: Mapping[str, str] = {
     "loss": "one chunk of logits, gradients of the last hidden states and of the head",
     "gathered_weights": "copies of the blocks at work in compute precision: gathered, or cast",
     "communication": "buffers of collectives: gathering the next block, reducing the last one's gradients",
-    "workspaces": "of cuBLAS and cuDNN",
-    "context": "CUDA context and loaded kernels, outside PyTorch's allocator",
-    "nccl": "communicators' buffers, outside PyTorch's allocator",
-    "fragmentation": "reserved over allocated: pools of other streams that idle at the peak, rounding",
-    "correction": "by measurements on this kind of GPU",
 }
 
 

@@ -43,12 +43,6 @@ SOURCES = {
     "optimizer_workspace": "what the optimizer step needs beyond the freed activations",
     "recording": "of recorded passes: held between them too, where nothing else may use it",
     "beside_recording": "what validation and the update need, workspaces too, and find no room for in what recorded passes hold",
-    "workspaces": "of cuBLAS and Triton",
-    "context": "CUDA context and loaded kernels, outside PyTorch's allocator",
-    "nccl": "communicators' buffers, outside PyTorch's allocator",
-    "process": "the interpreter with torch loaded",
-    "fragmentation": "reserved over allocated",
-    "correction": "by measurements on this kind of GPU",
 }
 
 

@@ -16,6 +16,14 @@ from .constants import Constants
 from .types import Moment
 
 GIB = 2**30
+SOURCES = {
+    "workspaces": "of cuBLAS, cuDNN and Triton",
+    "context": "CUDA context and loaded kernels, outside PyTorch's allocator",
+    "nccl": "communicators' buffers, outside PyTorch's allocator",
+    "process": "the interpreter with torch loaded",
+    "fragmentation": "reserved over allocated: pools of other streams that idle at the peak, rounding",
+    "correction": "by measurements on this kind of GPU",
+}
 BF16 = 2.0
 FP32 = 4.0
 

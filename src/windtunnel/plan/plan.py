@@ -14,6 +14,7 @@ from typing import Protocol
 from windtunnel.recipe import Recipe, UserError
 from windtunnel.rig import Rig
 
+from . import memory
 from .alternatives import Change, alternatives
 from .calibration import correction_of
 from .constants import Constants
@@ -232,10 +233,10 @@ def parts_text(components: dict[str, float], digits: str = ".1f") -> str:
 
 def _timeline(draft: Draft) -> tuple[Moment, ...]:
     """Return the moments with their seconds after the step's beginning."""
-    time, memory = draft.best.timed, draft.best.memory
+    time, held = draft.best.timed, draft.best.memory
     return tuple(
         replace(moment, seconds=draft.after + forward * time.forward + backward * time.backward)
-        for moment, (forward, backward) in zip(memory.moments, memory.done, strict=True)
+        for moment, (forward, backward) in zip(held.moments, held.done, strict=True)
     )
 
 
@@ -264,4 +265,5 @@ def _sources(draft: Draft, rig: Rig, length: Length) -> dict[str, str]:
         "tokens": "steps x batch tokens",
         "hours": "starting up, steps, last checkpoint",
         "dollars": rig.price_note,
+        **{f"components.{name}": source for name, source in memory.SOURCES.items()},
     }
