@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from windtunnel.plan import Plan, lines, make_plan, refuse
 from windtunnel.plan.alternatives import Change
 from windtunnel.plan.finetune import FineTuning
-from windtunnel.plan.plan import PLANNERS
+from windtunnel.plan.plan import PLANNERS, Case, Draft
 from windtunnel.recipe import Recipe, UserError, load_recipe
 from windtunnel.rig import gpu_names, parse_rig
 
@@ -348,9 +348,9 @@ def test_a_stage_is_planned_by_its_kinds_planner_alone(monkeypatch: pytest.Monke
     class Half(FineTuning):
         """Fine-tuning that never fits, and knows one thing that helps."""
 
-        def draft(self, recipe, rig, vocab, constants, corpus_tokens):  # type: ignore[no-untyped-def]
-            found = super().draft(recipe, rig, vocab, constants, corpus_tokens)
-            return replace(found, model="half a model", reasons=[] if recipe.seed == 7 else ["the seed is not 7"])
+        def draft(self, case: Case) -> Draft:
+            seven = case.recipe.seed == 7
+            return replace(super().draft(case), model="half a model", reasons=[] if seven else ["the seed is not 7"])
 
         def changes(self, recipe, rig):  # type: ignore[no-untyped-def]
             return [[Change(("seed=6",), "no help"), Change(("seed=7",), "a better seed")]]

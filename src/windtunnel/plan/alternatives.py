@@ -185,10 +185,12 @@ def _try(recipe: Recipe, rig: Rig, planner: StagePlanner, change: Change, elsewh
 
 def _draft(recipe: Recipe, rig: Rig, planner: StagePlanner, sets: tuple[str, ...]) -> Draft | None:
     """Draft the changed recipe; None where it cannot mean anything, or cannot fit by the least that it must hold."""
+    from .plan import Case
+
     try:
         new = changed(recipe, sets)
         if rig.gpu is not None and planner.least_gib(new) > rig.gpus * rig.gpu.memory_gib:
             return None
-        return planner.draft(new, rig, None, None, None)
+        return planner.draft(Case(new, rig))
     except UserError:
         return None

@@ -13,13 +13,13 @@ from windtunnel.rig import Rig
 from . import hf_changes
 from .alternatives import Change
 from .constants import Constants, HFConstants, load_hf_constants
-from .cost import Length, Pace, estimate_corpus_tokens
+from .cost import Length, Pace
 from .cpu import ERRORS as CPU_ERRORS
 from .cpu import CPUTraining
 from .engine_fsdp import SOURCES, least_gib, static_bytes
 from .hf_layouts import HFTraining
 from .hf_work import Totals, Workload, fine_tuning, totals
-from .plan import Draft, parts_text
+from .plan import Case, Draft, StagePlanner, parts_text
 from .search import Candidate
 
 HERE = "here"
@@ -32,7 +32,7 @@ GB = 1e9
 TB = 1e12
 
 
-class FineTuning:
+class FineTuning(StagePlanner):
     """The planner of `sft` stages."""
 
     def changes(self, recipe: Recipe, rig: Rig) -> list[Iterator[Change]]:
@@ -51,13 +51,11 @@ class FineTuning:
         """See StagePlanner."""
         return least_gib(fine_tuning(recipe))
 
-    def draft(
-        self, recipe: Recipe, rig: Rig, vocab: int | None, constants: Constants | None, corpus_tokens: float | None
-    ) -> Draft:
+    def draft(self, case: Case) -> Draft:
         """See StagePlanner."""
-        work, c = fine_tuning(recipe), hf_constants(rig, constants)
-        estimated = estimate_corpus_tokens(recipe) if corpus_tokens is None else (corpus_tokens, "prepared data")
-        corpus, corpus_source = estimated
+        recipe, rig = case.recipe, case.rig
+        work, c = fine_tuning(recipe), hf_constants(rig, case.constants)
+        corpus, corpus_source = case.corpus
         never = impossible(work)
         # What cannot be trained in fewer bits is weighed as it would be in bf16.
         sums = totals(work if never is None else replace(work, weights="bf16"))
@@ -95,12 +93,6 @@ class FineTuning:
             notes=notes,
             sources=sources,
         )
-
-    def resolve(
-        self, recipe: Recipe, rig: Rig, vocab: int | None, constants: Constants | None, corpus_tokens: float | None
-    ) -> Recipe:
-        """See StagePlanner: there is nothing to resolve."""
-        return recipe
 
 
 PLANNER = FineTuning()

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from windtunnel.recipe import GRPO, HuggingFaceModel, Layout, Recipe, UserError
 from windtunnel.rig import Rig
 
-from .constants import Constants, HFConstants
-from .cost import Length, Pace, estimate_corpus_tokens
+from .constants import HFConstants
+from .cost import Length, Pace
 from .engine_fsdp import least_gib, static_bytes
 from .finetune import (
     FineTuning,
@@ -31,7 +31,7 @@ from .hf_layouts import HFTraining
 from .hf_steptime import forward_seconds
 from .hf_work import Totals, Workload, totals, workload_of
 from .memory import GIB
-from .plan import Draft
+from .plan import Case, Draft
 from .rollout import FEW, WEIGHT_BYTES, Engine, plan_engines, sync_seconds
 from .search import Candidate
 from .types import Role
@@ -76,15 +76,13 @@ class RoundPlanning(FineTuning):
         """See StagePlanner."""
         return least_gib(grpo_workload(recipe, HFConstants()))
 
-    def draft(
-        self, recipe: Recipe, rig: Rig, vocab: int | None, constants: Constants | None, corpus_tokens: float | None
-    ) -> Draft:
+    def draft(self, case: Case) -> Draft:
         """See StagePlanner; corpus_tokens: of all prompts."""
-        stage, c = recipe.rl, hf_constants(rig, constants)
+        recipe, rig = case.recipe, case.rig
+        stage, c = recipe.rl, hf_constants(rig, case.constants)
         assert isinstance(stage, GRPO)
         found, sums = search_round(recipe, rig, c)
-        estimated = estimate_corpus_tokens(recipe) if corpus_tokens is None else (corpus_tokens, "prepared data")
-        prompts, corpus_source = estimated
+        prompts, corpus_source = case.corpus
         tokens = round_tokens(stage)
         work, learner = sums.work, found.learner
         startup, error = _startup(found, sums, rig, c), stated_errors(c, learner.layout, rig)

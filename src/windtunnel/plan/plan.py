@@ -8,17 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib import import_module
-from typing import Protocol
 
 from windtunnel.recipe import Recipe, UserError
 from windtunnel.rig import Rig
 
 from . import memory
-from .alternatives import Change, alternatives
+from .alternatives import AS_IT_IS, Change, alternatives
 from .calibration import correction_of
 from .constants import Constants
-from .cost import EPOCHS_ASK, Length, Pace, budget_notes, disk_gib, epoch_warnings, money_and_disk, run_length
+from .cost import (
+    EPOCHS_ASK,
+    Length,
+    Pace,
+    budget_notes,
+    disk_gib,
+    epoch_warnings,
+    estimate_corpus_tokens,
+    money_and_disk,
+    run_length,
+)
 from .search import Candidate
 from .types import Moment, Option, Plan, Role
 
@@ -82,30 +92,48 @@ class Draft:
     repeats: bool = True
 
 
-class StagePlanner(Protocol):
-    """What planning needs of one kind of stage."""
+@dataclass(frozen=True)
+class Case:
+    """What is planned: a recipe of one stage, a rig, and what is known beside them (see `make_plan`)."""
+
+    recipe: Recipe
+    rig: Rig
+    vocab: int | None = None
+    constants: Constants | None = None
+    corpus_tokens: float | None = None
+
+    @cached_property
+    def corpus(self) -> tuple[float | None, str]:
+        """Tokens of one epoch, None where they are not known, and where that came from."""
+        return estimate_corpus_tokens(self.recipe) if self.corpus_tokens is None else (self.corpus_tokens, "prepared data")
+
+
+class StagePlanner:
+    """What planning needs of one kind of stage; only `draft` has no default."""
+
+    def draft(self, case: Case) -> Draft:
+        """Search a layout and say what the stage takes. Raises UserError: it cannot mean anything on this rig."""
+        raise NotImplementedError
+
+    def resolve(self, case: Case) -> Recipe:
+        """Return the recipe with what 'auto' stands for on this rig."""
+        return case.recipe
 
     def changes(self, recipe: Recipe, rig: Rig) -> Iterable[Iterable[Change]]:
         """Return kinds of change that need less memory on the same rig; of each the first that fits is worth naming."""
+        return ()
 
     def elsewhere(self, recipe: Recipe) -> Iterable[Change]:
         """Return what to try on other rigs, the recipe as it is first."""
+        return (AS_IT_IS,)
 
     def stand_ins(self, recipe: Recipe, rig: Rig) -> Iterable[Iterable[Change]]:
         """Return kinds of stand-in for the model, the best of each first."""
+        return ()
 
     def least_gib(self, recipe: Recipe) -> float:
         """Return the GiB that all ranks together must hold however they are laid out; 0 where that is not known at once."""
-
-    def draft(
-        self, recipe: Recipe, rig: Rig, vocab: int | None, constants: Constants | None, corpus_tokens: float | None
-    ) -> Draft:
-        """Search a layout and say what the stage takes. Raises UserError: it cannot mean anything on this rig."""
-
-    def resolve(
-        self, recipe: Recipe, rig: Rig, vocab: int | None, constants: Constants | None, corpus_tokens: float | None
-    ) -> Recipe:
-        """Return the recipe with what 'auto' stands for on this rig."""
+        return 0.0
 
 
 def planner_of(recipe: Recipe) -> StagePlanner:
@@ -139,7 +167,7 @@ def make_plan(
             back with fits=False.
     """
     planner = planner_of(recipe)
-    draft = planner.draft(recipe, rig, vocab, calibration, corpus_tokens)
+    draft = planner.draft(Case(recipe, rig, vocab, calibration, corpus_tokens))
     best, layout = draft.best, draft.best.layout
     length = run_length(recipe, rig, int(draft.tokens), draft.derived_tokens, draft.pace, draft.epoch_tokens, draft.derived_by)
     disk = disk_gib(
@@ -211,7 +239,7 @@ def resolve(
     corpus_tokens: float | None = None,
 ) -> Recipe:
     """Return the recipe with depth 'auto' made a number for this rig; make_plan says why in its notes."""
-    return planner_of(recipe).resolve(recipe, rig, vocab, calibration, corpus_tokens)
+    return planner_of(recipe).resolve(Case(recipe, rig, vocab, calibration, corpus_tokens))
 
 
 def refuse(plan: Plan) -> UserError:

@@ -10,10 +10,10 @@ from windtunnel.rig import Rig
 
 from .alternatives import AS_IT_IS, Change, changed
 from .constants import Constants, GPTConstants, load_constants
-from .cost import Length, Pace, budget_hours, budget_tokens, estimate_corpus_tokens, round_steps, vocabulary
+from .cost import Length, Pace, budget_hours, budget_tokens, round_steps, vocabulary
 from .engine_gpt import SOURCES, Passes
 from .gpt_work import GPTTraining, check_own_layout, checkpoint_gib, passes_of, weights_gib
-from .plan import Draft, parts_text
+from .plan import Case, Draft, StagePlanner, parts_text
 from .search import Candidate, search
 from .steptime import LAUNCHES
 
@@ -34,7 +34,7 @@ class Sized:
     passes: Passes
 
 
-class Pretraining:
+class Pretraining(StagePlanner):
     """The planner of `pretrain` stages."""
 
     def changes(self, recipe: Recipe, rig: Rig) -> list[list[Change]]:
@@ -63,19 +63,13 @@ class Pretraining:
             return []
         return [Change((f"model.depth={depth}", *free.sets), f"depth {depth}, the largest that fits")]
 
-    def least_gib(self, recipe: Recipe) -> float:
-        """See StagePlanner: a GPT's search takes no longer than that would."""
-        return 0.0
-
-    def draft(
-        self, recipe: Recipe, rig: Rig, vocab: int | None, constants: Constants | None, corpus_tokens: float | None
-    ) -> Draft:
+    def draft(self, case: Case) -> Draft:
         """See StagePlanner."""
+        recipe, rig = case.recipe, case.rig
         check_own_layout(recipe, rig)
-        c = _constants(rig, constants)
-        vocab, vocab_source = (vocab, "prepared data") if vocab is not None else vocabulary(recipe)
-        estimated = estimate_corpus_tokens(recipe) if corpus_tokens is None else (corpus_tokens, "prepared data")
-        corpus, corpus_source = estimated
+        c = _constants(rig, case.constants)
+        vocab, vocab_source = (case.vocab, "prepared data") if case.vocab is not None else vocabulary(recipe)
+        corpus, corpus_source = case.corpus
         auto, chosen = recipe.gpt.depth == "auto", []
         if auto:
             depth, reason = pick_depth(recipe, rig, vocab, c, corpus)
@@ -125,15 +119,13 @@ class Pretraining:
             repeats=not isinstance(recipe.data.corpus, SudokuCorpus),
         )
 
-    def resolve(
-        self, recipe: Recipe, rig: Rig, vocab: int | None, constants: Constants | None, corpus_tokens: float | None
-    ) -> Recipe:
+    def resolve(self, case: Case) -> Recipe:
         """See StagePlanner: depth 'auto' becomes a number."""
+        recipe, rig = case.recipe, case.rig
         if recipe.gpt.depth != "auto":
             return recipe
-        corpus = corpus_tokens if corpus_tokens is not None else estimate_corpus_tokens(recipe)[0]
-        tokens = vocab if vocab is not None else vocabulary(recipe)[0]
-        return at_depth(recipe, pick_depth(recipe, rig, tokens, _constants(rig, constants), corpus)[0])
+        vocab = case.vocab if case.vocab is not None else vocabulary(recipe)[0]
+        return at_depth(recipe, pick_depth(recipe, rig, vocab, _constants(rig, case.constants), case.corpus[0])[0])
 
 
 PLANNER = Pretraining()
