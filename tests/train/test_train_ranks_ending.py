@@ -12,7 +12,7 @@ import pytest
 from conftest import events, losses
 
 from windtunnel.launch import Options, run_training
-from windtunnel.launch.crashes import Crashed
+from windtunnel.launch.processes import Crashed
 from windtunnel.launch.ranks import STILL_SECONDS, RankFailed, run_ranks
 from windtunnel.recipe import UserError, load_recipe
 from windtunnel.run import RunFolder, list_runs

@@ -7,8 +7,8 @@ from windtunnel import lazy
 if TYPE_CHECKING:
     from .local import run_training
     from .measuring import Calibration, calibrate, observe_run
-    from .orphans import stop_with_parent
     from .prepare import Options, prepare_run
+    from .processes import stop_with_parent
     from .slurm import UNLIMITED, BatchScript, parse_time, read_batch_script
     from .stages import StageReport, run_stages
     from .stopping import Stopped, stop_run

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 from windtunnel.recipe import Recipe, UserError
 from windtunnel.run import LAST_LINES, LOG, STARTED, Channel, RunFolder, log_only, record_end
 
-from .crashes import Crashed, described
 from .measuring import observe_run
 from .prepare import Options, prepare_run
+from .processes import Crashed, described
 from .ranks import run_ranks
 
 

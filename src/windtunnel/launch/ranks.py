@@ -25,8 +25,7 @@ from typing import IO, Any, NoReturn
 from windtunnel.recipe import UserError
 from windtunnel.run import HEARTBEATS, STOPPING, WAITING, Beat, Channel, process_state, read_beat
 
-from .crashes import CRASHED, STACK_SIGNAL
-from .orphans import stop_with_parent
+from .processes import CRASHED, STACK_SIGNAL, stop_with_parent
 
 STILL_SECONDS = 20.0
 """A rank that is stopped (SIGSTOP, a debugger) for so long is given up."""

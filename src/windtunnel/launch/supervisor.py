@@ -33,7 +33,7 @@ from windtunnel.run import (
     stop_early,
 )
 
-from .orphans import stop_with_parent
+from .processes import stop_with_parent
 
 DRAIN_SECONDS = 2.0
 """For what a job's own children still print after its end."""

@@ -12,7 +12,7 @@ from typing import Any
 from windtunnel.plan import Opinion, Plan, second_opinion
 from windtunnel.recipe import HuggingFaceModel, Recipe, UserError
 
-from .child import run_child
+from .processes import run_child
 
 TIMEOUT = 600.0
 TRAINED_WEIGHTS = ("bf16", "fp8")

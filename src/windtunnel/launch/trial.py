@@ -15,7 +15,7 @@ from windtunnel.plan import Layout
 from windtunnel.recipe import Recipe, UserError
 from windtunnel.rig import detect_rig
 
-from .child import run_child, stage_of
+from .processes import run_child, stage_of
 
 LOG_LINES = 60  # of a failed trial's output that are kept
 

@@ -13,7 +13,7 @@ from typing import Any
 from windtunnel.recipe import Recipe, UserError
 from windtunnel.run import write_atomic
 
-from .orphans import stop_with_parent
+from .processes import stop_with_parent
 
 
 def main() -> int:

@@ -14,8 +14,7 @@ from windtunnel.run import HEARTBEATS, log_only
 from windtunnel.train import train
 from windtunnel.watch import training_view
 
-from .crashes import CRASHED, STACK_SIGNAL, described
-from .orphans import stop_with_parent
+from .processes import CRASHED, STACK_SIGNAL, described, stop_with_parent
 
 
 def main() -> int:

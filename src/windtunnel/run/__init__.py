@@ -2,16 +2,15 @@
 
 from .bands import Alert, BandWatch, Finding, GateResult, Judge, Targets
 from .budget import STARTED, BudgetClock, BudgetSpent, EpochsVerdict, Spent, epochs_over_data, load_spent
-from .choosing import Which, choose_checkpoint
-from .digits import apart
 from .ending import LAST_LINES, Outcome, outcome, record_end
 from .files import fsync_folder, write_atomic
-from .folder import RunFolder, RunSummary, list_runs, new_folder, newest_run
+from .folder import RunFolder, new_folder
 from .heartbeat import FOLDER as HEARTBEATS
 from .heartbeat import WAITING, Beat, Heartbeat, read_beat
 from .identity import first_difference
+from .listing import RunSummary, Which, choose_checkpoint, list_runs, newest_run
 from .metrics import Event, Metrics, MetricsReader, Point
-from .names import METRICS, described, judges_of, of_step, step_values
+from .names import METRICS, apart, described, judges_of, of_step, step_values
 from .output import (
     LOG,
     SUPERVISOR,

@@ -251,8 +251,12 @@ class BudgetClock:
             self._horizon = min([int(state["horizon"]), *self.step_limits.values()])
 
     def save_spent(self, path: Path) -> None:
-        """Record what was spent, so that a killed session counts too. Call every few seconds. Raises OSError."""
-        write_json(path, asdict(self.spent), durable=False)
+        """Record what was spent, so that a killed session counts too. Call every few seconds.
+
+        A full disk costs the record, not the run.
+        """
+        with contextlib.suppress(OSError):
+            write_json(path, asdict(self.spent), durable=False)
 
     def _time_limits(self) -> dict[str, float]:
         """Limits as seconds of this session, by the budget's key."""

@@ -19,10 +19,8 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
-import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -112,8 +110,8 @@ class RunFolder:
             UserError: missing, no run folder, damaged, a run of another recipe, or in use.
         """
         path = Path(path)
-        own = _read_recipe(path)
-        manifest = _read_manifest(path)
+        own = read_own_recipe(path)
+        manifest = read_manifest(path)
         if recipe is not None:
             _refuse_another(path, own, recipe)
         run = cls(path, resumed(own, recipe) if recipe is not None else own, manifest)
@@ -213,66 +211,6 @@ class RunFolder:
         write_json(self.path / "manifest.json", self.manifest)
 
 
-@dataclass(frozen=True)
-class RunSummary:
-    """A line of the list of runs. `problem` says what is unreadable about a damaged one.
-
-    Attributes:
-        status: running, done, stopped, failed (also when it says running and no process trains it); 'damaged'.
-        step, loss, validation_loss, dollars: the latest logged, if any.
-        best_step: step of the checkpoint with the lowest validation loss, as listed (not verified).
-        stage: of the recipe, where it has stages; gates: name -> whether it held, once they were judged.
-    """
-
-    path: Path
-    recipe: str
-    created: float | None
-    status: str
-    reason: str | None = None
-    step: int | None = None
-    loss: float | None = None
-    validation_loss: float | None = None
-    dollars: float | None = None
-    best_step: int | None = None
-    problem: str | None = None
-    stage: str | None = None
-    gates: dict[str, bool] | None = None
-
-
-def list_runs(root: Path | str) -> list[RunSummary]:
-    """Runs in a folder, newest first. Damaged ones are listed with their problem; other folders are not."""
-    root = Path(root)
-    if not root.is_dir():
-        return []
-    members = [p for p in root.iterdir() if (p / "manifest.json").exists() or (p / "recipe.yaml").exists()]
-    members = [p for p in members if not (p.is_symlink() and p.resolve() in {m.resolve() for m in members if m != p})]
-    return sorted((_summary(p) for p in members), key=lambda s: (s.created or 0.0, s.path.name), reverse=True)
-
-
-def newest_run(root: Path | str, recipe: str | None = None) -> Path:
-    """Return the newest run, of a recipe if given.
-
-    Raises:
-        UserError: there is none; or the newest is damaged: an older one is not taken in its place.
-    """
-    damaged: RunSummary | None = None
-    for run in list_runs(root):
-        if run.status == "damaged":
-            mine = recipe in (None, run.recipe) or (run.recipe == "?" and run.path.name.startswith(f"{recipe}-"))
-            damaged = damaged or (run if mine else None)
-        elif recipe in (None, run.recipe):
-            if damaged is None:
-                return run.path
-            raise UserError(
-                f"the newest run, {damaged.path}, cannot be used: {damaged.problem}",
-                f"put that right, or take the one before it: --run {run.path}",
-            )
-    if damaged is not None:
-        raise UserError(f"{damaged.path} cannot be used: {damaged.problem}", "put that right, or start a new run")
-    what = f"run of recipe {recipe}" if recipe else "run"
-    raise UserError(f"no {what} in {root}", f"start one with `windtunnel train {recipe or 'charlm'}`")
-
-
 def versions() -> dict[str, str | None]:
     """Versions of what a run depends on, found without importing it."""
     from importlib import metadata
@@ -306,7 +244,7 @@ def new_folder(root: Path, name: str) -> Path:
     raise UserError(f"{root} already has 999 folders {stem}")
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(path: Path) -> dict[str, Any]:
     """Read a run's manifest, or its copy where it is damaged."""
     try:
         return _manifest_of(path, path / "manifest.json")
@@ -335,7 +273,8 @@ def _manifest_of(path: Path, file: Path) -> dict[str, Any]:
     return manifest
 
 
-def _read_recipe(path: Path) -> Recipe:
+def read_own_recipe(path: Path) -> Recipe:
+    """Read the recipe that a run trains. Raises UserError."""
     if not path.exists():
         raise UserError(f"run folder {path} does not exist", "`windtunnel runs` lists runs")
     if not path.is_dir() or not (path / "recipe.yaml").is_file():
@@ -354,65 +293,3 @@ def _refuse_another(path: Path, own: Recipe, asked: Recipe) -> None:
             + (f"; or with {sets}" if len(found) <= 3 else "")
             + f"; or start a new run. What may change: {MAY_CHANGE}",
         )
-
-
-def _summary(path: Path) -> RunSummary:
-    from .ending import outcome
-    from .metrics import MetricsReader
-    from .store import CheckpointStore
-
-    try:
-        manifest = _read_manifest(path)
-    except UserError as error:
-        return RunSummary(path, _name_of(path), _made(path), "damaged", problem=error.message)
-    stands = outcome(path, manifest)
-    latest: dict[str, Any] = {}
-    best, problem = None, manifest.get("mended")
-    if any(path.glob("metrics.sqlite.damaged-*")):
-        problem = "earlier metrics were damaged: see metrics.sqlite.damaged-1"
-    try:
-        scored = [c for c in CheckpointStore(path / "checkpoints").all() if c.validation_loss is not None]
-        best = min(scored, key=lambda c: (c.validation_loss, c.step)).step if scored else None
-        if (path / "metrics.sqlite").exists():
-            with MetricsReader(path / "metrics.sqlite") as reader:
-                latest = reader.latest()
-    except UserError as error:
-        problem = error.message
-    value = {name: point.value for name, point in latest.items()}
-    created = manifest.get("created")
-    return RunSummary(
-        path,
-        str(manifest.get("recipe", "?")),
-        created if isinstance(created, int | float) else None,
-        stands.status,
-        stands.reason,
-        max((p.step for p in latest.values()), default=None),
-        value.get("loss"),
-        value.get("validation_loss"),
-        value.get("dollars"),
-        best,
-        problem,
-        manifest.get("stage"),
-        _gates(manifest.get("gates")),
-    )
-
-
-def _name_of(path: Path) -> str:
-    """The recipe of a run whose manifest cannot be read; '?' where nothing tells."""
-    try:
-        return _read_recipe(path).name
-    except UserError:
-        return "?"
-
-
-def _made(path: Path) -> float | None:
-    """When a run was made, as the name of its folder tells, in seconds since the epoch."""
-    found = re.search(r"-(\d{8}-\d{6})(-\d+)?$", path.name)
-    return datetime.strptime(found[1], "%Y%m%d-%H%M%S").replace(tzinfo=UTC).timestamp() if found else path.stat().st_mtime
-
-
-def _gates(judged: Any) -> dict[str, bool] | None:
-    """Name -> whether it held, as far as the manifest tells."""
-    if not isinstance(judged, list):
-        return None
-    return {str(gate["name"]): bool(gate.get("held")) for gate in judged if isinstance(gate, dict) and "name" in gate}

@@ -15,12 +15,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from urllib.parse import quote
 
 from windtunnel.recipe import UserError
 
-from .database import connect_reader, connect_writer, damaged, put_aside
 from .tensorboard import TensorBoard
 
+FORMAT = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS series (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
+CREATE TABLE IF NOT EXISTS points (
+    series INTEGER NOT NULL REFERENCES series(id), step INTEGER NOT NULL, value REAL, time REAL NOT NULL,
+    PRIMARY KEY (series, step)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS events (
+    id INTEGER PRIMARY KEY, time REAL NOT NULL, step INTEGER, kind TEXT NOT NULL, level TEXT NOT NULL,
+    message TEXT NOT NULL, data TEXT NOT NULL);
+"""
 Level = Literal["info", "warn", "bad"]
 _PERIOD = 0.5
 _MOST_WAITING = 1_000_000
@@ -55,7 +65,7 @@ class MetricsReader:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self._connection = connect_reader(self.path)
+        self._connection = _connect_reader(self.path)
 
     def names(self) -> list[str]:
         """Names of all series that have points."""
@@ -102,7 +112,7 @@ class MetricsReader:
         try:
             return self._connection.execute(query, arguments).fetchall()
         except sqlite3.DatabaseError as error:
-            raise damaged(self.path, error) from None
+            raise _damaged(self.path, error) from None
 
 
 class Metrics:
@@ -195,7 +205,7 @@ class Metrics:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                return connect_writer(self.path)
+                return _connect_writer(self.path)
             except sqlite3.OperationalError as error:
                 raise UserError(f"metrics {self.path} cannot be opened: {error}") from None
             except sqlite3.DatabaseError as error:
@@ -204,12 +214,12 @@ class Metrics:
             raise UserError(f"metrics {self.path} cannot be opened: {error.strerror or error}") from None
 
     def _start_afresh(self, error: Exception) -> sqlite3.Connection:
-        aside = put_aside(self.path)
+        aside = _put_aside(self.path)
         self._ids.clear()
         message = f"metrics were damaged ({error}); they were put aside as {aside.name} and start afresh"
         self.damage = f"{self.path}: {message}"
         self._notes.append(Event(time.time(), None, "metrics_damaged", "bad", message))
-        return connect_writer(self.path)
+        return _connect_writer(self.path)
 
     def _work(self) -> None:
         for item in self._notes:
@@ -312,3 +322,57 @@ def _stored(value: float) -> float | None:
 
 def _read(value: float | None) -> float:
     return math.nan if value is None else value
+
+
+def _connect_writer(path: Path) -> sqlite3.Connection:
+    """Open or create for writing, in WAL mode so that readers never wait. Raises sqlite3.DatabaseError when damaged."""
+    connection = sqlite3.connect(path, timeout=30.0, check_same_thread=False, isolation_level=None)
+    try:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+        found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > FORMAT:
+            raise UserError(f"{path}: metrics format {version}, this version reads {FORMAT}", "upgrade windtunnel")
+        connection.executescript(_SCHEMA)
+        connection.execute(f"PRAGMA user_version={FORMAT}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _connect_reader(path: Path) -> sqlite3.Connection:
+    """Open for reading while another process may write. Raises UserError: missing, damaged or not a metrics database."""
+    if not path.is_file():
+        raise UserError(f"metrics {path} do not exist", "name a run folder; `windtunnel runs` lists them")
+    address = f"file:{quote(str(path.resolve()))}"
+    error: Exception | None = None
+    for options in ("?mode=ro", "?immutable=1"):  # the second for folders this user may not write to
+        try:
+            connection = sqlite3.connect(address + options, uri=True, timeout=10.0, check_same_thread=False)
+            connection.execute("SELECT count(*) FROM series").fetchone()
+            return connection
+        except sqlite3.DatabaseError as found:
+            error = error or found
+    raise _damaged(path, error)
+
+
+def _damaged(path: Path, error: Exception | None) -> UserError:
+    """The error readers get for a database they can make no sense of."""
+    return UserError(f"metrics {path} are damaged or not metrics: {error}", "resuming the run puts them aside and starts afresh")
+
+
+def _put_aside(path: Path) -> Path:
+    """Rename a damaged database and its WAL to the next free '.damaged-N'; nothing is deleted."""
+    number = 1
+    while (target := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    path.rename(target)
+    for suffix in ("-wal", "-shm"):
+        beside = path.with_name(path.name + suffix)
+        if beside.exists():
+            beside.rename(target.with_name(target.name + suffix))
+    return target

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
+from itertools import pairwise
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -90,3 +91,12 @@ def step_values(metrics: Mapping[str, float], name: str) -> list[float]:
     while (key := of_step(name, len(values))) in metrics:
         values.append(metrics[key])
     return values
+
+
+def apart(losses: Sequence[float]) -> list[str]:
+    """With three decimals, or as many more as it takes to tell neighbours apart that differ. NaN differs from nothing."""
+    for digits in range(3, 7):
+        texts = [f"{loss:.{digits}f}" for loss in losses]
+        if all(a != b or not abs(x - y) > 0 for (a, b), (x, y) in zip(pairwise(texts), pairwise(losses), strict=True)):
+            break
+    return texts

@@ -1,17 +1,46 @@
-"""A measuring process beside this one: started, followed through the stages that it writes down, and ended for certain."""
+"""Processes of a job: none outlives whoever started it, and one that crashes is told in one line."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from .orphans import stop_with_parent
+from windtunnel.recipe import UserError
+
+CRASHED = 70
+"""Exit code of a rank that raised what is no UserError (sysexits' EX_SOFTWARE)."""
+STACK_SIGNAL = signal.SIGUSR2
+"""On which a rank prints the stacks of its threads; see `windtunnel.launch.worker`."""
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class Crashed(UserError):
+    """Training raised what it should not have; the run says so."""
+
+    exit_code = 1
+
+
+def described(error: BaseException) -> str:
+    """Return an exception as one line: its name, its first line, and where in windtunnel it was raised."""
+    first = str(error).strip().partition("\n")[0]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "windtunnel" in Path(frame.filename).parts]
+    where = f" ({Path(frames[-1].filename).parent.name}/{Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}{': ' if first else ''}{first[:500]}{where}"
+
+
+def stop_with_parent() -> None:
+    """Ask the kernel to send this process SIGTERM when its parent dies; it then saves and ends. Linux only, else nothing."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def run_child(
