@@ -64,6 +64,15 @@ def test_the_best_checkpoint_is_measured_and_reported(made: tuple[Path, Recipe, 
         assert again[key] == report.to_json()[key]
 
 
+def test_a_corpus_that_has_changed_since_is_refused(made: tuple[Path, Recipe, PreparedData]) -> None:
+    path, _, data = made
+    with RunFolder.open(path) as run:
+        run.update(data={"checksum": "of other text"})
+        with pytest.raises(UserError, match="trained on other data: checksum of other text, now "):
+            evaluate_run(path, prepared=data)
+        run.update(data={"checksum": data.checksum})
+
+
 def test_another_checkpoint_can_be_chosen(made: tuple[Path, Recipe, PreparedData]) -> None:
     path, _, data = made
     best = evaluate_run(path, prepared=data)
