@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from .tokens import SequenceOrder, TokenFile
 
 if TYPE_CHECKING:
-    from .arithmetic import solve
+    from .arithmetic import Problem, held_out_problems, parse_problem, solve
     from .batch import Batch, Batches
     from .corpus import CorpusFile, corpus_files, read_documents
     from .documents import DocumentBatch
@@ -13,16 +13,13 @@ if TYPE_CHECKING:
     from .mixture import MixtureFile
     from .packing import ConversationFile
     from .prepared import PreparedData, open_prepared, prepare
-    from .problems import Problem, held_out_problems, parse_problem
     from .prompts import Prompt, PromptFile, PromptLoader
-    from .sample import sample_documents
     from .samples import preview
     from .subwords import BPE, Folder
-    from .sudoku_file import PuzzleFile
-    from .sudoku_make import GRADES, Puzzles, make_batch
+    from .sudoku_file import PuzzleFile, make_puzzles
+    from .sudoku_make import GRADES, Puzzles, draw_symmetries, make_batch, symmetry_key
     from .sudoku_solve import Solutions, count_solutions, grades_of, solve_grids
-    from .sudoku_symmetry import draw_symmetries, symmetry_key
-    from .sudoku_write import make_puzzles
+    from .survey import sample_documents
     from .tokenizer import Characters, StreamDecoder, Tokenizer, UnknownCharacter, load_tokenizer
 
 __all__ = [
@@ -87,7 +84,7 @@ _LAZY = {
     "DocumentBatch": "documents",
     "GRADES": "sudoku_make",
     "PreparedData": "prepared",
-    "Problem": "problems",
+    "Problem": "arithmetic",
     "PuzzleFile": "sudoku_file",
     "Puzzles": "sudoku_make",
     "Solutions": "sudoku_solve",
@@ -98,19 +95,19 @@ _LAZY = {
     "corpus_files": "corpus",
     "read_documents": "corpus",
     "count_solutions": "sudoku_solve",
-    "draw_symmetries": "sudoku_symmetry",
+    "draw_symmetries": "sudoku_make",
     "grades_of": "sudoku_solve",
-    "held_out_problems": "problems",
+    "held_out_problems": "arithmetic",
     "load_tokenizer": "tokenizer",
     "make_batch": "sudoku_make",
-    "make_puzzles": "sudoku_write",
+    "make_puzzles": "sudoku_file",
     "open_prepared": "prepared",
-    "parse_problem": "problems",
+    "parse_problem": "arithmetic",
     "prepare": "prepared",
-    "sample_documents": "sample",
+    "sample_documents": "survey",
     "solve": "arithmetic",
     "solve_grids": "sudoku_solve",
-    "symmetry_key": "sudoku_symmetry",
+    "symmetry_key": "sudoku_make",
 }
 
 

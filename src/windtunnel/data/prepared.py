@@ -31,8 +31,7 @@ from .formats import form_of
 from .mixture import MixtureFile
 from .packing import ConversationFile
 from .prompts import PromptFile
-from .sudoku_file import PuzzleFile
-from .sudoku_write import write_puzzles
+from .sudoku_file import PuzzleFile, write_puzzles
 from .tokenizer import Tokenizer, load_tokenizer
 from .tokens import TokenFile, file_checksum
 from .write import (

@@ -23,13 +23,12 @@ from windtunnel.recipe import (
     UserError,
 )
 
-from .arithmetic import chunks, generate
+from .arithmetic import chunks, generate, parse_problem
 from .conversations import Malformed, Message, check_message
 from .corpus import CorpusFile
 from .documents import Array
 from .formats import form_of, records
 from .packing import ConversationFile, pack_ids
-from .problems import parse_problem
 from .samples import SampleWriter, batches, conversation_tokenizer
 from .survey import Survey, split_by_key
 from .templates import ChatTemplate, choose_template

@@ -60,6 +60,23 @@ def _sudoku_problem(recipe: Recipe, corpus: SudokuCorpus, model: GPTModel) -> st
     return None
 
 
+def records_problem(recipe: Recipe) -> str | None:
+    """Return what is wrong with a corpus of conversations or prompts and the rest of the recipe; None where nothing is."""
+    corpus, stages = recipe.data.corpus, {stage.kind for stage in recipe.training}
+    sources = getattr(corpus, "sources", None)
+    kind = sources[0].corpus.kind if sources else corpus.kind  # those of a mixture are of one sort
+    if kind == "conversations":
+        if recipe.model.kind == "gpt":
+            return (
+                "data.corpus.kind=conversations needs a model of kind huggingface; this one is a gpt, which trains on documents"
+            )
+        if recipe.data.tokenizer.kind == "character":
+            return "data.corpus.kind=conversations needs tokens that mark turns; fix: --set data.tokenizer.kind=folder, or bpe"
+    if kind == "prompts" and stages and "rl" not in stages:
+        return "data.corpus.kind=prompts is for stages of kind rl, and this recipe has none; fix: data.corpus.kind=conversations"
+    return None
+
+
 def stages_problem(recipe: Recipe) -> str | None:
     """Return what is wrong with the stages, beside the model and each other; None where nothing is."""
     names = [stage.name for stage in recipe.training]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from .consistent import puzzle_problem, recursion_problem, stages_problem
+from .consistent import puzzle_problem, records_problem, recursion_problem, stages_problem
 from .data import ARITHMETIC_ALPHABET, Data
 from .errors import UserError
 from .models import GPTModel, Model
@@ -117,7 +117,7 @@ class Recipe(Section):
             missing = sorted(set(ARITHMETIC_ALPHABET) - set(tokenizer.alphabet))
             if missing:
                 raise ValueError(f"data.tokenizer.alphabet lacks {missing}, which the arithmetic corpus uses")
-        for problem in (stages_problem(self), recursion_problem(self), puzzle_problem(self)):
+        for problem in (stages_problem(self), recursion_problem(self), puzzle_problem(self), records_problem(self)):
             if problem is not None:
                 raise ValueError(problem)
         return self

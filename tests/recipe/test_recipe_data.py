@@ -1,0 +1,46 @@
+"""The data section: kinds of corpus, and what they ask of the rest of a recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from windtunnel.recipe import ConversationCorpus, FolderTokenizer, MixtureCorpus, UserError, load_recipe
+
+CONVERSATIONS = "{kind: conversations, files: [a.jsonl]}"
+
+
+def recipe(tmp_path: Path, corpus: str, tokenizer: str = "{kind: folder}", extends: str = "finetune") -> Path:
+    path = tmp_path / "r.yaml"
+    path.write_text(f"extends: {extends}\nname: r\ndata:\n  corpus: {corpus}\n  tokenizer: {tokenizer}\n")
+    return path
+
+
+def test_files_of_every_source_are_found_beside_the_recipe(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text("{}\n")
+    (tmp_path / "tok").mkdir()
+    sources = ", ".join(f"{{corpus: {{kind: conversations, files: [{name}]}}}}" for name in ("a.jsonl", "b.jsonl"))
+    loaded = load_recipe(recipe(tmp_path, f"{{kind: mixture, sources: [{sources}]}}", "{kind: folder, path: tok}"))
+    assert isinstance(loaded.data.corpus, MixtureCorpus)
+    assert isinstance(loaded.data.tokenizer, FolderTokenizer)
+    assert loaded.data.files == [f"{tmp_path}/a.jsonl", f"{tmp_path}/b.jsonl"]
+    assert loaded.data.tokenizer.path == f"{tmp_path}/tok"
+    assert isinstance(loaded.data.corpus.sources[0].corpus, ConversationCorpus)
+
+
+@pytest.mark.parametrize(
+    ("corpus", "tokenizer", "extends", "says"),
+    [
+        (CONVERSATIONS, "{kind: bpe}", "charlm", "needs a model of kind huggingface"),
+        (CONVERSATIONS, "{kind: character}", "finetune", "needs tokens that mark turns"),
+        ("{kind: prompts, files: [a.jsonl]}", "{kind: folder}", "finetune", "is for stages of kind rl"),
+        ("{kind: prompts}", "{kind: folder}", "rl", "either from files or from arithmetic"),
+        (f"{{kind: mixture, sources: [{{corpus: {CONVERSATIONS}}}, {{corpus: {{kind: stdlib}}}}]}}", "{kind: folder}", "finetune",
+         "documents and conversations cannot be mixed"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_said(tmp_path: Path, corpus: str, tokenizer: str, extends: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        load_recipe(recipe(tmp_path, corpus, tokenizer, extends))
