@@ -105,7 +105,7 @@ def _process(folder: Path) -> None:
     checkpoint.load(slices)
     checkpoint.load(shards)
     for name, mine in cut(wanted, rank, world).items():
-        assert torch.equal(slices[name].data, mine.data), name
+        assert torch.equal(slices[name].local, mine.local), name
     for name, shard in shards.items():
         assert torch.equal(shard.full_tensor(), wanted[name]), name
     group = Group(rank, world, dist.group.WORLD)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.checkpoint import CheckpointStore, Facts, Group, Saver, Slice, SpoiledWeights
-from windtunnel.checkpoint.tensors import boxes
+from windtunnel.checkpoint.slices import boxes
 
 sys.path.insert(0, str(Path(__file__).parent))
 from checkpoint_ranks import cut, on_ranks, save_once, truth
@@ -53,7 +53,7 @@ def test_slices_of_some_ranks_are_slices_of_others(tmp_path_factory, before: int
         mine = cut({name: torch.zeros_like(tensor) for name, tensor in whole.items()}, rank, after)
         found.load(mine, "optimizer")
         for name, wanted in cut(whole, rank, after).items():
-            assert torch.equal(mine[name].data, wanted.data)
+            assert torch.equal(mine[name].local, wanted.local)
     weights = found.weights()
     assert all(torch.equal(weights[name], tensor) for name, tensor in whole.items())
     assert torch.equal(weights["sliced"], whole["cube"])
@@ -104,7 +104,7 @@ def test_a_rank_with_spoiled_weights_spoils_the_save_of_all(tmp_path: Path) -> N
     def save(group: Group) -> None:
         slices = cut(truth(3), group.rank, 2)
         if group.rank == 1:
-            slices["vector"].data[0] = float("nan")
+            slices["vector"].local[0] = float("nan")
         saver = Saver(store, {"model": slices}, group=group)
         saver.save(Facts(2))
         with pytest.raises(SpoiledWeights, match="weights after step 2 are not finite"):
@@ -137,7 +137,7 @@ def test_no_two_tensors_of_a_buffer_and_no_copy_of_it_are_needed() -> None:
     from windtunnel.checkpoint.staging import Staging
 
     flat = torch.arange(1000.0)
-    staging = Staging({name: flat[a:b] for name, a, b in (("x", 10, 500), ("y", 500, 510), ("z", 700, 900))}, lambda key: True)
+    staging = Staging({name: flat[a:b] for name, a, b in (("x", 10, 500), ("y", 500, 510), ("z", 700, 900))})
     assert [host.numel() for _, host in staging._copies] == [500, 200]
     assert all(host.untyped_storage().nbytes() == host.nbytes for host in staging.host.values())
     flat += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -52,26 +53,26 @@ def test_an_unknown_rig_exits_2_with_the_nearest() -> None:
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
     """A run folder with two checkpoints of a small GPT, the first one better."""
+    from windtunnel.checkpoint import CheckpointStore, Facts, save_now
     from windtunnel.data import load_tokenizer
     from windtunnel.model import build_gpt, gpt_shape
     from windtunnel.recipe import scale_model
-    from windtunnel.run import CheckpointStore, CheckpointWriter, RunFolder
+    from windtunnel.run import RunFolder
 
     with RunFolder.create(tmp_path / "runs", scale_model(load_recipe("charlm")), rig={"name": "here"}) as run:
         run.tokenizer_path.write_text(json.dumps({"kind": "character", "alphabet": run.recipe.data.tokenizer.alphabet}))
         shape = gpt_shape(run.recipe.model, load_tokenizer(run.tokenizer_path).vocab)
         model = build_gpt(shape, device="cpu", seed=1)
-        weights = {name: p.detach().float().numpy() for name, p in model.named_parameters()}
-        writer = CheckpointWriter(CheckpointStore(run.checkpoints_dir), rank=0, world=1)
+        store, beside = CheckpointStore(run.checkpoints_dir), [run.tokenizer_path]
         for step, loss in ((5, 1.0), (9, 2.0)):
-            writer.start(step, {n: w + np.float32(step) for n, w in weights.items()}, {}, {}, loss)
-            writer.wait(HANG)
+            parts = {"model": {name: p.detach() + step for name, p in model.named_parameters()}}
+            save_now(store, parts, Facts(step, {}, loss), config={"shape.json": dataclasses.asdict(shape)}, beside=beside)
         return run.path
 
 
 def test_export_writes_the_best_weights_that_load_again(trained: Path, tmp_path: Path) -> None:
+    from windtunnel.checkpoint import CheckpointStore
     from windtunnel.model import load_weights
-    from windtunnel.run import CheckpointStore
 
     done = windtunnel("export", trained.name, "--to", "out", "--dtype", "fp32", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

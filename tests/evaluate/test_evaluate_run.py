@@ -1,5 +1,6 @@
 """Evaluating a real run folder: checkpoints by the run room, data by the data room, a model trained a little."""
 
+import dataclasses
 import json
 import math
 from contextlib import closing
@@ -8,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 from random_gpts import random_gpt
-from waiting import HANG
 
+from windtunnel.checkpoint import CheckpointStore, Facts, export_run, save_now
 from windtunnel.data import Characters, PreparedData, Problem, load_tokenizer, prepare
-from windtunnel.evaluate import LossByStep, evaluate_run, exact_match, export_run, samples, wilson
+from windtunnel.evaluate import LossByStep, evaluate_run, exact_match, samples, wilson
 from windtunnel.evaluate.loss import StepLoss
 from windtunnel.generate import gpt_generator
 from windtunnel.model import GPT, build_gpt, build_model, gpt_shape, load_weights, recipe_shape, use_supervision
 from windtunnel.recipe import Recipe, UserError
-from windtunnel.run import CheckpointStore, CheckpointWriter, RunFolder
+from windtunnel.run import RunFolder
 
 RECIPE = {
     "name": "tiny",
@@ -28,6 +29,13 @@ RECIPE = {
 RECURSIVE = {**RECIPE, "model": {**RECIPE["model"], "value_embeddings": False}, "trm": {"preset": "honest", "supervision": 2}}
 
 
+def save(run: RunFolder, model: GPT, step: int, loss: float | None = None) -> None:
+    """Save a model as training does."""
+    config = {"shape.json": dataclasses.asdict(model.shape)}
+    parts = {"model": dict(model.named_parameters())}
+    save_now(CheckpointStore(run.checkpoints_dir), parts, Facts(step, {}, loss), config=config, beside=[run.tokenizer_path])
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Recipe, PreparedData]:
     """A run folder with checkpoints of steps 1 (loss 3), 2 (loss 2, the best) and 3 (loss 4)."""
@@ -36,11 +44,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Recipe, Prepar
     data = prepare(recipe, cache=root / "cache")
     with RunFolder.create(root / "runs", recipe, rig={}) as run:
         data.tokenizer.save(run.tokenizer_path)
-        writer = CheckpointWriter(CheckpointStore(run.checkpoints_dir))
         for step, loss in ((1, 3.0), (2, 2.0), (3, 4.0)):
-            weights = {n: p.detach().numpy() for n, p in random_gpt(recipe, data, step).named_parameters()}
-            writer.start(step, weights, {}, {}, loss)
-            writer.wait(HANG)
+            save(run, random_gpt(recipe, data, step), step, loss)
         return run.path, recipe, data
 
 
@@ -88,11 +93,14 @@ def test_another_checkpoint_can_be_chosen(made: tuple[Path, Recipe, PreparedData
 
 def test_a_damaged_best_checkpoint_is_passed_over(made: tuple[Path, Recipe, PreparedData]) -> None:
     path, _, data = made
-    best = CheckpointStore(path / "checkpoints").at(2).weights_file
+    best = CheckpointStore(path / "checkpoints").at(2).path / "model/__0_0.distcp"
     content = best.read_bytes()
     try:
         best.write_bytes(content[:-8] + b"\xff" * 8)
-        assert evaluate_run(path, prepared=data).step == 1
+        report = evaluate_run(path, prepared=data)
+        assert report.step == 1
+        assert len(report.warnings) == 1
+        assert "step-00000002/model/__0_0.distcp: checksum differs" in report.to_json()["warnings"][0]
     finally:
         best.write_bytes(content)
 
@@ -119,10 +127,7 @@ def test_a_recursive_models_loss_is_told_after_every_step_also_untrained_ones(
     recipe = Recipe.model_validate(RECURSIVE)
     with RunFolder.create(tmp_path / "runs", recipe, rig={}) as run:
         data.tokenizer.save(run.tokenizer_path)
-        writer = CheckpointWriter(CheckpointStore(run.checkpoints_dir))
-        weights = {n: p.detach().numpy() for n, p in random_gpt(recipe, data, 1).named_parameters()}
-        writer.start(1, weights, {}, {}, None)
-        writer.wait(HANG)
+        save(run, random_gpt(recipe, data, 1), 1)
     usual, more = (evaluate_run(run.path, prepared=data, supervision=steps) for steps in (None, 4))
     assert usual.by_step is not None
     assert more.by_step is not None
@@ -165,13 +170,14 @@ def test_one_limit_of_supervision_steps_in_use_holds_for_the_recipe_and_the_comm
 
 def test_export_can_be_loaded_again(made: tuple[Path, Recipe, PreparedData], tmp_path: Path) -> None:
     path, recipe, data = made
-    file = export_run(path, tmp_path / "out" / "model.safetensors", dtype="fp32").file
-    model, expected = load_weights(file.parent), random_gpt(recipe, data, 2)
+    made_of = export_run(path, tmp_path / "out" / "model.safetensors", dtype="fp32", shard_bytes=20_000)
+    assert len(made_of.files) > 1
+    model, expected = load_weights(made_of.folder), random_gpt(recipe, data, 2)
     x = torch.randint(0, data.tokenizer.vocab, (1, 20))
     with torch.inference_mode():
         torch.testing.assert_close(model(x), expected(x))
-    assert load_tokenizer(file.parent).pieces == data.tokenizer.pieces
-    assert export_run(path, tmp_path / "half").file.stat().st_size < 0.6 * file.stat().st_size
+    assert load_tokenizer(made_of.folder).pieces == data.tokenizer.pieces
+    assert export_run(path, tmp_path / "half").bytes == made_of.bytes / 2
     with pytest.raises(UserError, match="always called"):
         export_run(path, tmp_path / "other.safetensors")
 
@@ -230,10 +236,7 @@ def test_text_corpora_have_samples_but_no_exact_match(tmp_path: Path) -> None:
     data = prepare(recipe, cache=tmp_path / "cache")
     with RunFolder.create(tmp_path / "runs", recipe, rig={}) as run:
         data.tokenizer.save(run.tokenizer_path)
-        writer = CheckpointWriter(CheckpointStore(run.checkpoints_dir))
-        weights = {n: p.detach().numpy() for n, p in random_gpt(recipe, data, 1).named_parameters()}
-        writer.start(1, weights, {}, {}, None)
-        writer.wait(HANG)
+        save(run, random_gpt(recipe, data, 1), 1)
     report = evaluate_run(run.path, prepared=data)
     assert report.exact_match is None
     assert len(report.samples) == 3

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from waiting import HANG
 
+from windtunnel.checkpoint import CheckpointStore, Facts, save_now
 from windtunnel.data import PreparedData, PuzzleFile, prepare, solve_grids
 from windtunnel.evaluate import evaluate_run, puzzle_report
 from windtunnel.model import build_model, recipe_shape
 from windtunnel.recipe import Recipe, load_recipe
-from windtunnel.run import CheckpointStore, CheckpointWriter, RunFolder
+from windtunnel.run import RunFolder
 
 SMALL = [
     "data.corpus.box=2", "data.corpus.grade=easy", "data.corpus.puzzles=400", "data.validation=0.2", "model.sequence=16",
@@ -111,9 +111,7 @@ def test_runs_of_puzzle_models_are_evaluated(keys: list[str], cache: Path, tmp_p
     model = build_model(shape, seed=1)
     with RunFolder.create(tmp_path / "runs", recipe, rig={}) as run:
         data.tokenizer.save(run.tokenizer_path)
-        writer = CheckpointWriter(CheckpointStore(run.checkpoints_dir))
-        writer.start(1, {name: p.detach().numpy() for name, p in model.named_parameters()}, {}, {}, 1.0)
-        writer.wait(HANG)
+        save_now(CheckpointStore(run.checkpoints_dir), {"model": dict(model.named_parameters())}, Facts(1, {}, 1.0))
         path = run.path
     report = evaluate_run(path, prepared=data)
     assert report.puzzles is not None

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from windtunnel.checkpoint import CheckpointStore
 from windtunnel.launch import Options, prepare_run
 from windtunnel.recipe import load_recipe
-from windtunnel.run import CheckpointStore, MetricsReader
+from windtunnel.run import MetricsReader
 from windtunnel.train import train
 
 pytestmark = pytest.mark.gpu

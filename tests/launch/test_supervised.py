@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.run import CheckpointStore, MetricsReader, RunFolder, holder, list_runs
+from windtunnel.checkpoint import CheckpointStore
+from windtunnel.run import MetricsReader, RunFolder, holder, list_runs
 
 TINY = """
 extends: charlm

@@ -1,5 +1,6 @@
 """The GPT in training on the CPU: shapes, initial loss, gradients, the chunked loss, windows, and weights that travel."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -9,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from random_models import random_weights, tokens
 
-from windtunnel.model import GPTShape, build_gpt, export_weights, gpt_shape, load_weights
+from windtunnel.checkpoint import cast_tensors, write_export
+from windtunnel.model import GPT, GPTShape, build_gpt, gpt_shape, load_weights
 from windtunnel.model import loss as loss_module
 from windtunnel.model.attention import attend
 from windtunnel.model.fused import fused_split_heads, norm, relu_squared, split_heads
@@ -205,18 +207,24 @@ def test_weights_next_to_each_other_are_seen_as_one_matrix() -> None:
     torch.testing.assert_close(stacked([a, c], torch.float32), torch.cat([a, c]))
 
 
+def export(folder: Path, model: GPT, dtype: str = "fp32") -> None:
+    """Write weights and shape as `windtunnel export` does."""
+    tensors = cast_tensors(((name, p.detach()) for name, p in model.named_parameters()), dtype)
+    write_export(folder, tensors, config={"shape.json": dataclasses.asdict(model.shape)})
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_exported_weights_give_the_same_logits(variant: str, tmp_path: Path) -> None:
     shape = shape_of(**VARIANTS[variant])
     model = random_weights(build_gpt(shape)).eval()
-    export_weights(tmp_path, shape, {n: p.detach().numpy() for n, p in model.named_parameters()})
+    export(tmp_path, model)
     again = load_weights(tmp_path)
     x, _ = tokens(shape, 2)
     with torch.inference_mode():
         assert torch.equal(again(x), model(x))
     assert again.shape == shape
     half = tmp_path / "half"
-    export_weights(half, shape, {n: p.detach().numpy() for n, p in model.named_parameters()}, "bf16")
+    export(half, model, "bf16")
     with torch.inference_mode():
         torch.testing.assert_close(load_weights(half)(x), model(x), atol=0.1, rtol=0.1)
 
@@ -224,10 +232,10 @@ def test_exported_weights_give_the_same_logits(variant: str, tmp_path: Path) -> 
 def test_damaged_exports_are_refused_by_name(tmp_path: Path) -> None:
     shape = shape_of()
     model = build_gpt(shape)
-    weights = {n: p.detach().numpy() for n, p in model.named_parameters()}
     with pytest.raises(UserError, match="not an exported model"):
         load_weights(tmp_path / "nowhere")
-    file = export_weights(tmp_path, shape, weights)
+    export(tmp_path, model)
+    file = tmp_path / "model.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UserError, match="not an exported model"):

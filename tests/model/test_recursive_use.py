@@ -1,5 +1,6 @@
 """Recursive GPTs in use: the cache under recursion, exported weights, another number of supervision steps."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -7,12 +8,12 @@ import torch
 from recursive_reference import random_model, recursive_shape
 from torch import Tensor
 
+from windtunnel.checkpoint import cast_tensors, write_export
 from windtunnel.model import (
     GPT,
     KVCache,
     RecursiveGPT,
     build_model,
-    export_weights,
     extend,
     load_weights,
     use_supervision,
@@ -94,11 +95,17 @@ def test_a_model_that_is_not_causal_has_no_cache() -> None:
         KVCache(model, 1)
 
 
+def export(folder: Path, model: GPT, dtype: str = "fp32") -> None:
+    """Write weights and shape as `windtunnel export` does."""
+    tensors = cast_tensors(((name, p.detach()) for name, p in model.named_parameters()), dtype)
+    write_export(folder, tensors, config={"shape.json": dataclasses.asdict(model.shape)})
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_exported_weights_give_the_same_logits(variant: str, tmp_path: Path) -> None:
     model = model_of(variant).float()
     model.compute = torch.float32
-    export_weights(tmp_path, model.shape, {n: p.detach().numpy() for n, p in model.named_parameters()})
+    export(tmp_path, model)
     again = load_weights(tmp_path)
     assert isinstance(again, RecursiveGPT)
     assert again.shape == model.shape
@@ -112,7 +119,7 @@ def test_a_recipes_steps_for_use_travel_with_the_weights(tmp_path: Path) -> None
     model = build_model(shape)
     assert isinstance(model, RecursiveGPT)
     assert model.supervision == 2
-    export_weights(tmp_path, shape, {n: p.detach().numpy() for n, p in model.named_parameters()})
+    export(tmp_path, model)
     again = load_weights(tmp_path)
     assert isinstance(again, RecursiveGPT)
     assert again.supervision == 6

@@ -209,18 +209,17 @@ def test_ranks_that_compute_something_else_are_named(tmp_path: Path, monkeypatch
 
 
 def a_run(folder: Path, loss: float, weight: float) -> Path:
-    import numpy as np
+    import torch
 
+    from windtunnel.checkpoint import CheckpointStore, Facts, save_now
     from windtunnel.rehearse.checks import STEPS
-    from windtunnel.run import CheckpointStore, CheckpointWriter, Metrics
+    from windtunnel.run import Metrics
 
     folder.mkdir(parents=True)
     with Metrics(folder / "metrics.sqlite", None) as metrics:
         for step in range(1, 4):
             metrics.log(step, {"loss": loss if step == 3 else 1.0, "gradient_norm": 1.0, "learning_rate": 0.1})
-    writer = CheckpointWriter(CheckpointStore(folder / "checkpoints"))
-    writer.start(STEPS, {"w": np.full(8, weight, np.float32)}, {}, {})
-    writer.wait()
+    save_now(CheckpointStore(folder / "checkpoints"), {"model": {"w": torch.full((8,), weight)}}, Facts(STEPS))
     return folder
 
 

@@ -51,8 +51,8 @@ def test_a_save_is_caught_half_written_and_stays_so(tmp_path: Path) -> None:
 
 
 def test_a_save_without_one_before_it_is_let_go(tmp_path: Path) -> None:
-    (tmp_path / "step-00000010.tmp-abc-1").mkdir()
-    (tmp_path / "step-00000010.tmp-abc-1" / "model.safetensors").write_bytes(b"x")
+    (tmp_path / "step-00000010.tmp-abc-1" / "model").mkdir(parents=True)
+    (tmp_path / "step-00000010.tmp-abc-1" / "model" / "__0_0.distcp").write_bytes(b"x")
     assert _half_written(tmp_path) is None
     (tmp_path / "step-00000005").mkdir()
     assert _half_written(tmp_path) is not None

@@ -15,6 +15,7 @@ import torch
 from learners import ALONE, CANARY, learner, publish, train
 from safetensors.torch import load_file, save_file
 
+from windtunnel.checkpoint import checksum
 from windtunnel.rl import (
     BrokenSnapshot,
     Engine,
@@ -27,7 +28,6 @@ from windtunnel.rl import (
     require_fresh,
     score,
 )
-from windtunnel.run import checksum
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def altered(published: Path, folder: Path, change: Any) -> Path:
     """A copy whose tensors were changed by `change`, with a manifest that fits the file."""
     copy = folder / published.name
     shutil.copytree(published, copy)
-    file = copy / "model-00001.safetensors"
+    file = copy / "model.safetensors"
     tensors = load_file(file)
     change(tensors)
     save_file(tensors, file, metadata={"format": "pt"})
@@ -50,11 +50,7 @@ def altered(published: Path, folder: Path, change: Any) -> Path:
         name: {"dtype": str(t.dtype).removeprefix("torch."), "shape": list(t.shape), "file": file.name}
         for name, t in tensors.items()
     }
-    index = copy / "model.safetensors.index.json"
-    index.write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(tensors, file.name)}))
-    for name in (file.name, index.name):
-        written = checksum(copy / name)
-        manifest["files"][name] = {"bytes": written.bytes, "checksum": written.checksum}
+    manifest["files"][file.name] = checksum(file).to_json()
     (copy / "snapshot.json").write_text(json.dumps(manifest))
     return copy
 

@@ -1,5 +1,6 @@
 """`serve` as a process: a run folder in, a clean end on SIGTERM, refusals that name what would work."""
 
+import dataclasses
 import os
 import re
 import signal
@@ -18,11 +19,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "generate"))
 from tiny import TOKENIZER
 from waiting import HANG
 
-from windtunnel.evaluate import export_run
+from windtunnel.checkpoint import CheckpointStore, Facts, export_run, save_now
 from windtunnel.generate import Source, load_source
 from windtunnel.model import build_gpt, gpt_shape
 from windtunnel.recipe import Recipe, UserError
-from windtunnel.run import CheckpointStore, CheckpointWriter, RunFolder
+from windtunnel.run import RunFolder
 from windtunnel.serve import serve
 
 SCRIPT = """
@@ -47,11 +48,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     with RunFolder.create(tmp_path_factory.mktemp("serve"), recipe, rig={}) as folder:
         TOKENIZER.save(folder.tokenizer_path)
-        writer = CheckpointWriter(CheckpointStore(folder.checkpoints_dir))
+        store = CheckpointStore(folder.checkpoints_dir)
         for step, loss in ((5, 1.5), (9, 2.5)):
             model = build_gpt(gpt_shape(recipe.model, TOKENIZER.vocab), seed=step)
-            writer.start(step, {n: p.detach().numpy() for n, p in model.named_parameters()}, {}, {}, loss)
-            writer.wait(HANG)
+            config = {"shape.json": dataclasses.asdict(model.shape)}
+            parts = {"model": dict(model.named_parameters())}
+            save_now(store, parts, Facts(step, {}, loss), config=config, beside=[folder.tokenizer_path])
         return folder.path
 
 
@@ -134,13 +136,16 @@ def test_sources(run: Path, tmp_path: Path) -> None:
         loaded(run, step=6)
     with pytest.raises(UserError, match="--device"):
         loaded(run, device="tpu9")
-    exported = export_run(run, tmp_path / "exported").file
-    assert loaded(exported.parent).name == "exported"
+    exported = export_run(run, tmp_path / "exported").folder
+    assert loaded(exported).name == "exported"
     with pytest.raises(UserError, match="no steps"):
-        loaded(exported.parent, step=5)
-    (exported.parent / "model.safetensors").write_bytes(b"garbage")
-    with pytest.raises(UserError, match="not an exported model"):
-        loaded(exported.parent)
+        loaded(exported, step=5)
+    for name in ("tokenizer.json", "model.safetensors"):
+        data = bytearray((exported / name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (exported / name).write_bytes(data)
+        with pytest.raises(UserError, match=f"damaged model: exported/{name}: checksum differs"):
+            loaded(exported)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError):
         loaded(tmp_path / "empty")

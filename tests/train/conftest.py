@@ -6,12 +6,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
+import torch
 
+from windtunnel.checkpoint import CheckpointStore
 from windtunnel.launch import Options, prepare_run
 from windtunnel.recipe import load_recipe
-from windtunnel.run import CheckpointStore, MetricsReader, RunFolder
+from windtunnel.run import MetricsReader, RunFolder
 
 TINY = """
 extends: charlm
@@ -82,7 +83,7 @@ def events(folder: Path) -> list[str]:
         return [event.kind for event in reader.events()]
 
 
-def final_weights(folder: Path) -> dict[str, np.ndarray]:
+def final_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Weights of the newest checkpoint."""
     checkpoint = CheckpointStore(RunFolder.open(folder).checkpoints_dir).newest_good(with_optimizer=True)
     assert checkpoint is not None

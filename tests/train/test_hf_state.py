@@ -9,10 +9,10 @@ import pytest
 import torch
 from hf_models import MODELS, engine_on, job_of, weights_of
 
+from windtunnel.checkpoint import Checkpoint, CheckpointStore, Facts, SpoiledWeights
 from windtunnel.recipe import LoRA, UserError
-from windtunnel.run import Checkpoint, CheckpointStore, CheckpointWriter
+from windtunnel.train.checkpoints import make_saver, restore_engine
 from windtunnel.train.hf import HFEngine, HFJob
-from windtunnel.train.saver import Saver
 
 WAYS: dict[str, dict[str, Any]] = {
     "every weight": {},
@@ -31,16 +31,15 @@ def steps(engine: HFEngine, first: int, last: int) -> list[tuple[float, float]]:
 
 
 def save(engine: HFEngine, folder: Path, step: int) -> Checkpoint:
-    saver = Saver(engine, CheckpointWriter(CheckpointStore(folder)), engine.job.ranks)
-    saver.begin(step, engine.state_dict(), {}, None)
-    assert saver.write() is None
+    saver = make_saver(engine, CheckpointStore(folder), engine.job.ranks)
+    saver.save(Facts(step, engine.state_dict().facts))
     assert saver.wait() is not None
     return CheckpointStore(folder).at(step)
 
 
 def load(job: HFJob, folder: Path, step: int) -> HFEngine:
     engine = engine_on(job)
-    Saver(engine, CheckpointWriter(CheckpointStore(folder)), job.ranks).load(step)
+    restore_engine(engine, CheckpointStore(folder).at(step))
     return engine
 
 
@@ -72,14 +71,13 @@ def test_a_save_is_a_copy(tmp_path: Path) -> None:
     with job_of("llama") as job:
         engine = engine_on(job)
         steps(engine, 0, 1)
-        saver = Saver(engine, CheckpointWriter(CheckpointStore(tmp_path)), job.ranks)
+        saver = make_saver(engine, CheckpointStore(tmp_path), job.ranks)
         before = {name: tensor.clone() for name, tensor in weights_of(job).items()}
-        saver.begin(1, engine.state_dict(), {}, None)
+        saver.save(Facts(1, engine.state_dict().facts))
         steps(engine, 1, 3)
-        saver.write()
         saver.wait()
         saved = CheckpointStore(tmp_path).at(1).weights()
-        assert all((before[name].numpy() == array).all() for name, array in saved.items())
+        assert all(torch.equal(before[name], array) for name, array in saved.items())
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
@@ -87,9 +85,10 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
         engine = engine_on(job)
         with torch.no_grad():
             next(iter(job.trained.values())).view(-1)[3] = float("nan")
-        saver = Saver(engine, CheckpointWriter(CheckpointStore(tmp_path)), job.ranks)
-        saver.begin(1, engine.state_dict(), {}, None)
-        assert saver.write() == 1
+        saver = make_saver(engine, CheckpointStore(tmp_path), job.ranks)
+        saver.save(Facts(1, engine.state_dict().facts))
+        with pytest.raises(SpoiledWeights, match="after step 1"):
+            saver.wait()
     assert CheckpointStore(tmp_path).all() == []
 
 

@@ -18,10 +18,11 @@ import torch
 from conftest import events, final_weights, losses, set_ranks, train_in_processes
 from hf_models import MODELS
 
+from windtunnel.checkpoint import CheckpointStore
 from windtunnel.data import prepare
 from windtunnel.launch import Options, prepare_run
 from windtunnel.recipe import Layout, UserError, load_recipe
-from windtunnel.run import CheckpointStore, MetricsReader, RunFolder
+from windtunnel.run import MetricsReader, RunFolder
 from windtunnel.train import train
 from windtunnel.train.hf import HFEngine
 from windtunnel.train.ranks import join_ranks
@@ -107,7 +108,7 @@ def test_nan_goes_back_and_skips_batches(new_run: NewRun) -> None:
     assert sorted(losses(folder)) == list(range(1, 13))
     assert all(math.isfinite(value) for value in losses(folder).values())
     for checkpoint in CheckpointStore(folder / "checkpoints").all():
-        assert all(np.isfinite(array).all() for array in checkpoint.weights().values())
+        assert all(torch.isfinite(array).all() for array in checkpoint.weights().values())
 
 
 def killed_after_a_checkpoint(folder: Path, ranks: int) -> None:

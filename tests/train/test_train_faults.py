@@ -13,9 +13,10 @@ import pytest
 import torch
 from conftest import events, final_weights, losses
 
+from windtunnel.checkpoint import CheckpointStore
 from windtunnel.launch import Options, prepare_run
 from windtunnel.recipe import UserError, load_recipe
-from windtunnel.run import CheckpointStore, MetricsReader, RunFolder
+from windtunnel.run import MetricsReader, RunFolder
 from windtunnel.train import train
 from windtunnel.train.gpt import GPTEngine
 from windtunnel.train.schedule import learning_rate_scale
@@ -62,7 +63,7 @@ def test_nan_again_and_again_ends_with_exit_code_1_and_good_checkpoints(new_run:
     assert train(folder, after_step=poison(*range(9, 31), times=99)) == 1
     assert RunFolder.open(folder).manifest["status"] == "failed"
     assert events(folder).count("rewind") == 2
-    assert all(np.isfinite(array).all() for array in final_weights(folder).values())
+    assert all(torch.isfinite(array).all() for array in final_weights(folder).values())
 
 
 def test_a_checkpoint_with_nan_weights_is_never_written(new_run: NewRun) -> None:
@@ -70,9 +71,9 @@ def test_a_checkpoint_with_nan_weights_is_never_written(new_run: NewRun) -> None
     assert train(folder, after_step=poison(14)) == 0  # 14 is a step at which a checkpoint is due
     assert train(last := new_run(), after_step=poison(30)) == 0  # 30 is the last step
     assert sorted(losses(last)) == list(range(1, 31))
-    assert all(np.isfinite(array).all() for array in final_weights(last).values())
+    assert all(torch.isfinite(array).all() for array in final_weights(last).values())
     for checkpoint in CheckpointStore(folder / "checkpoints").all():
-        assert all(np.isfinite(array).all() for array in checkpoint.weights().values())
+        assert all(torch.isfinite(array).all() for array in checkpoint.weights().values())
 
 
 def test_overfitting_stops_early_and_names_the_best_checkpoint(new_run: NewRun, tmp_path: Path) -> None:
@@ -196,7 +197,7 @@ def test_a_damaged_checkpoint_is_passed_over(new_run: NewRun) -> None:
 
     assert train(damaged, after_step=interrupt) == 3
     newest = CheckpointStore(damaged / "checkpoints").newest_good()
-    file = newest.weights_file
+    file = newest.path / "model/__0_0.distcp"
     data = bytearray(file.read_bytes())
     data[-100] ^= 0xFF
     file.write_bytes(bytes(data))

@@ -6,16 +6,19 @@ import math
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from waiting import HANG
 
+from windtunnel.checkpoint import CheckpointStore, Facts, Slice, SpoiledWeights
 from windtunnel.model import GPT, build_gpt, derive, gpt_shape
 from windtunnel.recipe import Layout, Recipe, load_recipe
 from windtunnel.train import MuonAdamW, Ranks, Scalars
-from windtunnel.train.engine import Feed, Slice
+from windtunnel.train.checkpoints import make_saver
+from windtunnel.train.engine import Feed
 from windtunnel.train.gpt import GPTEngine
 from windtunnel.train.muon import orthogonalise
 
@@ -159,17 +162,22 @@ def test_the_state_has_the_average_as_the_model_and_the_raw_weights_among_the_st
 
 
 @pytest.mark.parametrize("spoil", ["raw", "average"])
-def test_weights_that_are_not_finite_are_seen_in_both(spoil: str) -> None:
+def test_weights_that_are_not_finite_are_never_saved(spoil: str, tmp_path: Path) -> None:
     model, optimizer = made(ema=0.9)
-    engine = engine_of(model, optimizer)
-    assert engine.sound()
+    engine, ranks = engine_of(model, optimizer), Ranks(0, 1, torch.device("cpu"), None)
+    saver = make_saver(engine, CheckpointStore(tmp_path), ranks)
+    saver.save(Facts(1))
+    assert saver.wait() is not None
     with torch.no_grad():
         if spoil == "raw":
             model.head.weight[0, 0] = math.nan
         else:
             with optimizer.averaged():
                 model.head.weight[0, 0] = math.inf
-    assert not engine.sound()
+    saver.save(Facts(2))
+    with pytest.raises(SpoiledWeights):
+        saver.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
 @pytest.mark.parametrize("ema", [None, 0.9])

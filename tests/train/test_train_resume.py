@@ -13,6 +13,7 @@ import pytest
 from conftest import events, final_weights, losses, set_ranks, train_in_processes
 from waiting import HANG
 
+from windtunnel.recipe import UserError
 from windtunnel.run import RunFolder
 from windtunnel.train import train
 
@@ -51,6 +52,20 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(new_run: NewRun) -> No
     assert "resumed" in events(halted)
 
 
+def test_a_run_killed_between_its_last_checkpoint_and_its_end_is_finished(new_run: NewRun) -> None:
+    folder = new_run("budget.steps=12")
+    assert train(folder) == 0
+    before = RunFolder.open(folder).manifest
+    with RunFolder.open(folder, write=True) as run:
+        run.manifest.pop("resumed_from")
+        run.update(status="running", reason=None, summary=None, exit_code=None)  # what a kill leaves
+    assert train(folder) == 0, "the budget is spent, and nothing is left to be trained"
+    after = RunFolder.open(folder).manifest
+    assert [after[key] for key in ("status", "reason", "summary")] == [before[key] for key in ("status", "reason", "summary")]
+    with pytest.raises(UserError, match="already spent"):
+        train(folder)
+
+
 class Said:
     """A view that keeps what was said."""
 
@@ -69,7 +84,7 @@ def test_a_run_whose_checkpoints_are_all_lost_says_that_it_starts_over(new_run: 
     assert train(folder, view=said) == 0
     assert not any("damaged" in line or "starts at step 0" in line for line in said.lines)
     before = losses(folder)
-    for weights in (folder / "checkpoints").glob("*/model.safetensors"):
+    for weights in (folder / "checkpoints").glob("*/model/*.distcp"):
         weights.write_bytes(b"")
     assert train(folder, view=said) == 0
     assert any("no good one is left" in line for line in said.lines)

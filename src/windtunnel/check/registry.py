@@ -12,6 +12,7 @@ from .core import Check
 ROOMS: dict[str, str] = {
     "rig": "checks checks_software checks_places",
     "run": "checks",
+    "checkpoint": "checks",
     "data": "checks checks_text checks_splits checks_conversations checks_tokenizer",
     "plan": "checks",
     "model": "checks checks_recursion",

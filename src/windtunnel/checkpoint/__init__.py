@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from .export import Exported, Shards, export_run, is_export, to_disk, verify_export, write_export, write_shards
+from .export import Exported, Shards, cast_tensors, export_run, is_export, to_disk, verify_export, write_export, write_shards
 from .folder import (
     MODEL,
     OPTIMIZER,
@@ -15,12 +15,14 @@ from .folder import (
     Written,
     checksum,
     choose_checkpoint,
+    read_checkpoint,
 )
 from .retention import Retained, apply_retention, make_room
 
 if TYPE_CHECKING:
-    from .saver import DiskFull, Facts, Group, Saved, Saver, SpoiledWeights
-    from .tensors import Part, Slice, Value
+    from .saver import DiskFull, Facts, Group, Saved, Saver, SpoiledWeights, save_now
+    from .slices import Slice, Value
+    from .tensors import Part
 
 __all__ = [
     "MODEL",
@@ -45,19 +47,22 @@ __all__ = [
     "Which",
     "Written",
     "apply_retention",
+    "cast_tensors",
     "checksum",
     "choose_checkpoint",
     "export_run",
     "is_export",
     "make_room",
+    "read_checkpoint",
+    "save_now",
     "to_disk",
     "verify_export",
     "write_export",
     "write_shards",
 ]
 
-_LAZY = dict.fromkeys(("DiskFull", "Facts", "Group", "Saved", "Saver", "SpoiledWeights"), "saver")
-_LAZY |= dict.fromkeys(("Part", "Slice", "Value"), "tensors")
+_LAZY = dict.fromkeys(("DiskFull", "Facts", "Group", "Saved", "Saver", "SpoiledWeights", "save_now"), "saver")
+_LAZY |= {"Part": "tensors", "Slice": "slices", "Value": "slices"}
 
 
 def __getattr__(name: str) -> Any:

@@ -154,9 +154,8 @@ def write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]], shard_byte
 
     made = Shards()
     numbers: dict[str, int] = {}
-    number = 0
-    for shard in _grouped(tensors, shard_bytes):  # `enumerate` would keep the shard before
-        number += 1  # noqa: SIM113
+    for shard in _grouped(tensors, shard_bytes):
+        number = max(numbers.values(), default=0) + 1
         twice = shard.keys() & numbers.keys()
         if twice:
             raise ValueError(f"{min(twice)} comes twice")

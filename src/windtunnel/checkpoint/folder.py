@@ -317,7 +317,7 @@ def choose_checkpoint(run: Path, which: Which, purpose: str = "") -> Chosen:
         if problem:
             raise UserError(
                 f"{problem} since checkpoint {chosen.path.name} was saved",
-                f"bring back {folder.path / name}; `windtunnel train --run {run} --resume` writes it again",
+                f"bring back {folder.path / name}; `windtunnel train --resume --run {run}` writes it again",
             )
     return Chosen(folder, chosen, _warnings(store, chosen, which))
 

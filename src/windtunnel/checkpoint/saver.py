@@ -39,8 +39,9 @@ from windtunnel.run import fsync_folder, write_atomic
 
 from .folder import MODEL, Checkpoint, CheckpointStore, Written, checksum, write_manifest
 from .retention import apply_retention, make_room
+from .slices import Value
 from .staging import Staging
-from .tensors import SavePlanner, Value
+from .tensors import SavePlanner
 
 MARGIN = 1.05
 OVERHEAD_BYTES = 4096
@@ -106,7 +107,7 @@ class Saved:
 
 
 class SpoiledWeights(Exception):
-    """The weights of a step are not finite, so that they were not saved."""
+    """Weights or optimizer states of a step are not finite, so that they were not saved."""
 
     def __init__(self, step: int) -> None:
         super().__init__(f"weights after step {step:,} are not finite")
@@ -177,7 +178,7 @@ class Saver:
             for part, planned in self._plans.items()
             for item in planned.mine.items
         }
-        self._staging = Staging(wanted, checked=lambda key: key[0] == MODEL)
+        self._staging = Staging(wanted)
 
     def _plan(self, planner: SavePlanner) -> _Planned:
         """Agree with all ranks on who writes what."""
@@ -416,6 +417,22 @@ class Saver:
     def _event(self, kind: str, step: int, message: str, level: str) -> None:
         if self._on_event:
             self._on_event(kind, step, message, level)
+
+
+def save_now(store: CheckpointStore, parts: Mapping[str, Mapping[str, Value]], facts: Facts, **options: Any) -> Saved:
+    """Save once and wait until it is on the disk; all ranks call it together.
+
+    Args:
+        options: see `Saver`.
+
+    Raises:
+        UserError: it could not be written. SpoiledWeights: something in it is not finite.
+    """
+    saver = Saver(store, parts, **options)
+    saver.save(facts)
+    saved = saver.wait()
+    assert saved is not None
+    return saved
 
 
 class _Host(SavePlanner):

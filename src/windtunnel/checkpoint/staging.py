@@ -6,7 +6,7 @@ weights, so the copy needs to be finished by the next update, not before: the st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
@@ -21,41 +21,42 @@ class Staging:
 
     Args:
         tensors: what to copy, by key; their memory must stay where it is.
-        checked: whether a key's tensor must be finite.
 
     Attributes:
         host: the copies, by key; each has a storage of its own size, so that it can be saved by itself.
     """
 
-    def __init__(self, tensors: Mapping[Any, Tensor], checked: Callable[[Any], bool]) -> None:
+    def __init__(self, tensors: Mapping[Any, Tensor]) -> None:
         self._cuda = any(tensor.is_cuda for tensor in tensors.values())
         self._stream = torch.cuda.Stream() if self._cuda else None
         self._event = torch.cuda.Event() if self._cuda else None
         self.host: dict[Hashable, Tensor] = {}
         self._copies: list[tuple[Tensor, Tensor]] = []
         self._checked: list[Tensor] = []
-        buffers: dict[tuple[int, torch.dtype, bool], list[tuple[int, int, Any]]] = {}
+        buffers: dict[tuple[int, torch.dtype], list[tuple[int, int, Any]]] = {}
         for key, tensor in tensors.items():
             if tensor.numel() == 0 or not tensor.is_contiguous():
-                self._alone(key, tensor, checked(key))
+                self._alone(key, tensor)
                 continue
-            must = checked(key) and tensor.is_floating_point() and tensor.element_size() > 1
             start = int(tensor.storage_offset()) * tensor.element_size()
-            place = (tensor.untyped_storage().data_ptr(), tensor.dtype, must)
+            place = (tensor.untyped_storage().data_ptr(), tensor.dtype)
             buffers.setdefault(place, []).append((start, start + tensor.nbytes, key))
-        for (_, _, must), stretches in buffers.items():
-            self._together(sorted(stretches, key=lambda s: s[:2]), tensors, must)
+        for stretches in buffers.values():
+            self._together(sorted(stretches, key=lambda s: s[:2]), tensors)
         self._finite = torch.ones((), dtype=torch.bool, pin_memory=self._cuda)
         self.begin()  # once for nothing: first uses of memory and kernels are slow, and no step is running yet
         self.finish()
 
-    def _alone(self, key: Any, tensor: Tensor, must: bool) -> None:
+    def _alone(self, key: Any, tensor: Tensor) -> None:
         self.host[key] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._cuda)
         self._copies.append((tensor, self.host[key]))
-        if must and tensor.numel():
+        self._check(tensor)
+
+    def _check(self, tensor: Tensor) -> None:
+        if tensor.is_floating_point() and tensor.element_size() > 1 and tensor.numel():  # fp8 cannot be summed
             self._checked.append(tensor)
 
-    def _together(self, stretches: list[tuple[int, int, Any]], tensors: Mapping[Any, Tensor], must: bool) -> None:
+    def _together(self, stretches: list[tuple[int, int, Any]], tensors: Mapping[Any, Tensor]) -> None:
         """Merge (first byte, end, key) of one buffer, sorted, where they touch, and copy them as one."""
         while stretches:
             begin, end, _ = stretches[0]
@@ -70,8 +71,7 @@ class Staging:
             device.set_(first.untyped_storage(), begin // size, (length,), (1,))
             host = torch.empty(length * size, dtype=torch.uint8, pin_memory=self._cuda)
             self._copies.append((device, host.view(first.dtype)))
-            if must:
-                self._checked.append(device)
+            self._check(device)
             for start, stop, key in stretches[:count]:
                 # Through numpy, for a storage that is this stretch and not the whole buffer.
                 own = torch.from_numpy(host.numpy()[start - begin : stop - begin])
@@ -109,7 +109,7 @@ class Staging:
 
     @property
     def finite(self) -> bool:
-        """Whether what must be finite is; known once the copy is `done`. A loss shows bad weights a step later only."""
+        """Whether all numbers are finite; known once the copy is `done`. A loss shows bad weights a step later only."""
         return bool(self._finite)
 
     def finish(self) -> None:

@@ -46,13 +46,13 @@ def evaluate(
 
     report = evaluate_run(folder, step=step, supervision=supervision)
     values = report.to_json()
-    if report.unwritten:
-        typer.echo(f"warn: {report.unwritten}", err=True)
+    for warning in (*report.warnings, *([report.unwritten] if report.unwritten else [])):
+        typer.echo(f"warn: {warning}", err=True)
     if json:
         print_json(values)
         return
     shown = values | {"exact_match": report.exact_match}
-    left_out = ("format", "samples", "puzzles", "by_step")
+    left_out = ("format", "samples", "puzzles", "by_step", "warnings")
     rows = [[k.replace("_", " "), _text(v)] for k, v in shown.items() if k not in left_out and v is not None]
     if report.puzzles is not None:
         rows += [list(row) for row in report.puzzles.rows()]

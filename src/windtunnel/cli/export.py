@@ -1,4 +1,4 @@
-"""windtunnel export: a run's best weights alone, as safetensors."""
+"""windtunnel export: a run's best weights alone, in Hugging Face's layout."""
 
 from __future__ import annotations
 
@@ -28,14 +28,17 @@ def export(
     root: RootOption = DEFAULT_ROOT,
     json: JsonOption = False,
 ) -> None:
-    """Write weights only: model.safetensors, the model's shape and its tokenizer, enough to use it anywhere."""
+    """Write weights only: safetensors, the model's shape, its tokenizer and checksums, enough to use it anywhere."""
     folder = find_run(run, root)
 
-    from windtunnel.evaluate import export_run
+    from windtunnel.checkpoint import export_run
 
-    made = export_run(folder, to or folder / "export", dtype=dtype.value, step=step)
-    size = made.file.stat().st_size
+    made = export_run(folder, to or folder / "export", dtype=dtype.value, which="best" if step is None else step)
+    for warning in made.warnings:
+        typer.echo(f"warn: {warning}", err=True)
     if json:
-        print_json({"path": str(made.file), "step": made.step, "dtype": dtype.value, "bytes": size})
+        values = {"path": str(made.folder), "files": list(made.files), "step": made.step, "dtype": dtype.value}
+        print_json({**values, "bytes": made.bytes, "warnings": list(made.warnings)})
     else:
-        typer.echo(f"wrote {made.file} ({size / 1e6:,.1f} MB, {dtype.value}, step {made.step:,}), shape.json and tokenizer.json")
+        what = made.files[0] if len(made.files) == 1 else f"{len(made.files)} files of weights"
+        typer.echo(f"wrote {made.folder}: {what} ({made.bytes / 1e6:,.1f} MB, {dtype.value}, step {made.step:,})")

@@ -24,7 +24,7 @@ VERBS = {
     "logs": "Print what a run's processes printed.",
     "stop": "Ask a run to save a checkpoint and end, and wait until it has.",
     "runs": "List the runs under --root, the newest first.",
-    "export": "Write weights only: model.safetensors, the model's shape and its tokenizer, enough to use it anywhere.",
+    "export": "Write weights only: safetensors, the model's shape, its tokenizer and checksums, enough to use it anywhere.",
     "verify": "Judge a model's answer.",
 }
 

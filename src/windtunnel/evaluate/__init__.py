@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from .comparison_plot import write_comparison_plot
     from .comparison_run import ASK_FROM, Comparison, compare_run, report_comparison
     from .comparison_text import comparison_columns, comparison_remarks, comparison_rows
-    from .export import Exported, export_run
     from .flop_matched import Length, Member, flop_matched_members
     from .held_out import Measured, held_out_units, measure
     from .loss import Measure, Validation, bits_per_byte, validation_loss
@@ -25,7 +24,6 @@ __all__ = [
     "ComparisonReport",
     "EvaluationReport",
     "ExactMatch",
-    "Exported",
     "Length",
     "LossByStep",
     "Measure",
@@ -41,7 +39,6 @@ __all__ = [
     "comparison_rows",
     "evaluate_run",
     "exact_match",
-    "export_run",
     "flop_matched_members",
     "held_out_units",
     "judge_evaluation",

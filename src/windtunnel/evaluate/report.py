@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.checkpoint import Which
 from windtunnel.data import PreparedData, ValidationBatches, held_out_problems, prepare
 from windtunnel.generate import Generator, Job, load_run
 from windtunnel.model import GPT, use_supervision
 from windtunnel.recipe import EvaluationGates, Recipe, UserError
-from windtunnel.run import GateResult, RunFolder, Which
+from windtunnel.run import GateResult, RunFolder
 
 from .by_step import LossByStep
 from .loss import Validation, validation_loss
@@ -52,6 +53,7 @@ class EvaluationReport:
 
     `supervision`: with how many supervision steps a recursive model was measured, and trained where that differs;
     `by_step`: its loss after each of them, None of other models.
+    `warnings`: what to know, such as that a better checkpoint is damaged.
     `unwritten`: why its file could not be written, if it could not.
     """
 
@@ -68,6 +70,7 @@ class EvaluationReport:
     supervision: str | None = None
     by_step: LossByStep | None = None
     unwritten: str | None = None
+    warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Stable keys; what is written to evaluation.json."""
@@ -86,6 +89,7 @@ class EvaluationReport:
             "supervision": self.supervision,
             "by_step": None if self.by_step is None else self.by_step.to_json(),
             "samples": [sample.to_json() for sample in self.samples],
+            "warnings": list(self.warnings),
             "device": self.device,
             "seconds": round(self.seconds, 3),
             "created": self.created,
@@ -188,6 +192,7 @@ def evaluate_run(
         puzzles=puzzles,
         supervision=used,
         by_step=_by_step(model, validation),
+        warnings=loaded.warnings,
     )
     result = replace(result, unwritten=_write(run / _file_name(checkpoint if step is None else step, supervision), result))
     report(1.0, "done")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
+from windtunnel.checkpoint import Checkpoint, Which, choose_checkpoint, is_export, verify_export
 from windtunnel.data import Tokenizer, load_tokenizer
 from windtunnel.model import GPT, fast_dtype, load_weights, model_of_recipe, use_supervision
 from windtunnel.recipe import Recipe, Serve, UserError
-from windtunnel.run import Checkpoint, Which, choose_checkpoint
 
 from .engine import Engine
 from .gpt import GPTDecoder
@@ -24,12 +24,13 @@ from .text import FolderText, OwnText
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A checkpoint as a model, with what made it."""
+    """A checkpoint as a model, with what made it. `warnings`: which better checkpoints were damaged."""
 
     recipe: Recipe
     checkpoint: Checkpoint
     model: GPT
     tokenizer: Tokenizer
+    warnings: tuple[str, ...] = ()
 
     def generator(self, prompts: Sequence[str], tokens: int, *, most_slots: int = 256) -> Engine:
         """A generator with room for each prompt and so many tokens more, for all at once; to be closed.
@@ -51,6 +52,7 @@ class Source:
         limits: what requests may ask for.
         what: where the weights are from, in words.
         created: seconds since the epoch.
+        warnings: what to know, such as that a better checkpoint is damaged.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Source:
     limits: Serve
     what: str
     created: int
+    warnings: tuple[str, ...] = ()
 
 
 def load_run(run: Path, checkpoint: Which = "best", device: str | None = None, purpose: str = "") -> LoadedRun:
@@ -75,10 +78,11 @@ def load_run(run: Path, checkpoint: Which = "best", device: str | None = None, p
         UserError: no run folder, no good checkpoint, weights that do not fit the recipe, or the device is not there.
     """
     where = find_device(device)
-    folder, chosen = choose_checkpoint(run, checkpoint, purpose)
+    chosen = choose_checkpoint(run, checkpoint, purpose)
+    folder, found = chosen.run, chosen.checkpoint
     tokenizer = load_tokenizer(folder.tokenizer_path)
-    model = model_of_recipe(folder.recipe, tokenizer.vocab, chosen.weights(), where, str(chosen.path))
-    return LoadedRun(folder.recipe, chosen, model, tokenizer)
+    model = model_of_recipe(folder.recipe, tokenizer.vocab, found.part().tensors(), where, str(found.path))
+    return LoadedRun(folder.recipe, found, model, tokenizer, chosen.warnings)
 
 
 def load_source(path: Path, *, step: int | None = None, device: str | None = None, supervision: int | None = None) -> Source:
@@ -96,24 +100,28 @@ def load_source(path: Path, *, step: int | None = None, device: str | None = Non
     is_run = (path / "recipe.yaml").is_file()
     if step is not None and not is_run and (path / "config.json").is_file() | (path / "model.safetensors").is_file():
         raise UserError(f"{path} holds exported weights, which have no steps", "leave --step out, or name the run's folder")
+    if not is_run:
+        verify_export(path)
     if (path / "config.json").is_file() and not is_run and not (path / "shape.json").is_file():
         if supervision is not None:
             raise UserError(f"{path} is no recursive model", "leave --supervision out")
         return _load_hf(path, find_device(device))
-    if (path / "model.safetensors").is_file() and not is_run:
+    warnings: tuple[str, ...] = ()
+    if is_export(path):
         where = find_device(device)
         model, tokenizer = load_weights(path, device=where, compute=fast_dtype(where)), load_tokenizer(path / "tokenizer.json")
-        limits, what, created = Serve(), "exported weights", (path / "model.safetensors").stat().st_mtime
+        limits, what, created = Serve(), "exported weights", path.stat().st_mtime
     else:
         run = load_run(path, "best" if step is None else step, device, "to serve")
         model, tokenizer, limits, created = run.model, run.tokenizer, run.recipe.serve, run.checkpoint.created
+        warnings = run.warnings
         loss = run.checkpoint.validation_loss
         what = f"step {run.checkpoint.step:,}" + ("" if loss is None else f", validation loss {loss:.4f}")
     used = use_supervision(model, supervision)
     if tokenizer.vocab != model.shape.vocab:
         raise UserError(f"{path}: the tokenizer has {tokenizer.vocab} tokens, the model {model.shape.vocab}")
     generator = gpt_generator(model, tokenizer, slots=limits.slots, queue=limits.queue)
-    return Source(path.resolve().name, generator, limits, what if used is None else f"{what}, {used}", int(created))
+    return Source(path.resolve().name, generator, limits, what if used is None else f"{what}, {used}", int(created), warnings)
 
 
 def _load_hf(folder: Path, device: torch.device) -> Source:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .recursive import RecursiveGPT, use_supervision
     from .sampling import choose, top_log_probabilities
     from .supervision import Objective, SupervisedSums, Supervision, objective_of, train_supervised
-    from .weights import export_weights, fast_dtype, load_weights, model_of_recipe
+    from .weights import fast_dtype, load_weights, model_of_recipe
 
 __all__ = [
     "GPT",
@@ -53,7 +53,6 @@ __all__ = [
     "disable_fp8",
     "enable_fp8",
     "encode_fp8",
-    "export_weights",
     "extend",
     "fast_dtype",
     "freeze_experts_fp8",

@@ -1,17 +1,14 @@
-"""Weights-only export: safetensors beside the shape, enough to rebuild the model anywhere."""
+"""A GPT from weights on disk, taken one tensor after the other: an exported folder, or whatever yields tensors by name."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
 
 from windtunnel.recipe import Recipe, UserError
 
@@ -19,27 +16,6 @@ from .build import empty_model
 from .gpt import GPT
 from .recursive import RecursiveGPT
 from .shape import GPTShape, RecursionShape, recipe_shape
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def export_weights(folder: Path, shape: GPTShape, weights: Mapping[str, np.ndarray[Any, Any]], dtype: str = "fp32") -> Path:
-    """Write model.safetensors and shape.json into `folder` and return the safetensors file.
-
-    Args:
-        folder: made where it is not there.
-        shape: of the model.
-        weights: parameter name -> array, as checkpoints hold them.
-        dtype: fp32, bf16 or fp16.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)).to(DTYPES[dtype]) for name, array in weights.items()}
-    path = folder / "model.safetensors"
-    temporary = folder / "model.safetensors.tmp"
-    save_file(tensors, temporary, metadata={"format": "pt", "windtunnel": "gpt"})
-    temporary.replace(path)
-    (folder / "shape.json").write_text(json.dumps(asdict(shape), indent=2) + "\n")
-    return path
 
 
 def load_weights(folder: Path, *, device: torch.device | str = "cpu", compute: torch.dtype = torch.float32) -> GPT:
@@ -54,10 +30,19 @@ def load_weights(folder: Path, *, device: torch.device | str = "cpu", compute: t
         if lists.get("recursion") is not None:
             lists["recursion"] = RecursionShape(**lists["recursion"])
         shape = GPTShape(**lists)
-        tensors = load_file(folder / "model.safetensors", device="cpu")
+        files = sorted(folder.glob("model*.safetensors"))
+        if not files:
+            raise FileNotFoundError("it has no model.safetensors")
+        return _model(shape, _of_files(files), device, compute, str(folder))
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise UserError(f"{folder} is not an exported model: {error}", "write one with: windtunnel export RUN") from None
-    return _model(shape, tensors, device, compute, str(folder))
+
+
+def _of_files(files: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
+    for file in files:
+        with safe_open(file, framework="pt", device="cpu") as shard:
+            for name in shard.keys():  # noqa: SIM118 - it is no mapping
+                yield name, shard.get_tensor(name)
 
 
 def fast_dtype(device: torch.device) -> torch.dtype:
@@ -68,33 +53,39 @@ def fast_dtype(device: torch.device) -> torch.dtype:
 
 
 def model_of_recipe(
-    recipe: Recipe, vocab: int, weights: Mapping[str, np.ndarray[Any, Any]], device: torch.device, source: str
+    recipe: Recipe, vocab: int, weights: Iterable[tuple[str, torch.Tensor]], device: torch.device, source: str
 ) -> GPT:
     """Return the recipe's GPT, plain or recursive, with weights as checkpoints hold them, computing in `fast_dtype`.
 
     Args:
         recipe: that the model is made by.
         vocab: tokens of its tokenizer.
-        weights: parameter name -> array.
+        weights: whole tensors by name; taken one by one.
         device: where the model is to be.
         source: where the weights are from, for the error's words.
 
     Raises:
         UserError: the weights do not fit the recipe.
     """
-    tensors = {name: torch.from_numpy(array) for name, array in weights.items()}
-    return _model(recipe_shape(recipe, vocab), tensors, device, fast_dtype(device), source)
+    return _model(recipe_shape(recipe, vocab), weights, device, fast_dtype(device), source)
 
 
+@torch.no_grad()
 def _model(
-    shape: GPTShape, weights: Mapping[str, torch.Tensor], device: torch.device | str, compute: torch.dtype, source: str
+    shape: GPTShape, weights: Iterable[tuple[str, torch.Tensor]], device: torch.device | str, compute: torch.dtype, source: str
 ) -> GPT:
     """Weights in fp32 on `device`."""
     model = empty_model(shape, device, compute)
-    try:
-        model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
-    except RuntimeError as error:
-        raise UserError(f"{source}: the tensors do not fit the shape: {str(error).splitlines()[-1].strip()}") from None
+    missing = dict(model.named_parameters())
+    for name, tensor in weights:
+        own = missing.pop(name, None)
+        if own is None or own.shape != tensor.shape:
+            expected = "no tensor of that name" if own is None else str(list(own.shape))
+            raise UserError(f"{source}: the tensors do not fit the shape: {name} is {list(tensor.shape)}, expected {expected}")
+        own.copy_(tensor)
+    if missing:
+        raise UserError(f"{source}: the tensors do not fit the shape: {min(missing)} is missing")
+    model.weights_changed()
     if isinstance(model, RecursiveGPT) and model.recursion.inference is not None:
         model.supervision = model.recursion.inference
     return model.eval()

@@ -13,14 +13,14 @@ def export(rehearsal: Rehearsal, say: Say) -> Evidence:
     """Export the weights, load the exported folder alone, and compare its logits with the checkpoint's."""
     import torch
 
+    from windtunnel.checkpoint import export_run
     from windtunnel.data import load_tokenizer
-    from windtunnel.evaluate import export_run
     from windtunnel.generate import load_run
     from windtunnel.model import load_weights
 
     assert rehearsal.run is not None
     folder = rehearsal.folder / "export"
-    path = export_run(rehearsal.run, folder, dtype="fp32").file
+    made = export_run(rehearsal.run, folder, dtype="fp32")
     say("loading it again")
     ours = load_run(rehearsal.run, device=rehearsal.device)
     theirs = load_weights(folder, device=rehearsal.device, compute=ours.model.compute)
@@ -33,7 +33,7 @@ def export(rehearsal: Rehearsal, say: Say) -> Evidence:
         difference = float((ours.model(tokens) - theirs(tokens)).abs().max())
     if difference != 0.0:
         raise CheckFailed(f"the exported weights give other logits: they differ by up to {difference:.2e}")
-    size = path.stat().st_size
+    size = made.bytes
     text = f"{size / 1e6:,.1f} MB of safetensors, loaded alone: the same {length} x {tokenizer.vocab} logits bit for bit"
     return Evidence(text, {"bytes": size, "largest_difference": difference})
 

@@ -107,9 +107,10 @@ def _left_alone(rehearsal: Rehearsal) -> Iterator[Child]:
 
 def _compare(ours: Path, theirs: Path, steps: int = STEPS) -> int:
     """How many logged values are equal; also every last weight. Raises CheckFailed at the first that is not."""
-    import numpy as np
+    import torch
 
-    from windtunnel.run import CheckpointStore, MetricsReader
+    from windtunnel.checkpoint import CheckpointStore
+    from windtunnel.run import MetricsReader
 
     compared = 0
     with MetricsReader(ours / "metrics.sqlite") as a, MetricsReader(theirs / "metrics.sqlite") as b:
@@ -122,7 +123,7 @@ def _compare(ours: Path, theirs: Path, steps: int = STEPS) -> int:
                     raise CheckFailed(what, "something outside the package decides results: other software, changed files")
             compared += len(resumed)
     last = [CheckpointStore(run / "checkpoints").at(steps).weights() for run in (ours, theirs)]
-    differ = [name for name, weights in last[0].items() if not np.array_equal(weights, last[1][name])]
+    differ = [name for name, weights in last[0].items() if not torch.equal(weights, last[1][name])]
     if differ:
         raise CheckFailed(f"after step {steps} the weights differ: {', '.join(differ[:3])}")
     return compared

@@ -38,7 +38,8 @@ def kill(rehearsal: Rehearsal, say: Say) -> Evidence:
 
 def resume(rehearsal: Rehearsal, say: Say) -> Evidence:
     """Go on with the killed run to its end."""
-    from windtunnel.run import CheckpointStore, MetricsReader, RunFolder
+    from windtunnel.checkpoint import CheckpointStore
+    from windtunnel.run import MetricsReader, RunFolder
 
     assert rehearsal.run is not None
     command = train_command(rehearsal.recipe_file, run=rehearsal.run)
@@ -161,16 +162,16 @@ def _half_written(checkpoints: Path) -> Path | None:
 
 def _bytes(folder: Path) -> int:
     try:
-        return sum(path.stat().st_size for path in folder.iterdir())
+        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     except FileNotFoundError:  # it got its name meanwhile
         return 0
 
 
 def _listing(folder: Path) -> str:
-    """'step-00000060.tmp-...: model.safetensors 0.6 MiB, no checkpoint.json'."""
+    """'step-00000060.tmp-...: model/__0_0.distcp 0.6 MiB, no checkpoint.json'."""
     parts = []
-    for path in sorted(folder.iterdir()):
-        parts.append(f"{path.name} {path.stat().st_size / 2**20:.2f} MiB")
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        parts.append(f"{path.relative_to(folder)} {path.stat().st_size / 2**20:.2f} MiB")
     if not (folder / "checkpoint.json").exists():
         parts.append("no checkpoint.json")
     name = re.sub(r"(\.tmp-.{4}).*", r"\1…", folder.name)
@@ -178,7 +179,7 @@ def _listing(folder: Path) -> str:
 
 
 def _newest_good(run: Path) -> int:
-    from windtunnel.run import CheckpointStore
+    from windtunnel.checkpoint import CheckpointStore
 
     store = CheckpointStore(run / "checkpoints")
     newest = store.newest_good(with_optimizer=True)

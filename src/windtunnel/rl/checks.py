@@ -276,8 +276,8 @@ def tuning_export(context: Context, say: Say) -> Evidence:
     """Write the checkpoint's model as a Hugging Face folder, load it with transformers alone, compare log-probabilities."""
     import torch
 
+    from windtunnel.checkpoint import CheckpointStore
     from windtunnel.rl import BrokenSnapshot, Engine, Publisher, publish_weights
-    from windtunnel.run import CheckpointStore
     from windtunnel.train import random_batch, restore_engine, small_engine, vocabulary_of
 
     saved = context.facts["tuning-checkpoint"]

@@ -1,9 +1,9 @@
 """Published weights on disk: a Hugging Face model folder per version, with a manifest that says what must be in it.
 
     version-00000007/
-        snapshot.json            version, every tensor's dtype and shape, size and checksum of every file, the canary
+        snapshot.json               version, every tensor's dtype and shape, size and checksum of every file, the canary
         config.json
-        model-00001.safetensors ... and model.safetensors.index.json, as transformers and vLLM read them
+        model.safetensors           or several with their index, as transformers and vLLM read them
 
 A folder gets its name by one rename when all of it is on the disk, so one that has it was never half-written.
 """
@@ -19,16 +19,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
-from windtunnel.run import Written, checksum, fsync_folder
+from windtunnel.checkpoint import Written, checksum, to_disk, write_shards
+from windtunnel.run import fsync_folder
 
 from .canary import Canary
 from .errors import BrokenSnapshot
 
 FORMAT = 1
-MANIFEST, CONFIG, INDEX = "snapshot.json", "config.json", "model.safetensors.index.json"
+MANIFEST, CONFIG = "snapshot.json", "config.json"
 SHARD_BYTES = 2 << 30
 _FOLDER = re.compile(r"version-(\d{8,})")
 
@@ -114,7 +114,7 @@ class Publisher:
             files = {file.name: checksum(file) for file in sorted(temporary.iterdir())}
             made = WeightSnapshot(path, version, tensors, files, canary)
             (temporary / MANIFEST).write_text(json.dumps(_as_json(made)), encoding="utf-8")
-            _to_disk(temporary)
+            to_disk(temporary)
             temporary.rename(path)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -166,41 +166,12 @@ def _as_json(made: WeightSnapshot) -> dict[str, Any]:
 
 
 def _write_weights(folder: Path, weights: Iterable[tuple[str, Tensor]], most: int) -> dict[str, Entry]:
-    tensors: dict[str, Entry] = {}
-    for number, shard in enumerate(_shards(weights, most), 1):
-        file = f"model-{number:05d}.safetensors"
-        twice = shard.keys() & tensors.keys()
-        if twice:
-            raise ValueError(f"{min(twice)} comes twice")
-        save_file(shard, folder / file, metadata={"format": "pt"})
-        for name, tensor in shard.items():
-            tensors[name] = Entry(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), file)
-    if not tensors:
-        raise ValueError("there are no weights")
-    index = {"metadata": {}, "weight_map": {name: entry.file for name, entry in tensors.items()}}
-    (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
-    return tensors
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
 
+    def seen() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in weights:
+            found[name] = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+            yield name, tensor
 
-def _shards(weights: Iterable[tuple[str, Tensor]], most: int) -> Iterator[dict[str, Tensor]]:
-    """Yield the tensors in order, as many together as a file takes."""
-    shard: dict[str, Tensor] = {}
-    held = 0
-    for name, tensor in weights:
-        size = tensor.numel() * tensor.element_size()
-        if shard and held + size > most:
-            yield shard
-            shard, held = {}, 0
-        if name in shard:
-            raise ValueError(f"{name} comes twice")
-        shard[name], held = tensor, held + size
-    if shard:
-        yield shard
-
-
-def _to_disk(folder: Path) -> None:
-    """Flush the files, so that after a power cut no name stands for less than it should."""
-    for path in folder.iterdir():
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-    fsync_folder(folder)
+    files = write_shards(folder, seen(), most).files
+    return {name: Entry(*found[name], files[name]) for name in found}

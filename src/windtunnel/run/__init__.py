@@ -1,4 +1,4 @@
-"""Runs: the folder, metrics, checkpoints, budget and bands of one execution. No torch."""
+"""Runs: the folder, metrics, budget and bands of one execution. No torch."""
 
 from .bands import Alert, BandWatch, Finding, GateResult, Judge, Targets
 from .budget import STARTED, BudgetClock, BudgetSpent, EpochsVerdict, Spent, epochs_over_data, load_spent
@@ -8,7 +8,7 @@ from .folder import RunFolder, new_folder
 from .heartbeat import FOLDER as HEARTBEATS
 from .heartbeat import WAITING, Beat, Heartbeat, read_beat
 from .identity import first_difference
-from .listing import RunSummary, Which, choose_checkpoint, list_runs, newest_run
+from .listing import RunSummary, list_runs, newest_run
 from .metrics import Event, Metrics, MetricsReader, Point
 from .names import METRICS, apart, described, judges_of, of_step, step_values
 from .output import (
@@ -23,11 +23,7 @@ from .output import (
     log_only,
 )
 from .processes import ProcessId, holder, is_live, process_state
-from .retention import DiskNeed, apply_retention, disk_needed
 from .signals import STOP_FILE, STOPPING, StoppedEarly, StopRequest, stop_early
-from .store import Checkpoint, CheckpointStore, DamagedCheckpoint
-from .tensors import Written, checksum
-from .writer import CheckpointWriter, DiskFull, Saved
 
 __all__ = [
     "HEARTBEATS",
@@ -46,12 +42,6 @@ __all__ = [
     "BudgetClock",
     "BudgetSpent",
     "Channel",
-    "Checkpoint",
-    "CheckpointStore",
-    "CheckpointWriter",
-    "DamagedCheckpoint",
-    "DiskFull",
-    "DiskNeed",
     "EpochsVerdict",
     "Event",
     "Finding",
@@ -68,19 +58,12 @@ __all__ = [
     "RunLog",
     "RunSummary",
     "SafeStream",
-    "Saved",
     "Spent",
     "StopRequest",
     "StoppedEarly",
     "Targets",
-    "Which",
-    "Written",
     "apart",
-    "apply_retention",
-    "checksum",
-    "choose_checkpoint",
     "described",
-    "disk_needed",
     "epochs_over_data",
     "first_difference",
     "fsync_folder",

@@ -1,21 +1,20 @@
-"""The runs in a folder: listed, the newest, and which checkpoint of one to use."""
+"""The runs in a folder: listed, and the newest."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from windtunnel.recipe import UserError
 
 from .ending import outcome
-from .folder import RunFolder, read_manifest, read_own_recipe
+from .folder import read_manifest, read_own_recipe
 from .metrics import MetricsReader
-from .store import Checkpoint, CheckpointStore
-
-Which = Literal["best", "newest"] | int
 
 
 @dataclass(frozen=True)
@@ -78,32 +77,6 @@ def newest_run(root: Path | str, recipe: str | None = None) -> Path:
     raise UserError(f"no {what} in {root}", f"start one with `windtunnel train {recipe or 'charlm'}`")
 
 
-def choose_checkpoint(run: Path, which: Which, purpose: str = "") -> tuple[RunFolder, Checkpoint]:
-    """The run, and its checkpoint that is best by validation loss, the newest good one, or that of a step.
-
-    Args:
-        purpose: what it is for, as in "to serve", for the error's words.
-
-    Raises:
-        UserError: no run folder, no good checkpoint, or none of that step.
-    """
-    folder = RunFolder.open(run)
-    store = CheckpointStore(folder.checkpoints_dir)
-    if which == "best":
-        chosen = store.best()
-    elif which == "newest":
-        chosen = store.newest_good()
-    else:
-        chosen = store.at(which)
-    if chosen is None:
-        found = "; ".join(store.problems[:2]) or "it has saved none"
-        raise UserError(
-            f"{run} has no {f'good checkpoint {purpose}'.rstrip()}: {found}",
-            f"go on with: windtunnel train --resume --run {run}",
-        )
-    return folder, chosen
-
-
 def _summary(path: Path) -> RunSummary:
     try:
         manifest = read_manifest(path)
@@ -115,8 +88,7 @@ def _summary(path: Path) -> RunSummary:
     if any(path.glob("metrics.sqlite.damaged-*")):
         problem = "earlier metrics were damaged: see metrics.sqlite.damaged-1"
     try:
-        scored = [c for c in CheckpointStore(path / "checkpoints").all() if c.validation_loss is not None]
-        best = min(scored, key=lambda c: (c.validation_loss, c.step)).step if scored else None
+        best = _best_step(path / "checkpoints")
         if (path / "metrics.sqlite").exists():
             with MetricsReader(path / "metrics.sqlite") as reader:
                 latest = reader.latest()
@@ -153,6 +125,16 @@ def _made(path: Path) -> float | None:
     """When a run was made, as the name of its folder tells, in seconds since the epoch."""
     found = re.search(r"-(\d{8}-\d{6})(-\d+)?$", path.name)
     return datetime.strptime(found[1], "%Y%m%d-%H%M%S").replace(tzinfo=UTC).timestamp() if found else path.stat().st_mtime
+
+
+def _best_step(checkpoints: Path) -> int | None:
+    """The step of the lowest validation loss that checkpoints tell of; the room `checkpoint` reads them properly."""
+    scored: list[tuple[float, int]] = []
+    for path in checkpoints.glob("step-*/checkpoint.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # damaged, or deleted just now
+            data = json.loads(path.read_text(encoding="utf-8"))
+            scored.append((float(data["validation_loss"]), int(data["step"])))
+    return min(scored)[1] if scored else None
 
 
 def _gates(judged: Any) -> dict[str, bool] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,6 +41,8 @@ def serve(
         from windtunnel.generate import load_source
 
         source = load_source(run, step=step, device=device, supervision=supervision)
+        for warning in source.warnings:
+            print(f"warn: {warning}", file=sys.stderr, flush=True)
         from windtunnel.web import serve_app
 
         from .app import create_app

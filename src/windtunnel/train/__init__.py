@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from windtunnel import lazy
 
 if TYPE_CHECKING:
+    from .checkpoints import restore_engine
     from .checks_hf import random_batch, small_engine, small_job, vocabulary_of
     from .children import child_context
     from .gates import gate_series, judge_gates
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     from .loop import out_of_memory
     from .optimizer import MuonAdamW, Scalars
     from .ranks import Ranks, join_ranks
-    from .saver import restore_engine
     from .schedule import learning_rate_scale
     from .session import train
     from .trace import TraceRequest, run_trace

@@ -39,6 +39,7 @@ class Decision:
     Attributes:
         progress: share of the run done.
         validate, save: score the held-out data, save a checkpoint.
+        weights_only: save it without optimizer states, for which there is no room.
         stop: why the run ends now. exit_code: the code that it ends with then.
         rewind: {"step", "position"}: go back to the checkpoint of that step (0: start over), data from that position on.
         seconds: rank 0 only: what is due before the next step takes, beside the step.
@@ -48,6 +49,7 @@ class Decision:
     progress: float = 0.0
     validate: bool = False
     save: bool = False
+    weights_only: bool = False
     stop: str | None = None
     exit_code: int = 0
     rewind: dict[str, int] | None = None

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.checkpoint import (
+    MODEL,
+    OPTIMIZER,
+    Checkpoint,
+    CheckpointStore,
+    DiskFull,
+    Facts,
+    Group,
+    Saver,
+    SpoiledWeights,
+    read_checkpoint,
+)
 from windtunnel.evaluate import Validation
 from windtunnel.recipe import Every, UserError
-from windtunnel.run import DiskFull
 
 from .callbacks import Callback, Decision, Timer, Values
-from .saver import Saver
+from .engine import Engine, EngineState, parts_of
+from .ranks import Ranks
 
 if TYPE_CHECKING:
     from .loop import Loop
@@ -21,22 +34,75 @@ DISK_BYTES_PER_SECOND = 500e6
 RETRY_SECONDS = 60.0
 
 
-class Checkpoints(Callback):
-    """Saves checkpoints. There is one on every rank; rank 0's says when.
+def make_saver(engine: Engine, store: CheckpointStore, ranks: Ranks, **options: Any) -> Saver:
+    """Return this rank's saver of an engine's state; all ranks call it together. The engine's steps then wait for copies.
 
     Args:
-        saver: this rank's.
+        options: see `Saver`.
+    """
+    saver = Saver(store, parts_of(engine.state_dict()), group=Group(ranks.rank, ranks.world, ranks.control), **options)
+    engine.before_update = saver.before_update
+    return saver
+
+
+def restore_engine(engine: Engine, checkpoint: Checkpoint, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Load a checkpoint of any number of ranks into an engine; all ranks call it together.
+
+    Args:
+        engine: whose state is filled, where it lies.
+        checkpoint: that is known to be good.
+        changes: facts that are to be others than those saved.
+
+    Returns:
+        What was kept beside the engine's own facts, and these.
+
+    Raises:
+        UserError: the checkpoint is of another model, or its states lie on another number of ranks and cannot be moved.
+    """
+    state = engine.state_dict()
+    for part, values in parts_of(state).items():
+        opened = checkpoint.part(part)
+        unknown = opened.entries.keys() - values.keys() if part == MODEL else set()
+        if unknown:
+            raise UserError(
+                f"checkpoint {checkpoint.path}: only the checkpoint has {min(unknown)}",
+                "go on with the recipe that it was saved by",
+            )
+        if part == OPTIMIZER:
+            _require_ranks(checkpoint, values.keys() - opened.entries.keys())
+        opened.load(values)
+    facts = checkpoint.state | dict(changes or {})
+    engine.load_state_dict(EngineState(state.tensors, facts))
+    return facts
+
+
+def _require_ranks(checkpoint: Checkpoint, missing: AbstractSet[str]) -> None:
+    """Refuse states that belong to one rank among as many as there were, where there are now others."""
+    for name in sorted(missing):
+        what, _, of = name.partition(".")[0].partition("@")
+        if of:
+            raise UserError(
+                f"checkpoint {checkpoint.path}: {what} of its int8 moments lies on {checkpoint.world} ranks, here it is {of}",
+                "go on with as many GPUs, or begin with other states: --set stages.sft.states=bf16 (stages.rl.states)",
+            )
+
+
+class Checkpoints(Callback):
+    """Saves checkpoints, and goes back to them. There is one on every rank; rank 0's says when.
+
+    Args:
+        engine: whose state is saved.
+        saver: this rank's, of that engine.
         every: the interval.
-        needed: bytes that a checkpoint takes on the disk.
         facts: gives what the other callbacks want to find again.
         spoiled: told where weights that were to be saved are not finite.
     """
 
     def __init__(
-        self, saver: Saver, every: Every, needed: int, *, facts: Callable[[], dict[str, Any]] = dict,
+        self, engine: Engine, saver: Saver, ranks: Ranks, every: Every, *, facts: Callable[[], dict[str, Any]] = dict,
         spoiled: Callable[[str], None] = lambda why: None,
     ) -> None:  # fmt: skip
-        self._saver, self._needed, self._facts, self._spoiled = saver, needed, facts, spoiled
+        self._engine, self._saver, self._ranks, self._facts, self._spoiled = engine, saver, ranks, facts, spoiled
         self._timer = Timer(every)
         self._saved: set[int] = set()
         self._seconds: float | None = None
@@ -54,18 +120,24 @@ class Checkpoints(Callback):
 
     def propose(self, step: int, decision: Decision) -> None:
         """Ask for a save when one is due and none is under way."""
-        self._collect()
+        self._take(self._saver.poll)
         if self._timer.due(step) and not self._saver.busy and time.monotonic() >= self._retry_at:
             decision.save = True
 
     def settle(self, step: int, decision: Decision) -> None:
-        """Ask for one at the end, unless this step is saved; drop it where there is no room."""
+        """Ask for one at the end, unless this step is saved; drop it where there is no room.
+
+        For the last one older checkpoints make room, and if need be its optimizer states are left out.
+        """
         if step and decision.stop is not None and step not in self._saved:
             decision.save = True
         if not decision.save:
             return
         try:
-            self._saver.writer.check_room(self._needed)
+            if decision.stop is None:
+                self._saver.check_room()
+            else:
+                decision.weights_only = self._saver.room_for_last() == (MODEL,)
         except DiskFull as error:
             self._retry_at = time.monotonic() + RETRY_SECONDS
             self.loop.journal.event("disk_full", error.message, "bad", {"advice": error.fix or ""})
@@ -75,91 +147,103 @@ class Checkpoints(Callback):
                 decision.exit_code = 1
 
     def validated(self, step: int, result: Validation, values: Values, seconds: float) -> None:
-        """Remember the loss that a checkpoint of this step carries."""
+        """Remember the loss that checkpoints carry until the next one."""
         self._loss = step, result.loss
 
     def reserve(self) -> float:
         """Return the seconds of the last save."""
-        return self._seconds if self._seconds is not None else 1.0 + self._needed / DISK_BYTES_PER_SECOND
+        return self._seconds if self._seconds is not None else 1.0 + self._saver.bytes() / DISK_BYTES_PER_SECOND
 
     def newest(self) -> int:
         """Wait for a save under way; the step of the newest good checkpoint, 0 where there is none."""
-        self._await_writer()
-        checkpoint = self._saver.newest()
+        self._take(self._saver.wait)
+        checkpoint = self._saver.store.newest_good(with_optimizer=True)
         return checkpoint.step if checkpoint else 0
 
     # Doing, on every rank
 
-    def begin(self, step: int) -> None:
-        """Begin to copy the present state to the host; it is written once the copy is done."""
-        self._write()
-        if self._saver.busy:
-            self._await_writer()
-        loss = self._loss[1] if self._loss is not None and self._loss[0] == step else None
-        self._saver.begin(step, self.loop.engine.state_dict(), self._facts(), loss)
+    def begin(self, step: int, decision: Decision) -> None:
+        """Begin to save the present state."""
+        self._take(self._saver.wait)
+        state = self._engine.state_dict().facts | self._facts()
+        last, loss = self._loss or (None, None)
+        facts = Facts(step, state, loss if last == step else None, loss)
         self._timer.done(step)
         self._saved.add(step)
-
-    def go_on(self) -> None:
-        """Write what has been copied, if the copy is done."""
-        if self._saver.copied:
-            self._write()
+        self._saver.save(facts, (MODEL,) if decision.weights_only else None)
 
     def finish(self) -> str | None:
         """Wait for the last checkpoint; why it could not be saved, if it could not."""
         self._unsaved = None
-        self._write()
-        self._await_writer()
+        self._take(self._saver.wait)
         return self._unsaved
 
     def last(self, step: int) -> str | None:
         """Save `step`, unless it is saved, and wait; why that failed, if it did."""
         if step not in self._saved:
             try:
-                self.begin(step)
+                self.begin(step, Decision())
             except (MemoryError, RuntimeError) as error:
                 return str(error).partition("\n")[0]
         return self.finish() or (None if step in self._saved else "its weights are not finite")
 
     def load(self, step: int, **changes: Any) -> dict[str, Any]:
-        """Go to the checkpoint of a step; a save that was not yet written is dropped. See `Saver.load`."""
-        self._saver.drop()
-        return self._saver.load(step, changes)
+        """Load the checkpoint of a step into the engine, from any number of ranks; all ranks call it together.
+
+        Args:
+            changes: facts that are to be others than those saved.
+
+        Returns:
+            What was kept beside the engine's own facts, and these.
+
+        Raises:
+            UserError: the checkpoint is damaged or of another model.
+        """
+        self._saver.before_update()
+        return restore_engine(self._engine, self._verified(step), changes)
 
     def rewound(self, step: int) -> None:
-        """Forget what was saved after `step`."""
-        self._saver.drop()
+        """Forget what was saved and measured after `step`."""
         self._saved = {saved for saved in self._saved if saved <= step}
+        if self._loss is not None and self._loss[0] > step:
+            self._loss = None
 
-    def _write(self) -> None:
+    def state_dict(self) -> dict[str, Any]:
+        """Return the last validation's step and loss."""
+        return {"validated": self._loss}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the loss that was measured last."""
+        self._loss = tuple(state["validated"]) if state.get("validated") else None  # type: ignore[assignment]
+
+    def _verified(self, step: int) -> Checkpoint:
+        """Return the checkpoint of a step: rank 0 reads all of it to see that it is good, the others trust it."""
+        store, found, error = self._saver.store, "", None
+        if self._ranks.first:
+            try:
+                found = store.at(step).path.name
+            except UserError as problem:
+                error = problem
+        name = self._ranks.share(found)
+        if not name:
+            raise error or UserError(f"{store.folder}: no good checkpoint of step {step}")
+        return read_checkpoint(store.folder / name)
+
+    def _take(self, outcome: Callable[[], Any]) -> None:
+        """Take note of how a save ended. Where it failed training goes on, and it is tried again later."""
         try:
-            spoiled = self._saver.write()
-        except UserError as error:
-            self._failed(error)
+            saved = outcome()
+        except SpoiledWeights as spoiled:
+            self._saved.discard(spoiled.step)
+            self._spoiled(str(spoiled))
             return
-        if spoiled is not None:
-            self._saved.discard(spoiled)
-            self._spoiled(f"weights after step {spoiled:,} are not finite")
-
-    def _await_writer(self) -> None:
-        try:
-            saved = self._saver.wait()
         except UserError as error:
-            self._failed(error)
+            self._unsaved = error.message
+            self.loop.journal.event("checkpoint_failed", error.message, "bad", {"advice": error.fix or ""})
             return
-        if saved is not None:
-            self._seconds = saved.seconds
-
-    def _collect(self) -> None:
-        try:
-            saved = self._saver.poll()
         except Exception as error:
+            self._unsaved = str(error)
             self.loop.journal.event("checkpoint_failed", f"checkpoint not saved: {error}", "bad")
             return
         if saved is not None:
             self._seconds = saved.seconds
-
-    def _failed(self, error: UserError) -> None:
-        """Training goes on without this one, which is tried again later."""
-        self._unsaved = error.message
-        self.loop.journal.event("checkpoint_failed", error.message, "bad", {"advice": error.fix or ""})

@@ -37,10 +37,8 @@ def checkpoint(context: Context, say: Say) -> Evidence:
     """Kill a process inside its second save; here go on from its first; compare with a run that was not killed."""
     import torch
 
-    from windtunnel.run import CheckpointStore, CheckpointWriter
-    from windtunnel.train import child_context, whole_tensor
-
-    from .saver import Saver
+    from windtunnel.checkpoint import CheckpointStore
+    from windtunnel.train import child_context, restore_engine, whole_tensor
 
     children = child_context("windtunnel.rl.engine")
     folder = context.folder / "tuning"
@@ -61,7 +59,7 @@ def checkpoint(context: Context, say: Say) -> Evidence:
     say(f"going on from step {newest.step}")
     torch.manual_seed(context.seed + 1)  # what the checkpoint does not hold must not be right by chance
     with closing(small_engine(context, torch.bfloat16)) as engine:
-        Saver(engine, CheckpointWriter(store), engine.job.ranks).load(newest.step)
+        restore_engine(engine, newest)
         resumed = _steps(engine, newest.step, LAST)
         differ = [name for name, p in engine.job.network.named_parameters() if not torch.equal(whole_tensor(p), wanted[name])]
     for step, (one, other) in enumerate(zip(resumed, alone[newest.step :], strict=True), newest.step + 1):
@@ -71,7 +69,7 @@ def checkpoint(context: Context, say: Say) -> Evidence:
             )
     if differ:
         raise CheckFailed(f"after step {LAST} the weights differ: {', '.join(differ[:3])}")
-    trained = len(newest.weights())
+    trained = len(newest.part().entries)
     text = (
         f"SIGKILL inside the save of step {KILLED} ({left}); from step {SAVED} on the same losses, gradients and {len(wanted)} "
         f"tensors as a run that was not killed, to the last bit; {trained} trained tensors saved, {newest.bytes / 2**20:.1f} MiB"
@@ -83,17 +81,16 @@ def _until_killed(context: Context, folder: Path) -> None:
     """Train and save; killed in the second save, when all is written and nothing has its name."""
     import torch
 
-    from windtunnel.run import CheckpointStore, CheckpointWriter
+    from windtunnel.checkpoint import CheckpointStore, Facts
 
-    from .saver import Saver
+    from .checkpoints import make_saver
 
     torch.set_num_threads(1)
     engine = small_engine(context, torch.bfloat16)
     for first, last, hook in ((0, SAVED, None), (SAVED, KILLED, _kill_this)):
         _steps(engine, first, last)
-        saver = Saver(engine, CheckpointWriter(CheckpointStore(folder), before_commit=hook), engine.job.ranks)
-        saver.begin(last, engine.state_dict(), {}, None)
-        saver.write()
+        saver = make_saver(engine, CheckpointStore(folder), engine.job.ranks, before_commit=hook)
+        saver.save(Facts(last, engine.state_dict().facts))
         saver.wait()
 
 
@@ -112,7 +109,7 @@ def _await_kill(process: Any, folder: Path) -> str:
     torn = [path for path in folder.glob("*.tmp-*") if path.is_dir()]
     if not torn:
         raise CheckFailed("a process killed inside a save left no half-written folder: saves are written under their own name")
-    return f"left: {', '.join(sorted(path.name for path in torn[0].iterdir()))}"
+    return f"left: {', '.join(sorted(str(path.relative_to(torn[0])) for path in torn[0].rglob('*') if path.is_file()))}"
 
 
 def _steps(engine: HFEngine, first: int, last: int) -> list[tuple[float, float]]:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from windtunnel.checkpoint import MODEL, OPTIMIZER, Slice, Value
 from windtunnel.data import Batch, Batches
 from windtunnel.evaluate import Validation
 from windtunnel.recipe import Layout, Schedule
@@ -48,26 +49,6 @@ class Feed:
 
 
 @dataclass(frozen=True)
-class Slice:
-    """The part of a tensor that this rank holds: elements from `start` on of the flattened whole.
-
-    Attributes:
-        local: (n,) the elements, in the memory that they live in; n may be 0.
-        shape: of the whole tensor.
-        start: index of the first of them.
-    """
-
-    local: Tensor
-    shape: tuple[int, ...]
-    start: int
-
-    @property
-    def stop(self) -> int:
-        """Return the index after the last element."""
-        return self.start + self.local.numel()
-
-
-@dataclass(frozen=True)
 class EngineState:
     """Everything that an engine needs to go on as if nothing had happened.
 
@@ -80,8 +61,17 @@ class EngineState:
         facts: JSON values, the same on every rank.
     """
 
-    tensors: dict[str, Tensor | Slice]
+    tensors: dict[str, Value]
     facts: dict[str, Any] = field(default_factory=dict)
+
+
+def parts_of(state: EngineState) -> dict[str, dict[str, Value]]:
+    """Return a state's tensors as the parts of a checkpoint: the weights by their names, other states as 'S.P'."""
+    parts: dict[str, dict[str, Value]] = {MODEL: {}, OPTIMIZER: {}}
+    for name, tensor in state.tensors.items():
+        part, rest = name.split(".", 1)
+        parts[part][rest] = tensor
+    return parts
 
 
 class Engine(Protocol):
@@ -114,10 +104,6 @@ class Engine(Protocol):
 
     def validate(self) -> Validation:
         """Score the held-out micro-batches, reduced over ranks; all ranks must call it together."""
-        ...
-
-    def sound(self) -> Tensor:
-        """Return whether all weights are finite, 0-d on the device; all ranks must call it together."""
         ...
 
     def state_dict(self) -> EngineState:
@@ -239,7 +225,7 @@ def adopt(own: EngineState, given: EngineState) -> None:
             target.copy_(source)
 
 
-def local_part(tensor: Tensor | Slice) -> Tensor:
+def local_part(tensor: Value) -> Tensor:
     """Return the memory of a tensor that this rank holds: all of it, its shard or its slice."""
     if isinstance(tensor, Slice):
         return tensor.local

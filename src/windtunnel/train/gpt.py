@@ -128,14 +128,6 @@ class GPTEngine:
         with self.optimizer.averaged():
             return validation_loss(self.model, self.feed.validation(), self._token_bytes, self._ranks.device)
 
-    @torch.no_grad()
-    def sound(self) -> Tensor:
-        """Return whether all weights, and their averages, are finite."""
-        # A sum is finite only if everything in it is, and needs no memory of the tensor's size.
-        buffers = [group.weights for group in self.optimizer.groups]
-        buffers += [group.average for group in self.optimizer.groups if group.average is not None]
-        return torch.stack([buffer.sum() for buffer in buffers]).isfinite().all()
-
     def state_dict(self) -> EngineState:
         """Return weights (their averages, where these are kept), this rank's optimizer states and the data's position."""
         facts = {"position": self.feed.batches.position, "updates": self.optimizer.adamw_steps}

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .engine import Slice
+from windtunnel.checkpoint import Slice
 
 
 @dataclass

@@ -110,7 +110,7 @@ class Loop:
             if decision.validate:
                 self._validate()
             if decision.save:
-                self.checkpoints.begin(self.step)
+                self.checkpoints.begin(self.step, decision)
             if decision.stop is not None:
                 self.journal.phase("saving")
                 unsaved = self.checkpoints.finish()
@@ -119,7 +119,6 @@ class Loop:
                 if unsaved is not None:
                     return Ending(f"{decision.stop}; the last checkpoint could not be saved: {unsaved}", 1, self.step)
                 return Ending(decision.stop, decision.exit_code, self.step)
-            self.checkpoints.go_on()
             self._advance(decision.progress)
 
     def reserve(self) -> float:

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from windtunnel.checkpoint import Slice
 from windtunnel.model import GPT, HyperParameters
 
-from .engine import Slice
 from .groups import Group, MatrixGroup, Scalars, VectorGroup
 from .muon import adamw_update, muon_update
 

@@ -6,10 +6,11 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from windtunnel.checkpoint import Checkpoint, CheckpointStore, Saver
 from windtunnel.data import BatchLoader, PreparedData, ValidationBatches, prepare
 from windtunnel.model import hf_shape, recipe_shape
 from windtunnel.recipe import FineTune, HuggingFaceModel, Layout, Pretrain, Recipe, UserError
@@ -18,9 +19,6 @@ from windtunnel.run import (
     BandWatch,
     BudgetClock,
     BudgetSpent,
-    Checkpoint,
-    CheckpointStore,
-    CheckpointWriter,
     Metrics,
     RunFolder,
     StopRequest,
@@ -31,12 +29,11 @@ from windtunnel.run import (
 
 from .advice import band_advice, settings_of
 from .callbacks import Budget, Callback, Health, ValidateEvery
-from .checkpoints import Checkpoints
+from .checkpoints import Checkpoints, make_saver
 from .engine import Engine, Feed
 from .gpt import build_gpt_engine
 from .loop import AfterStep, Deciders, Ending, Loop, OutOfMemory, lighter, out_of_memory, short_of
 from .ranks import Ranks, join_ranks
-from .saver import Saver
 from .telemetry import Journal, Silent, Telemetry, View
 
 
@@ -71,9 +68,10 @@ def train(folder: Path, *, view: View | None = None, after_step: AfterStep | Non
 
 def _other(run: RunFolder, layout: Layout, ranks: Ranks, after_step: AfterStep | None) -> None:
     # Signals reach every process of the job; rank 0 decides what becomes of them.
-    with StopRequest(notice=""), _engine(run, layout, ranks) as (engine, _):
-        writer = CheckpointWriter(CheckpointStore(run.checkpoints_dir), ranks.rank, ranks.world)
-        checkpoints = Checkpoints(Saver(engine, writer, ranks), run.recipe.checkpoints.every, 0)
+    with StopRequest(notice=""), contextlib.ExitStack() as stack:
+        engine, _ = stack.enter_context(_engine(run, layout, ranks))
+        saver = make_saver(engine, CheckpointStore(run.checkpoints_dir), ranks)
+        checkpoints = Checkpoints(engine, saver, ranks, run.recipe.checkpoints.every)
         step = ranks.share(None)
         if step:
             checkpoints.load(step)
@@ -104,9 +102,10 @@ def _first(run: RunFolder, layout: Layout, ranks: Ranks, view: View, after_step:
         budget = Budget(clock, stop, run.spent_path)
         callbacks: list[Callback] = [health, ValidateEvery(_stage(recipe).validate_every, with_saves=_by_clock(recipe))]
         checkpoints = Checkpoints(
-            Saver(engine, _writer(run, store, ranks, metrics), ranks),
+            engine,
+            _saver(run, store, engine, ranks, metrics),
+            ranks,
             recipe.checkpoints.every,
-            round(run.manifest["plan"]["checkpoint_gib"] * 2**30),
             facts=lambda: {key: value for callback in callbacks for key, value in callback.state_dict().items()},
             spoiled=health.go_back,
         )
@@ -145,8 +144,8 @@ def _by_clock(recipe: Recipe) -> bool:
     return recipe.checkpoints.every.seconds is not None
 
 
-def _writer(run: RunFolder, store: CheckpointStore, ranks: Ranks, metrics: Metrics) -> CheckpointWriter:
-    """Return rank 0's writer, which tells the run what it did."""
+def _saver(run: RunFolder, store: CheckpointStore, engine: Engine, ranks: Ranks, metrics: Metrics) -> Saver:
+    """Return rank 0's saver, which tells the run what it did."""
 
     def record(kind: str, step: int, message: str, level: str) -> None:
         metrics.event(kind, step, message, "bad" if level == "bad" else "info")
@@ -156,7 +155,13 @@ def _writer(run: RunFolder, store: CheckpointStore, ranks: Ranks, metrics: Metri
         with contextlib.suppress(UserError):
             metrics.flush()
 
-    return CheckpointWriter(store, ranks.rank, ranks.world, policy=run.recipe.checkpoints, on_event=record, before_commit=flush)
+    config = {}
+    if not isinstance(run.recipe.model, HuggingFaceModel):
+        config["shape.json"] = asdict(recipe_shape(run.recipe, engine.feed.vocab))
+    return make_saver(
+        engine, store, ranks, policy=run.recipe.checkpoints, config=config, beside=[run.tokenizer_path],
+        on_event=record, before_commit=flush,
+    )  # fmt: skip
 
 
 def _bands(run: RunFolder, layout: Layout, vocab: int, step: int) -> BandWatch:

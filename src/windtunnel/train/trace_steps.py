@@ -14,12 +14,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from windtunnel.checkpoint import Slice
 from windtunnel.data import Batch
 from windtunnel.model import GPT, GPTShape, RecursiveGPT, new_model
 from windtunnel.recipe import HuggingFaceModel, Layout, Recipe
 
 from . import gpt
-from .engine import COMPUTE, Feed, Slice
+from .engine import COMPUTE, Feed
 from .optimizer import MuonAdamW
 from .ranks import Ranks
 from .trace_ledger import MemoryLedger, Peak

@@ -66,12 +66,14 @@ def silent_slurm(site: Site) -> None:
 
 def trained(site: Site) -> None:
     """A run of this recipe with two checkpoints."""
-    import numpy as np
 
+    import torch
+
+    from windtunnel.checkpoint import CheckpointStore, Facts, save_now
     from windtunnel.plan import make_plan
     from windtunnel.recipe import load_recipe
     from windtunnel.rig import parse_rig
-    from windtunnel.run import CheckpointStore, CheckpointWriter, RunFolder
+    from windtunnel.run import RunFolder
 
     site.file("a.txt", "\n\n".join(f"Number {i} is {i * i}." for i in range(4000)))
     site.recipe = text_recipe([str(site.folder / "a.txt")])
@@ -79,12 +81,10 @@ def trained(site: Site) -> None:
     rig = parse_rig("cpu")
     plan = make_plan(recipe, rig)
     with RunFolder.create(site.folder / "runs", recipe, rig=dataclasses.asdict(rig), plan=plan.to_json()) as run:
-        writer = CheckpointWriter(CheckpointStore(run.checkpoints_dir))
         for step in (100, 200):
-            states = {"w|momentum|0:1000": np.zeros(1000, np.float32)}
+            parts = {"model": {"w": torch.full((1000,), float(step))}, "optimizer": {"momentum.w": torch.zeros(1000)}}
             spent = {"anchor": [0, 0.0], "horizon": 400, "spent": {"seconds": 60.0, "dollars": 0.0}}
-            writer.start(step, {"w": np.full(1000, step, np.float32)}, states, {"position": step, "budget": spent})
-            writer.wait()
+            save_now(CheckpointStore(run.checkpoints_dir), parts, Facts(step, {"position": step, "budget": spent}))
         site.resume = run.path
 
 
@@ -165,7 +165,7 @@ FAULTS = (
     *group("rig", "resumable", trained)(
         ("the run of another recipe", RESUME, "another recipe", sets("seed=7")),
         ("a run that is not there", RESUME, "does not exist", another_run),
-        ("the newest checkpoint damaged", RESUME, "checksum differs", flip("step-00000200/model.safetensors")),
+        ("the newest checkpoint damaged", RESUME, "checksum differs", flip("step-00000200/model/__0_0.distcp")),
         ("every checkpoint damaged", RESUME, "training would begin again", flip("step-*/model.safetensors")),
         ("a budget that is spent", "$1,000 guide: stops itself at its budget", "is spent", spent),
         ("a manifest broken off", RESUME, "manifest.json", half_a_manifest),

@@ -198,7 +198,7 @@ def resumed(change: Callable[[Any], Any]) -> Plant:
 
         return restored
 
-    return instead("windtunnel.train.saver", "restore_engine", make)
+    return instead("windtunnel.train.checkpoints", "restore_engine", make)
 
 
 def no_moments(job: Any) -> None:

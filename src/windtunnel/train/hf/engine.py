@@ -12,11 +12,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from windtunnel.checkpoint import Slice
 from windtunnel.data import Batch
 from windtunnel.evaluate import Validation, validation_loss
 from windtunnel.recipe import Layout, Schedule
 
-from ..engine import EngineState, Feed, Mark, Moment, Parameters, Pending, Slice, adopt, local_part, nothing, row_offset
+from ..engine import EngineState, Feed, Mark, Moment, Parameters, Pending, adopt, nothing, row_offset
 from ..ranks import Ranks
 from ..schedule import learning_rate_scale
 from .network import Network
@@ -145,18 +146,6 @@ class HFEngine:
         """Score the held-out micro-batches, without dropout."""
         scorer: Any = _Scorer(self.job.network)
         return validation_loss(scorer, self.feed.validation(), self.feed.token_bytes, self._ranks.device)
-
-    @torch.no_grad()
-    def sound(self) -> Tensor:
-        """Return whether all trained weights are finite, on every rank."""
-        self.job.reshard()
-        sums = [local_part(parameter).sum(dtype=torch.float32) for parameter in self.job.trained.values()]
-        sound = torch.stack(sums).isfinite().all()
-        if self.job.sharded:
-            least = sound.float()
-            dist.all_reduce(least, dist.ReduceOp.MIN)
-            sound = least > 0
-        return sound
 
     def state_dict(self) -> EngineState:
         """Return trained weights and their moments; what is frozen is where the model came from."""
