@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 
 import pytest
 
@@ -68,7 +68,5 @@ COSTLY = {
 
 
 @pytest.mark.parametrize("name", COSTLY)
-def test_no_text_costs_the_judge_long(name: str) -> None:
-    began = time.process_time()
-    check_source(COSTLY[name])
-    assert time.process_time() - began < 3
+def test_no_text_costs_the_judge_long(name: str, count_calls: Callable[[Callable[[], object]], int]) -> None:
+    assert count_calls(lambda: check_source(COSTLY[name])) < 100_000_000
