@@ -140,6 +140,20 @@ def test_a_run_of_relative_files_can_be_used_from_any_folder(tmp_path: Path, mon
         RunFolder.open(run.path, load_recipe("charlm", sets))
 
 
+def test_files_of_every_source_of_a_mixture_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    corpus = "{kind: mixture, sources: {A}}".replace(
+        "{A}", "[{corpus: {kind: text, files: [a.txt]}, weight: 1}, {corpus: {kind: text, files: [b.txt]}, weight: 2}]"
+    )
+    recipe = load_recipe("charlm", [f"data.corpus={corpus}", "data.tokenizer.alphabet=auto"])
+    with RunFolder.create(tmp_path, recipe, rig=RIG) as run:
+        pass
+    monkeypatch.chdir("/")
+    again = RunFolder.open(run.path)
+    assert again.recipe.data.files == [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
+    assert again.recipe.data.model_dump() | {"corpus": None} == recipe.data.model_dump() | {"corpus": None}
+
+
 def test_budget_may_change_and_derived_values_are_the_runs(tmp_path: Path) -> None:
     make(tmp_path, "model.depth=4", "budget.steps=10").close()
     path = newest_run(tmp_path, "charlm")

@@ -21,7 +21,8 @@ MAY_CHANGE = "budget, checkpoints, bands, how often to validate and save, and of
 def identity(recipe: Recipe, *, rates: bool) -> dict[str, Any]:
     """Return the identity keys of a recipe and their values, by dotted path; `rates`: with those of the optimizer."""
     dump = recipe.model_dump(mode="json")
-    keys = {name: dump[name] for name in _WHOLE}
+    # The same files named from another folder are the same data; whether their content is, their checksum tells.
+    keys = {name: _located(dump[name]) for name in _WHOLE}
     if recipe.trm is not None:
         # Presets spelled out: what a section leaves to its preset is not left open. No averaging is a choice too.
         trm = asdict(recipe.trm.resolved)
@@ -32,8 +33,7 @@ def identity(recipe: Recipe, *, rates: bool) -> dict[str, Any]:
     flat = dict(_flatten(keys, ""))
     if not rates:
         flat = {k: value for k, value in flat.items() if not (".optimizer." in k and k.rpartition(".")[2] in RATES)}
-    # The same files from another folder are the same data; whether their content is, their checksum tells.
-    return {key: [os.path.abspath(f) for f in value] if key.endswith(".files") else value for key, value in flat.items()}
+    return flat
 
 
 def differences(run: Recipe, asked: Recipe, *, rates: bool = False) -> list[tuple[str, Any, Any]]:
@@ -80,11 +80,25 @@ def resumed(run: Recipe, asked: Recipe) -> Recipe:
 
 def anchored(recipe: Recipe) -> Recipe:
     """Return the recipe with the places of its files made absolute, so that its run can be used from any folder."""
-    files = getattr(recipe.data.corpus, "files", None)
-    if not files:
-        return recipe
-    corpus = recipe.data.corpus.model_copy(update={"files": [os.path.abspath(file) for file in files]})
-    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"corpus": corpus})})
+    parts = {name: getattr(recipe, name) for name in ("data", "model")}
+    dumps = {name: part.model_dump(mode="json") for name, part in parts.items()}
+    moved = {name: type(parts[name]).model_validate(_located(dump)) for name, dump in dumps.items() if _located(dump) != dump}
+    return recipe.model_copy(update=moved) if moved else recipe
+
+
+def _located(value: Any) -> Any:
+    """Return a section with absolute paths: of files, of a tokenizer's folder, and of a model's where there is such a one."""
+    if isinstance(value, list):
+        return [_located(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    found = {key: _located(item) for key, item in value.items()}
+    if isinstance(found.get("files"), list):
+        found["files"] = [os.path.abspath(file) for file in found["files"]]
+    for key in ("path", "config"):
+        if isinstance(found.get(key), str) and os.path.exists(found[key]):
+            found[key] = os.path.abspath(found[key])
+    return found
 
 
 def _text(value: Any) -> str:
