@@ -152,3 +152,13 @@ def test_weight_sync_lies_among_published_times(model: str, weights: str, rig: s
     assert stage is not None
     seconds = sync_seconds(hf_shape(model), stage, parse_rig(rig), True, HFConstants())
     assert published[0] <= seconds <= published[1]
+
+
+def test_what_is_offered_fits_the_disk_too() -> None:
+    made = make_plan(load_recipe("rl"), parse_rig("g5.12xlarge"))
+    assert len(made.reasons) == 2
+    assert "disk" in made.reasons[1]
+    offered = [a.change for a in made.alternatives if not a.elsewhere]
+    assert offered
+    for change in offered:
+        assert make_plan(load_recipe("rl", change.replace("--set ", "").split()), parse_rig("g5.12xlarge")).fits, change

@@ -170,27 +170,32 @@ def _other_gpus(recipe: Recipe, rig: Rig, planner: StagePlanner) -> list[Alterna
 
 
 def _try(recipe: Recipe, rig: Rig, planner: StagePlanner, change: Change, elsewhere: bool = True) -> Alternative | None:
-    """Return the alternative, if it fits."""
+    """Return the alternative, if it fits; on the same rig with what budget and disk need beside it."""
+    from .plan import afford
+
     for sets in (change.sets, change.otherwise):
-        draft = None if sets is None else _draft(recipe, rig, planner, sets)
-        if sets is not None and draft is not None and not draft.reasons:
-            best = draft.best
-            where = [f"--rig '{rig.name}'" if "(" in rig.name else f"--rig {rig.name}"] if elsewhere else []
-            what = f"{change.what}: " if change.what else ""
-            layout = draft.shared + best.layout.describe()
-            why = f"{what}{best.peak_gib:.1f} of {best.limit_gib:.1f} GiB a rank; {layout}"
-            return Alternative(" ".join([*(f"--set {text}" for text in sets), *where]), why)
+        tried = None if sets is None else _draft(recipe, rig, planner, sets)
+        if sets is None or tried is None or tried[1].reasons:
+            continue
+        new, draft = tried
+        best = draft.best
+        # Of another rig neither price nor disk is known here.
+        helps = [] if elsewhere else afford(new, rig, draft)[3]
+        where = [f"--rig '{rig.name}'" if "(" in rig.name else f"--rig {rig.name}"] if elsewhere else []
+        what = "".join(f"{text}: " for text in (change.what, *(help.why for help in helps)) if text)
+        why = f"{what}{best.peak_gib:.1f} of {best.limit_gib:.1f} GiB a rank; {draft.shared}{best.layout.describe()}"
+        return Alternative(" ".join([*(f"--set {text}" for text in sets), *(help.change for help in helps), *where]), why)
     return None
 
 
-def _draft(recipe: Recipe, rig: Rig, planner: StagePlanner, sets: tuple[str, ...]) -> Draft | None:
-    """Draft the changed recipe; None where it cannot mean anything, or cannot fit by the least that it must hold."""
+def _draft(recipe: Recipe, rig: Rig, planner: StagePlanner, sets: tuple[str, ...]) -> tuple[Recipe, Draft] | None:
+    """Return the changed recipe and its draft; None where it means nothing, or cannot fit by the least that it must hold."""
     from .plan import Case
 
     try:
         new = changed(recipe, sets)
         if rig.gpu is not None and planner.least_gib(new) > rig.gpus * rig.gpu.memory_gib:
             return None
-        return planner.draft(Case(new, rig))
+        return new, planner.draft(Case(new, rig))
     except UserError:
         return None

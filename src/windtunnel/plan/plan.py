@@ -30,7 +30,7 @@ from .cost import (
     run_length,
 )
 from .search import Candidate
-from .types import Moment, Option, Plan, Role
+from .types import Alternative, Moment, Option, Plan, Role
 
 PLANNERS = {"pretrain": ".pretrain", "sft": ".finetune", "rl": ".grpo"}
 """Kind of stage -> the module here whose PLANNER plans it, imported on use."""
@@ -169,12 +169,8 @@ def make_plan(
     planner = planner_of(recipe)
     draft = planner.draft(Case(recipe, rig, vocab, calibration, corpus_tokens))
     best, layout = draft.best, draft.best.layout
-    length = run_length(recipe, rig, int(draft.tokens), draft.derived_tokens, draft.pace, draft.epoch_tokens, draft.derived_by)
-    disk = disk_gib(
-        draft.checkpoint_gib, draft.kept_gib, recipe.checkpoints, length.hours, draft.corpus, draft.token_bytes, draft.base_gib
-    )
+    length, disk, more, helps = afford(recipe, rig, draft)
     options = alternatives(recipe, rig, planner) if draft.reasons and suggest else []
-    more, helps = money_and_disk(recipe.budget, rig, draft.pace, length, disk)
     reasons = [*draft.reasons, *more]
     # While it does not fit, no room in the budget or on the disk makes it a plan that works.
     options += [] if draft.reasons else helps
@@ -229,6 +225,15 @@ def make_plan(
         sources=_sources(draft, rig, length) | draft.sources(length),
         correction=correction_of(best.memory.components, draft.c.time_factor),
     )
+
+
+def afford(recipe: Recipe, rig: Rig, draft: Draft) -> tuple[Length, float, list[str], list[Alternative]]:
+    """Return a run's length and GiB of disk, and what its budget or the disk has against it with what would help."""
+    length = run_length(recipe, rig, int(draft.tokens), draft.derived_tokens, draft.pace, draft.epoch_tokens, draft.derived_by)
+    disk = disk_gib(
+        draft.checkpoint_gib, draft.kept_gib, recipe.checkpoints, length.hours, draft.corpus, draft.token_bytes, draft.base_gib
+    )
+    return length, disk, *money_and_disk(recipe.budget, rig, draft.pace, length, disk)
 
 
 def resolve(
