@@ -9,7 +9,7 @@ import pytest
 from windtunnel.check import all_checks
 from windtunnel.rehearse import run_checks, select
 from windtunnel.rehearse.climbing import node, one_gpu
-from windtunnel.rehearse.state import Rehearsal
+from windtunnel.rehearse.context import Rehearsal
 
 torch = pytest.importorskip("torch")
 pytestmark = [

@@ -10,10 +10,9 @@ from windtunnel.check import Outcome
 from windtunnel.plan import make_plan
 from windtunnel.recipe import load_recipe
 from windtunnel.rehearse import Context, Readiness, show, write_page
-from windtunnel.rehearse.late import late_costs
+from windtunnel.rehearse.context import Rehearsal
 from windtunnel.rehearse.page import late_text
-from windtunnel.rehearse.readiness import late_for, write_json_report
-from windtunnel.rehearse.state import Rehearsal
+from windtunnel.rehearse.readiness import late_costs, late_for, write_json_report
 from windtunnel.rig import parse_rig
 
 

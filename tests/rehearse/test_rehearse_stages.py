@@ -9,8 +9,8 @@ from windtunnel.launch import Trial
 from windtunnel.plan import make_plan
 from windtunnel.recipe import load_recipe, scale_model
 from windtunnel.rehearse.climbing import GATE, _judge
-from windtunnel.rehearse.stages import rehearsal_checks, stages
-from windtunnel.rehearse.state import Rehearsal
+from windtunnel.rehearse.conduct import rehearsal_checks, stages
+from windtunnel.rehearse.context import Rehearsal
 from windtunnel.rig import parse_rig
 
 

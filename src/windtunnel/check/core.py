@@ -15,7 +15,7 @@ Status = Literal["ok", "warn", "fail", "skip"]
 Rung = Literal["cpu", "gpu", "node", "cluster"]
 RUNGS: tuple[Rung, ...] = ("cpu", "gpu", "node", "cluster")
 Shows = Literal["start", "first steps", "first validation", "first checkpoint", "first interruption", "end"]
-"""When a failure would show on the target rig; `windtunnel.rehearse.late` puts a price on each."""
+"""When a failure would show on the target rig; `windtunnel.rehearse.readiness` puts a price on each."""
 Say = Callable[[str], None]
 LIMIT_SECONDS = 120.0
 """Against hangs: many times what a check takes, since the machine may be busy."""

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 from windtunnel import lazy
 
 if TYPE_CHECKING:
-    from .check import CheckOptions, check_recipe
-    from .conduct import Options, rehearse
+    from .conduct import CheckOptions, Options, check_recipe, rehearse
     from .context import Context
     from .page import write_page
     from .readiness import Readiness

@@ -1,12 +1,74 @@
-"""After training: weights that load elsewhere, and what the model is worth."""
+"""After training: what the run shows, what saving cost, weights that load elsewhere, and what the model is worth."""
 
 from __future__ import annotations
 
 import math
+import statistics
 
 from windtunnel.check import CheckFailed, Evidence, Say
+from windtunnel.run import MetricsReader, RunFolder
 
-from .state import Rehearsal, Stage
+from .context import Rehearsal, Stage
+
+LEARNED = 0.9
+"""Validation loss at the end over ln V: clearly better than knowing nothing."""
+SECONDS_BETWEEN_SAVES = 60.0
+MOST_STALL = 0.05
+"""Share of the time, at one save a minute."""
+STEPS_AROUND_SAVE = 2
+
+
+def learning(rehearsal: Rehearsal, say: Say) -> Evidence:
+    """Validation loss from ln V down; alerts of the bands."""
+    assert rehearsal.run is not None
+    folder = RunFolder.open(rehearsal.run)
+    with MetricsReader(folder.metrics_path) as metrics:
+        losses, validation = metrics.series("loss"), metrics.series("validation_loss")
+        events = [event for event in metrics.events() if event.level != "info"]
+    start = math.log(rehearsal.prepared.tokenizer.vocab)
+    if not all(math.isfinite(point.value) for point in losses):
+        raise CheckFailed("the loss became NaN", blocks=False)
+    if not validation:
+        raise CheckFailed("the run was never validated", blocks=False)
+    last = validation[-1].value
+    text = f"validation loss {start:.3f} (ln V) to {last:.3f} in {losses[-1].step} steps, training loss {losses[-1].value:.3f}"
+    if last > LEARNED * start:
+        raise CheckFailed(f"{text}: it hardly learned", blocks=False)
+    warned = [event.message for event in events if event.level == "warn"]
+    bad = [event.message for event in events if event.level == "bad"]
+    if warned:
+        bands = ", ".join(sorted({event.kind.removeprefix("band:").replace("_", " ") for event in events}))
+        text += f"; {len(warned)} warning{'s' if len(warned) > 1 else ''} on the way ({bands})"
+    numbers = {"ln_vocabulary": start, "validation_loss": last, "training_loss": losses[-1].value, "alerts": [*bad, *warned]}
+    return Evidence(text, numbers, warnings=["; ".join(bad[:2])] if bad else [])
+
+
+def saving(rehearsal: Rehearsal, say: Say) -> Evidence:
+    """How much longer the steps beside a save take than the others."""
+    assert rehearsal.run is not None
+    with MetricsReader(RunFolder.open(rehearsal.run).metrics_path) as metrics:
+        seconds = {point.step: point.value for point in metrics.series("step_seconds")}
+        saves = {event.step: event.message for event in metrics.events("checkpoint") if event.step is not None}
+        checked = {point.step for point in metrics.series("validation_loss")}
+    beside = {step + i for step in saves for i in range(1, STEPS_AROUND_SAVE + 1)}
+    usual = [value for step, value in seconds.items() if step not in beside and step - 1 not in checked]
+    costs = []
+    for step in saves:
+        around = [seconds.get(step + i) for i in range(1, STEPS_AROUND_SAVE + 1)]
+        if usual and None not in around and step != rehearsal.resumed_from:
+            costs.append(sum(value for value in around if value) - STEPS_AROUND_SAVE * statistics.median(usual))
+    if not costs:
+        return Evidence(f"{len(saves)} saves, none with steps on both sides to compare", absent="rehearse with more --steps")
+    stall, pace = max(0.0, statistics.median(costs)), statistics.median(usual)
+    share = stall / SECONDS_BETWEEN_SAVES
+    text = (
+        f"a save delays the steps beside it by {1000 * stall:.0f} ms in all (median of {len(costs)}; a step takes "
+        f"{1000 * pace:.0f} ms): {share:.2%} of the time at one a minute"
+    )
+    numbers = {"stall_seconds": stall, "step_seconds": pace, "share_at_one_a_minute": share, "saves": len(saves)}
+    if share > MOST_STALL:
+        raise CheckFailed(f"{text}; at most {MOST_STALL:.0%}", blocks=False)
+    return Evidence(text, numbers)
 
 
 def export(rehearsal: Rehearsal, say: Say) -> Evidence:
@@ -63,6 +125,22 @@ def evaluate(rehearsal: Rehearsal, say: Say) -> Evidence:
 
 
 CHECKS = (
+    Stage(
+        "learning",
+        "the loss falls clearly below that of a model that knows nothing",
+        "look at the loss in report.html; lower stages.pretrain.optimizer's rates, or check the data",
+        learning,
+        shows="end",
+        needs=("resume",),
+    ),
+    Stage(
+        "saving",
+        "checkpoints are written beside training, not in its way",
+        "use a faster or local disk for --root",
+        saving,
+        shows="first checkpoint",
+        needs=("resume",),
+    ),
     Stage(
         "export",
         "the exported weights alone give the same model",

@@ -15,8 +15,8 @@ from windtunnel.recipe import Every, Recipe, dump_recipe
 from .context import Context
 
 if TYPE_CHECKING:
+    from .context import Rehearsal
     from .processes import Child
-    from .state import Rehearsal
 
 
 STEPS, EVERY = 40, 4
@@ -58,7 +58,7 @@ def small_run(context: Context) -> Recipe:
 
 def checkpoint(context: Context, say: Say) -> Evidence:
     """Train, kill inside a save, resume; beside it train the same without a kill; compare."""
-    from .state import Rehearsal
+    from .context import Rehearsal
     from .training import kill, resume
 
     folder = context.folder / "checkpoint"
@@ -147,7 +147,7 @@ def evaluation(context: Context, say: Say) -> Evidence:
 
 def _trained(context: Context) -> Rehearsal:
     """The run that `checkpoint` left, as the stages of a rehearsal take it."""
-    from .state import Rehearsal
+    from .context import Rehearsal
 
     rehearsal = Rehearsal(context.source, context.overrides, context.on, context.folder, given=context.recipe)
     rehearsal.__dict__["scale"] = small_run(context)

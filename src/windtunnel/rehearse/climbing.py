@@ -10,8 +10,7 @@ from windtunnel.launch import Trial, try_steps
 from windtunnel.plan import Plan, make_plan
 from windtunnel.rig import Rig
 
-from .context import Context
-from .state import Rehearsal
+from .context import Context, Rehearsal
 
 STEPS = 10
 GATE = 0.10

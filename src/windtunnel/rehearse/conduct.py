@@ -1,24 +1,28 @@
-"""A rehearsal from beginning to end: its folder, its checks in order, its report."""
+"""A check and a rehearsal from beginning to end: what was asked for, every check in order, the report."""
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import signal
+import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import FrameType
 
-from windtunnel.check import View
+from windtunnel.check import Check, View, all_checks
 from windtunnel.recipe import Recipe, UserError
 from windtunnel.rig import parse_rig
 from windtunnel.run import new_folder
 
-from .interrupts import sigterm_interrupts
+from .context import Context, Rehearsal
 from .page import write_page
 from .readiness import Readiness, late_for, write_json_report
-from .runner import run_checks
-from .stages import rehearsal_checks
-from .state import Rehearsal
+from .runner import run_checks, select
 
 DEFAULT_TARGETS = ("8xH100",)
 LEAST_STEPS = 24
@@ -76,3 +80,89 @@ def rehearse(recipe: Recipe, options: Options, view: View) -> Readiness:
     write_json_report(report)
     write_page(report, folder / "report.html")
     return report
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """How `windtunnel check` was called.
+
+    Attributes:
+        source: a recipe's name or file. overrides: 'key.path=value'.
+        on: names of the rigs to be ready for, the target last. only: names of checks; empty: all.
+        root: where runs will be written. resume: a run to be gone on with, its folder or its name under `root`.
+        sbatch: a batch script.
+    """
+
+    source: str
+    overrides: Sequence[str] = ()
+    on: Sequence[str] = ("8xH100",)
+    only: Sequence[str] = ()
+    root: Path = Path("runs")
+    resume: Path | None = None
+    sbatch: Path | None = None
+
+
+def check_recipe(options: CheckOptions, view: View | None = None) -> Readiness:
+    """Prove all that can be proven without the rig. Nothing stays on disk but prepared data and the logs of checks that broke.
+
+    Raises:
+        UserError: a name in `only` that is no check. Everything else is a failed check.
+    """
+    began = time.monotonic()
+    checks = select(all_checks(), options.only) if options.only else all_checks()
+    resume = options.resume
+    if resume is not None and not resume.exists() and (options.root / resume).is_dir():
+        resume = options.root / resume
+    with sigterm_interrupts():
+        folder = Path(tempfile.mkdtemp(prefix="windtunnel-check-"))
+        context = Context(
+            options.source, tuple(options.overrides), tuple(options.on), folder, options.root, resume, options.sbatch
+        )
+        keep = False
+        try:
+            outcomes = run_checks(checks, context, view)
+            keep = any(outcome.log for outcome in outcomes)
+        finally:
+            if not keep:
+                shutil.rmtree(folder, ignore_errors=True)
+    parts = [options.source, *(word for value in options.overrides for word in ("--set", value))]
+    return Readiness(
+        context=context,
+        outcomes=outcomes,
+        late=late_for(context, outcomes),
+        seconds=time.monotonic() - began,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        called=tuple(parts),
+    )
+
+
+@contextlib.contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """Within the block SIGTERM raises KeyboardInterrupt, in the main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def stages() -> list[Check]:
+    """The stages of a rehearsal; they share what they find through it."""
+    from . import after, climbing, serving, staged, training
+
+    modules = (training, after, staged, serving, climbing)
+    return [stage for module in modules for stage in module.CHECKS]
+
+
+def rehearsal_checks() -> list[Check]:
+    """Checks and stages. A check whose proof a stage repeats at a larger scale is left out."""
+    later = stages()
+    proven = {stage.name for stage in later}
+    return [check for check in all_checks() if check.stage not in proven] + later

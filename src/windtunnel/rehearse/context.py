@@ -1,15 +1,17 @@
-"""What checks share: the recipe and the rigs as asked for, this machine, and expensive things made once, on first use."""
+"""What checks share, and what a rehearsal adds: the recipe and the rigs, this machine, and what is made once, on first use."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.check import RUNGS, Rung
+from windtunnel.check import RUNGS, Check, Rung
 from windtunnel.check import Context as CheckContext
 from windtunnel.plan import Plan, make_plan, resolve
 from windtunnel.recipe import (
@@ -25,7 +27,7 @@ from windtunnel.recipe import (
     scale_model,
     stage_recipe,
 )
-from windtunnel.rig import Rig, detect_rig, parse_rig
+from windtunnel.rig import Rig, cpu_cores, detect_rig, parse_rig
 
 from .scale import small_config, write_excerpt
 
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from windtunnel.data import CorpusFile, PreparedData
+    from windtunnel.evaluate import EvaluationReport
     from windtunnel.model import GPT
+
 
 EXCERPT_BYTES = 2_000_000
 # Made again from the disk's cache in every process: memory maps do not travel.
@@ -249,3 +253,55 @@ class Context(CheckContext):
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in _STAYS_HERE}
+
+
+def _free_cores() -> int:
+    """Cores that are not busy now, at least one. A small model is several times slower on threads that wait for a core."""
+    try:
+        busy = os.getloadavg()[0]
+    except OSError:
+        busy = 0.0
+    return max(1, round(cpu_cores() - busy))
+
+
+@dataclass
+class Rehearsal(Context):
+    """A rehearsal under way: what its checks share, and what its stages add.
+
+    Attributes:
+        run: the run that was killed and resumed. reference: the one that was not.
+        threads: of a training process on the CPU; one number for all, since it decides the order of sums.
+        resumed_from: the step the killed run went on from. memory: (step, GiB) of each training process and its children.
+    """
+
+    run: Path | None = None
+    reference: Path | None = None
+    resumed_from: int = 0
+    threads: int = field(default_factory=_free_cores)
+    memory: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    evaluation: EvaluationReport | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the environment of its training processes has besides this one's."""
+        given = self.here.gpu is not None or "OMP_NUM_THREADS" in os.environ
+        return {} if given else {"OMP_NUM_THREADS": str(self.threads)}
+
+    @property
+    def recipe_file(self) -> Path:
+        """The scale model as a recipe that `windtunnel train` takes."""
+        return self.folder / "scale.yaml"
+
+
+def is_gpt(context: Context) -> bool:
+    """Whether the scale model of the recipe can be trained here: it is a GPT, on data that is there."""
+    return context.is_gpt and context.has_data
+
+
+def has_text(context: Context) -> bool:
+    """The same, and the data are text."""
+    return is_gpt(context) and context.has_text
+
+
+# A stage runs here: it starts processes of its own, follows them, and leaves what it made for the next stages.
+Stage: Callable[..., Check] = partial(Check, apart=False, applies=is_gpt)

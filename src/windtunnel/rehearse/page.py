@@ -22,8 +22,7 @@ from windtunnel.watch import (
 )
 
 from .context import Context
-from .late import Late
-from .readiness import Readiness
+from .readiness import Late, Readiness
 
 if TYPE_CHECKING:
     from windtunnel.evaluate import EvaluationReport

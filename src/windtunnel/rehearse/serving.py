@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel.check import CheckFailed, Evidence, Say
 
+from .context import Rehearsal, Stage, has_text
 from .processes import TICK, Child
-from .state import Rehearsal, Stage, has_text
 
 if TYPE_CHECKING:
     import httpx

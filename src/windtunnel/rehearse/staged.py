@@ -7,9 +7,8 @@ from pathlib import Path
 from windtunnel.check import CheckFailed, Evidence, Say
 from windtunnel.recipe import Recipe, TrainingStage, UserError, dump_recipe, scale_stages, stage_recipe
 
-from .context import Context
+from .context import Context, Rehearsal, Stage, is_gpt
 from .processes import Child
-from .state import Rehearsal, Stage, is_gpt
 from .training import Follower, train_command
 
 
