@@ -17,7 +17,6 @@ import datetime
 import json
 import os
 import platform
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 SERIES = ("loss", "gradient_norm", "learning_rate", "validation_loss")
@@ -98,7 +98,8 @@ def train(recipe: Path, root: Path, src: Path, *arguments: str, kill: bool = Fal
         if kill:
             while process.poll() is None and not list(root.glob("*/checkpoints/step-????????")):
                 time.sleep(0.01)
-            os.killpg(process.pid, signal.SIGKILL)
+            for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+                each.kill()  # training goes on in a process of its own when only the command dies
             process.wait()
         elif process.wait():
             raise SystemExit(f"windtunnel train {recipe} ended with {process.returncode}:\n{(root / 'log').read_text()[-3000:]}")
