@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from windtunnel.checkpoint import choose_checkpoint
 from windtunnel.data import PreparedData, prepare
 from windtunnel.model import derive
 from windtunnel.plan import Plan, count_text, make_plan, refuse, resolve
@@ -103,7 +104,11 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
         run = _go_on(existing, recipe, rig, plan, facts, say)
         run.keep_job(options.job)
         return run
+    initial = initial_weights(recipe, options)
     run = RunFolder.create(options.root, recipe, rig=asdict(rig), plan=plan.to_json(), derived=derived, command=sys.argv)
+    if initial is not None:
+        run.update(init=initial)
+        say(f"weights: those of {initial['run']}, step {initial['step']:,}")
     run.update(data=facts, **({} if options.before is None else {"before": dict(options.before)}))
     run.keep_job(options.job)
     data.tokenizer.save(run.tokenizer_path)
@@ -111,6 +116,38 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
     for name, entry in derived.items():
         say(f"  {name:<14} {entry['value']:<12,.6g} {entry['rule']}")
     return run
+
+
+def initial_weights(recipe: Recipe, options: Options) -> dict[str, Any] | None:
+    """Return the run and step whose weights a new run begins with (JSON); None: random ones, or the model's own.
+
+    Args:
+        recipe: of one stage that trains.
+
+    Raises:
+        UserError: there is no such run, stage or folder, or no good checkpoint in it.
+    """
+    stage = recipe.training[0]
+    given, key = stage.init_from, f"stages.{stage.name}.init_from"
+    if given == "random" or (given is None and options.before is None):
+        return None
+    if given in (None, "previous"):
+        if options.before is None:
+            raise UserError(f"{key}=previous: no stage before this one has been run", "run the stages in order, or name a run")
+        run = options.root / str(options.before["run"])
+    else:
+        run = Path(given).expanduser() if Path(given).expanduser().exists() else options.root / given
+    if not run.exists():
+        raise UserError(
+            f"{key}: there is no run or folder {given}",
+            "name a run, or a folder of weights; a model of the hub is downloaded first: hf download NAME --local-dir FOLDER",
+        )
+    if (run / "manifest.json").exists():
+        step = choose_checkpoint(run, "best", "to begin with").checkpoint.step
+        return {"run": str(run.resolve()), "step": step}
+    if isinstance(recipe.model, HuggingFaceModel) and any(run.glob("*.safetensors")):
+        return None  # the engine reads it
+    raise UserError(f"{key}: {run} is no run, and its weights are not those of a Hugging Face model", "name a run's folder")
 
 
 def _automatic(recipe: Recipe) -> bool:

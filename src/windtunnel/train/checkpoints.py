@@ -76,6 +76,28 @@ def restore_engine(engine: Engine, checkpoint: Checkpoint, changes: Mapping[str,
     return facts
 
 
+def begin_with(engine: Engine, checkpoint: Checkpoint) -> None:
+    """Give an engine at step 0 a checkpoint's weights and nothing else of it; all ranks call it together.
+
+    Raises:
+        UserError: the checkpoint is of another model.
+    """
+    state = engine.state_dict()
+    parts, opened = parts_of(state), checkpoint.part(MODEL)
+    if opened.entries.keys() != parts[MODEL].keys():
+        differs = min(opened.entries.keys() ^ parts[MODEL].keys())
+        raise UserError(
+            f"checkpoint {checkpoint.path} is of another model: {differs} is not in both",
+            "begin with a run of the same model, or from random weights: init_from: random",
+        )
+    opened.load(parts[MODEL])
+    # Where averages are kept they are the model's weights above, and the raw ones stand among the states.
+    raw = {name.removeprefix("raw."): value for name, value in parts[OPTIMIZER].items() if name.startswith("raw.")}
+    if raw:
+        opened.load(raw)
+    engine.load_state_dict(state)
+
+
 def _require_ranks(checkpoint: Checkpoint, missing: AbstractSet[str]) -> None:
     """Refuse states that belong to one rank among as many as there were, where there are now others."""
     for name in sorted(missing):
@@ -96,11 +118,12 @@ class Checkpoints(Callback):
         every: the interval.
         facts: gives what the other callbacks want to find again.
         spoiled: told where weights that were to be saved are not finite.
+        initial: of another run, whose weights this one begins with; None: the engine's own.
     """
 
     def __init__(
         self, engine: Engine, saver: Saver, ranks: Ranks, every: Every, *, facts: Callable[[], dict[str, Any]] = dict,
-        spoiled: Callable[[str], None] = lambda why: None,
+        spoiled: Callable[[str], None] = lambda why: None, initial: Checkpoint | None = None,
     ) -> None:  # fmt: skip
         self._engine, self._saver, self._ranks, self._facts, self._spoiled = engine, saver, ranks, facts, spoiled
         self._timer = Timer(every)
@@ -109,6 +132,13 @@ class Checkpoints(Callback):
         self._retry_at = 0.0
         self._loss: tuple[int, float] | None = None
         self._unsaved: str | None = None
+        self._initial = initial
+
+    def start_over(self, position: int) -> None:
+        """Go back to the weights that the run began with, with the data from `position` on."""
+        self._engine.start_over(position)
+        if self._initial is not None:
+            begin_with(self._engine, self._initial)
 
     def start(self, loop: Loop) -> None:
         """Begin; what a run goes on from is saved already."""

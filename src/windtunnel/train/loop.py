@@ -206,7 +206,7 @@ class Loop:
         if step:
             self.checkpoints.load(step, position=position)
         else:
-            self.engine.start_over(position)
+            self.checkpoints.start_over(position)
         self.step = self._observed = step
         for callback in self._callbacks or [self.checkpoints]:
             callback.rewound(step)

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from windtunnel.checkpoint import Checkpoint, CheckpointStore, Saver
+from windtunnel.checkpoint import Checkpoint, CheckpointStore, Saver, choose_checkpoint
 from windtunnel.data import BatchLoader, PreparedData, ValidationBatches, prepare
 from windtunnel.model import hf_shape, recipe_shape
 from windtunnel.recipe import FineTune, HuggingFaceModel, Layout, Pretrain, Recipe, UserError
@@ -29,7 +29,7 @@ from windtunnel.run import (
 
 from .advice import band_advice, settings_of
 from .callbacks import Budget, Callback, Health, ValidateEvery
-from .checkpoints import Checkpoints, make_saver
+from .checkpoints import Checkpoints, begin_with, make_saver
 from .engine import Engine, Feed
 from .gpt import build_gpt_engine
 from .loop import AfterStep, Deciders, Ending, Loop, OutOfMemory, lighter, out_of_memory, short_of
@@ -71,10 +71,13 @@ def _other(run: RunFolder, layout: Layout, ranks: Ranks, after_step: AfterStep |
     with StopRequest(notice=""), contextlib.ExitStack() as stack:
         engine, _ = stack.enter_context(_engine(run, layout, ranks))
         saver = make_saver(engine, CheckpointStore(run.checkpoints_dir), ranks)
-        checkpoints = Checkpoints(engine, saver, ranks, run.recipe.checkpoints.every)
+        initial = _initial(run)
+        checkpoints = Checkpoints(engine, saver, ranks, run.recipe.checkpoints.every, initial=initial)
         step = ranks.share(None)
         if step:
             checkpoints.load(step)
+        elif initial is not None:
+            begin_with(engine, initial)
         Loop(engine, ranks, checkpoints, step=step, after_step=after_step, lighter=_lighter(run.recipe, layout)).run()
 
 
@@ -101,6 +104,7 @@ def _first(run: RunFolder, layout: Layout, ranks: Ranks, view: View, after_step:
         health = Health(_bands(run, layout, data.tokenizer.vocab, step), recipe.bands)
         budget = Budget(clock, stop, run.spent_path)
         callbacks: list[Callback] = [health, ValidateEvery(_stage(recipe).validate_every, with_saves=_by_clock(recipe))]
+        initial = _initial(run)
         checkpoints = Checkpoints(
             engine,
             _saver(run, store, engine, ranks, metrics),
@@ -108,6 +112,7 @@ def _first(run: RunFolder, layout: Layout, ranks: Ranks, view: View, after_step:
             recipe.checkpoints.every,
             facts=lambda: {key: value for callback in callbacks for key, value in callback.state_dict().items()},
             spoiled=health.go_back,
+            initial=initial,
         )
         telemetry = _telemetry(run, layout, data.tokenizer.vocab, clock, health.bands)
         callbacks += [checkpoints, budget, telemetry]
@@ -116,6 +121,8 @@ def _first(run: RunFolder, layout: Layout, ranks: Ranks, view: View, after_step:
             state = checkpoints.load(step)
             for callback in callbacks:
                 callback.load_state_dict(state)
+        elif initial is not None:
+            begin_with(engine, initial)
         loop = Loop(
             engine, ranks, checkpoints, callbacks, Deciders(health, budget), journal=journal, step=step, after_step=after_step
         )
@@ -128,6 +135,18 @@ def _first(run: RunFolder, layout: Layout, ranks: Ranks, view: View, after_step:
             loop.close()
         _record(run, store, journal, ending, view)
         return ending.exit_code
+
+
+def _initial(run: RunFolder) -> Checkpoint | None:
+    """Return the checkpoint of another run that this one begins with, as `windtunnel.launch` chose it.
+
+    Raises:
+        UserError: it is not there any more, or damaged.
+    """
+    source = run.manifest.get("init")
+    if not source:
+        return None
+    return choose_checkpoint(Path(source["run"]), int(source["step"]), "to begin with").checkpoint
 
 
 def _stage(recipe: Recipe) -> Pretrain | FineTune:

@@ -115,7 +115,8 @@ def build_hf_engine(recipe: Recipe, layout: Layout, ranks: Ranks, feed: Feed, co
             "give the model's own tokenizer, or one with fewer tokens",
         )
     torch.set_float32_matmul_precision("highest" if layout.precision == "fp32" else "high")
-    folder = weights_folder(model.config)
+    given = stage.init_from
+    folder = None if given == "random" else (weights_folder(given or "") if given else None) or weights_folder(model.config)
     job = build_hf(
         config, lora=model.adapter, weights=model.weights, master=stage.master, states=stage.states,
         recompute="block" if layout.recompute == "block" else "none", compile=layout.compile, shard=layout.shard, ranks=ranks,
