@@ -94,6 +94,30 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(new_run: NewRun, sets:
         assert reader.latest()["validation_bits_per_byte"].value > 0
 
 
+def test_packed_conversations_are_trained_on_and_resumed_bit_for_bit(new_run: NewRun, tmp_path: Path) -> None:
+    talks = tmp_path / "talks.jsonl"
+    turns = [
+        [{"role": "user", "content": f"What is {a} and {b}?"}, {"role": "assistant", "content": f"It is {a + b}."}]
+        for a in range(20)
+        for b in range(20)
+    ]
+    talks.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in turns))
+    config = tmp_path / "wide.json"
+    config.write_text(json.dumps(MODELS["qwen2"] | {"vocab_size": 512}))
+    sets = (
+        f"data.corpus={{kind: conversations, files: [{talks}]}}", "data.tokenizer={kind: bpe, vocab_size: 400}",
+        "model.sequence=64", "stages.sft.batch_tokens=512",
+    )  # fmt: skip
+    whole, halted = new_run(*sets, config=config), new_run(*sets, config=config)
+    assert train(whole) == 0
+    assert train(halted, after_step=lambda step, _: os.kill(os.getpid(), signal.SIGTERM) if step == 7 else None) == 3
+    assert train(halted) == 0
+    assert_same(whole, halted)
+    assert losses(whole)[12] < losses(whole)[1]
+    with MetricsReader(RunFolder.open(whole).metrics_path) as reader:
+        assert math.isfinite(reader.latest()["validation_loss"].value)
+
+
 def test_nan_goes_back_and_skips_batches(new_run: NewRun) -> None:
     folder, poisoned = new_run(), []
 

@@ -66,7 +66,8 @@ def validation_loss(
 
     Args:
         model: called as model(x, y, reduction='none') -> (B, T) nats, 0 where y is -1; one that has
-            `step_losses(x, y)` -> (N, B, T), nats after each of N = `supervision` steps, is asked for these instead.
+            `step_losses(x, y)` -> (N, B, T), nats after each of N = `supervision` steps, is asked for these instead; one
+            that has `score(batch)` -> (B, T) nats gets whole batches, which may be packed.
         batches: (x, y), each (B, T) int64; y is -1 where there is no target.
         token_bytes: (vocab,) bytes each token stands for, 0 for BOS.
         device: to compute on.
@@ -76,7 +77,7 @@ def validation_loss(
     """
     device = torch.device(device)
     length = torch.as_tensor(token_bytes).to(device=device, dtype=torch.long)
-    per_step = getattr(model, "step_losses", None)
+    per_step, score = getattr(model, "step_losses", None), getattr(model, "score", None)
     steps: int = getattr(model, "supervision", 1)
     # Of each supervision step, or once: nats of all targets, nats of those with bytes; last targets and bytes.
     # float64 counts exactly up to 2^53.
@@ -84,9 +85,12 @@ def validation_loss(
     training = model.training
     model.eval()
     try:
-        for x, y in batches:
-            x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
-            found = model(x, y, reduction="none")[None] if per_step is None else per_step(x, y)
+        for batch in batches:
+            if score is not None:
+                found, y = score(batch)[None], batch.targets  # type: ignore[attr-defined]
+            else:
+                x, y = (tensor.to(device, non_blocking=True) for tensor in batch)
+                found = model(x, y, reduction="none")[None] if per_step is None else per_step(x, y)
             here = y >= 0
             size = torch.where(here, length[y.clamp(min=0)], 0)
             pairs = [part for nats in found.double() for part in (nats.sum(), torch.where(size > 0, nats, 0).sum())]

@@ -55,7 +55,8 @@ class HFJob:
         up to the same whatever the ranks and micro-batches.
 
         Args:
-            batches: this rank's (tokens, targets), each (micro_batch, sequence) on its device; targets < 0 are skipped.
+            batches: this rank's `Batch`es, or (tokens, targets), each (micro_batch, sequence) on its device; targets < 0 are
+                skipped.
             batch_tokens: tokens of the step over all ranks.
             mark: called on the host after each 'forward', 'backward' and 'optimizer'.
             before_update: called when the gradients are complete.
@@ -65,11 +66,12 @@ class HFJob:
         """
         tell = mark or _ignore
         sums = torch.zeros(3, dtype=torch.float64, device=self.ranks.device)
-        for (tokens, targets), last in _with_last(batches):
+        for batch, last in _with_last(batches):
             if self._keep_gathered:
                 assert isinstance(self.network, FSDPModule)
                 self.network.set_reshard_after_backward(last)
-            total = self.network(tokens, targets)[1]
+            tokens, targets, packed = _given(batch)
+            total = self.network(tokens, targets, **packed)[1]
             if self.ranks.world == 1:
                 use_one_stream(self.network)
             tell("forward")
@@ -205,10 +207,22 @@ class _Scorer:
     def training(self) -> bool:
         return self._network.training
 
-    def __call__(self, tokens: Tensor, targets: Tensor, reduction: str) -> Tensor:
-        assert reduction == "none"
-        losses: Tensor = self._network(tokens, targets)[0]
+    def score(self, batch: Batch) -> Tensor:
+        """Return the nats of each target (B, T), 0 where there is none."""
+        tokens, targets, packed = _given(batch)
+        losses: Tensor = self._network(tokens, targets, **packed)[0]
         return losses
+
+
+def _given(batch: Iterable[Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Return tokens, targets and, of a packed batch, positions and documents."""
+    if not isinstance(batch, Batch) or batch.plain:
+        tokens, targets = batch
+        return tokens, targets, {}
+    assert batch.weights is None, "targets are not weighed by this engine"
+    assert batch.position_ids is not None
+    assert batch.document_ids is not None
+    return batch.input_ids, batch.targets, {"positions": batch.position_ids, "documents": batch.document_ids}
 
 
 def _draws(seed: int, step: int, rank: int) -> int:

@@ -29,11 +29,16 @@ class Network(nn.Module):
         # Granite divides the logits, Cohere multiplies them.
         self._scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
 
-    def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross-entropy in nats.
+    def forward(
+        self, tokens: Tensor, targets: Tensor, positions: Tensor | None = None, documents: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the cross-entropy in nats.
 
         Args:
-            tokens: (B, T) int64. targets: (B, T), the token after each; negative where there is none.
+            tokens: (B, T) int64.
+            targets: (B, T), the token after each; negative where there is none.
+            positions: (B, T) of packed sequences, counted from 0 in each document; None: 0 to T - 1.
+            documents: (B, T), equal within a packed document, which attends to itself alone; None: one a sequence.
 
         Returns:
             losses (B, T) fp32, detached; and their sum, differentiable.
@@ -43,7 +48,9 @@ class Network(nn.Module):
         embedded = self.model.get_input_embeddings()(tokens)
         if torch.is_grad_enabled() and not embedded.requires_grad:
             embedded.requires_grad_()
-        hidden = self.model.base_model(inputs_embeds=embedded, use_cache=False).last_hidden_state
+        # Blocks hand on what they do not know, so that `attend` gets the documents.
+        packed = {} if documents is None else {"position_ids": positions, "documents": documents}
+        hidden = self.model.base_model(inputs_embeds=embedded, use_cache=False, **packed).last_hidden_state
         if self._scale != 1.0:
             hidden = hidden * self._scale
         return linear_cross_entropy(hidden, self.model.get_output_embeddings().weight, targets)
@@ -145,13 +152,15 @@ def attend(
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    documents: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention over whole sequences.
+    """Attend causally over whole sequences, or within their documents.
 
     Args:
         query: (B, H, T, D). key, value: (B, KV, T, D); H is a multiple of KV.
         sliding_window: positions that one sees, itself included.
+        documents: (B, T), equal within a packed document; None: a sequence is one.
 
     Returns:
         (B, T, H, D), and None where others return weights.
@@ -163,9 +172,14 @@ def attend(
         )
     T = query.size(2)
     mask = None
-    if sliding_window is not None and sliding_window < T:
+    window = T if sliding_window is None else sliding_window
+    if window < T or documents is not None:
         at = torch.arange(T, device=query.device)
-        mask = (at[:, None] >= at[None, :]) & (at[:, None] - at[None, :] < sliding_window)
+        mask = at[:, None] >= at[None, :]
+        if window < T:
+            mask = mask & (at[:, None] - at[None, :] < window)
+        if documents is not None:
+            mask = mask & (documents[:, None, :, None] == documents[:, None, None, :])
     with sdpa_kernel(BACKENDS, set_priority=True):
         out = F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scaling,
