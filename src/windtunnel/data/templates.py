@@ -12,6 +12,7 @@ is asked: a token that began in the question and ended in the answer would never
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +56,7 @@ _PLAIN = (
     "{% else %}{{ message['content'] }}{% endif %}{% endfor %}"
 )
 _OWN = {"chatml": _CHATML, "alpaca": _ALPACA, "plain": _PLAIN}
+_RENDERING = threading.Lock()
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -89,10 +91,12 @@ class ChatTemplate:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         special: Any = self.special
-        made: Any = render_jinja_template(
-            conversations=[list(messages)], tools=tools, chat_template=self.source, add_generation_prompt=ask,
-            return_assistant_tokens_mask=mark, **special,
-        )  # fmt: skip
+        # transformers keeps one compiled template for all threads, which notes its spans in itself.
+        with _RENDERING:
+            made: Any = render_jinja_template(
+                conversations=[list(messages)], tools=tools, chat_template=self.source, add_generation_prompt=ask,
+                return_assistant_tokens_mask=mark, **special,
+            )  # fmt: skip
         texts, spans = made
         return texts[0], [(int(a), int(b)) for a, b in spans[0]] if mark else []
 
