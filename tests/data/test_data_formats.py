@@ -107,6 +107,7 @@ LINE = json.dumps({"text": "Good."}) + "\n"
     [
         ("a.txt", LINE, "plain text by its name, and begins with a JSON object"),
         ("a.json", '[\n{"text": "x"}]', "one JSON array"),
+        ("a.jsonl", '[{"text": "x"}]', "one JSON array"),
         ("a.jsonl", LINE + "{oops\n", r"a\.jsonl:2: not JSON"),
         ("a.jsonl", LINE + "[1]\n", r"a\.jsonl:2: expected a JSON object, found list"),
         ("a.jsonl", LINE + '{"text": null}\n', r"a\.jsonl:2: 'text' is null"),

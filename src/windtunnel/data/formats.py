@@ -187,11 +187,13 @@ def _is_json_lines(path: str, head: bytes) -> bool:
             "--set data.corpus.format=jsonl to train on its texts, or format=text to train on braces and keys",
         )
     if suffixes and suffixes[-1] == ".json" and line.startswith(b"[") and text[1:].lstrip().startswith(b"{"):
-        raise UserError(
-            f"data.corpus.files: {path} is one JSON array, expected an object a line",
-            f"jq -c '.[]' {path} > {path}l, and name that",
-        )
+        raise _array(path)
     return False
+
+
+def _array(path: str) -> UserError:
+    what = f"data.corpus.files: {path} is one JSON array, expected an object a line"
+    return UserError(what, f"jq -c '.[]' {path} > {path}l, and name that")
 
 
 def _is_object(line: bytes) -> bool:
@@ -234,6 +236,8 @@ def _json_records(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
             line = line.removeprefix(BOM) if number == 1 else line
             if line.isspace():
                 continue
+            if number == 1 and line.startswith(b"["):
+                raise _array(path)
             try:
                 record = json.loads(line)
             except UnicodeDecodeError as error:

@@ -15,6 +15,7 @@ import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -152,7 +153,7 @@ class ChatTemplate:
         last = max((m.end() for m in self._markers.finditer(text, start, end)), default=end)
         return last if not text[last:end].strip() else end
 
-    @property
+    @cached_property
     def _markers(self) -> re.Pattern[str]:
         names = self.tokenizer.special_texts() if isinstance(self.tokenizer, Subwords) else []
         return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)")
