@@ -122,7 +122,7 @@ def write_export(
         UserError: the folder holds something else, or cannot be written.
     """
     if folder.exists() and not (folder / CHECKSUMS).is_file() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} is there and is no exported model", "name a new folder with --to, or remove that one")
+        raise UserError(f"{folder} is there and is no exported model", "name another folder with --to, or remove that one")
     temporary = folder.with_name(f"{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
     try:
         temporary.mkdir(parents=True)
