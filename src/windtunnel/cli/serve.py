@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -22,11 +22,20 @@ def serve(
     supervision: Annotated[
         int | None, typer.Option("--supervision", min=1, help="Supervision steps of a recursive model; also more than trained.")
     ] = None,
+    backend: Annotated[
+        Literal["transformers", "vllm"], typer.Option("--backend", help="What runs a Hugging Face folder.")
+    ] = "transformers",
     root: RootOption = DEFAULT_ROOT,
 ) -> None:
-    """Serve /v1/completions, /v1/models, /health, /metrics and a page at /."""
+    """Serve /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics and a page at /.
+
+    RUN is a run, an exported folder, or any Hugging Face folder of a causal language model.
+    """
     folder = find_run(run, root)
 
     from windtunnel.serve import serve as serve_run
 
-    serve_run(folder, host=host, port=port, token=token, step=step, device=device, insecure=insecure, supervision=supervision)
+    serve_run(
+        folder, host=host, port=port, token=token, step=step, device=device, insecure=insecure, supervision=supervision,
+        backend=backend,
+    )  # fmt: skip

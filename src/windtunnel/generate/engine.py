@@ -22,7 +22,7 @@ from torch import Tensor
 from windtunnel.model import choose, top_log_probabilities
 
 from .protocol import Completion, GenerationFailed, Job, QueueFull, Stats, Ticket
-from .text import TextCodec, TextStream, TokenInfo
+from .text import Piece, TextCodec, TextStream, TokenInfo
 
 log = logging.getLogger(__name__)
 
@@ -68,10 +68,10 @@ class Decoder(Protocol):
 
 @dataclass
 class _Sequence:
-    """A job in the engine's hands."""
+    """A job in the engine's hands. `text`: None where the ticket's reader makes it."""
 
     ticket: Ticket
-    text: TextStream
+    text: TextStream | None
     random: random.Random
     submitted: float
     fed: int = 0
@@ -136,12 +136,12 @@ class Engine:
         """Queue all of these jobs, or none. See `Generator`."""
         assert all(job.prompt and len(job.prompt) <= self.context for job in jobs)
         now = time.monotonic()
-        made = [
-            _Sequence(
-                Ticket(job, notify, stream), TextStream(self.text, job.stop, job.include_stop), random.Random(job.seed), now
-            )
-            for job in jobs
-        ]
+        made = []
+        for job in jobs:
+            text = TextStream(self.text, job.stop, job.include_stop)
+            needed = bool(job.stop) or job.logprobs is not None
+            ticket = Ticket(job, notify, stream, None if needed else text)
+            made.append(_Sequence(ticket, text if needed else None, random.Random(job.seed), now))
         with self._wake:
             if self._closing or not self._thread.is_alive():
                 raise GenerationFailed("the generator is closed")
@@ -265,7 +265,7 @@ class Engine:
 
     def _decode(self) -> None:
         """One token for every sequence whose prompt is in the cache."""
-        ready = [s for s in self._running.values() if s.ready and not s.ticket.cancelled]
+        ready = sorted((s for s in self._running.values() if s.ready and not s.ticket.cancelled), key=lambda s: s.slot)
         if ready:
             self._guarded(ready, self._step)
 
@@ -345,22 +345,24 @@ class Engine:
             return
         ticket.tokens.append(token)
         self.stats.completion_tokens += 1
-        piece, stopped = sequence.text.push(token, log_probability, top)
+        stopped, news = False, True
+        if sequence.text is not None:
+            piece, stopped = sequence.text.push(token, log_probability, top)
+            if news := bool(piece.text or piece.tokens):
+                ticket.add(piece)
         full = len(job.prompt) + len(ticket.tokens) > self.context
-        if piece.text or piece.tokens:
-            ticket.add(piece)
         if stopped:
             self._finish(sequence, "stop")
         elif full or len(ticket.tokens) >= job.max_tokens:
             self._finish(sequence, "length")
-        elif piece.text or piece.tokens:
+        elif news:
             ticket.tell()
 
     def _finish(self, sequence: _Sequence, reason: str) -> None:
         self._seconds = 0.8 * self._seconds + 0.2 * (time.monotonic() - sequence.submitted)
         self.stats.finished += 1
         self._leave(sequence)
-        sequence.ticket.add(sequence.text.finish(reason))
+        sequence.ticket.add(Piece("", (), reason) if sequence.text is None else sequence.text.finish(reason))
         sequence.ticket.tell()
 
     def _give_up(self, sequence: _Sequence, why: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from .text import Piece, TextCodec, TokenInfo
+from .text import Piece, TextCodec, TextStream, TokenInfo
 
 
 class QueueFull(Exception):
@@ -82,14 +82,19 @@ class Ticket:
         job: what was asked for.
         notify: called from the generator's thread, after one or several pieces were added; must be quick.
         stream: False: `notify` is called once, when the job is over.
+        text: makes the text of `tokens` when the reader takes it; None: the generator adds pieces with their text. Where
+            neither stop strings nor log-probabilities are asked for, the reader can do it, and in one go.
 
     Attributes:
         tokens: ids generated so far, an end token not among them.
         prompt_infos: log-probabilities of the prompt's tokens, there with the first piece where they were asked for.
     """
 
-    def __init__(self, job: Job, notify: Callable[[Ticket], None] | None = None, stream: bool = True) -> None:
+    def __init__(
+        self, job: Job, notify: Callable[[Ticket], None] | None = None, stream: bool = True, text: TextStream | None = None
+    ) -> None:
         self.job, self.stream = job, stream
+        self._text, self._read = text, 0
         self.tokens: list[int] = []
         self.prompt_infos: tuple[TokenInfo, ...] = ()
         self.cancelled = False
@@ -119,6 +124,11 @@ class Ticket:
                 raise piece
             pieces.append(piece)
         finish = pieces[-1].finish if pieces else None
+        if self._text is not None:  # if that was the end, no more tokens come
+            new = self.tokens[self._read :]
+            self._read += len(new)
+            text = "".join(self._text.push(token)[0].text for token in new)
+            return Piece(text if finish is None else text + self._text.finish(finish).text, (), finish)
         return Piece("".join(p.text for p in pieces), tuple(t for p in pieces for t in p.tokens), finish)
 
     def result(self, timeout: float | None = None) -> Completion:

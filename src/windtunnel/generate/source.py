@@ -85,7 +85,14 @@ def load_run(run: Path, checkpoint: Which = "best", device: str | None = None, p
     return LoadedRun(folder.recipe, found, model, tokenizer, chosen.warnings)
 
 
-def load_source(path: Path, *, step: int | None = None, device: str | None = None, supervision: int | None = None) -> Source:
+def load_source(
+    path: Path,
+    *,
+    step: int | None = None,
+    device: str | None = None,
+    supervision: int | None = None,
+    backend: str = "transformers",
+) -> Source:
     """A generator for a run folder's best checkpoint (or that of a step), for an exported folder, or a Hugging Face folder.
 
     Args:
@@ -93,6 +100,7 @@ def load_source(path: Path, *, step: int | None = None, device: str | None = Non
         step: the checkpoint of this step in place of the best.
         device: None: the fastest there is.
         supervision: supervision steps of a recursive model; None: as its recipe says.
+        backend: what runs a Hugging Face folder: 'transformers' or 'vllm'.
 
     Raises:
         UserError: there is no model at `path`, no good checkpoint, or the device is not there.
@@ -105,7 +113,9 @@ def load_source(path: Path, *, step: int | None = None, device: str | None = Non
     if (path / "config.json").is_file() and not is_run and not (path / "shape.json").is_file():
         if supervision is not None:
             raise UserError(f"{path} is no recursive model", "leave --supervision out")
-        return _load_hf(path, find_device(device))
+        return _load_vllm(path) if backend == "vllm" else _load_hf(path, find_device(device))
+    if backend != "transformers":
+        raise UserError(f"--backend {backend} is for Hugging Face folders, which {path} is not", "leave --backend out")
     warnings: tuple[str, ...] = ()
     if is_export(path):
         where = find_device(device)
@@ -134,6 +144,14 @@ def _load_hf(folder: Path, device: torch.device) -> Source:
         f"{model.config.model_type}, {model.num_parameters() / 1e6:,.0f} M weights in {str(model.dtype).removeprefix('torch.')}"
     )
     return Source(folder.resolve().name, generator, limits, what, int((folder / "config.json").stat().st_mtime))
+
+
+def _load_vllm(folder: Path) -> Source:
+    from .vllm_adapter import load_vllm
+
+    limits = Serve()
+    generator = load_vllm(folder, slots=limits.slots, queue=limits.queue)
+    return Source(folder.resolve().name, generator, limits, "vLLM", int((folder / "config.json").stat().st_mtime))
 
 
 def gpt_generator(

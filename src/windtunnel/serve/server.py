@@ -19,16 +19,20 @@ def serve(
     step: int | None = None,
     device: str | None = None,
     supervision: int | None = None,
+    backend: str = "transformers",
     insecure: bool = False,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve a run's best checkpoint, or an exported folder, until SIGTERM or SIGINT; requests under way are finished first.
+    """Serve a run's best checkpoint, an exported or a Hugging Face folder, until SIGTERM or SIGINT.
+
+    Requests under way are finished first.
 
     Args:
         port: 0 takes any free one.
         token: bearer token that clients must send; None: $WINDTUNNEL_TOKEN, if set.
         step: the checkpoint of this step in place of the best.
         supervision: supervision steps of a recursive model; None: as its recipe says.
+        backend: what runs a Hugging Face folder: 'transformers' or 'vllm'.
         insecure: allow other addresses than loopback without a token.
         on_ready: told the URL once requests are answered; None prints it.
 
@@ -40,7 +44,7 @@ def serve(
     with contextlib.closing(listening(host, port)) as listener:
         from windtunnel.generate import load_source
 
-        source = load_source(run, step=step, device=device, supervision=supervision)
+        source = load_source(run, step=step, device=device, supervision=supervision, backend=backend)
         for warning in source.warnings:
             print(f"warn: {warning}", file=sys.stderr, flush=True)
         from windtunnel.web import serve_app
