@@ -121,7 +121,7 @@ class Answer:
         begun: set[int] = set()
         async for index, piece in self.run.events():
             for choice in self.chunks(index, piece, first=index not in begun):
-                yield self._event([choice], self._usage() if options.continuous_usage_stats else None)
+                yield self._event([choice], self._usage() if options.include_usage and options.continuous_usage_stats else None)
             begun.add(index)
         if options.include_usage:
             yield self._event([], self._usage())
