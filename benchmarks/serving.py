@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -69,8 +70,9 @@ def make_model(folder: Path, depth: int) -> int:
     """Write an exported GPT with random weights, whose greedy text never ends; the number of its weights."""
     import torch
 
+    from windtunnel.checkpoint import write_export
     from windtunnel.data import Characters
-    from windtunnel.model import build_gpt, export_weights, gpt_shape
+    from windtunnel.model import build_gpt, gpt_shape
     from windtunnel.recipe import ARITHMETIC_ALPHABET, GPTModel
 
     tokenizer = Characters(ARITHMETIC_ALPHABET)
@@ -81,8 +83,9 @@ def make_model(folder: Path, depth: int) -> int:
             if weight.ndim == 2:
                 weight.normal_(0, 1.2 * shape.dim**-0.5)
         model.head.weight[tokenizer.bos] = 0
-    export_weights(folder, shape, {name: p.detach().numpy() for name, p in model.named_parameters()})
-    tokenizer.save(folder / "tokenizer.json")
+    tokenizer.save(folder.parent / "tokenizer.json")
+    tensors = [(name, weight.detach()) for name, weight in model.named_parameters()]
+    write_export(folder, tensors, config={"shape.json": asdict(shape)}, beside=[folder.parent / "tokenizer.json"])
     return sum(p.numel() for p in model.parameters())
 
 
