@@ -251,8 +251,8 @@ class CheckpointStore:
 
     def free_bytes(self) -> int:
         """Return the bytes free to this user on the disk that holds the checkpoints."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        return shutil.disk_usage(self.folder).free
+        place = next(path for path in (self.folder, *self.folder.absolute().parents) if path.exists())
+        return shutil.disk_usage(place).free
 
     def clean_stale(self) -> list[str]:
         """Remove what dead writers left half done. Only for the process that holds the run's lock."""

@@ -323,7 +323,9 @@ class Saver:
         note: dict[str, Any] = {"files": {}, "extents": {}}
         for part in job.parts:
             folder = job.folder / part
-            folder.mkdir(parents=True, exist_ok=True)
+            # Not their parents: a run's folder that was moved must not be made again in its old place.
+            for each in (job.folder.parent, job.folder, folder):
+                each.mkdir(exist_ok=True)
             planner = _Host(self._staging, part)
             writer = _Writer(folder)
             results = writer.write_data(self._plans[part].mine, planner).wait()
@@ -397,7 +399,7 @@ class Saver:
                 path.unlink(missing_ok=True)
             spoiled = step if isinstance(failure, SpoiledWeights) else None
             with contextlib.suppress(OSError):  # rank 0 then stops waiting at once
-                job.folder.mkdir(parents=True, exist_ok=True)
+                job.folder.mkdir(exist_ok=True)
                 write_atomic(_note(job.folder, self._group.rank), json.dumps({"error": str(failure), "spoiled": spoiled}))
         return failure
 

@@ -19,7 +19,7 @@ VERBS = {
     ),
     "train": "Train within the budget.",
     "evaluate": "Bits per byte, exact match with its interval, and samples; or what a run's recursion is worth.",
-    "serve": "Serve /v1/completions, /v1/models, /health, /metrics and a page at /.",
+    "serve": "Serve /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics and a page at /.",
     "watch": "One screen: progress, loss, throughput, dollars, warnings.",
     "logs": "Print what a run's processes printed.",
     "stop": "Ask a run to save a checkpoint and end, and wait until it has.",

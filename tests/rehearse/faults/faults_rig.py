@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 
 from planting import Plant, Site, group, sets
 from sites import charlm, text_recipe
@@ -124,8 +123,8 @@ def no_data(site: Site) -> None:
 
 def half_a_manifest(site: Site) -> None:
     assert site.resume is not None
-    path: Path = site.resume / "manifest.json"
-    path.write_text(path.read_text()[:100])
+    for path in site.resume.glob("manifest*.json"):  # and the copy that it could be mended from
+        path.write_text(path.read_text()[:100])
 
 
 FAULTS = (
@@ -166,7 +165,7 @@ FAULTS = (
         ("the run of another recipe", RESUME, "another recipe", sets("seed=7")),
         ("a run that is not there", RESUME, "does not exist", another_run),
         ("the newest checkpoint damaged", RESUME, "checksum differs", flip("step-00000200/model/__0_0.distcp")),
-        ("every checkpoint damaged", RESUME, "training would begin again", flip("step-*/model.safetensors")),
+        ("every checkpoint damaged", RESUME, "training would begin again", flip("step-*/model/*.distcp")),
         ("a budget that is spent", "$1,000 guide: stops itself at its budget", "is spent", spent),
         ("a manifest broken off", RESUME, "manifest.json", half_a_manifest),
         ("data changed since", RESUME, "other data", changed_data),
