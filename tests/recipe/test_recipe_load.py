@@ -17,6 +17,7 @@ from windtunnel.recipe import (
     load_recipe,
     recipe_names,
     recipe_notes,
+    stage_recipe,
 )
 
 MINIMAL = "name: small\ndata:\n  corpus:\n    kind: stdlib\n"
@@ -288,3 +289,12 @@ def test_a_reward_and_its_examples_are_found_beside_the_recipe(tmp_path: Path, m
     rl = load_recipe(tmp_path / "mine.yaml").rl
     assert rl is not None
     assert (rl.reward, rl.reward_examples) == (f"{tmp_path}/r.py:reward", f"{tmp_path}/e.jsonl")
+
+
+def test_a_stage_that_is_left_alone_keeps_its_own_budget_and_what_it_sets() -> None:
+    recipe = load_recipe("grpo", ["stages.sft=null"])
+    assert recipe.staged
+    own = stage_recipe(recipe, "rl")
+    assert own.budget.steps == 200
+    assert own.data.corpus.kind == "prompts"
+    assert not own.staged

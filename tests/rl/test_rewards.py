@@ -116,3 +116,29 @@ def test_what_cannot_be_meant_is_refused() -> None:
             GRPO(name="rl", rewards=[wrong])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="reference"):
         GRPO(name="rl", kl=0.1)
+
+
+def test_a_source_judges_the_prompts_of_its_subject_alone_with_its_own_weight() -> None:
+    sources = [
+        {"kind": "math", "of": "mathematics", "weight": 10.0},
+        {"kind": "exact", "of": "general"},
+        {"kind": "format", "task": {"boxed": True}, "weight": 2.0},
+    ]
+    with Rewards(GRPO(name="rl", rewards=sources)) as rewards:  # type: ignore[arg-type]
+
+        def judge(one: Prompt, answer: str) -> Reward:
+            return rewards.begin(rewards.verifiers(one), answer).result()
+
+        sums = judge(prompt("4", subject="mathematics"), "\\boxed{4}")
+        assert (sums.total, sums.parts, sums.accepted) == (12.0, (1.0, None, 1.0), True)
+        words = judge(prompt("yes", subject="general"), "yes")
+        assert (words.total, words.parts, words.accepted) == (1.0, (None, 1.0, 0.0), True)
+
+
+def test_of_a_prompt_that_no_source_judges_nothing_is_known_and_it_is_named() -> None:
+    stage = GRPO(name="rl", rewards=[{"kind": "math", "of": "mathematics"}])  # type: ignore[list-item]
+    (other,) = judged(stage, prompt("4", subject="law"), "4")
+    (none,) = judged(stage, prompt("4"), "4")
+    assert (other.total, other.accepted, none.total) == (None, None, None)
+    assert "'law'" in other.message
+    assert "no subject" in none.message

@@ -9,10 +9,11 @@ from typing import Any
 
 import xxhash
 
-from windtunnel.recipe import ConversationCorpus, KernelTasks, UserError
+from windtunnel.recipe import ConversationCorpus, Exercises, KernelTasks, UserError
 
 from .arithmetic import questions
 from .corpus import CorpusFile
+from .exercises import draw_exercises
 from .formats import form_of, records
 from .kernels_files import TaskReader
 
@@ -90,6 +91,9 @@ class ConversationReader:
         if self.corpus.kernels is not None:
             yield from self._kernels(self.corpus.kernels)
             return
+        if self.corpus.exercises is not None:
+            yield from self._exercises(self.corpus.exercises)
+            return
         if not self.corpus.files:
             yield from self._generated()
             return
@@ -132,6 +136,14 @@ class ConversationReader:
             said = [{"role": "user", "content": task.prompt}, {"role": "assistant", "content": task.answer or ""}]
             yield Conversation(task.where, [*system, *said], side=task.side)
 
+    def _exercises(self, asked: Exercises) -> Iterator[Conversation]:
+        """Exercises with their right answers, on the same side of the split as where they are only asked."""
+        self.format = "generated"
+        system = [] if self.corpus.system is None else [{"role": "system", "content": self.corpus.system}]
+        for number, one in enumerate(draw_exercises(asked, self.seed), 1):
+            said = [{"role": "user", "content": one.prompt}, {"role": "assistant", "content": one.written}]
+            yield Conversation(f"exercise {number:,}", [*system, *said], side=one.side)
+
     def conversation(self, where: str, record: Record) -> Conversation:
         """Return the conversation that a record of the format holds. Raises Malformed."""
         if not _READERS[self.format][0](record):
@@ -149,6 +161,8 @@ class ConversationReader:
         """Say which format was found and what was left out."""
         if self.tasks is not None:
             return ["kernel tasks, split by combination of operators", *self.tasks.notes()]
+        if self.corpus.exercises is not None:
+            return ["generated exercises, split by what is asked"]
         if self.format == "generated":
             return ["generated sums, asked and answered", *self.dropped]
         said = [f"the records are in the format {self.format}"]

@@ -30,6 +30,7 @@ from windtunnel.recipe import (
 
 from .cache import cache_root, check_free_space, locked, new_folder
 from .corpus import CorpusFile, corpus_files, listed_files
+from .exercises import EXERCISES
 from .formats import form_of
 from .mixture import MixtureFile
 from .packing import ConversationFile
@@ -394,8 +395,8 @@ def _fingerprint(recipe: Recipe, files: list[CorpusFile], report: Progress) -> s
     if isinstance(data.corpus, ThesisCorpus) and data.split is not None:
         definition["periods"] = str(data.split.periods(data.corpus.forward_days))
         definition["theses"] = THESES
-    if isinstance(data.corpus, ConversationCorpus | PromptCorpus) and data.corpus.kernels is not None:
-        definition["kernels"] = KERNELS
+    versions = {"kernels": KERNELS, "exercises": EXERCISES}
+    definition |= {name: version for name, version in versions.items() if getattr(data.corpus, name, None) is not None}
     if isinstance(data.tokenizer, FolderTokenizer):
         definition["tokenizer"] = folder_tokenizer(recipe).checksum
     if generated or data.corpus.kind in ("arithmetic", "sudoku", "prompts"):

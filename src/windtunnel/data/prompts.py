@@ -27,6 +27,7 @@ from .arithmetic import questions
 from .conversations import Malformed, Message, check_message
 from .corpus import CorpusFile, listed_files
 from .documents import Array
+from .exercises import draw_exercises
 from .formats import form_of, records
 from .kernels_files import TaskReader
 from .packing import ConversationFile, pack_ids
@@ -230,6 +231,10 @@ def _read(
         tasks = TaskReader(corpus.kernels, seed, asking=True) if tasks is None else tasks
         yield from (_Read(task.where, task.prompt, None, task.record, task.side) for task in tasks.read())
         return
+    if corpus.exercises is not None:
+        for number, one in enumerate(draw_exercises(corpus.exercises, seed), 1):
+            yield _Read(f"exercise {number:,}", one.prompt, one.answer, one.record, one.side)
+        return
     answered: bool | None = None
     for file in files:
         for number, record in records(file.path, form_of(file.path, "records")):
@@ -283,7 +288,7 @@ def _survey(recipe: Recipe, corpus: PromptCorpus, all_read: Iterator[_Read]) -> 
         found.lowest_key, found.highest_key = min(found.lowest_key, read.key), max(found.highest_key, read.key)
     if not found.documents:
         raise UserError("data.corpus: no prompt in its files", "give files with prompts in them")
-    return split_by_key(found, recipe.data.validation, exactly=corpus.kernels is not None)
+    return split_by_key(found, recipe.data.validation, exactly=(corpus.kernels or corpus.exercises) is not None)
 
 
 def _tokenizer(
@@ -300,11 +305,13 @@ def _tokenizer(
 
 
 def prompt_texts(corpus: PromptCorpus, seed: int) -> Iterator[str]:
-    """Yield what is asked, and the answers. Raises UserError where a record has no prompt."""
-    return _texts(_read(corpus, listed_files(corpus.files) if corpus.files else [], seed, plain_sums=True))
+    """Yield what is asked, each with its answer. Raises UserError where a record has no prompt."""
+    for read in _read(corpus, listed_files(corpus.files) if corpus.files else [], seed, plain_sums=True):
+        yield "\n".join(_texts(iter([read])))
 
 
 def _texts(all_read: Iterator[_Read]) -> Iterator[str]:
+    """Yield prompts and answers, each a text of its own."""
     for read in all_read:
         yield read.prompt if isinstance(read.prompt, str) else "\n".join(m["content"] for m in read.prompt)
         if read.answer is not None:

@@ -197,7 +197,7 @@ def _survey(recipe: Recipe, reader: ConversationReader, files: Sequence[CorpusFi
     if not found.documents:
         why = f"; {len(reader.dropped):,} records were left out, the first: {reader.dropped[0]}" if reader.dropped else ""
         raise UserError(f"data.corpus: no conversation in its files{why}", "give files with conversations in them")
-    return split_by_key(found, recipe.data.validation, exactly=reader.corpus.kernels is not None)
+    return split_by_key(found, recipe.data.validation, exactly=(reader.corpus.kernels or reader.corpus.exercises) is not None)
 
 
 def _texts(reader: ConversationReader, files: Sequence[CorpusFile], found: Survey) -> Iterator[str]:

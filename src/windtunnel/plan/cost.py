@@ -42,6 +42,7 @@ from .types import Alternative
 BYTES_PER_BPE_TOKEN = 3.5
 ASKED_SUM_TOKENS = 50  # counted with the template of SmolLM2; each number more is about 5
 ASKED_KERNEL_BYTES, KERNEL_TASK_BYTES = 660, 2_000
+EXERCISE_BYTES, ANSWERED_EXERCISE_BYTES = 140, 220
 THESIS_TOKENS = 400
 
 
@@ -122,6 +123,12 @@ def _talk_tokens(corpus: ConversationCorpus | ThesisCorpus | PromptCorpus, share
         return float(records * THESIS_TOKENS), f"{records:,} theses of about {THESIS_TOKENS} tokens, held-out ones included"
     if corpus.kernels is not None:
         return _kernel_tokens(corpus, corpus.kernels, share)
+    if corpus.exercises is not None:
+        size, what = (
+            (EXERCISE_BYTES, "prompts") if isinstance(corpus, PromptCorpus) else (ANSWERED_EXERCISE_BYTES, "conversations")
+        )
+        tokens = share * corpus.exercises.count * size / BYTES_PER_BPE_TOKEN
+        return tokens, f"{corpus.exercises.count:,} {what} of about {size} bytes"
     assert corpus.arithmetic is not None
     if isinstance(corpus, PromptCorpus):
         tokens, what = _generated_tokens(corpus.arithmetic)

@@ -116,6 +116,26 @@ class KernelTasks(Section):
         return self
 
 
+class Exercises(Section):
+    """Generated exercises, each with its right answer: what a recipe for reasoning runs on before there are files.
+
+    Records have the key `subject`, by which rewards know which prompts are theirs; those of code have `tests`.
+    """
+
+    count: Count = Field(6000, ge=20, description="exercises, shared out evenly over the subjects")
+    subjects: list[Literal["mathematics", "general", "code"]] = Field(
+        ["mathematics", "general", "code"],
+        min_length=1,
+        description="mathematics: sums, stories, equations, the result in \\boxed{}; general: lists of words, letters, days, who "
+        "is taller, the answer in <answer>; code: functions over lists of numbers, with tests",
+    )
+
+    @field_validator("subjects")
+    @classmethod
+    def _each_once(cls, value: list[str]) -> list[str]:
+        return list(dict.fromkeys(value))
+
+
 class UserCorpus(Section):
     """A corpus that a package of the user's offers: derive from it, give `kind` its name, add keys, and yield documents.
 
@@ -163,6 +183,7 @@ class ConversationCorpus(Conversational):
         None, description="generated sums, asked and answered; used where no files are given"
     )
     kernels: KernelTasks | None = Field(None, description="tasks to write Triton kernels for, each with a kernel that is right")
+    exercises: Exercises | None = Field(None, description="generated exercises in mathematics, reasoning and code, with answers")
     format: Literal["auto", "messages", "completion", "sharegpt", "alpaca"] = Field(
         "auto", description="what a record holds; auto: by the keys of the first one"
     )
@@ -172,22 +193,26 @@ class ConversationCorpus(Conversational):
 
     @model_validator(mode="after")
     def _some_source(self) -> ConversationCorpus:
-        if not self.files and self.arithmetic is None and self.kernels is None:
-            raise ValueError("data.corpus: conversations come from files, arithmetic or kernels; give one of them")
-        if self.kernels is not None and (self.files or self.arithmetic is not None):
-            raise ValueError("data.corpus: kernels stand alone; mix them with others by kind: mixture")
+        alone = [name for name in ("kernels", "exercises") if getattr(self, name) is not None]
+        if not self.files and self.arithmetic is None and not alone:
+            raise ValueError("data.corpus: conversations come from files, arithmetic, kernels or exercises; give one of them")
+        if len(alone) > 1 or (alone and (self.files or self.arithmetic is not None)):
+            raise ValueError(f"data.corpus: {alone[0]} stand alone; mix them with others by kind: mixture")
         if self.kernels is not None and self.kernels.problems:
             raise ValueError("data.corpus.kernels.problems have no answers to learn; give them where kind is prompts")
         return self
 
 
 class PromptCorpus(Section):
-    """Prompts with answers for reinforcement learning: JSON lines, Parquet, saved datasets, generated sums or kernel tasks."""
+    """Prompts with answers for reinforcement learning: JSON lines, Parquet, saved datasets, or generated."""
 
     kind: Literal["prompts"] = "prompts"
     files: list[str] = Field(default_factory=list, description=f"{_FILES}; a folder saved by Hugging Face datasets too")
     arithmetic: ArithmeticCorpus | None = Field(None, description="generated sums instead of files")
     kernels: KernelTasks | None = Field(None, description="tasks to write Triton kernels for, instead of files")
+    exercises: Exercises | None = Field(
+        None, description="generated exercises in mathematics, reasoning and code, instead of files"
+    )
     prompt_key: str | None = Field(
         None, min_length=1, description="key of the prompt: text, or messages; null: prompt, messages, question or problem"
     )
@@ -202,6 +227,7 @@ class PromptCorpus(Section):
 
     @model_validator(mode="after")
     def _one_source(self) -> PromptCorpus:
-        if sum((bool(self.files), self.arithmetic is not None, self.kernels is not None)) != 1:
-            raise ValueError("data.corpus: prompts come from files, from arithmetic or from kernels; give one of them")
+        generated = (self.arithmetic, self.kernels, self.exercises)
+        if sum((bool(self.files), *(one is not None for one in generated))) != 1:
+            raise ValueError("data.corpus: prompts come from files, arithmetic, kernels or exercises; give one of them")
         return self

@@ -33,6 +33,9 @@ class RewardSource(Section):
         None, min_length=1, description="key of the prompt's record that holds answer, tests or task; null: the right answer's"
     )
 
+    of: str | None = Field(
+        None, min_length=1, description="judges only prompts whose record has this under the key `subject`; null: all prompts"
+    )
     speed: bool = Field(
         False,
         description="of kernel: PyTorch's time over the kernel's, at most 2, and 0 for a wrong one; only from timed verdicts",

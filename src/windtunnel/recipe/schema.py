@@ -139,8 +139,8 @@ class Recipe(Section):
 
     @property
     def staged(self) -> bool:
-        """Whether this is a job of several runs, or of one that gates judge, and not yet resolved for one of them."""
-        return self.stage is None and (len(self.training) > 1 or any(stage.gates is not None for stage in self.training))
+        """Whether this is a job of several runs, or of one with gates or a recipe of its own, and not yet resolved for one."""
+        return self.stage is None and (len(self.training) > 1 or any(stage.differs for stage in self.training))
 
     @property
     def pretrain(self) -> Pretrain:

@@ -93,6 +93,11 @@ class TrainingStage(Stage):
     )
     overridden: dict[str, Any] = Field(default_factory=dict, description="this stage's own values that --set replaced")
 
+    @property
+    def differs(self) -> bool:
+        """Whether it has more than the recipe says: gates, limits of its own, or keys that it sets."""
+        return bool(self.gates or self.set or self.share or self.budget != Budget())
+
 
 class Prepare(Stage):
     """Read, split and tokenize the data, and check it, before any GPU is used."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel.check import CheckFailed, Evidence, Say
 from windtunnel.recipe import (
+    GRPO,
     Budget,
     Every,
     FolderTokenizer,
@@ -28,7 +29,7 @@ from .training import APART, Follower, series, train_command
 from .tuning import HELD_OUT, fewer, small_model, tuning_scale
 
 if TYPE_CHECKING:
-    from windtunnel.data import Prompt
+    from windtunnel.data import Prompt, PromptFile
     from windtunnel.rl import Reward
 
 ROUNDS, BEFORE_STEPS, BEFORE_ROUNDS = 6, 10, 2
@@ -224,12 +225,12 @@ def _words(run: Path, *, known: bool) -> str:
 def judges(rehearsal: Rehearsal, say: Say) -> Evidence:
     """Judge right and worthless answers to prompts of the data by the very judges of the run."""
     from windtunnel.data import PromptFile
-    from windtunnel.rl import Rewards, right_answers
+    from windtunnel.rl import Rewards, first_judge, right_answers
 
     stage, file = rehearsal.scale.rl, rehearsal.prepared.validation
     assert stage is not None
     assert isinstance(file, PromptFile)
-    prompts = [file.prompt(number) for number in range(min(file.samples, RIGHT_ANSWERS))]
+    prompts = _some_of_each_judge(stage, file)
     known = right_answers(rehearsal.scale, prompts)
     with Rewards(stage) as rewards:
 
@@ -243,10 +244,11 @@ def judges(rehearsal: Rehearsal, say: Say) -> Evidence:
         if reward.accepted:
             raise CheckFailed(f"{answer!r} is accepted as an answer to prompt {prompt.number}: {reward.message}")
     refused = [(prompt, reward) for prompt, reward in right if not reward.accepted]
-    what = stage.sources[0].kind
+    what = " and ".join(sorted({one.kind for prompt, _ in right if (one := first_judge(stage, prompt)) is not None}))
     if not right:
         return Evidence(
-            f"{what}: the data hold no right answer that could be judged", absent="--set stages.rl.reward_examples=FILE"
+            f"{stage.sources[0].kind}: the data hold no right answer that could be judged",
+            absent="--set stages.rl.reward_examples=FILE",
         )
     if refused and what != "function":
         prompt, reward = refused[0]
@@ -258,6 +260,21 @@ def judges(rehearsal: Rehearsal, say: Say) -> Evidence:
     )
     warnings = [f"{len(refused)} of the data's right answers are not accepted as they stand"] if refused else []
     return Evidence(text, {"accepted": len(right) - len(refused), "refused": len(worthless)}, warnings)
+
+
+def _some_of_each_judge(stage: GRPO, file: PromptFile) -> list[Prompt]:
+    """Return the first few prompts of each judge that says what is right."""
+    from windtunnel.rl import first_judge
+
+    taken: Counter[int | None] = Counter()
+    found = []
+    for prompt in map(file.prompt, range(file.samples)):
+        judge = first_judge(stage, prompt)
+        key = None if judge is None else stage.sources.index(judge)
+        taken[key] += 1
+        if taken[key] <= RIGHT_ANSWERS:
+            found.append(prompt)
+    return found
 
 
 BEFORE = (

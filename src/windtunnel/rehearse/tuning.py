@@ -42,7 +42,7 @@ MOST_PARAMETERS = 200e6
 STEPS, EVERY, BEYOND = 8, 3, 2
 """Of the real model, the last beyond the resumed checkpoint: a step takes seconds and a checkpoint a gigabyte and a half."""
 RANDOM_STEPS, RANDOM_EVERY = 48, 6
-DOCUMENTS, KERNEL_TASKS = 1500, 24
+DOCUMENTS, KERNEL_TASKS, EXERCISES = 1500, 24, 120
 HELD_OUT = 0.1
 SHORTEST, LONGEST = 128, 1024
 """Sequence of the scale model: so that half of the conversations fit."""
@@ -190,9 +190,11 @@ def fewer(corpus: Any) -> Any:
         return corpus.model_copy(update={"documents": min(corpus.documents, DOCUMENTS)})
     if isinstance(corpus, PromptCorpus) and corpus.arithmetic is not None:
         return corpus.model_copy(update={"arithmetic": fewer(corpus.arithmetic)})
-    if isinstance(corpus, ConversationCorpus | PromptCorpus) and corpus.kernels is not None:
-        tasks = corpus.kernels.model_copy(update={"tasks": min(corpus.kernels.tasks, KERNEL_TASKS)})
-        return corpus.model_copy(update={"kernels": tasks})
+    for key, count, most in (("kernels", "tasks", KERNEL_TASKS), ("exercises", "count", EXERCISES)):
+        asked = getattr(corpus, key, None)
+        if asked is not None:
+            some = asked.model_copy(update={count: min(getattr(asked, count), most)})
+            return corpus.model_copy(update={key: some})
     if not isinstance(corpus, Conversational):
         return corpus
     overlong = {"overlong": "truncate" if corpus.overlong == "refuse" else corpus.overlong}

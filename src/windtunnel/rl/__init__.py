@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .engine import Answers, Engine, Receipt, Scores, Serving
     from .engine_process import EngineProcess
     from .engines import Engines
-    from .examination import evaluate_trained, examine_policy, right_answers
+    from .examination import evaluate_trained, examine_policy, first_judge, right_answers
     from .learner import Learner
     from .loss import LossSettings, PolicyLoss, Tokens, token_losses
     from .method import Reinforcement, held_out_prompts, train_policy
@@ -56,6 +56,7 @@ __all__ = [
     "combine_verdicts",
     "evaluate_trained",
     "examine_policy",
+    "first_judge",
     "group_advantages",
     "held_out_prompts",
     "measure_mismatch",

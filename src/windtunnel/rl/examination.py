@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from windtunnel.data import Prompt, draw_tasks
 from windtunnel.evaluate import EvaluationReport, Exam, Subject, evaluate_run
-from windtunnel.recipe import PromptCorpus, Recipe
+from windtunnel.recipe import GRPO, PromptCorpus, Recipe, RewardSource
 from windtunnel.run import RunFolder
 
 from .method import held_out_prompts
-from .rewards import Rewards, as_text
+from .rewards import SUBJECT, Rewards, as_text
 
 FORMS = {"boxed": "\\boxed{{{}}}", "answer-tag": "<answer>{}</answer>", "hashes": "#### {}"}
 """How an answer is written for judges that look at a part of it."""
@@ -49,17 +49,29 @@ def examine_policy(subject: Subject, most: int) -> Iterator[Exam]:
 
 
 def right_answers(recipe: Recipe, prompts: Sequence[Prompt]) -> list[str | None]:
-    """Return the data's own right answer to each prompt, in the form that the stage's first judge expects.
+    """Return the data's own right answer to each prompt, in the form that the first of its judges expects.
 
-    None where the data hold none: of tests that code has to pass, of a form, of a task.
+    None where the data hold none: of tests that code has to pass and no solution, of a form, of a task.
     """
-    stage = recipe.rl
+    stage, corpus = recipe.rl, recipe.data.corpus
     assert stage is not None
-    first, corpus = stage.sources[0], recipe.data.corpus
-    if first.kind == "kernel" and isinstance(corpus, PromptCorpus) and corpus.kernels is not None:
+    kernels = dict[str, str]()
+    if isinstance(corpus, PromptCorpus) and corpus.kernels is not None:
         kernels = {task.name: task.written.answer for task in draw_tasks(corpus.kernels, recipe.seed)}
-        return [kernels.get(prompt.data["task"]["name"]) for prompt in prompts]
-    if first.kind not in ("math", "exact", "function"):
-        return [None] * len(prompts)
-    found = [as_text(prompt.answer if first.key is None else prompt.data.get(first.key)) for prompt in prompts]
-    return [None if truth is None else FORMS.get(first.where, "{}").format(truth) for truth in found]
+    return [_right_answer(prompt, first_judge(stage, prompt), kernels) for prompt in prompts]
+
+
+def first_judge(stage: GRPO, prompt: Prompt) -> RewardSource | None:
+    """Return the source that says what is right of a prompt's answers; None: none judges it."""
+    return next((source for source in stage.sources if source.of in (None, prompt.data.get(SUBJECT))), None)
+
+
+def _right_answer(prompt: Prompt, judge: RewardSource | None, kernels: Mapping[str, str]) -> str | None:
+    if judge is None or judge.kind == "format":
+        return None
+    if judge.kind == "kernel":
+        return kernels.get(prompt.data["task"]["name"]) if kernels else None
+    if judge.kind == "code":  # without a key the answer is the tests
+        return prompt.answer if judge.key is not None and isinstance(prompt.answer, str) else None
+    truth = as_text(prompt.answer if judge.key is None else prompt.data.get(judge.key))
+    return None if truth is None else FORMS.get(judge.where, "{}").format(truth)

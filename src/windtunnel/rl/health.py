@@ -49,6 +49,9 @@ METRICS: dict[str, str] = {
     "learning_seconds": "of a step: scoring and updates, as the host sees it",
 }
 
+BEGINNINGS = {"right_of_": "share of answers that the first judge accepts, 0 to 1, to prompts of the subject"}
+"""Metrics whose names end with a subject of the user's."""
+
 STEP_METRICS: dict[str, str] = {}
 """There are no supervision steps."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,7 +16,10 @@ from windtunnel.recipe import GRPO
 from .kept_rounds import Answered
 from .loss import PolicyLoss, k3
 from .mismatch import measure_mismatch
-from .rewards import Rewards
+from .rewards import SUBJECT, Rewards
+
+OF = "of_"
+"""Before a subject, where right answers are counted by subject."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,8 @@ class RoundSums:
     """One rank's sums of a round.
 
     Attributes:
-        sums: by name. most: likewise, what the largest of is taken over ranks. judged: by source, sum of rewards and answers.
+        sums: by name. most: likewise, what the largest of is taken over ranks. judged: by source, sum of rewards
+            and answers; by subject, right ones and answers.
         sampler: its own metrics, the largest of all ranks is taken.
     """
 
@@ -50,6 +55,10 @@ class RoundSums:
         everything, learned = found.everything, list(found.samples)
         known = [sample for sample in everything if sample.reward.total is not None]
         judged: dict[str, list[float]] = {}
+        for sample in everything if any(source.of for source in rewards.sources) else ():
+            subject = OF + re.sub(r"\W+", "_", str(sample.prompt.data.get(SUBJECT)))
+            right, asked = judged.get(subject, [0.0, 0.0])
+            judged[subject] = [right + (sample.reward.accepted is True), asked + 1]
         for number, source in enumerate(rewards.sources):
             values = [v for sample in everything if sample.reward.parts and (v := sample.reward.parts[number]) is not None]
             total, count = judged.get(source.name, [0.0, 0.0])
@@ -113,10 +122,10 @@ def round_metrics(ranks: Sequence[RoundSums]) -> tuple[dict[str, float], float]:
         "learning_seconds": most["learning"],
     }
     found |= {name: max(one.sampler.get(name, 0.0) for one in ranks) for name in ranks[0].sampler}
-    for kind in ranks[0].judged:
-        total, count = (sum(one.judged[kind][i] for one in ranks) for i in (0, 1))
+    for name in sorted({name for one in ranks for name in one.judged}):
+        total, count = (sum(one.judged.get(name, (0.0, 0.0))[i] for one in ranks) for i in (0, 1))
         if count:
-            found[f"reward_{kind}"] = total / count
+            found[f"right_{name}" if name.startswith(OF) else f"reward_{name}"] = total / count
     if sums["plans"]:
         found["reward_plan"] = sums["plan"] / sums["plans"]
     if sums["referenced"]:

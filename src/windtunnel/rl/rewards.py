@@ -30,6 +30,8 @@ from windtunnel.verify import (
 )
 from windtunnel.verify import broken as unknown
 
+SUBJECT = "subject"
+"""Key of a prompt's record by which sources with `of` know their prompts."""
 MOST_WORKERS = 16
 MOST_WAITING = 1 << 20
 
@@ -40,8 +42,8 @@ class Reward:
 
     Attributes:
         total: weighted sum over the sources; None: one of them failed, and nothing is known.
-        parts: by source, before its weight; None: that one failed.
-        accepted: whether the first source accepts the answer; None: it failed.
+        parts: by source, before its weight; None: that one failed, or does not judge this prompt.
+        accepted: whether the first source that judges it accepts the answer; None: it failed.
         message: the first source's words.
         asked_again: how often a source that failed was asked again.
         plan: where plan and code have rewards of their own: that of the plan, and `total` is that of the code.
@@ -65,16 +67,17 @@ class PromptQuestion(Question):
 class Judging:
     """An answer that is being judged by every source."""
 
-    def __init__(self, rewards: Rewards, verifiers: Sequence[Verifier], answer: str) -> None:
+    def __init__(self, rewards: Rewards, verifiers: Sequence[Verifier | None], answer: str) -> None:
         self._rewards, self._verifiers, self._answer = rewards, verifiers, answer
         # Several sources may look at one judge's verdict, as correctness and speed do.
-        self._verdicts = {id(verifier): rewards.submit(verifier, answer) for verifier in {id(v): v for v in verifiers}.values()}
+        different = {id(v): v for v in verifiers if v is not None}
+        self._verdicts = {number: rewards.submit(verifier, answer) for number, verifier in different.items()}
 
     def result(self) -> Reward:
         """Wait for every source; one that failed is asked again as often as the recipe allows."""
         again, found = 0, dict[int, Verdict]()
         for verifier in self._verifiers:
-            if id(verifier) in found:
+            if verifier is None or id(verifier) in found:
                 continue
             verdict = self._verdicts[id(verifier)].result()
             for _ in range(self._rewards.stage.retries):
@@ -83,7 +86,7 @@ class Judging:
                 again += 1
                 verdict = self._rewards.submit(verifier, self._answer).result()
             found[id(verifier)] = verdict
-        return combine(self._rewards.stage, [found[id(verifier)] for verifier in self._verifiers], again)
+        return combine(self._rewards.stage, [found.get(id(verifier)) for verifier in self._verifiers], again)
 
 
 class Rewards:
@@ -132,13 +135,21 @@ class Rewards:
     @property
     def metric(self) -> str:
         """What judges, in words."""
-        return " + ".join(source.name for source in self.sources)
+        return " + ".join(source.name if source.of is None else f"{source.name} of {source.of}" for source in self.sources)
 
-    def verifiers(self, prompt: Prompt) -> list[Verifier]:
-        """Return every source's verifier of answers to a prompt. A source that has none for it fails on each answer."""
-        return [self._made(i, source, prompt) for i, source in enumerate(self.sources)]
+    def verifiers(self, prompt: Prompt) -> list[Verifier | None]:
+        """Return every source's verifier of answers to a prompt; None: it does not judge prompts of this subject.
 
-    def begin(self, verifiers: Sequence[Verifier], answer: str) -> Judging:
+        A source that cannot judge a prompt which it should fails on each answer, and so does a prompt that nobody judges.
+        """
+        subject = prompt.data.get(SUBJECT)
+        found = [self._made(i, source, prompt) if source.of in (None, subject) else None for i, source in enumerate(self.sources)]
+        if any(one is not None for one in found):
+            return found
+        what = f"no reward is for prompts of the subject {subject!r}" if subject else f"the prompt's record has no {SUBJECT}"
+        return [_NoTask(what), *found[1:]]
+
+    def begin(self, verifiers: Sequence[Verifier | None], answer: str) -> Judging:
         """Judge an answer in the background."""
         return Judging(self, verifiers, answer)
 
@@ -193,21 +204,21 @@ class Rewards:
         return self._verifiers.make("format", source.task) if source.kind == "format" else None
 
 
-def combine(stage: GRPO, verdicts: Sequence[Verdict], asked_again: int = 0) -> Reward:
-    """Return the reward of an answer from the verdict of every source."""
-    pairs = zip(stage.sources, verdicts, strict=True)
-    parts = tuple(speed_reward(verdict) if source.speed else verdict.reward for source, verdict in pairs)
-    first = verdicts[0]
+def combine(stage: GRPO, verdicts: Sequence[Verdict | None], asked_again: int = 0) -> Reward:
+    """Return the reward of an answer from the verdict of every source; None: it was not asked."""
+    asked = [(source, verdict) for source, verdict in zip(stage.sources, verdicts, strict=True) if verdict is not None]
+    given = [(source, speed_reward(verdict) if source.speed else verdict.reward) for source, verdict in asked]
+    every = iter(part for _, part in given)
+    parts = tuple(None if verdict is None else next(every) for verdict in verdicts)
+    first = asked[0][1]
     accepted = None if first.infrastructure else first.accepted
-    plan = _sum(stage, parts, "plan") if stage.classes else None
-    return Reward(_sum(stage, parts, "code"), parts, accepted, first.message, asked_again, plan)
+    plan = _sum(given, "plan") if stage.classes else None
+    return Reward(_sum(given, "code"), parts, accepted, first.message, asked_again, plan)
 
 
-def _sum(stage: GRPO, parts: Sequence[float | None], tokens: str) -> float | None:
+def _sum(given: Sequence[tuple[RewardSource, float | None]], tokens: str) -> float | None:
     """Return the weighted sum for a class of tokens; None where one of its judges failed, or nothing judges it."""
-    wanted = [
-        (source.weight, part) for source, part in zip(stage.sources, parts, strict=True) if source.tokens in ("all", tokens)
-    ]
+    wanted = [(source.weight, part) for source, part in given if source.tokens in ("all", tokens)]
     known = [weight * part for weight, part in wanted if part is not None]
     return sum(known) if known and len(known) == len(wanted) else None
 

@@ -77,14 +77,17 @@ def described(name: str) -> str | None:
     if found is None and name in METRICS:
         return METRICS[name]
     key, table = (found[1], "STEP_METRICS") if found else (name, "METRICS")
-    return next((texts[key] for module in health_modules() if key in (texts := getattr(module, table))), None)
+    said = next((texts[key] for module in health_modules() if key in (texts := getattr(module, table))), None)
+    begun = ((start, text) for module in health_modules() for start, text in getattr(module, "BEGINNINGS", {}).items())
+    return said or next((f"{text} {name.removeprefix(start)}" for start, text in begun if name.startswith(start)), None)
 
 
 def health_modules() -> list[ModuleType]:
     """The modules `health` of the rooms that log metrics of their own.
 
     Each has METRICS and STEP_METRICS, what they mean by name, and `judge(recipe, vocab)`, which returns a
-    `windtunnel.run.Judge` for a recipe that has such metrics, else None.
+    `windtunnel.run.Judge` for a recipe that has such metrics, else None. BEGINNINGS, if there, says the same of names that end
+    with a word of the user's.
     """
     return [import_module(f"windtunnel.{room}.health") for room in ROOMS]
 

@@ -1,0 +1,52 @@
+"""What a run logs: probabilities at its own temperature, every documented metric and no other, right answers by subject."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from runs import new_run, series
+
+from windtunnel.rl import train_policy
+from windtunnel.run import MetricsReader, RunFolder, described
+
+REWARD = "rewards=[{kind: function, function: 'SCORE', of: sums}, {kind: exact, of: words}]"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two rounds of prompts of two subjects, sampled at a temperature of 0.7."""
+    folder = tmp_path_factory.mktemp("shown")
+    pairs = [(i % 7, i // 7) for i in range(49)]
+    records = [{"prompt": f"{a}+{b}", "answer": str(a + b), "subject": ("sums", "words")[(a + b) % 2]} for a, b in pairs]
+    (folder / "prompts.jsonl").write_text("\n".join(json.dumps(record) for record in records))
+    judges = REWARD.replace("SCORE", f"{folder}/reward.py:score")
+    sets = [
+        f"data.corpus={{kind: prompts, files: ['{folder / 'prompts.jsonl'}']}}", "budget.steps=2", "stages.rl.temperature=0.7",
+        "stages.rl.equal_rewards=keep", "stages.rl.reward=null", f"stages.rl.{judges}",
+    ]  # fmt: skip
+    found = new_run(folder, *sets)
+    assert train_policy(found) == 0
+    return found
+
+
+def test_sampler_and_learner_agree_at_the_temperature_of_sampling(run: Path) -> None:
+    assert max(series(run, "mismatch_largest").values()) < 1e-4  # raw log-probabilities are 0.1 nats and more away
+
+
+def test_every_metric_of_a_round_that_is_logged_is_documented(run: Path) -> None:
+    with MetricsReader(RunFolder.open(run).metrics_path) as reader:
+        logged = set(reader.names())
+    assert {"reward", "right", "mismatch", "staleness", "truncated", "equal_rewards", "answers_reward"} <= logged
+    assert not [name for name in logged if described(name) is None]
+    assert (described("right_of_law") or "").endswith("of the subject law")
+
+
+def test_right_answers_are_counted_by_subject(run: Path) -> None:
+    for name in ("right_of_sums", "right_of_words"):
+        assert all(0 <= share <= 1 for share in series(run, name).values())
+        assert series(run, name)
+    rows = [json.loads(line) for line in (run / "rollouts/round-000001.jsonl").read_text().splitlines()]
+    assert all((row["parts"][0] is None) != (row["parts"][1] is None) for row in rows)
+    assert not any(row["reward"] is None for row in rows)
