@@ -59,6 +59,17 @@ class HFShape:
         content: dict[str, Any] = json.loads(self.config)
         return content
 
+    @cached_property
+    def kinds(self) -> dict[Block, int]:
+        """Blocks that differ, with how many there are of each."""
+        same: dict[int, int] = {}
+        for block in self.blocks:  # alike ones are mostly one object, which is told faster than that two are equal
+            same[id(block)] = same.get(id(block), 0) + 1
+        counts: dict[Block, int] = {}
+        for block in {id(block): block for block in self.blocks}.values():
+            counts[block] = counts.get(block, 0) + same[id(block)]
+        return counts
+
     @property
     def embedding_parameters(self) -> int:
         """The table of token embeddings."""
@@ -77,7 +88,7 @@ class HFShape:
     @cached_property
     def block_parameters(self) -> int:
         """Parameters of all layers."""
-        return sum(block.parameters for block in self.blocks)
+        return sum(count * block.parameters for block, count in self.kinds.items())
 
     @cached_property
     def parameters(self) -> int:
@@ -87,27 +98,27 @@ class HFShape:
     @cached_property
     def active_parameters(self) -> int:
         """Parameters that take part in one token: all but the routed experts it does not pass through."""
-        return self.parameters - sum(block.parameters - block.active_parameters for block in self.blocks)
+        return self.parameters - sum(n * (block.parameters - block.active_parameters) for block, n in self.kinds.items())
 
     @cached_property
     def expert_parameters(self) -> int:
         """All routed experts of all layers."""
-        return sum(block.expert_parameters for block in self.blocks)
+        return sum(count * block.expert_parameters for block, count in self.kinds.items())
 
     @cached_property
     def buffer_parameters(self) -> int:
         """Those of `parameters` that are saved but reached by no gradient: DeepSeek-V3's expert biases, else 0."""
-        return sum(block.buffer_parameters for block in self.blocks)
+        return sum(count * block.buffer_parameters for block, count in self.kinds.items())
 
     @cached_property
     def matrix_parameters(self) -> int:
         """The blocks' matrices, all experts counted; without embedding and head."""
-        return sum(block.matrix_parameters for block in self.blocks)
+        return sum(count * block.matrix_parameters for block, count in self.kinds.items())
 
     @cached_property
     def active_matrix_parameters(self) -> int:
         """The blocks' matrices that one token is multiplied with; without the head."""
-        return sum(block.active_matrix_parameters for block in self.blocks)
+        return sum(count * block.active_matrix_parameters for block, count in self.kinds.items())
 
     @property
     def mtp_parameters(self) -> int:
@@ -132,11 +143,11 @@ class HFShape:
 
     def kv_bytes_per_token(self, element_bytes: float = 2) -> float:
         """Bytes of KV cache that a token takes over all layers, while every window still holds it."""
-        return element_bytes * sum(block.cached_elements for block in self.blocks)
+        return element_bytes * sum(count * block.cached_elements for block, count in self.kinds.items())
 
     def kv_bytes(self, sequence: int, element_bytes: float = 2) -> float:
         """Bytes of KV cache of one sequence: layers with a window keep no more than it."""
-        return element_bytes * sum(block.cached_elements * block.visible(sequence) for block in self.blocks)
+        return element_bytes * sum(count * block.cached_elements * block.visible(sequence) for block, count in self.kinds.items())
 
     def lora_parameters(self, rank: int, targets: Targets = "all") -> int:
         """Parameters of LoRA adapters on the layers' linear modules; routers and routed experts get none."""

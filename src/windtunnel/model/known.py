@@ -49,6 +49,7 @@ def _folder() -> Any:
     return resources.files("windtunnel.model").joinpath("configs")
 
 
+@cache
 def _built_in(name: str) -> HFShape:
     config = json.loads(_folder().joinpath(f"{name}.json").read_text(encoding="utf-8"))
     return shape_from_config(name, config, f"built-in {name}")

@@ -6,6 +6,7 @@ more GPUs of its kind, on other GPUs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -60,18 +61,19 @@ class StandIn:
 
 def alternatives(recipe: Recipe, rig: Rig, planner: StagePlanner) -> list[Alternative]:
     """Return what would fit, the smallest change first: recipe keys on the same rig, more GPUs of its kind, other GPUs."""
-    found = []
+    found, nearby = [], _Nearby(recipe, planner)
     for group in planner.changes(recipe, rig):
-        tried = (_try(recipe, rig, planner, change, elsewhere=False) for change in group)
+        tried = (nearby.option(rig, change, elsewhere=False) for change in group)
         found += [option for option in (next((t for t in tried if t), None),) if option]
-    for change in planner.elsewhere(recipe):
+    changes = list(planner.elsewhere(recipe))
+    for change in changes:
         # What fits here already needs no more GPUs, nor do methods that need still less.
         if len(found) >= MOST or (change.what and any(f"--set {change.sets[-1]}" in option.change for option in found)):
             break
-        option = _more_gpus(recipe, rig, planner, change)
+        option = next((option for more in _more_gpus(rig) if (option := nearby.option(more, change))), None)
         if option:
             found.append(option)
-    found += _other_gpus(recipe, rig, planner)[:OTHERS]
+    found += _other_gpus(rig, nearby, changes)[:OTHERS]
     return list({option.change: option for option in found}.values())
 
 
@@ -79,11 +81,14 @@ def stand_ins(recipe: Recipe, rig: Rig) -> tuple[StandIn, ...]:
     """Return the same model trained more cheaply, and the largest smaller one trained the same way; those of them that fit."""
     from .plan import make_plan, planner_of
 
-    found = []
-    for group in planner_of(recipe).stand_ins(recipe, rig):
+    found, planner = [], planner_of(recipe)
+    for group in planner.stand_ins(recipe, rig):
         for change in group:
             try:
-                plan = make_plan(changed(recipe, change.sets), rig, suggest=False)
+                new = changed(recipe, change.sets)
+                if planner.hopeless(new, rig):
+                    continue
+                plan = make_plan(new, rig, suggest=False)
             except UserError:
                 continue  # not on this hardware
             if holds(plan):
@@ -123,10 +128,10 @@ def rig_name(gpu: str, nodes: int, count: int) -> str:
     return f"{nodes}x({one})" if nodes > 1 else one
 
 
-def _more_gpus(recipe: Recipe, rig: Rig, planner: StagePlanner, change: Change) -> Alternative | None:
-    """Return the fewest GPUs of this kind that do."""
+def _more_gpus(rig: Rig) -> Iterator[Rig]:
+    """Yield rigs with more GPUs of this kind, the fewest first."""
     if rig.gpu is None:
-        return None
+        return
     gpus = load_catalog().gpus
     most = gpus[rig.gpu.name].max_per_node if rig.gpu.name in gpus else 8
     for nodes, count in [(1, n) for n in (1, 2, 4, 8) if n <= most] + [(nodes, most) for nodes in NODES]:
@@ -135,14 +140,10 @@ def _more_gpus(recipe: Recipe, rig: Rig, planner: StagePlanner, change: Change) 
         network = rig.network_gbs / max(1, rig.gpus_per_node) * count
         if rig.nodes == 1 and rig.gpu.name in gpus:
             network = gpus[rig.gpu.name].network_gbs * count
-        name = rig_name(rig.gpu.name, nodes, count)
-        option = _try(recipe, replace(rig, gpus_per_node=count, nodes=nodes, network_gbs=network, name=name), planner, change)
-        if option:
-            return option
-    return None
+        yield replace(rig, gpus_per_node=count, nodes=nodes, network_gbs=network, name=rig_name(rig.gpu.name, nodes, count))
 
 
-def _other_gpus(recipe: Recipe, rig: Rig, planner: StagePlanner) -> list[Alternative]:
+def _other_gpus(rig: Rig, nearby: _Nearby, changes: Sequence[Change]) -> list[Alternative]:
     """Return other kinds of GPU, as many as now or the fewest that do: the smallest change of the recipe first."""
     catalog = load_catalog()
     found: list[tuple[int, float, Alternative]] = []
@@ -161,7 +162,7 @@ def _other_gpus(recipe: Recipe, rig: Rig, planner: StagePlanner) -> list[Alterna
                 network_gbs=entry.network_gbs * count,
             )
             price = ((entry.price.price().middle() if entry.price else None) or 1e3) * count
-            tried = ((i, _try(recipe, other, planner, change)) for i, change in enumerate(planner.elsewhere(recipe)))
+            tried = ((i, nearby.option(other, change)) for i, change in enumerate(changes))
             first = next(((i, option) for i, option in tried if option), None)
             if first:
                 found.append((first[0], price, first[1]))
@@ -169,33 +170,48 @@ def _other_gpus(recipe: Recipe, rig: Rig, planner: StagePlanner) -> list[Alterna
     return [option for _, _, option in sorted(found, key=lambda item: item[:2])]
 
 
-def _try(recipe: Recipe, rig: Rig, planner: StagePlanner, change: Change, elsewhere: bool = True) -> Alternative | None:
-    """Return the alternative, if it fits; on the same rig with what budget and disk need beside it."""
-    from .plan import afford
+class _Nearby:
+    """Plans of one recipe under changes of its keys, on this rig and others."""
 
-    for sets in (change.sets, change.otherwise):
-        tried = None if sets is None else _draft(recipe, rig, planner, sets)
-        if sets is None or tried is None or tried[1].reasons:
-            continue
-        new, draft = tried
-        best = draft.best
-        # Of another rig neither price nor disk is known here.
-        helps = [] if elsewhere else afford(new, rig, draft)[3]
-        where = [f"--rig '{rig.name}'" if "(" in rig.name else f"--rig {rig.name}"] if elsewhere else []
-        what = "".join(f"{text}: " for text in (change.what, *(help.why for help in helps)) if text)
-        why = f"{what}{best.peak_gib:.1f} of {best.limit_gib:.1f} GiB a rank; {draft.shared}{best.layout.describe()}"
-        return Alternative(" ".join([*(f"--set {text}" for text in sets), *(help.change for help in helps), *where]), why)
-    return None
+    def __init__(self, recipe: Recipe, planner: StagePlanner) -> None:
+        self.recipe, self.planner = recipe, planner
+        self.recipes: dict[tuple[str, ...], Recipe | None] = {}
 
+    def option(self, rig: Rig, change: Change, elsewhere: bool = True) -> Alternative | None:
+        """Return the alternative, if it fits; on the same rig with what budget and disk need beside it."""
+        from .plan import afford
 
-def _draft(recipe: Recipe, rig: Rig, planner: StagePlanner, sets: tuple[str, ...]) -> tuple[Recipe, Draft] | None:
-    """Return the changed recipe and its draft; None where it means nothing, or cannot fit by the least that it must hold."""
-    from .plan import Case
-
-    try:
-        new = changed(recipe, sets)
-        if rig.gpu is not None and planner.least_gib(new) > rig.gpus * rig.gpu.memory_gib:
-            return None
-        return new, planner.draft(Case(new, rig))
-    except UserError:
+        for sets in (change.sets, change.otherwise):
+            tried = None if sets is None else self._draft(rig, sets)
+            if sets is None or tried is None or tried[1].reasons:
+                continue
+            new, draft = tried
+            best = draft.best
+            # Of another rig neither price nor disk is known here.
+            helps = [] if elsewhere else afford(new, rig, draft)[3]
+            where = [f"--rig '{rig.name}'" if "(" in rig.name else f"--rig {rig.name}"] if elsewhere else []
+            what = "".join(f"{text}: " for text in (change.what, *(help.why for help in helps)) if text)
+            why = f"{what}{best.peak_gib:.1f} of {best.limit_gib:.1f} GiB a rank; {draft.shared}{best.layout.describe()}"
+            return Alternative(" ".join([*(f"--set {text}" for text in sets), *(help.change for help in helps), *where]), why)
         return None
+
+    def _draft(self, rig: Rig, sets: tuple[str, ...]) -> tuple[Recipe, Draft] | None:
+        """Return the changed recipe and its draft; None where it means nothing, or is known at once not to fit."""
+        from .plan import Case
+
+        try:
+            new = self._changed(sets)
+            if new is None or self.planner.hopeless(new, rig):
+                return None
+            return new, self.planner.draft(Case(new, rig))
+        except UserError:
+            return None
+
+    def _changed(self, sets: tuple[str, ...]) -> Recipe | None:
+        """Return the changed recipe; None where no recipe may be so."""
+        if sets not in self.recipes:
+            try:
+                self.recipes[sets] = changed(self.recipe, sets)
+            except UserError:
+                self.recipes[sets] = None
+        return self.recipes[sets]

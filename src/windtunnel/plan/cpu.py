@@ -11,7 +11,7 @@ from windtunnel.rig import Rig
 from .constants import HFConstants
 from .hf_work import STATE_BYTES, Totals
 from .memory import FP32, Ledger, Memory, around
-from .search import Found, search
+from .search import Found, Worth, search
 from .steptime import StepTime
 
 EFFICIENCY = 0.4
@@ -30,7 +30,7 @@ class CPUTraining:
 
     preferred_first = True
 
-    def layouts(self, rig: Rig, ranks: int) -> Iterator[Layout]:
+    def layouts(self, rig: Rig, ranks: int, worth: Worth) -> Iterator[Layout]:
         """Yield micro-batches that divide a step, the largest first."""
         work = self.sums.work
         share = max(1, -(-work.batch_tokens // work.sequence))
@@ -40,6 +40,10 @@ class CPUTraining:
                 yield Layout(1, micro, share // micro, work.sequence, "fp32", False, "cpu", shard="full")
                 if work.micro_batch:
                     return
+
+    def least_gib(self, layout: Layout) -> float:
+        """Return 0: kinds of layout are too few to leave any out."""
+        return 0.0
 
     def memory(self, layout: Layout) -> Memory:
         """Return the memory of the backward pass: all in fp32, so twice what blocks keep in bf16, and logits."""

@@ -94,7 +94,7 @@ class _Step:
         self.ledger = Ledger(static_bytes(sums, self.shards, layout.expert))
         self.root = BF16 * work.root_parameters
         self.block = self.kind.copied
-        self.all_blocks = sum(kind.count * kind.copied for kind in sums.kinds)
+        self.all_blocks = sums.copied
         self.layers = work.shape.layers
         kept, again = self.kind.kept, layout.recompute == "block"
         self.kept = self.tokens * (sums.inputs if again else sums.whole)

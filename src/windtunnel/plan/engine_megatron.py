@@ -32,10 +32,9 @@ class Split:
         self.layers = math.ceil(work.shape.layers / layout.pipeline)
         share = self.layers / work.shape.layers
         tensor, expert = layout.tensor, layout.expert
-        self.trained = share * sum(k.count * k.trained for k in sums.kinds) / tensor
-        self.trained_experts = share * sum(k.count * k.trained_experts for k in sums.kinds) / expert
-        self.frozen = share * sum(k.count * k.frozen for k in sums.kinds) / tensor
-        self.frozen_experts = share * sum(k.count * k.frozen_experts for k in sums.kinds) / expert
+        trained, trained_experts, frozen, frozen_experts = sums.in_blocks
+        self.trained, self.trained_experts = share * trained / tensor, share * trained_experts / expert
+        self.frozen, self.frozen_experts = share * frozen / tensor, share * frozen_experts / expert
         # Embedding on the first stage, head on the last; both on the only one.
         shape = work.shape
         root = work.root_parameters if layout.pipeline == 1 else shape.vocab * shape.dim
@@ -68,7 +67,7 @@ def memory(sums: Totals, layout: Layout, c: HFConstants) -> Memory:
     static["gradients"] = gradient_bytes(work) * trained
     static["communication"] = min(BUCKETS, BF16 * trained) * (layout.data > 1)
     under_way = min(layout.pipeline, layout.accumulation)
-    kind = max(sums.kinds, key=lambda k: k.kept.whole)
+    kind = sums.most_kept
     again = layout.recompute == "block"
     whole = sum(k.count * (k.kept.plain + IMBALANCE * k.kept.routed) for k in sums.kinds) / work.shape.layers
     per_layer = tokens / layout.tensor * (kind.kept.entry if again else whole)

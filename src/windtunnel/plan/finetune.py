@@ -54,9 +54,9 @@ class FineTuning(StagePlanner):
         """See StagePlanner."""
         return hf_changes.stand_ins(recipe)
 
-    def least_gib(self, recipe: Recipe) -> float:
+    def hopeless(self, recipe: Recipe, rig: Rig) -> bool:
         """See StagePlanner."""
-        return least_gib(fine_tuning(recipe))
+        return rig.gpu is not None and least_gib(fine_tuning(recipe)) > rig.gpus * rig.gpu.memory_gib
 
     def draft(self, case: Case) -> Draft:
         """See StagePlanner."""

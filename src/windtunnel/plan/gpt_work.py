@@ -15,7 +15,7 @@ from . import engine_gpt
 from .constants import GPTConstants
 from .engine_gpt import Passes
 from .memory import Memory
-from .search import Candidate, Found
+from .search import Candidate, Found, Worth
 from .steptime import StepTime
 
 
@@ -38,7 +38,7 @@ class GPTTraining:
     # The layouts come in order of preference, and the largest micro-batch that fits is as good as any.
     preferred_first = True
 
-    def layouts(self, rig: Rig, ranks: int) -> Iterator[Layout]:
+    def layouts(self, rig: Rig, ranks: int, worth: Worth) -> Iterator[Layout]:
         """Yield what may be, the preferred first: nothing computed again, passes recorded, small micro-batches.
 
         Raises:
@@ -57,6 +57,10 @@ class GPTTraining:
                     ranks, micro, share // micro, self.shape.sequence, precision, compiled, device,
                     recompute=again, recorded=recorded, fused=device == "cuda",
                 )  # fmt: skip
+
+    def least_gib(self, layout: Layout) -> float:
+        """Return 0: kinds of layout are too few to leave any out."""
+        return 0.0
 
     def memory(self, layout: Layout) -> Memory:
         """Return a rank's memory over a step."""

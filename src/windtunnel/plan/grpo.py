@@ -6,17 +6,16 @@ fastest sharing of the GPUs that fits is taken: apart, or all of them in turn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from windtunnel.recipe import ANSWERS_AT_END, GRPO, Answers, HuggingFaceModel, Layout, Recipe, UserError
+from windtunnel.recipe import ANSWERS_AT_END, GRPO, Answers, Layout, Recipe
 from windtunnel.rig import Rig
 
 from .constants import HFConstants
 from .cost import Length, Pace
 from .cpu import ERRORS as CPU_ERRORS
 from .cpu import CPUTraining
-from .engine_fsdp import least_gib, static_bytes
+from .engine_fsdp import least_gib
 from .finetune import (
     HERE,
     FineTuning,
@@ -30,56 +29,29 @@ from .finetune import (
     startup_seconds,
     stated_errors,
 )  # fmt: skip
-from .hf_layouts import HFTraining
-from .hf_steptime import forward_seconds
-from .hf_work import Totals, Workload, totals, workload_of
-from .judging import Judging, judge_answers
+from .hf_work import Totals, totals
+from .judging import judge_answers
 from .memory import GIB
 from .plan import Case, Draft
-from .rollout import FEW, WEIGHT_BYTES, Engine, plan_engines, sync_seconds
-from .search import Candidate
+from .rollout import FEW, WEIGHT_BYTES, largest_engine
+from .sharing import Round, grpo_workload, part_of, search_round
 from .types import Role
 
 DEFAULT_ROUNDS = 100
 ENGINE = "vllm"
-# What an engine that waits for its turn keeps on the GPU beside its CUDA context.
-ASLEEP_GIB = 1.0
-
-
-@dataclass(frozen=True)
-class Round:
-    """Learners and engines with a round's seconds by term.
-
-    Attributes:
-        in_turn: learners and engines share all GPUs, one after the other.
-        hidden: seconds that pass beside others: where rounds overlap, and of judging while answers are written.
-    """
-
-    learner: Candidate
-    learners: int
-    engine: Engine
-    in_turn: bool
-    terms: dict[str, float]
-    hidden: float
-    judging: Judging
-
-    @property
-    def fits(self) -> bool:
-        """Whether both do."""
-        return self.learner.fits and self.engine.fits
-
-    @property
-    def seconds(self) -> float:
-        """Wall time of a round."""
-        return sum(self.terms.values()) - self.hidden
 
 
 class RoundPlanning(FineTuning):
     """The planner of `rl` stages. Layout, memory and timeline are the learners'."""
 
-    def least_gib(self, recipe: Recipe) -> float:
-        """See StagePlanner."""
-        return least_gib(grpo_workload(recipe, HFConstants()))
+    def hopeless(self, recipe: Recipe, rig: Rig) -> bool:
+        """See StagePlanner: learners' states on all GPUs, or weights on the most GPUs that an engine may have."""
+        stage, work = recipe.rl, grpo_workload(recipe, HFConstants())
+        assert stage is not None
+        if rig.gpu is None:
+            return False
+        each = WEIGHT_BYTES[stage.engine_weights] * work.shape.parameters / largest_engine(work.shape, stage, rig) / GIB
+        return least_gib(work) > rig.gpus * rig.gpu.memory_gib or each > stage.engine_memory * rig.gpu.memory_gib
 
     def draft(self, case: Case) -> Draft:
         """See StagePlanner; corpus_tokens: of all prompts."""
@@ -134,27 +106,6 @@ def _reasons(found: Round, recipe: Recipe, sums: Totals, rig: Rig) -> list[str]:
         part = replace(rig, name=f"{found.learners} of {rig.gpus} GPUs of {rig.name}")
         reasons.append(f"learners: {memory_reason(sums, found.learner, part)}")
     return reasons if found.engine.fits else [*reasons, _engine_reason(found, recipe, sums)]
-
-
-def grpo_workload(recipe: Recipe, c: HFConstants) -> Workload:
-    """Return what learners do in one optimizer step.
-
-    Raises:
-        UserError: the longest sample does not fit a packed sequence; model.config cannot be read.
-    """
-    stage, model = recipe.rl, recipe.model
-    assert isinstance(stage, GRPO)
-    assert isinstance(model, HuggingFaceModel)
-    longest = stage.prompt_tokens + stage.answer_tokens
-    if longest > model.sequence:
-        raise UserError(
-            f"model.sequence: {model.sequence:,} tokens, and a prompt of {stage.prompt_tokens:,} with an answer of"
-            f" {stage.answer_tokens:,} takes {longest:,}: it would be cut",
-            f"--set model.sequence={longest}",
-        )
-    tokens = stage.round_tokens / stage.updates / c.packing
-    work = workload_of(stage, "stages.rl", model, recipe.layout, tokens, "bf16")
-    return replace(work, frozen_copy=stage.reference and model.adapter is None)
 
 
 def draft_here(case: Case, stage: GRPO, c: HFConstants) -> Draft:
@@ -222,122 +173,6 @@ def _epoch_tokens(case: Case, stage: GRPO) -> float | None:
 def _hyper(stage: GRPO) -> dict[str, float]:
     tokens = stage.round_tokens / stage.updates
     return {"batch_tokens": tokens, "learning_rate": stage.learning_rate, "updates": float(stage.updates)}
-
-
-def search_round(recipe: Recipe, rig: Rig, c: HFConstants) -> tuple[Round, Totals]:
-    """Find the fastest way to share the rig's GPUs that fits, else the one that is nearest to fitting.
-
-    Raises:
-        UserError: the GPUs asked for are not there, or a layout contradicts itself.
-    """
-    stage = recipe.rl
-    assert stage is not None
-    work = grpo_workload(recipe, c)
-    if rig.gpu is None:
-        raise UserError(f"rig {rig.name} has no GPU; GRPO of {work.shape.name} is planned for GPUs", "for example --on 8xH100")
-    sums = totals(work)
-    best: Round | None = None
-    for learners, engines in _splits(stage, rig):
-        try:
-            found = _round(sums, stage, rig, learners, engines, c)
-        except UserError:
-            # Of many ways to share only some divide evenly; what the recipe itself asks for is said.
-            if stage.learners or stage.engines or rig.gpus == 1:
-                raise
-            continue
-        if best is None or _order(found) < _order(best):
-            best = found
-    if best is None:
-        raise UserError(
-            f"no way to share the {rig.gpus} GPUs of {rig.name} divides this recipe evenly",
-            f"--set stages.rl.learners={max(1, rig.gpus // 2)} --set stages.rl.engines={max(1, rig.gpus // 2)}",
-        )
-    return best, sums
-
-
-def _order(found: Round) -> tuple[float, float]:
-    """Those that fit by their time, then the others by what is missing."""
-    if found.fits:
-        return (0.0, found.seconds)
-    return (1.0, found.learner.peak_gib / found.learner.limit_gib + (0.0 if found.engine.fits else 1.0))
-
-
-def _splits(stage: GRPO, rig: Rig) -> Iterator[tuple[int, int]]:
-    """(learners, engines); (all, all) where they take turns.
-
-    Raises:
-        UserError: more GPUs than the rig has, or none left.
-    """
-    total = rig.gpus
-    if stage.learners or stage.engines:
-        learners = stage.learners or total - (stage.engines or 0)
-        engines = stage.engines or total - learners
-        if learners < 1 or engines < 1 or learners + engines > total:
-            asked = ", ".join(f"stages.rl.{key}={value}" for key in ("learners", "engines") if (value := getattr(stage, key)))
-            fix = f"--set stages.rl.learners={max(1, total // 2)} --set stages.rl.engines={max(1, total - total // 2)}"
-            if total == 1:
-                fix = "--set stages.rl.learners=null --set stages.rl.engines=null (they take turns on one GPU)"
-            raise UserError(f"{asked}: rig {rig.name} has {total} GPUs for learners and engines together", fix)
-        yield learners, engines
-        return
-    beside = stage.overlap or stage.engine != "in-turn"
-    if not beside:
-        yield total, total
-    per_node = rig.gpus_per_node
-    for learners in range(1, total):
-        whole = learners % per_node == 0 if learners > per_node else per_node % learners == 0
-        if whole or learners == total - 1:
-            yield learners, total - learners
-    if beside and total == 1:
-        key, fix = ("overlap", "0") if stage.overlap else ("engine", "in-turn")
-        raise UserError(
-            f"stages.rl.{key}: {getattr(stage, key)} needs GPUs for engines beside those of learners, and the rig has one",
-            f"--set stages.rl.{key}={fix}",
-        )
-
-
-def part_of(rig: Rig, gpus: int) -> Rig:
-    """So many GPUs of a rig, on as few nodes as hold them.
-
-    Raises:
-        UserError: they cannot be spread evenly over whole nodes.
-    """
-    if gpus == rig.gpus:
-        return rig
-    nodes = -(-gpus // rig.gpus_per_node)
-    if gpus % nodes:
-        even = gpus // rig.gpus_per_node * rig.gpus_per_node
-        raise UserError(f"{gpus} GPUs do not spread evenly over nodes of {rig.gpus_per_node}", f"use {even} of them")
-    return replace(
-        rig, nodes=nodes, gpus_per_node=gpus // nodes, network_gbs=rig.network_gbs * (gpus // nodes) / rig.gpus_per_node
-    )
-
-
-def _round(sums: Totals, stage: GRPO, rig: Rig, learners: int, engines: int, c: HFConstants) -> Round:
-    in_turn = learners == rig.gpus
-    part = part_of(rig, learners)
-    asleep = c.context_gib + ASLEEP_GIB if in_turn else 0.0
-    learner = HFTraining(sums, c).search(part, learners, asleep).best
-    shards = learners if learner.layout.shard != "none" else 1
-    held = sum(static_bytes(sums, shards).values()) / GIB if in_turn else 0.0
-    engine = plan_engines(sums.work.shape, stage, rig, engines, c, held)
-    updates = {name: stage.updates * seconds for name, seconds in learner.timed.terms.items()}
-    passes = int(stage.reference) + int(stage.updates > 1)
-    judging = judge_answers(stage, rig, learners)
-    terms = {
-        "generation": engine.seconds,
-        "judging": judging.seconds,
-        "log-probabilities": passes * stage.updates * forward_seconds(sums, learner.layout, rig, c),
-        **updates,
-        "weight sync": sync_seconds(sums.work.shape, stage, rig, not in_turn, c),
-    }
-    learning = sum(updates.values()) + terms["log-probabilities"] - stage.updates * learner.timed.hidden
-    hidden = (
-        judging.hidden * min(engine.seconds, judging.seconds)
-        + stage.updates * learner.timed.hidden
-        + (min(engine.seconds, learning) if stage.overlap and not in_turn else 0.0)
-    )
-    return Round(learner, learners, engine, in_turn, {n: s for n, s in terms.items() if s > 0}, hidden, judging)
 
 
 def _roles(found: Round, stage: GRPO) -> dict[str, Role]:

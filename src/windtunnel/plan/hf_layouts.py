@@ -5,17 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from windtunnel.recipe import MEGATRON, OWN_ENGINE, Layout, LayoutChoice, UserError
 from windtunnel.rig import Rig
 
 from . import engine_fsdp, engine_megatron
 from .constants import HFConstants
-from .hf_steptime import step_seconds
+from .hf_steptime import Passes, step_seconds
 from .hf_work import Totals, Workload
 from .memory import Memory
-from .search import Found, search
+from .search import Found, Worth, search
 from .steptime import StepTime
 
 # Families that the package's own engine refuses, and what of them it lacks.
@@ -34,7 +35,12 @@ class HFTraining:
 
     preferred_first = False
 
-    def layouts(self, rig: Rig, ranks: int) -> Iterator[Layout]:
+    @cached_property
+    def passes(self) -> Passes:
+        """Of all layouts that are asked for."""
+        return Passes(self.sums, self.c)
+
+    def layouts(self, rig: Rig, ranks: int, worth: Worth = lambda layout: True) -> Iterator[Layout]:
         """Yield every layout worth computing, cheapest kinds first; only those that the recipe's choice allows.
 
         Raises:
@@ -43,9 +49,14 @@ class HFTraining:
         work = self.sums.work
         check_choice(work, rig, ranks)
         if not _is_split(work) and work.precision == "bf16" and work.shape.family not in NOT_OURS:
-            yield from _own(work, ranks)
+            yield from _own(work, ranks, worth)
         if not work.shares_experts:
-            yield from _megatron(work, rig, ranks)
+            yield from _megatron(work, rig, ranks, worth)
+
+    def least_gib(self, layout: Layout) -> float:
+        """Return what a rank holds of weights, states and copies: all that does not grow with the tokens of a micro-batch."""
+        empty = replace(layout, micro_batch=0, accumulation=1, recompute="none")
+        return self.memory(empty).least_gib
 
     def memory(self, layout: Layout) -> Memory:
         """Return a rank's memory over a step."""
@@ -53,7 +64,7 @@ class HFTraining:
 
     def time(self, layout: Layout, rig: Rig) -> StepTime:
         """Return a step's seconds."""
-        return step_seconds(self.sums, layout, rig, self.c)
+        return step_seconds(self.sums, layout, rig, self.c, self.passes)
 
     def host_gib(self, layout: Layout, rig: Rig) -> float:
         """Return the GiB of CPU memory that optimizer states take on a node."""
@@ -229,23 +240,24 @@ def micro_batches(work: Workload, share: int, data: int) -> list[int]:
     return [given]
 
 
-def _own(work: Workload, ranks: int) -> Iterator[Layout]:
+def _own(work: Workload, ranks: int, worth: Worth) -> Iterator[Layout]:
     """FSDP2 over all ranks; frozen experts shared out by `expert` of them."""
     share = share_of(work, ranks)
     shards: list[str] = ["full"] if ranks == 1 else ["full", "optimizer", "none"]
     groups = [1]
     if work.shares_experts:
         groups = [work.choice.expert] if work.choice.expert else _expert_groups(work, ranks)
-    for expert, micro in itertools.product(groups, micro_batches(work, share, ranks)):
-        for shard in [work.choice.shard] if work.choice.shard else shards:
-            for recompute in _recompute(work.choice):
-                yield Layout(
-                    ranks, micro, share // micro, work.sequence, work.precision, work.compile, "cuda",
-                    shard=shard, expert=expert, recompute=recompute, engine=OWN_ENGINE,
-                )  # fmt: skip
+    micros = micro_batches(work, share, ranks)
+    for expert, shard in itertools.product(groups, [work.choice.shard] if work.choice.shard else shards):
+        first = Layout(
+            ranks, micros[0], share // micros[0], work.sequence, work.precision, work.compile, "cuda",
+            shard=shard, expert=expert, engine=OWN_ENGINE,
+        )  # fmt: skip
+        if worth(first):
+            yield from _of_kind(first, micros, work.choice)
 
 
-def _megatron(work: Workload, rig: Rig, ranks: int) -> Iterator[Layout]:
+def _megatron(work: Workload, rig: Rig, ranks: int, worth: Worth) -> Iterator[Layout]:
     """Tensor x expert x pipeline x data."""
     choice, shape = work.choice, work.shape
     if choice.shard == "full":
@@ -259,20 +271,28 @@ def _megatron(work: Workload, rig: Rig, ranks: int) -> Iterator[Layout]:
             for expert in [choice.expert] if choice.expert else _expert_groups(work, ranks // pipeline):
                 if ranks // pipeline % expert or (tensor * pipeline * expert == 1 and not forced):
                     continue
-                yield from _of_split(work, ranks, tensor, expert, pipeline)
+                yield from _of_split(work, ranks, tensor, expert, pipeline, worth)
 
 
-def _of_split(work: Workload, ranks: int, tensor: int, expert: int, pipeline: int) -> Iterator[Layout]:
+def _of_split(work: Workload, ranks: int, tensor: int, expert: int, pipeline: int, worth: Worth) -> Iterator[Layout]:
     data = ranks // (tensor * pipeline)
     share = share_of(work, data)
     micros = micro_batches(work, share, data) if work.micro_batch else [n for n in SPLIT_MICRO if share % n == 0]
+    first = Layout(
+        ranks, micros[0], share // micros[0], work.sequence, work.precision, work.compile, "cuda",
+        shard=work.choice.shard or "optimizer", tensor=tensor, expert=expert, pipeline=pipeline,
+        offload=work.choice.offload or "none", engine=MEGATRON,
+    )  # fmt: skip
+    if worth(first):
+        yield from _of_kind(first, micros, work.choice)
+
+
+def _of_kind(first: Layout, micros: list[int], choice: LayoutChoice) -> Iterator[Layout]:
+    """Yield layouts that differ by micro-batch and recomputation alone."""
+    share = first.micro_batch * first.accumulation
     for micro in micros:
-        for recompute in _recompute(work.choice):
-            yield Layout(
-                ranks, micro, share // micro, work.sequence, work.precision, work.compile, "cuda",
-                shard=work.choice.shard or "optimizer", tensor=tensor, expert=expert, pipeline=pipeline,
-                recompute=recompute, offload=work.choice.offload or "none", engine=MEGATRON,
-            )  # fmt: skip
+        for again in _recompute(choice):
+            yield replace(first, micro_batch=micro, accumulation=share // micro, recompute=again)
 
 
 def _recompute(choice: LayoutChoice) -> list[str]:

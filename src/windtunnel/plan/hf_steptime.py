@@ -51,6 +51,17 @@ def forward_seconds(sums: Totals, layout: Layout, rig: Rig, c: HFConstants) -> f
     return layout.accumulation * once / layout.pipeline
 
 
+def least_seconds(sums: Totals, ranks: int, gpu: GPU, c: HFConstants) -> float:
+    """Return the seconds that a step takes at least over so many ranks: its products, at the best rate they could have."""
+    work, shape = sums.work, sums.work.shape
+    rate = 1e12 * gpu.bf16_tflops * c.matmul_efficiency
+    fast = 1e12 * gpu.fp8_tflops * c.fp8_efficiency if work.precision == "fp8" and gpu.fp8_tflops else rate
+    passes = 2 if work.adapter else 3
+    blocks = sum(kind.count * linear.active_matrix_parameters for kind in sums.kinds for linear in kind.block.linears)
+    seconds = 2.0 * passes * (blocks / fast + shape.head_matrix_parameters / rate)
+    return c.time_factor * work.batch_tokens * seconds / ranks
+
+
 def _products(block: Block, work: Workload, layout: Layout, gpu: GPU, c: HFConstants) -> tuple[float, float]:
     """Seconds of the forward products (as many again for the inputs' gradients), and of the weights' gradients."""
     tokens = layout.micro_tokens
@@ -101,15 +112,38 @@ def _dequantised(kind: Kind, work: Workload, layout: Layout) -> float:
     return (FORMATS[work.weights][0] + 2.0) * packed
 
 
-def step_seconds(sums: Totals, layout: Layout, rig: Rig, c: HFConstants) -> StepTime:
-    """Estimate one optimizer step: every rank does `accumulation` micro-batches, exchanges and updates."""
+class Passes:
+    """Seconds of a micro-batch's passes through all blocks and the head, worked out once for layouts that agree in them."""
+
+    def __init__(self, sums: Totals, c: HFConstants) -> None:
+        self.sums, self.c = sums, c
+        self.known: dict[tuple[object, ...], Seconds] = {}
+
+    def of(self, layout: Layout, gpu: GPU) -> Seconds:
+        """Return the seconds of a model that is not cut into stages."""
+        key = (gpu.name, layout.micro_batch, layout.tensor, layout.expert, layout.recompute)
+        if key not in self.known:
+            seconds = head_seconds(self.sums, layout, gpu, self.c)
+            for kind in self.sums.kinds:
+                seconds = seconds + block_seconds(kind, self.sums.work, layout, gpu, self.c).scaled(kind.count)
+            self.known[key] = seconds
+        return self.known[key]
+
+
+def step_seconds(sums: Totals, layout: Layout, rig: Rig, c: HFConstants, passes: Passes | None = None) -> StepTime:
+    """Estimate one optimizer step: every rank does `accumulation` micro-batches, exchanges and updates.
+
+    Args:
+        sums: what is trained.
+        layout: over which ranks.
+        rig: with GPUs.
+        c: constants of the GPU.
+        passes: of the same `sums` and `c`, where many layouts are asked for.
+    """
     assert rig.gpu is not None
     gpu, work, micro = rig.gpu, sums.work, layout.accumulation
     megatron = layout.engine == MEGATRON
-    blocks = Seconds()
-    for kind in sums.kinds:
-        blocks = blocks + block_seconds(kind, work, layout, gpu, c).scaled(kind.count / layout.pipeline)
-    head = head_seconds(sums, layout, gpu, c).scaled(1 / layout.pipeline)
+    both = (passes or Passes(sums, c)).of(layout, gpu).scaled(micro / layout.pipeline)
     copied = (engine_megatron if megatron else engine_fsdp).copied_bytes(sums, layout)
     exchange = (engine_megatron if megatron else engine_fsdp).exchange(sums, layout, rig, c)
     rounded = 1.0 if work.states == "fp32" and (work.master or work.adapter) else c.rounding_factor
@@ -118,7 +152,7 @@ def step_seconds(sums: Totals, layout: Layout, rig: Rig, c: HFConstants) -> Step
         update += _offloaded(sums, layout, rig, c)
     return step_time(
         Work(
-            passes=(blocks + head).scaled(micro),
+            passes=both,
             copies=micro * copied / (gpu.bandwidth_gbs * 1e9 * c.bandwidth_efficiency),
             update=update,
             exchange=exchange,

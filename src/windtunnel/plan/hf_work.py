@@ -77,13 +77,10 @@ class Workload:
         """'full', 'lora', 'qlora', 'fp8-lora' or 'fp8-experts-lora'."""
         return METHODS[self.weights] if self.adapter else "full"
 
-    @cached_property
+    @property
     def kinds(self) -> dict[Block, int]:
         """Blocks that differ, with how many there are of each."""
-        counts: dict[Block, int] = {}
-        for block in self.shape.blocks:
-            counts[block] = counts.get(block, 0) + 1
-        return counts
+        return self.shape.kinds
 
     @property
     def root_parameters(self) -> int:
@@ -238,10 +235,29 @@ class Totals:
     whole: float
     resident: float = 0.0
 
-    @property
+    @cached_property
     def largest(self) -> Kind:
         """The kind whose copy takes most memory."""
         return max(self.kinds, key=lambda kind: kind.copied)
+
+    @cached_property
+    def most_kept(self) -> Kind:
+        """The kind that keeps most of its forward pass."""
+        return max(self.kinds, key=lambda kind: kind.kept.whole)
+
+    @cached_property
+    def in_blocks(self) -> tuple[float, float, float, float]:
+        """Of all blocks: trained parameters and frozen bytes, each but for routed experts' and of those alone."""
+        parts = [
+            (k.count * k.trained, k.count * k.trained_experts, k.count * k.frozen, k.count * k.frozen_experts) for k in self.kinds
+        ]
+        trained, trained_experts, frozen, frozen_experts = (sum(part) for part in zip(*parts, strict=True))
+        return trained, trained_experts, frozen, frozen_experts
+
+    @cached_property
+    def copied(self) -> float:
+        """Bytes of all blocks as they compute."""
+        return sum(kind.count * kind.copied for kind in self.kinds)
 
 
 def totals(work: Workload) -> Totals:

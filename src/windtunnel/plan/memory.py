@@ -91,6 +91,12 @@ class Memory:
         entries = self.ledger.entries
         return max(range(len(entries)), key=lambda i: (round(entries[i].total / GIB, 6), "recording" not in entries[i].held))
 
+    @property
+    def least_gib(self) -> float:
+        """GiB that are needed wherever buffers find their holes."""
+        reserved = self.ledger.reserved * (1 + self.wasted) / GIB
+        return sum(with_correction({"reserved": reserved, **self.around}, self.extra_gib).values())
+
     @cached_property
     def peak_gib(self) -> float:
         """GiB at the peak, everything counted."""

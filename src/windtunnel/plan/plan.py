@@ -134,9 +134,9 @@ class StagePlanner:
         """Return kinds of stand-in for the model, the best of each first."""
         return ()
 
-    def least_gib(self, recipe: Recipe) -> float:
-        """Return the GiB that all ranks together must hold however they are laid out; 0 where that is not known at once."""
-        return 0.0
+    def hopeless(self, recipe: Recipe, rig: Rig) -> bool:
+        """Return whether it is known at once that no layout fits, by what all ranks together must hold."""
+        return False
 
 
 def planner_of(recipe: Recipe) -> StagePlanner:

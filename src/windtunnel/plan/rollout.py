@@ -16,6 +16,8 @@ GIB = 2**30
 WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0}
 # With fewer sequences at once reading the weights takes most of the time: another GPU per engine is better.
 FEW = 8
+SIZES = (1, 2, 4, 8, 16)
+"""GPUs of an engine that are tried."""
 
 
 class Asked(Protocol):
@@ -97,7 +99,7 @@ def plan_engines(shape: HFShape, stage: Asked, rig: Rig, gpus: int, c: HFConstan
     Raises:
         UserError: engine_tensor does not divide the GPUs or the heads.
     """
-    sizes = [n for n in (1, 2, 4, 8, 16) if gpus % n == 0 and shape.heads % n == 0 and n <= max(1, rig.gpus_per_node)]
+    sizes = [n for n in SIZES if gpus % n == 0 and shape.heads % n == 0 and n <= max(1, rig.gpus_per_node)]
     if stage.engine_tensor is not None:
         if stage.engine_tensor not in range(1, gpus + 1) or gpus % stage.engine_tensor or shape.heads % stage.engine_tensor:
             raise UserError(
@@ -109,6 +111,11 @@ def plan_engines(shape: HFShape, stage: Asked, rig: Rig, gpus: int, c: HFConstan
     engines = [_engine(shape, stage, rig, gpus, size, c, held_gib) for size in sizes]
     roomy = next((engine for engine in engines if engine.longest_at_once >= FEW), None)
     return roomy or next((engine for engine in reversed(engines) if engine.fits), engines[-1])
+
+
+def largest_engine(shape: HFShape, stage: Asked, rig: Rig) -> int:
+    """Return the most GPUs that an engine may have on a rig: the recipe's, or those that divide the heads within a node."""
+    return stage.engine_tensor or max(n for n in SIZES if shape.heads % n == 0 and n <= max(1, rig.gpus_per_node))
 
 
 def _engine(shape: HFShape, stage: Asked, rig: Rig, gpus: int, tensor: int, c: HFConstants, held_gib: float) -> Engine:

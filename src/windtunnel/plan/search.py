@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -24,6 +24,9 @@ ROOMY = 0.94  # share of the limit
 RANKED = 8
 
 
+Worth = Callable[[Layout], bool]
+
+
 class Trainable(Protocol):
     """What is trained, as the search sees it: its layouts, and what each of them needs and takes."""
 
@@ -35,8 +38,15 @@ class Trainable(Protocol):
     def preferred_first(self) -> bool:
         """Whether the first of equally fast layouts is taken; else the one that needs least memory, with room to spare."""
 
-    def layouts(self, rig: Rig, ranks: int) -> Iterator[Layout]:
-        """Yield every layout worth computing. Raises UserError: the recipe's choice contradicts itself, the model or the rig."""
+    def layouts(self, rig: Rig, ranks: int, worth: Worth) -> Iterator[Layout]:
+        """Yield every layout worth computing. Raises UserError: the recipe's choice contradicts itself, the model or the rig.
+
+        Those that differ by micro-batch and recomputation alone are of one kind: where there are many kinds, `worth` is asked
+        of a layout of each, and those that it turns down are left out.
+        """
+
+    def least_gib(self, layout: Layout) -> float:
+        """Return the GiB of a rank that no layout of this one's kind needs less of; 0 where that is not known at once."""
 
     def memory(self, layout: Layout) -> Memory:
         """Return a rank's memory over a step."""
@@ -107,20 +117,8 @@ def search(work: Trainable, rig: Rig, ranks: int, less_gib: float = 0.0) -> Foun
     """
     # What a CPU was measured at depends on what else it did. The choice must not: another layout has other last bits.
     nominal = rig if rig.gpu else replace(rig, cpu_gflops=None)
-    limit, host_limit = work.limit_gib(rig) - less_gib, rig.ram_gib * work.c.cpu_usable_share
-    tried: list[Candidate] = []
-    too_large: dict[Layout, int] = {}
-    for layout in work.layouts(rig, ranks):
-        # Larger micro-batches of a layout that does not fit need more.
-        kind = replace(layout, micro_batch=0, accumulation=0)
-        if layout.micro_batch >= too_large.get(kind, sys.maxsize):
-            continue
-        candidate = Candidate(layout, work.memory(layout), None, limit, work.host_gib(layout, rig), host_limit)
-        if candidate.fits:
-            candidate = replace(candidate, time=work.time(layout, nominal))
-        else:
-            too_large[kind] = layout.micro_batch
-        tried.append(candidate)
+    weigh = _Weighing(work, nominal, ranks, work.limit_gib(rig) - less_gib, rig.ram_gib * work.c.cpu_usable_share)
+    tried = weigh.all()
     if not tried:
         return None
     fitting = [candidate for candidate in tried if candidate.fits]
@@ -134,6 +132,49 @@ def search(work: Trainable, rig: Rig, ranks: int, less_gib: float = 0.0) -> Foun
     if best.time is None or nominal is not rig:
         best = replace(best, time=work.time(best.layout, rig))
     return Found(best, tuple(ranked[:RANKED]), tuple(tried))
+
+
+class _Weighing:
+    """All layouts that may fit with their memory and time; where none does, those that may need least."""
+
+    def __init__(self, work: Trainable, rig: Rig, ranks: int, limit_gib: float, host_limit_gib: float) -> None:
+        self.work, self.rig, self.ranks = work, rig, ranks
+        self.limit, self.host_limit = limit_gib, host_limit_gib
+        self.least: dict[Layout, float] = {}
+        self.too_large: dict[tuple[object, ...], int] = {}
+
+    def all(self) -> list[Candidate]:
+        """Weigh every kind that could fit by what it needs at least; if none fits, the kinds that could be the leanest."""
+        tried = self._weigh(lambda layout: self._least(layout) <= self.limit)
+        down = [gib for gib in self.least.values() if gib > self.limit]
+        if any(candidate.fits for candidate in tried) or not down:
+            return tried
+        nearest = min(down)
+        # One of the nearest kind says what the leanest layout needs at most: kinds beyond that are none of it.
+        tried += self._weigh(lambda layout: self._least(layout) == nearest)
+        most = min(candidate.peak_gib for candidate in tried)
+        return tried + self._weigh(lambda layout: self.limit < self._least(layout) != nearest and self._least(layout) <= most)
+
+    def _least(self, layout: Layout) -> float:
+        if layout not in self.least:
+            self.least[layout] = self.work.least_gib(layout)
+        return self.least[layout]
+
+    def _weigh(self, worth: Worth) -> list[Candidate]:
+        found = []
+        for layout in self.work.layouts(self.rig, self.ranks, worth):
+            # Larger micro-batches of a layout that does not fit need more.
+            kind = (layout.shard, layout.tensor, layout.expert, layout.pipeline, layout.recompute, layout.recorded)
+            if layout.micro_batch >= self.too_large.get(kind, sys.maxsize):
+                continue
+            host = self.work.host_gib(layout, self.rig)
+            candidate = Candidate(layout, self.work.memory(layout), None, self.limit, host, self.host_limit)
+            if candidate.fits:
+                candidate = replace(candidate, time=self.work.time(layout, self.rig))
+            else:
+                self.too_large[kind] = layout.micro_batch
+            found.append(candidate)
+        return found
 
 
 def _roomy(ranked: list[Candidate]) -> Candidate:

@@ -1,0 +1,225 @@
+"""How learners and engines share a rig's GPUs for rounds of GRPO: apart, or all of them in turn, whichever is fastest.
+
+Of many ways to share, most cannot be the fastest: what learners must compute and engines take says so before any layout
+of the learners is searched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from windtunnel.recipe import GRPO, HuggingFaceModel, Recipe, UserError
+from windtunnel.rig import Rig
+
+from .constants import HFConstants
+from .engine_fsdp import least_gib, static_bytes
+from .hf_layouts import HFTraining
+from .hf_steptime import forward_seconds, least_seconds
+from .hf_work import Totals, Workload, totals, workload_of
+from .judging import Judging, judge_answers
+from .memory import GIB
+from .rollout import Engine, plan_engines, sync_seconds
+from .search import Candidate
+
+# What an engine that waits for its turn keeps on the GPU beside its CUDA context.
+ASLEEP_GIB = 1.0
+
+
+@dataclass(frozen=True)
+class Round:
+    """Learners and engines with a round's seconds by term.
+
+    Attributes:
+        in_turn: learners and engines share all GPUs, one after the other.
+        hidden: seconds that pass beside others: where rounds overlap, and of judging while answers are written.
+    """
+
+    learner: Candidate
+    learners: int
+    engine: Engine
+    in_turn: bool
+    terms: dict[str, float]
+    hidden: float
+    judging: Judging
+
+    @property
+    def fits(self) -> bool:
+        """Whether both do."""
+        return self.learner.fits and self.engine.fits
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of a round."""
+        return sum(self.terms.values()) - self.hidden
+
+
+def grpo_workload(recipe: Recipe, c: HFConstants) -> Workload:
+    """Return what learners do in one optimizer step.
+
+    Raises:
+        UserError: the longest sample does not fit a packed sequence; model.config cannot be read.
+    """
+    stage, model = recipe.rl, recipe.model
+    assert isinstance(stage, GRPO)
+    assert isinstance(model, HuggingFaceModel)
+    longest = stage.prompt_tokens + stage.answer_tokens
+    if longest > model.sequence:
+        raise UserError(
+            f"model.sequence: {model.sequence:,} tokens, and a prompt of {stage.prompt_tokens:,} with an answer of"
+            f" {stage.answer_tokens:,} takes {longest:,}: it would be cut",
+            f"--set model.sequence={longest}",
+        )
+    tokens = stage.round_tokens / stage.updates / c.packing
+    work = workload_of(stage, "stages.rl", model, recipe.layout, tokens, "bf16")
+    return replace(work, frozen_copy=stage.reference and model.adapter is None)
+
+
+def search_round(recipe: Recipe, rig: Rig, c: HFConstants) -> tuple[Round, Totals]:
+    """Find the fastest way to share the rig's GPUs that fits, else the one that is nearest to fitting.
+
+    Raises:
+        UserError: the GPUs asked for are not there, or a layout contradicts itself.
+    """
+    stage = recipe.rl
+    assert stage is not None
+    work = grpo_workload(recipe, c)
+    if rig.gpu is None:
+        raise UserError(f"rig {rig.name} has no GPU; GRPO of {work.shape.name} is planned for GPUs", "for example --on 8xH100")
+    sums = totals(work)
+    training = HFTraining(sums, c)
+    best: tuple[tuple[float, float], int, Round] | None = None
+    for least, place, learners, engines in _promising(sums, stage, rig, c):
+        if best is not None and least > best[0]:
+            break  # nor can any after it be before the best
+        try:
+            found = _round(training, stage, rig, learners, engines)
+        except UserError:
+            # Of many ways to share only some divide evenly; what the recipe itself asks for is said.
+            if stage.learners or stage.engines or rig.gpus == 1:
+                raise
+            continue
+        if best is None or (_order(found), place) < best[:2]:
+            best = _order(found), place, found
+    if best is None:
+        raise UserError(
+            f"no way to share the {rig.gpus} GPUs of {rig.name} divides this recipe evenly",
+            f"--set stages.rl.learners={max(1, rig.gpus // 2)} --set stages.rl.engines={max(1, rig.gpus // 2)}",
+        )
+    return best[2], sums
+
+
+def _promising(sums: Totals, stage: GRPO, rig: Rig, c: HFConstants) -> list[tuple[tuple[float, float], int, int, int]]:
+    """Return (the best order it could have, place, learners, engines) of each way to share, the most promising first."""
+    found = []
+    for place, (learners, engines) in enumerate(_splits(stage, rig)):
+        try:
+            found.append((_promise(sums, stage, rig, learners, engines, c), place, learners, engines))
+        except UserError:
+            found.append(((0.0, 0.0), place, learners, engines))  # said, or passed over, where it is weighed
+    return sorted(found)
+
+
+def _promise(sums: Totals, stage: GRPO, rig: Rig, learners: int, engines: int, c: HFConstants) -> tuple[float, float]:
+    """Return an order (see _order) that this way to share cannot be before, whatever the learners' layout."""
+    assert rig.gpu is not None
+    limit = HFTraining(sums, c).limit_gib(rig) - (_asleep(c) if learners == rig.gpus else 0.0)
+    missing = max(0.0, least_gib(sums.work) / learners / limit)
+    learning = stage.updates * least_seconds(sums, learners, rig.gpu, c)
+    if learners == rig.gpus:  # what engines have depends on the learners' layout
+        return (0.0, learning) if missing <= 1 else (1.0, missing)
+    engine = plan_engines(sums.work.shape, stage, rig, engines, c)
+    if missing > 1 or not engine.fits:
+        return (1.0, missing + (0.0 if engine.fits else 1.0))
+    return (0.0, max(engine.seconds, learning) if stage.overlap else engine.seconds + learning)
+
+
+def _asleep(c: HFConstants) -> float:
+    """Return the GiB that an engine keeps while learners have their turn."""
+    return c.context_gib + ASLEEP_GIB
+
+
+def _order(found: Round) -> tuple[float, float]:
+    """Those that fit by their time, then the others by what is missing."""
+    if found.fits:
+        return (0.0, found.seconds)
+    return (1.0, found.learner.peak_gib / found.learner.limit_gib + (0.0 if found.engine.fits else 1.0))
+
+
+def _splits(stage: GRPO, rig: Rig) -> Iterator[tuple[int, int]]:
+    """(learners, engines); (all, all) where they take turns.
+
+    Raises:
+        UserError: more GPUs than the rig has, or none left.
+    """
+    total = rig.gpus
+    if stage.learners or stage.engines:
+        learners = stage.learners or total - (stage.engines or 0)
+        engines = stage.engines or total - learners
+        if learners < 1 or engines < 1 or learners + engines > total:
+            asked = ", ".join(f"stages.rl.{key}={value}" for key in ("learners", "engines") if (value := getattr(stage, key)))
+            fix = f"--set stages.rl.learners={max(1, total // 2)} --set stages.rl.engines={max(1, total - total // 2)}"
+            if total == 1:
+                fix = "--set stages.rl.learners=null --set stages.rl.engines=null (they take turns on one GPU)"
+            raise UserError(f"{asked}: rig {rig.name} has {total} GPUs for learners and engines together", fix)
+        yield learners, engines
+        return
+    beside = stage.overlap or stage.engine != "in-turn"
+    if not beside:
+        yield total, total
+    per_node = rig.gpus_per_node
+    for learners in range(1, total):
+        whole = learners % per_node == 0 if learners > per_node else per_node % learners == 0
+        if whole or learners == total - 1:
+            yield learners, total - learners
+    if beside and total == 1:
+        key, fix = ("overlap", "0") if stage.overlap else ("engine", "in-turn")
+        raise UserError(
+            f"stages.rl.{key}: {getattr(stage, key)} needs GPUs for engines beside those of learners, and the rig has one",
+            f"--set stages.rl.{key}={fix}",
+        )
+
+
+def part_of(rig: Rig, gpus: int) -> Rig:
+    """So many GPUs of a rig, on as few nodes as hold them.
+
+    Raises:
+        UserError: they cannot be spread evenly over whole nodes.
+    """
+    if gpus == rig.gpus:
+        return rig
+    nodes = -(-gpus // rig.gpus_per_node)
+    if gpus % nodes:
+        even = gpus // rig.gpus_per_node * rig.gpus_per_node
+        raise UserError(f"{gpus} GPUs do not spread evenly over nodes of {rig.gpus_per_node}", f"use {even} of them")
+    return replace(
+        rig, nodes=nodes, gpus_per_node=gpus // nodes, network_gbs=rig.network_gbs * (gpus // nodes) / rig.gpus_per_node
+    )
+
+
+def _round(training: HFTraining, stage: GRPO, rig: Rig, learners: int, engines: int) -> Round:
+    sums, c = training.sums, training.c
+    in_turn = learners == rig.gpus
+    part = part_of(rig, learners)
+    asleep = _asleep(c) if in_turn else 0.0
+    learner = training.search(part, learners, asleep).best
+    shards = learners if learner.layout.shard != "none" else 1
+    held = sum(static_bytes(sums, shards).values()) / GIB if in_turn else 0.0
+    engine = plan_engines(sums.work.shape, stage, rig, engines, c, held)
+    updates = {name: stage.updates * seconds for name, seconds in learner.timed.terms.items()}
+    passes = int(stage.reference) + int(stage.updates > 1)
+    judging = judge_answers(stage, rig, learners)
+    terms = {
+        "generation": engine.seconds,
+        "judging": judging.seconds,
+        "log-probabilities": passes * stage.updates * forward_seconds(sums, learner.layout, rig, c),
+        **updates,
+        "weight sync": sync_seconds(sums.work.shape, stage, rig, not in_turn, c),
+    }
+    learning = sum(updates.values()) + terms["log-probabilities"] - stage.updates * learner.timed.hidden
+    hidden = (
+        judging.hidden * min(engine.seconds, judging.seconds)
+        + stage.updates * learner.timed.hidden
+        + (min(engine.seconds, learning) if stage.overlap and not in_turn else 0.0)
+    )
+    return Round(learner, learners, engine, in_turn, {n: s for n, s in terms.items() if s > 0}, hidden, judging)
