@@ -12,8 +12,8 @@ import pytest
 from pyarrow import parquet
 
 from windtunnel.cli import main
+from windtunnel.cluster import read_batch_script
 from windtunnel.data import conversation_files, prepare
-from windtunnel.launch import read_batch_script
 from windtunnel.recipe import load_recipe
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "generate"))

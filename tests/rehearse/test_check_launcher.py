@@ -1,6 +1,6 @@
 """Batch scripts against rig, plan and a Slurm that answers as the real one does."""
 
-import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -24,11 +24,13 @@ SINFO = "gpu*|up|2-00:00:00|4|gpu:h100:8(S:0-1)\ncpu|up|infinite|10|(null)\nold|
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of programs that stand in for Slurm's, first in PATH."""
+    """A folder of programs that stand in for Slurm's: all of PATH, so that a Slurm of this machine is not asked."""
     folder = tmp_path / "bin"
     folder.mkdir()
     program(folder / "sinfo", f"cat <<'END'\n{SINFO}END\n")
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    for tool in ("bash", "sh", "cat", "sleep"):
+        (folder / tool).symlink_to(shutil.which(tool) or f"/bin/{tool}")
+    monkeypatch.setenv("PATH", str(folder))
     return folder
 
 

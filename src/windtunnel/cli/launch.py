@@ -12,7 +12,7 @@ import typer
 from windtunnel.recipe import UserError
 
 from .launch_sky import CLOUDS
-from .options import JsonOption, PriceOption, SetOption
+from .options import DEFAULT_ROOT, JsonOption, PriceOption, RootOption, SetOption
 from .output import print_json, print_remarks, print_table
 
 
@@ -29,7 +29,9 @@ def launch(
     to: Annotated[
         str | None,
         typer.Option(
-            "--to", metavar="WHERE", help="ssh:[USER@]HOST[:PORT], or the folder of a job, which must not be there yet."
+            "--to",
+            metavar="WHERE",
+            help="ssh:[USER@]HOST[:PORT], slurm, a cloud, or the folder of a job, which must not be there yet.",
         ),
     ] = None,
     sets: SetOption = None,
@@ -40,21 +42,42 @@ def launch(
         str | None,
         typer.Option("--model", metavar="FOLDER", help="Where a job's nodes find the model's files; otherwise as here."),
     ] = None,
-    status: Annotated[bool, typer.Option("--status", help="With --to ssh:HOST: list the runs there instead.")] = False,
+    status: Annotated[
+        bool, typer.Option("--status", help="With --to ssh:HOST or slurm: list runs or jobs there instead.")
+    ] = False,
     python: Annotated[
         str | None,
         typer.Option("--python", metavar="PATH", help="The Python to use there; otherwise the first that is suitable."),
     ] = None,
     price: PriceOption = None,
-    dry: Annotated[bool, typer.Option("--dry-run", help="With a cloud: print the task for SkyPilot and rent nothing.")] = False,
+    dry: Annotated[
+        bool, typer.Option("--dry-run", help="With a cloud or slurm: print what would be started, and start nothing.")
+    ] = False,
     spot: Annotated[bool, typer.Option("--spot", help="With a cloud: a machine that may be taken away, for less.")] = False,
     interruptions: Annotated[
         float | None,
         typer.Option("--interruptions", min=0.0, metavar="RATE", help="With a cloud: how often an hour a machine is taken away."),
     ] = None,
+    slurm: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--slurm", metavar="KEY=VALUE", help="With --to slurm: an option of sbatch: --slurm partition=gpu (repeatable)."
+        ),
+    ] = None,
+    notice: Annotated[
+        int | None,
+        typer.Option("--notice", metavar="SECONDS", help="With --to slurm: how long before the time limit the run is saved."),
+    ] = None,
+    container: Annotated[
+        str | None, typer.Option("--container", metavar="IMAGE", help="With --to slurm: train in this image, through apptainer.")
+    ] = None,
+    temporary: Annotated[
+        str, typer.Option("--node-temp", metavar="FOLDER", help="With --to slurm: a folder on each node's own disk.")
+    ] = "/tmp",
+    root: RootOption = DEFAULT_ROOT,
     json: JsonOption = False,
 ) -> None:
-    """Train on another machine, over ssh or rented through SkyPilot, or write a multi-node job for Megatron-Bridge.
+    """Train on another machine, over ssh, under Slurm, or rented through SkyPilot; or write a job for Megatron-Bridge.
 
     Over ssh: the package, recipe and data are brought there, checked there, and trained there without this terminal.
     Otherwise: batch script, driver, layout, what each rank holds, and packed data, for plans that split matrices, experts or
@@ -70,6 +93,18 @@ def launch(
         else:
             launch_ssh(recipe, to, sets or (), python=python, price=price, as_json=json)
         return
+    if to == "slurm":
+        from .launch_slurm import launch_slurm, show_jobs
+
+        if status:
+            show_jobs(root, as_json=json)
+            return
+        raise typer.Exit(
+            launch_slurm(
+                recipe, on, sets or (), options=slurm or (), notice=notice, container=container, root=root, price=price,
+                temporary=temporary, dry=dry, as_json=json,
+            )
+        )  # fmt: skip
     if to in CLOUDS:
         from .launch_sky import launch_sky
 
@@ -84,9 +119,11 @@ def launch(
 
 def _refuse_unknown(to: str) -> None:
     """Refuse what is rather the name of a provider than of a folder."""
-    near = difflib.get_close_matches(to, [*CLOUDS, "azure", "sky"], n=1, cutoff=0.6)
+    near = difflib.get_close_matches(to, [*CLOUDS, "azure", "sky", "slurm"], n=1, cutoff=0.6)
     if near and "/" not in to and not Path(to).exists():
-        raise UserError(f"--to {to}: unknown provider", f"expected {', '.join(CLOUDS)}, ssh:HOST, or a folder such as ./{to}")
+        raise UserError(
+            f"--to {to}: unknown provider", f"expected {', '.join(CLOUDS)}, slurm, ssh:HOST, or a folder such as ./{to}"
+        )
 
 
 def _render(

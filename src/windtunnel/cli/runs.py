@@ -13,6 +13,7 @@ from .options import DEFAULT_ROOT, JsonOption, RootOption
 from .output import print_json, print_table, width
 
 if TYPE_CHECKING:
+    from windtunnel.cluster import JobLine
     from windtunnel.run import RunSummary
 
 COLUMNS = ["run", "recipe", "stage", "created", "status", "gates", "step", "loss", "validation", "best step", "$", "note"]
@@ -34,15 +35,24 @@ def runs(
     """List the runs under --root, the newest first. Damaged ones are listed as such."""
     from windtunnel.run import list_runs
 
+    from .launch_slurm import jobs_of_runs
+
     found = list_runs(root)
+    jobs, waiting = jobs_of_runs(root)
     if json:
-        print_json([dataclasses.asdict(item) for item in found])
-    elif not found:
+        told = [dataclasses.asdict(item) for item in found]
+        for item, entry in zip(found, told, strict=True):
+            line = jobs.get(item.path.resolve())
+            entry["slurm"] = (
+                None if line is None else {"job": line.id, "state": line.state, "nodes": line.nodes, "reason": line.reason}
+            )
+        print_json(told)
+    elif not found and not waiting:
         typer.echo(f"no runs under {root}/; start one with: windtunnel train charlm")
     elif spent:
         _print_spent(found, root)
     else:
-        rows = [_row(item) for item in found]
+        rows = [_job_row(line) for line in waiting] + [_row(item, jobs.get(item.path.resolve())) for item in found]
         shown = _that_fit(rows, width())
         print_table(f"runs under {root}/", [COLUMNS[i] for i in shown], [[row[i] for i in shown] for row in rows], whole=WHOLE)
 
@@ -78,15 +88,25 @@ def _spending(values: tuple[float | None, ...]) -> list[str]:
     return ["-" if value is None else f"{value:,.2f}" for value in values]
 
 
-def _row(item: RunSummary) -> list[str]:
+def _job_row(line: JobLine) -> list[str]:
+    """Return the row of a job that has made no run yet."""
+    row = ["" for _ in COLUMNS]
+    row[0], row[COLUMNS.index("status")], row[-1] = f"slurm/{line.name}", line.state, line.describe()
+    return row
+
+
+def _row(item: RunSummary, job: JobLine | None = None) -> list[str]:
     created = "" if item.created is None else datetime.fromtimestamp(item.created).strftime("%Y-%m-%d %H:%M")
     values = [item.step, item.loss, item.validation_loss, item.best_step]
     money = "" if item.dollars is None else f"{item.dollars:,.2f}"
     note = item.problem or item.reason or ""
     if note.startswith("budget.") and item.status != "failed":  # which limit; the steps have a column of their own
         note = note.partition(":")[0]
+    status = item.status
+    if job is not None:  # a run that is to go on has not ended
+        status, note = (job.state if status != "running" else status), job.describe()
     return [
-        item.path.name, item.recipe, item.stage or "", created, item.status, _gates(item.gates), *map(_text, values), money, note,
+        item.path.name, item.recipe, item.stage or "", created, status, _gates(item.gates), *map(_text, values), money, note,
     ]  # fmt: skip
 
 

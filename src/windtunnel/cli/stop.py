@@ -29,6 +29,11 @@ def stop(
             attach(str(run), "stop", "--wait", f"{wait:g}", *(["--kill"] if kill else []), *(["--json"] if json else []))
         )
 
+    from .launch_slurm import stop_slurm
+
+    if stop_slurm(run, root, kill=kill, seconds=wait):
+        return
+
     from windtunnel.launch import stop_run
 
     folder = find_run(run, root)

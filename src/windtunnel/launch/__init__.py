@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from .megatron import Job, render_job
     from .prepare import Options, data_lines, look_before_training, prepare_run
     from .processes import stop_with_parent
-    from .slurm import UNLIMITED, BatchScript, parse_time, read_batch_script
     from .stages import StageReport, run_stages
     from .stopping import Stopped, stop_run
     from .supervisor import supervise
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from .worth import Beside, find_beside, train_beside
 
 __all__ = [
-    "UNLIMITED",
-    "BatchScript",
     "Beside",
     "Calibration",
     "Job",
@@ -35,9 +32,7 @@ __all__ = [
     "look_before_training",
     "mirror_again",
     "observe_run",
-    "parse_time",
     "prepare_run",
-    "read_batch_script",
     "render_job",
     "run_stages",
     "run_training",

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from windtunnel.check import Check, CheckFailed, Context, Evidence, Findings, Say, trains_elsewhere
-from windtunnel.launch import UNLIMITED, BatchScript, parse_time, read_batch_script
+from windtunnel.cluster import UNLIMITED, BatchScript, parse_time, read_batch_script
 from windtunnel.plan import Layout, Plan
 from windtunnel.recipe import OWN_ENGINE, CountedCorpus, HuggingFaceModel, MissingModel, Recipe, UserError
 

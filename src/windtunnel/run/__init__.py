@@ -4,10 +4,10 @@ from .bands import Alert, BandWatch, Finding, GateResult, Judge, Targets
 from .budget import STARTED, BudgetClock, BudgetSpent, EpochsVerdict, Spent, epochs_over_data, load_spent
 from .ending import LAST_LINES, Outcome, outcome, record_end
 from .expected import Expected, compare_expected
-from .folder import RunFolder, new_folder, read_own_recipe
+from .folder import JOB_VARIABLE, RunFolder, new_folder, read_own_recipe
 from .heartbeat import FOLDER as HEARTBEATS
 from .heartbeat import KEEPING, WAITING, Beat, Heartbeat, read_beat
-from .identity import first_difference
+from .identity import anchored, first_difference
 from .listing import RunSummary, list_runs, newest_run
 from .metrics import Event, Metrics, MetricsReader, Point
 from .names import METRICS, apart, described, judges_of, of_step, step_values
@@ -29,6 +29,7 @@ from .signals import STOP_FILE, STOPPING, StoppedEarly, StopRequest, stop_early
 
 __all__ = [
     "HEARTBEATS",
+    "JOB_VARIABLE",
     "KEEPING",
     "LAST_LINES",
     "LOG",
@@ -68,6 +69,7 @@ __all__ = [
     "StopRequest",
     "StoppedEarly",
     "Targets",
+    "anchored",
     "apart",
     "compare_expected",
     "described",

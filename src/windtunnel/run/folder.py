@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,8 @@ from .signals import STOP_FILE
 
 FORMAT = 1
 JOB = "job.yaml"
+JOB_VARIABLE = "WINDTUNNEL_JOB"
+"""Names the folder of the scheduler's job that makes a run; the run's manifest keeps it."""
 BACKUP = "manifest.backup.json"
 Status = Literal["running", "done", "stopped", "failed"]
 _PACKAGES = ("windtunnel", "torch", "numpy", "safetensors", "tokenizers")
@@ -88,6 +91,8 @@ class RunFolder:
             "plan": None if plan is None else dict(plan),
             "derived": dict(derived or {}),
         }
+        if os.environ.get(JOB_VARIABLE):
+            manifest["job"] = os.environ[JOB_VARIABLE]
         if recipe.expect.ranges():
             manifest["expect"] = {"written": time.time(), "ranges": recipe.expect.ranges(), "why": recipe.expect.why}
         run = cls(path, recipe, manifest)

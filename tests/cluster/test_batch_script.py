@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.launch import BatchScript, parse_time, read_batch_script
+from windtunnel.cluster import BatchScript, parse_time, read_batch_script
 from windtunnel.recipe import UserError
 
 

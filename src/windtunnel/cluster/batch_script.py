@@ -10,7 +10,7 @@ from pathlib import Path
 
 from windtunnel.recipe import UserError
 
-from .slurm_options import FLAGS, SHORT, VALUES
+from .sbatch_options import FLAGS, SHORT, VALUES
 
 UNLIMITED = ("UNLIMITED", "INFINITE", "-1")
 _MOST_BYTES = 4 << 20  # sbatch refuses larger scripts
@@ -157,18 +157,25 @@ def _option(script: BatchScript, number: int, word: str, name: str, value: str) 
             (f"{where}: sbatch has no option {word.partition('=')[0]}", f"did you mean {near[0]}?" if near else "man sbatch")
         )
         return
-    pattern, example = VALUES.get(name, ("", ""))
-    if name in VALUES and "$" in value:
-        script.problems.append(
-            (f"{where}: {value} is not expanded in #SBATCH lines", "write it out; %j is the job's number, %u the user")
-        )
-    elif name in VALUES and not re.fullmatch(pattern, value):
-        said = f"{value!r} is not what --{name} takes" if value else f"--{name} needs a value"
-        script.problems.append((f"{where}: {said}", f"for example: --{name}={example}"))
-        return
+    problem = value_problem(name, value)
+    if problem is not None:
+        script.problems.append((f"{where}: {problem[0]}", problem[1]))
+        if "$" not in value:
+            return
     if script.options.get(name, value) != value:
         script.warnings.append(f"{where}: --{name}={value} replaces {script.options[name]} of line {script.lines[name]}")
     script.options[name], script.lines[name] = value, number
+
+
+def value_problem(name: str, value: str) -> tuple[str, str] | None:
+    """Return what is wrong with the value of an option that sbatch has, and the fix; None where nothing is."""
+    pattern, example = VALUES.get(name, ("", ""))
+    if name in VALUES and "$" in value:
+        return f"{value} is not expanded in #SBATCH lines", "write it out; %j is the job's number, %u the user"
+    if name in VALUES and not re.fullmatch(pattern, value):
+        said = f"{value!r} is not what --{name} takes" if value else f"--{name} needs a value"
+        return said, f"for example: --{name}={example}"
+    return None
 
 
 def _gpus(value: str, gres: bool) -> tuple[str, int] | None:

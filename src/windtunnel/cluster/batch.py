@@ -1,0 +1,263 @@
+"""What a job runs: check the nodes, train or go on, and then end, or go back into the queue.
+
+The process is the job's batch step. Slurm's signal before the time limit, SIGTERM and `windtunnel stop` all reach it; it hands
+them to the training, which saves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from windtunnel.files import write_atomic
+from windtunnel.recipe import UserError
+from windtunnel.run import STARTED, STOP_FILE
+
+from . import scheduler
+from .chain import next_move
+from .job import RECIPE, SCRIPT, Attempt, Job, State, environment_of
+
+TICK = 0.2
+WORDS_SECONDS = 3.0
+"""A run that trains reads within a second who asked it to stop; one that does not train yet is sent a signal after these."""
+SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+_CODES = {"done": 0, "failed": 1, "stopped": 3, "again": 0}
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What Slurm gave. Attributes: id: the job's number. nodes: names. batch: whether it can be requeued."""
+
+    id: str
+    nodes: tuple[str, ...]
+    batch: bool
+
+    @classmethod
+    def here(cls, environment: Mapping[str, str] = os.environ) -> Allocation:
+        """Return the allocation that this process runs in. Raises UserError where it runs in none."""
+        number, nodes = environment.get("SLURM_JOB_ID"), environment.get("SLURM_JOB_NODELIST")
+        if not number or not nodes:
+            raise UserError("this is for a job of Slurm: SLURM_JOB_ID is not set", "windtunnel launch RECIPE --to slurm")
+        return cls(number, tuple(scheduler.host_names(nodes)), _is_batch(environment))
+
+
+def run_job(path: Path) -> int:
+    """Run one attempt of a job in the allocation that this process is in; returns the exit code. Raises UserError."""
+    job = Job.open(path)
+    return Driver(job, Allocation.here()).run()
+
+
+@dataclass
+class Driver:
+    """One attempt. Attributes: job: its folder. given: the allocation."""
+
+    job: Job
+    given: Allocation
+    _signal: str | None = None
+    _told: float | None = None
+    _signalled: bool = False
+    _state: State = field(default_factory=State)
+
+    def run(self) -> int:
+        """Do everything; returns the exit code."""
+        os.environ.setdefault(STARTED, repr(time.time()))
+        os.environ.update(environment_of(self.job))
+        with self._signals():
+            attempt = self._begin()
+            try:
+                self._attempt(attempt)
+            except UserError as error:
+                attempt.code, attempt.reason = error.exit_code, error.message
+                say(f"error: {error.message}" + (f"\n  fix: {error.fix}" if error.fix else ""))
+            finally:
+                self._clean()
+            return self._end(attempt)
+
+    @property
+    def asked(self) -> str | None:
+        """Why this attempt is to end; None while it is not."""
+        return self._signal or self.job.stop
+
+    def phase(self, attempt: Attempt, text: str) -> None:
+        """Say and keep what is done now."""
+        attempt.phase = text
+        self.job.save(self._state)
+        say(text)
+
+    def _begin(self) -> Attempt:
+        """Close what an attempt before this one left open, and open a new one."""
+        state = self._state = self.job.state
+        now, progress = time.time(), self.job.progress()
+        for lost in state.attempts:
+            if lost.ended is None:
+                lost.ended, lost.after = now, progress
+        state.end, state.successor = None, None
+        attempt = Attempt(self.given.id, list(self.given.nodes), now, before=progress)
+        state.attempts.append(attempt)
+        self.job.save(state)
+        say(f"attempt {len(state.attempts)} of {self.job.name}: job {self.given.id} on {', '.join(self.given.nodes)}")
+        return attempt
+
+    def _attempt(self, attempt: Attempt) -> None:
+        before = self._state.attempts[:-1]
+        if before and before[-1].code is None and not before[-1].bad:
+            move = next_move(before)  # one that was lost has not judged itself
+            if move.kind == "failed":
+                raise UserError(move.why, "look into output.log; then start again: sbatch job.sbatch")
+        if self.asked is None:
+            self.phase(attempt, "training")
+            self._train(attempt)
+
+    def _train(self, attempt: Attempt) -> None:
+        """Run `windtunnel train` until it ends."""
+        command = [*self.job.spec.python, "-m", "windtunnel", "train", *self._what()]
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, cwd=self.job.spec.workdir)
+        try:
+            self.wait_for(child)
+        finally:
+            end_process(child)
+            attempt.code = child.returncode
+        runs = self.job.runs()
+        if runs:
+            attempt.status, attempt.reason = runs[0].status, runs[0].reason
+
+    def _what(self) -> list[str]:
+        """Return the arguments of `windtunnel train`: the recipe at first, later the newest run of this job."""
+        spec, runs = self.job.spec, self.job.runs()
+        what = ["--resume", "--run", str(runs[0].path)] if runs else [str(self.job.path / RECIPE)]
+        return [*what, "--root", spec.root, "--yes", *spec.arguments]
+
+    def wait_for(self, child: subprocess.Popen[bytes]) -> None:
+        """Wait for a process, handing on what asks this attempt to end."""
+        while child.poll() is None:
+            self._hand_on(child)
+            time.sleep(TICK)
+
+    def _hand_on(self, child: subprocess.Popen[bytes]) -> None:
+        """Tell a process to save and end, once: the run in words who asked, where somebody did; then, or else, by signal."""
+        by, now = self.job.stop, time.monotonic()
+        if self._told is None and by is not None:
+            self._told = now + WORDS_SECONDS
+            for run in self.job.runs()[:1]:
+                with contextlib.suppress(OSError):
+                    write_atomic(run.path / STOP_FILE, by + "\n")
+        elif self._told is None and self._signal is not None:
+            self._told = now
+        if self._told is not None and now >= self._told and not self._signalled:
+            self._signalled = True
+            with contextlib.suppress(ProcessLookupError):
+                child.send_signal(signal.SIGUSR1)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        def take(number: int, frame: FrameType | None) -> None:
+            self._signal = self._signal or signal.Signals(number).name
+
+        old = {number: signal.signal(number, take) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+    def _clean(self) -> None:
+        """Remove this job's temporary folder, which the script made."""
+        place = os.environ.get("TMPDIR", "")
+        if place and Path(place).name == f"wt-{self.given.id}":
+            shutil.rmtree(place, ignore_errors=True)
+
+    def _end(self, attempt: Attempt) -> int:
+        """Decide what follows, and do it; returns the exit code."""
+        attempt.ended, attempt.signal, attempt.after = time.time(), self._signal, self.job.progress()
+        if attempt.code is None and self._signal is not None:
+            attempt.code = 3  # nothing was begun that could be saved
+        move = next_move(self._state.attempts, self.job.stop)
+        self._state.excluded = sorted({*self._state.excluded, *attempt.bad})
+        if move.kind != "again":
+            self._state.end = (move.kind, move.why)
+        self.job.save(self._state)
+        say(f"{move.kind}: {move.why}")
+        if move.kind == "again":
+            return self._again(attempt)
+        return 2 if attempt.code == 2 else _CODES[move.kind]
+
+    def _again(self, attempt: Attempt) -> int:
+        """Put the job back into the queue; returns the exit code."""
+        if not self.given.batch:
+            self._state.end = ("stopped", f"the allocation {self.given.id} ends")
+            self.job.save(self._state)
+            say(f"go on within another allocation, or: sbatch {self.job.path / SCRIPT}")
+            return 3
+        if attempt.signal == "SIGTERM":
+            standing = scheduler.standings([self.given.id]).get(self.given.id)
+            if standing is not None and standing.state != "RUNNING":
+                cancelled = standing.state == "CANCELLED"
+                self._state.end = ("stopped", "cancelled with scancel") if cancelled else None
+                self.job.save(self._state)
+                return 3  # what Slurm does with the job is decided already
+        refused = scheduler.requeue(self.given.id)
+        if refused is None:
+            say("requeued")
+            if self._state.excluded:
+                self._exclude()
+            return 0
+        say(f"requeue: {refused}; a job that follows this one is submitted")
+        options = [f"--dependency=afterany:{self.given.id}"]
+        options += [f"--exclude={','.join(self._state.excluded)}"] if self._state.excluded else []
+        self._state.successor = scheduler.submit(self.job.path / SCRIPT, *options)
+        self.job.save(self._state)
+        return 0
+
+    def _exclude(self) -> None:
+        """Keep bad nodes from the next attempt: Slurm takes this as soon as the job waits, while this process may still run."""
+        given = _given_excludes(self.job.path / SCRIPT)
+        refused = scheduler.exclude(self.given.id, sorted({*given, *self._state.excluded}))
+        if refused is not None:
+            say(f"warn: Slurm does not exclude {', '.join(self._state.excluded)}: {refused}")
+
+
+def say(text: str) -> None:
+    """Print a line of the job's own."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"[job] {text}", flush=True)
+
+
+def end_process(process: subprocess.Popen[bytes], seconds: float = 10.0) -> None:
+    """End a process that still runs: SIGTERM, then SIGKILL."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+
+
+def _is_batch(environment: Mapping[str, str]) -> bool:
+    """Whether this is a batch step, which has a script, rather than a shell that salloc started."""
+    return environment.get("ENVIRONMENT") == "BATCH"
+
+
+def _given_excludes(script: Path) -> Sequence[str]:
+    from .batch_script import read_batch_script
+
+    text = read_batch_script(script).options.get("exclude")
+    return scheduler.host_names(text) if text else ()
+
+
+def main() -> int:
+    """Run the job whose folder the command line names."""
+    try:
+        return run_job(Path(sys.argv[1]))
+    except UserError as error:
+        print(f"error: {error.message}" + (f"\n  fix: {error.fix}" if error.fix else ""), file=sys.stderr, flush=True)
+        return error.exit_code

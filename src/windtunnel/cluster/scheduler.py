@@ -1,0 +1,157 @@
+"""Slurm's own commands, each with a time-out and its errors in words."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from windtunnel.recipe import UserError
+
+SECONDS = 30.0
+_FORMAT = "%i|%T|%N|%r|%S|%L|%R"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a job stands with Slurm.
+
+    Attributes:
+        state: PENDING, RUNNING and so on, as Slurm writes it. nodes: where it runs, as n[1-2]. reason: why it waits.
+        start: when it is expected to start, or started. left: time until its limit.
+    """
+
+    state: str
+    nodes: str
+    reason: str
+    start: str
+    left: str
+
+    @property
+    def over(self) -> bool:
+        """Whether it neither runs nor waits."""
+        return self.state not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD",
+                                  "SIGNALING", "STAGE_OUT", "STOPPED", "RESIZING", "SPECIAL_EXIT")  # fmt: skip
+
+
+def submit(script: Path, *options: str) -> str:
+    """Submit a batch script; returns the job's number. Raises UserError."""
+    done = _run("sbatch", "--parsable", *options, str(script))
+    if done.returncode:
+        raise refusal("sbatch", done.stderr)
+    return done.stdout.strip().partition(";")[0]
+
+
+def try_submit(script: Path) -> str:
+    """Ask Slurm whether it takes a script, without submitting it; returns when and where the job would start.
+
+    Raises:
+        UserError: it does not take it, or cannot be asked.
+    """
+    done = _run("sbatch", "--test-only", str(script))
+    if done.returncode:
+        raise refusal("sbatch --test-only", done.stderr)
+    return (done.stderr.strip().splitlines() or [""])[-1].removeprefix("sbatch: ")
+
+
+def standings(ids: Sequence[str]) -> dict[str, Standing]:
+    """Return how jobs stand; one that Slurm has forgotten is not among them. Raises UserError."""
+    if not ids:
+        return {}
+    done = _run("squeue", "--noheader", "--states=all", f"--format={_FORMAT}", f"--jobs={','.join(ids)}")
+    if done.returncode and "Invalid job id" not in done.stderr:  # which is said of a single job that is forgotten
+        raise refusal("squeue", done.stderr)
+    rows = [line.split("|") for line in done.stdout.splitlines() if line.count("|") >= 6]
+    return {row[0].strip(): Standing(row[1], row[2], row[3], row[4], row[5]) for row in rows}
+
+
+def requeue(job: str) -> str | None:
+    """Put the running job back into the queue, under the same number; returns why that cannot be, or None.
+
+    Slurm then ends what runs of it, this process among it: SIGTERM, and SIGKILL after its KillWait.
+    """
+    done = _run("scontrol", "requeue", job)
+    return None if done.returncode == 0 else _said(done.stderr)
+
+
+def exclude(job: str, nodes: Sequence[str]) -> str | None:
+    """Let a job that waits not use these nodes; returns why that cannot be, or None. Slurm refuses it while the job runs."""
+    done = _run("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(nodes)}")
+    return None if done.returncode == 0 else _said(done.stderr)
+
+
+def cancel(job: str) -> None:
+    """End a job that waits or runs. Raises UserError."""
+    done = _run("scancel", job)
+    if done.returncode:
+        raise refusal("scancel", done.stderr)
+
+
+def signal_batch(job: str, name: str) -> None:
+    """Send a signal to the job's batch step alone. Raises UserError."""
+    done = _run("scancel", "--batch", f"--signal={name}", job)
+    if done.returncode:
+        raise refusal("scancel", done.stderr)
+
+
+def host_names(nodes: str) -> list[str]:
+    """Return the names in a list as Slurm writes it: n[1-2] is n1 and n2. Raises UserError."""
+    done = _run("scontrol", "show", "hostnames", nodes)
+    if done.returncode:
+        raise refusal("scontrol", done.stderr)
+    return done.stdout.split()
+
+
+def partitions() -> list[str]:
+    """Return the partitions' names; none where Slurm does not tell."""
+    try:
+        done = _run("sinfo", "--noheader", "--format=%R")
+    except UserError:
+        return []
+    return sorted(set(done.stdout.split()))
+
+
+def refusal(program: str, stderr: str) -> UserError:
+    """Return what a command of Slurm refused, in words."""
+    said = _said(stderr)
+    low = said.lower()
+    if "partition" in low and "invalid" in low:
+        known = partitions()
+        return UserError(f"{program}: {said}", f"--slurm partition=NAME, one of: {', '.join(known)}" if known else "sinfo")
+    if "unable to contact" in low or "configuration source" in low or "connection refused" in low:
+        return UserError(f"{program}: {said}", "this machine reaches no Slurm: launch from a login node of the cluster")
+    if "node count" in low or "node configuration" in low or "more processors" in low:
+        return UserError(
+            f"{program}: {said}", "ask for nodes that the partition has: sinfo --format='%P %D %G'; --on RIG or --slurm nodes=N"
+        )
+    if "account" in low or "qos" in low:
+        return UserError(f"{program}: {said}", "--slurm account=NAME or --slurm qos=NAME, as `sacctmgr show assoc` lists them")
+    if "time limit" in low:
+        return UserError(f"{program}: {said}", "a shorter --slurm time=H:MM:SS; sinfo --format='%P %l' shows the limits")
+    return UserError(f"{program}: {said}", "correct the option that it names: --slurm KEY=VALUE")
+
+
+def _said(stderr: str) -> str:
+    """Return the line that says most: Slurm's last one repeats the first in general words."""
+    lines = [line.partition("error: ")[2] or line for line in stderr.strip().splitlines() if line.strip()]
+    return "; ".join(dict.fromkeys(line.strip() for line in lines[-2:])) or "failed without a word"
+
+
+def _run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    found = shutil.which(program)
+    if found is None:
+        raise UserError(f"{program} is not installed here", "launch from a login node of the cluster, or --to ssh:HOST")
+    try:
+        return subprocess.run(
+            [found, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=SECONDS,
+            check=False, env={**os.environ, "LC_ALL": "C"},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"{program} did not answer within {SECONDS:.0f} s", "look whether slurmctld answers: scontrol ping; then try again"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{program} cannot be run: {error.strerror}") from None

@@ -1,0 +1,111 @@
+"""The batch script and what follows an attempt, without Slurm."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from windtunnel.cluster import Attempt, Prepared, Wish, next_move, prepare_job, read_batch_script
+from windtunnel.recipe import UserError, load_recipe
+from windtunnel.rig import parse_rig
+
+ENVIRONMENT = {
+    "PATH": "/usr/bin", "HOME": "/home/me", "NCCL_DEBUG": "INFO", "HF_TOKEN": "hf_secret", "AWS_SECRET_ACCESS_KEY": "secret",
+    "WANDB_API_KEY": "secret", "EDITOR": "vi", "WINDTUNNEL_PRICE": "2", "DISPLAY": ":0", "HF_HOME": "/data/hf home",
+}  # fmt: skip
+
+
+def prepared(recipe: Path, on: str = "8xH100", *options: str, **values: object) -> Prepared:
+    rig = parse_rig(on)
+    wish = Wish(rig=rig, hours=10.0, save_seconds=20.0, disk_gib=5.0, options=options, root=recipe.parent / "runs", **values)  # type: ignore[arg-type]
+    return prepare_job(load_recipe(recipe), wish, ENVIRONMENT)
+
+
+def test_the_script_says_all_that_the_job_needs(recipe: Path, tmp_path: Path) -> None:
+    made = prepared(recipe, "8xH100", "partition=gpu", "exclude=n[3-4]", "account=project", "mem=0")
+    file = tmp_path / "job.sbatch"
+    file.write_text(made.script)
+    read = read_batch_script(file)
+    assert not read.problems
+    assert not read.warnings
+    assert (read.nodes, read.gpus_per_node, read.options["signal"]) == (1, 8, "B:USR1@120")
+    assert read.options["partition"] == "gpu"
+    assert read.options["exclude"] == "n[3-4]"
+    assert "requeue" in read.options
+    assert read.seconds is not None
+    assert read.seconds > 10 * 3600 + 120
+    assert "secret" not in made.script
+    assert "EDITOR" not in made.script
+    assert "export HF_HOME='/data/hf home'" in made.script
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="not installed: shellcheck (apt install shellcheck)")
+def test_shellcheck_has_nothing_to_say(recipe: Path, tmp_path: Path) -> None:
+    file = tmp_path / "job.sbatch"
+    file.write_text(prepared(recipe, "8xH100", "comment=two words").script)
+    done = subprocess.run(["shellcheck", str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("on", "options", "values", "words"),
+    [
+        ("8xH100", ["partion=gpu"], {}, "did you mean partition"),
+        ("8xH100", ["time=soon"], {}, "'soon' is not what --time takes"),
+        ("8xH100", ["time=5"], {"notice": 200}, "told to save 200 s before its end"),
+        ("8xH100", [], {"notice": 5}, "too short to save"),
+        ("8xH100", ["signal=TERM@30"], {}, "--notice SECONDS"),
+        ("8xH100", ["nodes=2"], {}, "the plan is for 8xH100"),
+        ("8xH100", ["gpus-per-node=h100:4"], {}, "gpus-per-node=h100:8"),
+        ("2x(8xH100)", [], {}, "no stage of kind rl"),
+        ("8xH100", [], {"container": "gone.sif"}, "no such image"),
+    ],
+)
+def test_what_does_not_fit_is_refused(on: str, options: list[str], values: dict[str, object], words: str, recipe: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        prepared(recipe, on, *options, **values)
+    assert words in f"{refused.value.message}\n{refused.value.fix}"
+
+
+def test_a_container_runs_the_steps_and_not_slurms_commands(recipe: Path, tmp_path: Path) -> None:
+    image = tmp_path / "image.sif"
+    image.touch()
+    made = prepared(recipe, container=str(image))
+    assert made.spec.python[:3] == ("apptainer", "exec", "--nv")
+    assert made.spec.python[-2:] == (str(image), "python3")
+    assert "apptainer" not in made.script.splitlines()[-1]
+
+
+def attempt(code: int | None = 3, *, step: int = 20, before: int = 0, **values: object) -> Attempt:
+    found = Attempt("7", ["n1"], 0.0, before=(1, before), after=(1, step), ended=1.0, code=code)
+    for name, value in values.items():
+        setattr(found, name, value)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("attempts", "stop", "kind"),
+    [
+        ([attempt(0, status="done")], None, "done"),
+        ([attempt(3, signal="SIGUSR1", reason="SIGUSR1")], None, "again"),
+        ([attempt(3, reason="SIGTERM")], None, "again"),
+        ([attempt(3, reason="spot notice: soon")], None, "again"),
+        ([attempt(3, reason="budget.hours: 2 h are spent")], None, "stopped"),
+        ([attempt(3, signal="SIGUSR1")], "windtunnel stop, by me", "stopped"),
+        ([attempt(2, reason="bad input")], None, "failed"),
+        ([attempt(1, status="done", reason="gate loss did not hold")], None, "failed"),
+        ([attempt(1, status="failed", reason="rank 0 raised")], None, "again"),
+        ([attempt(1, status="failed", step=20, before=20)], None, "again"),
+        ([attempt(1, status="failed"), attempt(1, status="failed", step=20, before=20)], None, "again"),
+        ([attempt(1, step=20, before=20), attempt(-9, step=20, before=20)], None, "failed"),
+        ([attempt(None, step=20, before=20), attempt(None, step=20, before=20)], None, "failed"),
+        ([attempt(3, signal="SIGUSR1", step=0, before=0), attempt(3, signal="SIGUSR1", step=0, before=0)], None, "failed"),
+        ([attempt(None, step=0, before=0, bad={"n2": "GPU 3 is lost"})] * 4, None, "again"),
+        ([attempt(None, step=0, before=0, bad={"n2": "GPU 3 is lost"})] * 5, None, "failed"),
+    ],
+)
+def test_what_follows_an_attempt(attempts: list[Attempt], stop: str | None, kind: str) -> None:
+    move = next_move(attempts, stop)
+    assert move.kind == kind
+    assert move.why
