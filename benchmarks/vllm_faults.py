@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,19 +12,20 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from windtunnel.rl.vllm_worker import Files, WeightReceipts, placed
+from windtunnel.rl.vllm_worker import Files, Named, WeightReceipts, placed
 
 FAULT = "WINDTUNNEL_FAULT"
 """Environment: a file with the name of the fault that the next version is taken with."""
 DROPPED = "model.layers.1.mlp.down_proj.weight"
+SPLIT_BY_COLUMNS = ("o_proj.weight", "down_proj.weight")
 
 
 class Faulty(WeightReceipts):
     """Takes a version as the file of FAULT says."""
 
     def windtunnel_take(self, path: str, version: int) -> None:
-        """Take a version, wrongly."""
-        fault = Path(os.environ[FAULT]).read_text()
+        """Take a version from a folder, wrongly."""
+        fault = _fault()
         worker: Any = self
         if fault == "none":
             super().windtunnel_take(path, version)
@@ -31,7 +33,8 @@ class Faulty(WeightReceipts):
         if fault == "stale version":
             return  # an old version under its own number
         if fault == "packed copy":
-            _reload_but_packed(worker, path)
+            with _packed_as_before(worker):
+                worker.reload_weights(weights_path=path)
         elif fault == "dropped tensor":
             weights = ((name, tensor) for name, tensor in _weights(path) if name != DROPPED)
             worker.reload_weights(weights_iterator=weights)
@@ -50,6 +53,39 @@ class Faulty(WeightReceipts):
             raise AssertionError(fault)
         self.windtunnel_version = version
 
+    def windtunnel_receive(self, version: int) -> dict[str, Any]:
+        """Take a version from the learner, wrongly."""
+        before = self.windtunnel_version
+        packed = _fault() == "packed copy"
+        with _packed_as_before(self) if packed else contextlib.nullcontext():
+            found = super().windtunnel_receive(version)
+        if _fault() == "stale version":
+            self.windtunnel_version = before
+            return {**found, "version": before}
+        return found
+
+    def windtunnel_install(self, weights: Named) -> None:
+        """Put some tensors in their places, or elsewhere."""
+        fault = _fault()
+        worker: Any = self
+        if fault in ("stale version", "old weights, new number"):
+            return
+        if fault == "dropped tensor":
+            weights = [(name, tensor) for name, tensor in weights if name != DROPPED]
+        elif fault == "half-updated shard":
+            if worker.rank == worker.parallel_config.world_size - 1:
+                weights = [(name, tensor) for name, tensor in weights if "layers.1." not in name]
+        elif fault == "swapped ranks":
+            weights = [
+                (name, tensor.roll(tensor.shape[1] // 2, 1) if name.endswith(SPLIT_BY_COLUMNS) else tensor)
+                for name, tensor in weights
+            ]
+        super().windtunnel_install(weights)
+
+
+def _fault() -> str:
+    return Path(os.environ[FAULT]).read_text()
+
 
 def _weights(path: str) -> Iterator[tuple[str, Tensor]]:
     for file in sorted(Path(path).glob("*.safetensors")):
@@ -57,12 +93,13 @@ def _weights(path: str) -> Iterator[tuple[str, Tensor]]:
             yield from ((name, opened.get_tensor(name)) for name in list(opened.keys()))
 
 
-def _reload_but_packed(worker: Any, path: str) -> None:
-    """Take all parameters through vLLM's own reload, but go on computing with the copies that kernels had packed before."""
+@contextlib.contextmanager
+def _packed_as_before(worker: Any) -> Iterator[None]:
+    """Have all parameters taken through vLLM's own reload, but computed with the copies that kernels had packed before."""
     modules = [module for module in worker.model_runner.get_model().modules() if hasattr(module, "cpu_linear")]
     before = [module.cpu_linear for module in modules]
     assert before
-    worker.reload_weights(weights_path=path)
+    yield
     for module, packed in zip(modules, before, strict=True):
         module.cpu_linear = packed
 

@@ -22,6 +22,14 @@ from windtunnel.rl import sampler as sampler_module
 from windtunnel.run import RunFolder
 
 BESIDE = "stages.rl.engine=transformers"
+DIRECT = "stages.rl.sync=direct"
+ADAPTER = (
+    "model.adapter={rank: 4}",
+    "stages.rl.updates=2",
+    "stages.rl.reference=true",
+    "stages.rl.kl=0.1",
+    "stages.rl.temperature=0.7",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -30,24 +38,20 @@ def _one_thread() -> None:
 
 
 @pytest.mark.parametrize(
-    "sets",
-    [
-        (),
-        (
-            "model.adapter={rank: 4}",
-            "stages.rl.updates=2",
-            "stages.rl.reference=true",
-            "stages.rl.kl=0.1",
-            "stages.rl.temperature=0.7",
-        ),
+    ("sets", "way"),
+    [((), BESIDE), (ADAPTER, BESIDE), ((), DIRECT), (ADAPTER, DIRECT)],
+    ids=[
+        "one update",
+        "adapter, two updates, reference, temperature",
+        "one update, directly",
+        "adapter, two updates, reference, temperature, directly",
     ],
-    ids=["one update", "adapter, two updates, reference, temperature"],
 )
 def test_an_engine_beside_gives_the_run_that_is_sampled_in_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sets: tuple[str, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sets: tuple[str, ...], way: str
 ) -> None:
     """Although it is killed as it is given the third round's prompts."""
-    in_turn, beside = new_run(tmp_path, *sets), new_run(tmp_path, *sets, BESIDE)
+    in_turn, beside = new_run(tmp_path, *sets), new_run(tmp_path, *sets, BESIDE, way)
     assert train_policy(in_turn) == 0
     true, asked = EngineProcess.submit, []
 

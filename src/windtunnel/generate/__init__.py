@@ -23,9 +23,10 @@ if TYPE_CHECKING:
         run_decoder,
     )
     from .text import Message, NoText, OwnText, Piece, TextCodec, TextStream, TokenInfo, WholeText
-    from .vllm_adapter import VLLMGenerator, open_vllm
+    from .vllm_adapter import VLLM_VERSIONS, VLLMGenerator, open_vllm, told_version
 
 __all__ = [
+    "VLLM_VERSIONS",
     "Completion",
     "Decoder",
     "Engine",
@@ -61,6 +62,7 @@ __all__ = [
     "load_source",
     "open_vllm",
     "run_decoder",
+    "told_version",
 ]
 
 __getattr__ = lazy(__name__)

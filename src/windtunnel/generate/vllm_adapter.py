@@ -20,8 +20,8 @@ from .text import FolderText, TextCodec, TextStream, TokenInfo
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# AsyncLLM, SamplingParams and RequestOutput have had this form since 0.20.
-VERSIONS = ">=0.20,<0.28"
+VLLM_VERSIONS = ">=0.25.1,<0.33"
+"""Of vLLM that are known to do what is asked of them: 0.25.1 was tried on a GPU, 0.32 on a CPU."""
 
 
 class AsyncEngine(Protocol):
@@ -249,6 +249,12 @@ def _version(new: Any) -> int | None:
     return min((int(name) for name in names if name.isdigit()), default=None)
 
 
+async def told_version(engine: Any, version: int) -> None:
+    """Have vLLM write a version of the weights beside the tokens that it makes from now on, where it does (since 0.32)."""
+    if hasattr(engine, "update_weight_version"):
+        await engine.update_weight_version(str(version))
+
+
 def log_probabilities(
     found: dict[int, Any] | None, token: int, count: int | None
 ) -> tuple[float | None, dict[int, float] | None]:
@@ -273,21 +279,16 @@ def load_vllm(folder: Path, *, slots: int, queue: int, **arguments: Any) -> VLLM
     """
     from .hf import end_tokens
 
-    return open_vllm(
-        folder, lambda vocab: FolderText(folder, end_tokens(folder)), VERSIONS, slots=slots, queue=queue, **arguments
-    )
+    return open_vllm(folder, lambda vocab: FolderText(folder, end_tokens(folder)), slots=slots, queue=queue, **arguments)
 
 
-def open_vllm(
-    folder: Path, text: Callable[[int], TextCodec], versions: str, *, slots: int, queue: int, **arguments: Any
-) -> VLLMGenerator:
+def open_vllm(folder: Path, text: Callable[[int], TextCodec], *, slots: int, queue: int, **arguments: Any) -> VLLMGenerator:
     """Return a generator with vLLM for a Hugging Face folder; see `load_vllm`.
 
     Args:
         text: makes its tokenizer from the size of the model's vocabulary.
-        versions: of vLLM that are known to do what is wanted.
     """
-    check_version(versions)
+    check_version()
     from vllm import SamplingParams
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.sampling_params import RequestOutputKind
@@ -308,7 +309,7 @@ def open_vllm(
         raise UserError(f"vLLM cannot serve {folder}: {str(error).splitlines()[0]}", "use --backend transformers") from None
 
 
-def check_version(versions: str = VERSIONS) -> None:
+def check_version() -> None:
     """Check that vLLM is there in one of these versions. Raises UserError."""
     import importlib.util
 
@@ -318,5 +319,5 @@ def check_version(versions: str = VERSIONS) -> None:
         raise UserError("vLLM is not installed here", "pip install vllm, on a machine with a GPU; or --backend transformers")
     from vllm import __version__ as version  # the build for CPUs is a distribution of another name
 
-    if version not in SpecifierSet(versions, prereleases=True):
-        raise UserError(f"vLLM {version} is not a version that is known here ({versions})", "use --backend transformers")
+    if version not in SpecifierSet(VLLM_VERSIONS, prereleases=True):
+        raise UserError(f"vLLM {version} is not a version that is known here ({VLLM_VERSIONS})", "use --backend transformers")

@@ -256,6 +256,11 @@ class GRPO(TrainingStage):
     engine_tensor: int | None = Field(None, ge=1, description="GPUs that share one engine's weights; null: the fewest that do")
     engine_memory: float = Field(0.9, gt=0, lt=1, description="share of an engine's GPU for weights and KV cache")
     engine_weights: Literal["bf16", "fp8"] = Field("bf16", description="how engines hold the policy")
+    sync: Literal["auto", "disk", "direct"] = Field(
+        "auto",
+        description="how engines get weights: by files, or directly into their memory (NCCL, CUDA IPC, on a CPU gloo); auto: "
+        "directly on GPUs, by files on a CPU and with `overlap`, whose rounds a killed run goes on with",
+    )
     overlap: int = Field(
         0,
         ge=0,
@@ -283,6 +288,8 @@ class GRPO(TrainingStage):
 
     @model_validator(mode="after")
     def _consistent(self) -> GRPO:
+        if self.sync == "direct" and self.overlap:
+            raise ValueError("sync: direct leaves no weights on the disk for rounds ahead; fix: sync: disk, or overlap: 0")
         if self.kl and not self.reference:
             raise ValueError("kl needs a reference policy; fix: reference: true, or kl: 0")
         if self.rewards and self.reward is not None:

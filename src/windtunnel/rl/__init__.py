@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from .rewards import Reward, Rewards
     from .rewards import combine as combine_verdicts
     from .rollouts import Collector, Round, Sample
+    from .send import Sent, WeightSender
     from .snapshot import Publisher, WeightSnapshot, newest_snapshot, open_snapshot
-    from .sync import publish_weights, require_fresh
+    from .sync import Offer, offer_weights, publish_weights, require_fresh, send_weights
+    from .transfer import Invitation
 
 __all__ = [
     "TOLERANCE",
@@ -35,10 +37,12 @@ __all__ = [
     "EngineFailed",
     "EngineProcess",
     "Engines",
+    "Invitation",
     "Learner",
     "Levels",
     "LossSettings",
     "Mismatch",
+    "Offer",
     "PolicyLoss",
     "Publisher",
     "Receipt",
@@ -48,9 +52,11 @@ __all__ = [
     "Round",
     "Sample",
     "Scores",
+    "Sent",
     "Serving",
     "StaleWeights",
     "Tokens",
+    "WeightSender",
     "WeightSnapshot",
     "all_equal",
     "combine_verdicts",
@@ -62,12 +68,14 @@ __all__ = [
     "measure_mismatch",
     "micro_batches",
     "newest_snapshot",
+    "offer_weights",
     "open_snapshot",
     "pack",
     "publish_weights",
     "require_fresh",
     "right_answers",
     "score",
+    "send_weights",
     "token_losses",
     "train_policy",
 ]

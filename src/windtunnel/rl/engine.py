@@ -12,17 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from windtunnel.generate import Engine as Generation
 from windtunnel.generate import HFDecoder, Job, NoText, Ticket
 
+from .canary import Canary
 from .errors import BrokenSnapshot, StaleWeights
 from .mismatch import Mismatch
+from .receive import WeightReceiver
 from .snapshot import WeightSnapshot, open_snapshot
+from .transfer import Invitation
 
 NOTHING = -1
 """The version of an engine that has loaded none."""
@@ -85,6 +89,7 @@ class Engine:
         self._dtype, self._device, self._serving = dtype, device, serving
         self._model: PreTrainedModel | None = None
         self._generation: Generation | None = None
+        self._receiver: WeightReceiver | None = None
         self.version = NOTHING
 
     def load(self, path: Path, version: int) -> Receipt:
@@ -97,12 +102,51 @@ class Engine:
         """
         began = time.monotonic()
         snapshot = opened(path, version)
-        model = self._build(snapshot)
-        found = None if snapshot.canary is None else require_canary(snapshot, _score(model, snapshot.canary.tokens))
+        given = {name: entry.dtype for name, entry in snapshot.tensors.items()}
+        model = self._build(path.name, given, pretrained_model_name_or_path=path)
+        canary = snapshot.canary
+        found = None if canary is None else require_canary(path.name, canary, _score(model, canary.tokens))
         self.close()
         self._model, self.version = model, version
         size = sum(written.bytes for written in snapshot.files.values())
         return Receipt(version, len(snapshot.tensors), size, found, time.monotonic() - began)
+
+    def prepare(self, config: dict[str, Any], tokens: int) -> None:
+        """Be ready to join: here there is nothing to do, a model is made when its weights are there.
+
+        Args:
+            config: of config.json.
+            tokens: of the longest sequence that will be scored.
+        """
+
+    def join(self, invitation: Invitation) -> None:
+        """Join a learner's group, to receive weights from it. Raises RuntimeError where it cannot be reached in time."""
+        self._receiver = None
+        self._receiver = WeightReceiver(invitation, 0, torch.device("cpu" if invitation.way == "gloo" else self._device))
+
+    def receive(self, version: int, config: dict[str, Any], canary: dict[str, Any] | None) -> Receipt:
+        """Take a version from the learner that was joined. Until all of it has been proven good, the engine keeps what it has.
+
+        Args:
+            version: that the learner sends.
+            config: of config.json.
+            canary: as `Canary.as_json` gives it.
+
+        Raises:
+            BrokenSnapshot: what came is not what was sent, not the model's, or the canary is scored otherwise.
+            RuntimeError: the learner gave up, or did not go on in time.
+        """
+        began, of = time.monotonic(), f"version {version}"
+        assert self._receiver is not None
+        weights = {name: tensor for bucket in self._receiver.receive(version) for name, tensor in bucket}
+        dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in weights.items()}
+        kind, settings = getattr(transformers, config["architectures"][0]), AutoConfig.for_model(**config)
+        model = self._build(of, dtypes, kind, pretrained_model_name_or_path=None, config=settings, state_dict=weights)
+        wanted = None if canary is None else Canary.from_json(canary)
+        found = None if wanted is None else require_canary(of, wanted, _score(model, wanted.tokens))
+        self.close()
+        self._model, self.version = model, version
+        return Receipt(version, self._receiver.tensors, self._receiver.bytes, found, time.monotonic() - began)
 
     def score(self, tokens: Tensor) -> Scores:
         """Log-probabilities of tokens (B, T) int64, each given those before it."""
@@ -157,26 +201,27 @@ class Engine:
             raise StaleWeights("the engine has no weights yet")
         return self._model
 
-    def _build(self, snapshot: WeightSnapshot) -> PreTrainedModel:
+    def _build(self, of: str, dtypes: dict[str, str], kind: Any = AutoModelForCausalLM, **source: Any) -> PreTrainedModel:
+        """Return a model from what `from_pretrained` takes; `dtypes`: of the tensors there. Raises BrokenSnapshot."""
         try:
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                snapshot.path, dtype=self._dtype, local_files_only=True, output_loading_info=True,
+            loaded: Any = kind.from_pretrained(
+                **source, dtype=self._dtype, local_files_only=True, output_loading_info=True,
                 ignore_mismatched_sizes=True,  # refused below, by name
             )  # fmt: skip
         except (OSError, ValueError, RuntimeError, KeyError, AttributeError, SafetensorError) as error:
-            raise BrokenSnapshot(f"{snapshot.path.name}: transformers cannot load it: {error}") from None
+            raise BrokenSnapshot(f"{of}: transformers cannot load it: {error}") from None
         model: PreTrainedModel = loaded[0]
         report: dict[str, Any] = loaded[1]
         for what, key in (("lacks", "missing_keys"), ("has", "unexpected_keys"), ("has another shape of", "mismatched_keys")):
             names = sorted(name if isinstance(name, str) else name[0] for name in report.get(key) or ())
             if names:
                 more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-                raise BrokenSnapshot(f"{snapshot.path.name} {what} {names[0]}{more}, as the engine's model sees it")
+                raise BrokenSnapshot(f"{of} {what} {names[0]}{more}, as the engine's model sees it")
         buffers = {name for name, _ in model.named_buffers()}
         wanted = str(self._dtype).removeprefix("torch.")
-        for name, entry in snapshot.tensors.items():
-            if entry.dtype != wanted and name not in buffers:
-                raise BrokenSnapshot(f"{snapshot.path.name}: {name} is {entry.dtype}, the engine holds {wanted}")
+        for name, dtype in dtypes.items():
+            if dtype != wanted and name not in buffers:
+                raise BrokenSnapshot(f"{of}: {name} is {dtype}, the engine holds {wanted}")
         model.to(self._device)  # type: ignore[arg-type]
         return model.eval()
 
@@ -192,14 +237,15 @@ def opened(path: Path, version: int) -> WeightSnapshot:
     return snapshot
 
 
-def require_canary(snapshot: WeightSnapshot, scored: Tensor) -> Mismatch:
-    """Return how far an engine's log-probabilities of a version's canary are from the learner's. Raises BrokenSnapshot."""
-    canary = snapshot.canary
-    assert canary is not None
+def require_canary(of: str, canary: Canary, scored: Tensor) -> Mismatch:
+    """Return how far an engine's log-probabilities of a version's canary are from the learner's. Raises BrokenSnapshot.
+
+    `of`: what is refused.
+    """
     found, alike = canary.compare(scored)
     if not alike:
         raise BrokenSnapshot(
-            f"{snapshot.path.name}: the engine scores the canary otherwise than the learner: log-probabilities differ by "
+            f"{of}: the engine scores the canary otherwise than the learner: log-probabilities differ by "
             f"{found.mean:.2g} on average and {found.largest:.2g} at most; {canary.mean:.2g} and {canary.largest:.2g} are allowed"
         )
     return found

@@ -25,6 +25,7 @@ from .engine import Answers, Engine, Receipt, Scores, Serving
 from .errors import BrokenSnapshot, EngineFailed, StaleWeights
 
 if TYPE_CHECKING:
+    from .transfer import Invitation
     from .vllm_engine import VLLMSettings
 
 LIMIT_SECONDS = 600.0
@@ -102,6 +103,21 @@ class EngineProcess:
         receipt: Receipt = self._ask("load", path, version)
         if receipt.version != version:
             raise StaleWeights(f"asked to load version {version} of the weights, the engine has version {receipt.version}")
+        return receipt
+
+    def prepare(self, config: dict[str, Any], tokens: int) -> None:
+        """See `Engine.prepare`."""
+        self._ask("prepare", config, tokens)
+
+    def join(self, invitation: Invitation) -> None:
+        """See `Engine.join`."""
+        self._ask("join", invitation)
+
+    def receive(self, version: int, config: dict[str, Any], canary: dict[str, Any] | None) -> Receipt:
+        """See `Engine.receive`. The receipt's version is that which was asked for, or this raises."""
+        receipt: Receipt = self._ask("receive", version, config, canary)
+        if receipt.version != version:
+            raise StaleWeights(f"asked to receive version {version} of the weights, the engine has version {receipt.version}")
         return receipt
 
     def score(self, tokens: Tensor) -> Scores:

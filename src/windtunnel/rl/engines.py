@@ -17,6 +17,8 @@ from windtunnel.recipe import UserError
 from .engine import NOTHING, Receipt
 from .engine_process import Answered, Told
 from .errors import BrokenSnapshot, EngineFailed, StaleWeights
+from .link import Link, Receiving, Send
+from .sync import Offer
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +26,7 @@ RESTARTS = 3
 """Times in a row that an engine may die without having brought anything in between."""
 
 
-class Process(Protocol):
+class Process(Receiving, Protocol):
     """What is used of `EngineProcess`."""
 
     def load(self, path: Path, version: int) -> Receipt:
@@ -92,7 +94,7 @@ class Engines:
         self._start, self._exact, self._say = start, exact, say
         self._lock, self._numbers = threading.Lock(), itertools.count()
         self._places = [_Place(number) for number in range(count)]
-        self._path: Path | None = None
+        self._again: Callable[[Process], Receipt] | None = None  # has an engine that starts again take the present version
         self._failure: UserError | None = None
         self._closed = False
         for place in self._places:
@@ -120,9 +122,30 @@ class Engines:
             UserError: an engine refuses the weights, or does not live long enough to take them.
         """
         assert not any(place.open for place in self._places)
-        self._path, self.weights_version = path, version
+        self._again, self.weights_version = lambda process: process.load(path, version), version
         with ThreadPoolExecutor(len(self._places)) as pool:
             return list(pool.map(self._load, self._places))
+
+    def receive(self, link: Link, offer: Offer, send: Send) -> list[Receipt]:
+        """Have every engine receive a version of the weights; each one's receipt. Nothing may be under way.
+
+        Args:
+            link: to these engines.
+            offer: what is sent.
+            send: see `Link.give`; it is called once, also where no engine lives.
+
+        Raises:
+            UserError: an engine refuses the weights, or does not live long enough to take them.
+        """
+        assert not any(place.open for place in self._places)
+        self._again, self.weights_version = lambda process: link.again(offer, process), offer.version
+        for place in self._places:
+            if place.process is None:
+                self._begin(place)
+        there = [place.process for place in self._places if place.process is not None]
+        found = link.give(offer, there if len(there) == len(self._places) else [], send)
+        found += [EngineFailed("the engine's process ended as it began")] * (len(self._places) - len(found))
+        return [self._received(place, one) for place, one in zip(self._places, found, strict=True)]
 
     def submit(
         self, jobs: Sequence[Job], notify: Callable[[Ticket], None] | None = None, *, stream: bool = True, bounded: bool = True
@@ -198,7 +221,7 @@ class Engines:
 
     def _load(self, place: _Place) -> Receipt:
         """Have one engine take the present version, in a new process if need be."""
-        assert self._path is not None
+        assert self._again is not None
         while True:
             if place.process is None:
                 self._begin(place)
@@ -206,7 +229,7 @@ class Engines:
             try:
                 if process is None:
                     raise EngineFailed("the engine's process ended as it began")
-                return process.load(self._path, self.weights_version)
+                return self._again(process)
             except EngineFailed as error:
                 with self._lock:
                     place.deaths += 1
@@ -216,10 +239,17 @@ class Engines:
                 self._tell(place, str(error))
                 self._begin(place)
             except (BrokenSnapshot, StaleWeights) as error:
-                raise UserError(
-                    f"engine {place.number} refuses version {self.weights_version} of the weights: {error}",
-                    "look at the disk that the run's folder is on; `windtunnel check` proves this way (docs/weight-sync.md)",
-                ) from None
+                raise self._refused(place, error) from None
+
+    def _received(self, place: _Place, found: Receipt | Exception) -> Receipt:
+        """Return an engine's receipt; where it failed, or others did, that of another try alone."""
+        if isinstance(found, Receipt):
+            return found
+        if isinstance(found, (BrokenSnapshot, StaleWeights)):
+            raise self._refused(place, found)
+        if not isinstance(found, EngineFailed):
+            raise found
+        return self._load(place)
 
     def _answered(self, place: _Place, number: int, answer: Answered | str) -> None:
         """Pass an answer on; from the thread that listens to the engine."""
@@ -278,6 +308,12 @@ class Engines:
             f"engine {place.number} died {RESTARTS + 1} times in a row: {why}",
             "see what it said in the run's output.log (windtunnel logs) and look at free memory; raise stages.rl.engine_seconds "
             "where it was only slow",
+        )
+
+    def _refused(self, place: _Place, error: Exception) -> UserError:
+        return UserError(
+            f"engine {place.number} refuses version {self.weights_version} of the weights: {error}",
+            "look at the disk that the run's folder is on; `windtunnel check` proves this way (docs/weight-sync.md)",
         )
 
     def _fail(self, error: UserError) -> None:

@@ -41,7 +41,7 @@ METRICS: dict[str, str] = {
     "mismatch_outside": "share of tokens whose ratio of probabilities is outside [0.9, 1.1]",
     "generating_seconds": "of a step: until all answers of the round were there and judged",
     "judging_seconds": "of those: waiting for judges after the last answer was there",
-    "publish_seconds": "of a step: until the weights for the engines were on the disk, with a canary",
+    "publish_seconds": "of a step: until a canary was scored and, where engines get files, the weights were on the disk",
     "load_seconds": "of a step: until every engine had taken them and scored the canary",
     "canary": "mean |log-probability by learner - by engine| of the canary after a sync, nats; the largest of all engines",
     "waiting_seconds": "of a step: waiting for a round that was answered ahead",

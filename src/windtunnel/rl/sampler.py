@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -15,11 +15,14 @@ from windtunnel.generate import Generator, HFDecoder, WholeText
 from windtunnel.recipe import GRPO, UserError
 from windtunnel.train import COMPUTE, HFEngine, Ranks, plain_model, training_undisturbed, vocabulary_of
 
-from .engine import Serving
+from .engine import Receipt, Serving
 from .engine_process import EngineProcess, Told
 from .engines import Engines
+from .link import Link
+from .send import Held, WeightSender
 from .snapshot import Publisher, version_folder
-from .sync import publish_weights
+from .sync import offer_weights, publish_weights, send_weights
+from .transfer import Way
 from .vllm_engine import VLLMSettings, require_vllm
 
 MOST_SLOTS = 256
@@ -76,7 +79,7 @@ class InTurn:
 
 
 class Beside:
-    """Engines in processes of their own. Weights reach them by the disk: published by all learners together, with a canary.
+    """Engines in processes of their own. Weights reach them from all learners together, by the disk or directly, with a canary.
 
     Args:
         folder: of the published versions; gone when this is closed, but for what is to stay.
@@ -94,7 +97,9 @@ class Beside:
         self._kept: Collection[int] = ()
         self._inner, self._ranks, self._folder = inner, ranks, folder
         self._dtype = COMPUTE[inner.layout.precision]
-        self._publisher = Publisher(folder, keep=2 + stage.overlap, empty=not stage.overlap) if ranks.first else None
+        way = _way(stage, ranks)
+        by_files = ranks.first and way is None
+        self._publisher = Publisher(folder, keep=2 + stage.overlap, empty=not stage.overlap) if by_files else None
         count = (stage.engines or ranks.world) // ranks.world
         slots = -(-_slots(stage, ranks) // count)
         serving = Serving(slots, _tokens(stage), tuple(sorted(text.ends)))
@@ -118,12 +123,14 @@ class Beside:
                 answered=answered, ended=ended, vllm=settings,
             )  # fmt: skip
 
+        workers = tensor if vllm else 1
+        self._link = None if way is None else Link(WeightSender(way, ranks.device, stage.engine_seconds), workers)
         self.engines = Engines(count, start, text, tokens=serving.tokens, slots=slots, exact=not vllm, say=say)
 
     @contextlib.contextmanager
     def generator(self) -> Iterator[Generator]:
         """See `Sampler`."""
-        self._metrics = self.take(*self.publish())
+        self._metrics = self.take(*self.publish()) if self._link is None else self._give(self._link)
         before = self.engines.restarts
         yield self.engines
         self._metrics["engine_restarts"] += self.engines.restarts - before
@@ -148,12 +155,28 @@ class Beside:
         """Have this rank's engines take a version; see `Engines.take`. What it showed."""
         began, before, published = time.monotonic(), self.engines.restarts, self._published
         receipts = self.engines.take(path, version)
+        return self._shown(receipts, published, time.monotonic() - began, before)
+
+    def _give(self, link: Link) -> dict[str, float]:
+        """Have the engines of all ranks receive the weights as they are now. All ranks call it together. What it showed."""
+        began, before, job = time.monotonic(), self.engines.restarts, self._inner.job
+        version = job.optimizer.steps
+        offer = offer_weights(job, version, dtype=self._dtype, canary=self._canary, compute=self._dtype)
+        offered = time.monotonic()
+
+        def send(sender: WeightSender, held: Held, check: Callable[[], None]) -> None:
+            send_weights(job, sender, version, dtype=self._dtype, check=check, held=held)
+
+        receipts = self.engines.receive(link, offer, send)
+        return self._shown(receipts, offered - began, time.monotonic() - offered, before)
+
+    def _shown(self, receipts: Sequence[Receipt], published: float, loaded: float, restarts: int) -> dict[str, float]:
         canaries = [receipt.canary for receipt in receipts if receipt.canary is not None]
         return {
             "publish_seconds": published,
-            "load_seconds": time.monotonic() - began,
+            "load_seconds": loaded,
             "canary": max(canary.mean for canary in canaries),
-            "engine_restarts": float(self.engines.restarts - before),
+            "engine_restarts": float(self.engines.restarts - restarts),
         }
 
     def forget(self, after: int | None = None) -> None:
@@ -183,6 +206,14 @@ class Beside:
         self.engines.close()
         if self._publisher is not None:
             self._publisher.keep_only(self._kept)
+
+
+def _way(stage: GRPO, ranks: Ranks) -> Way | None:
+    """Return how weights go to engines directly; None: by the disk."""
+    cpu = ranks.device.type == "cpu"
+    if stage.sync == "disk" or stage.overlap or (stage.sync == "auto" and cpu):
+        return None
+    return "gloo" if cpu else "nccl"
 
 
 def _gpus(ranks: Ranks, count: int, number: int, tensor: int) -> list[int] | None:

@@ -1,17 +1,20 @@
-"""Weights from the learners to the engines: published by all ranks together, and how old an engine's may be."""
+"""Weights from the learners to the engines, by files or directly, from all ranks together; and how old an engine's may be."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from windtunnel.train import HFJob, hub_config, hub_weights
+from windtunnel.train import HFJob, hub_buckets, hub_config, hub_weights
 
 from .canary import make_canary
 from .errors import StaleWeights
+from .send import Held, Sent, WeightSender, nothing
 from .snapshot import Publisher
 
 
@@ -35,8 +38,7 @@ def publish_weights(
         RuntimeError: on every rank, when the first one could not write; names the cause.
     """
     assert (publisher is not None) == job.ranks.first
-    lesser = min(dtype, compute, key=lambda one: torch.finfo(one).bits)
-    scored = make_canary(job, canary, lesser)
+    scored = make_canary(job, canary, _lesser(dtype, compute))
     weights = hub_weights(job, dtype)
     path, cause = None, None
     if publisher is None:
@@ -53,6 +55,51 @@ def publish_weights(
     return path
 
 
+@dataclass(frozen=True)
+class Offer:
+    """A version that engines are to receive: updates behind it, its config.json, and a canary as JSON; see `Engine.receive`."""
+
+    version: int
+    config: dict[str, Any]
+    canary: dict[str, Any]
+
+    @property
+    def tokens(self) -> int:
+        """Of the canary's sequences."""
+        return max(map(len, self.canary["tokens"]))
+
+
+def offer_weights(job: HFJob, version: int, *, dtype: torch.dtype, canary: Tensor, compute: torch.dtype) -> Offer:
+    """Score a canary and say what `send_weights` will send. All ranks must call it together; see `publish_weights`."""
+    return Offer(version, hub_config(job, dtype), make_canary(job, canary, _lesser(dtype, compute)).as_json())
+
+
+def send_weights(
+    job: HFJob, sender: WeightSender | None, version: int, *, dtype: torch.dtype, check: Callable[[], None] = nothing,
+    held: Held | None = None,
+) -> Sent | None:  # fmt: skip
+    """Gather the weights block by block, merge adapters, and send them to this rank's engines. All ranks must call it together.
+
+    No rank ever has more than a block and two buckets whole. An engine that fails does not keep other ranks from gathering.
+
+    Args:
+        job: the learner, on this rank.
+        sender: to this rank's engines, which are receiving; None where it has none.
+        version: that they receive.
+        dtype: of the parameters, as the engines hold them.
+        check: raises what makes it useless to go on.
+        held: see `WeightSender.send`.
+
+    Raises:
+        EngineFailed: of this rank, when all ranks have gathered everything.
+    """
+    buckets = hub_buckets(job, dtype, job.ranks.device, everywhere=True)
+    if sender is None:
+        _drain(buckets)
+        return None
+    return sender.send(version, buckets, check, held)
+
+
 def require_fresh(found: int, learner: int, allowed: int = 0) -> None:
     """Require that an engine's weights are at most `allowed` versions behind the learner's.
 
@@ -64,6 +111,10 @@ def require_fresh(found: int, learner: int, allowed: int = 0) -> None:
         raise StaleWeights(f"the engine has version {found} of the weights, the learner version {learner}{limit}")
 
 
-def _drain(weights: Iterator[tuple[str, Tensor]]) -> None:
+def _lesser(dtype: torch.dtype, compute: torch.dtype) -> torch.dtype:
+    return min(dtype, compute, key=lambda one: torch.finfo(one).bits)
+
+
+def _drain(weights: Iterable[object]) -> None:
     for _ in weights:
         pass

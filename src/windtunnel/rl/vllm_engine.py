@@ -7,14 +7,17 @@ the files) and the canary is scored as the learner scores it.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,17 +26,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from windtunnel.generate import Job, NoText, Ticket, VLLMGenerator, open_vllm
+from windtunnel.generate import VLLM_VERSIONS, Job, NoText, Ticket, VLLMGenerator, open_vllm, told_version
 from windtunnel.recipe import UserError
 
+from .canary import Canary
 from .engine import NOTHING, Answers, Receipt, Scores, Serving, opened, require_canary
 from .engine_process import answer_calls
 from .errors import BrokenSnapshot, StaleWeights
+from .snapshot import CONFIG
+from .transfer import Invitation
 
 log = logging.getLogger(__name__)
 
-VERSIONS = ">=0.32,<0.33"
-"""In which weights are taken over as they should be: proven by benchmarks/vllm_weights.py."""
 PYTHON = "WINDTUNNEL_VLLM_PYTHON"
 """Environment: an interpreter that has vLLM, where this one has not."""
 WORKER = f"{__package__}.vllm_worker.WeightReceipts"
@@ -87,18 +91,50 @@ class VLLMEngine:
         began, snapshot = time.monotonic(), opened(path, version)
         self.version = NOTHING
         if self._generator is None:
-            canary = 0 if snapshot.canary is None else snapshot.canary.tokens.size(1)
-            self._generator = self._start(path, max(self._serving.tokens, canary + 1))
+            length = 0 if snapshot.canary is None else snapshot.canary.tokens.size(1)
+            self._generator = self._start(path, max(self._serving.tokens, length + 1))
             self._workers("windtunnel_begin", version)
-            self._run(self._generator.engine.update_weight_version(str(version)))
+            self._run(told_version(self._generator.engine, version))
         else:
-            self._run(self._take(path, version))
+            self._run(self._take(version, "windtunnel_take", str(path), version))
         ranks = self._workers("windtunnel_receipt", str(path), version)
         self._require(ranks, version)
-        agreed = None if snapshot.canary is None else require_canary(snapshot, self._score(snapshot.canary.tokens))
+        canary = snapshot.canary
+        agreed = None if canary is None else require_canary(path.name, canary, self._score(canary.tokens))
         self.version = version
         size = sum(written.bytes for written in snapshot.files.values())
         return Receipt(version, len(snapshot.tensors), size, agreed, time.monotonic() - began, tuple(ranks))
+
+    def prepare(self, config: dict[str, Any], tokens: int) -> None:
+        """Start, where it has not, with weights that mean nothing. See `Engine.prepare`."""
+        if self._generator is not None:
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / CONFIG).write_text(json.dumps(config), encoding="utf-8")
+            self._generator = self._start(Path(folder), max(self._serving.tokens, tokens + 1), load_format="dummy")
+
+    def join(self, invitation: Invitation) -> None:
+        """Join a learner's group, every worker, to receive weights from it. See `Engine.join`."""
+        self._workers("windtunnel_join", invitation.as_json())
+
+    def receive(self, version: int, config: dict[str, Any], canary: dict[str, Any] | None) -> Receipt:
+        """Take a version from the learner; see `Engine.receive`. What is refused leaves the engine without weights.
+
+        Raises:
+            StaleWeights: a worker has another version.
+            BrokenSnapshot: what came is not what was sent, a rank has other values, or the canary is scored otherwise.
+            GenerationFailed: the learner gave up, or a worker could not go on.
+        """
+        began = time.monotonic()
+        self.version = NOTHING
+        ranks = self._run(self._take(version, "windtunnel_receive", version))
+        self._require(ranks, version)
+        agreed = None
+        if canary is not None:
+            wanted = Canary.from_json(canary)
+            agreed = require_canary(f"version {version}", wanted, self._score(wanted.tokens))
+        self.version = version
+        return Receipt(version, ranks[0]["tensors"], ranks[0]["bytes"], agreed, time.monotonic() - began, tuple(ranks))
 
     def score(self, tokens: Tensor) -> Scores:
         """See `Engine.score`."""
@@ -135,8 +171,8 @@ class VLLMEngine:
         """Refuse: vLLM is asked by jobs."""
         raise NotImplementedError
 
-    def _start(self, path: Path, tokens: int) -> VLLMGenerator:
-        """Return vLLM with the weights of a folder, for texts of so many tokens."""
+    def _start(self, path: Path, tokens: int, **more: Any) -> VLLMGenerator:
+        """Return vLLM with the weights of a folder, for texts of so many tokens; `more` arguments of vLLM."""
         settings, serving = self._settings, self._serving
         arguments: dict[str, Any] = {
             "dtype": str(self._dtype).removeprefix("torch."), "skip_tokenizer_init": True, "max_model_len": tokens,
@@ -147,16 +183,20 @@ class VLLMEngine:
             arguments["enforce_eager"] = True
         else:
             arguments["gpu_memory_utilization"] = settings.memory
-        return open_vllm(path, lambda vocab: NoText(vocab, serving.ends), VERSIONS, slots=serving.slots, queue=0, **arguments)
+        text = partial(NoText, ends=serving.ends)
+        return open_vllm(path, text, slots=serving.slots, queue=0, **arguments, **more)
 
-    async def _take(self, path: Path, version: int) -> None:
-        """Change the weights while nothing is generated, and forget what the old ones left in caches."""
+    async def _take(self, version: int, method: str, *arguments: Any) -> list[Any]:
+        """Change the weights while nothing is generated, and forget what the old ones left in caches; what workers gave."""
         assert self._generator is not None
         engine = self._generator.engine
         await engine.pause_generation(mode="wait", clear_cache=True)
-        await engine.collective_rpc("windtunnel_take", args=(str(path), version))
-        await engine.update_weight_version(str(version))
-        await engine.resume_generation()
+        try:
+            found: list[Any] = await engine.collective_rpc(method, args=arguments)
+            await told_version(engine, version)
+        finally:
+            await engine.resume_generation()
+        return found
 
     def _require(self, ranks: Sequence[dict[str, Any]], version: int) -> None:
         """Refuse what a worker rank has not taken as it should have."""
@@ -254,7 +294,7 @@ def require_vllm() -> str:
     if given is None and importlib.util.find_spec("vllm") is None:
         raise UserError(
             "stages.rl.engine is vllm, and vLLM is not installed here",
-            f"pip install 'vllm{VERSIONS}', or name an interpreter that has it and what this package requires: "
+            f"pip install 'vllm{VLLM_VERSIONS}', or name an interpreter that has it and what this package requires: "
             f"{PYTHON}=/path/python",
         )
     return given or sys.executable

@@ -1,23 +1,28 @@
-"""What runs inside vLLM's workers, one a GPU: it takes published weights and says what of them its rank has.
+"""What runs inside vLLM's workers, one a GPU: it takes weights, from a folder or from the learner, and says what its rank has.
 
 vLLM fuses and splits weights as it loads them, so that none has its name and shape from the files. Here each of a rank's
-parameters is compared with the rows and columns of the files that belong there by the kind of its layer, on sampled rows. What
-lies right and is computed with otherwise (a copy in a kernel's own packing) only the canary shows.
+parameters is compared with the rows and columns of the files, or of the tensors that came, that belong there by the kind of its
+layer, on sampled rows. What lies right and is computed with otherwise (a copy in a kernel's own packing) only the canary shows.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from .receive import WeightReceiver
+from .transfer import Invitation
+
+Named = list[tuple[str, Tensor]]
 ROWS = 8
 """Rows of each tensor that are compared, the first and the last among them."""
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -42,6 +47,7 @@ class WeightReceipts:
     """Methods that vLLM's `collective_rpc` finds in every worker (`worker_extension_cls`)."""
 
     windtunnel_version = -1
+    windtunnel_receiver: WeightReceiver | None = None
     windtunnel_plain = True
     """On a CPU multiply with the parameters themselves, which are seen here, and not with copies that its kernels pack."""
 
@@ -69,9 +75,54 @@ class WeightReceipts:
             place in the files is not known here, or whose values vLLM keeps elsewhere; found, expected: digests of the sampled
             values.
         """
-        model = self.model_runner.get_model()  # type: ignore[attr-defined]
+        return self._windtunnel_compared(Files(Path(path)), version)
+
+    def windtunnel_join(self, invitation: dict[str, Any]) -> None:
+        """Join a learner's group, to receive weights from it."""
+        worker: Any = self
+        self.windtunnel_receiver = None
+        self.windtunnel_receiver = WeightReceiver(Invitation(**invitation), int(worker.rank), worker.device)
+
+    def windtunnel_receive(self, version: int) -> dict[str, Any]:
+        """Take a version from the learner, through vLLM's loading layer by layer.
+
+        Returns:
+            as `windtunnel_receipt`, where the files are the tensors that came; and tensors, bytes: that came.
+        """
+        receiver = self.windtunnel_receiver
+        assert receiver is not None
+        self.windtunnel_version = -1
+        came = Samples(self._windtunnel_model(), version)
+        with self._windtunnel_reloading():
+            for bucket in receiver.receive(version):
+                came.keep(bucket)
+                self.windtunnel_install(bucket)
+        self.windtunnel_version = version
+        return {**self._windtunnel_compared(came, version), "tensors": receiver.tensors, "bytes": receiver.bytes}
+
+    def windtunnel_install(self, weights: Named) -> None:
+        """Put some tensors of a version in their places."""
+        self._windtunnel_model().load_weights(weights)
+
+    @contextlib.contextmanager
+    def _windtunnel_reloading(self) -> Iterator[None]:
+        """Have vLLM take weights as files have them, and pack each layer's anew as soon as it is whole."""
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+        worker: Any = self
+        model = self._windtunnel_model()
+        initialize_layerwise_reload(model)
+        try:
+            yield
+        finally:  # what has not come is as it was, so that the next version finds whole layers
+            finalize_layerwise_reload(model, worker.model_runner.model_config)
+
+    def _windtunnel_model(self) -> Any:
+        return self.model_runner.get_model()  # type: ignore[attr-defined]
+
+    def _windtunnel_compared(self, wanted: Wanted, version: int) -> dict[str, Any]:
         rank = int(self.rank)  # type: ignore[attr-defined]
-        return {"rank": rank, "version": self.windtunnel_version, **compare(model, Files(Path(path)), version)}
+        return {"rank": rank, "version": self.windtunnel_version, **compare(self._windtunnel_model(), wanted, version)}
 
 
 def _multiply_plainly() -> None:
@@ -81,6 +132,16 @@ def _multiply_plainly() -> None:
         layer.cpu_linear = lambda x, weight, bias: nn.functional.linear(x, weight, bias)  # type: ignore[assignment]
 
     utils.dispatch_cpu_unquantized_gemm = plain
+
+
+class Wanted(Protocol):
+    """What parameters are compared with."""
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether there is such a tensor."""
+
+    def read(self, piece: Piece, rows: list[int]) -> Tensor:
+        """Return some of a piece's rows (n, ...), on the host."""
 
 
 class Files:
@@ -107,7 +168,43 @@ class Files:
         return whole if piece.columns is None else whole[:, slice(*piece.columns)]
 
 
-def compare(model: nn.Module, files: Files, version: int) -> dict[str, Any]:
+class Samples:
+    """Of tensors that pass by, the rows that a rank's parameters will be compared with.
+
+    Args:
+        model: whose parameters; before it takes the tensors.
+        version: of the weights.
+    """
+
+    def __init__(self, model: nn.Module, version: int) -> None:
+        self._version = version
+        self._pieces: dict[str, list[Piece]] = {}
+        for _, _, pieces in placed(model):
+            for piece in pieces:
+                self._pieces.setdefault(piece.source, []).append(piece)
+        self._kept: dict[Piece, Tensor] = {}
+        self._names: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def keep(self, weights: Named) -> None:
+        """Keep what is wanted of some tensors."""
+        for name, tensor in weights:
+            self._names.add(name)
+            for piece in self._pieces.get(name, ()):
+                rows = [piece.begin + row for row in sampled(piece.rows, f"{self._version}/{name}")]
+                if rows and rows[-1] < tensor.shape[0]:
+                    some = tensor[rows]
+                    self._kept[piece] = some if piece.columns is None else some[:, slice(*piece.columns)].clone()
+
+    def read(self, piece: Piece, rows: list[int]) -> Tensor:
+        """See `Wanted`."""
+        found = self._kept.get(piece)
+        return torch.empty(0) if found is None else found.cpu()
+
+
+def compare(model: nn.Module, files: Wanted, version: int) -> dict[str, Any]:
     """Compare a rank's parameters with the files; see `WeightReceipts.windtunnel_receipt`."""
     there, wanted = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
     compared, wrong, unseen = 0, [], []

@@ -3,7 +3,7 @@
 from .build import build_hf, build_hf_engine
 from .engine import HFEngine, HFJob
 from .loss import ObjectiveBatch, TokenObjective, linear_cross_entropy
-from .weights import hub_config, hub_weights, load_weights, plain_model, whole_tensor, whole_weights
+from .weights import hub_buckets, hub_config, hub_weights, load_weights, plain_model, whole_tensor, whole_weights
 
 __all__ = [
     "HFEngine",
@@ -12,6 +12,7 @@ __all__ = [
     "TokenObjective",
     "build_hf",
     "build_hf_engine",
+    "hub_buckets",
     "hub_config",
     "hub_weights",
     "linear_cross_entropy",

@@ -49,8 +49,16 @@ def hub_weights(job: HFJob, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     Args:
         dtype: of the parameters. Buffers that are saved with a model keep their own.
     """
-    for weights in whole_weights(job, dtype):
-        yield from to_hub(job.network.model, weights)
+    for weights in hub_buckets(job, dtype):
+        yield from weights.items()
+
+
+def hub_buckets(
+    job: HFJob, dtype: torch.dtype, device: torch.device | str = "cpu", *, everywhere: bool = False
+) -> Iterator[dict[str, Tensor]]:
+    """The same as they are gathered: what stands outside the blocks, then one block after the other. See `whole_weights`."""
+    for weights in whole_weights(job, dtype, device, everywhere=everywhere):
+        yield dict(to_hub(job.network.model, weights))
 
 
 @torch.no_grad()
