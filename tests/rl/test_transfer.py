@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -112,8 +111,8 @@ def test_what_is_not_the_learners_is_refused_and_the_next_version_taken(
 ) -> None:
     true: Any = WeightSender.send
 
-    def send(self: WeightSender, version: int, buckets: Any, check: Any) -> Any:
-        return true(self, version, damage(buckets) if version == 2 else buckets, check)
+    def send(self: WeightSender, version: int, buckets: Any, *more: Any) -> Any:
+        return true(self, version, damage(buckets) if version == 2 else buckets, *more)
 
     monkeypatch.setattr(WeightSender, "send", send)
     with learner() as job, linked() as (sender, engine):
@@ -142,10 +141,10 @@ def test_an_engine_that_dies_while_it_receives_is_an_error_and_another_takes_its
         with linked() as (sender, engine):
             true: Any = WeightSender._send
 
-            def send(self: WeightSender, version: int, number: int, *rest: Any) -> None:
+            def send(self: WeightSender, number: int, *rest: Any) -> None:
                 if number == 3:
                     os.kill(engine.pid, signal.SIGKILL)
-                true(self, version, number, *rest)
+                true(self, number, *rest)
 
             monkeypatch.setattr(WeightSender, "_send", send)
             with pytest.raises(EngineFailed):
@@ -160,7 +159,7 @@ def test_an_engine_that_dies_while_it_receives_is_an_error_and_another_takes_its
 
 def test_a_learner_that_gives_up_tells_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     with learner() as job, linked() as (sender, engine), ThreadPoolExecutor(1) as pool:
-        offer, stop = offered(job, 1), threading.Event()
+        offer = offered(job, 1)
         receiving = pool.submit(engine.receive, 1, offer.config, offer.canary)
 
         def buckets() -> Iterator[dict[str, Tensor]]:
@@ -169,6 +168,5 @@ def test_a_learner_that_gives_up_tells_the_engine(monkeypatch: pytest.MonkeyPatc
 
         with pytest.raises(OSError, match="own trouble"):
             sender.send(1, buckets(), lambda: None)
-        stop.set()
         with pytest.raises(EngineFailed, match="gave up at bucket 1 of version 1: OSError: the learner's own trouble"):
             receiving.result()
