@@ -25,7 +25,9 @@ from .output import (
     log_only,
 )
 from .processes import ProcessId, holder, is_live, process_state
+from .quiet import Silence, silence
 from .signals import STOP_FILE, STOPPING, StoppedEarly, StopRequest, stop_early
+from .thinned import Stretch, sampled, stretches
 
 __all__ = [
     "HEARTBEATS",
@@ -65,9 +67,11 @@ __all__ = [
     "RunLog",
     "RunSummary",
     "SafeStream",
+    "Silence",
     "Spent",
     "StopRequest",
     "StoppedEarly",
+    "Stretch",
     "Targets",
     "anchored",
     "apart",
@@ -91,7 +95,10 @@ __all__ = [
     "read_beat",
     "read_own_recipe",
     "record_end",
+    "sampled",
+    "silence",
     "step_values",
     "stop_early",
+    "stretches",
     "tell_gates",
 ]

@@ -1,0 +1,73 @@
+"""Long series in few numbers: what a curve of some hundred points needs, reduced by SQLite and not by Python."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .metrics import MetricsReader
+
+_OF = "SELECT id FROM series WHERE name = ?1"
+
+
+class Stretch(NamedTuple):
+    """Neighbouring points of a series as one.
+
+    Attributes:
+        step, time: of the last one. low, mean, high: of those that are numbers; None where there is none.
+        points: how many there are.
+    """
+
+    step: int
+    time: float
+    low: float | None
+    mean: float | None
+    high: float | None
+    points: int
+
+
+def stretches(reader: MetricsReader, name: str, most: int, *, since: int = -1) -> list[Stretch]:
+    """Return a series in at most about `most` stretches of equally many steps; a short series point by point.
+
+    Args:
+        reader: of the run's metrics.
+        name: of the series; one that was never logged has no stretches.
+        most: stretches.
+        since: only points of later steps.
+    """
+    first, last = reader.rows(f"SELECT min(step), max(step) FROM points WHERE series = ({_OF}) AND step > ?2", (name, since))[0]
+    if first is None:
+        return []
+    few = reader.rows(
+        f"SELECT count(*) FROM (SELECT 1 FROM points WHERE series = ({_OF}) AND step > ?2 LIMIT ?3)", (name, since, most + 1)
+    )
+    if few[0][0] <= most:
+        rows = reader.rows(
+            f"SELECT step, time, value, value, value, 1 FROM points WHERE series = ({_OF}) AND step > ?2 ORDER BY step",
+            (name, since),
+        )
+        return [Stretch(*row) for row in rows]
+    # A look into the index for each stretch: GROUP BY would sort all points first.
+    width = -(-(last - first + 1) // most)
+    found = [
+        reader.rows(
+            "SELECT max(step), max(time), min(value), avg(value), max(value), count(*) FROM points"
+            f" WHERE series = ({_OF}) AND step >= ?2 AND step < ?3",
+            (name, start, start + width),
+        )[0]
+        for start in range(first, last + 1, width)
+    ]
+    return [Stretch(*row) for row in found if row[0] is not None]
+
+
+def sampled(reader: MetricsReader, name: str, most: int) -> list[float]:
+    """Return at most `most` finite values of a series at equal distances, oldest first, without reading the others."""
+    first, last = reader.rows(f"SELECT min(step), max(step) FROM points WHERE series = ({_OF})", (name,))[0]
+    if first is None:
+        return []
+    wanted = sorted({first + (last - first) * i // max(1, most - 1) for i in range(most)})
+    found = [
+        reader.rows(f"SELECT step, value FROM points WHERE series = ({_OF}) AND step >= ?2 ORDER BY step LIMIT 1", (name, step))
+        for step in wanted
+    ]
+    values = {rows[0][0]: rows[0][1] for rows in found if rows}
+    return [value for value in values.values() if value is not None and abs(value) < float("inf")]
