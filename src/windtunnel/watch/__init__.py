@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .report import write_report
     from .report_model import CheckRow, Curve, Memory, PlanRow, RecursionCurves, Report, Sample
     from .run_page import write_run_page
+    from .web import serve_board
 
 __all__ = [
     "CheckRow",
@@ -36,6 +37,7 @@ __all__ = [
     "read_result",
     "read_snapshot",
     "recursion_curves",
+    "serve_board",
     "training_view",
     "watch_run",
     "write_report",

@@ -113,7 +113,7 @@ def read_result(folder: Path) -> RunResult:
 
 def _curves(validations: list[Any], losses: list[Any], dollars: list[Any], batch: float) -> dict[str, Points]:
     """Return the validation losses over tokens, hours of training and dollars."""
-    hours, money = _hours(losses), {point.step: point.value for point in dollars}
+    hours, money = pace(losses), {point.step: point.value for point in dollars}
     curves: dict[str, Points] = {"tokens": [], "hours": [], "dollars": []}
     for point in validations:
         if point.value != point.value:  # not a number
@@ -126,8 +126,8 @@ def _curves(validations: list[Any], losses: list[Any], dollars: list[Any], batch
     return curves
 
 
-def _hours(points: list[Any]) -> dict[int, float]:
-    """Return step -> hours of training until then, without what lay between sessions."""
+def pace(points: Sequence[Any]) -> dict[int, float]:
+    """Return step -> hours of training until then, without what lay between sessions. points: with `step` and `time`."""
     gaps = sorted(b.time - a.time for a, b in pairwise(points))
     most = PAUSE * gaps[len(gaps) // 2] + 60 if gaps else 0.0
     elapsed, found, before = 0.0, {}, None

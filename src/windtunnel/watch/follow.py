@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from windtunnel.run import LOG, MetricsReader, Point, RunFolder, is_live, outcome, step_values
+from windtunnel.run import LOG, MetricsReader, Point, RunFolder, Stretch, is_live, outcome, silence, step_values, stretches
 
 from .live import TerminalView
 from .snapshot import Snapshot
 from .text import count
 
 RECENT_STEPS = 20
+MOST_LOSSES = 2000
 MOST_ALERTS = 20
 
 
@@ -81,22 +83,29 @@ def read_snapshot(folder: Path) -> Snapshot:
     run = RunFolder.open(folder)
     phase = _phase(run)
     if not run.metrics_path.exists():
-        return Snapshot(phase="starting" if phase == "training" else phase, title=_title(run))
+        quiet = silence(run.path, None) if phase == "training" else None
+        starting = "starting" if phase == "training" else phase
+        return Snapshot(phase=starting, title=_title(run), silent=quiet.seconds if quiet else None)
     with MetricsReader(run.metrics_path) as reader:
-        latest, losses, seconds = reader.latest(), reader.series("loss"), reader.series("step_seconds")
+        latest = reader.latest()
+        step = max((p.step for p in latest.values()), default=0)
+        losses = stretches(reader, "loss", MOST_LOSSES)
+        steps = losses or stretches(reader, "step_seconds", MOST_LOSSES)
+        seconds = reader.series("step_seconds", since=step - 2 * RECENT_STEPS)
         events = reader.events(last=200)
+        quiet = silence(run.path, reader) if phase == "training" else None
     alerts = [(e.level, e.message, str(e.data.get("advice", ""))) for e in events if e.level in ("warn", "bad")]
     values = {name: point.value for name, point in latest.items()}
-    step = max((p.step for p in latest.values()), default=0)
     total = _total(latest, step)
     left = None if total is None or not seconds or phase != "training" else (total - step) * _recent([p.value for p in seconds])
     return Snapshot(
         step=step,
         total_steps=total,
-        elapsed=_elapsed(losses or seconds),
+        elapsed=_elapsed(steps),
         eta=left,
-        losses=[p.value for p in losses],
+        losses=[math.nan if part.mean is None else part.mean for part in losses],
         alerts=alerts[-MOST_ALERTS:],
+        silent=quiet.seconds if quiet else None,
         phase=phase,
         title=_title(run),
         dollars_budget=run.recipe.budget.dollars,
@@ -139,7 +148,7 @@ def _total(latest: Mapping[str, Point], step: int) -> int | None:
     return max(step, round(progress.step / progress.value))
 
 
-def _elapsed(points: list[Point]) -> float:
+def _elapsed(points: Sequence[Stretch]) -> float:
     """Time the run was stepping: pauses between sessions, which are far longer than a step, count as one step."""
     gaps = [after.time - before.time for before, after in itertools.pairwise(points)]
     if not gaps:

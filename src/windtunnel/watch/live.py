@@ -245,4 +245,5 @@ def plain_line(now: Snapshot) -> str:
     parts += [f"spent {dollars(now.dollars)}"] if now.dollars is not None else []
     parts += [f"elapsed {duration(now.elapsed)}"]
     parts += [f"ETA {duration(now.eta)}"] if now.eta is not None else []
+    parts += [f"NOTHING HAS MOVED for {duration(now.silent)}"] if now.silent is not None else []
     return "  ".join(parts)

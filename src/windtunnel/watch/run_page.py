@@ -66,6 +66,11 @@ def write_run_page(folder: Path, to: Path | None = None) -> Path:
     Raises:
         UserError: not a run folder, damaged metrics, or the file cannot be written.
     """
+    return save(to or RunFolder.open(folder).report_path, run_page(folder))
+
+
+def run_page(folder: Path) -> str:
+    """Return the page of a running or finished run as text. Raises UserError: not a run folder, or damaged metrics."""
     run, now = RunFolder.open(folder), read_snapshot(folder)
     status, _, reason = now.phase.partition(": ")
     failed = [str(gate["name"]) for gate in run.manifest.get("gates") or [] if not gate["held"]]
@@ -82,7 +87,8 @@ def write_run_page(folder: Path, to: Path | None = None) -> Path:
         recipe=dump_recipe(run.recipe),
     )
     text = template("run.html").render(report=page, charts=_charts(run), worth=worth_part(run.path))
-    return save(to or run.report_path, text)
+    assert isinstance(text, str)
+    return text
 
 
 def _gate(item: dict[str, Any]) -> Gate:

@@ -45,6 +45,7 @@ def screen(now: Snapshot, width: int) -> RenderableType:
     inner = min(width, 100) - 4
     parts: list[RenderableType] = [
         _progress(now, inner),
+        *_silence(now),
         Text(""),
         _figures(now),
         Text(""),
@@ -69,6 +70,13 @@ def _progress(now: Snapshot, width: int) -> RenderableType:
     line.add_row(left, right)
     bar = ProgressBar(total=1.0, completed=now.progress or 0.0, width=width)
     return Group(line, bar)
+
+
+def _silence(now: Snapshot) -> list[RenderableType]:
+    if now.silent is None:
+        return []
+    words = f"! nothing has moved for {duration(now.silent)}: no step, no line. `windtunnel logs` shows the last ones"
+    return [Text(words, style="bold yellow")]
 
 
 def _figures(now: Snapshot) -> Table:

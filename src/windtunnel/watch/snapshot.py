@@ -19,6 +19,7 @@ class Snapshot:
             last validation, and bpb_steps its bits per byte. Else empty.
         losses: the training loss so far, oldest first, thinned as one likes.
         alerts: (level 'info' | 'warn' | 'bad', message, advice), the newest last.
+        silent: seconds since the last sign of life of a run that should train, where that is unusually long.
         phase: what is going on, such as 'training', 'validating', 'saving', 'finished'.
     """
 
@@ -45,6 +46,7 @@ class Snapshot:
     bpb_steps: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     alerts: list[tuple[str, str, str]] = field(default_factory=list)
+    silent: float | None = None
     phase: str = "training"
     title: str = ""
 

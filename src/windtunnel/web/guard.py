@@ -93,7 +93,9 @@ class Guard:
             if message["type"] == "http.response.start":
                 started = True
                 headers = MutableHeaders(scope=message)
-                headers.update({**SECURITY_HEADERS, "X-Request-Id": request_id})
+                for name, value in SECURITY_HEADERS.items():  # an answer may have stricter or other ones of its own
+                    headers.setdefault(name, value)
+                headers["X-Request-Id"] = request_id
             await send(message)
 
         scope.setdefault("state", {})["request_id"] = request_id

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import ipaddress
 import os
+import secrets
 import socket
 from dataclasses import dataclass
 
@@ -27,7 +28,7 @@ class Access:
     local_only: bool
 
     @classmethod
-    def of(cls, host: str, token: str | None, *, what: str, port: int, insecure: bool = False) -> Access:
+    def of(cls, host: str, token: str | None, *, what: str, port: int, insecure: bool = False, generate: bool = False) -> Access:
         """Return who may reach a service on an address.
 
         Args:
@@ -36,12 +37,15 @@ class Access:
             what: what others could do there without a token ("run code here"), for the refusal.
             port: for the advice in the refusal.
             insecure: allow other addresses than loopback without a token.
+            generate: make a token where none is given, which loopback needs as well: others may have accounts on this machine.
 
         Raises:
             UserError: the address is open to others without a token, or the token cannot be sent in a header.
         """
         token = token or os.environ.get("WINDTUNNEL_TOKEN") or None
         local = _is_loopback(host)
+        if token is None and generate and not insecure:
+            token = secrets.token_urlsafe(16)
         if not local and token is None and not insecure:
             raise UserError(
                 f"--host {host} lets other machines {what}, and there is no token",

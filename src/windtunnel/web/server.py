@@ -68,7 +68,13 @@ class Connection(H11Protocol):
 class Server(uvicorn.Server):
     """uvicorn's, as `serve_app` runs it. `should_exit = True` ends it from another thread."""
 
-    def __init__(self, app: ASGIApp, ready: Callable[[], None] = lambda: None, over: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        ready: Callable[[], None] = lambda: None,
+        over: Callable[[], None] = lambda: None,
+        ending: Callable[[], None] = lambda: None,
+    ) -> None:
         config = uvicorn.Config(
             app,
             log_level="warning",
@@ -81,7 +87,7 @@ class Server(uvicorn.Server):
             ws="none",
         )
         super().__init__(config)
-        self._ready, self._over = ready, over
+        self._ready, self._over, self._ending = ready, over, ending
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen."""
@@ -91,6 +97,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let the requests under way end."""
+        self._ending()
         try:
             await super().shutdown(sockets)
         finally:
@@ -106,7 +113,12 @@ class Server(uvicorn.Server):
 
 
 def serve_app(
-    app: ASGIApp, listener: socket.socket, ready: Callable[[], None], *, over: Callable[[], None] = lambda: None
+    app: ASGIApp,
+    listener: socket.socket,
+    ready: Callable[[], None],
+    *,
+    over: Callable[[], None] = lambda: None,
+    ending: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve an application on a listening socket until SIGTERM or SIGINT.
 
@@ -118,9 +130,10 @@ def serve_app(
         ready: called once requests are answered.
         over: called when no request is left, or those left were cancelled: ends, without waiting, the work of threads that
             requests began. They are waited for.
+        ending: called in the server's loop before requests under way are waited for: tells those that have no end of their own.
     """
     with _quiet_signals(), contextlib.suppress(KeyboardInterrupt):
-        Server(app, ready, over).run(sockets=[listener])
+        Server(app, ready, over, ending).run(sockets=[listener])
 
 
 @contextlib.contextmanager

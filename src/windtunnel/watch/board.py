@@ -1,0 +1,228 @@
+"""What the pages in the browser show, as JSON: all runs of a folder in a line each, and one run with its curves."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from windtunnel.recipe import UserError
+from windtunnel.run import (
+    MetricsReader,
+    RunFolder,
+    RunSummary,
+    compare_expected,
+    described,
+    list_runs,
+    sampled,
+    silence,
+    stretches,
+)
+
+from .compare import pace
+from .follow import read_snapshot
+from .live import finite
+
+SPARK_POINTS = 40
+CURVE_POINTS = 400
+CLOCK_POINTS = 300
+MOST_EVENTS = 60
+NO_CURVE: dict[str, Any] = {"spark": [], "progress": None, "last": None}
+PATIENCE_SECONDS = 0.3
+# In this order; what is not among them is a group of its own.
+CHARTS: tuple[tuple[str, str], ...] = (
+    ("Loss", r"loss|validation_loss"),
+    ("Right answers", r"answers_right|answers_low|answers_high|right"),
+    ("Bits per byte", r"validation_bits_per_byte"),
+    ("Rewards", r"reward(_\w+)?|answers_reward"),
+    ("Length of answers, tokens", r"answer_length|answer_longest"),
+    ("Staleness, updates", r"staleness(_largest)?"),
+    ("Mismatch between learner and sampler, nats", r"mismatch|mismatch_p95|mismatch_largest|mismatch_k3"),
+    ("Tokens per second", r"tokens_per_second"),
+    ("Seconds per step", r"step_seconds"),
+    ("Peak memory of a GPU, GiB", r"memory_gib"),
+    ("Dollars", r"dollars|dollars_forecast"),
+    ("Gradient norm", r"gradient_norm"),
+    ("Learning rate, share of its peak", r"learning_rate"),
+    ("Loss after each supervision step", r"loss_step_\d+"),
+    ("Validation loss after each supervision step", r"validation_loss_step_\d+"),
+)
+SHOWN_AS_FIGURES = ("progress", "epoch", "targets", "memory_share")
+
+
+class Board:
+    """Reads runs for the pages. A run that has not changed since it was last read is not read again.
+
+    Args:
+        root: the folder of the runs.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._known: dict[str, tuple[Any, dict[str, Any]]] = {}
+
+    def runs(self) -> dict[str, Any]:
+        """Return a line for every run, the newest first."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        return {"root": str(self.root), "runs": [self._line(summary, until) for summary in list_runs(self.root)]}
+
+    def run(self, name: str) -> dict[str, Any]:
+        """Return one run whole: figures, curves, gates, events.
+
+        Raises:
+            UserError: there is none of that name, or it is damaged.
+        """
+        folder = self.folder(name)
+        run = RunFolder.open(folder)
+        found: dict[str, Any] = {**self.moment(name), "charts": [], "clock": [], "events": []}
+        found["recipe"] = run.manifest.get("recipe")
+        found["stage"] = run.manifest.get("stage")
+        found["gates"] = run.manifest.get("gates") or []
+        found["expected"] = [item.row() for item in compare_expected(run)]
+        if run.metrics_path.exists():
+            with MetricsReader(run.metrics_path) as metrics:
+                found["charts"] = _charts(run, metrics)
+                found["clock"] = _clock(run, metrics)
+                found["events"] = [_event(event) for event in metrics.events(last=MOST_EVENTS)]
+        return _json(found)
+
+    def moment(self, name: str) -> dict[str, Any]:
+        """Return what a run shows now, without its curves. Raises UserError."""
+        folder = self.folder(name)
+        snapshot = asdict(read_snapshot(folder))
+        del snapshot["losses"]
+        return _json({"name": folder.name, "path": str(folder), "at": time.time(), **snapshot})
+
+    def tail(self, name: str, since: int) -> dict[str, Any]:
+        """Return what came after a step: new points by series, and the last step there is. Raises UserError."""
+        folder = self.folder(name)
+        path = folder / "metrics.sqlite"
+        if not path.exists():
+            return {"last": -1, "series": {}}
+        with MetricsReader(path) as metrics:
+            last = max((point.step for point in metrics.latest().values()), default=-1)
+            new = {series: _points(metrics, series, since) for series in metrics.names()} if last > since else {}
+            return _json({"last": last, "series": {series: points for series, points in new.items() if points}})
+
+    def folder(self, name: str) -> Path:
+        """Return the folder of a run by its name; a name is no path. Raises UserError: there is none."""
+        if name in (".", "..") or not re.fullmatch(r"[\w.@+=-]{1,255}", name):
+            raise UserError(f"{name[:80]!r} is not the name of a run")
+        folder = self.root / name
+        if not (folder / "manifest.json").exists():
+            raise UserError(f"there is no run {name} under {self.root}")
+        return folder
+
+    def _line(self, summary: RunSummary, until: float) -> dict[str, Any]:
+        """until: of the monotonic clock; after it, curves that are not known yet are left for the next look."""
+        state = _state(summary.path)
+        key = summary.path.name
+        known = self._known.get(key, (None, NO_CURVE))
+        if known[0] != state and time.monotonic() < until:
+            self._known[key] = known = (state, _curve_of(summary.path))
+        line = {**asdict(summary), **known[1], "name": key, "path": str(summary.path), "silent": None}
+        if summary.status == "running":
+            line["silent"] = _silent(summary.path)
+        return _json(line)
+
+
+def _state(folder: Path) -> Any:
+    """Return what changes when a run's metrics do."""
+    found = []
+    for name in ("metrics.sqlite", "metrics.sqlite-wal"):
+        try:
+            status = (folder / name).stat()
+            found.append((status.st_size, status.st_mtime_ns))
+        except OSError:
+            found.append((0, 0))
+    return tuple(found)
+
+
+def _curve_of(folder: Path) -> dict[str, Any]:
+    try:
+        with MetricsReader(folder / "metrics.sqlite") as metrics:
+            progress = metrics.rows(
+                "SELECT value, time FROM points WHERE series = (SELECT id FROM series WHERE name = 'progress')"
+                " ORDER BY step DESC LIMIT 1"
+            )
+            spark = sampled(metrics, "loss", SPARK_POINTS)
+    except UserError:
+        return NO_CURVE
+    value, when = progress[0] if progress else (None, None)
+    return {"spark": spark, "progress": value, "last": when}
+
+
+def _silent(folder: Path) -> float | None:
+    try:
+        with MetricsReader(folder / "metrics.sqlite") as metrics:
+            found = silence(folder, metrics)
+    except UserError:
+        found = silence(folder, None)
+    return found.seconds if found else None
+
+
+def _charts(run: RunFolder, metrics: MetricsReader) -> list[dict[str, Any]]:
+    left = [name for name in metrics.names() if name not in SHOWN_AS_FIGURES]
+    charts: list[dict[str, Any]] = []
+    for title, pattern in CHARTS:
+        names = [name for name in left if re.fullmatch(pattern, name)]
+        left = [name for name in left if name not in names]
+        if names:
+            charts.append({"title": title, "names": names, "limits": _limits(run, names), "more": False})
+    charts += [{"title": name.replace("_", " "), "names": [name], "limits": [], "more": True} for name in left]
+    for chart in charts:
+        chart["series"] = {name: _points(metrics, name) for name in chart["names"]}
+        chart["meaning"] = next((text for name in chart["names"] if (text := described(name))), "")
+    return charts
+
+
+def _points(metrics: MetricsReader, name: str, since: int = -1) -> list[list[float | None]]:
+    """Points as [step, mean, low, high]."""
+    return [[s.step, s.mean, s.low, s.high] for s in stretches(metrics, name, CURVE_POINTS, since=since)]
+
+
+def _limits(run: RunFolder, names: list[str]) -> list[dict[str, Any]]:
+    """Return lines across a chart: what was planned, the budget, and where a band warns."""
+    plan: dict[str, Any] = run.manifest.get("plan") or {}
+    bands, budget = run.recipe.bands, run.recipe.budget.dollars
+    found: list[tuple[str, str, Any]] = []
+    if "tokens_per_second" in names:
+        speed = plan.get("tokens_per_second")
+        found += [("planned", "plan", speed), ("warns below", "warn", speed and bands.throughput_warn * speed)]
+    if "step_seconds" in names:
+        found.append(("planned", "plan", plan.get("step_seconds")))
+    if "memory_gib" in names:
+        found += [("planned peak", "plan", plan.get("peak_gib")), ("limit", "bad", plan.get("limit_gib"))]
+    if "dollars" in names:
+        found += [("planned", "plan", plan.get("dollars")), ("80 % of the budget", "warn", budget and 0.8 * budget),
+                  ("budget", "bad", budget)]  # fmt: skip
+    return [{"name": name, "kind": kind, "value": value} for name, kind, value in found if isinstance(value, int | float)]
+
+
+def _clock(run: RunFolder, metrics: MetricsReader) -> list[list[float | None]]:
+    """Return [step, tokens, hours of training, dollars] along the run, by which curves are drawn over any of them."""
+    plan = run.manifest.get("plan") or {}
+    batch = float((plan.get("layout") or {}).get("batch_tokens") or 0.0)
+    money = {s.step: s.high for s in stretches(metrics, "dollars", CLOCK_POINTS)}
+    known: float | None = 0.0 if money else None
+    found: list[list[float | None]] = []
+    for step, hours in pace(stretches(metrics, "loss", CLOCK_POINTS)).items():
+        known = money.get(step, known)
+        found.append([step, step * batch if batch else None, hours, known])
+    return found
+
+
+def _event(event: Any) -> dict[str, Any]:
+    return {
+        "time": event.time, "step": event.step, "kind": event.kind, "level": event.level, "message": event.message,
+        "advice": str(event.data.get("advice") or ""),
+    }  # fmt: skip
+
+
+def _json(value: dict[str, Any]) -> dict[str, Any]:
+    """Numbers that are not finite become None: a curve has a hole there."""
+    found = finite(value)
+    assert isinstance(found, dict)
+    return found
