@@ -155,14 +155,17 @@ def test_weight_sync_lies_among_published_times(model: str, weights: str, rig: s
     assert published[0] <= seconds <= published[1]
 
 
+LONG = ["budget.steps=1000"]
+
+
 def test_what_is_offered_fits_the_disk_too() -> None:
-    made = make_plan(load_recipe("rl"), parse_rig("g5.12xlarge"))
+    made = make_plan(load_recipe("rl", LONG), parse_rig("g5.12xlarge"))
     assert len(made.reasons) == 2
     assert "disk" in made.reasons[1]
     offered = [a.change for a in made.alternatives if not a.elsewhere]
     assert offered
     for change in offered:
-        assert make_plan(load_recipe("rl", change.replace("--set ", "").split()), parse_rig("g5.12xlarge")).fits, change
+        assert make_plan(load_recipe("rl", [*LONG, *change.replace("--set ", "").split()]), parse_rig("g5.12xlarge")).fits, change
 
 
 def test_a_round_on_this_machines_cpu_takes_turns_and_says_what_does_nothing() -> None:

@@ -14,7 +14,7 @@ from windtunnel.plan.hf_layouts import HFTraining
 from windtunnel.plan.hf_work import fine_tuning, totals
 from windtunnel.plan.memory import Memory
 from windtunnel.plan.search import Candidate, search
-from windtunnel.plan.sharing import Round, _order, _round, _splits, grpo_workload, search_round
+from windtunnel.plan.sharing import Round, _order, _splits, grpo_workload, plan_round, search_round
 from windtunnel.recipe import Layout, Recipe, UserError, load_recipe
 from windtunnel.rig import Rig, parse_rig
 
@@ -90,7 +90,7 @@ def test_rounds_share_gpus_as_if_every_way_had_been_weighed(model: str, rig: str
     def all_ways() -> Iterator[Round]:
         for learners, engines in _splits(made.rl, machine):  # type: ignore[arg-type]
             try:
-                yield _round(training, made.rl, machine, learners, engines)  # type: ignore[arg-type]
+                yield plan_round(training, made.rl, machine, learners, engines)  # type: ignore[arg-type]
             except UserError:
                 continue
 

@@ -126,6 +126,9 @@ class HFConstants(Constants):
     step_overhead_seconds: float = 0.004
     overlap: float = 0.85  # of gathering and reducing weights
     gather_slowdown: float = 0.05  # products are slower while collectives run beside them
+    # Of those rates, what layouts that split matrices, experts or layers reach: smaller products, more of them, ranks that wait
+    # for each other. Chosen by published steps of others (benchmarks/published.py: KempnerForge; published_rounds.py: v0.5).
+    split_efficiency: float = 0.8
     pcie_gbs: float = 40.0  # to CPU memory and back, per GPU
     cpu_adam_gbs: float = 100.0  # of a node's memory, for states kept there
 
@@ -134,6 +137,7 @@ class HFConstants(Constants):
     decode_bandwidth: float = 0.65  # of the memory bandwidth, weights and KV cache
     decode_overhead_seconds: float = 0.003  # host time and sampling per token of all sequences together
     reduce_latency_seconds: float = 1.5e-5  # of one all-reduce between the GPUs of an engine
+    node_latency_seconds: float = 1e-4  # of one that crosses the network, where an engine spans nodes
     engine_workspace_gib: float = 3.0  # activations of prefill, CUDA graphs
     sync_efficiency: float = 0.10  # of link or network: gathering, sending and loading weights (published: 30-60 GB/s)
     sync_seconds: float = 0.3  # pausing, checking the receipt, going on
@@ -150,6 +154,8 @@ class HFConstants(Constants):
 AnyConstants = TypeVar("AnyConstants", bound=Constants)
 # Whose shares of peak rates stand in for those of GPUs that nothing was measured on.
 NEAREST = "H200"
+UNSEEN_MEMORY_ERROR = 0.2
+"""Of GPUs, and of ways to split a model, that nothing was measured on: by published figures, which nothing was fitted to."""
 
 
 def load_constants(gpu: str | None, extra: Path | None = None) -> GPTConstants:
@@ -187,7 +193,7 @@ def load_hf_constants(gpu: str) -> HFConstants:
 def _shipped(constants: AnyConstants, gpu: str, family: str) -> AnyConstants:
     """Return the constants that ship for a GPU, else those of the nearest one with a larger error in time.
 
-    What a step needs of memory is the same on every GPU, its speed is not.
+    What a step needs of memory is much the same on every GPU, its speed is not; neither has been seen there.
     """
     shipped = shipped_constants(gpu, family)
     where = gpu if shipped else NEAREST
@@ -195,4 +201,9 @@ def _shipped(constants: AnyConstants, gpu: str, family: str) -> AnyConstants:
     if shipped:
         return constants
     source = f"{constants.source}; nothing measured on {gpu} yet"
-    return replace(constants, time_error=max(0.3, constants.time_error), source=source)
+    return replace(
+        constants,
+        memory_error=max(UNSEEN_MEMORY_ERROR, constants.memory_error),
+        time_error=max(0.3, constants.time_error),
+        source=source,
+    )

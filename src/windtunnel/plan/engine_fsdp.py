@@ -14,7 +14,7 @@ from .constants import HFConstants
 from .expert_parallel import all_to_all_seconds, dispatch_bytes
 from .hf_work import STATE_BYTES, Totals, Workload
 from .memory import BF16, FP32, Ledger, Memory, around
-from .steptime import Exchange, ring_seconds
+from .steptime import FAST_LINK_GBS, Exchange, ring_seconds
 
 SOURCES: Mapping[str, str] = {
     "weights": "bf16 weights, or frozen ones as they are held, this rank's share",
@@ -235,7 +235,9 @@ def exchange(sums: Totals, layout: Layout, rig: Rig, c: HFConstants) -> Exchange
     reduced = ring_seconds(reduce, layout.data, 1, rig, c) * layout.accumulation
     # The first block's weights and the last gradients have nothing to hide behind.
     alone = (ring_seconds(2.0 * sums.work.root_parameters, layout.data, 1, rig, c)) * (2 if reduce else 1)
-    return Exchange({"communication": gathered + reduced} | travelling, max(0.0, gathered + reduced - alone))
+    size = (copies * passes + reduce * layout.accumulation) * (layout.data - 1) / layout.data
+    busy = size / (FAST_LINK_GBS * 1e9 * c.link_efficiency)
+    return Exchange({"communication": gathered + reduced} | travelling, max(0.0, gathered + reduced - alone), busy)
 
 
 def copied_bytes(sums: Totals, layout: Layout) -> float:

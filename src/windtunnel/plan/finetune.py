@@ -12,7 +12,7 @@ from windtunnel.rig import Rig
 
 from . import hf_changes
 from .alternatives import Change
-from .constants import Constants, HFConstants, load_hf_constants
+from .constants import UNSEEN_MEMORY_ERROR, Constants, HFConstants, load_hf_constants
 from .cost import Length, Pace, new_tokens
 from .cpu import DEFAULT_GFLOPS, CPUTraining
 from .cpu import EFFICIENCY as CPU_EFFICIENCY
@@ -217,7 +217,7 @@ def parameter_counts(work: Workload) -> dict[str, int]:
 def stated_errors(c: HFConstants, layout: Layout, rig: Rig) -> dict[str, float]:
     """Return the relative errors of memory and time: more for what was never measured here, split models and networks."""
     split = layout.engine == MEGATRON
-    memory = max(c.memory_error, 0.15 if split or layout.expert > 1 else 0.0)
+    memory = max(c.memory_error, UNSEEN_MEMORY_ERROR if split or layout.expert > 1 else 0.0)
     return {"memory": memory, "time": max(c.time_error, 0.4 if split or layout.expert > 1 else 0.3 if rig.nodes > 1 else 0.0)}
 
 

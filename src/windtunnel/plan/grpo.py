@@ -236,6 +236,9 @@ def _notes(found: Round, stage: GRPO, rig: Rig) -> list[str]:
     if stage.overlap:
         old = "one round" if stage.overlap == 1 else f"{stage.overlap} rounds"
         said.append(f"engines answer with weights that are {old} old")
+    if found.engine.tensor > rig.gpus_per_node:
+        nodes = found.engine.tensor // rig.gpus_per_node
+        said.append(f"an engine spans {nodes} nodes: every token waits for its GPUs' sums to cross the network")
     if idle:
         said.append(f"{idle} GPUs of {rig.name} are not used")
     return said

@@ -48,7 +48,12 @@ def forward_seconds(sums: Totals, layout: Layout, rig: Rig, c: HFConstants) -> f
     once = head_seconds(sums, layout, rig.gpu, c).forward / 3
     for kind in sums.kinds:
         once += kind.count * block_seconds(kind, sums.work, layout, rig.gpu, c).forward
-    return layout.accumulation * once / layout.pipeline
+    return layout.accumulation * once / layout.pipeline / _reached(layout, c)
+
+
+def _reached(layout: Layout, c: HFConstants) -> float:
+    """Return the share of a whole model's rates that this layout reaches."""
+    return c.split_efficiency if layout.tensor * layout.pipeline * layout.expert > 1 and layout.engine == MEGATRON else 1.0
 
 
 def least_seconds(sums: Totals, ranks: int, gpu: GPU, c: HFConstants) -> float:
@@ -143,7 +148,7 @@ def step_seconds(sums: Totals, layout: Layout, rig: Rig, c: HFConstants, passes:
     assert rig.gpu is not None
     gpu, work, micro = rig.gpu, sums.work, layout.accumulation
     megatron = layout.engine == MEGATRON
-    both = (passes or Passes(sums, c)).of(layout, gpu).scaled(micro / layout.pipeline)
+    both = (passes or Passes(sums, c)).of(layout, gpu).scaled(micro / layout.pipeline / _reached(layout, c))
     copied = (engine_megatron if megatron else engine_fsdp).copied_bytes(sums, layout)
     exchange = (engine_megatron if megatron else engine_fsdp).exchange(sums, layout, rig, c)
     rounded = 1.0 if work.states == "fp32" and (work.master or work.adapter) else c.rounding_factor

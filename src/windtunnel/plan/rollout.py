@@ -16,8 +16,8 @@ GIB = 2**30
 WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0}
 # With fewer sequences at once reading the weights takes most of the time: another GPU per engine is better.
 FEW = 8
-SIZES = (1, 2, 4, 8, 16)
-"""GPUs of an engine that are tried."""
+SIZES = (1, 2, 4, 8, 16, 32)
+"""GPUs of an engine that are tried: of one node, or of whole ones."""
 
 
 class Asked(Protocol):
@@ -85,7 +85,9 @@ class Engine:
         return self.prefill + self.decode
 
 
-def plan_engines(shape: HFShape, stage: Asked, rig: Rig, gpus: int, c: HFConstants, held_gib: float = 0.0) -> Engine:
+def plan_engines(
+    shape: HFShape, stage: Asked, rig: Rig, gpus: int, c: HFConstants, held_gib: float = 0.0, ahead: int = 0
+) -> Engine:
     """Plan the engines on `gpus` GPUs of a rig: over as few GPUs each as hold weights and a few sequences.
 
     Args:
@@ -95,11 +97,12 @@ def plan_engines(shape: HFShape, stage: Asked, rig: Rig, gpus: int, c: HFConstan
         gpus: how many of them.
         c: constants of the GPU.
         held_gib: what a learner that takes turns on the same GPUs keeps there meanwhile.
+        ahead: rounds that engines answer ahead of the learners.
 
     Raises:
         UserError: engine_tensor does not divide the GPUs or the heads.
     """
-    sizes = [n for n in SIZES if gpus % n == 0 and shape.heads % n == 0 and n <= max(1, rig.gpus_per_node)]
+    sizes = [n for n in _sizes(shape, rig) if gpus % n == 0]
     if stage.engine_tensor is not None:
         if stage.engine_tensor not in range(1, gpus + 1) or gpus % stage.engine_tensor or shape.heads % stage.engine_tensor:
             raise UserError(
@@ -107,18 +110,26 @@ def plan_engines(shape: HFShape, stage: Asked, rig: Rig, gpus: int, c: HFConstan
                 f" heads of {shape.name}",
                 f"--set stages.rl.engine_tensor={max(sizes)}",
             )
-        return _engine(shape, stage, rig, gpus, stage.engine_tensor, c, held_gib)
-    engines = [_engine(shape, stage, rig, gpus, size, c, held_gib) for size in sizes]
+        return _engine(shape, stage, rig, gpus, stage.engine_tensor, c, held_gib, ahead)
+    engines = [_engine(shape, stage, rig, gpus, size, c, held_gib, ahead) for size in sizes]
     roomy = next((engine for engine in engines if engine.longest_at_once >= FEW), None)
     return roomy or next((engine for engine in reversed(engines) if engine.fits), engines[-1])
 
 
 def largest_engine(shape: HFShape, stage: Asked, rig: Rig) -> int:
-    """Return the most GPUs that an engine may have on a rig: the recipe's, or those that divide the heads within a node."""
-    return stage.engine_tensor or max(n for n in SIZES if shape.heads % n == 0 and n <= max(1, rig.gpus_per_node))
+    """Return the most GPUs that an engine may have on a rig: the recipe's, or those that divide the heads."""
+    return stage.engine_tensor or max(_sizes(shape, rig))
 
 
-def _engine(shape: HFShape, stage: Asked, rig: Rig, gpus: int, tensor: int, c: HFConstants, held_gib: float) -> Engine:
+def _sizes(shape: HFShape, rig: Rig) -> list[int]:
+    per_node = max(1, rig.gpus_per_node)
+    whole = [n for n in SIZES if n <= per_node or (n % per_node == 0 and n <= rig.gpus)]
+    return [n for n in whole if shape.heads % n == 0]
+
+
+def _engine(
+    shape: HFShape, stage: Asked, rig: Rig, gpus: int, tensor: int, c: HFConstants, held_gib: float, ahead: int
+) -> Engine:
     assert rig.gpu is not None
     limit = rig.gpu.memory_gib * stage.engine_memory
     weights = WEIGHT_BYTES[stage.engine_weights] * shape.parameters / tensor / GIB
@@ -132,7 +143,7 @@ def _engine(shape: HFShape, stage: Asked, rig: Rig, gpus: int, tensor: int, c: H
     longest = stage.prompt_tokens + stage.answer_tokens
     at_once = cache * GIB * tensor / _cached(shape, stage.prompt_tokens + answer, tensor)
     longest_at_once = cache * GIB * tensor / _cached(shape, longest, tensor)
-    prefill, decode = _generation(shape, stage, rig, gpus // tensor, tensor, max(1.0, at_once), c)
+    prefill, decode = _generation(shape, stage, rig, gpus // tensor, tensor, max(1.0, at_once), c, ahead)
     return Engine(gpus, tensor, fixed | {"kv_cache": cache}, limit, at_once, longest_at_once, prefill, decode)
 
 
@@ -143,11 +154,12 @@ def _cached(shape: HFShape, tokens: float, tensor: int) -> float:
 
 
 def _generation(
-    shape: HFShape, stage: Asked, rig: Rig, engines: int, tensor: int, at_once: float, c: HFConstants
+    shape: HFShape, stage: Asked, rig: Rig, engines: int, tensor: int, at_once: float, c: HFConstants, ahead: int
 ) -> tuple[float, float]:
     """Seconds of prefill and of decoding a round's answers.
 
-    Answers start as others end until the last are under way; then ever fewer remain until the longest is done.
+    Answers start as others end until the last are under way; then ever fewer remain until the longest is done. Engines that
+    are several rounds ahead begin answers of the next round meanwhile.
     """
     assert rig.gpu is not None
     sequences = math.ceil(stage.prompts * stage.samples / engines)
@@ -155,6 +167,9 @@ def _generation(
     # Answers to one prompt share its prefill.
     prompts = math.ceil(stage.prompts / engines) * stage.prompt_tokens
     prefill = 2.0 * shape.active_parameters * prompts / (tensor * rig.gpu.bf16_tflops * 1e12 * c.generate_efficiency)
+    if ahead > 1:
+        batch = min(float(sequences * ahead), at_once)
+        return prefill, sequences * answer / batch * _token_seconds(shape, stage, rig, tensor, batch, c)
     batch = min(float(sequences), at_once)
     early = (sequences - batch) * answer / batch
     full = _token_seconds(shape, stage, rig, tensor, batch, c)
@@ -171,7 +186,8 @@ def _token_seconds(shape: HFShape, stage: Asked, rig: Rig, tensor: int, batch: f
     reading = read / tensor / (rig.gpu.bandwidth_gbs * 1e9 * c.decode_bandwidth)
     peak = rig.gpu.fp8_tflops if stage.engine_weights == "fp8" and rig.gpu.fp8_tflops else rig.gpu.bf16_tflops
     computing = 2.0 * shape.active_parameters * batch / (tensor * peak * 1e12 * c.generate_efficiency)
-    talking = 2 * shape.layers * c.reduce_latency_seconds if tensor > 1 else 0.0
+    latency = c.reduce_latency_seconds if tensor <= rig.gpus_per_node else c.node_latency_seconds
+    talking = 2 * shape.layers * latency if tensor > 1 else 0.0
     return max(reading, computing) + talking + c.decode_overhead_seconds
 
 

@@ -93,7 +93,7 @@ def search_round(recipe: Recipe, rig: Rig, c: HFConstants) -> tuple[Round, Total
         if best is not None and least > best[0]:
             break  # nor can any after it be before the best
         try:
-            found = _round(training, stage, rig, learners, engines)
+            found = plan_round(training, stage, rig, learners, engines)
         except UserError:
             # Of many ways to share only some divide evenly; what the recipe itself asks for is said.
             if stage.learners or stage.engines or rig.gpus == 1:
@@ -128,7 +128,7 @@ def _promise(sums: Totals, stage: GRPO, rig: Rig, learners: int, engines: int, c
     learning = stage.updates * least_seconds(sums, learners, rig.gpu, c)
     if learners == rig.gpus:  # what engines have depends on the learners' layout
         return (0.0, learning) if missing <= 1 else (1.0, missing)
-    engine = plan_engines(sums.work.shape, stage, rig, engines, c)
+    engine = plan_engines(sums.work.shape, stage, rig, engines, c, ahead=stage.overlap)
     if missing > 1 or not engine.fits:
         return (1.0, missing + (0.0 if engine.fits else 1.0))
     return (0.0, max(engine.seconds, learning) if stage.overlap else engine.seconds + learning)
@@ -197,15 +197,28 @@ def part_of(rig: Rig, gpus: int) -> Rig:
     )
 
 
-def _round(training: HFTraining, stage: GRPO, rig: Rig, learners: int, engines: int) -> Round:
+def plan_round(training: HFTraining, stage: GRPO, rig: Rig, learners: int, engines: int, keeps: bool = True) -> Round:
+    """Plan a round on so many learners and engines; as many of both as the rig has GPUs take turns.
+
+    Args:
+        training: what learners do.
+        stage: the round.
+        rig: whose GPUs these are.
+        learners: GPUs that learn.
+        engines: GPUs that generate.
+        keeps: whether learners that take turns with engines keep their states on the GPUs meanwhile.
+
+    Raises:
+        UserError: they cannot be spread evenly, or a layout contradicts itself.
+    """
     sums, c = training.sums, training.c
     in_turn = learners == rig.gpus
     part = part_of(rig, learners)
     asleep = _asleep(c) if in_turn else 0.0
     learner = training.search(part, learners, asleep).best
     shards = learners if learner.layout.shard != "none" else 1
-    held = sum(static_bytes(sums, shards).values()) / GIB if in_turn else 0.0
-    engine = plan_engines(sums.work.shape, stage, rig, engines, c, held)
+    held = sum(static_bytes(sums, shards).values()) / GIB if in_turn and keeps else 0.0
+    engine = plan_engines(sums.work.shape, stage, rig, engines, c, held, 0 if in_turn else stage.overlap)
     updates = {name: stage.updates * seconds for name, seconds in learner.timed.terms.items()}
     passes = int(stage.reference) + int(stage.updates > 1)
     judging = judge_answers(stage, rig, learners)

@@ -13,6 +13,8 @@ from windtunnel.rig import Rig
 from .constants import Constants
 
 LAUNCHES = "kernel launches"
+FAST_LINK_GBS = 450.0
+"""Of the links at which it was measured how much collectives slow computation down."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,16 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Seconds of communication by kind, of one step; and how many of them can hide behind computation."""
+    """Seconds of communication by kind, of one step; and how many of them can hide behind computation.
+
+    Attributes:
+        busy: most seconds of what hides in which it takes memory bandwidth from computation: its bytes over fast links.
+            What crawls over slow ones takes no more bandwidth for it. None: all of them.
+    """
 
     terms: dict[str, float]
     hideable: float
+    busy: float | None = None
 
 
 ALONE = Exchange({}, 0.0)
@@ -131,7 +139,7 @@ def step_time(work: Work, c: Constants) -> StepTime:
         terms["pipeline bubble"] = bubble
     hidden = min(work.exchange.hideable, c.overlap * passes if work.under is None else work.under)
     busy = sum(terms.values()) - hidden
-    slower = work.slowdown * hidden
+    slower = work.slowdown * (hidden if work.exchange.busy is None else min(hidden, work.exchange.busy))
     if slower:
         terms["memory bandwidth"] += slower
         busy += slower
