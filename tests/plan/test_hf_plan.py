@@ -405,8 +405,12 @@ def test_671_billion_on_256_gpus_is_planned_without_torch() -> None:
 
 def test_what_no_engine_runs_is_refused_with_its_reason() -> None:
     with pytest.raises(UserError, match="attention sinks"):
-        plan("H100", "model.config=gpt-oss-20b")
-    assert plan("8xH100", "model.config=gpt-oss-20b").layout.engine == "megatron-bridge"
+        plan("H100", "model.config=gpt-oss-20b", "layout.shard=full")
+    for rig in ("H100", "8xH100"):
+        for model in ("gpt-oss-20b", "gemma-2-9b"):
+            made = plan(rig, f"model.config={model}", "model.sequence=2048")
+            assert made.layout.engine == "megatron-bridge", "what the package's own engine does not run needs no second GPU"
+            assert any("cannot run this plan: it is for megatron-bridge" in note for note in made.notes)
     with pytest.raises(UserError, match=r"layout\.shard: full") as error:
         plan("8xH100", FULL, "stages.sft.precision=fp8", "layout.shard=full")
     assert "layout.shard=optimizer" in (error.value.fix or "")

@@ -262,7 +262,8 @@ def _megatron(work: Workload, rig: Rig, ranks: int, worth: Worth) -> Iterator[La
     choice, shape = work.choice, work.shape
     if choice.shard == "full":
         return
-    forced = _is_split(work) or work.precision == "fp8"
+    # What no other engine runs needs no second GPU.
+    forced = _is_split(work) or work.precision == "fp8" or shape.family in NOT_OURS
     tensors = [choice.tensor] if choice.tensor else [n for n in (1, 2, 4, 8) if n <= rig.gpus_per_node and shape.heads % n == 0]
     for tensor in tensors:
         for pipeline in [choice.pipeline] if choice.pipeline else _stages(ranks, tensor, shape.layers):
