@@ -45,3 +45,19 @@ def test_a_folder_is_the_same_from_every_device(tmp_path: Path) -> None:
     convert_folder(tmp_path / "in", tmp_path / "b", device="cuda", workers=3)
     for path in (tmp_path / "a").iterdir():
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), path.name
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="Triton reads e4m3 from 8.9 on"
+)
+@pytest.mark.parametrize("shape", [(128, 256), (2048, 7168), (300, 130), (7, 500)])
+def test_experts_are_decoded_in_one_pass_to_the_bits_of_the_conversion(shape: tuple[int, int]) -> None:
+    from windtunnel.model import BlockFP8
+
+    codes = torch.randint(0, 256, (3, 2, *shape), dtype=torch.uint8)
+    codes[(codes & 127) == 127] = 0  # NaN, whose bits are nobody's
+    scale = torch.rand(3, 2, -(-shape[0] // 128), -(-shape[1] // 128)) * 1e-3
+    here = BlockFP8(codes.view(torch.float8_e4m3fn), scale, (128, 128))
+    there = BlockFP8(here.codes.cuda(), scale.cuda(), (128, 128))
+    wanted, found = here.decode(1, 3, torch.bfloat16), there.decode(1, 3, torch.bfloat16).cpu()
+    assert torch.equal(found.view(torch.int16), wanted.view(torch.int16))

@@ -53,6 +53,11 @@ class BlockFP8:
     def decode(self, first: int, last: int, dtype: torch.dtype) -> Tensor:
         """Return the weights (last - first, P * O, I) of experts; rounded to bf16 whatever the dtype."""
         codes, scale = self.codes[first:last], self.scale[first:last]
+        if codes.is_cuda:
+            from .triton_decode import decode_blocks, decodes_here  # Triton is there where a GPU is
+
+            if decodes_here(codes):
+                return decode_blocks(codes, scale, self.block).flatten(1, 2).to(dtype)
         rows, columns = codes.shape[2:]
         weight = codes.to(torch.bfloat16)
         scale = scale.repeat_interleave(self.block[0], 2)[:, :, :rows]
