@@ -147,6 +147,7 @@ def our_sets(case: Case, folder: Path, steps: int, gpus: int = 1) -> list[str]:
         f"stages.sft.batch_tokens={gpus * case.batch * case.sequence}", f"stages.sft.micro_batch={case.batch}",
         f"stages.sft.learning_rate={case.rate}", f"stages.sft.schedule={constant}", f"stages.sft.master={case.master}",
         f"stages.sft.compile={case is not CASES['tiny']}", "stages.sft.validate_every=100000 steps",
+        "stages.sft.answers=null",
         f"layout.recompute={'block' if case.recompute else 'none'}",
         "budget={dollars: null, hours: null, tokens: null, epochs: null, steps: " + str(steps) + "}",
         *json.loads(os.environ.get("OUR_SETS", "[]")),
