@@ -13,6 +13,7 @@ ROOMS: dict[str, str] = {
     "rig": "checks checks_software checks_places",
     "run": "checks checks_records",
     "checkpoint": "checks",
+    "mirror": "checks",
     "data": "checks checks_text checks_splits checks_conversations checks_theses checks_tokenizer checks_added checks_kernels",
     "plan": "checks checks_questions",
     "model": "checks checks_files checks_recursion",

@@ -16,6 +16,7 @@ from .output import print_json
 
 if TYPE_CHECKING:
     from windtunnel.plan import Plan
+    from windtunnel.rig import Rig
 
 STALL_SECONDS = 0.5
 """What a checkpoint holds training up for: it is copied, then written while training goes on. Taken, not measured."""
@@ -57,6 +58,8 @@ def launch_sky(
     typer.echo(f"{loaded.name} on {rig.name}: {plan.hours:.1f} h, {cost} ({rig.price_note})", err=True)
     if interruptions is not None:
         typer.echo(_expected(plan, loaded.checkpoints.every.seconds, interruptions), err=True)
+    if spot:
+        typer.echo(_saved_within(plan, rig, to), err=True)
     if dry:
         with tempfile.TemporaryDirectory() as place:
             text = write_job(loaded, rented, to, Path(place) / f"{loaded.name}-{to}", spot=spot).read_text(encoding="utf-8")
@@ -72,6 +75,23 @@ def launch_sky(
     file = write_job(loaded, rented, to, folder, spot=spot)
     typer.echo(f"{file}: SkyPilot rents the machine now, and asks first", err=True)
     return subprocess.run(command, check=False).returncode
+
+
+def _saved_within(plan: Plan, rig: Rig, to: str) -> str:
+    """Return whether a checkpoint reaches the mirror between the notice and the machine's end, as far as arithmetic can tell."""
+    from windtunnel.run import NOTICE_SECONDS
+
+    given = NOTICE_SECONDS.get(to)
+    if given is None:
+        return f"{to} gives no notice that is listened for: what is trained after the last mirrored checkpoint is trained again"
+    needed = plan.checkpoint_gib * 2**30 / (rig.download_gbs * 1e9)
+    told = f"{plan.checkpoint_gib:,.2f} GiB at {rig.download_gbs:g} GB/s ({rig.download_note}): {needed:,.0f} s to the mirror"
+    if needed <= given:
+        return f"{told}, within {to}'s notice of {given:.0f} s; the check 'mirror' measures it there"
+    return (
+        f"warn: {told}, and {to} gives {given:.0f} s notice: steps after the last mirrored checkpoint are trained again\n"
+        "  fix: lower checkpoints.every, or a store with a faster line"
+    )
 
 
 def _expected(plan: Plan, every: float | None, per_hour: float) -> str:

@@ -18,6 +18,7 @@ import yaml
 
 from windtunnel.recipe import Recipe, UserError, dump_recipe
 from windtunnel.rig import Rig, instance_names
+from windtunnel.run import NOTICE_SECONDS, NOTICE_VARIABLE
 
 from .bring import EXTRAS, build_wheel, moved, named_files
 
@@ -130,6 +131,7 @@ def task(
         "name": recipe.name.replace("_", "-"),
         "resources": resources,
         "num_nodes": rig.nodes,
+        "envs": {NOTICE_VARIABLE: name} if spot and name in NOTICE_SECONDS else {},
         "file_mounts": dict(files),
         "setup": f"set -e\ncd {JOB}\npython3 -m venv --system-site-packages ~/wt-env\n. ~/wt-env/bin/activate\n"
                  f"pip install --quiet {shlex.quote('./' + package)}\nwindtunnel check recipe.yaml --on here\n",

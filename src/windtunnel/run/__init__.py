@@ -11,7 +11,7 @@ from .identity import anchored, first_difference
 from .listing import RunSummary, list_runs, newest_run
 from .metrics import Event, Metrics, MetricsReader, Point
 from .names import METRICS, apart, described, judges_of, of_step, step_values
-from .notices import NOTICE_SECONDS
+from .notices import NOTICE_SECONDS, NOTICE_VARIABLE
 from .notify import Messenger, notifying, tell_gates
 from .output import (
     LOG,
@@ -37,6 +37,7 @@ __all__ = [
     "LOG",
     "METRICS",
     "NOTICE_SECONDS",
+    "NOTICE_VARIABLE",
     "STARTED",
     "STOPPING",
     "STOP_FILE",
