@@ -104,6 +104,31 @@ def test_a_job_of_bad_input_ends_at_once_with_its_reason(slurm: SlurmHere, windt
         assert len(job.state.attempts) == 1
 
 
+SMI = """#!/bin/sh
+errors=0
+if [ "$SLURMD_NODENAME" = n1 ]; then errors=3; fi
+echo "0, NVIDIA H100 80GB HBM3, 4, $errors, No, No, No"
+"""
+
+
+def test_a_node_with_a_broken_gpu_is_named_and_excluded_and_the_job_comes_back_on_another(
+    slurm: SlurmHere, windtunnel: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvidia-smi").write_text(SMI)
+    (tmp_path / "bin" / "nvidia-smi").chmod(0o755)
+    monkeypatch.setitem(slurm.environment, "PATH", f"{tmp_path / 'bin'}:{slurm.environment['PATH']}")
+    done = windtunnel("launch", "tiny.yaml", "--on", "H100", "--to", "slurm", "--json", "--set", "budget.steps=3")
+    assert done.returncode == 0, done.stderr
+    job = Job.open(Path(json.loads(done.stdout)["folder"]))
+    until(lambda: job.state.end is not None, f"it did not end\n{output(job)}")
+    first, second = job.state.attempts
+    assert (first.nodes, second.nodes, job.state.excluded) == (["n1"], ["n2"], ["n1"])
+    assert first.bad == {"n1": "GPU 0: 3 memory errors that were not corrected"}
+    assert "BAD: GPU 0: 3 memory errors" in output(job)
+    assert job.state.end == ("done", job.runs()[0].reason)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words", "fix"),
     [

@@ -25,8 +25,11 @@ from windtunnel.run import STARTED, STOP_FILE
 from . import scheduler
 from .chain import next_move
 from .job import RECIPE, SCRIPT, Attempt, Job, State, environment_of
+from .nodes import everywhere, judge, read_reports, serve_clock, table
 
 TICK = 0.2
+PROBE_SECONDS = 150.0
+"""For all nodes to report, links included."""
 WORDS_SECONDS = 3.0
 """A run that trains reads within a second who asked it to stop; one that does not train yet is sent a signal after these."""
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
@@ -114,8 +117,36 @@ class Driver:
             if move.kind == "failed":
                 raise UserError(move.why, "look into output.log; then start again: sbatch job.sbatch")
         if self.asked is None:
+            self.phase(attempt, "checking nodes")
+            self._check_nodes(attempt)
+        if self.asked is None and not attempt.bad:
             self.phase(attempt, "training")
             self._train(attempt)
+
+    def _check_nodes(self, attempt: Attempt) -> None:
+        """Let every node report, print the table, and keep which are bad.
+
+        Raises:
+            UserError: all nodes lack the same for a common reason.
+        """
+        folder = self.job.path / "nodes" / str(len(self._state.attempts))
+        folder.mkdir(parents=True, exist_ok=True)
+        step = [*srun(self.given.nodes), *self.job.spec.python, "-m", "windtunnel.cluster.probe", str(self.job.path), str(folder)]
+        limit = time.monotonic() + PROBE_SECONDS
+        with serve_clock(folder), open(folder / "srun.log", "wb") as log:
+            child = subprocess.Popen(step, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            while child.poll() is None and self.asked is None and time.monotonic() < limit:
+                time.sleep(TICK)
+            end_process(child)
+        if self.asked is not None:
+            return
+        verdicts = judge(self.job.spec, self.given.nodes, read_reports(folder))
+        for line in table(verdicts):
+            say(line)
+        common = everywhere(verdicts)
+        if common is not None:
+            raise UserError(f"on {'all nodes' if len(verdicts) > 1 else verdicts[0].node}: {common}", f"see {folder}")
+        attempt.bad = {verdict.node: verdict.why for verdict in verdicts if verdict.problems}
 
     def _train(self, attempt: Attempt) -> None:
         """Run `windtunnel train` until it ends."""
@@ -204,6 +235,8 @@ class Driver:
                 self._state.end = ("stopped", "cancelled with scancel") if cancelled else None
                 self.job.save(self._state)
                 return 3  # what Slurm does with the job is decided already
+        if attempt.bad and not self._enough_left():
+            return 1
         refused = scheduler.requeue(self.given.id)
         if refused is None:
             say("requeued")
@@ -216,6 +249,17 @@ class Driver:
         self._state.successor = scheduler.submit(self.job.path / SCRIPT, *options)
         self.job.save(self._state)
         return 0
+
+    def _enough_left(self) -> bool:
+        """Whether the partition has nodes for another attempt; otherwise the chain ends."""
+        left = set(scheduler.nodes_of(os.environ.get("SLURM_JOB_PARTITION", ""))) - set(self._state.excluded)
+        if not left or len(left) >= self.job.spec.nodes:  # none: Slurm does not tell
+            return True
+        bad = "; ".join(f"{node}: {why}" for node, why in self._state.attempts[-1].bad.items())
+        self._state.end = ("failed", f"{len(left)} nodes are left where {self.job.spec.nodes} are needed; {bad}")
+        self.job.save(self._state)
+        say(": ".join(self._state.end))
+        return False
 
     def _exclude(self) -> None:
         """Keep bad nodes from the next attempt: Slurm takes this as soon as the job waits, while this process may still run."""
@@ -240,6 +284,13 @@ def end_process(process: subprocess.Popen[bytes], seconds: float = 10.0) -> None
     if process.poll() is None:
         process.kill()
     process.wait()
+
+
+def srun(nodes: Sequence[str]) -> list[str]:
+    """Return the beginning of a command that runs one task on each of these nodes, beside what runs there already."""
+    count = str(len(nodes))
+    return ["srun", "--overlap", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}",
+            "--kill-on-bad-exit=0", "--export=ALL", "--mpi=none"]  # fmt: skip
 
 
 def _is_batch(environment: Mapping[str, str]) -> bool:

@@ -105,6 +105,16 @@ def host_names(nodes: str) -> list[str]:
     return done.stdout.split()
 
 
+def nodes_of(partition: str) -> list[str]:
+    """Return the nodes of a partition that are up; none where Slurm does not tell."""
+    try:
+        done = _run("sinfo", "--noheader", "--Node", "--format=%N %t", f"--partition={partition}")
+    except UserError:
+        return []
+    rows = [line.split() for line in done.stdout.splitlines()]
+    return sorted({row[0] for row in rows if len(row) == 2 and not row[1].startswith(("down", "drain", "drng", "fail"))})
+
+
 def partitions() -> list[str]:
     """Return the partitions' names; none where Slurm does not tell."""
     try:

@@ -189,7 +189,7 @@ def _image(container: str | None) -> str | None:
 
 def _models(recipe: Recipe) -> tuple[str, ...]:
     """Return the folders of models that the nodes must see."""
-    if not isinstance(recipe.model, HuggingFaceModel):
-        return ()
+    if not isinstance(recipe.model, HuggingFaceModel) or Path(recipe.model.config).expanduser().is_file():
+        return ()  # a config alone: its weights are random
     found = find_model(recipe.model.config)
     return (str(found.resolve()),) if found is not None else ()
