@@ -51,7 +51,6 @@ gpu-test: $(STAMP)
 	$(PY)/python benchmarks/training.py checkpoints --out $(RESULTS)/checkpoints.json
 	$(PY)/python benchmarks/training.py resume --out $(RESULTS)/resume.json
 	$(PY)/python benchmarks/training.py precision --out $(RESULTS)/precision.json
-	$(PY)/python benchmarks/verify_contexts.py --out $(RESULTS)/verify-contexts.json
 	$(PY)/python benchmarks/verify_gpu_first.py --out $(RESULTS)/verify-gpu-first.json
 	$(PY)/python benchmarks/attacks.py run --gpu --minutes 8 --out $(RESULTS)/verify-suites-gpu.json
 	$(PY)/python benchmarks/verify_speed.py --gpu --out $(RESULTS)/verify-speed-gpu.json

@@ -56,6 +56,7 @@ from windtunnel.verify.kernel.hidden import GPU_ONLY, may_have_products
 
 HERE = Path(__file__).parent
 SAVE_SECONDS = 5.0
+CONTEXTS = 4  # processes on the GPU, of kernels and of references each
 SUITES = HERE.parent / "tests" / "verify"
 RESULTS = HERE / "results" / "verify-suites-cpu.json"
 GPU_RESULTS = HERE / "results" / "verify-suites-gpu.json"
@@ -196,7 +197,8 @@ class Judge:
         gpu, trusted = (gpu_sandbox, reference_sandbox) if device == "cuda" else (kernel_sandbox, kernel_sandbox)
         pools = [Sandboxes(workers, kernel_sandbox), Sandboxes(workers, compiler_sandbox)]
         if device is not None:
-            pools += [Sandboxes(workers, gpu), Sandboxes(max(1, workers // 3), trusted)]
+            contexts = min(workers, CONTEXTS) if device == "cuda" else workers
+            pools += [Sandboxes(contexts, gpu), Sandboxes(contexts, trusted)]
         for pool in pools:
             stack.enter_context(pool).begin()
         self.boxes, self.compilers, *self.gpus = pools

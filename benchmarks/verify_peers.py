@@ -3,14 +3,14 @@
     .venv/bin/python benchmarks/verify_peers.py --kernelbench FOLDER --robust-kbench FOLDER --backendbench FOLDER
 
 FOLDER: checkouts of ScalingIntelligence/KernelBench, SakanaAI/robust-kbench and meta-pytorch/BackendBench, used as they are;
-what is not named is left out. Of KernelBench: its static checker (its text rules for Triton), and its evaluation, on a GPU whole,
-otherwise its correctness functions through the interpreter. Of robust-kbench: its correctness function, on a GPU where there is
-one. Of what is left: their correctness functions through the interpreter (verify_peers_child.py says how), at the sizes and in
-the float32 that it can run. Beside them stand our text rules alone, the counterpart of a static checker, and every stage of ours
-that this machine can run, but the clock. --seconds bounds all of it: each judge then has an equal share, one candidate of each
-kind and task comes before the others, and how many a judge had no time for stands in its row. The file is written after each.
-A file on which a judge gave no verdict (it crashed, hung or was ended by the candidate) is counted as such, never as passed or
-refused. Attacks that are honest at the sizes of the interpreter are left out where there is no GPU, for all.
+what is not named is left out. Of KernelBench: its static checker (its text rules for Triton), and its evaluation, on a GPU
+whole, otherwise its correctness functions through the interpreter. Of robust-kbench: its correctness function, on a GPU where
+there is one. Of what is left: their correctness functions through the interpreter (verify_peers_child.py says how), at the
+sizes and in the float32 that it can run. Beside them stands every stage of ours that this machine can run, but the clock.
+--seconds bounds all of it: each judge then has an equal share, one candidate of each kind and task comes before the others, and
+how many a judge had no time for stands in its row. The file is written after each. A file on which a judge gave no verdict (it
+crashed, hung or was ended by the candidate) is counted as such, never as passed or refused. Attacks that are honest at the
+sizes of the interpreter are left out where there is no GPU, for all.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import itertools
 import json
 import math
 import queue
+import re
 import subprocess
 import sys
 import tempfile
@@ -113,7 +114,7 @@ def spread(files: list[File]) -> list[File]:
 
 def judges_of(checkouts: dict[str, Path], at_once: int, *, funnel_too: bool) -> dict[str, Maker]:
     """What makes the judges that this machine can run: the cheap ones first, which leave their time to the others."""
-    judges: dict[str, Maker] = {"windtunnel, text alone": lambda _: ours}
+    judges: dict[str, Maker] = {}
     if "kernelbench" in checkouts:
         judges["kernelbench, static checker"] = lambda _: static_checker(checkouts["kernelbench"])
     if funnel_too:
@@ -172,13 +173,6 @@ def count(name: str, judge: Judge, attacks: list[File], honest: list[File], at_o
     row["seconds"] = round(time.monotonic() - began, 1)
     print(f"{name}: { {key: value for key, value in row.items() if not isinstance(value, list)} }", flush=True)
     return row
-
-
-def ours(file: File) -> bool | None:
-    """The allow-list and dataflow alone, as the counterpart of a static checker."""
-    from windtunnel.verify import check_source
-
-    return check_source(file.source, file.task) is None
 
 
 def funnel(opened: contextlib.ExitStack, at_once: int) -> Judge:
@@ -248,8 +242,6 @@ def forked(name: str, checkout: Path, at_once: int, opened: contextlib.ExitStack
 
 def one_forked(name: str, checkout: Path, opened: contextlib.ExitStack) -> Judge:
     """One process that forks for each file; it is waited for when it is first asked."""
-    from windtunnel.verify.kernel.neutral import as_on_gpu
-
     folder = opened.enter_context(tempfile.TemporaryDirectory())
     program = Path(__file__).with_name("verify_peers_child.py")
     child = subprocess.Popen(
@@ -284,7 +276,7 @@ def one_forked(name: str, checkout: Path, opened: contextlib.ExitStack) -> Judge
             return ask(file.task.at("full"), file.source)
         source = file.source
         with contextlib.suppress(SyntaxError, ValueError, RecursionError):
-            source = as_on_gpu(source)  # `assert x.is_cuda` of honest code must hold here too
+            source = re.sub(r"\b\w+\.is_cuda\b", "True", source)  # `assert x.is_cuda` of honest code must hold here too
         return ask(file.small, source)
 
     return judge

@@ -138,8 +138,8 @@ def make_up_for_the_gpu() -> None:
 
     import torch
     from triton.runtime import interpreter
-
     from windtunnel.verify.kernel.child.autotune import pick_configurations
+
     from windtunnel.verify.kernel.child.libdevice import own_libdevice
     from windtunnel.verify.kernel.child.load import stand_in_for_cuda
     from windtunnel.verify.kernel.child.triton_compat import patch_interpreter

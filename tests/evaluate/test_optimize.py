@@ -116,7 +116,7 @@ def test_the_right_one_comes_back_with_its_proof(folder: Path, tmp_path: Path) -
     assert any("ragged" in case for case in proof["cases"])
     assert 0 < proof["errors"]["float32"]["share_of_allowed"] <= 1
     assert proof["times"] == {}
-    assert proof["host_code"] == ""
+    assert "read its host code" in proof["host_code"]
     verdicts = {one["name"]: one for one in json.loads((out / "verdicts.json").read_text())["candidates"]}
     assert verdicts["b-right"]["twins"] == ["c-again"]
     assert verdicts["a-wrong"]["verdict"]["reason"] == "wrong-values"
@@ -192,14 +192,6 @@ def test_the_fastest_of_those_that_are_right_is_chosen(chosen: Any) -> None:
     assert "this one has the fewest launches" in " ".join(found.remarks)
     found = chosen({"lost": broken("tiny", "The worker died.")})
     assert (found.best, found.unknown) == (None, 1)
-
-
-def test_one_with_clean_host_code_comes_before_a_faster_one_that_keeps_answers(chosen: Any) -> None:
-    keeps = RIGHT.replace("        y = torch.empty_like(x)\n", "        KEPT.append(1)\n        y = torch.empty_like(x)\n")
-    found = chosen({"KEPT = []\n" + keeps: verdict(1, 1e-6), RIGHT: verdict(1, 1e-5)})
-    assert found.best.candidate.source == RIGHT
-    found = chosen({"KEPT = []\n" + keeps: verdict(1, 1e-6)})
-    assert "read its host code before you use it" in " ".join(found.remarks)
 
 
 def test_what_cannot_be_used_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

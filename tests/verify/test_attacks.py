@@ -1,6 +1,5 @@
 """Cheating candidates: each works against a naive checker, and none gets through."""
 
-import functools
 import json
 import subprocess
 import sys
@@ -14,8 +13,7 @@ from honest.suite import suite as honest_suite
 from warm import kernel_box
 
 from windtunnel.recipe import UserError
-from windtunnel.verify.kernel import KernelVerifier, check_source
-from windtunnel.verify.kernel.tiny import Finding
+from windtunnel.verify.kernel import KernelVerifier
 from windtunnel.verify.sandbox import Sandbox
 from windtunnel.verify.tasks import catalogue
 
@@ -25,17 +23,6 @@ LATE = "a48_clock_branch"  # accepted within a second of its import, which a bus
 UNREAD_PLACES = ("a47_class_subscript", "a47_decorator_argument", "a47_super_argument", "a47_with_keyword")
 NAIVE = ("fooled", "fast", "one-trial", "order", "exit-code")
 SHOWN = [attack for attack in SUITE if attack.naive in NAIVE]
-
-
-@functools.cache
-def text_findings() -> dict[str, Finding | None]:
-    """What is found in the text of each attack that does not need a GPU, by its name."""
-    return {attack.name: check_source(attack.source, attack.task) for attack in HERE}
-
-
-def quiet() -> list[Attack]:
-    """Those that pass for an honest text: only running them shows what they do."""
-    return [attack for attack in HERE if text_findings()[attack.name] is None]
 
 
 @pytest.fixture(scope="module")
@@ -91,21 +78,14 @@ def test_two_of_every_kind():
     assert {attack.naive for attack in SUITE} <= {*NAIVE, "gpu", "chance"}
 
 
-def test_what_the_text_shows_is_refused_for_the_right_reason():
-    for attack in HERE:
-        found = text_findings()[attack.name]
-        assert found is None or found.reason in attack.reasons, (attack.name, found)
-    assert len(HERE) - len(quiet()) > 90
-
-
-def test_one_quiet_attack_of_each_kind_is_refused(box):
-    some = {attack.number: attack for attack in reversed(quiet())}
-    assert len(some) >= 12
+def test_one_attack_of_each_kind_is_stopped(box):
+    some = {attack.number: attack for attack in reversed(HERE)}
+    assert len(some) >= 44
     assert misses(some.values(), box) == {}
 
 
 def test_code_hidden_from_a_list_of_names_is_seen_when_it_is_recorded(box):
-    """Places that the allow-list once did not read, each with PyTorch's answer: recording them needs no such list."""
+    """Places that a list of allowed names is likely to leave out, each with PyTorch's answer."""
     some = [attack for attack in HERE if attack.name in UNREAD_PLACES]
     assert len(some) == len(UNREAD_PLACES)
     assert {outcome(attack, box) for attack in some} == {(False, "host-compute")}

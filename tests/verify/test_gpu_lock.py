@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 
 from windtunnel.recipe import UserError
-from windtunnel.verify.kernel.gpu_lock import PLACES, GpuLock, Late, gpu_lock_of, holding, in_place, opened, places
+from windtunnel.verify.kernel.gpu_lock import GpuLock, gpu_lock_of, opened
 
 WAIT = 300.0
-with_and_without_an_end = pytest.mark.parametrize("seconds", [None, WAIT])
 
 
 class Watchman:
@@ -40,20 +39,19 @@ class Watchman:
             self.shared, self.alone = self.shared - (not alone), self.alone - alone
 
 
-@with_and_without_an_end
-def test_nobody_is_beside_one_who_is_alone_and_many_share(tmp_path: Path, seconds: float | None) -> None:
+def test_nobody_is_beside_one_who_is_alone_and_many_share(tmp_path: Path) -> None:
     watchman, together = Watchman(), threading.Barrier(4)
 
     def use(number: int) -> None:
         with opened(tmp_path / "gpu") as fds:
-            turns = GpuLock(fds, seconds)
+            turns = GpuLock(fds)
             with turns.shared():  # all four are in before any goes on: they do share
                 watchman.enter(False)
                 together.wait(WAIT)
                 watchman.leave(False)
             for turn in range(25):
                 alone = (turn + number) % 3 == 0
-                with holding(turns, alone=alone):
+                with turns.alone() if alone else turns.shared():
                     watchman.enter(alone)
                     time.sleep(0.0005)
                     watchman.leave(alone)
@@ -64,15 +62,14 @@ def test_nobody_is_beside_one_who_is_alone_and_many_share(tmp_path: Path, second
     assert watchman.most_shared == 4
 
 
-@with_and_without_an_end
-def test_one_who_waits_to_be_alone_is_not_kept_out_by_a_stream_of_others(tmp_path: Path, seconds: float | None) -> None:
+def test_one_who_waits_to_be_alone_is_not_kept_out_by_a_stream_of_others(tmp_path: Path) -> None:
     """Two that hand over to each other without a gap: without the gate the third would never come in."""
     stop, came_in = threading.Event(), threading.Event()
 
     def stream(held: threading.Event, other: threading.Event) -> None:
         with opened(tmp_path / "gpu") as fds:
             while not stop.is_set():
-                with GpuLock(fds, seconds).shared():
+                with GpuLock(fds).shared():
                     held.set()
                     other.wait(0.05)
                     other.clear()
@@ -84,7 +81,7 @@ def test_one_who_waits_to_be_alone_is_not_kept_out_by_a_stream_of_others(tmp_pat
     first.wait(WAIT)
 
     def alone() -> None:
-        with opened(tmp_path / "gpu") as fds, GpuLock(fds, seconds).alone():
+        with opened(tmp_path / "gpu") as fds, GpuLock(fds).alone():
             came_in.set()
 
     waiting = threading.Thread(target=alone)
@@ -96,30 +93,20 @@ def test_one_who_waits_to_be_alone_is_not_kept_out_by_a_stream_of_others(tmp_pat
     assert arrived
 
 
-@with_and_without_an_end
-def test_those_who_want_to_be_alone_follow_each_other_and_then_let_the_others_in(tmp_path: Path, seconds: float | None) -> None:
+def test_those_who_want_to_be_alone_follow_each_other_and_then_let_the_others_in(tmp_path: Path) -> None:
     order: list[str] = []
-    arrived, at_the_gate = threading.Semaphore(0), threading.Event()
-
-    class Told(GpuLock):
-        """Says when it holds the gate."""
-
-        def _lock(self, fd: int, kind: int, until: float | None) -> None:
-            super()._lock(fd, kind, until)
-            if fd == self.gate:
-                at_the_gate.set()
+    arrived = threading.Semaphore(0)
 
     def alone(name: str) -> None:
         with opened(tmp_path / "gpu") as fds:
             arrived.release()
-            turns = Told(fds, seconds) if name == "second" else GpuLock(fds, seconds)
-            with turns.alone():
+            with GpuLock(fds).alone():
                 order.append(name)
 
     def share() -> None:
         with opened(tmp_path / "gpu") as fds:
             arrived.release()
-            with GpuLock(fds, seconds).shared():
+            with GpuLock(fds).shared():
                 order.append("shared")
 
     with opened(tmp_path / "gpu") as fds, GpuLock(fds).shared():
@@ -131,47 +118,10 @@ def test_those_who_want_to_be_alone_follow_each_other_and_then_let_the_others_in
             thread.start()
         for _ in threads:
             assert arrived.acquire(timeout=WAIT)
-        assert at_the_gate.wait(WAIT)  # which the first keeps open for the second one alone
     for thread in threads:
         thread.join(WAIT)
     assert sorted(order) == ["first", "second", "shared"]
     assert order[-1] == "shared", order
-
-
-def test_who_steps_aside_lets_somebody_be_alone_and_comes_back(tmp_path: Path) -> None:
-    with opened(tmp_path / "gpu") as mine, opened(tmp_path / "gpu") as others:
-        turns = GpuLock(mine)
-        with turns.shared():
-            with turns.aside(), turns.aside(), GpuLock(others).alone():
-                pass
-            with pytest.raises(BlockingIOError):
-                fcntl.flock(others[1], fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fcntl.flock(others[1], fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def test_who_has_begun_comes_back_before_those_who_wait_to_be_alone(tmp_path: Path) -> None:
-    """Else each of them would have to be waited for anew between two who are alone."""
-    order: list[str] = []
-
-    def alone() -> None:
-        with opened(tmp_path / "gpu") as fds, GpuLock(fds).alone():
-            order.append("alone")
-
-    with opened(tmp_path / "gpu") as mine, opened(tmp_path / "gpu") as others:
-        turns = GpuLock(mine)
-        with GpuLock(others).shared():
-            with turns.shared():
-                pass
-            waiting = threading.Thread(target=alone)
-            waiting.start()
-            _is_waiting(tmp_path / "gpu")
-            with turns.shared(again=True):
-                order.append("again")
-                with turns.aside():
-                    pass
-                order.append("back")
-    waiting.join(WAIT)
-    assert order == ["again", "back", "alone"]
 
 
 def test_a_killed_holder_gives_its_turn_back(tmp_path: Path) -> None:
@@ -192,8 +142,9 @@ def test_a_killed_holder_gives_its_turn_back(tmp_path: Path) -> None:
 
 
 def test_without_files_there_is_nothing_to_wait_for() -> None:
-    with opened(None) as fds, holding(gpu_lock_of(fds), alone=True):
+    with opened(None) as fds:
         assert fds == ()
+        assert gpu_lock_of(fds) is None
 
 
 def _is_waiting(path: Path) -> None:
@@ -221,55 +172,12 @@ def _shared_once(path: Path, then: Callable[[], None]) -> None:
         then()
 
 
-def test_no_more_are_in_places_than_there_are_and_who_dies_leaves_his(tmp_path: Path) -> None:
-    watchman = Watchman()
-
-    def use(_: int) -> None:
-        for _ in range(10):
-            with places(tmp_path / "gpu") as fds, in_place(fds):
-                watchman.enter(False)
-                time.sleep(0.002)
-                watchman.leave(False)
-
-    with ThreadPoolExecutor(3 * PLACES) as pool:
-        list(pool.map(use, range(3 * PLACES)))
-    assert 1 < watchman.most_shared <= PLACES
-    with places(tmp_path / "gpu") as fds:
-        for fd in fds[1:]:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        child = os.fork()
-        if child == 0:
-            with places(tmp_path / "gpu") as own, in_place(own):
-                os.kill(os.getpid(), signal.SIGKILL)
-        os.waitpid(child, 0)
-        with places(tmp_path / "gpu") as own, in_place(own):
-            pass
-    with places(None) as fds, in_place(fds):
-        assert fds == ()
-
-
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_wait_with_an_end_says_which_file_it_was_for_and_holds_nothing_after(tmp_path: Path, alone: bool) -> None:
-    with opened(tmp_path / "gpu") as mine, opened(tmp_path / "gpu") as others:
-        turns = GpuLock(mine, 0.1)
-        with GpuLock(others).shared() if alone else GpuLock(others).alone():
-            with pytest.raises(Late) as late, holding(turns, alone=alone):
-                raise AssertionError("somebody else was in")
-            assert late.value.path == str(tmp_path / ("gpu.room" if alone else "gpu.gate"))
-            assert late.value.seconds == 0.1
-        with holding(GpuLock(others, 0.0), alone=True):
-            pass
-        with holding(turns, alone=alone):
-            pass
-
-
 def test_a_lock_file_that_cannot_be_made_is_named_with_what_helps(tmp_path: Path) -> None:
     for path, why in ((Path("/sys/windtunnel"), ""), (tmp_path / "missing" / "gpu", "No such file")):
-        for files in (opened, places):
-            with pytest.raises(UserError, match=str(path)) as told, files(path):
-                pass
-            assert why in told.value.message
-            assert told.value.fix
+        with pytest.raises(UserError, match=str(path)) as told, opened(path):
+            pass
+        assert why in told.value.message
+        assert told.value.fix
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
@@ -290,5 +198,5 @@ def test_two_users_may_make_a_lock_file_at_once(tmp_path: Path, monkeypatch: pyt
         return real(path, flags, mode)
 
     monkeypatch.setattr(os, "open", with_another)
-    with opened(tmp_path / "gpu") as fds, GpuLock(fds, 0.0).alone():
+    with opened(tmp_path / "gpu") as fds, GpuLock(fds).alone():
         pass

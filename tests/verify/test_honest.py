@@ -6,7 +6,7 @@ import pytest
 from honest.suite import STYLES, suite
 from warm import compiler_box, kernel_box
 
-from windtunnel.verify.kernel import KernelVerifier, check_source
+from windtunnel.verify.kernel import KernelVerifier
 from windtunnel.verify.sandbox import Sandbox
 from windtunnel.verify.tasks import catalogue
 
@@ -34,12 +34,6 @@ def test_every_task_is_solved_and_every_style_used():
     for style in STYLES:
         assert sum(candidate.name.endswith(f"-{style.name}") for candidate in SUITE) >= 5, style.name
     assert len({candidate.source for candidate in SUITE}) >= 0.95 * len(SUITE)
-
-
-def test_none_is_refused_by_its_text():
-    """Of every fourth; `test_all_are_accepted` reads the text of all."""
-    refused = {c.name: found.message for c in SUITE[::4] if (found := check_source(c.source, TASKS[c.task])) is not None}
-    assert not refused
 
 
 def refusals(candidates, box: Sandbox, compiler: Sandbox | None) -> dict[str, str]:

@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from warm import gpu_box, reference_box
@@ -14,6 +13,7 @@ from warm import gpu_box, reference_box
 from windtunnel.verify import (
     GpuStages,
     KernelVerifier,
+    Task,
     compiler_sandbox,
     find_task,
     kernel_sandbox,
@@ -22,7 +22,10 @@ from windtunnel.verify.sandbox import Sandbox
 
 pytest.importorskip("triton")
 
-from windtunnel.verify.kernel.child.autotune import Evenly
+from windtunnel.verify.kernel.child.replay import Replay
+from windtunnel.verify.kernel.gpu import PlanOf
+from windtunnel.verify.kernel.record import file_forms, read_recorded, record_job
+from windtunnel.verify.kernel.tiny import Finding
 
 SOURCE = """\
 import torch
@@ -95,49 +98,43 @@ def test_a_wrong_configuration_is_found_among_many(boxes: list[Sandbox], many: i
     assert {verifier.verify(source).reason for _ in range(4)} <= {"non-finite"}
 
 
-def test_those_that_were_taken_least_often_come_first() -> None:
-    tuner, some = object(), [SimpleNamespace(kwargs={"BLOCK": block}) for block in (32, 64, 128, 256, 512)]
-    choices = Evenly(random.Random(0))
-    taken = [choices(tuner, some) for _ in range(4)]
-    assert len({id(one) for one in taken}) == 4
-    assert choices.untried()
-    assert choices(tuner, [some[0]]) is some[0], "what does not fit was put aside"
-    choices(tuner, some)
-    choices(tuner, some)
-    assert not choices.untried()
-    choices(object(), some)
-    assert choices.untried(), "of another kernel, with the same list, one was taken"
+def plans_of(boxes: list[Sandbox], source: str, task: Task, sizes: list[str]) -> tuple[PlanOf, Finding | None]:
+    forms = file_forms(task, boxes[0], sizes)
+    plans, finding = read_recorded(boxes[0].run(record_job(source, forms)), forms, task)
+    return {(form.size, form.dtype): plan for form, plan in zip(forms, plans, strict=False)}, finding
 
 
-def test_on_the_interpreter_warps_make_no_other_configuration() -> None:
-    tuner, some = (
-        object(),
-        [SimpleNamespace(kwargs={"BLOCK": block}, num_warps=warps) for block in (32, 64) for warps in (1, 2, 4)],
-    )
-    choices = Evenly(random.Random(0), meta=True)
-    tuner = object()
-    assert {choices(tuner, some).kwargs["BLOCK"] for _ in range(2)} == {32, 64}
-    assert not choices.untried()
+@pytest.mark.parametrize(("device", "ways"), [("cpu", 2), ("cuda", 4)])
+def test_on_the_interpreter_warps_make_no_other_configuration(boxes: list[Sandbox], device: str, ways: int) -> None:
+    task = replace(find_task("relu"), dtypes=("float32",))
+    warps = [f'triton.Config({{"BLOCK": {block}, "WHICH": 1}}, num_warps={warps})' for block in (64, 128) for warps in (1, 2)]
+    source = (SOURCE % HONEST).replace("configs=CONFIGS", f"configs=[{', '.join(warps)}]")
+    plans, finding = plans_of(boxes, source, task, ["tiny"])
+    assert finding is None
+    replay = Replay(plans["tiny", "float32"], lambda *_: None, random.Random(0), (), device)
+    ((number, _),) = replay.choices()
+    assert len(replay.times[number]) == ways == replay.untried()
 
 
 @pytest.mark.gpu
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("clock", [False, True])
-def test_the_same_on_a_gpu_where_the_clock_has_triton_choose(clock: bool) -> None:
+def test_the_same_on_a_gpu_where_the_fastest_is_timed(boxes: list[Sandbox], clock: bool) -> None:
     with gpu_box() as gpu, reference_box() as trusted:
-        assert wrong_on(GpuStages(find_task("relu"), gpu, trusted, clock=clock, baseline=False)) == {}
+        assert wrong_on(boxes, GpuStages(find_task("relu"), gpu, trusted, clock=clock, baseline=False)) == {}
 
 
 def test_the_gpu_stages_go_through_their_motions(boxes: list[Sandbox]) -> None:
     task = replace(find_task("relu"), dtypes=("float32",))  # the interpreter adds no bfloat16 atomically
-    assert wrong_on(GpuStages(task, boxes[0], boxes[0], baseline=False, device="cpu", size="tiny", index=None)) == {}
+    assert wrong_on(boxes, GpuStages(task, boxes[0], boxes[0], baseline=False, device="cpu", size="tiny", index=None)) == {}
 
 
-def wrong_on(stages: GpuStages) -> dict[str, str]:
+def wrong_on(boxes: list[Sandbox], stages: GpuStages) -> dict[str, str]:
     """Which findings of the GPU's stages alone, nothing having run on the interpreter before, are not the wanted ones."""
     wrong = {}
     for name, (_, reasons) in CHANGES.items():
-        finding = stages.judge(source_of(name)).finding
+        plans, finding = plans_of(boxes, source_of(name), stages.task, stages.sizes())
+        finding = finding or stages.judge(plans).finding
         found = "accepted" if finding is None else finding.reason
         if found not in reasons | ({"raised"} if reasons == {"compile-error"} else set()):
             wrong[name] = found

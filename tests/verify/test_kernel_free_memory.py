@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from windtunnel.verify.kernel.child.fences import NAN_BYTE  # noqa: E402
 from windtunnel.verify.kernel.child.memory import FreeMemory, Masked  # noqa: E402
-from windtunnel.verify.kernel.child.watch import NAN_BYTE  # noqa: E402
 
 
 def values(kind: str) -> torch.Tensor:

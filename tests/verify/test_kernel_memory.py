@@ -8,7 +8,7 @@ from warm import kernel_box
 
 from windtunnel.verify import find_task
 from windtunnel.verify.kernel import KernelVerifier
-from windtunnel.verify.kernel.text.advice import advice
+from windtunnel.verify.kernel.advice import advice
 from windtunnel.verify.sandbox import Sandbox
 from windtunnel.verify.types import Verdict
 

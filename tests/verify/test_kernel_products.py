@@ -13,7 +13,6 @@ from windtunnel.verify.kernel.child.coarse import CoarseProducts, cut  # noqa: E
 from windtunnel.verify.kernel.child.compare import not_finite, values_differ  # noqa: E402
 from windtunnel.verify.kernel.child.draw import Drawn  # noqa: E402
 from windtunnel.verify.kernel.child.judge import TF32_RELATIVE  # noqa: E402
-from windtunnel.verify.kernel.funnel import check_source  # noqa: E402
 from windtunnel.verify.kernel.hidden import WIDE, Case, full_cases, may_have_products  # noqa: E402
 
 DEEP = 2048
@@ -72,31 +71,6 @@ def test_products_of_ten_bits_pass_and_of_fewer_do_not(name: str, epilogue: str)
     assert (found is None) == passes, found
 
 
-@pytest.mark.parametrize(
-    ("kernel", "reason"),
-    [
-        ("from triton.language import dot\n@triton.jit\ndef k(a, b):\n    dot(tl.load(a), tl.load(b))", "tf32"),
-        ("@triton.jit\ndef k(a, b):\n    d = tl.dot\n    d(tl.load(a), tl.load(b))", "tf32"),
-        (
-            "def same(f):\n    return f\nd = same(tl.dot)\n@triton.jit\ndef k(a, b):\n    d(tl.load(a), tl.load(b))",
-            "unknown-call",
-        ),
-        ("@triton.jit\ndef k(a, b, d: tl.constexpr):\n    d(tl.load(a), tl.load(b))\nDOTS = {'d': tl.dot}", "unknown-call"),
-        (
-            "def make():\n    @triton.jit\n    def k(a, b):\n        tl.dot(tl.load(a), tl.load(b))\n    return k\n"
-            "kernel = make()",
-            "statement",
-        ),
-    ],
-)
-def test_nor_by_another_name(kernel: str, reason: str) -> None:
-    model = "class ModelNew(torch.nn.Module):\n    def forward(self, a, b):\n        k[(1,)](a, b)\n"
-    text = f"import torch\nimport triton\nimport triton.language as tl\n{kernel}\n@triton.jit\ndef other(a):\n    pass\n{model}"
-    found = check_source(text, replace(find_task("matmul"), tf32=False))
-    assert found is not None
-    assert found.reason == reason, found.message
-
-
 def test_where_a_task_does_not_allow_tf32_it_is_refused() -> None:
     a, b, _ = factors()
     exact = a.double() @ b.double()
@@ -146,7 +120,7 @@ def test_wide_cases_are_of_tasks_with_products_in_tf32_alone() -> None:
     def wide(task) -> int:
         return sum(case.variation in WIDE and case.dtype == "float32" for case in full_cases(task))
 
-    assert wide(find_task("gemm_bias_relu")) == 2
+    assert wide(find_task("gemm_bias_relu")) == 1
     assert wide(replace(find_task("gemm_bias_relu"), tf32=False)) == 0
     assert wide(find_task("softmax")) == 0
     families = {task.family for task in kernel_tasks().values() if may_have_products(task.source)}
@@ -160,7 +134,7 @@ def test_each_input_is_beyond_float16_in_a_wide_case_and_scores_stay_small() -> 
     drawn = Drawn(task.at("tiny"), "float32", 1, [])
     plain, *wide = ([x.abs().max() for x in drawn.inputs(Case("tiny", "float32", v).as_json(), 2)] for v in ("plain", *WIDE))
     beyond = [[bool(x > torch.finfo(torch.float16).max) for x in case] for case in wide]
-    assert beyond == [[True, False, True], [False, True, False]]
+    assert beyond == [[True, False, True]]
     assert all(torch.isclose(q * k, plain[0] * plain[1]) for q, k, _ in wide)
 
 

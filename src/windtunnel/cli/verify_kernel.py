@@ -92,27 +92,19 @@ def _judge_plan(task: Task, path: Path) -> tuple[Verdict, Layers | None]:
 
 
 def _judge(task: Task, source: str, use_gpu: bool) -> tuple[Verdict, Layers | None]:
-    """Return the verdict, and how locked in the candidate was; None where the text alone decided."""
-    import time
+    """Return the verdict, and how locked in the candidate was."""
     from concurrent.futures import ThreadPoolExecutor
     from contextlib import ExitStack
 
     from windtunnel.verify import (
         GpuStages,
         KernelVerifier,
-        check_source,
         compiler_sandbox,
         gpu_sandbox,
         kernel_sandbox,
         reference_sandbox,
-        refuse,
     )
 
-    if use_gpu:  # without the workers, whose start takes seconds
-        began = time.perf_counter()
-        found = check_source(source, task)
-        if found is not None:
-            return refuse(found.stage, found.reason, found.message, times={"static": time.perf_counter() - began}), None
     with ExitStack() as opened:
         boxes = [opened.enter_context(make()) for make in (kernel_sandbox, compiler_sandbox)]
         if use_gpu:

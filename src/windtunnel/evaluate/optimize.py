@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel import __version__
 from windtunnel.recipe import UserError
-from windtunnel.verify import Task, Verdict, candidate_of, check_source
+from windtunnel.verify import Task, Verdict, candidate_of
 
 if TYPE_CHECKING:
     from windtunnel.generate import Generator
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MOST_WAITING = 1 << 16
 MOST_CANDIDATE = 1_000_000
+HOST_CODE = "read its host code before you use it: what was judged is what it launches, not what else it does"
 PLAIN = "the model has no chat template, so it was asked in plain text"
 
 
@@ -121,7 +122,7 @@ class Optimized:
             "share_of_work_in_kernels": evidence.get("share"),
             "times": evidence.get("gpu", {}),
             "not_judged": evidence.get("left", []),
-            "host_code": host_remark(self.best, self.task),
+            "host_code": HOST_CODE,
             "stages_seconds": dict(self.best.verdict.times),
             "made_with": {"windtunnel": __version__, **{name: version(name) for name in ("torch", "triton")}},
         }
@@ -163,15 +164,6 @@ class Optimized:
                 (folder / "plan.json").write_text(self.plans + "\n", encoding="utf-8")
         except OSError as error:
             raise UserError(f"--out {folder}: cannot be written ({error.strerror})", "name a folder that can be made") from None
-
-
-def host_remark(judged: Judged, task: Task) -> str:
-    """Return what the host code does beyond allocating, launching and returning; '' for nothing.
-
-    A plan is what was judged; whoever imports the file runs its host code.
-    """
-    found = check_source(judged.candidate.source, task)
-    return "" if found is None else found.message
 
 
 def ask(generator: Generator, reference: str, sampling: Sampling) -> tuple[list[Candidate], list[str]]:
@@ -262,8 +254,7 @@ def optimize_module(
         for some, verdict in zip(grouped.values(), verdicts, strict=True)
     )
     right = [one for one in judged if one.verdict.accepted]
-    clean = {id(one): not host_remark(one, task) for one in right}
-    best = min(right, key=lambda one: (not clean[id(one)], one.seconds or 0.0, one.launches), default=None)
+    best = min(right, key=lambda one: (one.seconds or 0.0, one.launches), default=None)
     plans = None
     if best is not None:
         say("recording its launch plan")
@@ -277,8 +268,7 @@ def optimize_module(
             remarks.append(
                 "only tiny sizes were judged: loops over blocks run once or twice there; judge it on a GPU before you use it"
             )
-        if not clean[id(best)]:
-            remarks.append(f"its kernels are right; read its host code before you use it: {host_remark(best, task)}")
+        remarks.append(f"its kernels are right; {HOST_CODE}")
     return Optimized(task, judged, best, plans, tuple(remarks))
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 KINDS = ("code", "math", "exact", "format", "kernel")
 MOST_TASK_FILE = 64 << 20
 MOST_GIVEN = 256  # tasks given as sources whose verifiers are kept, with their cases
-CANDIDATES_A_REFERENCE = 4  # comparing takes less than running, in a child that has its CUDA context already
+WORKERS_A_CONTEXT = 4  # a process on a GPU serves several that record and compile
 
 
 class Verifiers:
@@ -93,7 +93,7 @@ class Verifiers:
             if self._stopped:
                 raise UserError("the workers were stopped")
             if kind not in self._pools:
-                workers = max(1, self.workers // CANDIDATES_A_REFERENCE) if kind == "gpu reference" else self.workers
+                workers = max(1, self.workers // WORKERS_A_CONTEXT) if kind.startswith("gpu") else self.workers
                 self._pools[kind] = Sandboxes(workers, _maker(kind))
             return self._pools[kind]
 

@@ -8,7 +8,6 @@ from windtunnel.verify.kernel.funnel import (
     STAGES,
     KernelVerifier,
     candidate_of,
-    check_source,
     compiler_sandbox,
     judge_recording,
     kernel_sandbox,
@@ -17,7 +16,7 @@ from windtunnel.verify.kernel.funnel import (
 from windtunnel.verify.kernel.gpu import GpuStages, gpu_sandbox, has_gpu, reference_sandbox
 from windtunnel.verify.kernel.module import tasks_of_module
 from windtunnel.verify.kernel.prepared import ReferenceBroken
-from windtunnel.verify.kernel.record import record
+from windtunnel.verify.kernel.recording import record
 from windtunnel.verify.kernel.task import Task, load_task, task_from_source
 
 __all__ = [
@@ -27,7 +26,6 @@ __all__ = [
     "ReferenceBroken",
     "Task",
     "candidate_of",
-    "check_source",
     "compiler_sandbox",
     "gpu_sandbox",
     "has_gpu",

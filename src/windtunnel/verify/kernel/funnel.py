@@ -1,44 +1,41 @@
-"""A candidate's way through the stages, the cheap ones first: record, compile, tiny; allow-list, full and timing on a GPU."""
+"""A candidate's way through the stages, the cheap ones first: record, compile, tiny; full and timing on a GPU."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from windtunnel.verify.code.fences import source_of
-from windtunnel.verify.kernel.gpu import GpuStages
+from windtunnel.verify.kernel.advice import advice
+from windtunnel.verify.kernel.gpu import MOST_BYTES as MOST_GPU_BYTES
+from windtunnel.verify.kernel.gpu import Compiled, GpuStages
 from windtunnel.verify.kernel.hidden import GPU_ONLY
+from windtunnel.verify.kernel.long import LongSizes, block_of, chosen
 from windtunnel.verify.kernel.plan import Plan, Recording
+from windtunnel.verify.kernel.plan.bombs import too_much
 from windtunnel.verify.kernel.plan.check import PlanRefused, check_plan, read_recording
-from windtunnel.verify.kernel.prepared import Batch, Preparation, ReferenceBroken
-from windtunnel.verify.kernel.record import HostForm, form_of, forms_of, read_recorded, record_job
+from windtunnel.verify.kernel.prepared import Batch, Preparation, Ready, ReferenceBroken
+from windtunnel.verify.kernel.record import HostForm, file_forms, form_of, forms_of, read_recorded, record_job
 from windtunnel.verify.kernel.replay import compile_job, replay_job, share
 from windtunnel.verify.kernel.task import Task
-from windtunnel.verify.kernel.text.advice import advice
-from windtunnel.verify.kernel.text.allowlist import check_text
-from windtunnel.verify.kernel.text.bombs import too_much
-from windtunnel.verify.kernel.text.dataflow import check_flow
-from windtunnel.verify.kernel.text.encoding import other_encoding, said_of_encoding
-from windtunnel.verify.kernel.text.lines import check_lines
-from windtunnel.verify.kernel.text.names import read_names
 from windtunnel.verify.kernel.tiny import Finding, errors_of, judge_compile, judge_tiny
-from windtunnel.verify.sandbox import Runner, Sandbox
+from windtunnel.verify.sandbox import Outcome, Runner, Sandbox
 from windtunnel.verify.types import Verdict, accept, broken, refuse
 
-STAGES = ("record", "compile", "tiny", "allow-list", "full", "timing")
+STAGES = ("record", "compile", "tiny", "full", "timing")
 PRELOAD = (
     "torch",
     "triton",
     "triton.language",
     "triton.runtime.interpreter",
     "windtunnel.verify.kernel.child.record",
-    "windtunnel.verify.kernel.child.replay",
-    "windtunnel.verify.kernel.child.triton",
+    "windtunnel.verify.kernel.child.tiny",
     "windtunnel.verify.kernel.child.reference",
     "windtunnel.verify.kernel.child.warm",
 )
@@ -80,32 +77,13 @@ def candidate_of(answer: str) -> str:
     return source_of(text, "ModelNew")
 
 
-def check_source(answer: str, task: Task | None = None) -> Finding | None:
-    """The stages that need no process: syntax, allow-list, dataflow. What is wrong, or None."""
-    return _check(candidate_of(answer), task)
-
-
-def _check(source: str, task: Task | None) -> Finding | None:
-    """The same of exactly the text that is run."""
-    refused = too_much(source)
-    if refused is not None:
-        return Finding("syntax", "too-large", f"The candidate is not read: {refused}.")
-    encoding = other_encoding(source)
-    if encoding is not None:
-        return Finding("syntax", "syntax-error", said_of_encoding(encoding))
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line = getattr(error, "lineno", None)
-        text = f"Line {line}: {error.msg}." if isinstance(error, SyntaxError) else f"{error}."
-        return Finding("syntax", "syntax-error", f"The candidate is not Python. {text}")
-    try:
-        found = check_text(tree, tf32=task is None or task.tf32) or check_lines(source, read_names(tree)) or check_flow(tree)
-    except RecursionError:
-        return Finding("syntax", "too-large", "The candidate nests too deeply to be read.")
-    except (ValueError, MemoryError):  # a number of thousands of digits, which Python does not write
-        return Finding("syntax", "too-large", "The candidate has a number or a text too long to be read.")
-    return None if found is None else Finding("allow-list", found.reason, found.message)
+def limits_of(form: HostForm) -> Mapping[str, int]:
+    """What a plan of this form may ask for."""
+    if form.size.startswith("tiny_long"):
+        return {"most_bytes": MOST_BYTES}
+    if form.size.startswith("tiny"):
+        return {"most_bytes": MOST_BYTES, "most_programs": MOST_PROGRAMS}
+    return {"most_bytes": MOST_GPU_BYTES}
 
 
 Planned = Callable[[list[HostForm]], tuple[list[Plan], Finding | None]]
@@ -132,6 +110,9 @@ class KernelVerifier:
     ) -> None:
         self.task, self.runner, self.compiler, self.capability, self.gpu = task, runner, compiler, capability, gpu
         self.preparation = Preparation(task, trusted or runner)
+        self._lock = threading.Lock()
+        self._full: list[HostForm] | None = None
+        self._long: LongSizes | None = None
 
     def prepare(self) -> None:
         """Run the reference now. Raises UserError where the task cannot be used, which verify would do later."""
@@ -142,14 +123,12 @@ class KernelVerifier:
         source = candidate_of(answer)
 
         def recorded(forms: list[HostForm]) -> tuple[list[Plan], Finding | None]:
-            outcome = self.runner.run(record_job(source, forms))
-            plans, found = read_recorded(outcome, forms, self.task, most_bytes=MOST_BYTES, most_programs=MOST_PROGRAMS)
-            return plans, found
+            return read_recorded(self.runner.run(record_job(source, forms)), forms, self.task, limits_of)
 
-        return self._verdict(recorded, source)
+        return self._verdict(recorded)
 
     def verify_plans(self, recording: Recording) -> Verdict:
-        """The judgement of plans that were recorded before, without the candidate: its correctness at the tiny sizes."""
+        """The judgement of plans that were recorded before, without the candidate."""
 
         def read(forms: list[HostForm]) -> tuple[list[Plan], Finding | None]:
             held = {(one.form.size, one.form.dtype, one.form.training): one.plan for one in recording.plans}
@@ -159,81 +138,63 @@ class KernelVerifier:
                 if plan is None:
                     return plans, Finding("record", "no-plan", f"The recording holds no plan for {form.label()}. Record it anew.")
                 try:
-                    check_plan(plan, form.allowed(self.task, most_bytes=MOST_BYTES, most_programs=MOST_PROGRAMS))
+                    check_plan(plan, form.allowed(self.task, **limits_of(form)))
                 except PlanRefused as error:
                     return plans, Finding("record", error.reason, f"{error.message} ({form.label()})")
                 plans.append(plan)
             return plans, None
 
-        return self._verdict(read, None)
+        return self._verdict(read)
 
-    def _verdict(self, planned: Planned, answer: str | None) -> Verdict:
-        """planned: gives a checked plan for each form, or what is wrong. answer: the candidate, for a GPU's stages."""
+    def _verdict(self, planned: Planned) -> Verdict:
+        """planned: gives a checked plan for each form, or what is wrong."""
         clock = _Clock()
         try:
             with clock("reference"):
                 batch = self.preparation.batch()
+                full = self._full_forms()
         except ReferenceBroken as error:
             return broken("tiny", f"the reference could not be run: {error}", times=clock.times)
         forms = forms_of(batch)
         with clock("record"):
-            plans, found = planned(forms)
-        evidence: dict[str, Any] = {}
-        if found is None:
-            found, kernels = self._carried_out(plans, forms, batch, clock)
-            evidence = {
-                "cases": [ready.case.label() for ready in batch.ready],
-                "dropped": dict(batch.dropped),
-                "errors": kernels.pop("errors", {}),
-                "kernels": kernels,
-                "share": share(plans[0], batch.ready[0].work),
-                "left": self._left(),
-            }
-        if found is None and (self.gpu is None or answer is None):
-            reward = evidence["share"] if self.task.operations == "any" else 1.0
-            words = f"Right on every case of {HALF}."
-            return accept("tiny", words, reward=reward, times=clock.times, evidence=evidence)
-        if found is None:
-            assert answer is not None
-            assert self.gpu is not None
-            with clock("static"):
-                found = _check(answer, self.task)
-        if found is None:
-            assert answer is not None
-            assert self.gpu is not None
-            with clock("gpu"):
-                result = self.gpu.judge(answer)
-            found, evidence = result.finding, evidence | {"gpu": dict(result.evidence)}
-        if found is None and self.gpu is not None and not self.gpu.clock:
-            return accept("full", "Right on every case, at full shapes too.", times=clock.times, evidence=evidence)
-        if found is None:
-            return accept("timing", "Right on every case, at full shapes too, and timed.", times=clock.times, evidence=evidence)
-        if found.reason == "infrastructure":
-            return broken(found.stage, found.message, times=clock.times)
-        return refuse(found.stage, found.reason, found.message, times=clock.times, evidence=dict(found.evidence))
-
-    def _carried_out(
-        self, plans: list[Plan], forms: list[HostForm], batch: Batch, clock: _Clock
-    ) -> tuple[Finding | None, dict[str, Any]]:
-        """Compile and tiny: what is wrong, and what is known of the kernels."""
-        kernels: dict[str, Any] = {}
-        if self.compiler is not None:
-            with clock("compile"):
-                compiled = self.compiler.run(compile_job(plans, forms, self.capability))
-            found = judge_compile(compiled)
-            if found is not None:
-                return found, {}
-            kernels = compiled.message.get("kernels", {})
-        with clock("tiny"):
-            outcome = self.runner.run(replay_job(plans, forms, self.task, batch))
-        with clock("compare"):
-            order = [ready for form in forms for ready in batch.ready if form_of(ready) == form]
-            found = judge_tiny(outcome, self.task, order)
-            errors = errors_of(outcome, self.task, order) if found is None else {}
+            plans, found = planned([*forms, *full])
         if found is not None:
-            text = "\n".join(kernel.source for kernel in plans[0].kernels)
-            found = replace(found, message=found.message + advice(text, found.reason, found.message))
-        return found, {"launches": outcome.message.get("kernels", {}), "compiled": kernels, "errors": errors}
+            return _refused(found, clock)
+        judging = _Judging(self, planned, plans[: len(forms)], forms, plans[len(forms) :], full, batch, clock)
+        for stage in (judging.compile, judging.tiny, judging.long, judging.on_gpu):
+            found = stage()
+            if found is not None:
+                return _refused(found, clock)
+        evidence = judging.evidence | {
+            "dropped": dict(batch.dropped),
+            "share": share(plans[0], batch.ready[0].work),
+            "left": self._left(),
+        }
+        reward = evidence["share"] if self.task.operations == "any" else 1.0
+        if self.gpu is None:
+            words, stage_ = f"Right on every case of {HALF}.", "tiny"
+        elif self.gpu.clock:
+            words, stage_ = "Right on every case, at full shapes too, and timed.", "timing"
+        else:
+            words, stage_ = "Right on every case, at full shapes too.", "full"
+        return accept(stage_, words, reward=reward, times=clock.times, evidence=evidence)
+
+    @property
+    def long(self) -> LongSizes:
+        """What the references say at long sizes. Once the task is settled."""
+        with self._lock:
+            if self._long is None:
+                self._long = LongSizes(self.preparation.task, self.preparation.runner)
+            return self._long
+
+    def _full_forms(self) -> list[HostForm]:
+        """The forms of what a GPU runs, asked of the reference once."""
+        if self.gpu is None:
+            return []
+        with self._lock:
+            if self._full is None:
+                self._full = file_forms(self.task, self.preparation.runner, self.gpu.sizes())
+            return self._full
 
     def _left(self) -> list[str]:
         """What this verdict does not cover."""
@@ -241,6 +202,92 @@ class KernelVerifier:
             return [] if self.gpu.clock else ["timing"]
         left = ["full shapes", "timing"] if self.compiler is not None else ["compile for a GPU", "full shapes", "timing"]
         return left + [f"{dtype} (the interpreter cannot compute in it)" for dtype in self.task.dtypes if dtype in GPU_ONLY]
+
+
+@dataclass
+class _Judging:
+    """The stages of one candidate after its plans are there. evidence: what they leave."""
+
+    of: KernelVerifier
+    planned: Planned
+    plans: list[Plan]
+    forms: list[HostForm]
+    full_plans: list[Plan]
+    full_forms: list[HostForm]
+    batch: Batch
+    clock: _Clock
+    compiled: Compiled | None = None
+    evidence: dict[str, Any] = field(default_factory=lambda: {"kernels": {}})
+
+    def compile(self) -> Finding | None:
+        """Each kernel for the GPU: those at full shapes to the end, where one is to run them."""
+        if self.of.compiler is None:
+            return None
+        binary = bool(self.full_plans)
+        plans, forms = (self.full_plans, self.full_forms) if binary else (self.plans, self.forms)
+        with self.clock("compile"):
+            outcome = self.of.compiler.run(compile_job(plans, forms, self.of.capability, binary=binary))
+        found = judge_compile(outcome)
+        if found is None:
+            self.evidence["kernels"]["compiled"] = outcome.message.get("kernels", {})
+            self.compiled = Compiled(outcome.message.get("files", ()), outcome.buffers)
+        return found
+
+    def tiny(self) -> Finding | None:
+        """On the interpreter: values, races, accesses outside of tensors."""
+        outcome, order, found = self._replayed(self.plans, self.forms, self.batch)
+        if found is None:
+            self.evidence["errors"] = errors_of(outcome, self.of.task, order)
+            self.evidence["kernels"]["launches"] = outcome.message.get("kernels", {})
+            self.evidence["cases"] = [ready.case.label() for ready in self.batch.ready]
+        return found
+
+    def long(self) -> Finding | None:
+        """The same where one dimension is longer than any block."""
+        sizes, block = self.of.long, block_of(self.plans)
+        with self.clock("reference"):
+            forms = sizes.forms(block)
+        with self.clock("record"):
+            plans, found = self.planned(forms) if forms else ([], None)
+        if found is not None:
+            return found
+        kept = chosen(forms, plans, self.plans[0])
+        with self.clock("reference"):
+            batch = sizes.batch([forms[number].size for number in kept], block)
+        kept = [number for number in kept if any(form_of(ready) == forms[number] for ready in batch.ready)]
+        if not kept:
+            return None
+        _, order, found = self._replayed([plans[number] for number in kept], [forms[number] for number in kept], batch)
+        self.evidence["cases"] += [ready.case.label() for ready in order]
+        return found
+
+    def _replayed(self, plans: list[Plan], forms: list[HostForm], batch: Batch) -> tuple[Outcome, list[Ready], Finding | None]:
+        task = self.of.task
+        with self.clock("tiny"):
+            outcome = self.of.runner.run(replay_job(plans, forms, task, batch))
+        with self.clock("compare"):
+            order = [ready for form in forms for ready in batch.ready if form_of(ready) == form]
+            found = judge_tiny(outcome, task, order)
+        if found is not None:
+            text = "\n".join(kernel.source for kernel in plans[0].kernels)
+            found = replace(found, message=found.message + advice(text, found.reason, found.message))
+        return outcome, order, found
+
+    def on_gpu(self) -> Finding | None:
+        """At full shapes, and timed."""
+        if self.of.gpu is None:
+            return None
+        plans = {(form.size, form.dtype): plan for form, plan in zip(self.full_forms, self.full_plans, strict=True)}
+        with self.clock("gpu"):
+            result = self.of.gpu.judge(plans, self.compiled)
+        self.evidence["gpu"] = dict(result.evidence)
+        return result.finding
+
+
+def _refused(found: Finding, clock: _Clock) -> Verdict:
+    if found.reason == "infrastructure":
+        return broken(found.stage, found.message, times=clock.times)
+    return refuse(found.stage, found.reason, found.message, times=clock.times, evidence=dict(found.evidence))
 
 
 def judge_recording(text: str, verifier: KernelVerifier) -> Verdict:
@@ -263,7 +310,7 @@ class _Clock:
         try:
             yield
         finally:
-            self.times[stage] = time.perf_counter() - start
+            self.times[stage] = self.times.get(stage, 0.0) + time.perf_counter() - start
 
 
 def stage_states(verdict: Verdict) -> list[tuple[str, str]]:

@@ -8,112 +8,53 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import random
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from windtunnel.recipe import UserError
 
-# Contexts made at once. The driver makes one at a time: more processes that want one get it no sooner, and burn CPU on its locks.
-PLACES = 4
-LOOK_SECONDS, MOST_LOOK_SECONDS = 0.002, 0.01
+LOOK_SECONDS = 0.002
 OPENINGS = 3
 FOLDER = Path("/tmp")  # not the temporary folder of one session: all who use the GPU must meet here
-
-
-class Late(Exception):
-    """A turn did not come in time. path: the file that others hold. seconds: how long it was waited for."""
-
-    def __init__(self, path: str, seconds: float) -> None:
-        super().__init__(f"{path} was not free within {seconds:g} s")
-        self.path, self.seconds = path, seconds
 
 
 class GpuLock:
     """A lock of one kind of use: shared by many, or held alone. An object serves one thread of one process.
 
     fds: of two files, a gate and a room. Who wants to be alone holds the gate together with others who want that, and takes the
-    room for himself; who comes to share passes the gate only when nobody holds it. Who has begun to share and comes back
-    (`again`) passes beside the gate. So those who want to be alone wait until the room is empty, for nobody who is new, and then
-    mostly have their turns one after the other. Who has begun and is outside just then is not waited for: they may be alone
-    before he comes back, and he may come in between two of them. They cannot keep the others out for ever: each has to come in
-    through the gate before he comes back.
-
-    seconds: how long a turn is waited for at most, then Late is raised. None: for as long as it takes, where something else ends
-    the process that waits.
+    room for himself; who comes to share passes the gate only when nobody holds it. So those who want to be alone wait until the
+    room is empty, for nobody who is new, and then mostly have their turns one after the other.
     """
 
-    def __init__(self, fds: Sequence[int], seconds: float | None = None) -> None:
+    def __init__(self, fds: Sequence[int]) -> None:
         self.gate, self.room = fds
-        self.seconds = seconds
-        self._inside = False
 
     @contextlib.contextmanager
-    def shared(self, *, again: bool = False) -> Iterator[None]:
-        """While this lasts nobody is alone; waits until that is so. again: it belongs to what was begun in an earlier turn."""
-        self._enter(again=again)
+    def shared(self) -> Iterator[None]:
+        """While this lasts nobody is alone; waits until that is so."""
+        fcntl.flock(self.gate, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(self.room, fcntl.LOCK_SH)
+        finally:
+            fcntl.flock(self.gate, fcntl.LOCK_UN)
         try:
             yield
         finally:
-            self._leave()
-
-    @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
-        """Within shared: out of the room for a while, for work that disturbs nobody. Where one is out already, nothing."""
-        if not self._inside:
-            yield
-            return
-        self._leave()
-        try:
-            yield
-        finally:
-            self._enter(again=True)
+            fcntl.flock(self.room, fcntl.LOCK_UN)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """While this lasts nobody else is in; waits until that is so. Not from within shared: it would wait for itself."""
-        until = self._until()
-        self._lock(self.gate, fcntl.LOCK_SH, until)
+        fcntl.flock(self.gate, fcntl.LOCK_SH)
         try:
-            self._lock(self.room, fcntl.LOCK_EX, until)
+            fcntl.flock(self.room, fcntl.LOCK_EX)
             try:
                 yield
             finally:
                 fcntl.flock(self.room, fcntl.LOCK_UN)
         finally:
             fcntl.flock(self.gate, fcntl.LOCK_UN)
-
-    def _enter(self, *, again: bool) -> None:
-        until = self._until()
-        if not again:
-            self._lock(self.gate, fcntl.LOCK_EX, until)
-        try:
-            self._lock(self.room, fcntl.LOCK_SH, until)
-        finally:
-            if not again:
-                fcntl.flock(self.gate, fcntl.LOCK_UN)
-        self._inside = True
-
-    def _leave(self) -> None:
-        fcntl.flock(self.room, fcntl.LOCK_UN)
-        self._inside = False
-
-    def _until(self) -> float | None:
-        return None if self.seconds is None else time.monotonic() + self.seconds
-
-    def _lock(self, fd: int, kind: int, until: float | None) -> None:
-        """With an end to the wait it has to look again and again: there is no flock with a time limit."""
-        if until is None:
-            fcntl.flock(fd, kind)
-            return
-        pause = LOOK_SECONDS
-        while not _taken(fd, kind):
-            left = until - time.monotonic()
-            if left <= 0:
-                raise Late(os.readlink(f"/proc/self/fd/{fd}"), self.seconds or 0.0)
-            time.sleep(min(pause, left))
-            pause = min(2 * pause, MOST_LOOK_SECONDS)
 
 
 @contextlib.contextmanager
@@ -131,56 +72,14 @@ def opened(path: Path | None) -> Iterator[tuple[int, ...]]:
         yield tuple(fds)
 
 
-def gpu_lock_of(fds: Sequence[int], seconds: float | None = None) -> GpuLock | None:
-    """The lock of these files, None of none. seconds: as GpuLock has it."""
-    return GpuLock(fds, seconds) if fds else None
+def gpu_lock_of(fds: Sequence[int]) -> GpuLock | None:
+    """The lock of these files, None of none."""
+    return GpuLock(fds) if fds else None
 
 
-@contextlib.contextmanager
-def places(path: Path | None) -> Iterator[tuple[int, ...]]:
-    """A file for each of a few places, opened anew. None: no files, for where there are as many as are wanted."""
-    with contextlib.ExitStack() as stack:
-        fds = []
-        for number in range(PLACES) if path is not None else ():
-            fds.append(_open(f"{path}.{number}"))
-            stack.callback(os.close, fds[-1])
-        yield tuple(fds)
-
-
-@contextlib.contextmanager
-def in_place(fds: Sequence[int]) -> Iterator[None]:
-    """In one of the places, as soon as one is free; at once where there are no files."""
-    held = None
-    while held is None and fds:
-        held = next((fd for fd in random.sample(fds, len(fds)) if _taken(fd)), None)
-        if held is None:
-            time.sleep(LOOK_SECONDS)
-    try:
-        yield
-    finally:
-        if held is not None:
-            fcntl.flock(held, fcntl.LOCK_UN)
-
-
-def _taken(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """Whether this file was free and now is ours."""
-    with contextlib.suppress(BlockingIOError):
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-        return True
-    return False
-
-
-@contextlib.contextmanager
-def holding(turns: GpuLock | None, *, alone: bool = False, again: bool = False) -> Iterator[None]:
-    """In turn where there is a lock, at once where there is none."""
-    with contextlib.nullcontext() if turns is None else turns.alone() if alone else turns.shared(again=again):
-        yield
-
-
-def gpu_path(index: int, kind: str) -> Path:
-    """Where the locks of a GPU lie. kind: 'use' for work on it, 'candidates' for processes that hold a candidate, 'contexts'
-    for making one."""
-    return FOLDER / f"windtunnel-gpu{index}-{kind}"
+def gpu_path(index: int) -> Path:
+    """Where the lock of a GPU lies."""
+    return FOLDER / f"windtunnel-gpu{index}-use"
 
 
 def _open(path: str) -> int:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from importlib.metadata import version
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from windtunnel import __version__
 from windtunnel.recipe import UserError
 from windtunnel.verify.kernel.arrays import row_major
-from windtunnel.verify.kernel.plan import Form, Plan, Recorded, Recording
+from windtunnel.verify.kernel.plan import Plan
 from windtunnel.verify.kernel.plan.check import Allowed, PlanRefused, check_plan, read_plan
-from windtunnel.verify.kernel.prepared import Batch, Ready, ReferenceBroken, settled
-from windtunnel.verify.kernel.task import SIZES, Task
+from windtunnel.verify.kernel.prepared import Batch, Ready, ReferenceBroken
+from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.kernel.tiny import Finding, ended, unbegun, wrong_of
 from windtunnel.verify.sandbox import Job, Limits, MiB, Outcome, Runner
 
@@ -113,9 +111,11 @@ def record_job(source: str, forms: Sequence[HostForm], limits: Limits = LIMITS) 
     return Job(ENTRY, {"source": source, "forms": [form.message() for form in forms]}, limits=limits)
 
 
-def read_recorded(outcome: Outcome, forms: Sequence[HostForm], task: Task, **limits: int) -> tuple[list[Plan], Finding | None]:
+def read_recorded(
+    outcome: Outcome, forms: Sequence[HostForm], task: Task, limits: Callable[[HostForm], Mapping[str, int]] = lambda form: {}
+) -> tuple[list[Plan], Finding | None]:
     """A checked plan for each form, in order; or those before the first one that is refused, with why. Trusts nothing in what the
-    child says. limits: most_bytes and most_programs of a plan."""
+    child says. limits: most_bytes and most_programs of a form's plan."""
     plans: list[Plan] = []
     if not outcome.finished:
         return plans, unbegun(outcome, "record") or ended(outcome, "record")
@@ -125,7 +125,7 @@ def read_recorded(outcome: Outcome, forms: Sequence[HostForm], task: Task, **lim
     for text, form in zip(texts, forms, strict=False):
         try:
             plan = read_plan(text)
-            check_plan(plan, form.allowed(task, **limits))
+            check_plan(plan, form.allowed(task, **limits(form)))
         except PlanRefused as error:
             return plans, Finding("record", error.reason, f"{error.message} ({form.label()})")
         plans.append(plan)
@@ -134,28 +134,3 @@ def read_recorded(outcome: Outcome, forms: Sequence[HostForm], task: Task, **lim
     if len(plans) != len(forms):
         return plans, Finding("record", "no-answer", "the candidate's process did not record every form.")
     return plans, None
-
-
-def record(source: str, task: Task, recorder: Runner, trusted: Runner) -> tuple[Recording | None, Finding | None]:
-    """Plans of every size and dtype of a task, full ones too: a recording needs no data. recorder: runs host code. trusted: runs
-    the reference.
-
-    Raises:
-        UserError: the task itself cannot be used.
-    """
-    if task.guessed:
-        task = settled(task, trusted)
-    sizes = [size for size in SIZES if size in task.sizes or size == "full"]
-    forms = file_forms(task, trusted, sizes)
-    tiny = next((form for form in forms if form.size == "tiny"), None)
-    if tiny is not None:
-        forms.append(replace(tiny, training=True))
-    plans, wrong = read_recorded(recorder.run(record_job(source, forms)), forms, task)
-    if wrong is not None:
-        return None, wrong
-    recorded = [
-        Recorded(form=Form(size=form.size, dtype=form.dtype, training=form.training), plan=plan)
-        for form, plan in zip(forms, plans, strict=True)
-    ]
-    versions = {name: version(name) for name in ("torch", "triton")}
-    return Recording(task=task.name, made_with={"windtunnel": __version__, **versions}, plans=tuple(recorded)), None

@@ -1,7 +1,8 @@
 """The compile stage in a sandboxed child: every kernel that forward launches is compiled for a GPU; none runs, none is needed.
 
-The child stops at LLVM's intermediate code, where types, shapes, layouts and shared memory are settled. What follows, PTX and
-its assembly, takes other programs and refuses little: modifiers that do not go together, such as ".cg" with "evict_first".
+Where no GPU is to run them the child stops at LLVM's intermediate code, where types, shapes, layouts and shared memory are
+settled. What follows, PTX and its assembly, takes other programs and refuses little: modifiers that do not go together, such as
+".cg" with "evict_first". For a GPU it goes on to the end, and hands Triton's own files over.
 Imports torch and triton, without the interpreter.
 """
 
@@ -11,6 +12,7 @@ import dataclasses
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,9 +23,9 @@ from triton.compiler.compiler import ASTSource, make_backend
 from triton.runtime import driver, jit
 
 from windtunnel.verify.kernel.arrays import Buffer
-from windtunnel.verify.kernel.child.autotune import MISFITS, Misfit
 from windtunnel.verify.kernel.child.build import argument, build
 from windtunnel.verify.kernel.child.load import Wrong, kernel_place, said
+from windtunnel.verify.kernel.child.replay import MISFITS, Misfit
 from windtunnel.verify.kernel.plan import Choice, Launch, Plan, Tensor
 from windtunnel.verify.kernel.plan.schema import BYTES
 from windtunnel.verify.sandbox.channel import note
@@ -42,12 +44,14 @@ SHARED_BYTES = {
 
 
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
-    """message: plans (texts that the judge has checked), their dtypes and labels, capability (90 for Hopper), seed.
+    """message: plans (texts that the judge has checked), their dtypes and labels, capability (90 for Hopper), seed, binary
+    (whether to go on to the end, with every configuration).
 
-    Returns the kernels with their sizes, 'kernels', or what is 'wrong'.
+    Returns the kernels with their sizes, 'kernels', and key and name of each file made, 'files', with their bytes; or what is
+    'wrong'.
     """
     torch.set_num_threads(1)
-    compiler = Compiler(message["capability"])
+    compiler = Compiler(message["capability"], binary=message["binary"])
     dice = random.Random(message["seed"])
     note("compile")
     try:
@@ -55,10 +59,19 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
             for number, (text, dtype) in enumerate(zip(message["plans"], message["dtypes"], strict=True)):
                 compiler.again = number == 0
                 compiler.depth = len(STAGES) if dtype == message["dtypes"][0] else 1
-                _plan(Plan.model_validate_json(text), dice, message["labels"][number])
+                _plan(Plan.model_validate_json(text), dice, message["labels"][number], every=message["binary"])
     except Wrong as wrong:
         return {"wrong": {"reason": wrong.reason, "message": wrong.message}}, []
-    return {"kernels": compiler.done}, []
+    files = sorted(_files()) if message["binary"] else []
+    folder = triton.knobs.cache.dir
+    return {"kernels": compiler.done, "files": files}, [Path(folder, key, name).read_bytes() for key, name in files]
+
+
+def _files() -> Iterator[tuple[str, str]]:
+    """What Triton reads again when the same is to be compiled: in its folder, those of binaries and what says what they are."""
+    for path in Path(triton.knobs.cache.dir).glob("*/*"):
+        if path.suffix in (".cubin", ".json") and not path.name.startswith("__grp__"):
+            yield path.parent.name, path.name
 
 
 class _Typed:
@@ -78,8 +91,8 @@ class _Typed:
         return self.strides
 
 
-def _plan(plan: Plan, dice: random.Random, label: str) -> None:
-    """Every launch of a plan; of several configurations one, at random, that the GPU has room for.
+def _plan(plan: Plan, dice: random.Random, label: str, *, every: bool) -> None:
+    """Every launch of a plan; of several configurations one, at random, that the GPU has room for, or every one.
 
     Raises:
         Wrong: a kernel cannot be compiled.
@@ -87,16 +100,19 @@ def _plan(plan: Plan, dice: random.Random, label: str) -> None:
     kernels = build(plan.kernels)
     for step in plan.steps:
         ways = [[step]] if not isinstance(step, Choice) else dice.sample(step.choice, len(step.choice))
+        fits = 0
         for number, way in enumerate(ways):
             try:
                 for launch in way:
                     if isinstance(launch, Launch):
                         _launch(launch, kernels, label)
             except _TooMuch as error:
-                if number == len(ways) - 1:
+                if number == len(ways) - 1 and not fits:
                     raise Wrong(error.reason, f"{error} ({label}).") from None
             else:
-                break
+                fits += 1
+                if not every:
+                    break
 
 
 def _launch(launch: Launch, kernels: Sequence[Any], label: str) -> None:
@@ -158,7 +174,8 @@ class Compiler:
     """Compiles where Triton would compile, then launches nothing. depth: how many of STAGES to go through, all for a kernel that
     comes for the first time. again: compile anew for other arguments too."""
 
-    def __init__(self, capability: int) -> None:
+    def __init__(self, capability: int, *, binary: bool = False) -> None:
+        self.binary = binary
         self.target = GPUTarget("cuda", capability, 32)
         self.shared = SHARED_BYTES.get(capability, max(SHARED_BYTES.values()))
         self.depth = len(STAGES)
@@ -177,7 +194,16 @@ class Compiler:
         ) -> None:
             whole.compile(function, signature, constexprs, options, attrs)
 
-        jit.JITFunction._do_compile = compile_only
+        def compile_whole(function: Any, *rest: Any) -> Any:
+            try:
+                made = original(function, *rest)
+            except Exception as error:
+                kind = _TooMuch if isinstance(error, MISFITS) else _NotCompiled
+                raise kind("compile-error", f"kernel {function.__name__} does not compile: {why(error)}") from None
+            whole.noted(function.__name__, int(made.metadata.shared), int(made.metadata.num_warps))
+            return made
+
+        jit.JITFunction._do_compile = compile_whole if self.binary else compile_only
         try:
             yield
         finally:
@@ -210,11 +236,14 @@ class Compiler:
                 module = steps[stage](module, metadata)
             except Exception as error:
                 raise _NotCompiled("compile-error", f"kernel {name} does not compile ({stage}): {said(error)}") from None
-        shared = int(metadata.get("shared") or 0)
+        self.noted(name, int(metadata.get("shared") or 0), int(options.num_warps))
+        self.places.add(place)
+
+    def noted(self, name: str, shared: int, warps: int) -> None:
+        """What a kernel needs. Raises _TooMuch where a block of the GPU has less."""
         if shared > self.shared:
             raise _TooMuch(
                 "shared-memory",
                 f"kernel {name} needs {shared:,} bytes of shared memory; a block has {self.shared:,}. Use smaller blocks",
             )
-        self.places.add(place)
-        self.done[name] = {"shared": max(shared, self.done.get(name, {}).get("shared", 0)), "warps": int(options.num_warps)}
+        self.done[name] = {"shared": max(shared, self.done.get(name, {}).get("shared", 0)), "warps": warps}

@@ -16,22 +16,26 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from windtunnel.verify.kernel.arrays import Array, Buffer, array_from, row_major
+from windtunnel.verify.kernel.arrays import Buffer, row_major
 from windtunnel.verify.kernel.child.clock import measure
 from windtunnel.verify.kernel.child.compare import not_finite, values_differ
 from windtunnel.verify.kernel.child.draw import Drawn
-from windtunnel.verify.kernel.child.tensors import dtype_name, to_tensor
+from windtunnel.verify.kernel.child.memory import give_back
+from windtunnel.verify.kernel.child.sampled import drawn_part, is_large, sums_differ
+from windtunnel.verify.kernel.child.tensors import dtype_name
 from windtunnel.verify.kernel.child.turn import TIMING, waiting_for
 from windtunnel.verify.kernel.child.zeros import ProductsByZero
+from windtunnel.verify.kernel.compare import RELATIVE
 from windtunnel.verify.kernel.gpu_lock import gpu_lock_of
 from windtunnel.verify.kernel.hidden import WIDE
 from windtunnel.verify.sandbox import FILES_FROM
 
 TF32_RELATIVE = 2e-3  # of the result, where a task allows products in TF32
+SUMS_RELATIVE = 2.0  # of a block's mean: errors of one sign are few
 
 
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
-    """message: sources, cases, seed, fixed, device, tolerance, mismatched, tf32, runs (the candidate's, untrusted), spans (where
+    """message: sources, cases, seed, fixed, device, tolerance, mismatched, tf32, runs, spans (where
     its outputs lie in the child's first file), turn (how many files after that are the lock).
 
     Returns 'wrong' (reason, message) of the first wrong case or None, and the work of one call of the last case.
@@ -39,46 +43,54 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
     _as_new()
     turns = gpu_lock_of(range(FILES_FROM + 1, FILES_FROM + 1 + message["turn"]))
     held = mmap.mmap(FILES_FROM, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
-    with held as file, waiting_for(turns, again=True, then="judge"):
+    with held as file, waiting_for(turns, then="judge"):
         view = memoryview(file)
         outputs = [view[at : at + size] for at, size in message["spans"]]
         try:
             return _first_wrong(message, outputs), []
         finally:
+            give_back(message["device"])
             for part in (*outputs, view):
                 part.release()
 
 
 def _first_wrong(message: dict[str, Any], outputs: Sequence[Buffer]) -> dict[str, Any]:
-    groups: dict[tuple[str, str], Drawn] = {}
+    drawn, key, flops = None, ("", ""), 0
     work: dict[str, Any] = {}
     for number, (case, run) in enumerate(zip(message["cases"], message["runs"], strict=True)):
-        key = (case["size"], case["dtype"])
-        if key not in groups:
-            groups[key] = Drawn(
-                message["sources"][case["size"]], case["dtype"], message["seed"], message["fixed"], message["device"]
-            )
-        inputs = groups[key].inputs(case, message["seed"] + 1 + number)
-        with FlopCounterMode(display=False) as counter, ProductsByZero() as zeros:
-            own, exact, kind = groups[key].answers(inputs)
-        flops = counter.get_total_flops() - zeros.flops
-        work = _work(inputs, own, flops // 2, case["dtype"])  # it ran twice: in its dtype and in float64
+        if drawn is None or key != (case["size"], case["dtype"]):
+            drawn, key, counted = None, (case["size"], case["dtype"]), False
+            drawn = Drawn(message["sources"][key[0]], key[1], message["seed"], message["fixed"], message["device"])
+        inputs = drawn.inputs(case, message["seed"] + 1 + number)
+        own, exact, kind, done = _answers(drawn, inputs, count=not counted)
+        flops, counted = done if not counted else flops, True
+        work = _work(inputs, own, flops, case["dtype"])
         if not _sensible(own, exact):
             continue
         wide = case["variation"] in WIDE
-        tf32 = message["tf32"] and work["flops"] > 0 and case["dtype"] == "float32" and "float32" not in message["tolerance"]
-        coarse = groups[key].coarse(inputs) if tf32 and not wide else [None] * len(own)
-        wrong = _judge(run, kind, [*zip(own, exact, coarse, strict=True)], outputs, message, tf32=tf32, finite_alone=wide)
+        tf32 = message["tf32"] and flops > 0 and case["dtype"] == "float32" and "float32" not in message["tolerance"]
+        coarse = drawn.coarse(inputs) if tf32 and not wide else [None] * len(own)
+        part = message["seed"] + number
+        answers = [*zip(own, exact, coarse, strict=True)]
+        wrong = _judge(run, kind, answers, outputs, message, part=part, tf32=tf32, finite_alone=wide)
         if wrong is not None:
             return {"wrong": {"reason": wrong[0], "message": f"{wrong[1]} ({case['label']})"}, "work": work}
     return {"wrong": None, "work": work}
 
 
+def _answers(drawn: Drawn, inputs: list[Any], *, count: bool) -> tuple[list[torch.Tensor], list[torch.Tensor], str, int]:
+    """The reference's outputs in its dtype and in float64, and what it multiplies, where that is to be counted."""
+    if not count:
+        return (*drawn.answers(inputs), 0)
+    with FlopCounterMode(display=False) as counter, ProductsByZero() as zeros:
+        answers = drawn.answers(inputs)
+    return (*answers, (counter.get_total_flops() - zeros.flops) // 2)  # it ran twice
+
+
 def baseline(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
     """Times of the reference itself on the last case, eager and compiled, as the candidate's are taken.
 
-    Compiled and warmed up among others; timed while no process that holds a candidate lives. turn: as in `main`, the first pair
-    of files; the next pair is that lock of the candidates' processes.
+    Compiled and warmed up among others, timed alone. turn: how many of the child's files are the lock.
     """
     import torch._inductor.config
 
@@ -86,8 +98,7 @@ def baseline(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[s
     # Chosen when the worker imported it, which knew no folder that a child may write to.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(tempfile.gettempdir(), "inductor")
     _as_new()
-    fds = range(FILES_FROM, FILES_FROM + 2 * message["turn"])
-    turns, candidates = gpu_lock_of(fds[: message["turn"]]), gpu_lock_of(fds[message["turn"] :])
+    turns = gpu_lock_of(range(FILES_FROM, FILES_FROM + message["turn"]))
     with waiting_for(turns, then="baseline"), torch.no_grad():
         case = message["cases"][-1]
         drawn = Drawn(message["sources"][case["size"]], case["dtype"], message["seed"], message["fixed"], message["device"])
@@ -101,14 +112,19 @@ def baseline(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[s
         if message["device"] != "cpu":
             torch.cuda.synchronize()
     dice, found = random.Random(message["seed"]), {}
-    with waiting_for(candidates, alone=True), waiting_for(turns, alone=True, then=TIMING), torch.no_grad():
+    with waiting_for(turns, alone=True, then=TIMING), torch.no_grad():
         for name, model in models.items():
+
+            def call(which: int, model: Any = model) -> Any:
+                return model(*sets[which])
+
             with contextlib.suppress(Exception) if name == "compiled" else contextlib.nullcontext():
                 found[name] = {
-                    heat: measure(model, sets, message["calls"], cold=heat == "cold", dice=dice, device=message["device"])
+                    heat: measure(call, len(sets), message["calls"], cold=heat == "cold", dice=dice, device=message["device"])
                     for heat in ("cold", "warm")
                 }
     torch._dynamo.reset()
+    give_back(message["device"])
     return found, []
 
 
@@ -139,11 +155,13 @@ def _judge(
     buffers: Sequence[Buffer],
     message: dict[str, Any],
     *,
+    part: int,
     tf32: bool,
     finite_alone: bool,
 ) -> tuple[str, str] | None:
     """answers: of the reference in the case's dtype, in float64, and there with products in TF32 where they may be. finite_alone:
-    a case that asks for numbers, not which: a softmax of huge values turns on their last bits."""
+    a case that asks for numbers, not which: a softmax of huge values turns on their last bits. part: what blocks of large outputs
+    were drawn by."""
     heads = run.get("outputs")
     given_number = len(heads) if isinstance(heads, list) else 0
     if run.get("kind") != kind or given_number != len(answers):
@@ -154,16 +172,18 @@ def _judge(
         tolerance["float32"] = TF32_RELATIVE
     for number, (head, (right, exact, coarse)) in enumerate(zip(heads, answers, strict=True)):
         name = "The output" if kind == "tensor" else f"Output {number}"
-        array = _array(head, buffers)
-        if array is None:
-            return "no-answer", f"{name} does not fit its own description."
-        if array.shape != tuple(right.shape):
-            return "wrong-shape", f"{name} has shape {array.shape}, expected {tuple(right.shape)}."
-        if array.dtype != dtype_name(right):
-            return "wrong-dtype", f"{name} has dtype {array.dtype}, expected {dtype_name(right)}."
-        if array.stride not in (tuple(right.stride()), row_major(array.shape)):
-            return "wrong-stride", f"{name} has strides {array.stride}, expected {tuple(right.stride())}."
-        given = to_tensor(array, message["device"])
+        wrong = _metadata(head, right, name)
+        if wrong is not None:
+            return wrong
+        if is_large(right):
+            of_blocks = _given(buffers[head["sums"]], "float64", message["device"])
+            relative = SUMS_RELATIVE * tolerance.get(head["dtype"], RELATIVE[head["dtype"]])
+            found = None if finite_alone else sums_differ(of_blocks, right, exact, name, relative)
+            if found is not None:
+                return found.reason, found.message
+            right, exact = (drawn_part(some, part) for some in (right, exact))
+            coarse = None if coarse is None else drawn_part(coarse, part)
+        given = _given(buffers[head["at"]], head["dtype"], message["device"]).reshape(right.shape)
         if finite_alone:
             found = not_finite(given, right, exact, name)
         else:
@@ -173,10 +193,22 @@ def _judge(
     return None
 
 
-def _array(head: object, buffers: Sequence[Buffer]) -> Array | None:
-    """What the candidate's process describes, None where the description does not fit."""
-    at = head.get("at") if isinstance(head, dict) else None
-    return array_from(head, buffers[at]) if type(at) is int and 0 <= at < len(buffers) else None
+def _metadata(head: dict[str, Any], right: torch.Tensor, name: str) -> tuple[str, str] | None:
+    shape, stride = tuple(head["shape"]), tuple(head["stride"])
+    if shape != tuple(right.shape):
+        return "wrong-shape", f"{name} has shape {shape}, expected {tuple(right.shape)}."
+    if head["dtype"] != dtype_name(right):
+        return "wrong-dtype", f"{name} has dtype {head['dtype']}, expected {dtype_name(right)}."
+    if stride not in (tuple(right.stride()), row_major(shape)):
+        return "wrong-stride", f"{name} has strides {stride}, expected {tuple(right.stride())}."
+    return None
+
+
+def _given(data: Buffer, dtype: str, device: str) -> torch.Tensor:
+    """What was handed over, in one dimension."""
+    if not len(data):
+        return torch.empty(0, dtype=getattr(torch, dtype), device=device)
+    return torch.frombuffer(data, dtype=getattr(torch, dtype)).to(device)
 
 
 def _sensible(own: list[torch.Tensor], exact: list[torch.Tensor]) -> bool:

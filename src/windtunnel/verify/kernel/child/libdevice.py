@@ -12,7 +12,7 @@ from triton.language.extra import libdevice
 from triton.language.extra.cuda import libdevice as cuda_libdevice
 from triton.runtime import interpreter
 
-from windtunnel.verify.kernel.text.rules import words
+from windtunnel.verify.kernel.plan.language import words
 
 ROUNDED = ("_rn", "_rz", "_rd", "_ru")  # to the nearest, towards zero, down, up: of a fraction all are as good as the nearest
 _SAME_NAME = words(

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import encodings.utf_8_sig  # noqa: F401  (once, in the warm worker: each candidate is written with it)
-import functools
 import importlib.util
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from windtunnel.verify.kernel.child.watch import hide_values
-
-PROPERTIES = (
-    "multi_processor_count", "warp_size", "major", "minor", "name", "total_memory", "max_threads_per_multi_processor",
-    "max_threads_per_block", "regs_per_multiprocessor", "L2_cache_size", "shared_memory_per_block",
-    "shared_memory_per_block_optin", "shared_memory_per_multiprocessor",
-)  # fmt: skip
 PATH = "candidate.py"  # in the child's own folder
 DEEPEST_CAUSE = 100
 COUNTER = "num_batches_tracked"
@@ -53,7 +44,6 @@ def kernel_place(function: Any) -> str:
 
 def load_candidate(source: str) -> Any:
     """Imports the candidate from a file, which Triton needs to find a kernel's text."""
-    hide_values()
     path = os.path.join(os.getcwd(), PATH)
     with open(path, "w", encoding="utf-8-sig") as file:  # behind its mark Python takes no other encoding
         file.write(source)
@@ -67,29 +57,6 @@ def load_candidate(source: str) -> Any:
     except BaseException as error:
         raise Wrong("import-failed", f"the module raised {said(error)} when it was imported.") from None
     return module
-
-
-@torch.no_grad()
-def set_parameters(model: torch.nn.Module, names: list[str], wanted: list[torch.Tensor], dtype: torch.dtype) -> None:
-    """Writes the parent's values into the state dict: by name, else by order where all shapes agree."""
-    with laid_to_candidate("parameters-differ", "ModelNew's state dict cannot be read"):
-        state = model.state_dict()
-    values = _values(state, dict(zip(names, wanted, strict=True)))
-    with laid_to_candidate("parameters-differ", f"ModelNew cannot be converted to {dtype}"):
-        model.to(dtype)
-        state = model.state_dict()
-    for name, value in values.items():
-        with laid_to_candidate(
-            "parameters-differ",
-            f"parameter {name} cannot be given the reference's values (it must be a plain tensor with memory of its own: no meta "
-            "device, .clone() after expand)",
-        ):
-            state[name].copy_(value)
-
-
-def _values(state: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The reference's value for each name of ModelNew's state dict."""
-    return {own: wanted[theirs] for own, theirs in state_values(state, wanted).items()}
 
 
 def state_values(state: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> dict[str, str]:
@@ -134,46 +101,3 @@ def said(error: BaseException) -> str:
         return f"{kind}: {text[:400]}" if text else kind
     except BaseException:
         return f"{kind} (its text cannot be read)"
-
-
-def stand_in_for_cuda() -> None:
-    """Host code may ask for the number of multiprocessors or select a device; on a CPU it is answered."""
-    # Of an H200.
-    properties = SimpleNamespace(
-        multi_processor_count=132, warp_size=32, major=9, minor=0, name="NVIDIA H200", total_memory=150_110_011_392,
-        max_threads_per_multi_processor=2048, max_threads_per_block=1024, regs_per_multiprocessor=65536, L2_cache_size=62914560,
-        shared_memory_per_block=49152, shared_memory_per_block_optin=232448, shared_memory_per_multiprocessor=233472,
-    )  # fmt: skip
-    stand_ins: dict[str, Any] = {
-        "get_device_properties": lambda device=None: properties,
-        "get_device_capability": lambda device=None: (9, 0),
-        "current_device": lambda: 0,
-        "is_available": lambda: True,
-        "device": _Nothing,
-        "device_of": _Nothing,
-    }
-    for name, value in stand_ins.items():
-        setattr(torch.cuda, name, value)
-
-
-def say_no_more_than_the_stand_in() -> None:
-    """On a GPU: properties of the same form as those that a CPU answers with, in other respects than numbers too."""
-    asked = torch.cuda.get_device_properties
-
-    @functools.cache
-    def properties(device: Any = None) -> SimpleNamespace:
-        real = asked(device)
-        return SimpleNamespace(**{name: getattr(real, name) for name in PROPERTIES if hasattr(real, name)})
-
-    setattr(torch.cuda, "get_device_properties", properties)  # noqa: B010 (another type)
-
-
-class _Nothing:
-    def __init__(self, device: Any = None) -> None:
-        pass
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: object) -> None:
-        pass

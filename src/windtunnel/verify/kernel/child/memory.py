@@ -4,14 +4,23 @@ the process. So nothing that would help it lies there. Imports torch.
 
 from __future__ import annotations
 
+import gc
 import secrets
 
 import torch
 
-from windtunnel.verify.kernel.child.watch import NAN_BYTE
+from windtunnel.verify.kernel.child.fences import NAN_BYTE
 
 FIRST_LOOKS, LOOK_EVERY = 4, 8  # at what is free
+MOST_RESERVED = 4 << 30  # bytes that the allocator may keep from job to job
 SMALL_BYTES = 1 << 20  # more is never taken from the allocator's pool for small tensors, whose free blocks may be larger
+
+
+def give_back(device: str) -> None:
+    """At the end of a job: what a large one took is there for other processes."""
+    gc.collect()
+    if device == "cuda" and torch.cuda.memory_reserved() > MOST_RESERVED:
+        torch.cuda.empty_cache()
 
 
 class Masked:

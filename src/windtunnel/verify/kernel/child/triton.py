@@ -1,13 +1,13 @@
-"""Triton's interpreter with eyes: counts launches, knocks kernels out, shuffles programs, finds races between them.
+"""Triton's interpreter with eyes: counts launches, shuffles programs, finds races between them and accesses outside of tensors.
 
 Runs only in sandboxed children, with TRITON_INTERPRET=1 set before triton is imported.
 """
 
 from __future__ import annotations
 
-import contextlib
-import inspect
+import math
 import random
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,70 +15,62 @@ import numpy as np
 import torch
 from triton.runtime import interpreter
 
-from windtunnel.verify.kernel.child.autotune import Evenly, pick_configurations
-from windtunnel.verify.kernel.child.constants import look_at_constants
 from windtunnel.verify.kernel.child.descriptors import add_descriptor_atomics
+from windtunnel.verify.kernel.child.fences import NAN_BYTE, POISON_BYTE
 from windtunnel.verify.kernel.child.libdevice import own_libdevice
 from windtunnel.verify.kernel.child.pauses import SHARE_OF_LAUNCHES, Interrupted, Pauses, made_once
 from windtunnel.verify.kernel.child.races import Log
 from windtunnel.verify.kernel.child.scalars import numbers_as_tensors
-from windtunnel.verify.kernel.child.scratch import own_scratch
 from windtunnel.verify.kernel.child.triton_compat import patch_interpreter
-from windtunnel.verify.kernel.child.watch import Launches
 
 MOST_PROGRAMS = 65_536
-POISON_BYTE = 0xA5
-NAN_BYTE = 0xFF  # bfloat16 and the 8-bit formats are whole numbers to NumPy; repeated, this is NaN in them
 
 
 class TooManyPrograms(Exception):
     """A grid that the interpreter would need minutes for."""
 
 
-def install(launches: Launches, dice: random.Random) -> Evenly:
-    """Puts the eyes in, before the candidate is imported. Returns what takes one of several configurations."""
-    holder = _Holder(launches.strays, Pauses(dice))
-    _watch_memory(interpreter.interpreter_builder, holder)
-    _shuffle(interpreter.interpreter_builder, holder, dice)
-    _interrupt(interpreter.interpreter_builder, holder)
-    add_descriptor_atomics(interpreter.interpreter_builder)
-    own_libdevice(interpreter.interpreter_builder)
-    own_scratch()
-    choices = Evenly(dice, meta=True)
-    pick_configurations(choices)
-    patch_interpreter(interpreter.interpreter_builder)
-    numbers_as_tensors()
-    interpreter.InterpretedFunction.__repr__ = _as_compiled
-    original = interpreter.InterpretedFunction.run
+class Eyes:
+    """Starts kernels on the interpreter and sees what they do. One for a process, which it changes.
 
-    def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
-        name = self.__name__
-        grid = _checked_grid(_called(launches.launched(name, grid, args, kwargs), self, args, kwargs))  # still under the watch
-        look_at_constants(launches, self, args, kwargs)
-        holder.log, holder.fence = Log(), Ranges([*_ranges(args), *_ranges(tuple(kwargs.values()))])
-        holder.kernel, holder.pauses = name, Pauses(dice, on=dice.random() < SHARE_OF_LAUNCHES)
-        with contextlib.nullcontext() if launches.watch is None else launches.watch.pause():
-            result = original(self, *args, grid=grid, warmup=warmup, **kwargs)
+    kernels: how often each was started. races: kernels in which programs write over or read each other, and how. strays: those
+    that leave their tensors.
+    """
+
+    def __init__(self, dice: random.Random) -> None:
+        self.dice = dice
+        self.kernels: Counter[str] = Counter()
+        self.races: dict[str, str] = {}
+        self.strays: dict[str, str] = {}
+        builder = interpreter.interpreter_builder
+        self.holder = _Holder(self.strays, Pauses(dice))
+        _watch_memory(builder, self.holder)
+        _shuffle(builder, self.holder, dice)
+        _interrupt(builder, self.holder)
+        add_descriptor_atomics(builder)
+        own_libdevice(builder)
+        patch_interpreter(builder)
+        numbers_as_tensors()
+        interpreter.InterpretedFunction.__repr__ = _as_compiled
+
+    def start(self, kernel: Any, grid: Any, values: dict[str, Any], options: dict[str, Any]) -> None:
+        """Run all programs of a kernel, in a random order. options: warps and such, of which there are none here."""
+        name = kernel.__name__
+        self.kernels[name] += 1
+        holder = self.holder
+        if math.prod(grid) > MOST_PROGRAMS:
+            raise TooManyPrograms(f"a grid of {grid} programs for a tiny input")
+        holder.log, holder.fence = Log(), Ranges(_ranges(tuple(values.values())))
+        holder.kernel, holder.pauses = name, Pauses(self.dice, on=self.dice.random() < SHARE_OF_LAUNCHES)
+        kernel.run(grid=grid, warmup=False, **values)
         conflict = holder.log.conflict()
         if conflict:
-            launches.races.setdefault(name, conflict)
-        return result
-
-    interpreter.InterpretedFunction.run = run
-    return choices
+            self.races.setdefault(name, conflict)
 
 
 def _as_compiled(function: Any) -> str:
     """A kernel's text on a GPU."""
     return f"JITFunction({function.fn.__module__}:{function.fn.__qualname__})"
-
-
-def _called(grid: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a grid that is a function says of the kernel's arguments as they are given, which is what it gets on a GPU; the
-    interpreter would give it tensors of its own."""
-    if not callable(grid):
-        return grid
-    return grid(inspect.getcallargs(function.fn, *args, **{k: v for k, v in kwargs.items() if k in function.arg_names}))
 
 
 def _ranges(values: Any) -> list[tuple[int, int]]:
@@ -139,14 +131,6 @@ class _Holder:
         if not self.fence.holds(addresses):
             self.strays.setdefault(self.kernel, verb)
             raise Stray(f"{self.kernel} {verb} outside its tensors")
-
-
-def _checked_grid(grid: Any) -> Any:
-    """The grid as whole numbers, refused where it is out of proportion."""
-    whole = (grid,) if isinstance(grid, int) else tuple(int(extent) for extent in grid)
-    if int(np.prod(whole, dtype=np.int64)) > MOST_PROGRAMS:
-        raise TooManyPrograms(f"a grid of {whole} programs for a tiny input")
-    return whole
 
 
 def _shuffle(builder: Any, holder: _Holder, dice: random.Random) -> None:
@@ -259,6 +243,3 @@ def _bits(values: np.ndarray) -> np.ndarray:
     if flat.dtype == bool:
         return flat.astype(np.int64)
     return flat.view(f"u{flat.dtype.itemsize}").astype(np.uint64).view(np.int64)
-
-
-__all__ = ["TooManyPrograms", "install"]

@@ -10,8 +10,8 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter, jit
 
-from windtunnel.verify.kernel.child.autotune import Misfit
-from windtunnel.verify.kernel.text.vocabulary import LANGUAGE_MATH
+from windtunnel.verify.kernel.child.replay import Misfit
+from windtunnel.verify.kernel.plan.language import LANGUAGE_MATH
 
 
 def patch_interpreter(builder: Any) -> None:

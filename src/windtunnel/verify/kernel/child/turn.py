@@ -1,46 +1,24 @@
-"""Waiting for a turn on the GPU, in a child, so that the wait is on a clock of its own."""
+"""Waiting for a turn on the GPU, in a trusted child; the parent sees from the phase that it waits, and counts that by itself."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from windtunnel.verify.kernel.gpu_lock import GpuLock, holding, in_place
+from windtunnel.verify.kernel.gpu_lock import GpuLock
 from windtunnel.verify.sandbox import note
 
-WAITING, TIMING, ASIDE = "waiting", "timing", "compile"
-# The waits before the candidate is loaded: on the same clock, and none of its doing how they end.
-FIRST_WAIT = "waiting: to begin"
-CONTEXT = "context"  # what comes before the candidate is loaded: none of its time, and none of its doing
+WAITING, FULL, TIMING = "waiting", "full", "timing"
 
 
-@contextlib.contextmanager
-def waiting_for(
-    turns: GpuLock | None, *, alone: bool = False, again: bool = False, then: str = "compile", phase: str = WAITING
-) -> Iterator[None]:
-    """In turn; while it waits the child is in `phase`, and after that in `then`. again: this candidate had one."""
-    note(phase)
-    with holding(turns, alone=alone, again=again):
+@contextmanager
+def waiting_for(lock: GpuLock | None, *, alone: bool = False, then: str) -> Iterator[None]:
+    """Take a turn, then note the phase. None: nothing is shared."""
+    if lock is None:
         note(then)
         yield
-
-
-@contextlib.contextmanager
-def waiting_for_place(free: Sequence[int], *, then: str) -> Iterator[None]:
-    """In one of these places, before the candidate is loaded; after the wait the child is in the phase `then`."""
-    note(FIRST_WAIT)
-    with in_place(free):
+        return
+    note(WAITING)
+    with lock.alone() if alone else lock.shared():
         note(then)
         yield
-
-
-@contextlib.contextmanager
-def stepping_aside(turns: GpuLock, *, then: str) -> Iterator[None]:
-    """Out of a shared turn for work that needs no GPU; the way back may be a wait."""
-    with turns.aside():
-        note(ASIDE)
-        try:
-            yield
-        finally:
-            note(WAITING)
-    note(then)

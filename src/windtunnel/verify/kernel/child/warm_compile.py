@@ -9,19 +9,15 @@ import torch
 
 from windtunnel.verify.kernel.child.compile import STAGES, Compiler
 from windtunnel.verify.kernel.child.warm_kernel import WARM_FOR, sum_of_product
-from windtunnel.verify.kernel.child.watch import Watch
-from windtunnel.verify.kernel.child.work import Places
 
 
 def warm() -> None:
-    """One small kernel through every stage, and one watched allocation: the first imports a second's worth of PyTorch."""
+    """One small kernel through every stage."""
     compiler = Compiler(WARM_FOR)
     compiler.depth = len(STAGES)
     with compiler.installed():
         tensor = torch.ones(16, 16)
         sum_of_product[(1,)](tensor, tensor, tensor, BLOCK=16)
-    with Watch():
-        torch.empty_like(Places([]).put(0, tensor))
 
 
 warm()

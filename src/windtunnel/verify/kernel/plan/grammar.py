@@ -9,9 +9,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from windtunnel.verify.kernel.plan.bombs import too_much
 from windtunnel.verify.kernel.plan.language import BUILTINS, MEMBERS, MODULES, in_language
 from windtunnel.verify.kernel.plan.schema import Constant, Kernel, KernelValue, Language
-from windtunnel.verify.kernel.text.bombs import too_much
 
 STATEMENTS = (
     ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.While, ast.If, ast.Expr, ast.Return, ast.Pass, ast.Assert, ast.Break,

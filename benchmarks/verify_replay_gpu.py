@@ -1,0 +1,294 @@
+"""Judges launch plans on a GPU: first light, the clock, the speed on kernels that nobody here wrote, and both suites.
+
+    python benchmarks/verify_replay_gpu.py --foreign foreign.jsonl.gz --out FOLDER [--minutes 7.5]
+
+FILE is what foreign_gather.py wrote. The parts come one after the other, each within its share of the time, and write what they
+know into FOLDER/replay.json as they go along:
+    first    one kernel through all stages, whose verdict is shown whole
+    clock    twenty verdicts on one relu, and some kernels' times beside triton.testing.do_bench's
+    foreign  candidates a second through correctness at full shapes, and with the clock, several under way
+    suites   the attack and the honest suite (attacks.py, FOLDER/suites.json)
+Nothing else should use the GPU meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from attacks import gpu_name
+from foreign_gather import Foreign, read
+
+from windtunnel.recipe import UserError
+from windtunnel.verify import (
+    GpuStages,
+    KernelVerifier,
+    Sandboxes,
+    Task,
+    Verdict,
+    compiler_sandbox,
+    find_task,
+    gpu_sandbox,
+    kernel_sandbox,
+    reference_sandbox,
+)
+from windtunnel.verify.kernel.task import task_from_source
+
+HERE = Path(__file__).parent
+SUITES = HERE.parent / "tests" / "verify"
+VERDICTS = 20
+BESIDE = ("relu", "softmax", "layernorm", "matmul", "gemm_bias_gelu", "swiglu", "rmsnorm", "transpose")
+SHARES = {"clock": 0.2, "foreign": 0.3, "timed": 0.12, "suites": 0.36}
+DO_BENCH = """
+import importlib.util, json, sys, torch, triton
+from windtunnel.verify import find_task
+from windtunnel.verify.kernel.child.draw import Drawn
+from windtunnel.verify.kernel.hidden import Case
+found = {}
+for name, path in json.loads(sys.argv[1]).items():
+    task = find_task(name)
+    drawn = Drawn(task.at("full"), task.dtypes[0], 1, list(task.fixed), "cuda")
+    inputs = drawn.inputs(Case("full", task.dtypes[0], "plain").as_json(), 2)
+    spec = importlib.util.spec_from_file_location("candidate", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["candidate"] = module
+    spec.loader.exec_module(module)
+    with torch.device("cuda"):
+        model = module.ModelNew(*drawn.init).to(getattr(torch, task.dtypes[0])).cuda().eval()
+    with torch.no_grad():
+        found[name] = triton.testing.do_bench(lambda: model(*inputs), warmup=50, rep=300, return_mode="median") / 1e3
+print(json.dumps(found))
+"""
+
+
+class Machine:
+    """The warm workers: as many for host code, compiler and interpreter as there are cores, few with a context on the GPU."""
+
+    def __init__(self, stack: ExitStack, options: argparse.Namespace) -> None:
+        self.pretend = options.pretend
+        gpu, trusted = (kernel_sandbox, kernel_sandbox) if self.pretend else (gpu_sandbox, reference_sandbox)
+        kinds = [(options.workers, kernel_sandbox), (options.workers, compiler_sandbox)]
+        kinds += [(options.contexts, gpu), (options.contexts, trusted)]
+        pools = [stack.enter_context(Sandboxes(number, make)) for number, make in kinds]
+        for pool in pools:
+            pool.begin()
+        with ThreadPoolExecutor(len(pools)) as together:
+            list(together.map(lambda pool: pool.start(), pools))
+        self.tiny, self.compilers, *self.gpus = pools
+
+    def verifier(self, task: Task, *, clock: bool, baseline: bool = False) -> KernelVerifier:
+        """All stages for one task."""
+        where: dict[str, Any] = {"device": "cpu", "size": "tiny", "index": None} if self.pretend else {}
+        stages = GpuStages(task, *self.gpus, clock=clock, baseline=baseline, **where)
+        return KernelVerifier(task, self.tiny, compiler=self.compilers, gpu=stages)
+
+
+def main() -> int:
+    """Run the parts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--foreign", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=7.5)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--contexts", type=int, default=4, help="processes with a CUDA context, of kernels and of references each"
+    )
+    parser.add_argument("--parts", nargs="+", default=["first", "clock", "foreign", "suites"])
+    parser.add_argument("--every", type=int, default=1, help="of the foreign ones every n-th alone")
+    parser.add_argument("--pretend", action="store_true", help=argparse.SUPPRESS)  # the motions on the interpreter
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    result: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
+        "gpu": gpu_name(),
+        "versions": {name: version(name) for name in ("torch", "triton")} | {"python": platform.python_version()},
+        "workers": options.workers,
+        "contexts": options.contexts,
+    }
+
+    def save() -> None:
+        (options.out / "replay.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+    sys.path.insert(0, str(SUITES))
+    whole = 60 * options.minutes
+    with ExitStack() as stack:
+        machine = Machine(stack, options)
+        steps: dict[str, Callable[[], Any]] = {
+            "first": lambda: first(machine),
+            "clock": lambda: clock(machine, SHARES["clock"] * whole),
+            "foreign": lambda: foreign(machine, options, SHARES["foreign"] * whole, SHARES["timed"] * whole),
+        }
+        for name in options.parts:
+            if name in steps:
+                began = time.monotonic()
+                try:
+                    result[name] = steps[name]()
+                except Exception as error:  # the other parts say something too
+                    result[name] = {"failed": f"{type(error).__name__}: {error}"[:2000]}
+                result[name]["seconds"] = round(time.monotonic() - began, 1)
+                print(f"== {name}: {json.dumps(result[name])[:1500]}", flush=True)
+                save()
+    if "suites" in options.parts:
+        return suites(options, SHARES["suites"] * whole)
+    return 0
+
+
+def first(machine: Machine) -> dict[str, Any]:
+    """One kernel through every stage, and what was said of it."""
+    task = find_task("relu")
+    began = time.monotonic()
+    verdict = machine.verifier(task, clock=True, baseline=not machine.pretend).verify(honest("relu"))
+    return {
+        "took": round(time.monotonic() - began, 2),
+        **shown(verdict),
+        "times": verdict.times,
+        "gpu": verdict.evidence.get("gpu"),
+    }
+
+
+def clock(machine: Machine, seconds: float) -> dict[str, Any]:
+    """Twenty verdicts on one kernel; then kernels' times beside those that Triton's own function gives for the same files."""
+    until = time.monotonic() + seconds
+    verifier = machine.verifier(find_task("relu"), clock=True)
+    medians = []
+    while len(medians) < VERDICTS and time.monotonic() < until:
+        verdict = verifier.verify(honest("relu"))
+        if not verdict.accepted:
+            return {"failed": shown(verdict), "medians": medians}
+        medians.append(verdict.evidence["gpu"]["cold"]["median"])
+    spread = (max(medians) - min(medians)) / sorted(medians)[len(medians) // 2]
+    found: dict[str, Any] = {"relu_medians": medians, "relu_spread": round(spread, 4)}
+    ours = {}
+    for name in BESIDE:
+        verdict = machine.verifier(find_task(name), clock=True).verify(honest(name))
+        ours[name] = verdict.evidence["gpu"]["cold"]["median"] if verdict.accepted else shown(verdict)
+    found["ours"] = ours
+    if not machine.pretend:
+        theirs = do_bench([name for name in ours if isinstance(ours[name], float)])
+        found["do_bench"] = theirs
+        found["ratios"] = {name: round(ours[name] / theirs[name], 4) for name in theirs}
+    return found
+
+
+def do_bench(names: list[str]) -> dict[str, float]:
+    """Seconds of honest kernels by triton.testing.do_bench, in a process of its own without a sandbox."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {}
+        for name in names:
+            paths[name] = str(Path(folder, f"{name}.py"))
+            Path(paths[name]).write_text(honest(name), encoding="utf-8")
+        done = subprocess.run([sys.executable, "-c", DO_BENCH, json.dumps(paths)], capture_output=True, text=True, timeout=180)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-800:])
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def honest(task: str) -> str:
+    """The first honest kernel of a task."""
+    from honest.suite import suite
+
+    return next(candidate.source for candidate in suite() if candidate.task == task)
+
+
+def foreign(machine: Machine, options: argparse.Namespace, seconds: float, timed_seconds: float) -> dict[str, Any]:
+    """Candidates a second, once each task's reference has run: as many under way as there are workers."""
+    answers = [answer for answer in read(options.foreign) if answer.right][:: options.every]
+    found: dict[str, Any] = {"answers": len(answers)}
+    for name, timed, limit in (("correctness", False, seconds), ("timed", True, timed_seconds)):
+        rows = _judged(machine, answers, options, limit, timed=timed)
+        judged = [row for row in rows if "accepted" in row]
+        spent = max((row["at"] for row in rows), default=0.0)
+        found[name] = {
+            "judged": len(judged),
+            "seconds": round(spent, 1),
+            "per_second": round(len(judged) / max(spent, 1e-9), 2),
+            "accepted": sum(row["accepted"] for row in judged),
+            "refused": dict(Counter(f"{row['stage']} {row['reason']}" for row in judged if not row["accepted"])),
+            "stage_seconds": _sums(judged),
+            "rows": rows,
+        }
+        print(f"   {name}: { {key: value for key, value in found[name].items() if key != 'rows'} }", flush=True)
+        answers = [answer for answer in answers if answer.name in {row["name"] for row in judged if row["accepted"]}]
+    return found
+
+
+def _judged(
+    machine: Machine, answers: list[Foreign], options: argparse.Namespace, seconds: float, *, timed: bool
+) -> list[dict[str, Any]]:
+    """A row for each that was begun in time. at: seconds after which it was done."""
+    began = time.monotonic()
+
+    def one(answer: Foreign) -> dict[str, Any] | None:
+        if time.monotonic() - began > seconds:
+            return None
+        row: dict[str, Any] = {"name": answer.name, "sha256": answer.sha256}
+        try:
+            task = replace(task_from_source(answer.task, name=answer.name), dtypes=("float32",), operations="any")
+            verdict = machine.verifier(task, clock=timed).verify(answer.answer)
+        except UserError as error:
+            row["task_error"] = error.message[:300]
+        else:
+            row |= shown(verdict) | {"times": {stage: round(own, 2) for stage, own in verdict.times.items()}}
+            row["parts"] = verdict.evidence.get("gpu", {}).get("seconds")
+        row["at"] = round(time.monotonic() - began, 2)
+        print(json.dumps(row)[:300], flush=True)
+        return row
+
+    with ThreadPoolExecutor(2 * options.workers) as pool:
+        return [row for row in pool.map(one, answers) if row is not None]
+
+
+def _sums(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Seconds of all candidates together, by stage: waiting for a worker is a part of them."""
+    total: Counter[str] = Counter()
+    for row in rows:
+        total.update(row["times"])
+    return {stage: round(seconds, 1) for stage, seconds in total.items()}
+
+
+def shown(verdict: Verdict) -> dict[str, Any]:
+    """A verdict, short."""
+    found = {"accepted": verdict.accepted, "stage": verdict.stage, "reason": verdict.reason, "reward": verdict.reward}
+    return found if verdict.accepted else found | {"said": verdict.message[:400]}
+
+
+def suites(options: argparse.Namespace, seconds: float) -> int:
+    """Both suites through all stages, by their own program."""
+    more = ["--pretend"] if options.pretend else []
+    command = [
+        sys.executable,
+        str(HERE / "attacks.py"),
+        "run",
+        "--gpu",
+        "--workers",
+        str(options.workers),
+        "--calls",
+        "20",
+        *more,
+    ]
+    command += ["--minutes", f"{seconds / 60:.3f}", "--out", str(options.out / "suites.json")]
+    with (options.out / "suites.log").open("w") as log:
+        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+    print((options.out / "suites.log").read_text(errors="replace")[-3000:], flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

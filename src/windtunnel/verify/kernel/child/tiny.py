@@ -1,0 +1,121 @@
+"""The tiny stage in a sandboxed child: plans on Triton's interpreter, on inputs of the judge's. Imports torch and triton.
+
+The child judges no values; it reports what happened, and the parent compares.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+
+from windtunnel.verify.kernel.arrays import Buffer
+from windtunnel.verify.kernel.child.load import Wrong, said
+from windtunnel.verify.kernel.child.replay import Replay
+from windtunnel.verify.kernel.child.tensors import from_head, to_array, to_tensor
+from windtunnel.verify.kernel.child.triton import Eyes
+from windtunnel.verify.kernel.plan.schema import Plan
+from windtunnel.verify.sandbox.channel import note
+
+MOST_AGAIN = 256  # further runs, for configurations that no case has tried
+AGAIN_SECONDS = 12.0  # of the CPU; no such run is begun after them
+
+
+def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
+    """message: plans (texts that the judge has checked), groups (plan, parameters by name, cases with inputs by position),
+    inplace, seed.
+
+    Returns 'runs' in the order of groups and cases, 'again' for further configurations, 'knocked' for the first case with no
+    kernel run, each with heads of outputs; and 'wrong' where something was: then the rest is left out.
+    """
+    torch.set_num_threads(1)
+    gc.enable()
+    gc.freeze()  # what the warm worker made is not looked through again
+    whole = _Whole(message, buffers)
+    note("tiny")
+    reply: dict[str, Any] = {}
+    try:
+        whole.everything()
+    except Wrong as wrong:
+        reply["wrong"] = {"reason": wrong.reason, "message": wrong.message}
+    except MemoryError:
+        reply["wrong"] = {"reason": "memory", "message": "a kernel used more memory than it may."}
+    return {**reply, **whole.reply()}, whole.out
+
+
+class _Whole:
+    """All runs of one candidate."""
+
+    def __init__(self, message: dict[str, Any], buffers: Sequence[Buffer]) -> None:
+        self.message, self.buffers = message, buffers
+        self.dice = random.Random(message["seed"])
+        self.eyes = Eyes(self.dice)
+        self.out: list[Buffer] = []
+        self.runs: list[dict[str, Any]] = []
+        self.again: list[dict[str, Any]] = []
+        self.knocked: dict[str, Any] | None = None
+
+    def everything(self) -> None:
+        """Every group's cases; with the first, also the run with no kernel run."""
+        for number, group in enumerate(self.message["groups"]):
+            plan = Plan.model_validate_json(self.message["plans"][group["plan"]])
+            replay = Replay(plan, self.eyes.start, self.dice, self.message["inplace"])
+            parameters = {name: self._tensor(head) for name, head in group["parameters"].items()}
+            first = len(self.runs)
+            for case in group["cases"]:
+                self.runs.append({"case": case["label"], **self._run(replay, parameters, case)})
+            while replay.untried() and len(self.again) < MOST_AGAIN and time.process_time() < AGAIN_SECONDS:
+                at = len(self.again) % len(group["cases"])
+                self.again.append({"at": first + at, **self._run(replay, parameters, group["cases"][at])})
+            # What may be written in place is there before any kernel.
+            if number == 0 and not {tensor.buffer for tensor in plan.outputs} & {given.tensor.buffer for given in plan.given}:
+                replay.blank = True
+                self.knocked = self._run(replay, parameters, group["cases"][0])
+
+    def _run(self, replay: Replay, parameters: dict[str, torch.Tensor], case: dict[str, Any]) -> dict[str, Any]:
+        inputs = {at: self._tensor(head) for at, head in enumerate(case["inputs"]) if head is not None}
+        heads = []
+        for output in self._outputs(replay, inputs, parameters, case["label"]):
+            array = to_array(output)
+            self.out.append(array.data)
+            heads.append({**array.head(), "at": len(self.out) - 1})
+        return {"kind": replay.plan.kind, "outputs": heads}
+
+    def _outputs(
+        self, replay: Replay, inputs: dict[int, torch.Tensor], parameters: dict[str, torch.Tensor], label: str
+    ) -> list[torch.Tensor]:
+        try:
+            outputs = replay.run(inputs, parameters, label)
+        except (Wrong, MemoryError):
+            self._look(label)
+            raise
+        except Exception as error:
+            self._look(label)
+            raise Wrong("raised", f"a launch raised {said(error)} ({label}).") from None
+        self._look(label)
+        return outputs
+
+    def _look(self, label: str) -> None:
+        """Raise Wrong for what the eyes saw, which explains more than what it led to."""
+        if self.eyes.strays:
+            name, verb = next(iter(self.eyes.strays.items()))
+            text = f"Kernel {name} {verb} outside the tensors it was given. Mask its accesses ({label})."
+            raise Wrong("out-of-bounds", text) from None
+        if self.eyes.races:
+            name, what = next(iter(self.eyes.races.items()))
+            text = f"In kernel {name} {what}: the result depends on the order of programs. Use atomics or separate places."
+            raise Wrong("race", text) from None
+
+    def _tensor(self, head: dict[str, Any]) -> torch.Tensor:
+        return to_tensor(from_head(head, self.buffers[head["at"]]))
+
+    def reply(self) -> dict[str, Any]:
+        """What ran."""
+        return {"runs": self.runs, "again": self.again, "knocked": self.knocked, "kernels": dict(self.eyes.kernels)}

@@ -1,0 +1,140 @@
+"""Tiny sizes with one long dimension each: longer than any block of the candidate's kernels, so that a loop over blocks that does
+not move on, or a grid that leaves the rest out, shows without a GPU.
+
+A candidate's blocks are the whole numbers among the constants of its plans. Which lengths are run is decided by the launches that
+its plans make there: the longest of a few for which the interpreter has time.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from windtunnel.recipe import UserError
+from windtunnel.verify.kernel.guess import BATCH_WORDS
+from windtunnel.verify.kernel.hidden import GPU_ONLY, Case
+from windtunnel.verify.kernel.plan import Launch, Plan
+from windtunnel.verify.kernel.prepared import Batch, Ready, ReferenceBroken, TooLarge, TooLong, prepare
+from windtunnel.verify.kernel.record import HostForm, file_forms
+from windtunnel.verify.kernel.task import Task
+from windtunnel.verify.sandbox import Runner
+
+LEAST_BLOCK, MOST_BLOCK = 64, 1024
+MOST_DIMENSIONS = 6
+MOST_PROGRAMS = 600  # of a plan at one of these sizes
+OUT_OF_PROPORTION = 4.0  # how much faster programs may grow than the dimension, before that is no reason not to look
+
+
+def block_of(plans: Sequence[Plan]) -> int:
+    """The power of two that no constant of a kernel is above, within bounds."""
+    found = LEAST_BLOCK
+    for plan in plans:
+        for launch in plan.launches():
+            names = plan.kernels[launch.launch].constexprs
+            for name in names:
+                value = launch.arguments.get(name)
+                if type(value) is int and value <= MOST_BLOCK:
+                    found = max(found, value)
+    return 1 << (found - 1).bit_length()
+
+
+def programs_of(plan: Plan) -> int:
+    """Of all launches; of several configurations that with the most."""
+
+    def count(launches: Sequence[object]) -> int:
+        return sum(math.prod(one.grid) for one in launches if isinstance(one, Launch))
+
+    return sum(max(map(count, step.choice)) if hasattr(step, "choice") else count([step]) for step in plan.steps)
+
+
+def long_sizes(task: Task, block: int) -> dict[str, Mapping[str, int | float]]:
+    """By name the sizes to choose from: each number that was made smaller, in turn, at several lengths, the longest first.
+
+    No length is above the file's own: a candidate need not serve it.
+    """
+    tiny, full = task.sizes.get("tiny", {}), _full_numbers(task)
+    found: dict[str, Mapping[str, int | float]] = {}
+    names = [name for name, value in tiny.items() if type(value) is int and type(full.get(name)) is int and full[name] > value]
+    for name in [name for name in names if not _is_batch(name)][:MOST_DIMENSIONS]:
+        most = int(full[name])
+        for length in sorted({min(length, most) for length in (2 * block + 3, 2 * block, block + 3)}, reverse=True):
+            if length > tiny[name]:
+                found[f"tiny_long_{name}_{length}"] = {**tiny, name: length}
+    return found
+
+
+def _full_numbers(task: Task) -> dict[str, int | float]:
+    from windtunnel.literals import numbers
+
+    return {**numbers(task.source), **task.sizes.get("full", {})}
+
+
+def _is_batch(name: str) -> bool:
+    return "batch" in name.lower() or name.lower() in BATCH_WORDS
+
+
+def dimension_of(size: str) -> str:
+    """'K' of 'tiny_long_K_259'."""
+    return size.removeprefix("tiny_long_").rpartition("_")[0]
+
+
+class LongSizes:
+    """What a task's references say at long sizes, kept for all its candidates. Safe to call from several threads."""
+
+    def __init__(self, task: Task, runner: Runner) -> None:
+        self.task, self.runner = task, runner
+        self._lock = threading.Lock()
+        self._forms: dict[int, list[HostForm]] = {}
+        self._batches: dict[str, Batch | None] = {}
+
+    def forms(self, block: int) -> list[HostForm]:
+        """The forms at the sizes to choose from, those that the reference has."""
+        with self._lock:
+            if block not in self._forms:
+                self._forms[block] = list(self._ask(long_sizes(self.task, block)))
+            return self._forms[block]
+
+    def batch(self, sizes: Sequence[str], block: int) -> Batch:
+        """Inputs and right answers at these sizes; those at which the reference does not run are left out."""
+        with self._lock:
+            known = long_sizes(self.task, block)
+            ready, dropped = list[Ready](), dict[str, str]()
+            for size in sizes:
+                if size not in self._batches:
+                    self._batches[size] = self._run(size, known[size])
+                batch = self._batches[size]
+                if batch is not None:
+                    ready += batch.ready
+                    dropped |= batch.dropped
+            return Batch(ready, dropped)
+
+    def _at(self, sizes: Mapping[str, Mapping[str, int | float]]) -> Task:
+        dtype = next((dtype for dtype in self.task.dtypes if dtype not in GPU_ONLY), "float32")
+        return replace(self.task, sizes={**self.task.sizes, **sizes}, dtypes=(dtype,))
+
+    def _ask(self, sizes: Mapping[str, Mapping[str, int | float]]) -> Iterator[HostForm]:
+        for size, values in sizes.items():
+            try:
+                yield from file_forms(self._at({size: values}), self.runner, [size])
+            except UserError:
+                continue
+
+    def _run(self, size: str, values: Mapping[str, int | float]) -> Batch | None:
+        task = self._at({size: values})
+        try:
+            return prepare(task, self.runner, [Case(size, task.dtypes[0], "plain")])
+        except (TooLong, TooLarge, UserError):
+            return None
+        except ReferenceBroken:
+            return None
+
+
+def chosen(forms: Sequence[HostForm], plans: Sequence[Plan], tiny: Plan) -> list[int]:
+    """Which of the forms are run: of each dimension the first for which there is time. tiny: the plan at the tiny size."""
+    found: dict[str, int] = {}
+    for number, (form, plan) in enumerate(zip(forms, plans, strict=True)):
+        if programs_of(plan) <= max(MOST_PROGRAMS, OUT_OF_PROPORTION * programs_of(tiny)):
+            found.setdefault(dimension_of(form.size), number)
+    return list(found.values())

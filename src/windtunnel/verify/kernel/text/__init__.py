@@ -1,1 +1,0 @@
-"""What a candidate's text may contain, judged in the parent without running any of it."""
