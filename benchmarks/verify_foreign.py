@@ -1,21 +1,19 @@
-"""Records and judges kernels that nobody here wrote: language models' answers to KernelBench, on a machine without a GPU.
+"""Records and judges kernels that nobody here wrote, on a machine without a GPU.
 
-    python benchmarks/verify_foreign.py CHECKOUT --out benchmarks/results/verify-foreign-cpu.json [--minutes 10] [--every 4]
+    python benchmarks/verify_foreign.py foreign.jsonl.gz --out benchmarks/results/verify-foreign-cpu.json [--every 4]
 
-CHECKOUT: the git folder of https://github.com/Alisehen/LLMKernel, of which nothing is kept but names, checksums and verdicts. Of
-each task the last answer counts that its own evaluation on a GPU found right. It is recorded at the task's own sizes, then judged
-by the stages that need no GPU, in float32, with PyTorch's operations beside its kernels, as KernelBench allows them.
+The file is what foreign_gather.py wrote; nothing of it is kept but names, checksums and verdicts. Each answer is recorded at its
+task's own sizes, then judged by the stages that need no GPU, in float32, with PyTorch's operations beside its kernels, as
+KernelBench allows them.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import hashlib
 import json
 import math
 import platform
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -25,38 +23,41 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from foreign_gather import Foreign, read
+
 from windtunnel.recipe import UserError
 from windtunnel.verify import KernelVerifier, Sandboxes, compiler_sandbox, kernel_sandbox
 from windtunnel.verify.kernel.record import file_forms, read_recorded, record_job
 from windtunnel.verify.kernel.task import Task, task_from_source
 
-REPOSITORY = "github.com/Alisehen/LLMKernel"
-
 
 def main() -> int:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkout", type=Path)
+    parser.add_argument("answers", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing new after so many")
     parser.add_argument("--every", type=int, default=1, help="every n-th answer alone")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--record-only", action="store_true")
+    parser.add_argument("--only", nargs="*", help="answers with one of these words in their names")
     arguments = parser.parse_args()
-    found = list(answers(arguments.checkout))[:: arguments.every]
+    found = read(arguments.answers)[:: arguments.every]
+    if arguments.only:
+        found = [answer for answer in found if any(word in answer.name for word in arguments.only)]
     began, rows = time.monotonic(), list[dict[str, Any]]()
 
     def save(*, final: bool = False) -> None:
-        results = summary(rows, arguments.checkout, len(found), time.monotonic() - began, final=final)
+        results = summary(rows, len(found), time.monotonic() - began, final=final)
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
     with Sandboxes(arguments.workers, kernel_sandbox) as box, Sandboxes(arguments.workers, compiler_sandbox) as compiler:
 
-        def one(entry: tuple[str, str, str]) -> None:
+        def one(entry: Foreign) -> None:
             if time.monotonic() - began > 60 * arguments.minutes:
                 return
-            rows.append(row(*entry, box, compiler, record_only=arguments.record_only))
+            rows.append(row(entry, box, compiler, record_only=arguments.record_only))
             print(json.dumps(rows[-1])[:400], flush=True)
             save()
 
@@ -66,36 +67,13 @@ def main() -> int:
     return 0
 
 
-def answers(checkout: Path) -> list[tuple[str, str, str]]:
-    """(task, its text, answer) of each task that has an answer found right."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", "-C", str(checkout), *words], capture_output=True, text=True, check=True).stdout
-
-    paths = git("ls-tree", "-r", "--name-only", "HEAD").splitlines()
-    folders: dict[str, dict[str, list[str]]] = {}
-    for path in paths:
-        parts = path.split("/")
-        if parts[0] == "results" and len(parts) == 5 and parts[3] in ("code", "evaluation"):
-            folders.setdefault("/".join(parts[1:3]), {}).setdefault(parts[3], []).append(path)
-    found = []
-    for name, kinds in sorted(folders.items()):
-        task = f"KernelBench/{name}.py"
-        codes, judged = sorted(kinds.get("code", [])), sorted(kinds.get("evaluation", []))
-        if task not in paths or len(codes) != len(judged):
-            continue
-        for code, said in reversed(list(zip(codes, judged, strict=True))):
-            if json.loads(git("show", f"HEAD:{said}")).get("runnable"):
-                found.append((name, git("show", f"HEAD:{task}"), git("show", f"HEAD:{code}")))
-                break
-    return found
-
-
-def row(name: str, text: str, answer: str, box: Any, compiler: Any, *, record_only: bool) -> dict[str, Any]:
+def row(given: Foreign, box: Any, compiler: Any, *, record_only: bool) -> dict[str, Any]:
     """What became of one answer."""
-    made: dict[str, Any] = {"task": name, "sha256": hashlib.sha256(answer.encode()).hexdigest()}
+    made: dict[str, Any] = {"source": given.source, "commit": given.commit, "task": given.name, "sha256": given.sha256}
+    made["right_elsewhere"] = given.right
+    answer = given.answer
     try:
-        task = replace(task_from_source(text, name=name), dtypes=("float32",), operations="any")
+        task = replace(task_from_source(given.task, name=given.name), dtypes=("float32",), operations="any")
         began = time.monotonic()
         made |= recorded(task, answer, box)
         made["record_seconds"] = round(time.monotonic() - began, 2)
@@ -121,14 +99,13 @@ def recorded(task: Task, answer: str, box: Any) -> dict[str, Any]:
     return {"recorded": True, "launches": len(plans[0].launches()), "operations": dict(operations)}
 
 
-def summary(rows: list[dict[str, Any]], checkout: Path, number: int, seconds: float, *, final: bool) -> dict[str, Any]:
+def summary(rows: list[dict[str, Any]], number: int, seconds: float, *, final: bool) -> dict[str, Any]:
     """All rows, and what they come to."""
-    commit = subprocess.run(["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
     usable = [entry for entry in rows if "task_error" not in entry]
     judged = [entry for entry in usable if "accepted" in entry]
     return {
-        "what": f"answers of language models to KernelBench from {REPOSITORY}, recorded at full shapes and judged without a GPU",
-        "commit": commit.strip(),
+        "what": "kernels that nobody here wrote, recorded at full shapes and judged without a GPU",
+        "sources": dict(Counter(entry["source"] for entry in rows)),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.machine()}, {platform.system()}",
         "versions": {name: version(name) for name in ("torch", "triton")} | {"python": platform.python_version()},
