@@ -185,7 +185,7 @@ def test_a_round_on_this_machines_cpu_takes_turns_and_says_what_does_nothing() -
 def test_judging_is_counted_and_hidden_only_where_no_gpu_is_shared() -> None:
     kernels = ("stages.rl.rewards=[{kind: kernel, key: task}]",)
     twice = "[{kind: kernel, key: task, tokens: code}, {kind: kernel, key: task, speed: true, tokens: plan}]"
-    timed, free = plan("8xH100", *kernels), plan("8xH100", "stages.rl.rewards=[{kind: math}]")
+    timed, free = plan("8xH100", *kernels), plan("8xH100", "stages.rl.rewards=[{kind: exact}]")
     assert "judging" not in free.step_terms
     assert plan("8xH100", f"stages.rl.rewards={twice}").step_terms["judging"] == timed.step_terms["judging"]
     assert timed.step_terms["judging"] == pytest.approx(512 / 3.49)
@@ -195,4 +195,4 @@ def test_judging_is_counted_and_hidden_only_where_no_gpu_is_shared() -> None:
     code = plan("8xH100", "stages.rl.rewards=[{kind: code}]")
     assert code.hidden_seconds > free.hidden_seconds
     assert code.step_seconds == pytest.approx(free.step_seconds)
-    assert any("math is not counted" in note for note in free.notes)
+    assert any("exact is not counted" in note for note in free.notes)

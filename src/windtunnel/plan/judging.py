@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from windtunnel.recipe import GRPO
 from windtunnel.rig import Rig
 
-KERNEL_CORE_SECONDS, CODE_CORE_SECONDS = 1 / 5.8, 1 / 148.1
-CPU_SOURCE = "5.8 kernels and 148 programs a second and core (benchmarks/results/verify-speed-cpu.json)"
+CORE_SECONDS = {"kernel": 1 / 5.8, "code": 1 / 148.1, "math": 1 / 5.2}
+"""Of judging an answer; kinds that are not here compare text and take no time to speak of, or are the user's own."""
+CPU_SOURCE = (
+    "5.8 kernels and 148 programs a second and core (benchmarks/results/verify-speed-cpu.json), 5.2 mathematical answers"
+    " (benchmarks/results/verify-math-cpu.json)"
+)
 TIMED_KERNELS_PER_SECOND = 3.49
 GPU_SOURCE = "3.5 kernels a second and machine run and timed on a GPU (benchmarks/results/verify-speed-gpu.json)"
-MEASURED = ("kernel", "code")
 MOST_WORKERS = 16
 """Answers judged at once by a process that learns."""
 
@@ -48,12 +51,12 @@ def judge_answers(stage: GRPO, rig: Rig, processes: int, answers: int | None = N
     # A kernel that several rewards look at is judged once.
     judged = {(source.kind, source.key if source.kind == "kernel" else i) for i, source in enumerate(stage.sources)}
     kinds = [kind for kind, _ in judged]
-    core_seconds = answers * (KERNEL_CORE_SECONDS * kinds.count("kernel") + CODE_CORE_SECONDS * kinds.count("code"))
+    core_seconds = answers * sum(CORE_SECONDS.get(kind, 0.0) for kind in kinds)
     seconds, hidden, sources = core_seconds / cores, 1.0, [CPU_SOURCE] if core_seconds else []
     if "kernel" in kinds and rig.gpu is not None:
         timed = answers * kinds.count("kernel") / (TIMED_KERNELS_PER_SECOND * rig.nodes)
         seconds, hidden, sources = max(seconds, timed), 0.0, [*sources, GPU_SOURCE]
-    free = sorted({kind for kind in kinds if kind not in MEASURED})
+    free = sorted({kind for kind in kinds if kind not in CORE_SECONDS})
     if free:
         sources.append(f"the time of {', '.join(free)} is not counted")
     return Judging(seconds, hidden, "; ".join(sources) or "nothing judges yet")

@@ -18,9 +18,8 @@ from .steptime import StepTime
 SAME_SPEED = 1.01
 # The package's own engine is kept unless another is faster by more than this.
 WORTH_ANOTHER_ENGINE = 1.5
-# A layout with room to spare is taken where it costs no more than this.
+# A layout that fits by the stated error too is taken where it costs no more than this.
 WORTH_ROOM = 1.05
-ROOMY = 0.94  # share of the limit
 RANKED = 8
 
 
@@ -128,7 +127,7 @@ def search(work: Trainable, rig: Rig, ranks: int, less_gib: float = 0.0) -> Foun
     elif work.preferred_first:
         best = next(c for c in fitting if c.timed.seconds <= SAME_SPEED * ranked[0].timed.seconds)
     else:
-        best = _roomy(ranked)
+        best = _roomy(ranked, 1 + work.c.memory_error)
     if best.time is None or nominal is not rig:
         best = replace(best, time=work.time(best.layout, rig))
     return Found(best, tuple(ranked[:RANKED]), tuple(tried))
@@ -177,12 +176,12 @@ class _Weighing:
         return found
 
 
-def _roomy(ranked: list[Candidate]) -> Candidate:
+def _roomy(ranked: list[Candidate], error: float) -> Candidate:
     """Return the leanest of those about as fast as the fastest, with room to spare where that costs little."""
     own = [candidate for candidate in ranked if candidate.layout.engine == OWN_ENGINE]
     pool = own if own and own[0].token_seconds <= WORTH_ANOTHER_ENGINE * ranked[0].token_seconds else ranked
     fastest = pool[0].token_seconds
-    roomy = [c for c in pool if c.peak_gib <= ROOMY * c.limit_gib]
+    roomy = [c for c in pool if c.peak_gib * error <= c.limit_gib]
     if roomy and roomy[0].token_seconds <= WORTH_ROOM * fastest:
         pool, fastest = roomy, roomy[0].token_seconds
     return min((c for c in pool if c.token_seconds <= SAME_SPEED * fastest), key=lambda c: c.peak_gib)

@@ -20,7 +20,7 @@ from .hf_work import Totals, Workload, totals, workload_of
 from .judging import Judging, judge_answers
 from .memory import GIB
 from .rollout import Engine, plan_engines, sync_seconds
-from .search import Candidate
+from .search import Candidate, Found
 
 # What an engine that waits for its turn keeps on the GPU beside its CUDA context.
 ASLEEP_GIB = 1.0
@@ -197,6 +197,15 @@ def part_of(rig: Rig, gpus: int) -> Rig:
     )
 
 
+def _unhurried(searched: Found, seconds: float, error: float) -> Candidate:
+    """Return the fastest layout that fits by the stated error too, where that takes no longer than there is time for."""
+    best = searched.best
+    roomy = [c for c in searched.tried if c.fits and c.peak_gib * error <= c.limit_gib and c.timed.seconds <= seconds]
+    if not best.fits or best.peak_gib * error <= best.limit_gib or not roomy:
+        return best
+    return min(roomy, key=lambda candidate: candidate.timed.seconds)
+
+
 def plan_round(training: HFTraining, stage: GRPO, rig: Rig, learners: int, engines: int, keeps: bool = True) -> Round:
     """Plan a round on so many learners and engines; as many of both as the rig has GPUs take turns.
 
@@ -215,10 +224,14 @@ def plan_round(training: HFTraining, stage: GRPO, rig: Rig, learners: int, engin
     in_turn = learners == rig.gpus
     part = part_of(rig, learners)
     asleep = _asleep(c) if in_turn else 0.0
-    learner = training.search(part, learners, asleep).best
+    searched = training.search(part, learners, asleep)
+    learner = searched.best
     shards = learners if learner.layout.shard != "none" else 1
     held = sum(static_bytes(sums, shards).values()) / GIB if in_turn and keeps else 0.0
     engine = plan_engines(sums.work.shape, stage, rig, engines, c, held, 0 if in_turn else stage.overlap)
+    if stage.overlap and not in_turn:
+        passes = int(stage.reference) + int(stage.updates > 1)  # each about a third of an update
+        learner = _unhurried(searched, engine.seconds / stage.updates / (1 + passes / 3), 1 + c.memory_error)
     updates = {name: stage.updates * seconds for name, seconds in learner.timed.terms.items()}
     passes = int(stage.reference) + int(stage.updates > 1)
     judging = judge_answers(stage, rig, learners)

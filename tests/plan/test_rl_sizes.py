@@ -1,0 +1,49 @@
+"""The page on sizes of GRPO says what plans say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from windtunnel.plan.judging import CORE_SECONDS, judge_answers
+from windtunnel.recipe import load_recipe
+from windtunnel.rig import parse_rig
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name in ("WINDTUNNEL_RIGS", "WINDTUNNEL_PRICE", "WINDTUNNEL_CALIBRATION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import rl_sizes
+
+    return rl_sizes
+
+
+def test_the_page_is_what_plans_say_today(sizes: ModuleType) -> None:
+    assert sizes.DOC.read_text() == sizes.document(), "python benchmarks/rl_sizes.py"
+
+
+def test_every_verifiers_time_is_the_measured_one() -> None:
+    results = BENCHMARKS / "results"
+    one = json.loads((results / "verify-speed-cpu.json").read_text())["scaling"][0]
+    assert one["workers"] == 1
+    assert CORE_SECONDS["kernel"] == pytest.approx(1 / one["kernel_per_second"])
+    assert CORE_SECONDS["code"] == pytest.approx(1 / one["code_per_second"])
+    assert CORE_SECONDS["math"] == pytest.approx(1 / json.loads((results / "verify-math-cpu.json").read_text())["per_second"])
+
+
+def test_a_round_waits_for_its_judges() -> None:
+    rewards = "stages.rl.rewards=[{kind: math}, {kind: code}, {kind: format, task: {tags: [think]}}]"
+    stage, rig = load_recipe("rl", [rewards]).rl, parse_rig("8xH100")
+    assert stage is not None
+    one = judge_answers(stage, rig, 1)
+    assert one.seconds == pytest.approx(stage.prompts * stage.samples * (CORE_SECONDS["math"] + CORE_SECONDS["code"]) / 16)
+    assert judge_answers(stage, rig, 8).seconds == pytest.approx(one.seconds / 8), "every learner judges its own"
+    assert "format is not counted" in one.source
