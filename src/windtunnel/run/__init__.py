@@ -8,6 +8,7 @@ from .folder import JOB_VARIABLE, RunFolder, new_folder, read_own_recipe
 from .heartbeat import FOLDER as HEARTBEATS
 from .heartbeat import KEEPING, WAITING, Beat, Heartbeat, read_beat
 from .identity import anchored, first_difference
+from .ledger import Entry, Kind, parse_limit, read_ledger, read_limits, standings, sums
 from .listing import RunSummary, list_runs, newest_run
 from .metrics import Event, Metrics, MetricsReader, Point
 from .names import METRICS, apart, described, judges_of, of_step, step_values
@@ -50,6 +51,7 @@ __all__ = [
     "BudgetClock",
     "BudgetSpent",
     "Channel",
+    "Entry",
     "EpochsVerdict",
     "Event",
     "Expected",
@@ -57,6 +59,7 @@ __all__ = [
     "GateResult",
     "Heartbeat",
     "Judge",
+    "Kind",
     "LineDecoder",
     "Messenger",
     "Metrics",
@@ -92,14 +95,19 @@ __all__ = [
     "notifying",
     "of_step",
     "outcome",
+    "parse_limit",
     "process_state",
     "read_beat",
+    "read_ledger",
+    "read_limits",
     "read_own_recipe",
     "record_end",
     "sampled",
     "silence",
+    "standings",
     "step_values",
     "stop_early",
     "stretches",
+    "sums",
     "tell_gates",
 ]
