@@ -26,6 +26,7 @@ from . import scheduler
 from .chain import next_move
 from .job import RECIPE, SCRIPT, Attempt, Job, State, environment_of
 from .nodes import everywhere, judge, read_reports, serve_clock, table
+from .ray_cluster import RayCluster
 
 TICK = 0.2
 PROBE_SECONDS = 150.0
@@ -119,9 +120,28 @@ class Driver:
         if self.asked is None:
             self.phase(attempt, "checking nodes")
             self._check_nodes(attempt)
-        if self.asked is None and not attempt.bad:
-            self.phase(attempt, "training")
-            self._train(attempt)
+        ray = self._ray(attempt) if self.job.spec.ray and self.asked is None and not attempt.bad else None
+        try:
+            if self.asked is None and not attempt.bad:
+                self.phase(attempt, "training")
+                self._train(attempt)
+        finally:
+            if ray is not None:
+                ray.down()
+
+    def _ray(self, attempt: Attempt) -> RayCluster:
+        """Bring Ray up over all nodes; those that do not join are bad. Raises UserError."""
+        self.phase(attempt, "starting Ray")
+        spec, logs = self.job.spec, self.job.path / "nodes" / str(len(self._state.attempts))
+        cluster = RayCluster(spec.python, self.given.nodes, spec.gpus_per_node, logs)
+        try:
+            missing = cluster.up(say, lambda: self.asked)
+        except BaseException:
+            cluster.down()
+            raise
+        attempt.bad = {node: "Ray did not come up there" for node in missing}
+        os.environ["RAY_ADDRESS"] = cluster.address
+        return cluster
 
     def _check_nodes(self, attempt: Attempt) -> None:
         """Let every node report, print the table, and keep which are bad.
@@ -131,7 +151,14 @@ class Driver:
         """
         folder = self.job.path / "nodes" / str(len(self._state.attempts))
         folder.mkdir(parents=True, exist_ok=True)
-        step = [*srun(self.given.nodes), *self.job.spec.python, "-m", "windtunnel.cluster.probe", str(self.job.path), str(folder)]
+        step = [
+            *scheduler.srun(self.given.nodes),
+            *self.job.spec.python,
+            "-m",
+            "windtunnel.cluster.probe",
+            str(self.job.path),
+            str(folder),
+        ]
         limit = time.monotonic() + PROBE_SECONDS
         with serve_clock(folder), open(folder / "srun.log", "wb") as log:
             child = subprocess.Popen(step, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -284,13 +311,6 @@ def end_process(process: subprocess.Popen[bytes], seconds: float = 10.0) -> None
     if process.poll() is None:
         process.kill()
     process.wait()
-
-
-def srun(nodes: Sequence[str]) -> list[str]:
-    """Return the beginning of a command that runs one task on each of these nodes, beside what runs there already."""
-    count = str(len(nodes))
-    return ["srun", "--overlap", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}",
-            "--kill-on-bad-exit=0", "--export=ALL", "--mpi=none"]  # fmt: skip
 
 
 def _is_batch(environment: Mapping[str, str]) -> bool:

@@ -124,6 +124,13 @@ def partitions() -> list[str]:
     return sorted(set(done.stdout.split()))
 
 
+def srun(nodes: Sequence[str]) -> list[str]:
+    """Return the beginning of a command that runs one task on each of these nodes, beside what runs there already."""
+    count = str(len(nodes))
+    return ["srun", "--overlap", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}",
+            "--kill-on-bad-exit=0", "--export=ALL", "--mpi=none"]  # fmt: skip
+
+
 def refusal(program: str, stderr: str) -> UserError:
     """Return what a command of Slurm refused, in words."""
     said = _said(stderr)

@@ -81,11 +81,8 @@ def prepare_job(recipe: Recipe, wish: Wish, environment: Mapping[str, str] = os.
     options = read_options(wish.options)
     rig = wish.rig
     nodes, gpus = require_layout(options, rig=rig.name, nodes=rig.nodes, gpus_per_node=rig.gpus_per_node if rig.gpu else 0)
-    if nodes > 1 and not any(stage.kind == "rl" for stage in recipe.training):
-        raise UserError(
-            f"{nodes} nodes: recipe {recipe.name} has no stage of kind rl, and the others train on one node",
-            "--on with one node; or for Megatron-Bridge: windtunnel launch RECIPE --on RIG --to FOLDER",
-        )
+    if nodes > 1:
+        _require_several(recipe, nodes)
     needed = SAVING_MARGIN * wish.save_seconds + 60
     notice = wish.notice if wish.notice is not None else max(LEAST_NOTICE, round(needed))
     limit = time_limit(options, wish.hours, notice)
@@ -175,6 +172,22 @@ def _problems(script: str) -> list[str]:
     for what, fix in read.problems:
         raise UserError(what.replace(str(file), "job.sbatch"), fix)
     return [f"warn: {text.replace(str(file), 'job.sbatch')}" for text in read.warnings]
+
+
+def _require_several(recipe: Recipe, nodes: int) -> None:
+    """Refuse a recipe that has no use for several nodes. Raises UserError."""
+    stages = [stage for stage in recipe.training if stage.kind == "rl"]
+    if not stages:
+        raise UserError(
+            f"{nodes} nodes: recipe {recipe.name} has no stage of kind rl, and the others train on one node",
+            "--on with one node; or for Megatron-Bridge: windtunnel launch RECIPE --on RIG --to FOLDER",
+        )
+    for stage in stages:
+        if getattr(stage, "placement", "ray") != "ray":
+            raise UserError(
+                f"{nodes} nodes: stages.{stage.name}.placement is not ray, so all would run on one",
+                f"--set stages.{stage.name}.placement=ray, or --on with one node",
+            )
 
 
 def _image(container: str | None) -> str | None:
