@@ -35,7 +35,7 @@ def launch_sky(
     from windtunnel.plan import make_plan, refuse
     from windtunnel.recipe import load_recipe
     from windtunnel.remote import Rented, require_credentials, start_command, write_job
-    from windtunnel.rig import parse_rig
+    from windtunnel.rig import parse_rig, spot_interruptions
 
     if recipe is None or on is None:
         raise UserError("a machine is rented for a recipe and a rig", f"windtunnel launch charlm --on 8xH100 --to {to}")
@@ -56,6 +56,9 @@ def launch_sky(
         "no known price" if plan.dollars is None else f"about ${plan.dollars:,.0f} of GPU time at ${rig.dollars_per_hour:,.2f}/h"
     )
     typer.echo(f"{loaded.name} on {rig.name}: {plan.hours:.1f} h, {cost} ({rig.price_note})", err=True)
+    if interruptions is None and spot and (known := spot_interruptions(on)) is not None:
+        interruptions, place = known
+        typer.echo(f"{interruptions:g} interruptions an hour by {place}", err=True)
     if interruptions is not None:
         typer.echo(_expected(plan, loaded.checkpoints.every.seconds, interruptions), err=True)
     if spot:

@@ -34,6 +34,7 @@ VERBS = {
     "stop": "Ask a run to save a checkpoint and end, and wait until it has.",
     "fetch-run": "Bring a copy of a run home from a mirror or another machine, also while it still trains there.",
     "runs": "List the runs under --root, the newest first.",
+    "prices": "List the prices that plans use, with their age; with --update bring them up to date from a file or an address.",
     "ledger": "Show what all runs have cost beside their plans, against budgets, and what stopping now would save.",
     "compare": "Show how the recipes of runs differ, what each reached and spent, best checkpoints, and losses on one picture.",
     "clean": "List prepared data in the cache, with size and age; with --older remove it.",

@@ -1,15 +1,19 @@
 """Rigs: what to train on. A catalog with dated prices, names such as '8xH100', and detection. No torch."""
 
-from .catalog import Catalog, gpu_names, instance_names, load_catalog, user_file
+from .catalog import Catalog, gpu_names, instance_names, load_catalog, prices_file, user_file
 from .detect import cpu_cores, detect_rig, measure_cpu_gflops
-from .parse import parse_rig
+from .parse import parse_rig, spot_interruptions
+from .prices import OLD_DAYS, Update, age_days, update_prices
 from .types import GPU, Price, Rig
 
 __all__ = [
     "GPU",
+    "OLD_DAYS",
     "Catalog",
     "Price",
     "Rig",
+    "Update",
+    "age_days",
     "cpu_cores",
     "detect_rig",
     "gpu_names",
@@ -17,5 +21,8 @@ __all__ = [
     "load_catalog",
     "measure_cpu_gflops",
     "parse_rig",
+    "prices_file",
+    "spot_interruptions",
+    "update_prices",
     "user_file",
 ]

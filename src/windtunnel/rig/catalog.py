@@ -34,6 +34,7 @@ class PriceEntry(_Section):
 
     on_demand: Range | None = None
     spot: Range | None = None
+    interruptions: Dollars | None = None  # of a spot machine, an hour
     date: Annotated[str, BeforeValidator(str)] = "undated"  # YAML reads 2026-07-01 as a date
     source: str = "user file"
 
@@ -46,7 +47,7 @@ class PriceEntry(_Section):
 
     def price(self) -> Price:
         """Return the plain value that other rooms use."""
-        return Price(_pair(self.on_demand), _pair(self.spot), self.date, self.source)
+        return Price(_pair(self.on_demand), _pair(self.spot), self.date, self.source, self.interruptions)
 
 
 class GPUEntry(_Section):
@@ -180,17 +181,27 @@ def user_file() -> Path | None:
     return path if path.is_file() else None
 
 
+def prices_file() -> Path:
+    """Return where prices brought up to date are kept: $WINDTUNNEL_PRICES, else prices.yaml in the configuration folder."""
+    named = os.environ.get("WINDTUNNEL_PRICES")
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
+    return Path(named).expanduser() if named else home / "windtunnel" / "prices.yaml"
+
+
 def load_catalog() -> Catalog:
-    """Return the shipped catalog with the user's file on top, key by key.
+    """Return the shipped catalog with prices brought up to date, and the user's file on top, key by key.
 
     Raises:
         UserError: names the user's file, the key and what was expected.
     """
-    path = user_file()
-    if path is None:
+    path, prices = user_file(), prices_file()
+    if path is None and not prices.is_file():
         return _shipped_catalog()
-    mine = _read(path)
     merged = {section: dict(entries) for section, entries in _shipped_data().items()} | {"here": {}}
+    _take_prices(merged, prices)
+    if path is None:
+        return _validate(merged, prices)
+    mine = _read(path)
     for section, entries in mine.items():
         if section not in merged:
             hint = difflib.get_close_matches(str(section), merged, n=1)
@@ -208,6 +219,16 @@ def load_catalog() -> Catalog:
             # `price` is replaced whole: the shipped date and source do not vouch for the user's numbers.
             merged[section][known] = merged[section].get(known, {}) | entry
     return _validate(merged, path)
+
+
+def _take_prices(merged: dict[str, Any], prices: Path) -> None:
+    """Put prices that were brought up to date in place of the shipped ones."""
+    data = _read(prices) if prices.is_file() else {}
+    for section in ("gpus", "instances"):
+        entries = data.get(section)
+        for name, price in entries.items() if isinstance(entries, dict) else ():
+            if name in merged[section]:  # of a GPU that this version does not know there is nothing but a price
+                merged[section][name] = merged[section][name] | {"price": price}
 
 
 def _known_name(name: str, entries: Iterable[str]) -> str:

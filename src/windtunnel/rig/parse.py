@@ -23,6 +23,19 @@ HOST_RAM_GIB_PER_GPU = 128.0
 _TIMES = r"\s*[x×*]\s*"
 
 
+def spot_interruptions(text: str) -> tuple[float, str] | None:
+    """Return how often an hour a spot machine of a rig's kind is taken away, and from where that is known; None: it is not.
+
+    Several GPUs or machines of one job are counted as one: a cloud takes a machine, and the rates are of machines.
+    """
+    catalog, rig = load_catalog(), parse_rig(text)
+    own = catalog.instances.get(rig.name)
+    entry = own.price if own and own.price else catalog.gpus[rig.gpu.name].price if rig.gpu else None
+    if entry is None or entry.interruptions is None:
+        return None
+    return rig.nodes * entry.interruptions, f"{entry.source}, {entry.date}"
+
+
 def parse_rig(text: str) -> Rig:
     """Return the rig a text names.
 
@@ -168,7 +181,7 @@ def _times(price: Price | None, count: int) -> Price | None:
     def scaled(span: tuple[float, float] | None) -> tuple[float, float] | None:
         return None if span is None else (span[0] * count, span[1] * count)
 
-    return Price(scaled(price.on_demand), scaled(price.spot), price.date, price.source)
+    return Price(scaled(price.on_demand), scaled(price.spot), price.date, price.source, price.interruptions)
 
 
 def _positive(count: int, text: str) -> None:

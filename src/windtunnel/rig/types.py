@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Price:
-    """Dollars per hour: ranges (low, high) with the date and source they were seen at."""
+    """Dollars per hour: ranges (low, high) with the date and source they were seen at.
+
+    `interruptions`: how often an hour a spot machine is taken away; None: not known.
+    """
 
     on_demand: tuple[float, float] | None
     spot: tuple[float, float] | None
     date: str
     source: str
+    interruptions: float | None = None
 
     def middle(self, kind: str = "on_demand") -> float | None:
         """Return the middle of the on_demand or spot range; None where none is known."""

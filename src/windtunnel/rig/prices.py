@@ -1,0 +1,232 @@
+"""Prices that the user brings up to date, from a file or an address: read, validated, and kept apart from the shipped ones.
+
+Two forms are read. One of our own, in YAML or JSON:
+
+    date: 2026-11-20
+    source: our contract
+    currency: EUR          # optional; then also what one of it is in dollars
+    dollars: 1.08
+    gpus: {H100: {on_demand: [2.10, 2.40], spot: 1.10, interruptions: 0.05}}
+    instances: {p5.48xlarge: {on_demand: 55.04}}
+
+And tables as SkyPilot publishes them for each provider (github.com/skypilot-org/skypilot-catalog, vms.csv).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import urllib.error
+import urllib.request
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from windtunnel.files import write_atomic
+from windtunnel.recipe import UserError
+
+from .catalog import Catalog, load_catalog, prices_file
+
+TIMEOUT = 30.0
+MOST_BYTES = 64 * 2**20
+OLD_DAYS = 180
+MOST_DOLLARS = 1000.0
+"""Of a GPU-hour: above it a price is rather a sum in cents or of a month."""
+# What SkyPilot calls GPUs that are called otherwise here: its A100 is the one with 40 GB.
+_SKYPILOT = {"a100": "A100-40", "a100-80gb": "A100-80", "h100-80gb-hbm3": "H100", "h100-sxm": "H100"}
+
+
+@dataclass(frozen=True)
+class Update:
+    """What an update brought. Attributes: gpus, instances: names that have a new price. unknown: names that are not ours."""
+
+    gpus: tuple[str, ...]
+    instances: tuple[str, ...]
+    unknown: tuple[str, ...]
+    path: Path
+
+
+def update_prices(source: str, *, region: str | None = None, today: date | None = None) -> Update:
+    """Read prices and keep them; those that are not in there stay as they were.
+
+    Args:
+        source: a file, or an http(s) address.
+        region: of a table, only rows of this region.
+        today: for tables, which have no date.
+
+    Raises:
+        UserError: it cannot be read, is none of the forms, or has a price that makes no sense; nothing is changed then.
+    """
+    text, catalog = _text(source), load_catalog()
+    if text.lstrip().startswith("InstanceType,"):
+        found, unknown = _table(text, source, catalog, region, today or datetime.now(UTC).date())
+    else:
+        if region is not None:
+            raise UserError(f"--region {region}: {source} has no regions", "leave it out")
+        found, unknown = _own(text, source, catalog)
+    if not found["gpus"] and not found["instances"]:
+        raise UserError(f"{source}: no price of a GPU or instance that the catalog has", "`windtunnel prices` lists their names")
+    path = prices_file()
+    kept: dict[str, dict[str, Any]] = {"gpus": {}, "instances": {}}
+    if path.exists():
+        kept |= yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    for section, entries in found.items():
+        kept[section] = {**kept.get(section, {}), **entries}
+    head = "# Written by `windtunnel prices --update`; your own rigs.yaml goes before it. Without this file: the shipped ones.\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, head + yaml.safe_dump(kept, sort_keys=True, allow_unicode=True))
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}", "set WINDTUNNEL_PRICES") from None
+    return Update(tuple(found["gpus"]), tuple(found["instances"]), tuple(sorted(unknown)), path)
+
+
+def age_days(told: str, *, today: date | None = None) -> int | None:
+    """Return how many days ago a price was seen; of a month or a year without its day, since its end; None: not told."""
+    parts = re.fullmatch(r"(\d{4})(?:-(\d{2}))?(?:-(\d{2}))?", told.strip())
+    if parts is None:
+        return None
+    year, month, day = int(parts[1]), int(parts[2] or 12), int(parts[3] or 0)
+    if not 1 <= month <= 12:
+        return None
+    try:
+        seen = date(year, month, day) if day else date(year + month // 12, month % 12 + 1, 1)
+    except ValueError:
+        return None
+    return max(0, ((today or datetime.now(UTC).date()) - seen).days)
+
+
+def _text(source: str) -> str:
+    try:
+        if source.startswith(("http://", "https://")):
+            with urllib.request.urlopen(source, timeout=TIMEOUT) as answer:
+                data = bytes(answer.read(MOST_BYTES + 1))
+        else:
+            with open(Path(source).expanduser(), "rb") as file:
+                data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise UserError(f"{source} is larger than {MOST_BYTES >> 20} MiB", "name a smaller table")
+        return data.decode("utf-8-sig")
+    except (OSError, ValueError, urllib.error.URLError) as error:
+        why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+        raise UserError(f"{source} cannot be read: {why}", "name a file, or an address that this machine reaches") from None
+
+
+def _own(text: str, source: str, catalog: Catalog) -> tuple[dict[str, dict[str, Any]], set[str]]:
+    """Read our own form."""
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{source}: neither YAML, JSON nor a table of SkyPilot's: {str(error).splitlines()[0]}") from None
+    if not isinstance(data, Mapping):
+        raise UserError(f"{source}: expected a mapping with date, source, gpus and instances, or a table of SkyPilot's")
+    strange = set(data) - {"date", "source", "currency", "dollars", "gpus", "instances"}
+    if strange:
+        raise UserError(
+            f"{source}: {sorted(map(str, strange))[0]}: unknown key", "date, source, currency, dollars, gpus, instances"
+        )
+    seen, rate = str(data.get("date", "")), _rate(data, source)
+    if age_days(seen) is None:
+        raise UserError(f"{source}: date: {seen or 'missing'}", "when these prices were seen, such as 2026-11-20")
+    found: dict[str, dict[str, Any]] = {"gpus": {}, "instances": {}}
+    unknown: set[str] = set()
+    for section, find in (("gpus", catalog.find_gpu), ("instances", catalog.find_instance)):
+        entries = data.get(section) or {}
+        if not isinstance(entries, Mapping):
+            raise UserError(f"{source}: {section}: expected a mapping of names, got {entries!r}")
+        for told, prices in entries.items():
+            name = find(str(told))
+            if name is None:
+                unknown.add(str(told))
+                continue
+            entry = _entry(prices, f"{source}: {section}.{told}", rate)
+            found[section][name] = {**entry, "date": seen, "source": str(data.get("source") or source)}
+    return found, unknown
+
+
+def _rate(data: Mapping[str, Any], source: str) -> float:
+    currency, rate = str(data.get("currency", "USD")).upper(), data.get("dollars", 1.0)
+    if not isinstance(rate, int | float) or isinstance(rate, bool) or not 1e-6 < rate < 1e6:
+        raise UserError(f"{source}: dollars: {rate!r}", "what one of the currency is in dollars, such as 1.08")
+    if currency != "USD" and "dollars" not in data:
+        raise UserError(f"{source}: prices in {currency}, and no rate", "add what one of it is in dollars: dollars: 1.08")
+    return float(rate)
+
+
+def _entry(prices: Any, where: str, rate: float) -> dict[str, Any]:
+    """Return a price's keys in dollars."""
+    if not isinstance(prices, Mapping) or not prices or set(prices) - {"on_demand", "spot", "interruptions"}:
+        raise UserError(f"{where}: {prices!r}", "expected {on_demand: 2.10 or [2.10, 2.40], spot: ..., interruptions: an hour}")
+    entry: dict[str, Any] = {}
+    for key, value in prices.items():
+        values = value if isinstance(value, list) else [value, value]
+        numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool) and 0 <= v < float("inf")]
+        if len(values) != 2 or numbers != values or values[0] > values[1]:
+            raise UserError(f"{where}.{key}: {value!r} is no price", "a number of at least 0, or [low, high]")
+        entry[key] = float(values[0]) if key == "interruptions" else [round(rate * v, 4) for v in values]
+    if ".gpus" in where or ": gpus." in where:
+        _sensible(entry, where)
+    return entry
+
+
+def _sensible(entry: Mapping[str, Any], where: str) -> None:
+    for kind in ("on_demand", "spot"):
+        if kind in entry and entry[kind][1] > MOST_DOLLARS:
+            raise UserError(f"{where}.{kind}: ${entry[kind][1]:,.2f} a GPU-hour", "dollars an hour of one GPU are expected")
+
+
+def _table(
+    text: str, source: str, catalog: Catalog, region: str | None, today: date
+) -> tuple[dict[str, dict[str, Any]], set[str]]:  # fmt: skip
+    """Read a table as SkyPilot publishes it: a GPU's price is its machine's over their number, its range that of the rows."""
+    rows = [row for row in csv.DictReader(io.StringIO(text)) if row.get("AcceleratorName")]
+    regions = sorted({row.get("Region") or "" for row in rows})
+    if region is not None:
+        rows = [row for row in rows if row.get("Region") == region]
+        if not rows:
+            raise UserError(f"--region {region}: {source} has none of that name", f"one of {', '.join(regions[:12])}")
+    seen: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: {"on_demand": [], "spot": []})
+    unknown: set[str] = set()
+    for row in rows:
+        told = str(row["AcceleratorName"])
+        gpu, instance = (
+            _SKYPILOT.get(told.lower()) or catalog.find_gpu(told),
+            catalog.find_instance(row.get("InstanceType") or ""),
+        )
+        if gpu is None:
+            unknown.add(told)
+            continue
+        count = _number(row.get("AcceleratorCount"))
+        for kind, column in (("on_demand", "Price"), ("spot", "SpotPrice")):
+            dollars = _number(row.get(column))
+            if dollars and count:
+                seen["gpus", gpu][kind].append(dollars / count)
+                if instance is not None:
+                    seen["instances", instance][kind].append(dollars)
+    found: dict[str, dict[str, Any]] = {"gpus": {}, "instances": {}}
+    where = f"{source.rpartition('/')[0].rpartition('/')[2] or source} ({region})" if region else source
+    for (section, name), kinds in seen.items():
+        entry: dict[str, Any] = {kind: _span(values) for kind, values in kinds.items() if values}
+        _sensible(entry if section == "gpus" else {}, f"{source}: {name}")
+        if entry:
+            found[section][name] = {**entry, "date": today.isoformat(), "source": where}
+    return found, unknown
+
+
+def _span(values: Iterable[float]) -> list[float]:
+    ordered = sorted(values)
+    return [round(ordered[0], 4), round(ordered[-1], 4)]
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if 0 < value < float("inf") else None

@@ -1,0 +1,120 @@
+"""Prices brought up to date: read in two forms, kept apart, refused whole when one makes no sense."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from windtunnel.cli.start import main
+from windtunnel.recipe import UserError
+from windtunnel.rig import age_days, parse_rig, prices_file, spot_interruptions, update_prices
+
+OWN = "{date: 2026-11-20, source: a contract, gpus: {H100 SXM: {on_demand: [2, 3], spot: 1, interruptions: 0.05}}}"
+TABLE = """InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice
+cpu,,,4.0,16.0,0.2,us-east-1,,
+gpu_8x_a100,A100,8.0,124.0,1800.0,10.32,us-east-1,"{'Gpus': [{'Name': 'A100'}]}",
+gpu_8x_a100,A100,8.0,124.0,1800.0,16.0,us-west-1,"{'Gpus': [{'Name': 'A100'}]}",
+8x_A100-80GB,A100-80GB,8.0,32.0,640.0,13.52,us-east-1,A100_80GB,7.12
+p5.48xlarge,H100,8.0,192.0,2048.0,55.04,us-east-1,"{'Gpus': []}",20.0
+8x_V100,NoSuchGPU,8.0,32.0,640.0,13.52,us-east-1,x,
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINDTUNNEL_PRICES", str(tmp_path / "kept" / "prices.yaml"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("WINDTUNNEL_RIGS", raising=False)
+
+
+def given(tmp_path: Path, text: str) -> str:
+    (tmp_path / "given").write_text(text)
+    return str(tmp_path / "given")
+
+
+def test_new_prices_are_in_plans_and_the_users_own_go_before_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = update_prices(given(tmp_path, OWN))
+    assert (done.gpus, done.unknown, done.path) == (("H100",), (), prices_file())
+    rig = parse_rig("8xH100")
+    assert rig.dollars_per_hour == 20.0
+    assert "a contract, 2026-11-20" in rig.price_note
+    assert spot_interruptions("2x(8xH100)") == (0.1, "a contract, 2026-11-20")
+    assert spot_interruptions("1xH200") is None
+    (tmp_path / "rigs.yaml").write_text("gpus: {H100: {price: {on_demand: [1, 1]}}}")
+    monkeypatch.setenv("WINDTUNNEL_RIGS", str(tmp_path / "rigs.yaml"))
+    assert parse_rig("8xH100").dollars_per_hour == 8.0
+
+
+def test_another_currency_needs_its_rate(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no rate"):
+        update_prices(given(tmp_path, "{date: 2026-11, currency: EUR, gpus: {H100: {on_demand: 2}}}"))
+    update_prices(given(tmp_path, "{date: 2026-11, currency: EUR, dollars: 1.5, gpus: {H100: {on_demand: 2}}}"))
+    assert parse_rig("1xH100").dollars_per_hour == 3.0
+
+
+def test_a_table_of_skypilot_is_a_range_over_its_machines(tmp_path: Path) -> None:
+    done = update_prices(given(tmp_path, TABLE), today=date(2026, 11, 23))
+    assert (set(done.gpus), done.instances, done.unknown) == ({"A100-40", "A100-80", "H100"}, ("p5.48xlarge",), ("NoSuchGPU",))
+    assert parse_rig("1xA100-40").dollars_per_hour == pytest.approx((1.29 + 2.0) / 2)
+    assert parse_rig("p5.48xlarge").dollars_per_hour == 55.04
+    update_prices(given(tmp_path, TABLE), region="us-west-1")
+    assert parse_rig("1xA100-40").dollars_per_hour == 2.0
+    assert parse_rig("1xA100-80").dollars_per_hour == 1.69  # of the first update
+    with pytest.raises(UserError, match="us-east-1, us-west-1"):
+        update_prices(given(tmp_path, TABLE), region="mars")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{", "{gpus: {H100: {on_demand: 2}}}", "{date: soon, gpus: {H100: {on_demand: 2}}}",
+     "{date: 2026-11, gpus: {H100: 2}}", "{date: 2026-11, gpus: {H100: {on_demand: -2}}}",
+     "{date: 2026-11, gpus: {H100: {on_demand: [3, 2]}}}", "{date: 2026-11, gpus: {H100: {on_demand: .nan}}}",
+     "{date: 2026-11, gpus: {H100: {on_demand: 5000}}}", "{date: 2026-11, gpus: {H100: {onDemand: 2}}}",
+     "{date: 2026-11, gpus: {NoGPU: {on_demand: 2}}}", "{date: 2026-11, prices: {}}", "\0\1"],
+)  # fmt: skip
+def test_what_makes_no_sense_changes_nothing(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UserError, match="given"):
+        update_prices(given(tmp_path, text))
+    assert not prices_file().exists()
+
+
+def test_an_address_is_read_or_named(tmp_path: Path) -> None:
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/prices" else 404)
+            self.end_headers()
+            self.wfile.write(OWN.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert update_prices(f"{url}/prices").gpus == ("H100",)
+        with pytest.raises(UserError, match="Not Found"):
+            update_prices(f"{url}/none")
+        server.shutdown()
+    with pytest.raises(UserError, match="cannot be read"):
+        update_prices(f"{url}/prices")
+
+
+def test_a_price_is_as_old_as_it_says() -> None:
+    today = date(2026, 11, 23)
+    days = [age_days(told, today=today) for told in ("2026-11-20", "2026-10", "2025", "2026", "undated", "2026-13")]
+    assert days == [3, 22, 326, 0, None, None]
+
+
+def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["prices", "--update", given(tmp_path, OWN), "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert (ended.value.code or 0, told["updated"]) == (0, ["H100"])
+    with pytest.raises(SystemExit) as ended:
+        main(["prices"])
+    assert "a contract" in capsys.readouterr().out
