@@ -44,7 +44,9 @@ def planned(*arguments: str) -> list[dict[str, Any]]:
 def test_several_rigs_are_one_ladder_with_a_total() -> None:
     done = plan("charlm", *LADDER)
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    ladder, _, beside = done.stdout.partition("the whole job on each rig")
+    assert all(f" {rig} " in beside for rig in ("g5.xlarge", "8xH100"))
+    lines = ladder.splitlines()
     assert "to 8xH100" in lines[0]
     assert [line.split()[0] for line in lines if line.strip().startswith(("cpu ", "gpu ", "node ", "total "))] == [
         "cpu", "gpu", "node", "total",

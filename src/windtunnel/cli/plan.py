@@ -13,7 +13,7 @@ from .options import DEFAULT_ROOT, JsonOption, RootOption, SetOption
 from .output import print_json, print_remarks, print_table
 
 if TYPE_CHECKING:
-    from windtunnel.plan import Job, Ladder, Opinion, Plan, Rung, StagedPlan
+    from windtunnel.plan import Job, Ladder, Opinion, Plan, Rung, SideBySide, StagedPlan
     from windtunnel.recipe import Recipe
     from windtunnel.rig import Rig
 
@@ -52,6 +52,12 @@ def plan(
         str | None,
         typer.Option("--calibration", metavar="FOLDER", help="Where corrections are kept; 'none' leaves them out."),
     ] = None,
+    hour_value: Annotated[
+        float | None,
+        typer.Option(
+            "--hour-value", metavar="DOLLARS", min=0, help="What an hour of waiting is worth: rigs are compared with it."
+        ),
+    ] = None,
     fit: Annotated[
         bool, typer.Option("--fit", help="Fit a scaling law over the RUNs, and say what loss the recipe's budget buys.")
     ] = False,
@@ -87,6 +93,7 @@ def plan(
     if stage is not None:
         loaded = stage_recipe(loaded, stage)
 
+    from windtunnel.plan import compare_rigs
     from windtunnel.rig import parse_rig
 
     rigs = [parse_rig(name) for name in on or [HERE]]
@@ -104,12 +111,16 @@ def plan(
     ladder, staged = _climb(loaded, rigs, from_here=len(rigs) > 1 and not json)
     opinion = _trace(one, rigs[-1], ladder.plan) if trace else None
     job = _job(loaded, rigs[-1], ladder, staged)
+    together = compare_rigs(loaded, rigs, hour_value) if len(rigs) > 1 or hour_value is not None else None
+    beside = {} if together is None else {"side_by_side": together.to_json()}
     if json:
         entries = [_entry(rung, opinion, staged, job) for rung in ladder.rungs]
+        entries[-1] |= beside
         noted = [{**entry, "notes": [*(text for _, text in contradictions), *entry.get("notes", ())]} for entry in entries]
         print_json([_finite(entry) for entry in noted])
     else:
         _print_ladder_or_plans(ladder, rigs, staged, job)
+        _print_rigs(together)
         if opinion is not None:
             title = f"{loaded.name} on {rigs[-1].name}: memory a rank, traced"
             print_table(title, ["", "planned", "traced", "off by"], opinion.rows())
@@ -224,6 +235,17 @@ def _print_stages(staged: StagedPlan, *, whole: bool, table: bool) -> None:
         print_table(f"{staged.recipe} on {staged.rig}: all stages", STAGE_COLUMNS, stage_rows(staged))
     if not whole:
         print_remarks(stage_remarks(staged))
+
+
+def _print_rigs(together: SideBySide | None) -> None:
+    if together is None:
+        return
+    from windtunnel.plan import RIG_COLUMNS
+
+    last = len(RIG_COLUMNS) - (together.hour_value is None)
+    rows = [row[:last] for row in together.rows()]
+    print_table(f"{together.recipe}: the whole job on each rig", RIG_COLUMNS[:last], rows, whole=("rig", "time", "cost"))
+    print_remarks(together.remarks())
 
 
 def _print_ladder(ladder: Ladder) -> None:

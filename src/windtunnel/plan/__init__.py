@@ -12,6 +12,7 @@ from .job import JOB_COLUMNS, Job, Step, plan_job
 from .ladder import COLUMNS, Ladder, Rung, climb, ladder_remarks, ladder_rows
 from .opinion import Opinion, second_opinion
 from .plan import make_plan, refuse, resolve, why_untrainable
+from .side_by_side import RIG_COLUMNS, SideBySide, compare_rigs
 from .stages import (
     STAGE_COLUMNS,
     PlannedStage,
@@ -35,6 +36,7 @@ __all__ = [
     "CALIBRATION_OFF",
     "COLUMNS",
     "JOB_COLUMNS",
+    "RIG_COLUMNS",
     "STAGE_COLUMNS",
     "Alternative",
     "Bought",
@@ -53,6 +55,7 @@ __all__ = [
     "PlannedStage",
     "Role",
     "Rung",
+    "SideBySide",
     "StagedPlan",
     "Step",
     "TrainedPoint",
@@ -60,6 +63,7 @@ __all__ = [
     "check_plot_path",
     "climb",
     "climb_stages",
+    "compare_rigs",
     "cost_svg",
     "count_text",
     "depth_warnings",
