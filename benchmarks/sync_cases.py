@@ -24,6 +24,7 @@ from windtunnel.rl import (
     WeightSender,
     measure_mismatch,
     offer_weights,
+    publish_base,
     publish_weights,
     send_weights,
 )
@@ -69,11 +70,17 @@ class Direct:
     Args:
         job, engine, dtype, canary: as of `Disk`.
         by: way of the bytes. workers: of the engine. limit: seconds for a bucket.
+        base: folder for the weights beside which adapters stand: the engine, not yet started, gets them from there, and
+            adapters alone are sent; None: all weights are.
     """
 
     def __init__(
-        self, job: HFJob, engine: EngineProcess, dtype: torch.dtype, canary: Tensor, by: Bytes, workers: int, limit: float
-    ) -> None:
+        self, job: HFJob, engine: EngineProcess, dtype: torch.dtype, canary: Tensor, by: Bytes, workers: int, limit: float,
+        base: Path | None = None,
+    ) -> None:  # fmt: skip
+        self._base = None if base is None else publish_base(job, Publisher(base, keep=1), dtype=dtype)
+        if self._base is not None:
+            engine.prepare({}, canary.size(1), self._base)
         self._job, self._engine, self._dtype, self._canary = job, engine, dtype, canary
         self._sender, self._workers = WeightSender(by, job.ranks.device, limit), workers
         self.join()
@@ -88,17 +95,17 @@ class Direct:
     def give(self, version: int) -> tuple[Receipt, dict[str, float]]:
         """See `Way`."""
         began = time.monotonic()
-        offer = offer_weights(self._job, version, dtype=self._dtype, canary=self._canary, compute=self._dtype)
+        offer = offer_weights(self._job, version, dtype=self._dtype, canary=self._canary, compute=self._dtype, base=self._base)
         offered = time.monotonic()
         with ThreadPoolExecutor(1) as pool:
-            receiving = pool.submit(self._engine.receive, version, offer.config, offer.canary)
+            receiving = pool.submit(self._engine.receive, version, offer.config, offer.canary, offer.adapter)
 
             def check() -> None:
                 if receiving.done() and receiving.exception() is not None:
                     raise EngineFailed(str(receiving.exception()))
 
             try:
-                sent = send_weights(self._job, self._sender, version, dtype=self._dtype, check=check)
+                sent = send_weights(self._job, self._sender, offer, dtype=self._dtype, check=check)
             except EngineFailed:
                 receiving.result()
                 raise

@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from windtunnel.rl.vllm_adapters import AdapterReceipts
 from windtunnel.rl.vllm_worker import Files, Named, WeightReceipts, placed
 
 FAULT = "WINDTUNNEL_FAULT"
@@ -116,6 +117,40 @@ def _take_others(worker: Any, path: str) -> None:
                         whole = opened.get_tensor(piece.source)
                     begin = (piece.columns[0] + width) % whole.shape[1]
                     parameter.copy_(whole[:, begin : begin + width])
+
+
+class FaultyAdapters(Faulty, AdapterReceipts):
+    """Takes adapters as the file of FAULT says."""
+
+    def windtunnel_receive_adapter(self, version: int, settings: dict[str, Any]) -> dict[str, Any]:
+        """Take adapters from the learner, wrongly."""
+        before = self.windtunnel_version
+        found = super().windtunnel_receive_adapter(version, settings)
+        if _fault() == "stale version":
+            self.windtunnel_version = before
+            return {**found, "version": before}
+        return found
+
+    def windtunnel_adapt(self, tensors: dict[str, Tensor], settings: dict[str, Any]) -> None:
+        """Have vLLM take adapters, or others."""
+        fault = _fault()
+        worker: Any = self
+        if fault in ("stale version", "old weights, new number"):
+            return
+        last = worker.rank == worker.parallel_config.world_size - 1
+        if fault == "dropped tensor":
+            tensors = {name: tensor for name, tensor in tensors.items() if "layers.1.mlp.down_proj" not in name}
+        elif fault == "half-updated shard" and last:
+            old: dict[str, Tensor] = self.windtunnel_before
+            tensors = {name: old[name] if "layers.1." in name else tensor for name, tensor in tensors.items()}
+        elif fault == "swapped ranks":
+            swapped = ("o_proj.lora_A.weight", "down_proj.lora_A.weight")
+            tensors = {
+                name: tensor.roll(tensor.shape[1] // 2, 1) if name.endswith(swapped) else tensor
+                for name, tensor in tensors.items()
+            }
+        self.windtunnel_before = tensors
+        super().windtunnel_adapt(tensors, settings)
 
 
 class Packed(Faulty):

@@ -41,6 +41,7 @@ from sync_cases import FAULTS, Answers, Direct, Disk, Way, as_json, compare_answ
 
 from windtunnel.recipe import LoRA
 from windtunnel.rl import EngineProcess, Serving
+from windtunnel.rl.transfer import Way as Bytes
 from windtunnel.rl.vllm_engine import VLLMSettings, require_vllm
 from windtunnel.train import HFJob, Ranks, build_hf
 
@@ -65,12 +66,13 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 PROMPT, NEW, TEMPERATURE = 32, 128, 0.9
 SLOW_SECONDS = 5.0
+WAYS = ["disk", "direct", "adapters"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
-    parser.add_argument("--ways", nargs="+", choices=["disk", "direct"], default=["disk", "direct"])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--engine", default="0", help="the engine's GPUs, each a rank; the learner has GPU 0")
     parser.add_argument("--syncs", type=int, default=5, help="timed syncs of each way")
     parser.add_argument("--disk-seconds", type=float, default=60.0, help="no more syncs by files begin after so many")
@@ -162,6 +164,9 @@ def _measure(name: str, given: argparse.Namespace, report: Report, folder: Path)
 
     fault, answers = folder / "fault", Answers()
     fault.write_text("none")
+    by: Bytes = "gloo" if given.cpu else "ipc" if "0" in given.engine.split(",") else "nccl"
+    if lora is not None and "adapters" in given.ways:
+        _adapters(name, given, report, folder, job, canary, learn, fault, prompts, by, lora.rank)
     with _engine(given, dtype, folder, fault, answers, report) as engine:
         versions = itertools.count(1)
         disk = Disk(job, engine, folder / "published", dtype, canary)
@@ -172,7 +177,6 @@ def _measure(name: str, given: argparse.Namespace, report: Report, folder: Path)
         )
         ways: dict[str, Way] = {}
         if "direct" in given.ways:
-            by = "gloo" if given.cpu else "ipc" if "0" in given.engine.split(",") else "nccl"
             ways["direct"] = Direct(job, engine, dtype, canary, by, _ranks(given), given.seconds)
         if "disk" in given.ways:
             ways["disk"] = disk
@@ -192,6 +196,27 @@ def _measure(name: str, given: argparse.Namespace, report: Report, folder: Path)
                 way.give(version)
                 found = compare_answers(engine, job, answers, version, prompts, NEW, TEMPERATURE)
                 report.say(f"{place}/afterwards", found)
+
+
+def _adapters(
+    name: str, given: argparse.Namespace, report: Report, folder: Path, job: HFJob, canary: torch.Tensor, learn: Any, fault: Path,
+    prompts: list[list[int]], by: Bytes, rank: int,
+) -> None:  # fmt: skip
+    """Adapters alone, to an engine that has the weights beside them."""
+    answers, place, dtype = Answers(), f"{name}/adapters", torch.float32 if given.cpu else torch.bfloat16
+    with _engine(given, dtype, folder, fault, answers, report, "FaultyAdapters", rank) as engine:
+        began = time.monotonic()
+        way = Direct(job, engine, dtype, canary, by, _ranks(given), given.seconds, folder / "base")
+        report.say(f"{place}/start", {"until it answers": round(time.monotonic() - began, 1), **_memory()})
+        versions = itertools.count(1)
+        _syncs(place, way, versions, learn, given.syncs, given.disk_seconds, report)
+        learn()
+        version = next(versions)
+        way.give(version)
+        report.say(f"{place}/answers", compare_answers(engine, job, answers, version, prompts, NEW, TEMPERATURE))
+        for one in [] if given.no_faults else [one for one in FAULTS if one != "swapped ranks" or _ranks(given) > 1]:
+            report.say(f"{place}/faults/{one}", give_faults(way, versions, learn, fault, [one])[one])
+    shutil.rmtree(folder / "base")
 
 
 def _syncs(place: str, way: Way, versions: Iterator[int], learn: Any, count: int, most: float, report: Report) -> float:
@@ -225,14 +250,15 @@ def _syncs(place: str, way: Way, versions: Iterator[int], learn: Any, count: int
 
 @contextlib.contextmanager
 def _engine(
-    given: argparse.Namespace, dtype: torch.dtype, folder: Path, fault: Path, answers: Answers, report: Report
-) -> Iterator[EngineProcess]:
+    given: argparse.Namespace, dtype: torch.dtype, folder: Path, fault: Path, answers: Answers, report: Report,
+    worker: str = "Faulty", rank: int = 0,
+) -> Iterator[EngineProcess]:  # fmt: skip
     """vLLM in a process of its own, as `stages.rl.engine: vllm` starts it, on the learner's GPU."""
     os.environ["WINDTUNNEL_FAULT"] = str(fault)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     devices = None if given.cpu else given.engine
     log = given.to.with_suffix(".vllm.log")
-    settings = VLLMSettings(_ranks(given), given.memory, devices, log, "vllm_faults.Faulty", require_vllm())
+    settings = VLLMSettings(_ranks(given), given.memory, devices, log, f"vllm_faults.{worker}", require_vllm(), rank)
     engine = EngineProcess(
         dtype, "cpu" if given.cpu else "cuda:0", serving=Serving(given.prompts, PROMPT + NEW, (1,)), vllm=settings,
         answered=answers.take, limit=given.seconds,

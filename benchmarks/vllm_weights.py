@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from sync_cases import FAULTS, Answers, Direct, Disk, as_json, compare_answers, give_faults, refusal
 
+from windtunnel.recipe import LoRA
 from windtunnel.rl import EngineProcess, Serving, measure_mismatch, score
 from windtunnel.rl.vllm_engine import VLLMSettings, require_vllm
 from windtunnel.train import HFJob, Ranks, build_hf
@@ -35,7 +36,7 @@ CONFIG: dict[str, Any] = {
 CANARY = torch.randint(2, 128, (4, 48), generator=torch.Generator().manual_seed(3))
 PROMPTS = [tuple(row[:6].tolist()) for row in CANARY]
 TEMPERATURE, NEW = 0.7, 24
-LIMIT = 500.0
+LIMIT, RANK = 500.0, 4
 
 
 def main() -> None:
@@ -47,7 +48,7 @@ def main() -> None:
     python = require_vllm()
     found: dict[str, Any] = {}
     for tensor in given.tensor:
-        for name, worker in (("", "Faulty"), (", packed copies", "Packed")):
+        for name, worker in (("", "Faulty"), (", packed copies", "Packed"), (", adapters apart", "FaultyAdapters")):
             found[f"tensor {tensor}{name}"] = _measure(tensor, python, worker)
             print(json.dumps(found, indent=1), flush=True)
     asked = "import vllm, torch; print(vllm.__version__, torch.__version__)"
@@ -68,12 +69,15 @@ def _measure(tensor: int, python: str, worker: str) -> dict[str, Any]:
         fault.write_text("none")
         os.environ["WINDTUNNEL_FAULT"] = str(fault)
         os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-        settings = VLLMSettings(tensor, 0.5, None, folder / "vllm.log", f"vllm_faults.{worker}", python)
-        job, answers = _learner(), Answers()
+        lora = LoRA(rank=RANK) if worker == "FaultyAdapters" else None
+        settings = VLLMSettings(tensor, 0.5, None, folder / "vllm.log", f"vllm_faults.{worker}", python, RANK if lora else 0)
+        job, answers = _learner(lora), Answers()
         try:
             with EngineProcess(
                 torch.float32, serving=Serving(8, 128, (1,)), vllm=settings, answered=answers.take, limit=LIMIT
             ) as engine:
+                if lora is not None:
+                    return _adapters(engine, job, folder / "base", fault, answers, tensor)
                 return _cases(engine, job, folder / "published", fault, answers, tensor, worker == "Packed")
         except BaseException:
             print((folder / "vllm.log").read_text(errors="replace")[-6000:])
@@ -112,15 +116,34 @@ def _cases(
     return found
 
 
+def _adapters(engine: EngineProcess, job: HFJob, folder: Path, fault: Path, answers: Answers, tensor: int) -> dict[str, Any]:
+    """Return what adapters show that are sent alone to an engine that has the weights beside them."""
+    versions = itertools.count(1)
+    way = Direct(job, engine, torch.float32, CANARY, "gloo", tensor, LIMIT, folder)
+    found: dict[str, Any] = {}
+    for name in ("first", "sync"):
+        _train(job)
+        version = next(versions)
+        found[name] = as_json(*way.give(version))
+    found["weights beside them"] = sum(file.stat().st_size for file in folder.glob("*/*.safetensors"))
+    found["answers"] = _sampled(engine, job, answers, version)
+    names = [fault for fault in FAULTS if tensor > 1 or fault != "swapped ranks"]
+    found["faults"] = give_faults(way, versions, lambda: _train(job), fault, names)
+    version = next(versions)
+    way.give(version)
+    found["afterwards"] = _sampled(engine, job, answers, version)
+    return found
+
+
 def _sampled(engine: EngineProcess, job: HFJob, answers: Answers, version: int) -> dict[str, Any]:
     found = compare_answers(engine, job, answers, version, PROMPTS, NEW, TEMPERATURE)
     assert found["mean"] < 1e-4, found
     return {key: value for key, value in found.items() if key != "tokens/s"}
 
 
-def _learner() -> HFJob:
+def _learner(lora: LoRA | None) -> HFJob:
     job = build_hf(
-        CONFIG, lora=None, weights="bf16", master=True, states="fp32", recompute="none", compile=False, shard="full",
+        CONFIG, lora=lora, weights="bf16", master=True, states="fp32", recompute="none", compile=False, shard="full",
         ranks=Ranks(0, 1, torch.device("cpu"), None), sequence=64, seed=7, compute=torch.float32,
     )  # fmt: skip
     draw = torch.Generator().manual_seed(9)

@@ -39,12 +39,13 @@ def _one_thread() -> None:
 
 @pytest.mark.parametrize(
     ("sets", "way"),
-    [((), BESIDE), (ADAPTER, BESIDE), ((), DIRECT), (ADAPTER, DIRECT)],
+    [((), BESIDE), (ADAPTER, BESIDE), ((), DIRECT), (ADAPTER, DIRECT), (ADAPTER, "stages.rl.engine_adapter=apart")],
     ids=[
         "one update",
         "adapter, two updates, reference, temperature",
         "one update, directly",
         "adapter, two updates, reference, temperature, directly",
+        "adapter, two updates, reference, temperature, apart",
     ],
 )
 def test_an_engine_beside_gives_the_run_that_is_sampled_in_turn(
@@ -69,9 +70,10 @@ def test_an_engine_beside_gives_the_run_that_is_sampled_in_turn(
     assert not (beside / "weights").exists()
 
 
-def test_two_learners_have_an_engine_each(tmp_path: Path) -> None:
-    """Each engine takes what both learners published together, and answers a round ahead."""
-    folder = new_run(tmp_path, "budget.steps=2", BESIDE, "stages.rl.engines=2", "stages.rl.overlap=1", "stages.rl.answers=null")
+@pytest.mark.parametrize(("way", "staleness"), [("stages.rl.overlap=1", {1: 0.0, 2: 1.0}), (DIRECT, {1: 0.0, 2: 0.0})])
+def test_two_learners_have_an_engine_each(tmp_path: Path, way: str, staleness: dict[int, float]) -> None:
+    """Each engine takes what both publish together, and answers a round ahead; or what both gather and its own learner sends."""
+    folder = new_run(tmp_path, "budget.steps=2", BESIDE, "stages.rl.engines=2", way, "stages.rl.answers=null")
     with RunFolder.open(folder) as run:
         run.lock()
         plan = run.manifest["plan"]
@@ -80,7 +82,7 @@ def test_two_learners_have_an_engine_each(tmp_path: Path) -> None:
     with (tmp_path / "output").open("w") as output:
         run_ranks(folder, 2, as_json=False, output=output)
     assert RunFolder.open(folder).manifest["exit_code"] == 0
-    assert series(folder, "staleness") == {1: 0.0, 2: 1.0}
+    assert series(folder, "staleness") == staleness
     assert series(folder, "mismatch_largest")[1] < 1e-3
     assert set(series(folder, "learned").values()) == {16.0}
     assert max(series(folder, "canary").values()) < 1e-5

@@ -24,6 +24,7 @@ from windtunnel.rl import (
     Receipt,
     WeightSender,
     offer_weights,
+    publish_base,
     send_weights,
 )
 from windtunnel.rl import send as sending
@@ -50,14 +51,14 @@ def offered(job: HFJob, version: int) -> Offer:
 def sent(job: HFJob, sender: WeightSender, engine: EngineProcess, offer: Offer) -> Receipt:
     """Send a version; what the engine says, or why it could not be sent."""
     with ThreadPoolExecutor(1) as pool:
-        receiving = pool.submit(engine.receive, offer.version, offer.config, offer.canary)
+        receiving = pool.submit(engine.receive, offer.version, offer.config, offer.canary, offer.adapter)
 
         def check() -> None:
             if receiving.done() and receiving.exception() is not None:
                 raise EngineFailed(str(receiving.exception()))
 
         try:
-            send_weights(job, sender, offer.version, dtype=torch.float32, check=check)
+            send_weights(job, sender, offer, dtype=torch.float32, check=check)
         except EngineFailed:
             receiving.result()
             raise
@@ -83,6 +84,20 @@ def test_an_engine_computes_what_the_learner_does_after_every_update(
         other = engine.load(publish(job, Publisher(tmp_path), 6), 6)  # what files bring is the same, bit for bit
         assert other.tensors == receipt.tensors
         assert torch.equal(engine.score(CANARY).log_probabilities, found.log_probabilities)
+
+
+def test_adapters_alone_make_the_engine_compute_what_the_learner_does(tmp_path: Path) -> None:
+    with learner(adapter=True) as job, linked() as (sender, engine):
+        base = publish_base(job, Publisher(tmp_path), dtype=torch.float32)
+        for version in (1, 2):
+            train(job)
+            offer = offer_weights(job, version, dtype=torch.float32, canary=CANARY, compute=torch.float32, base=base)
+            engine.prepare(offer.config, offer.tokens, offer.base)
+            receipt = sent(job, sender, engine, offer)
+            assert receipt.canary is not None
+            assert receipt.canary.largest < 1e-5
+        trained = [p for p in job.network.parameters() if p.requires_grad]
+        assert (receipt.tensors, receipt.bytes) == (len(trained), sum(4 * p.numel() for p in trained))
 
 
 Damage = Callable[[Iterator[dict[str, Tensor]]], Iterator[dict[str, Tensor]]]

@@ -27,7 +27,7 @@ VLLM_VERSIONS = ">=0.25.1,<0.33"
 class AsyncEngine(Protocol):
     """What is used of vllm.v1.engine.async_llm.AsyncLLM."""
 
-    def generate(self, prompt: Any, sampling_params: Any, request_id: str) -> AsyncGenerator[Any, None]:
+    def generate(self, prompt: Any, sampling_params: Any, request_id: str, **more: Any) -> AsyncGenerator[Any, None]:
         """Yield RequestOutputs; closing it early aborts the request."""
 
     def shutdown(self) -> None:
@@ -48,6 +48,9 @@ class VLLMGenerator:
         context: most tokens of a sequence.
         slots: sequences that are decoded together.
         queue: sequences that may wait.
+
+    Attributes:
+        adapter: vLLM's LoRARequest for all that is asked from now on; None: the model by itself.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class VLLMGenerator:
         self.text, self.context, self.vocab = text, context, text.vocab
         self.slots, self.queue, self.weights_version = slots, queue, 0
         self.stats = Stats()
+        self.adapter: Any = None
         self._make, self._params = make, params
         self._engine: AsyncEngine | None = None
         self._open: set[Ticket] = set()
@@ -176,6 +180,7 @@ class VLLMGenerator:
             {"prompt_token_ids": list(job.prompt)},
             self._params(**sampling_keywords(job, self.text.ends)),
             f"windtunnel-{next(self._names)}",
+            **({} if self.adapter is None else {"lora_request": self.adapter}),
         )
         self.stats.prompt_tokens += len(job.prompt)
         async with contextlib.aclosing(outputs):

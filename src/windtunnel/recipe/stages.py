@@ -256,6 +256,11 @@ class GRPO(TrainingStage):
     engine_tensor: int | None = Field(None, ge=1, description="GPUs that share one engine's weights; null: the fewest that do")
     engine_memory: float = Field(0.9, gt=0, lt=1, description="share of an engine's GPU for weights and KV cache")
     engine_weights: Literal["bf16", "fp8"] = Field("bf16", description="how engines hold the policy")
+    engine_adapter: Literal["merged", "apart"] = Field(
+        "merged",
+        description="how engines hold model.adapter: merged into weights, which all are sent; or apart, beside weights that they "
+        "get once, and then it alone is sent",
+    )
     sync: Literal["auto", "disk", "direct"] = Field(
         "auto",
         description="how engines get weights: by files, or directly into their memory (NCCL, CUDA IPC, on a CPU gloo); auto: "
@@ -288,6 +293,11 @@ class GRPO(TrainingStage):
 
     @model_validator(mode="after")
     def _consistent(self) -> GRPO:
+        if self.engine_adapter == "apart" and (self.sync == "disk" or self.overlap or self.engine == "in-turn"):
+            raise ValueError(
+                "engine_adapter: apart is for engines that get weights directly; fix: engine_adapter: merged, or sync: direct, "
+                "overlap: 0 and engine: transformers or vllm"
+            )
         if self.sync == "direct" and self.overlap:
             raise ValueError("sync: direct leaves no weights on the disk for rounds ahead; fix: sync: disk, or overlap: 0")
         if self.kl and not self.reference:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .rollouts import Collector, Round, Sample
     from .send import Sent, WeightSender
     from .snapshot import Publisher, WeightSnapshot, newest_snapshot, open_snapshot
-    from .sync import Offer, offer_weights, publish_weights, require_fresh, send_weights
+    from .sync import Offer, offer_weights, publish_base, publish_weights, require_fresh, send_weights
     from .transfer import Invitation
 
 __all__ = [
@@ -71,6 +71,7 @@ __all__ = [
     "offer_weights",
     "open_snapshot",
     "pack",
+    "publish_base",
     "publish_weights",
     "require_fresh",
     "right_answers",

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from windtunnel.generate import Engine as Generation
 from windtunnel.generate import HFDecoder, Job, NoText, Ticket
+from windtunnel.model import merge_adapter
 
 from .canary import Canary
 from .errors import BrokenSnapshot, StaleWeights
@@ -28,6 +29,7 @@ from .receive import WeightReceiver
 from .snapshot import WeightSnapshot, open_snapshot
 from .transfer import Invitation
 
+A, B, PREFIX = ".lora_A.weight", ".lora_B.weight", "base_model.model."
 NOTHING = -1
 """The version of an engine that has loaded none."""
 
@@ -90,6 +92,7 @@ class Engine:
         self._model: PreTrainedModel | None = None
         self._generation: Generation | None = None
         self._receiver: WeightReceiver | None = None
+        self._base: dict[str, Tensor] = {}
         self.version = NOTHING
 
     def load(self, path: Path, version: int) -> Receipt:
@@ -111,26 +114,36 @@ class Engine:
         size = sum(written.bytes for written in snapshot.files.values())
         return Receipt(version, len(snapshot.tensors), size, found, time.monotonic() - began)
 
-    def prepare(self, config: dict[str, Any], tokens: int) -> None:
-        """Be ready to join: here there is nothing to do, a model is made when its weights are there.
+    def prepare(self, config: dict[str, Any], tokens: int, base: Path | None = None) -> None:
+        """Be ready to join; a model is made when its weights are there.
 
         Args:
             config: of config.json.
             tokens: of the longest sequence that will be scored.
+            base: folder of the weights beside which adapters will stand, version 0; None: all weights will be received.
+
+        Raises:
+            StaleWeights, BrokenSnapshot: the folder is not that version, or not whole.
         """
+        if base is not None and not self._base:
+            opened(base, 0)
+            self._base = {name: tensor for file in sorted(base.glob("*.safetensors")) for name, tensor in load_file(file).items()}
 
     def join(self, invitation: Invitation) -> None:
         """Join a learner's group, to receive weights from it. Raises RuntimeError where it cannot be reached in time."""
         self._receiver = None
         self._receiver = WeightReceiver(invitation, 0, torch.device("cpu" if invitation.way == "gloo" else self._device))
 
-    def receive(self, version: int, config: dict[str, Any], canary: dict[str, Any] | None) -> Receipt:
+    def receive(
+        self, version: int, config: dict[str, Any], canary: dict[str, Any] | None, adapter: dict[str, Any] | None = None
+    ) -> Receipt:
         """Take a version from the learner that was joined. Until all of it has been proven good, the engine keeps what it has.
 
         Args:
             version: that the learner sends.
             config: of config.json.
             canary: as `Canary.as_json` gives it.
+            adapter: of adapter_config.json, where adapters come for the weights that it was prepared with.
 
         Raises:
             BrokenSnapshot: what came is not what was sent, not the model's, or the canary is scored otherwise.
@@ -139,6 +152,7 @@ class Engine:
         began, of = time.monotonic(), f"version {version}"
         assert self._receiver is not None
         weights = {name: tensor for bucket in self._receiver.receive(version) for name, tensor in bucket}
+        weights = weights if adapter is None else self._adapted(of, weights, adapter)
         dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in weights.items()}
         kind, settings = getattr(transformers, config["architectures"][0]), AutoConfig.for_model(**config)
         model = self._build(of, dtypes, kind, pretrained_model_name_or_path=None, config=settings, state_dict=weights)
@@ -200,6 +214,17 @@ class Engine:
         if self._model is None:
             raise StaleWeights("the engine has no weights yet")
         return self._model
+
+    def _adapted(self, of: str, adapters: dict[str, Tensor], settings: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the weights with adapters merged. Raises BrokenSnapshot."""
+        found, scale = dict(self._base), settings["lora_alpha"] / settings["r"]
+        layers = {name.removesuffix(A) for name in adapters if name.endswith(A)}
+        for layer in sorted(layers | {name.removesuffix(B) for name in adapters if name.endswith(B)}):
+            name = f"{layer.removeprefix(PREFIX)}.weight"
+            if name not in found or f"{layer}{A}" not in adapters or f"{layer}{B}" not in adapters:
+                raise BrokenSnapshot(f"{of}: {layer} is not an adapter of two matrices beside one of the weights")
+            found[name] = merge_adapter(found[name], adapters[f"{layer}{A}"], adapters[f"{layer}{B}"], scale).to(self._dtype)
+        return found
 
     def _build(self, of: str, dtypes: dict[str, str], kind: Any = AutoModelForCausalLM, **source: Any) -> PreTrainedModel:
         """Return a model from what `from_pretrained` takes; `dtypes`: of the tensors there. Raises BrokenSnapshot."""

@@ -105,17 +105,19 @@ class EngineProcess:
             raise StaleWeights(f"asked to load version {version} of the weights, the engine has version {receipt.version}")
         return receipt
 
-    def prepare(self, config: dict[str, Any], tokens: int) -> None:
+    def prepare(self, config: dict[str, Any], tokens: int, base: Path | None = None) -> None:
         """See `Engine.prepare`."""
-        self._ask("prepare", config, tokens)
+        self._ask("prepare", config, tokens, base)
 
     def join(self, invitation: Invitation) -> None:
         """See `Engine.join`."""
         self._ask("join", invitation)
 
-    def receive(self, version: int, config: dict[str, Any], canary: dict[str, Any] | None) -> Receipt:
+    def receive(
+        self, version: int, config: dict[str, Any], canary: dict[str, Any] | None, adapter: dict[str, Any] | None = None
+    ) -> Receipt:
         """See `Engine.receive`. The receipt's version is that which was asked for, or this raises."""
-        receipt: Receipt = self._ask("receive", version, config, canary)
+        receipt: Receipt = self._ask("receive", version, config, canary, adapter)
         if receipt.version != version:
             raise StaleWeights(f"asked to receive version {version} of the weights, the engine has version {receipt.version}")
         return receipt

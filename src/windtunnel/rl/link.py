@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Protocol
 
 from .engine import Receipt
@@ -17,13 +18,15 @@ from .transfer import Invitation
 class Receiving(Protocol):
     """What is used of an engine's process."""
 
-    def prepare(self, config: dict[str, Any], tokens: int) -> None:
+    def prepare(self, config: dict[str, Any], tokens: int, base: Path | None) -> None:
         """See `Engine.prepare`."""
 
     def join(self, invitation: Invitation) -> None:
         """See `Engine.join`."""
 
-    def receive(self, version: int, config: dict[str, Any], canary: dict[str, Any] | None) -> Receipt:
+    def receive(
+        self, version: int, config: dict[str, Any], canary: dict[str, Any] | None, adapter: dict[str, Any] | None
+    ) -> Receipt:
         """See `Engine.receive`."""
 
 
@@ -78,7 +81,7 @@ class Link:
 
     def again(self, offer: Offer, engine: Receiving) -> Receipt:
         """Have one engine receive the version that was sent last, from this host's memory."""
-        engine.prepare(offer.config, offer.tokens)
+        engine.prepare(offer.config, offer.tokens, offer.base)
         with self._alone, ThreadPoolExecutor(1) as pool:
             assert self._held.version == offer.version
             self._joined = []
@@ -94,7 +97,7 @@ class Link:
 
     def _prepare(self, offer: Offer, engine: Receiving) -> None:
         if engine not in self._joined:
-            engine.prepare(offer.config, offer.tokens)
+            engine.prepare(offer.config, offer.tokens, offer.base)
 
     def _invited(self, engines: Sequence[Receiving]) -> Sequence[Invitation | None]:
         """Return what each engine is to join; None: it is in the group that there is."""
@@ -106,7 +109,7 @@ class Link:
 def _received(offer: Offer, engine: Receiving, invitation: Invitation | None) -> Receipt:
     if invitation is not None:
         engine.join(invitation)
-    return engine.receive(offer.version, offer.config, offer.canary)
+    return engine.receive(offer.version, offer.config, offer.canary, offer.adapter)
 
 
 def _check(receiving: Sequence[Future[Receipt]]) -> None:

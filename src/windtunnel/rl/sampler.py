@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from windtunnel.generate import Engine as Generation
 from windtunnel.generate import Generator, HFDecoder, WholeText
 from windtunnel.recipe import GRPO, UserError
-from windtunnel.train import COMPUTE, HFEngine, Ranks, plain_model, training_undisturbed, vocabulary_of
+from windtunnel.train import COMPUTE, HFEngine, Ranks, adapter_settings, plain_model, training_undisturbed, vocabulary_of
 
 from .engine import Receipt, Serving
 from .engine_process import EngineProcess, Told
@@ -21,12 +22,13 @@ from .engines import Engines
 from .link import Link
 from .send import Held, WeightSender
 from .snapshot import Publisher, version_folder
-from .sync import offer_weights, publish_weights, send_weights
+from .sync import offer_weights, publish_base, publish_weights, send_weights
 from .transfer import Way
 from .vllm_engine import VLLMSettings, require_vllm
 
 MOST_SLOTS = 256
 """Answers written together by one model."""
+BASE = "base"
 CANARIES, CANARY_TOKENS, CANARY_SEED = 4, 64, 211
 
 
@@ -99,6 +101,9 @@ class Beside:
         self._dtype = COMPUTE[inner.layout.precision]
         way = _way(stage, ranks)
         by_files = ranks.first and way is None
+        self._apart = folder / BASE if stage.engine_adapter == "apart" else None
+        self._base: Path | None = None
+        rank = 0 if self._apart is None else int(adapter_settings(inner.job)["r"])
         self._publisher = Publisher(folder, keep=2 + stage.overlap, empty=not stage.overlap) if by_files else None
         count = (stage.engines or ranks.world) // ranks.world
         slots = -(-_slots(stage, ranks) // count)
@@ -117,7 +122,7 @@ class Beside:
             if vllm:
                 log = folder.parent / "logs" / f"engine-{ranks.rank}-{number}.log"
                 devices = None if gpus is None else ",".join(str(gpu) for gpu in gpus)
-                settings = VLLMSettings(tensor, stage.engine_memory, devices, log, python=python)
+                settings = VLLMSettings(tensor, stage.engine_memory, devices, log, python=python, adapter_rank=rank)
             return EngineProcess(
                 self._dtype, "cpu" if gpus is None else f"cuda:{gpus[0]}", limit=stage.engine_seconds, serving=serving,
                 answered=answered, ended=ended, vllm=settings,
@@ -161,11 +166,14 @@ class Beside:
         """Have the engines of all ranks receive the weights as they are now. All ranks call it together. What it showed."""
         began, before, job = time.monotonic(), self.engines.restarts, self._inner.job
         version = job.optimizer.steps
-        offer = offer_weights(job, version, dtype=self._dtype, canary=self._canary, compute=self._dtype)
+        if self._apart is not None and self._base is None:
+            path = publish_base(job, Publisher(self._apart, keep=1) if self._ranks.first else None, dtype=self._dtype)
+            self._base = Path(self._ranks.share(None if path is None else str(path)))
+        offer = offer_weights(job, version, dtype=self._dtype, canary=self._canary, compute=self._dtype, base=self._base)
         offered = time.monotonic()
 
         def send(sender: WeightSender, held: Held, check: Callable[[], None]) -> None:
-            send_weights(job, sender, version, dtype=self._dtype, check=check, held=held)
+            send_weights(job, sender, offer, dtype=self._dtype, check=check, held=held)
 
         receipts = self.engines.receive(link, offer, send)
         return self._shown(receipts, offered - began, time.monotonic() - offered, before)
@@ -206,12 +214,14 @@ class Beside:
         self.engines.close()
         if self._publisher is not None:
             self._publisher.keep_only(self._kept)
+        if self._apart is not None and self._ranks.first:
+            shutil.rmtree(self._apart, ignore_errors=True)
 
 
 def _way(stage: GRPO, ranks: Ranks) -> Way | None:
     """Return how weights go to engines directly; None: by the disk."""
     cpu = ranks.device.type == "cpu"
-    if stage.sync == "disk" or stage.overlap or (stage.sync == "auto" and cpu):
+    if stage.sync == "disk" or stage.overlap or (stage.sync == "auto" and cpu and stage.engine_adapter == "merged"):
         return None
     return "gloo" if cpu else "nccl"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from windtunnel.train import HFJob, hub_buckets, hub_config, hub_weights
+from windtunnel.train import HFJob, adapter_settings, adapter_tensors, hub_buckets, hub_config, hub_weights
 
-from .canary import make_canary
+from .canary import Canary, make_canary
 from .errors import StaleWeights
 from .send import Held, Sent, WeightSender, nothing
 from .snapshot import Publisher
@@ -39,7 +39,18 @@ def publish_weights(
     """
     assert (publisher is not None) == job.ranks.first
     scored = make_canary(job, canary, _lesser(dtype, compute))
-    weights = hub_weights(job, dtype)
+    return _published(job, publisher, version, hub_weights(job, dtype), dtype, scored)
+
+
+def publish_base(job: HFJob, publisher: Publisher | None, *, dtype: torch.dtype) -> Path | None:
+    """Publish the weights beside which adapters stand, as version 0, without a canary; see `publish_weights`."""
+    return _published(job, publisher, 0, hub_weights(job, dtype, adapters=False), dtype, None)
+
+
+def _published(
+    job: HFJob, publisher: Publisher | None, version: int, weights: Iterator[tuple[str, Tensor]], dtype: torch.dtype,
+    scored: Canary | None,
+) -> Path | None:  # fmt: skip
     path, cause = None, None
     if publisher is None:
         _drain(weights)
@@ -57,11 +68,19 @@ def publish_weights(
 
 @dataclass(frozen=True)
 class Offer:
-    """A version that engines are to receive: updates behind it, its config.json, and a canary as JSON; see `Engine.receive`."""
+    """A version that engines are to receive; see `Engine.receive`.
+
+    Attributes:
+        version: updates behind it. config: of config.json. canary: as JSON.
+        adapter: of adapter_config.json, where adapters alone are sent; None: all weights are.
+        base: the folder with the weights beside them.
+    """
 
     version: int
     config: dict[str, Any]
     canary: dict[str, Any]
+    adapter: dict[str, Any] | None = None
+    base: Path | None = None
 
     @property
     def tokens(self) -> int:
@@ -69,23 +88,29 @@ class Offer:
         return max(map(len, self.canary["tokens"]))
 
 
-def offer_weights(job: HFJob, version: int, *, dtype: torch.dtype, canary: Tensor, compute: torch.dtype) -> Offer:
-    """Score a canary and say what `send_weights` will send. All ranks must call it together; see `publish_weights`."""
-    return Offer(version, hub_config(job, dtype), make_canary(job, canary, _lesser(dtype, compute)).as_json())
+def offer_weights(
+    job: HFJob, version: int, *, dtype: torch.dtype, canary: Tensor, compute: torch.dtype, base: Path | None = None
+) -> Offer:
+    """Score a canary and say what `send_weights` will send. All ranks must call it together; see `publish_weights`.
+
+    `base`: of `publish_base`, where adapters alone will be sent.
+    """
+    scored = make_canary(job, canary, _lesser(dtype, compute)).as_json()
+    return Offer(version, hub_config(job, dtype), scored, None if base is None else adapter_settings(job), base)
 
 
 def send_weights(
-    job: HFJob, sender: WeightSender | None, version: int, *, dtype: torch.dtype, check: Callable[[], None] = nothing,
+    job: HFJob, sender: WeightSender | None, offer: Offer, *, dtype: torch.dtype, check: Callable[[], None] = nothing,
     held: Held | None = None,
 ) -> Sent | None:  # fmt: skip
-    """Gather the weights block by block, merge adapters, and send them to this rank's engines. All ranks must call it together.
+    """Gather what was offered block by block, and send it to this rank's engines. All ranks must call it together.
 
     No rank ever has more than a block and two buckets whole. An engine that fails does not keep other ranks from gathering.
 
     Args:
         job: the learner, on this rank.
         sender: to this rank's engines, which are receiving; None where it has none.
-        version: that they receive.
+        offer: what they receive.
         dtype: of the parameters, as the engines hold them.
         check: raises what makes it useless to go on.
         held: see `WeightSender.send`.
@@ -93,11 +118,15 @@ def send_weights(
     Raises:
         EngineFailed: of this rank, when all ranks have gathered everything.
     """
-    buckets = hub_buckets(job, dtype, job.ranks.device, everywhere=True)
+    buckets: Iterable[dict[str, Tensor]]
+    if offer.adapter is None:
+        buckets = hub_buckets(job, dtype, job.ranks.device, everywhere=True)
+    else:
+        buckets = [adapter_tensors(job, dtype, job.ranks.device)]
     if sender is None:
         _drain(buckets)
         return None
-    return sender.send(version, buckets, check, held)
+    return sender.send(offer.version, buckets, check, held)
 
 
 def require_fresh(found: int, learner: int, allowed: int = 0) -> None:

@@ -35,12 +35,13 @@ from .engine_process import answer_calls
 from .errors import BrokenSnapshot, StaleWeights
 from .snapshot import CONFIG
 from .transfer import Invitation
+from .vllm_adapters import RANKS, request
 
 log = logging.getLogger(__name__)
 
 PYTHON = "WINDTUNNEL_VLLM_PYTHON"
 """Environment: an interpreter that has vLLM, where this one has not."""
-WORKER = f"{__package__}.vllm_worker.WeightReceipts"
+WORKER = f"{__package__}.vllm_adapters.AdapterReceipts"
 TIMEOUT_SECONDS = 600.0
 
 
@@ -54,6 +55,7 @@ class VLLMSettings:
         worker: extension of vLLM's workers.
         log: what it prints goes to the end of this file.
         python: the interpreter.
+        adapter_rank: of the adapters that it gets beside its weights; 0: none.
     """
 
     tensor: int
@@ -62,6 +64,7 @@ class VLLMSettings:
     log: Path
     worker: str = WORKER
     python: str = sys.executable
+    adapter_rank: int = 0
 
 
 class VLLMEngine:
@@ -105,19 +108,28 @@ class VLLMEngine:
         size = sum(written.bytes for written in snapshot.files.values())
         return Receipt(version, len(snapshot.tensors), size, agreed, time.monotonic() - began, tuple(ranks))
 
-    def prepare(self, config: dict[str, Any], tokens: int) -> None:
-        """Start, where it has not, with weights that mean nothing. See `Engine.prepare`."""
+    def prepare(self, config: dict[str, Any], tokens: int, base: Path | None = None) -> None:
+        """Start, where it has not, with weights that mean nothing, or with those for adapters. See `Engine.prepare`."""
         if self._generator is not None:
+            return
+        longest = max(self._serving.tokens, tokens + 1)
+        if base is not None:
+            snapshot = opened(base, 0)
+            self._generator = self._start(snapshot.path, longest, **self._room_for_adapters())
+            self._workers("windtunnel_begin", 0)
+            self._require(self._workers("windtunnel_receipt", str(base), 0), 0)
             return
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / CONFIG).write_text(json.dumps(config), encoding="utf-8")
-            self._generator = self._start(Path(folder), max(self._serving.tokens, tokens + 1), load_format="dummy")
+            self._generator = self._start(Path(folder), longest, load_format="dummy")
 
     def join(self, invitation: Invitation) -> None:
         """Join a learner's group, every worker, to receive weights from it. See `Engine.join`."""
         self._workers("windtunnel_join", invitation.as_json())
 
-    def receive(self, version: int, config: dict[str, Any], canary: dict[str, Any] | None) -> Receipt:
+    def receive(
+        self, version: int, config: dict[str, Any], canary: dict[str, Any] | None, adapter: dict[str, Any] | None = None
+    ) -> Receipt:
         """Take a version from the learner; see `Engine.receive`. What is refused leaves the engine without weights.
 
         Raises:
@@ -126,8 +138,13 @@ class VLLMEngine:
             GenerationFailed: the learner gave up, or a worker could not go on.
         """
         began = time.monotonic()
+        assert self._generator is not None
         self.version = NOTHING
-        ranks = self._run(self._take(version, "windtunnel_receive", version))
+        if adapter is None:
+            ranks = self._run(self._take(version, "windtunnel_receive", version))
+        else:
+            ranks = self._run(self._take(version, "windtunnel_receive_adapter", version, adapter))
+            self._generator.adapter = request("/")  # by its number: all workers have it
         self._require(ranks, version)
         agreed = None
         if canary is not None:
@@ -185,6 +202,10 @@ class VLLMEngine:
             arguments["gpu_memory_utilization"] = settings.memory
         text = partial(NoText, ends=serving.ends)
         return open_vllm(path, text, slots=serving.slots, queue=0, **arguments, **more)
+
+    def _room_for_adapters(self) -> dict[str, Any]:
+        wanted = self._settings.adapter_rank
+        return {"enable_lora": True, "max_loras": 1, "max_lora_rank": next(rank for rank in RANKS if rank >= wanted)}
 
     async def _take(self, version: int, method: str, *arguments: Any) -> list[Any]:
         """Change the weights while nothing is generated, and forget what the old ones left in caches; what workers gave."""

@@ -219,8 +219,8 @@ def compare(model: nn.Module, files: Wanted, version: int) -> dict[str, Any]:
             found = parameter.detach()[[piece.at + row for row in rows]].cpu()
             expected = files.read(piece, rows).to(found.dtype)
             same = same and found.shape == expected.shape and torch.equal(found, expected)
-            there.update(_bytes(found))
-            wanted.update(_bytes(expected))
+            there.update(as_bytes(found))
+            wanted.update(as_bytes(expected))
         compared += 1
         if not same:
             wrong.append(name)
@@ -240,17 +240,18 @@ def placed(model: nn.Module) -> Iterator[tuple[str, Tensor, list[Piece]]]:
     """Yield every parameter with the pieces of the files that it is made of; none where that is not known."""
     seen: set[int] = set()
     packed: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
-    for prefix, module in model.named_modules():
+    for path, module in model.named_modules():
+        prefix = path.removesuffix(".base_layer")  # what has an adapter beside it
         for key, parameter in module._parameters.items():
             if parameter is None or id(parameter) in seen:  # a tied head is the embedding
                 continue
             seen.add(id(parameter))
             outer, _, last = prefix.rpartition(".")
             names = [f"{outer}.{part}.{key}" if outer else f"{part}.{key}" for part in packed.get(last, [last])]
-            yield f"{prefix}.{key}", parameter, list(_pieces(module, key, parameter, names))
+            yield f"{prefix}.{key}", parameter, list(pieces_of(module, key, parameter, names))
 
 
-def _pieces(module: nn.Module, key: str, parameter: Tensor, names: list[str]) -> Iterator[Piece]:
+def pieces_of(module: nn.Module, key: str, parameter: Tensor, names: list[str]) -> Iterator[Piece]:
     """Return where the files have what a layer holds; vLLM's kinds of layers are told by the names of their classes."""
     if not parameter.ndim:
         return
@@ -286,5 +287,6 @@ def _stacked(names: list[str], sizes: list[int], parts: list[int]) -> Iterator[P
         at += size
 
 
-def _bytes(tensor: Tensor) -> bytes:
+def as_bytes(tensor: Tensor) -> bytes:
+    """Return a host tensor's values as they are."""
     return tensor.contiguous().view(torch.uint8).numpy().tobytes()

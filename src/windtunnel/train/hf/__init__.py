@@ -1,5 +1,6 @@
 """Hugging Face causal language models: built, trained and exported, on one GPU or sharded by FSDP2."""
 
+from .adapters import adapter_settings, adapter_tensors
 from .build import build_hf, build_hf_engine
 from .engine import HFEngine, HFJob
 from .loss import ObjectiveBatch, TokenObjective, linear_cross_entropy
@@ -10,6 +11,8 @@ __all__ = [
     "HFJob",
     "ObjectiveBatch",
     "TokenObjective",
+    "adapter_settings",
+    "adapter_tensors",
     "build_hf",
     "build_hf_engine",
     "hub_buckets",

@@ -40,7 +40,7 @@ Named = list[tuple[str, nn.Module]]
 BASE = ".base_layer"  # what peft calls the layer that an adapter stands beside
 
 
-def hub_weights(job: HFJob, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def hub_weights(job: HFJob, dtype: torch.dtype, *, adapters: bool = True) -> Iterator[tuple[str, Tensor]]:
     """Every weight by its name in a Hugging Face checkpoint, which any engine loads; on the host, whole, contiguous.
 
     Those names are not always transformers' own: it holds the experts of a layer in one tensor, files hold them apart.
@@ -48,16 +48,17 @@ def hub_weights(job: HFJob, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
 
     Args:
         dtype: of the parameters. Buffers that are saved with a model keep their own.
+        adapters: merge them; else the weights are those that stand beside them.
     """
-    for weights in hub_buckets(job, dtype):
+    for weights in hub_buckets(job, dtype, adapters=adapters):
         yield from weights.items()
 
 
 def hub_buckets(
-    job: HFJob, dtype: torch.dtype, device: torch.device | str = "cpu", *, everywhere: bool = False
+    job: HFJob, dtype: torch.dtype, device: torch.device | str = "cpu", *, everywhere: bool = False, adapters: bool = True
 ) -> Iterator[dict[str, Tensor]]:
     """The same as they are gathered: what stands outside the blocks, then one block after the other. See `whole_weights`."""
-    for weights in whole_weights(job, dtype, device, everywhere=everywhere):
+    for weights in whole_weights(job, dtype, device, everywhere=everywhere, adapters=adapters):
         yield dict(to_hub(job.network.model, weights))
 
 
@@ -91,7 +92,7 @@ def plain_model(job: HFJob, dtype: torch.dtype) -> PreTrainedModel:
 
 @torch.no_grad()
 def whole_weights(
-    job: HFJob, dtype: torch.dtype, device: torch.device | str = "cpu", *, everywhere: bool = False
+    job: HFJob, dtype: torch.dtype, device: torch.device | str = "cpu", *, everywhere: bool = False, adapters: bool = True
 ) -> Iterator[dict[str, Tensor]]:
     """The same by transformers' names: what stands outside the blocks, then one block after the other, as copies.
 
@@ -99,6 +100,7 @@ def whole_weights(
 
     Args:
         device: of the copies. everywhere: all ranks get the tensors; else the first one, and the others empty mappings.
+        adapters: merge them.
     """
     job.reshard()
     seen: set[int] = set()
@@ -106,7 +108,7 @@ def whole_weights(
     for group in _groups(job.network.model):
         weights: dict[str, Tensor] = {}
         for name, module in group:
-            adapter = modules[name.removesuffix(BASE)] if name.endswith(BASE) else None
+            adapter = modules[name.removesuffix(BASE)] if adapters and name.endswith(BASE) else None
             for key, tensor in _own(module, adapter, dtype, seen, device).items():
                 if everywhere or job.ranks.first:
                     weights[f"{name.removesuffix(BASE)}.{key}".removeprefix(".")] = tensor
