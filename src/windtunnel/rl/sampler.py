@@ -28,7 +28,6 @@ from .vllm_engine import VLLMSettings, require_vllm
 
 MOST_SLOTS = 256
 """Answers written together by one model."""
-BASE = "base"
 CANARIES, CANARY_TOKENS, CANARY_SEED = 4, 64, 211
 
 
@@ -101,7 +100,7 @@ class Beside:
         self._dtype = COMPUTE[inner.layout.precision]
         way = _way(stage, ranks)
         by_files = ranks.first and way is None
-        self._apart = folder / BASE if stage.engine_adapter == "apart" else None
+        self._apart = folder if stage.engine_adapter == "apart" else None
         self._base: Path | None = None
         rank = 0 if self._apart is None else int(adapter_settings(inner.job)["r"])
         self._publisher = Publisher(folder, keep=2 + stage.overlap, empty=not stage.overlap) if by_files else None
