@@ -43,7 +43,7 @@ from windtunnel.recipe import LoRA
 from windtunnel.rl import EngineProcess, Serving
 from windtunnel.rl.transfer import Way as Bytes
 from windtunnel.rl.vllm_engine import VLLMSettings, require_vllm
-from windtunnel.train import HFJob, Ranks, build_hf
+from windtunnel.train import HFJob, Ranks, adapter_settings, build_hf
 
 SMOLLM: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
@@ -166,7 +166,7 @@ def _measure(name: str, given: argparse.Namespace, report: Report, folder: Path)
     fault.write_text("none")
     by: Bytes = "gloo" if given.cpu else "ipc" if "0" in given.engine.split(",") else "nccl"
     if lora is not None and "adapters" in given.ways:
-        _adapters(name, given, report, folder, job, canary, learn, fault, prompts, by, lora.rank)
+        _adapters(name, given, report, folder, job, canary, learn, fault, prompts, by)
     with _engine(given, dtype, folder, fault, answers, report) as engine:
         versions = itertools.count(1)
         disk = Disk(job, engine, folder / "published", dtype, canary)
@@ -200,11 +200,11 @@ def _measure(name: str, given: argparse.Namespace, report: Report, folder: Path)
 
 def _adapters(
     name: str, given: argparse.Namespace, report: Report, folder: Path, job: HFJob, canary: torch.Tensor, learn: Any, fault: Path,
-    prompts: list[list[int]], by: Bytes, rank: int,
+    prompts: list[list[int]], by: Bytes,
 ) -> None:  # fmt: skip
     """Adapters alone, to an engine that has the weights beside them."""
     answers, place, dtype = Answers(), f"{name}/adapters", torch.float32 if given.cpu else torch.bfloat16
-    with _engine(given, dtype, folder, fault, answers, report, "FaultyAdapters", rank) as engine:
+    with _engine(given, dtype, folder, fault, answers, report, "FaultyAdapters", adapter_settings(job)) as engine:
         began = time.monotonic()
         way = Direct(job, engine, dtype, canary, by, _ranks(given), given.seconds, folder / "base")
         report.say(f"{place}/start", {"until it answers": round(time.monotonic() - began, 1), **_memory()})
@@ -251,14 +251,14 @@ def _syncs(place: str, way: Way, versions: Iterator[int], learn: Any, count: int
 @contextlib.contextmanager
 def _engine(
     given: argparse.Namespace, dtype: torch.dtype, folder: Path, fault: Path, answers: Answers, report: Report,
-    worker: str = "Faulty", rank: int = 0,
+    worker: str = "Faulty", adapter: dict[str, Any] | None = None,
 ) -> Iterator[EngineProcess]:  # fmt: skip
     """vLLM in a process of its own, as `stages.rl.engine: vllm` starts it, on the learner's GPU."""
     os.environ["WINDTUNNEL_FAULT"] = str(fault)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     devices = None if given.cpu else given.engine
     log = given.to.with_suffix(".vllm.log")
-    settings = VLLMSettings(_ranks(given), given.memory, devices, log, f"vllm_faults.{worker}", require_vllm(), rank)
+    settings = VLLMSettings(_ranks(given), given.memory, devices, log, f"vllm_faults.{worker}", require_vllm(), adapter)
     engine = EngineProcess(
         dtype, "cpu" if given.cpu else "cuda:0", serving=Serving(given.prompts, PROMPT + NEW, (1,)), vllm=settings,
         answered=answers.take, limit=given.seconds,

@@ -26,7 +26,7 @@ from sync_cases import FAULTS, Answers, Direct, Disk, as_json, compare_answers, 
 from windtunnel.recipe import LoRA
 from windtunnel.rl import EngineProcess, Serving, measure_mismatch, score
 from windtunnel.rl.vllm_engine import VLLMSettings, require_vllm
-from windtunnel.train import HFJob, Ranks, build_hf
+from windtunnel.train import HFJob, Ranks, adapter_settings, build_hf
 
 CONFIG: dict[str, Any] = {
     "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -76,8 +76,9 @@ def _measure(tensor: int, python: str, worker: str) -> dict[str, Any]:
         os.environ["WINDTUNNEL_FAULT"] = str(fault)
         os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
         lora = LoRA(rank=RANK) if worker == "FaultyAdapters" else None
-        settings = VLLMSettings(tensor, 0.5, None, folder / "vllm.log", f"vllm_faults.{worker}", python, RANK if lora else 0)
         job, answers = _learner(lora), Answers()
+        adapter = adapter_settings(job) if lora else None
+        settings = VLLMSettings(tensor, 0.5, None, folder / "vllm.log", f"vllm_faults.{worker}", python, adapter)
         try:
             with EngineProcess(
                 torch.float32, serving=Serving(8, 128, (1,)), vllm=settings, answered=answers.take, limit=LIMIT

@@ -102,7 +102,7 @@ class Beside:
         by_files = ranks.first and way is None
         self._apart = folder if stage.engine_adapter == "apart" else None
         self._base: Path | None = None
-        rank = 0 if self._apart is None else int(adapter_settings(inner.job)["r"])
+        adapter = None if self._apart is None else adapter_settings(inner.job)
         self._publisher = Publisher(folder, keep=2 + stage.overlap, empty=not stage.overlap) if by_files else None
         count = (stage.engines or ranks.world) // ranks.world
         slots = -(-_slots(stage, ranks) // count)
@@ -121,7 +121,7 @@ class Beside:
             if vllm:
                 log = folder.parent / "logs" / f"engine-{ranks.rank}-{number}.log"
                 devices = None if gpus is None else ",".join(str(gpu) for gpu in gpus)
-                settings = VLLMSettings(tensor, stage.engine_memory, devices, log, python=python, adapter_rank=rank)
+                settings = VLLMSettings(tensor, stage.engine_memory, devices, log, python=python, adapter=adapter)
             return EngineProcess(
                 self._dtype, "cpu" if gpus is None else f"cuda:{gpus[0]}", limit=stage.engine_seconds, serving=serving,
                 answered=answered, ended=ended, vllm=settings,

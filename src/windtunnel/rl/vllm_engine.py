@@ -55,7 +55,7 @@ class VLLMSettings:
         worker: extension of vLLM's workers.
         log: what it prints goes to the end of this file.
         python: the interpreter.
-        adapter_rank: of the adapters that it gets beside its weights; 0: none.
+        adapter: of adapter_config.json, where it gets adapters beside its weights.
     """
 
     tensor: int
@@ -64,7 +64,7 @@ class VLLMSettings:
     log: Path
     worker: str = WORKER
     python: str = sys.executable
-    adapter_rank: int = 0
+    adapter: dict[str, Any] | None = None
 
 
 class VLLMEngine:
@@ -204,8 +204,11 @@ class VLLMEngine:
         return open_vllm(path, text, slots=serving.slots, queue=0, **arguments, **more)
 
     def _room_for_adapters(self) -> dict[str, Any]:
-        wanted = self._settings.adapter_rank
-        return {"enable_lora": True, "max_loras": 1, "max_lora_rank": next(rank for rank in RANKS if rank >= wanted)}
+        """Return arguments of vLLM. Layers that no adapter is for stay as they are: beside one vLLM's head scores no prompts."""
+        adapter = self._settings.adapter
+        assert adapter is not None
+        room = next(rank for rank in RANKS if rank >= adapter["r"])
+        return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room, "lora_target_modules": adapter["target_modules"]}
 
     async def _take(self, version: int, method: str, *arguments: Any) -> list[Any]:
         """Change the weights while nothing is generated, and forget what the old ones left in caches; what workers gave."""
