@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,18 @@ import torch
 from learners import CANARY, learner, publish, train
 from torch import Tensor
 
+from windtunnel.generate import NoText
 from windtunnel.rl import (
     BrokenSnapshot,
     EngineFailed,
     EngineProcess,
+    Engines,
+    Held,
+    Link,
     Offer,
     Publisher,
     Receipt,
+    Serving,
     WeightSender,
     offer_weights,
     publish_base,
@@ -185,3 +190,36 @@ def test_a_learner_that_gives_up_tells_the_engine(monkeypatch: pytest.MonkeyPatc
             sender.send(1, buckets(), lambda: None)
         with pytest.raises(EngineFailed, match="gave up at bucket 1 of version 1: OSError: the learner's own trouble"):
             receiving.result()
+
+
+def test_of_two_engines_one_dies_while_both_receive_and_both_have_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "BUCKET_BYTES", 5000)
+    said, processes, true = list[str](), dict[int, EngineProcess](), WeightSender._send
+
+    def start(number: int, answered: Any, ended: Any) -> EngineProcess:
+        serving = Serving(4, 64, (1,))
+        processes[number] = EngineProcess(torch.float32, limit=LIMIT, threads=1, serving=serving, answered=answered, ended=ended)
+        return processes[number]
+
+    def send(self: WeightSender, number: int, *rest: Any) -> None:
+        if number == 3:
+            monkeypatch.setattr(WeightSender, "_send", true)
+            os.kill(processes[0].pid, signal.SIGKILL)
+        true(self, number, *rest)
+
+    link = Link(WeightSender("gloo", torch.device("cpu"), LIMIT), 1)
+    made = Engines(2, start, NoText(128, (1,)), tokens=64, slots=4, exact=True, say=said.append)
+    with learner() as job, closing(made) as engines:
+        for version in (1, 2, 3):
+            offer = offered(job, version)
+
+            def give(sender: WeightSender, held: Held, check: Callable[[], None], offer: Offer = offer) -> None:
+                send_weights(job, sender, offer, dtype=torch.float32, check=check, held=held)
+
+            if version == 2:
+                monkeypatch.setattr(WeightSender, "_send", send)
+            receipts = engines.receive(link, offer, give)
+            assert [receipt.version for receipt in receipts] == [version] * 2
+            assert max(receipt.canary.largest for receipt in receipts if receipt.canary is not None) < 1e-5
+            train(job)
+    assert len(said) == engines.restarts == 1

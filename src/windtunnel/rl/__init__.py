@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .engines import Engines
     from .examination import evaluate_trained, examine_policy, first_judge, right_answers
     from .learner import Learner
+    from .link import Link
     from .loss import LossSettings, PolicyLoss, Tokens, token_losses
     from .method import Reinforcement, held_out_prompts, train_policy
     from .mismatch import Mismatch, measure_mismatch
@@ -41,6 +42,7 @@ __all__ = [
     "Invitation",
     "Learner",
     "Levels",
+    "Link",
     "LossSettings",
     "Mismatch",
     "Offer",
