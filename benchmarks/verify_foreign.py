@@ -4,7 +4,7 @@
 
 The file is what foreign_gather.py wrote; nothing of it is kept but names, checksums and verdicts. Each answer is recorded at its
 task's own sizes, then judged by the stages that need no GPU, in float32, with PyTorch's operations beside its kernels, as
-KernelBench allows them.
+KernelBench allows them. Norms keep their statistics there, as in the answers' own evaluation.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def row(given: Foreign, box: Any, compiler: Any, *, record_only: bool) -> dict[s
     made["right_elsewhere"] = given.right
     answer = given.answer
     try:
-        task = replace(task_from_source(given.task, name=given.name), dtypes=("float32",), operations="any")
+        task = replace(task_from_source(given.task, name=given.name), dtypes=("float32",), operations="any", training=False)
         began = time.monotonic()
         made |= recorded(task, answer, box)
         made["record_seconds"] = round(time.monotonic() - began, 2)

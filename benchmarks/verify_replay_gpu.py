@@ -240,7 +240,7 @@ def _judged(
             return None
         row: dict[str, Any] = {"name": answer.name, "sha256": answer.sha256}
         try:
-            task = replace(task_from_source(answer.task, name=answer.name), dtypes=("float32",), operations="any")
+            task = replace(task_from_source(answer.task, name=answer.name), dtypes=("float32",), operations="any", training=False)
             verdict = machine.verifier(task, clock=timed).verify(answer.answer)
         except UserError as error:
             row["task_error"] = error.message[:300]

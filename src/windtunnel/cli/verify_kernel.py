@@ -200,6 +200,8 @@ def _print(task: Task, verdict: Verdict, layers: Layers | None) -> None:
     from windtunnel.verify import stage_states
 
     word = "accepted" if verdict.accepted else "nothing known" if verdict.infrastructure else "refused"
+    if kind := verdict.evidence.get("kind"):
+        word += f" ({kind})"
     rows = [[stage, state, verdict.reason if state in ("refused", "failed") else ""] for stage, state in stage_states(verdict)]
     print_table(f"{task.name}: {word}", ["stage", "state", "reason"], rows)
     times = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in verdict.times.items())

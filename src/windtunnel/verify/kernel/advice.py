@@ -6,7 +6,7 @@ import ast
 
 UNDEFINED = (
     "Line {line}: tl.load with a mask and without other= leaves undefined values where the mask is false; "
-    "the interpreter puts NaN there. Give other=."
+    "the interpreter puts numbers there that nobody computes. Give other=."
 )
 
 ALIGNED = (

@@ -28,6 +28,7 @@ FLOOR = {"float64": 1e-300, "float32": 1e-37, "float16": 2.0**-23, "bfloat16": 1
 OWN_ERROR = {"float64": 8.0, "float32": 8.0, "float16": 2.0, "bfloat16": 2.0}  # summation orders differ
 OWN_ERROR_AT_MOST = {"float64": 100.0, "float32": 100.0, "float16": 10.0, "bfloat16": 10.0}  # of relative · mean
 FLAT_SHARE = 0.95
+GAP = 1000.0  # between the largest magnitudes and all others
 
 
 @dataclass(frozen=True)
@@ -109,11 +110,20 @@ def tolerance(own: Array, exact: Array, task: Task) -> np.ndarray:
     right, own_values = exact.values(), own.values()
     finite = np.isfinite(right) & np.isfinite(own_values)
     size = np.abs(right, where=finite, out=np.zeros_like(right))
-    scale = float(size.sum() / max(int(finite.sum()), 1))
+    scale = robust_scale(size[finite])
     relative = task.tolerance.get(own.dtype, RELATIVE[own.dtype])
     own_error = float(np.max(_distance(own_values, right, finite), initial=0.0))
     slack = min(OWN_ERROR[own.dtype] * own_error, OWN_ERROR_AT_MOST[own.dtype] * relative * scale)
     return relative * (size + scale) + 2 * EPSILON[own.dtype] * size + slack + FLOOR[own.dtype]
+
+
+def robust_scale(sizes: np.ndarray) -> float:
+    """The mean magnitude, but of what is far above all else: a mask of -1e9 does not set the scale of what it leaves."""
+    top = sizes.max(initial=0.0)
+    rest = sizes[sizes < top / 2]
+    if 0 < rest.max(initial=0.0) < top / GAP:
+        sizes = rest
+    return float(sizes.mean()) if sizes.size else 0.0
 
 
 def _distance(left: np.ndarray, right: np.ndarray, where: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ from windtunnel.verify.kernel.prepared import Batch, Preparation, Ready, Referen
 from windtunnel.verify.kernel.record import HostForm, file_forms, form_of, forms_of, read_recorded, record_job
 from windtunnel.verify.kernel.replay import compile_job, replay_job, share
 from windtunnel.verify.kernel.task import Task
-from windtunnel.verify.kernel.tiny import Finding, errors_of, judge_compile, judge_tiny
+from windtunnel.verify.kernel.tiny import POLICY, Finding, errors_of, judge_compile, judge_tiny
 from windtunnel.verify.sandbox import Outcome, Runner, Sandbox
 from windtunnel.verify.types import Verdict, accept, broken, refuse
 
@@ -287,7 +287,8 @@ class _Judging:
 def _refused(found: Finding, clock: _Clock) -> Verdict:
     if found.reason == "infrastructure":
         return broken(found.stage, found.message, times=clock.times)
-    return refuse(found.stage, found.reason, found.message, times=clock.times, evidence=dict(found.evidence))
+    kind = "out of policy" if found.reason in POLICY else "wrong"
+    return refuse(found.stage, found.reason, found.message, times=clock.times, evidence={**found.evidence, "kind": kind})
 
 
 def judge_recording(text: str, verifier: KernelVerifier) -> Verdict:

@@ -138,7 +138,7 @@ class GpuStages:
 
     def runs(self) -> Runs:
         """Fresh seeds; every case of the task, then the timed ones."""
-        first = Case(self.size, self.task.dtypes[0], "plain")
+        first = Case(self.size, self.task.dtypes[0], "plain", self.task.training)
         cases = [case if self.size == "full" else _renamed(case) for case in full_cases(self.task)]
         # Cases of one group run one after the other; the timed ones are of the last.
         timed = TIMED_SETS if self.clock else 0
@@ -203,6 +203,7 @@ class GpuStages:
             "fixed": list(self.task.fixed),
             "device": self.device,
             "inplace": list(self.task.inplace),
+            "training": self.task.training,
             "timed": runs.timed,
             "calls": runs.calls,
         }

@@ -124,7 +124,7 @@ class LongSizes:
     def _run(self, size: str, values: Mapping[str, int | float]) -> Batch | None:
         task = self._at({size: values})
         try:
-            return prepare(task, self.runner, [Case(size, task.dtypes[0], "plain")])
+            return prepare(task, self.runner, [Case(size, task.dtypes[0], "plain", task.training)])
         except (TooLong, TooLarge, UserError):
             return None
         except ReferenceBroken:

@@ -95,6 +95,7 @@ def prepare(task: Task, runner: Runner, cases: Sequence[Case], count: bool = Fal
                 "seed": new_seed(),
                 "fixed": list(task.fixed),
                 "count": count,
+                "training": task.training,
             },
             limits=LIMITS,
         )
@@ -131,7 +132,7 @@ def settled(task: Task, runner: Runner) -> Task:
         for sizes in choices:
             trial = replace(task, sizes=sizes, guessed=False)
             try:
-                cases = [Case("tiny", "float32", "plain"), Case("tiny_ragged", "float32", "plain")]
+                cases = [Case(size, "float32", "plain", task.training) for size in ("tiny", "tiny_ragged")]
                 batch = prepare(trial, runner, cases, count=True)
             except TooLong:
                 if spare is not None:

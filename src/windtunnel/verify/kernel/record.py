@@ -102,7 +102,7 @@ def file_forms(task: Task, runner: Runner, sizes: Sequence[str]) -> list[HostFor
     for (size, dtype), said in zip(asked, outcome.message["forms"], strict=True):
         inputs = [None if head is None else (head["dtype"], tuple(head["shape"])) for head in said["inputs"]]
         parameters = {name: (kind, tuple(shape)) for name, kind, shape in said["parameters"]}
-        forms.append(HostForm(size, dtype, False, said["init"], inputs, said["arguments"], parameters))
+        forms.append(HostForm(size, dtype, task.training, said["init"], inputs, said["arguments"], parameters))
     return forms
 
 

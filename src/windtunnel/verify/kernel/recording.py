@@ -27,7 +27,7 @@ def record(source: str, task: Task, recorder: Runner, trusted: Runner) -> tuple[
     sizes = [size for size in SIZES if size in task.sizes or size == "full"]
     forms = file_forms(task, trusted, sizes)
     tiny = next((form for form in forms if form.size == "tiny"), None)
-    if tiny is not None:
+    if tiny is not None and not task.training:
         forms.append(replace(tiny, training=True))
     plans, wrong = read_recorded(recorder.run(record_job(source, forms)), forms, task)
     if wrong is not None:

@@ -51,6 +51,7 @@ def replay_job(plans: Sequence[Plan], forms: Sequence[HostForm], task: Task, bat
         "plans": [plan.model_dump_json() for plan in plans],
         "groups": groups,
         "inplace": list(task.inplace),
+        "training": task.training,
         "seed": secrets.randbits(32),
     }
     return Job(ENTRY, message, buffers, limits)

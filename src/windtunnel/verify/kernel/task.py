@@ -36,7 +36,7 @@ class Task:
     dict whose values are kept as the reference made them. inplace: positions of inputs that may be overwritten. host_copies: host
     code may copy (`.contiguous()`); False where moving data is the task. tf32: on a GPU tl.dot may round fp32 inputs to TF32,
     Triton's default. mismatched: share of elements of an integer output that may be off by one. guessed: the tiny sizes are still
-    to be found, by `prepared.settled`.
+    to be found, by `prepared.settled`. training: the reference is run in training mode, but for dropout, which is random.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Task:
     tf32: bool = True
     mismatched: float = 0.0
     guessed: bool = False
+    training: bool = False
 
     def at(self, size: str) -> str:
         """The source with the numbers of one size written into it."""
@@ -103,6 +104,7 @@ FORMS: dict[str, tuple[Callable[[object], bool], str]] = {
         "'none', 'any' or a list of operations: ['aten.mm']",
     ),
     "tf32": (_is_flag, "True or False"),
+    "training": (_is_flag, "True or False"),
     "name": (_is_text, "a text"),
     "level": (lambda value: type(value) is int, "a whole number"),
     "family": (_is_text, "a text"),
@@ -138,9 +140,25 @@ def task_from_source(source: str, *, name: str, where: str = "the task") -> Task
             f"{where}: defines no {', '.join(missing)}",
             "a task file needs class Model(torch.nn.Module), get_inputs() and get_init_inputs() at module level",
         )
-    task = Task(name=name, source=source, **_declared(tree, where))
+    declared = _declared(tree, where)
+    # KernelBench never leaves training mode, where statistics of the batch are taken in place of those that a norm has kept.
+    task = Task(name=name, source=source, **{"training": not declared and has_batch_statistics(source), **declared})
     check_task(task, where)
     return task if "tiny" in task.sizes else replace(task, guessed=True)
+
+
+def has_batch_statistics(source: str) -> bool:
+    """Whether a reference computes something else in training mode, and nothing random. By its text alone."""
+    return "batchnorm" in _letters(source) and "dropout" not in _letters(source)
+
+
+def may_follow_mode(task: Task) -> bool:
+    """Whether a candidate may compute something else in training mode, as PyTorch's own modules do where it may call them."""
+    return task.operations != "none" and any(word in _letters(task.source) for word in ("batchnorm", "dropout"))
+
+
+def _letters(source: str) -> str:
+    return source.lower().replace("_", "")
 
 
 def check_task(task: Task, where: str) -> None:

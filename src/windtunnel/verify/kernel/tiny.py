@@ -15,6 +15,11 @@ from windtunnel.verify.sandbox import Limits, MiB, Outcome
 # CPU time is what counts: on a busy machine the same work takes several times as long by the clock on the wall.
 LIMITS = Limits(wall_seconds=120, cpu_seconds=30, memory_bytes=2048 * MiB, processes=0, idle_seconds=30)
 UNMOVED_AT_MOST = 0.001
+POLICY = (
+    "host-compute", "reads-values", "tf32", "kernel-call", "too-large", "too-many-configurations", "memory", "grid",
+    "never-launched", "output-not-from-kernel", "too-much-output",
+)  # fmt: skip
+"""What a task does not allow, whatever comes out; every other refusal says that what came out, or how, is wrong."""
 RAISED = ("raised", "import-failed", "construction-failed", "infrastructure")
 # Elsewhere, and where kernels are compiled.
 SLOW = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from windtunnel.verify.kernel.child.tensors import dtype_name
-from windtunnel.verify.kernel.compare import EPSILON, FLOOR, OWN_ERROR, OWN_ERROR_AT_MOST, RELATIVE, Difference
+from windtunnel.verify.kernel.compare import EPSILON, FLOOR, GAP, OWN_ERROR, OWN_ERROR_AT_MOST, RELATIVE, Difference
 
 COARSE_WORST = 2.0  # of the reference's worst error in TF32: how factors are grouped is the candidate's choice
 COARSE_AT_MOST = 0.05  # of the mean magnitude; beyond it the task is too badly conditioned to ask for more
@@ -83,13 +83,24 @@ def _coarser(error: torch.Tensor, rounding: torch.Tensor, scale: float, relative
     return Difference("wrong-values", f"{name} is off by {off:.2g} on average, where TF32 products would be by {of_tf32:.2g}.")
 
 
+def robust_scale(sizes: torch.Tensor) -> float:
+    """As `compare`'s."""
+    if not sizes.numel():
+        return 0.0
+    top = float(sizes.max())
+    rest = sizes[sizes < top / 2]
+    if rest.numel() and 0 < float(rest.max()) < top / GAP:
+        sizes = rest
+    return float(sizes.mean())
+
+
 def _allowed(
     right: torch.Tensor, mine: torch.Tensor, finite: torch.Tensor, dtype: str, tolerance: dict[str, float]
 ) -> tuple[torch.Tensor, float]:
     """By how much each element may be off, and the mean magnitude."""
     zero = torch.zeros_like(right)
     size = torch.where(finite, right.abs(), zero)
-    scale = float(size.sum() / finite.sum().clamp(min=1))
+    scale = robust_scale(size[finite])
     relative = tolerance.get(dtype, RELATIVE[dtype])
     own_error = float(torch.where(finite, (mine - right).abs(), zero).max()) if right.numel() else 0.0
     slack = min(OWN_ERROR[dtype] * own_error, OWN_ERROR_AT_MOST[dtype] * relative * scale)

@@ -105,7 +105,7 @@ def _plan(plan: Plan, dice: random.Random, label: str, *, every: bool) -> None:
             try:
                 for launch in way:
                     if isinstance(launch, Launch):
-                        _launch(launch, kernels, label)
+                        _launch(launch, kernels, label, binary=every)
             except _TooMuch as error:
                 if number == len(ways) - 1 and not fits:
                     raise Wrong(error.reason, f"{error} ({label}).") from None
@@ -115,9 +115,12 @@ def _plan(plan: Plan, dice: random.Random, label: str, *, every: bool) -> None:
                     break
 
 
-def _launch(launch: Launch, kernels: Sequence[Any], label: str) -> None:
+def _launch(launch: Launch, kernels: Sequence[Any], label: str, *, binary: bool) -> None:
     values = {name: argument(value, kernels, _Typed) for name, value in launch.arguments.items()}
     options = {name: value for name, value in launch.options.items() if value is not None}
+    if isinstance(warps := options.get("num_warps"), int) and not binary:
+        # Computed from a tiny size it may be none or three, and says nothing of the size that it is meant for.
+        options["num_warps"] = 1 << max(warps - 1, 0).bit_length()
     try:
         kernels[launch.launch].run(grid=launch.grid, warmup=True, **values, **options)
     except _TooMuch:

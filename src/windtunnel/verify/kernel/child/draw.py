@@ -18,13 +18,16 @@ SPREAD_OF_CONSTANTS = 0.5  # how far parameters that start constant (weights of 
 POSITIVE = ("running_var",)
 SMALL_VARIANCE = 1e-3  # of one channel, so that an epsilon of 1e-5 shows; not on a GPU: it magnifies what TF32 rounds off
 AT_THE_END = 8.0  # how much larger the last elements are where all have one sign: who leaves them out is seen
+DROPOUT = (torch.nn.modules.dropout._DropoutNd,)  # random, and so no part of what is judged
 SHORT = 4  # dimensions whose last element is no rare one
 
 
 class Drawn:
     """The reference at one size and dtype, with parameters drawn anew. The same seed draws the same in any process."""
 
-    def __init__(self, source: str, dtype: str, seed: int, fixed: list[str], device: str = "cpu") -> None:
+    def __init__(
+        self, source: str, dtype: str, seed: int, fixed: list[str], device: str = "cpu", *, training: bool = False
+    ) -> None:
         self.space: dict[str, Any] = {"__name__": "task"}
         exec(compile(source, "<task>", "exec"), self.space)
         self.dtype, self.fixed, self.device = getattr(torch, dtype), fixed, device
@@ -33,7 +36,10 @@ class Drawn:
             self.init = list(self.space["get_init_inputs"]())
             model = self.space["Model"](*self.init)
             _draw_parameters(model, fixed, small_variance=device == "cpu")
-        self.model = model.to(device=device, dtype=self.dtype).eval()
+        self.model = model.to(device=device, dtype=self.dtype).train(training)
+        for part in self.model.modules():
+            if isinstance(part, DROPOUT):
+                part.eval()
 
     def inputs(self, case: dict[str, Any], seed: int) -> list[Any]:
         """The case's arguments for forward, on the device."""
@@ -45,10 +51,7 @@ class Drawn:
 
     @torch.no_grad()
     def answers(self, inputs: list[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor], str]:
-        """The reference's outputs in the case's dtype and in float64, and 'tensor' or 'tuple'.
-
-        Dropout and batch statistics are no part of what is judged: the reference is always in evaluation mode.
-        """
+        """The reference's outputs in the case's dtype and in float64, and 'tensor' or 'tuple'."""
         own, kind = self._own(inputs)
         exact_model = copy.deepcopy(self.model).double()
         exact, _ = _outputs(exact_model(*[_double(value) for value in _clones(inputs)]))

@@ -39,8 +39,8 @@ _staging: list[torch.Tensor] = []
 
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], Early]:
     """message: plans (texts that the judge has checked) by 'size dtype', sources, cases, timed (how many of the last cases),
-    calls, seed, fixed, device, inplace, kernels (key and name of each file that the compiler made; buffers: their bytes), turn
-    (how many of the child's files are the lock for the GPU's use: two, or none).
+    calls, seed, fixed, device, inplace, training, kernels (key and name of each file that the compiler made; buffers: their
+    bytes), turn (how many of the child's files are the lock for the GPU's use: two, or none).
 
     Returns runs with heads of outputs, which are in the reply's file, 'times' for cold and warm L2, what the parts took
     ('seconds'), or what is 'wrong'.
@@ -132,10 +132,19 @@ class _Bench:
         key = (case["size"], case["dtype"])
         if self.replay is None or key != self.key:
             self.replay, self.key = None, key
-            self.drawn = Drawn(self.message["sources"][key[0]], key[1], self.message["seed"], self.message["fixed"], self.device)
+            self.drawn = Drawn(
+                self.message["sources"][key[0]],
+                key[1],
+                self.message["seed"],
+                self.message["fixed"],
+                self.device,
+                training=self.message["training"],
+            )
             self.parameters = dict(self.drawn.model.state_dict())
             plan = Plan.model_validate_json(self.message["plans"][" ".join(key)])
-            self.replay = Replay(plan, self.start, self.dice, self.message["inplace"], self.device)
+            self.replay = Replay(
+                plan, self.start, self.dice, self.message["inplace"], self.device, training=self.message["training"]
+            )
         return self.replay
 
     def _inputs(self, case: dict[str, Any], number: int) -> dict[int, torch.Tensor]:

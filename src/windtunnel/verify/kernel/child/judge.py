@@ -60,7 +60,14 @@ def _first_wrong(message: dict[str, Any], outputs: Sequence[Buffer]) -> dict[str
     for number, (case, run) in enumerate(zip(message["cases"], message["runs"], strict=True)):
         if drawn is None or key != (case["size"], case["dtype"]):
             drawn, key, counted = None, (case["size"], case["dtype"]), False
-            drawn = Drawn(message["sources"][key[0]], key[1], message["seed"], message["fixed"], message["device"])
+            drawn = Drawn(
+                message["sources"][key[0]],
+                key[1],
+                message["seed"],
+                message["fixed"],
+                message["device"],
+                training=message["training"],
+            )
         inputs = drawn.inputs(case, message["seed"] + 1 + number)
         own, exact, kind, done = _answers(drawn, inputs, count=not counted)
         flops, counted = done if not counted else flops, True
@@ -101,7 +108,14 @@ def baseline(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[s
     turns = gpu_lock_of(range(FILES_FROM, FILES_FROM + message["turn"]))
     with waiting_for(turns, then="baseline"), torch.no_grad():
         case = message["cases"][-1]
-        drawn = Drawn(message["sources"][case["size"]], case["dtype"], message["seed"], message["fixed"], message["device"])
+        drawn = Drawn(
+            message["sources"][case["size"]],
+            case["dtype"],
+            message["seed"],
+            message["fixed"],
+            message["device"],
+            training=message["training"],
+        )
         sets = [drawn.inputs(case, message["seed"] + 1 + number) for number in range(message["timed"])]
         drawn.model(*sets[0])
         models = {"eager": drawn.model}

@@ -27,7 +27,13 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
         key = (case["size"], case["dtype"])
         try:
             if key not in groups:
-                groups[key] = Drawn(message["sources"][case["size"]], case["dtype"], message["seed"], message["fixed"])
+                groups[key] = Drawn(
+                    message["sources"][case["size"]],
+                    case["dtype"],
+                    message["seed"],
+                    message["fixed"],
+                    training=message["training"],
+                )
             answers.append(_answer(groups[key], case, message["seed"] + 1 + number, out, finite, key))
             if message["count"] and "own" in answers[-1]:
                 answers[-1]["work"] = _work(groups[key], groups[key].inputs(case, message["seed"] + 1 + number))

@@ -25,6 +25,9 @@ Start = Callable[[Any, Any, dict[str, Any], dict[str, Any]], None]
 """Starts a kernel: itself, its grid, its arguments, its options."""
 
 
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
 class Misfit(AssertionError):
     """A configuration that a kernel itself has no room for."""
 
@@ -50,12 +53,23 @@ class Kept:
 class Replay:
     """One plan with its kernels made and its buffers allocated, to be carried out any number of times.
 
-    start: starts a kernel. inplace: positions of inputs that may be overwritten. taken: number of a step with a choice → the
-    configuration that is always taken, where one was chosen. blank: no kernel runs, and what PyTorch sets counts as unset.
+    start: starts a kernel. inplace: positions of inputs that may be overwritten. training: statistics may be kept anew. taken:
+    number of a step with a choice → the configuration that is always taken, where one was chosen. blank: no kernel runs, and what
+    PyTorch sets counts as unset.
     """
 
-    def __init__(self, plan: Plan, start: Start, dice: random.Random, inplace: Sequence[int], device: str = "cpu") -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        start: Start,
+        dice: random.Random,
+        inplace: Sequence[int],
+        device: str = "cpu",
+        *,
+        training: bool = False,
+    ) -> None:
         self.plan, self.start, self.dice, self.inplace, self.device = plan, start, dice, inplace, device
+        self.training = training
         self.kernels = build(plan.kernels)
         self.taken: dict[int, int] = {}
         self.blank = False
@@ -137,6 +151,8 @@ class Replay:
     def _unchanging(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Reason and words of a refusal for each tensor that a call may not change."""
         for given in self.plan.given:
+            if self.training and (given.parameter or "").rpartition(".")[2] in STATISTICS:
+                continue
             if given.input is None:
                 name = given.parameter or "What the model holds"
                 yield "keeps-state", f"{name} is not after forward what it was before.", self.view(given.tensor)
@@ -192,6 +208,8 @@ class Replay:
     def _take(self, tensor: Tensor, result: torch.Tensor, name: str) -> None:
         """A result where the plan has it. On a GPU one that is all of a buffer becomes the buffer: a copy would cost time."""
         place = self.view(tensor)
+        if not result.numel():  # a side result that only some devices have
+            return
         if place.shape != result.shape or place.dtype != result.dtype:
             raise Wrong("bad-plan", f"aten.{name} gives {tuple(result.shape)}, {result.dtype}; the plan says otherwise.")
         if result.untyped_storage().data_ptr() == place.untyped_storage().data_ptr():

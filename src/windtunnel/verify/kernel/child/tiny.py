@@ -30,7 +30,7 @@ AGAIN_SECONDS = 12.0  # of the CPU; no such run is begun after them
 
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
     """message: plans (texts that the judge has checked), groups (plan, parameters by name, cases with inputs by position),
-    inplace, seed.
+    inplace, training, seed.
 
     Returns 'runs' in the order of groups and cases, 'again' for further configurations, 'knocked' for the first case with no
     kernel run, each with heads of outputs; and 'wrong' where something was: then the rest is left out.
@@ -66,7 +66,7 @@ class _Whole:
         """Every group's cases; with the first, also the run with no kernel run."""
         for number, group in enumerate(self.message["groups"]):
             plan = Plan.model_validate_json(self.message["plans"][group["plan"]])
-            replay = Replay(plan, self.eyes.start, self.dice, self.message["inplace"])
+            replay = Replay(plan, self.eyes.start, self.dice, self.message["inplace"], training=self.message["training"])
             parameters = {name: self._tensor(head) for name, head in group["parameters"].items()}
             first = len(self.runs)
             for case in group["cases"]:

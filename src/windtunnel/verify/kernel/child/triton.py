@@ -24,6 +24,7 @@ from windtunnel.verify.kernel.child.scalars import numbers_as_tensors
 from windtunnel.verify.kernel.child.triton_compat import patch_interpreter
 
 MOST_PROGRAMS = 65_536
+UNDEFINED = (-3e4, 3e4)  # what memory may hold, in half precision too
 
 
 class TooManyPrograms(Exception):
@@ -169,7 +170,7 @@ def _watch_memory(builder: Any, holder: _Holder) -> None:
         addresses = ptrs.data[_lanes(mask, ptrs)]
         holder.check(addresses, "reads")
         if other is None and not holder.filled and addresses.size < ptrs.data.size:
-            other = _undefined(ptrs)
+            other = _undefined(ptrs, holder.pauses.dice)
         holder.log.loaded(addresses)
         return load(ptrs, mask, other, *rest, **named)
 
@@ -223,13 +224,13 @@ def _note_other(semantic: Any, holder: _Holder) -> None:
     semantic.load = load
 
 
-def _undefined(pointers: Any) -> Any:
-    """What a masked load without `other` leaves where the mask is false: Triton promises nothing there. NaN here, or a number
-    that nobody computes."""
+def _undefined(pointers: Any, dice: random.Random) -> Any:
+    """What a masked load without `other` leaves where the mask is false: Triton promises nothing there. Numbers here that nobody
+    computes, others each time: what comes of them shows, unless it is multiplied by zero or chosen away."""
     element = pointers.get_element_ty()
     values = np.empty(pointers.data.shape, interpreter._get_np_dtype(element))
     if values.dtype.kind == "f":
-        values.fill(np.nan)
+        values[...] = np.random.default_rng(dice.getrandbits(32)).uniform(*UNDEFINED, values.shape)
     elif values.dtype == bool:
         values.fill(True)
     else:

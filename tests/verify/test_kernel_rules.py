@@ -1,0 +1,142 @@
+"""What a kernel is judged by: long sizes, the scale of a tolerance, the mode of norms, kinds of refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from test_kernel_funnel import KERNEL, REFERENCE
+from warm import kernel_box
+
+from windtunnel.verify.kernel import KernelVerifier
+from windtunnel.verify.kernel.compare import robust_scale
+from windtunnel.verify.kernel.hidden import full_cases, tiny_cases
+from windtunnel.verify.kernel.long import block_of, dimension_of, long_sizes
+from windtunnel.verify.kernel.task import Task, task_from_source
+from windtunnel.verify.sandbox import Sandbox
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+SIZES = "TASK = {'sizes': {'tiny': {'ROWS': 4, 'COLS': 24}}, 'dtypes': ['float32']}"
+NORM = """
+import torch
+import torch.nn as nn
+
+ROWS, COLS = 64, 32
+
+
+class Model(nn.Module):
+    def __init__(self, cols):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(cols)
+
+    def forward(self, x):
+        return torch.relu(self.norm(x))
+
+
+def get_inputs():
+    return [torch.randn(ROWS, COLS)]
+
+
+def get_init_inputs():
+    return [COLS]
+"""
+RELU = """
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def relu(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.maximum(tl.load(x + at, mask=at < n, other=0.0), 0.0), mask=at < n)
+
+
+class ModelNew(nn.Module):
+    def __init__(self, cols):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(cols)
+
+    def forward(self, x):
+        x = NORMED
+        y = torch.empty_like(x)
+        relu[(triton.cdiv(x.numel(), 128),)](x, y, x.numel(), BLOCK=128)
+        return y
+"""
+NORMED = {
+    "PyTorch's": "self.norm(x)",
+    "by what was kept": "torch.addcmul(self.norm.bias, x - self.norm.running_mean, self.norm.weight * torch.rsqrt("
+    "self.norm.running_var + 1e-5))",
+}
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[Sandbox]:
+    with kernel_box() as sandbox:
+        yield sandbox
+
+
+@pytest.fixture(scope="module")
+def bias() -> Task:
+    return task_from_source(REFERENCE + SIZES, name="bias_relu")
+
+
+def test_each_dimension_is_long_once_and_no_longer_than_in_the_file(bias: Task) -> None:
+    found = long_sizes(bias, 64)
+    assert {dimension_of(size) for size in found} == {"ROWS", "COLS"}
+    assert max(values["COLS"] for values in found.values()) == 131
+    for size, values in found.items():
+        other = "COLS" if dimension_of(size) == "ROWS" else "ROWS"
+        assert values[other] == bias.sizes["tiny"][other]
+    short = replace(bias, sizes={**bias.sizes, "full": {"ROWS": 4, "COLS": 40}})
+    assert [values["COLS"] for values in long_sizes(short, 64).values()] == [40]
+    assert block_of([]) == 64
+
+
+def test_a_grid_that_leaves_the_rest_out_is_wrong_at_a_long_size(bias: Task, box: Sandbox) -> None:
+    verdict = KernelVerifier(bias, box).verify(KERNEL.replace("(triton.cdiv(n, 64),)", "(min(triton.cdiv(n, 64), 2),)"))
+    assert (verdict.accepted, verdict.reason) == (False, "non-finite"), verdict
+    assert "long" in verdict.message
+    assert verdict.evidence["kind"] == "wrong"
+    right = KernelVerifier(bias, box).verify(KERNEL)
+    assert any("long COLS" in label for label in right.evidence["cases"]), right
+
+
+def test_what_a_task_does_not_allow_is_out_of_policy(bias: Task, box: Sandbox) -> None:
+    verdict = KernelVerifier(bias, box).verify(KERNEL.replace("return y", "return torch.relu(y)"))
+    assert (verdict.reason, verdict.evidence["kind"]) == ("host-compute", "out of policy")
+
+
+def test_a_mask_does_not_set_the_scale_of_what_it_leaves() -> None:
+    dice = np.random.default_rng(0)
+    sizes = np.abs(dice.normal(size=10_000))
+    assert robust_scale(sizes) == pytest.approx(sizes.mean())
+    masked = np.where(dice.random(10_000) < 0.8, 1e9, sizes)
+    assert robust_scale(masked) < 10
+    steep = np.exp(dice.normal(size=10_000) * 5)
+    assert robust_scale(steep) == pytest.approx(steep.mean()), "no gap"
+    assert robust_scale(np.zeros(5)) == 0.0
+    from windtunnel.verify.kernel.child.compare import robust_scale as on_device
+
+    assert on_device(torch.from_numpy(masked)) == pytest.approx(robust_scale(masked))
+    assert on_device(torch.zeros(5)) == 0.0
+
+
+@pytest.mark.parametrize(("training", "right"), [(True, "PyTorch's"), (False, "by what was kept"), (False, "PyTorch's")])
+def test_a_norm_is_run_in_the_mode_of_its_task(training: bool, right: str, box: Sandbox) -> None:
+    task = replace(task_from_source(NORM, name="norm"), dtypes=("float32",), operations="any")
+    assert task.training, "as KernelBench runs it"
+    task = replace(task, training=training)
+    assert {case.training for case in (*tiny_cases(task), *full_cases(task))} == {training}
+    verdict = KernelVerifier(task, box).verify(RELU.replace("NORMED", NORMED[right]))
+    assert verdict.accepted, verdict
+    assert verdict.reward is not None
+    assert 0 < verdict.reward < 1, "the share of the work that is the kernel's"
+    if training:
+        wrong = KernelVerifier(task, box).verify(RELU.replace("NORMED", NORMED["by what was kept"]))
+        assert wrong.reason == "wrong-values"
