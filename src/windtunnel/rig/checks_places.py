@@ -15,13 +15,13 @@ from pathlib import Path
 from windtunnel.check import RUNGS, Check, Context, Evidence, Findings, Say
 from windtunnel.recipe import HuggingFaceModel, UserError, find_model
 
+from .storage import advise, file_system, mounts
+
 # Folders: they can be written, have room, and keep what a checkpoint relies on.
 
 GIB = 2**30
 LEAST_GIB = 1.0
 LEAST_INODES = 10_000
-_GONE_AFTER_REBOOT = ("tmpfs", "ramfs")
-_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "9p", "lustre", "beegfs")
 
 
 def _disk(context: Context, say: Say) -> Evidence:
@@ -42,11 +42,10 @@ def _disk(context: Context, say: Say) -> Evidence:
             found.problem(f"{variable} is {value}, where nothing can be written", f"unset {variable}, or name another folder")
     free = shutil.disk_usage(runs).free / GIB
     _planned(context, found, free, runs)
-    kind = file_system(runs)
-    if kind in _GONE_AFTER_REBOOT:
-        found.warn(f"{runs} is {kind}: runs would take memory and be gone after a reboot; give another --root")
-    elif kind in _NETWORK:
-        found.warn(f"{runs} is on {kind}: mind that checkpoints may be slow there; the rehearsal's check 'saving' measures it")
+    table = mounts()
+    kind = file_system(runs, table)
+    for warning in advise(runs, cache, table):
+        found.warn(warning)
     text = f"{free:,.1f} GiB free at {runs.resolve()}" + (f" ({kind})" if kind else "") + "; files and renames are kept"
     return found.evidence(text, {"free_gib": free, "file_system": kind})
 
@@ -57,17 +56,6 @@ def nearest(folder: Path) -> Path:
     while not path.exists() and path != path.parent:
         path = path.parent
     return path
-
-
-def file_system(folder: Path) -> str:
-    """Type of the file system that holds a folder, as /proc/mounts names it; empty where that cannot be told."""
-    try:
-        mounts = [line.split() for line in Path("/proc/mounts").read_text("utf-8").splitlines()]
-    except OSError:
-        return ""
-    path = str(folder.resolve())
-    inside = [(m[1], m[2]) for m in mounts if len(m) > 2 and (path == m[1] or path.startswith(m[1].rstrip("/") + "/"))]
-    return max(inside, key=lambda mount: len(mount[0]), default=("", ""))[1]
 
 
 def _cache() -> Path:
