@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -139,7 +138,7 @@ class SlurmHere:
         process = self._processes.pop(f"slurmd {name}")
         process.kill()
         process.wait()
-        self._end_steps(f".{name}")
+        self._end_steps(name)
 
     def run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run one of Slurm's programs."""
@@ -173,16 +172,21 @@ class SlurmHere:
                 process.wait()
 
     def _end_steps(self, node: str = "") -> None:
-        """End what daemons of this folder have left: their step managers, and the tasks below these."""
+        """Kill what daemons of this folder have left, of one node or all: the managers of steps first, then their tasks."""
         import psutil
 
-        for process in psutil.process_iter(["name", "environ"]):
+        conf, log = str(self.folder / "slurm.conf"), str(self.folder / "slurmd.")
+        managers, tasks = [], []
+        for process in psutil.process_iter(["name", "cmdline", "environ"]):
             environ = process.info["environ"] or {}
-            if environ.get("SLURM_CONF") == str(self.folder / "slurm.conf") and process.pid != os.getpid():
-                mine = not node or environ.get("SLURMD_NODENAME") == node[1:] or f"spool{node}" in str(_open_files(process))
-                if mine and (process.info["name"] == "slurmstepd" or "SLURM_JOB_ID" in environ):
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        process.send_signal(signal.SIGKILL)
+            if "slurmstepd" in " ".join([process.info["name"], *(process.info["cmdline"] or [])]):  # which blanks its environment
+                if any(path.startswith(f"{log}{node}") for path in _open_files(process)):
+                    managers.append(process)
+            elif environ.get("SLURM_CONF") == conf and environ.get("SLURMD_NODENAME") in ((node,) if node else ("n1", "n2")):
+                tasks.append(process)
+        for process in (*managers, *tasks):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def _logs(self) -> str:
         return "\n".join(

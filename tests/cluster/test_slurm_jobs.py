@@ -104,6 +104,29 @@ def test_a_job_of_bad_input_ends_at_once_with_its_reason(slurm: SlurmHere, windt
         assert len(job.state.attempts) == 1
 
 
+def test_within_an_allocation_the_job_runs_there_and_then(slurm: SlurmHere, recipe: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "windtunnel",
+        "launch",
+        "tiny.yaml",
+        "--on",
+        "cpu",
+        "--to",
+        "slurm",
+        "--set",
+        "budget.steps=3",
+    ]
+    done = subprocess.run(
+        ["salloc", "--nodes=1", *command], cwd=recipe.parent, env=slurm.environment, capture_output=True, text=True, timeout=HANG,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the job runs here, now" in done.stderr
+    assert "[job] done: budget.steps: 3 steps done" in done.stdout
+
+
 SMI = """#!/bin/sh
 errors=0
 if [ "$SLURMD_NODENAME" = n1 ]; then errors=3; fi

@@ -1,5 +1,6 @@
 """The batch script and what follows an attempt, without Slurm."""
 
+import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -75,6 +76,18 @@ def test_a_container_runs_the_steps_and_not_slurms_commands(recipe: Path, tmp_pa
     assert made.spec.python[:3] == ("apptainer", "exec", "--nv")
     assert made.spec.python[-2:] == (str(image), "python3")
     assert "apptainer" not in made.script.splitlines()[-1]
+
+
+def test_nodes_of_another_processor_are_named(recipe: Path, tmp_path: Path) -> None:
+    image = tmp_path / "image.sif"
+    image.write_bytes(b"#!/usr/bin/env run-singularity\n\0" + b"SIF_MAGIC\0" + b"01\0" + b"02\0" + bytes(16))
+    assert prepared(recipe, "8xH100", container=str(image)).notes == []
+    with pytest.raises(UserError, match="it is for x86_64, and the nodes of 4xGH200 are aarch64"):
+        prepared(recipe, "4xGH200", container=str(image))
+    image.write_bytes(image.read_bytes().replace(b"02\0", b"04\0"))
+    assert prepared(recipe, "4xGH200", container=str(image)).notes == []
+    told = prepared(recipe, "4xGH200").notes
+    assert (platform.machine() == "aarch64") == (told == [])
 
 
 def attempt(code: int | None = 3, *, step: int = 20, before: int = 0, **values: object) -> Attempt:

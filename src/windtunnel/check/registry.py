@@ -10,7 +10,7 @@ from windtunnel.recipe import Plugin, UserError, plugins
 from .core import Check
 
 ROOMS: dict[str, str] = {
-    "rig": "checks checks_software checks_places",
+    "rig": "checks checks_software checks_places checks_processor",
     "run": "checks checks_records",
     "checkpoint": "checks",
     "mirror": "checks",

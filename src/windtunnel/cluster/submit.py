@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import sys
 import tempfile
@@ -13,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from windtunnel.recipe import HuggingFaceModel, Recipe, UserError, dump_recipe, find_model
-from windtunnel.rig import Rig
+from windtunnel.rig import Rig, processor_of
 from windtunnel.run import anchored
 
 from . import scheduler
@@ -27,6 +28,8 @@ SAVING_MARGIN = 2.0
 LOOKED_AT_SECONDS = 10.0
 """For Slurm's scheduler to say why a new job waits."""
 _LIMITS = "sinfo --format='%P %l %D' shows the limits"
+_CODES = {b"02": "x86_64", b"04": "aarch64"}
+_ARCHES = {"x86_64": "amd64", "aarch64": "arm64"}
 NEVER = {
     "PartitionTimeLimit": ("the time limit is longer than the partition's", f"a shorter --slurm time=H:MM:SS; {_LIMITS}"),
     "PartitionNodeLimit": ("the partition lets a job have fewer nodes", f"fewer nodes, or --slurm partition=NAME; {_LIMITS}"),
@@ -90,6 +93,7 @@ def prepare_job(recipe: Recipe, wish: Wish, environment: Mapping[str, str] = os.
     if notice < needed:
         notes.append(f"warn: --notice {notice}: a checkpoint takes about {wish.save_seconds:.0f} s; give {needed:.0f} or more")
     image = _image(wish.container)
+    notes += _processor(rig, image)
     root = wish.root.absolute()
     path = root / FOLDER / f"{recipe.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
     models = _models(recipe)
@@ -188,6 +192,33 @@ def _require_several(recipe: Recipe, nodes: int) -> None:
                 f"{nodes} nodes: stages.{stage.name}.placement is not ray, so all would run on one",
                 f"--set stages.{stage.name}.placement=ray, or --on with one node",
             )
+
+
+def _processor(rig: Rig, image: str | None) -> list[str]:
+    """Return what to know where the nodes have another processor than this machine. Raises UserError for an image of another."""
+    needed, here = processor_of(rig), platform.machine()
+    if rig.gpu is None or rig.name == "here":
+        return []
+    if image is None:
+        if needed == here:
+            return []
+        return [f"warn: the nodes of {rig.name} are {needed}, and this Python is {here}: launch from such a node, or --container"]
+    own = image_processor(Path(image))
+    if own is not None and own != needed:
+        fix = f"build the image on such a node, or: apptainer build --arch {_ARCHES[needed]} {Path(image).name} docker://NAME:TAG"
+        raise UserError(f"--container {image}: it is for {own}, and the nodes of {rig.name} are {needed}", fix)
+    return []
+
+
+def image_processor(image: Path) -> str | None:
+    """Return the processor that an image in Singularity's format is for, as its header says; None where it does not."""
+    try:
+        with open(image, "rb") as file:
+            header = file.read(48)
+    except OSError:
+        return None
+    # The header: 32 bytes of a launch script, 'SIF_MAGIC' and a zero, 3 bytes of version, 3 bytes of processor.
+    return _CODES.get(header[45:47]) if header[32:41] == b"SIF_MAGIC" else None
 
 
 def _image(container: str | None) -> str | None:

@@ -4,7 +4,7 @@ from .catalog import Catalog, gpu_names, instance_names, load_catalog, prices_fi
 from .detect import cpu_cores, detect_rig, measure_cpu_gflops
 from .parse import parse_rig, spot_interruptions
 from .prices import OLD_DAYS, Update, age_days, update_prices
-from .types import GPU, Price, Rig
+from .types import GPU, Price, Rig, processor_of
 
 __all__ = [
     "GPU",
@@ -22,6 +22,7 @@ __all__ = [
     "measure_cpu_gflops",
     "parse_rig",
     "prices_file",
+    "processor_of",
     "spot_interruptions",
     "update_prices",
     "user_file",

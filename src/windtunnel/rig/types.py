@@ -93,3 +93,12 @@ class Rig:
             return host
         nodes = f"{self.nodes} nodes of " if self.nodes > 1 else ""
         return f"{nodes}{self.gpus_per_node} x {self.gpu.name} ({self.gpu.memory_gib:.0f} GiB), {host}"
+
+
+_AARCH64 = ("GH200",)
+"""GPUs whose hosts are aarch64 (NVIDIA Grace); the hosts of all others in the catalog are x86_64."""
+
+
+def processor_of(rig: Rig) -> str:
+    """Return the processor of a rig's hosts, as `uname -m` names it."""
+    return "aarch64" if rig.gpu is not None and rig.gpu.name in _AARCH64 else "x86_64"
