@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.cluster import Attempt, Prepared, Wish, next_move, prepare_job, read_batch_script
+from windtunnel.cluster import (
+    Attempt,
+    Prepared,
+    Unreachable,
+    Wish,
+    next_move,
+    prepare_job,
+    read_batch_script,
+    submit_job,
+    try_job,
+)
 from windtunnel.recipe import UserError, load_recipe
 from windtunnel.rig import parse_rig
 
@@ -88,6 +98,16 @@ def test_nodes_of_another_processor_are_named(recipe: Path, tmp_path: Path) -> N
     assert prepared(recipe, "4xGH200", container=str(image)).notes == []
     told = prepared(recipe, "4xGH200").notes
     assert (platform.machine() == "aarch64") == (told == [])
+
+
+def test_without_slurm_the_script_is_still_made(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = prepared(recipe)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Unreachable, match="sbatch is not installed here"):
+        try_job(made)
+    with pytest.raises(UserError, match="sbatch is not installed here"):
+        submit_job(made)
+    assert not made.path.exists()
 
 
 def attempt(code: int | None = 3, *, step: int = 20, before: int = 0, **values: object) -> Attempt:

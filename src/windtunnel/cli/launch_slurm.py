@@ -34,12 +34,7 @@ def launch_slurm(
     for text in (told, *prepared.notes):
         typer.echo(text, err=True)
     if dry:
-        says = try_job(prepared)
-        if as_json:
-            print_json({"script": prepared.script, "spec": dataclasses.asdict(prepared.spec), "slurm": says})
-        else:
-            typer.echo(prepared.script)
-            typer.echo(f"Slurm: {says}", err=True)
+        _show(prepared, as_json=as_json)
         return 0
     within = in_allocation()
     if within is not None:
@@ -55,6 +50,22 @@ def launch_slurm(
         f"  lines: tail -f {job.path}/output.log\n  end:   windtunnel stop {job.path}"
     )
     return 0
+
+
+def _show(prepared: Prepared, *, as_json: bool) -> None:
+    """Print a job and what Slurm says to it. Raises UserError where Slurm does not take it."""
+    from windtunnel.cluster import Unreachable, try_job
+
+    if not as_json:
+        typer.echo(prepared.script)
+    try:
+        says = try_job(prepared)
+    except Unreachable as error:
+        says = f"not asked: {error.message}"
+    if as_json:
+        print_json({"script": prepared.script, "spec": dataclasses.asdict(prepared.spec), "slurm": says})
+    else:
+        typer.echo(f"Slurm: {says}", err=True)
 
 
 def _prepare(

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .chain import Move, next_move
     from .job import Attempt, Job, JobSpec, State, job_of, jobs_under
     from .listing import JobLine, find_job, is_over, list_jobs, stop_job
+    from .scheduler import Unreachable
     from .script import in_allocation
     from .submit import Prepared, Wish, prepare_job, run_here, submit_job, try_job
 
@@ -23,6 +24,7 @@ __all__ = [
     "Move",
     "Prepared",
     "State",
+    "Unreachable",
     "Wish",
     "find_job",
     "in_allocation",

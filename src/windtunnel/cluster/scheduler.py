@@ -15,6 +15,10 @@ SECONDS = 30.0
 _FORMAT = "%i|%T|%N|%r|%S|%L|%R"
 
 
+class Unreachable(UserError):
+    """Slurm's commands are here, or should be, and no controller answers them."""
+
+
 @dataclass(frozen=True)
 class Standing:
     """How a job stands with Slurm.
@@ -139,7 +143,7 @@ def refusal(program: str, stderr: str) -> UserError:
         known = partitions()
         return UserError(f"{program}: {said}", f"--slurm partition=NAME, one of: {', '.join(known)}" if known else "sinfo")
     if "unable to contact" in low or "configuration source" in low or "connection refused" in low:
-        return UserError(f"{program}: {said}", "this machine reaches no Slurm: launch from a login node of the cluster")
+        return Unreachable(f"{program}: {said}", "this machine reaches no Slurm: launch from a login node of the cluster")
     if "node count" in low or "node configuration" in low or "more processors" in low:
         return UserError(
             f"{program}: {said}", "ask for nodes that the partition has: sinfo --format='%P %D %G'; --on RIG or --slurm nodes=N"
@@ -160,14 +164,14 @@ def _said(stderr: str) -> str:
 def _run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     found = shutil.which(program)
     if found is None:
-        raise UserError(f"{program} is not installed here", "launch from a login node of the cluster, or --to ssh:HOST")
+        raise Unreachable(f"{program} is not installed here", "launch from a login node of the cluster, or --to ssh:HOST")
     try:
         return subprocess.run(
             [found, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=SECONDS,
             check=False, env={**os.environ, "LC_ALL": "C"},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise UserError(
+        raise Unreachable(
             f"{program} did not answer within {SECONDS:.0f} s", "look whether slurmctld answers: scontrol ping; then try again"
         ) from None
     except OSError as error:

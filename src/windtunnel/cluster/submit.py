@@ -109,13 +109,12 @@ def prepare_job(recipe: Recipe, wish: Wish, environment: Mapping[str, str] = os.
 
 
 def try_job(prepared: Prepared) -> str:
-    """Ask Slurm whether it takes the job; returns when and where it would start, or that there is no Slurm here.
+    """Ask Slurm whether it takes the job; returns when and where it would start.
 
     Raises:
+        Unreachable: there is no Slurm to ask.
         UserError: Slurm does not take it.
     """
-    if shutil.which("sbatch") is None:
-        return "no Slurm here to ask whether it takes the script"
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "job.sbatch"
         file.write_text(prepared.script, encoding="utf-8")
