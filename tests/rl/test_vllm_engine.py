@@ -30,9 +30,19 @@ pytestmark = [
 ]
 
 
-def test_a_run_learns_from_vllms_answers_although_it_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+APART = ("model.adapter={rank: 4}", "stages.rl.engine_adapter=apart")
+
+
+@pytest.mark.parametrize(
+    ("more", "staleness"),
+    [(("stages.rl.overlap=1",), [0, 1, 1, 1]), (("stages.rl.sync=direct",), [0, 0, 0, 0]), (APART, [0, 0, 0, 0])],
+    ids=["by files, ahead", "directly", "adapters alone"],
+)
+def test_a_run_learns_from_vllms_answers_although_it_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], staleness: list[int]
+) -> None:
     torch.set_num_threads(1)
-    sets = ("stages.rl.engine=vllm", "stages.rl.overlap=1", "stages.rl.temperature=0.8", "stages.rl.engine_seconds=900")
+    sets = ("stages.rl.engine=vllm", "stages.rl.temperature=0.8", "stages.rl.engine_seconds=900", *more)
     run = new_run(tmp_path, *sets, "budget.steps=4", config=WIDER)
     true, asked = EngineProcess.submit, []
 
@@ -45,7 +55,7 @@ def test_a_run_learns_from_vllms_answers_although_it_is_killed(tmp_path: Path, m
     monkeypatch.setattr(EngineProcess, "submit", submit)
     assert train_policy(run) == 0
     assert sum(series(run, "engine_restarts").values()) == 1
-    assert list(series(run, "staleness").values()) == [0, 1, 1, 1]
+    assert list(series(run, "staleness").values()) == staleness
     assert series(run, "mismatch_largest")[1] < 1e-3  # the round by the very weights that learn from it
     assert max(series(run, "canary").values()) < 1e-5
     assert set(series(run, "too_old").values()) == {0.0}
@@ -56,12 +66,15 @@ def test_faults_that_report_success_are_caught(tmp_path: Path) -> None:
     to = tmp_path / "found.json"
     subprocess.run([sys.executable, str(SCRIPT), "--tensor", "1", "--to", str(to)], check=True, timeout=1500)
     found = json.loads(to.read_text())["found"]
-    caught = found["tensor 1"]["faults"] | found["tensor 1, packed copies"]["faults"]
-    assert {name: one["caught by"] for name, one in caught.items()} == {
-        "dropped tensor": "the receipts",
-        "half-updated shard": "the receipts",
-        "stale version": "the receipts",
-        "old weights, new number": "the receipts",
-        "packed copies left as they were": "the canary",
+    receipts = {
+        name: "the receipts" for name in ("dropped tensor", "half-updated shard", "stale version", "old weights, new number")
     }
-    assert found["tensor 1"]["afterwards"]["same tokens again"]
+    for way in ("disk", "direct"):
+        assert _caught(found["tensor 1"][way]["faults"]) == receipts
+        assert _caught(found["tensor 1, packed copies"][way]["faults"]) == {"packed copies left as they were": "the canary"}
+        assert found["tensor 1"][way]["afterwards"]["same tokens again"]
+    assert _caught(found["tensor 1, adapters apart"]["faults"]) == receipts
+
+
+def _caught(faults: dict[str, dict[str, str]]) -> dict[str, str]:
+    return {name: one["caught by"] for name, one in faults.items()}
