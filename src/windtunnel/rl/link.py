@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Protocol
 
 from .engine import Receipt
@@ -18,15 +17,13 @@ from .transfer import Invitation
 class Receiving(Protocol):
     """What is used of an engine's process."""
 
-    def prepare(self, config: dict[str, Any], tokens: int, base: Path | None) -> None:
+    def prepare(self, config: dict[str, Any], tokens: int) -> None:
         """See `Engine.prepare`."""
 
     def join(self, invitation: Invitation) -> None:
         """See `Engine.join`."""
 
-    def receive(
-        self, version: int, config: dict[str, Any], canary: dict[str, Any] | None, adapter: dict[str, Any] | None
-    ) -> Receipt:
+    def receive(self, version: int, config: dict[str, Any], canary: dict[str, Any] | None) -> Receipt:
         """See `Engine.receive`."""
 
 
@@ -81,7 +78,7 @@ class Link:
 
     def again(self, offer: Offer, engine: Receiving) -> Receipt:
         """Have one engine receive the version that was sent last, from this host's memory."""
-        engine.prepare(offer.config, offer.tokens, offer.base)
+        _prepared(offer, engine)
         with self._alone, ThreadPoolExecutor(1) as pool:
             assert self._held.version == offer.version
             self._joined = []
@@ -97,7 +94,7 @@ class Link:
 
     def _prepare(self, offer: Offer, engine: Receiving) -> None:
         if engine not in self._joined:
-            engine.prepare(offer.config, offer.tokens, offer.base)
+            _prepared(offer, engine)
 
     def _invited(self, engines: Sequence[Receiving]) -> Sequence[Invitation | None]:
         """Return what each engine is to join; None: it is in the group that there is."""
@@ -106,10 +103,16 @@ class Link:
         return self._sender.invite([self._workers] * len(engines))
 
 
+def _prepared(offer: Offer, engine: Receiving) -> None:
+    more = {} if offer.base is None else {"base": offer.base}
+    engine.prepare(offer.config, offer.tokens, **more)
+
+
 def _received(offer: Offer, engine: Receiving, invitation: Invitation | None) -> Receipt:
     if invitation is not None:
         engine.join(invitation)
-    return engine.receive(offer.version, offer.config, offer.canary, offer.adapter)
+    more = {} if offer.adapter is None else {"adapter": offer.adapter}
+    return engine.receive(offer.version, offer.config, offer.canary, **more)
 
 
 def _check(receiving: Sequence[Future[Receipt]]) -> None:
