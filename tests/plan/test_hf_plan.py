@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from windtunnel.model import hf_shape
 from windtunnel.plan import Plan, lines, make_plan, refuse
 from windtunnel.plan.alternatives import Change
+from windtunnel.plan.constants import load_hf_constants
 from windtunnel.plan.finetune import FineTuning
 from windtunnel.plan.plan import PLANNERS, Case, Draft
 from windtunnel.recipe import Recipe, UserError, load_recipe
@@ -414,6 +416,18 @@ def test_what_no_engine_runs_is_refused_with_its_reason() -> None:
     with pytest.raises(UserError, match=r"layout\.shard: full") as error:
         plan("8xH100", FULL, "stages.sft.precision=fp8", "layout.shard=full")
     assert "layout.shard=optimizer" in (error.value.fix or "")
+
+
+@pytest.mark.parametrize("model", ["llama-3.2-1b", "llama-3.1-8b", "smollm3-3b"])
+@pytest.mark.parametrize("adapter", [True, False])
+def test_no_plan_is_faster_than_its_products(model: str, adapter: bool) -> None:
+    said = []
+    for sequence in (4096, 32_768, 131_072):
+        sets = [f"model.config={model}", f"model.sequence={min(sequence, hf_shape(model).max_positions)}"]
+        made = plan("8xH200", *sets, "stages.sft.batch_tokens=2097152", *([] if adapter else [FULL]))
+        assert made.mfu <= load_hf_constants("H200").matmul_efficiency
+        said.append(made.sources["mfu"])
+    assert "PaLM" in said[0]
 
 
 def test_a_stage_is_planned_by_its_kinds_planner_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,3 +230,9 @@ def training_flops(blocks: Sequence[Block], sequence: int) -> float:
     """
     attention = sum(6 * block.heads * (block.qk_head_dim + block.v_head_dim) * block.visible(sequence) for block in blocks)
     return 6.0 * sum(block.active_matrix_parameters for block in blocks) + attention
+
+
+def masked_flops(blocks: Sequence[Block], sequence: int) -> float:
+    """Return what of `training_flops` no kernel computes: attention to positions that come after a token."""
+    unseen = [block.visible(sequence) ** 2 / (2.0 * sequence) for block in blocks]
+    return sum(6 * b.heads * (b.qk_head_dim + b.v_head_dim) * none for b, none in zip(blocks, unseen, strict=True))

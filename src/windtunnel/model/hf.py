@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from .blocks import Block, Experts, LatentAttention, Targets, training_flops
+from .blocks import Block, Experts, LatentAttention, Targets, masked_flops, training_flops
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,10 @@ class HFShape:
     def flops_per_token(self, sequence: int) -> float:
         """Return the training FLOPs a token of a packed sequence, forward and backward, the head included."""
         return training_flops(self.blocks, sequence) + 6.0 * self.head_matrix_parameters
+
+    def masked_flops_per_token(self, sequence: int) -> float:
+        """Return what of those FLOPs no kernel computes: attention to positions that come after a token."""
+        return masked_flops(self.blocks, sequence)
 
     def kv_bytes_per_token(self, element_bytes: float = 2) -> float:
         """Bytes of KV cache that a token takes over all layers, while every window still holds it."""

@@ -172,6 +172,7 @@ def hf_draft(work: Workload, sums: Totals, c: HFConstants, best: Candidate, star
         terms=time.terms,
         hidden=time.hidden,
         flops=work.flops_per_token,
+        masked=shape.masked_flops_per_token(work.sequence),
         gpus=best.layout.ranks,
         startup=startup,
         pace=Pace(sum(startup.values()), time.seconds),

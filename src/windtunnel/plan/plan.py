@@ -50,6 +50,7 @@ class Draft:
         corpus, corpus_source: tokens of one epoch, None where they are not known; epoch_tokens: the same as steps count them.
         checkpoint_gib, kept_gib, base_gib: a whole checkpoint, one that keeps weights only, what lies on the disk beside.
         token_bytes: of a prepared token. repeats: whether another epoch is the same data again.
+        masked: of `flops`, those of attention to what comes later, which PaLM's convention counts and nothing computes.
         reasons: against the stage on this rig.
         feeds: what the data would suffice for, asked where the run repeats them too often.
         notes: what was adjusted and what to know, given the length and whether it fits.
@@ -93,6 +94,7 @@ class Draft:
     base_gib: float = 0.0
     after: float = 0.0
     repeats: bool = True
+    masked: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,7 @@ def make_plan(
     per_second = draft.tokens / draft.step_seconds
     repeated = length.epochs if draft.repeats else None
     notes = [*draft.notes(length, not draft.reasons), *budget_notes(recipe.budget, rig, int(draft.tokens), draft.epoch_tokens)]
+    mfu, counted = _utilisation(draft, per_second)
     made = Plan(
         recipe=recipe.name,
         rig=rig.name,
@@ -203,7 +206,7 @@ def make_plan(
         hidden_seconds=draft.hidden,
         bound=max(draft.terms, key=lambda name: draft.terms[name]),
         tokens_per_second=per_second,
-        mfu=draft.flops * per_second / (best.timed.peak_flops * draft.gpus),
+        mfu=mfu,
         steps=length.steps,
         tokens=length.tokens,
         derived_tokens=draft.derived_tokens,
@@ -226,10 +229,25 @@ def make_plan(
         warnings=(*epoch_warnings(repeated), *(draft.feeds(length) if over_fed(repeated) else ()), *draft.warnings),
         notes=(*notes, *_not_trained(recipe, layout), *rig.notes),
         error=draft.error,
-        sources=_sources(draft, rig, length) | draft.sources(length),
+        sources=_sources(draft, rig, length) | draft.sources(length) | counted,
         correction=correction_of(best.memory.components, draft.c.time_factor),
     )
     return replace(made, warnings=(*made.warnings, *_tight(made)))
+
+
+def _utilisation(draft: Draft, per_second: float) -> tuple[float, dict[str, str]]:
+    """Return MFU, and how it was counted where that is not PaLM's way.
+
+    That counts attention to what comes later, which no kernel computes: of long sequences it would be more than the rate that
+    products reach at all.
+    """
+    peak = draft.best.timed.peak_flops * draft.gpus
+    usual = draft.flops * per_second / peak
+    if usual <= draft.c.matmul_efficiency or not draft.masked or draft.best.layout.precision == "fp8":
+        return usual, {}
+    computed = (draft.flops - draft.masked) * per_second / peak
+    said = f"FLOPs that are computed, against the dense peak; {usual:.0%} with attention to later tokens (PaLM, appendix B)"
+    return computed, {"mfu": said}
 
 
 def why_untrainable(recipe: Recipe) -> tuple[str, str] | None:
