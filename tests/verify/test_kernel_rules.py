@@ -96,6 +96,8 @@ def test_each_dimension_is_long_once_and_no_longer_than_in_the_file(bias: Task) 
     short = replace(bias, sizes={**bias.sizes, "full": {"ROWS": 4, "COLS": 40}})
     assert [values["COLS"] for values in long_sizes(short, 64).values()] == [40]
     assert block_of([]) == 64
+    guessed = replace(bias, sizes={**bias.sizes, "full": {}})
+    assert {values["COLS"] for size, values in long_sizes(guessed, 64).items() if dimension_of(size) == "COLS"} == {128, 96}
 
 
 def test_a_grid_that_leaves_the_rest_out_is_wrong_at_a_long_size(bias: Task, box: Sandbox) -> None:

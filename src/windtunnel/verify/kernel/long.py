@@ -16,8 +16,8 @@ from windtunnel.recipe import UserError
 from windtunnel.verify.kernel.guess import BATCH_WORDS
 from windtunnel.verify.kernel.hidden import GPU_ONLY, Case
 from windtunnel.verify.kernel.plan import Launch, Plan
-from windtunnel.verify.kernel.prepared import Batch, Ready, ReferenceBroken, TooLarge, TooLong, prepare
-from windtunnel.verify.kernel.record import HostForm, file_forms
+from windtunnel.verify.kernel.prepared import Batch, Ready, ReferenceBroken, prepare
+from windtunnel.verify.kernel.record import HostForm, form_of
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.sandbox import Runner
 
@@ -59,10 +59,15 @@ def long_sizes(task: Task, block: int) -> dict[str, Mapping[str, int | float]]:
     names = [name for name, value in tiny.items() if type(value) is int and type(full.get(name)) is int and full[name] > value]
     for name in [name for name in names if not _is_batch(name)][:MOST_DIMENSIONS]:
         most = int(full[name])
-        for length in sorted({min(length, most) for length in (2 * block + 3, 2 * block, block + 3)}, reverse=True):
+        for length in sorted({min(length, most) for length in _lengths(task, block)}, reverse=True):
             if length > tiny[name]:
                 found[f"tiny_long_{name}_{length}"] = {**tiny, name: length}
     return found
+
+
+def _lengths(task: Task, block: int) -> tuple[int, ...]:
+    """Ragged ones, but of a file whose tiny sizes were guessed: as KernelBench's it may count on what divides."""
+    return (2 * block, block + block // 2) if task.sizes.get("full") == {} else (2 * block + 3, block + 3)
 
 
 def _full_numbers(task: Task) -> dict[str, int | float]:
@@ -87,48 +92,36 @@ class LongSizes:
         self.task, self.runner = task, runner
         self._lock = threading.Lock()
         self._forms: dict[int, list[HostForm]] = {}
-        self._batches: dict[str, Batch | None] = {}
+        self._kept: dict[str, Ready] = {}
 
     def forms(self, block: int) -> list[HostForm]:
-        """The forms at the sizes to choose from, those that the reference has."""
+        """The forms at the sizes to choose from: those at which the reference runs."""
         with self._lock:
             if block not in self._forms:
-                self._forms[block] = list(self._ask(long_sizes(self.task, block)))
+                self._forms[block] = [form_of(ready) for ready in self._ready(long_sizes(self.task, block))]
             return self._forms[block]
 
-    def batch(self, sizes: Sequence[str], block: int) -> Batch:
-        """Inputs and right answers at these sizes; those at which the reference does not run are left out."""
+    def batch(self, sizes: Sequence[str]) -> Batch:
+        """Inputs and right answers at sizes that were given by `forms`."""
         with self._lock:
-            known = long_sizes(self.task, block)
-            ready, dropped = list[Ready](), dict[str, str]()
-            for size in sizes:
-                if size not in self._batches:
-                    self._batches[size] = self._run(size, known[size])
-                batch = self._batches[size]
-                if batch is not None:
-                    ready += batch.ready
-                    dropped |= batch.dropped
-            return Batch(ready, dropped)
+            return Batch([self._kept[size] for size in sizes])
 
     def _at(self, sizes: Mapping[str, Mapping[str, int | float]]) -> Task:
         dtype = next((dtype for dtype in self.task.dtypes if dtype not in GPU_ONLY), "float32")
         return replace(self.task, sizes={**self.task.sizes, **sizes}, dtypes=(dtype,))
 
-    def _ask(self, sizes: Mapping[str, Mapping[str, int | float]]) -> Iterator[HostForm]:
+    def _ready(self, sizes: Mapping[str, Mapping[str, int | float]]) -> Iterator[Ready]:
         for size, values in sizes.items():
-            try:
-                yield from file_forms(self._at({size: values}), self.runner, [size])
-            except UserError:
-                continue
-
-    def _run(self, size: str, values: Mapping[str, int | float]) -> Batch | None:
-        task = self._at({size: values})
-        try:
-            return prepare(task, self.runner, [Case(size, task.dtypes[0], "plain", task.training)])
-        except (TooLong, TooLarge, UserError):
-            return None
-        except ReferenceBroken:
-            return None
+            if size not in self._kept:
+                task = self._at({size: values})
+                try:
+                    batch = prepare(task, self.runner, [Case(size, task.dtypes[0], "plain", task.training)])
+                except (UserError, ReferenceBroken):
+                    continue
+                if not batch.ready:
+                    continue
+                self._kept[size] = batch.ready[0]
+            yield self._kept[size]
 
 
 def chosen(forms: Sequence[HostForm], plans: Sequence[Plan], tiny: Plan) -> list[int]:

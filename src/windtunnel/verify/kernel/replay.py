@@ -23,9 +23,16 @@ BINARY_LIMITS = replace(LIMITS, cpu_seconds=120, processes=16, threads=128, file
 COMPILE_ENTRY = "windtunnel.verify.kernel.child.compile:main"
 
 
-def replay_job(plans: Sequence[Plan], forms: Sequence[HostForm], task: Task, batch: Batch, limits: Limits = LIMITS) -> Job:
+def replay_job(
+    plans: Sequence[Plan],
+    forms: Sequence[HostForm],
+    task: Task,
+    batch: Batch,
+    limits: Limits = LIMITS,
+    seconds: float | None = None,
+) -> Job:
     """Everything the child needs to carry the plans out on every case; no right answer is among it. plans: of the forms, in
-    order. The runs come back in the order of `tiny.in_groups`."""
+    order. seconds: of CPU time, after which no other case is begun. The runs come back in the order of `tiny.in_groups`."""
     buffers: list[Buffer] = []
 
     def keep(array: Array) -> dict[str, Any]:
@@ -52,6 +59,7 @@ def replay_job(plans: Sequence[Plan], forms: Sequence[HostForm], task: Task, bat
         "groups": groups,
         "inplace": list(task.inplace),
         "training": task.training,
+        "seconds": seconds,
         "seed": secrets.randbits(32),
     }
     return Job(ENTRY, message, buffers, limits)

@@ -201,6 +201,14 @@ class _Nothing:
     def __exit__(self, *error: object) -> None:
         pass
 
+    def elapsed_time(self, other: Any) -> float:
+        """As if all took alike: host code that times its own configurations takes the first."""
+        return 1.0
+
+    def query(self) -> bool:
+        """Everything has ended."""
+        return True
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)

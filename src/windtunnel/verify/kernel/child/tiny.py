@@ -30,7 +30,7 @@ AGAIN_SECONDS = 12.0  # of the CPU; no such run is begun after them
 
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
     """message: plans (texts that the judge has checked), groups (plan, parameters by name, cases with inputs by position),
-    inplace, training, seed.
+    inplace, training, seed, seconds (of CPU time, after which no other case is begun).
 
     Returns 'runs' in the order of groups and cases, 'again' for further configurations, 'knocked' for the first case with no
     kernel run, each with heads of outputs; and 'wrong' where something was: then the rest is left out.
@@ -70,6 +70,8 @@ class _Whole:
             parameters = {name: self._tensor(head) for name, head in group["parameters"].items()}
             first = len(self.runs)
             for case in group["cases"]:
+                if self.message["seconds"] is not None and self.runs and time.process_time() > self.message["seconds"]:
+                    return
                 self.runs.append({"case": case["label"], **self._run(replay, parameters, case)})
             while replay.untried() and len(self.again) < MOST_AGAIN and time.process_time() < AGAIN_SECONDS:
                 at = len(self.again) % len(group["cases"])
