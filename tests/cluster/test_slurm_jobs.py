@@ -104,6 +104,7 @@ def test_a_job_of_bad_input_ends_at_once_with_its_reason(slurm: SlurmHere, windt
         assert len(job.state.attempts) == 1
 
 
+@pytest.mark.slow
 def test_within_an_allocation_the_job_runs_there_and_then(slurm: SlurmHere, recipe: Path) -> None:
     command = [
         sys.executable,
@@ -134,6 +135,7 @@ echo "0, NVIDIA H100 80GB HBM3, 4, $errors, No, No, No"
 """
 
 
+@pytest.mark.slow
 def test_a_node_with_a_broken_gpu_is_named_and_excluded_and_the_job_comes_back_on_another(
     slurm: SlurmHere, windtunnel: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,12 +9,16 @@ import pytest
 
 from windtunnel.cluster import (
     Attempt,
+    Job,
     Prepared,
     Unreachable,
     Wish,
+    is_over,
+    list_jobs,
     next_move,
     prepare_job,
     read_batch_script,
+    stop_job,
     submit_job,
     try_job,
 )
@@ -108,6 +112,27 @@ def test_without_slurm_the_script_is_still_made(recipe: Path, tmp_path: Path, mo
     with pytest.raises(UserError, match="sbatch is not installed here"):
         submit_job(made)
     assert not made.path.exists()
+
+
+def test_a_job_is_stopped_through_its_folder_where_no_slurm_answers(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = prepared(recipe)
+    job = Job.create(made.path, made.spec, script=made.script, recipe=made.recipe)
+    job.submitted("12")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    told: list[str] = []
+    by = stop_job(job, told.append)
+    assert job.stop == by
+    assert "asked through its folder" in told[0]
+    assert not is_over(job)
+    line = list_jobs(recipe.parent / "runs")[0]
+    assert (line.id, line.state, line.reason) == ("12", "unknown", "no Slurm answers here")
+    state = job.state
+    state.end = ("stopped", by)
+    job.save(state)
+    assert is_over(job)
+    assert list_jobs(recipe.parent / "runs")[0].state == "stopped"
 
 
 def attempt(code: int | None = 3, *, step: int = 20, before: int = 0, **values: object) -> Attempt:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import shutil
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -82,10 +81,13 @@ def stop_job(job: Job, say: Callable[[str], None], *, kill: bool = False) -> str
     """
     by = f"windtunnel stop, by {_user()} on {socket.gethostname()}"
     job.ask_to_stop(by)
-    if job.id is None or shutil.which("scancel") is None:
-        say(f"{job.name}: asked through its folder, since this machine has no Slurm")
+    if job.id is None:
         return by
-    standing = scheduler.standings([job.id]).get(job.id)
+    try:
+        standing = scheduler.standings([job.id]).get(job.id)
+    except scheduler.Unreachable:  # the job looks into its folder too
+        say(f"{job.name}: asked through its folder, since no Slurm answers here; a job that waits ends when it starts")
+        return by
     if standing is None or standing.over:
         return by
     if kill or standing.state != "RUNNING":
@@ -101,12 +103,13 @@ def stop_job(job: Job, say: Callable[[str], None], *, kill: bool = False) -> str
 
 
 def is_over(job: Job) -> bool:
-    """Return whether a job neither runs nor waits. Raises UserError where Slurm cannot be asked."""
-    if job.state.end is not None:
+    """Return whether a job neither runs nor waits; where no Slurm answers here, whether it has said so itself."""
+    if job.state.end is not None or job.id is None:
         return True
-    if job.id is None:
-        return True
-    standing = scheduler.standings([job.id]).get(job.id)
+    try:
+        standing = scheduler.standings([job.id]).get(job.id)
+    except scheduler.Unreachable:
+        return False
     return standing is None or standing.over
 
 
