@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from windtunnel.mirror import Following
 from windtunnel.recipe import Recipe, UserError
-from windtunnel.run import LAST_LINES, LOG, STARTED, Channel, RunFolder, log_only, notifying, record_end
+from windtunnel.run import LAST_LINES, LOG, STARTED, Channel, RunFolder, log_only, notifying, record_end, tracking
 
 from .measuring import observe_run
 from .prepare import Options, prepare_run
@@ -88,7 +88,8 @@ def _train_run(recipe: Recipe, options: Options, view: View, *, as_json: bool, i
         channel = Channel.inherited()
         if channel is not None:
             channel.tell(run=run.path)
-        with mirrored(run, view.say), notifying(run.path, run.recipe.notify, view.say):
+        told = run.recipe.notify
+        with mirrored(run, view.say), notifying(run.path, told, view.say), tracking(run.path, told, view.say):
             try:
                 with run:
                     code = _train(run, view, as_json=as_json, isolated=isolated, output=output)

@@ -27,6 +27,11 @@ class Notify(Section):
         description="warnings of health bands and of the budget; gates that were judged; the end of a run, however it comes",
     )
 
+    track: list[Literal["wandb", "mlflow", "trackio"]] = Field(
+        [], description="trackers that get the metrics, warnings and the recipe, with their own variables and credentials"
+    )
+    project: str = Field("windtunnel", min_length=1, max_length=128, description="what trackers keep the run under")
+
     @field_validator("webhook")
     @classmethod
     def _address(cls, value: str | None) -> str | None:

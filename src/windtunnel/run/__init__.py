@@ -29,6 +29,7 @@ from .processes import ProcessId, holder, is_live, process_state
 from .quiet import Silence, silence
 from .signals import STOP_FILE, STOPPING, StoppedEarly, StopRequest, stop_early
 from .thinned import Stretch, sampled, stretches
+from .track_process import tracking
 
 __all__ = [
     "HEARTBEATS",
@@ -110,4 +111,5 @@ __all__ = [
     "stretches",
     "sums",
     "tell_gates",
+    "tracking",
 ]
