@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .errors import BrokenSnapshot
-from .transfer import Invitation, Packed, broadcast, bucket_key, connected, digest, opened_buffer, seconds
+from .transfer import Invitation, Packed, broadcast, bucket_key, connected, digest, joined_key, opened_buffer, seconds
 
 
 class WeightReceiver:
@@ -29,6 +29,7 @@ class WeightReceiver:
         self._given, self._device = given, device
         self._store = dist.TCPStore(given.host, given.port, is_master=False, timeout=seconds(given.seconds))
         self._group = connected(given, self._store, given.first + worker, device)
+        self._store.add(joined_key(given.group), 1)
         self._opened: dict[str, Tensor] = {}
         self._names: frozenset[str] = frozenset()
         self._turn = 0

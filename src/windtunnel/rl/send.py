@@ -13,7 +13,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .errors import EngineFailed
-from .transfer import Invitation, Packed, Way, broadcast, bucket_key, connected, digest, padded, seconds, shared_buffer
+from .transfer import (
+    Invitation,
+    Packed,
+    Way,
+    broadcast,
+    bucket_key,
+    connected,
+    digest,
+    joined_key,
+    padded,
+    seconds,
+    shared_buffer,
+)
 
 BUCKET_BYTES = 1 << 30
 """Of a bucket at most, unless one tensor is larger."""
@@ -134,6 +146,10 @@ class WeightSender:
             self._group = connected(self._invitation(0), self._store, 0, self._device)
         except RuntimeError as error:
             raise EngineFailed(f"no engine joined to receive weights within {self._limit:.4g} s: {error}") from None
+        # NCCL makes its connections at the first broadcast, and would wait there for ever for one that has died.
+        joined = joined_key(self._number)
+        missing = f"not all of {self._members - 1} workers joined to receive weights"
+        self._until(lambda: self._store.add(joined, 0) >= self._members - 1, missing, nothing)
 
     def send(
         self, version: int, buckets: Iterable[dict[str, Tensor]], check: Callable[[], None] = nothing, held: Held | None = None
@@ -263,7 +279,7 @@ class WeightSender:
         while not done():
             check()
             if time.monotonic() > ends:
-                if self._way == "nccl":
+                if self._way == "nccl" and self._group is not None:
                     self._group.abort()
                 raise EngineFailed(f"{what} within {self._limit:.4g} s")
             time.sleep(POLL_SECONDS)

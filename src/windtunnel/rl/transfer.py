@@ -126,6 +126,11 @@ def bucket_key(group: int, turn: int, number: int) -> str:
     return f"{group}/{turn}/{number}"
 
 
+def joined_key(group: int) -> str:
+    """Where the store counts the workers that have joined."""
+    return f"{group}/joined"
+
+
 def seconds(limit: float) -> datetime.timedelta:
     """Return a limit as stores and groups take it."""
     return datetime.timedelta(seconds=limit)
