@@ -89,7 +89,8 @@ def test_a_job_that_waits_is_shown_with_its_reason_and_can_be_stopped(
     line = listed(windtunnel)
     assert (line["state"], line["reason"], line["run"], line["id"]) == ("pending", "BeginTime", None, job.id)
     assert "pending: BeginTime" in windtunnel("runs").stdout.replace("\n", " ")
-    assert "it has made no run" in windtunnel("stop", job.name).stdout
+    told = json.loads(windtunnel("stop", job.name, "--json").stdout)
+    assert (told["run"], told["status"]) == (None, "stopped")
     until(lambda: slurm.state(job.id or "") == "CANCELLED", "it was not cancelled")
     assert listed(windtunnel)["state"] == "stopped"
 

@@ -129,7 +129,7 @@ def jobs_of_runs(root: Path) -> tuple[dict[Path, JobLine], list[JobLine]]:
     )
 
 
-def stop_slurm(run: Path, root: Path, *, kill: bool, seconds: float) -> bool:
+def stop_slurm(run: Path, root: Path, *, kill: bool, seconds: float, as_json: bool) -> bool:
     """End the Slurm job that is named, or that makes the run that is named; returns whether there is nothing else to stop."""
     places = (root / "slurm", run / "job.json", run / "manifest.json")
     if not any(place.exists() for place in places):  # nothing here was ever under Slurm, and nothing need be imported
@@ -150,7 +150,10 @@ def stop_slurm(run: Path, root: Path, *, kill: bool, seconds: float) -> bool:
         stop_job(job, lambda text: typer.echo(text, err=True), kill=kill)
     _wait(job, seconds)
     runs = job.runs()
-    if named and runs:
+    if named and as_json:
+        status, reason = job.state.end or ("ended", None)
+        print_json({"job": str(job.path), "run": _path(runs[0].path if runs else None), "status": status, "reason": reason})
+    elif named and runs:
         typer.echo(f"{job.name}: its run is {runs[0].path}: {runs[0].status}" + (f", {runs[0].reason}" if runs[0].reason else ""))
     elif named:
         end = job.state.end

@@ -31,7 +31,7 @@ def stop(
 
     from .launch_slurm import stop_slurm
 
-    if stop_slurm(run, root, kill=kill, seconds=wait):
+    if stop_slurm(run, root, kill=kill, seconds=wait, as_json=json):
         return
 
     from windtunnel.launch import stop_run
