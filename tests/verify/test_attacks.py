@@ -21,6 +21,7 @@ SUITE = suite()
 HERE = [attack for attack in SUITE if attack.where == "cpu"]
 LATE = "a48_clock_branch"  # accepted within a second of its import, which a busy machine may take longer for
 UNREAD_PLACES = ("a47_class_subscript", "a47_decorator_argument", "a47_super_argument", "a47_with_keyword")
+LONG = ("a15_factors_never_move", "a15_first_block_of_a_row")  # right while a dimension is no longer than a block
 NAIVE = ("fooled", "fast", "one-trial", "order", "exit-code")
 SHOWN = [attack for attack in SUITE if attack.naive in NAIVE]
 
@@ -78,9 +79,11 @@ def test_two_of_every_kind():
     assert {attack.naive for attack in SUITE} <= {*NAIVE, "gpu", "chance"}
 
 
-def test_one_attack_of_each_kind_is_stopped(box):
-    some = {attack.number: attack for attack in reversed(HERE)}
-    assert len(some) >= 44
+def test_one_attack_of_every_third_kind_is_stopped(box):
+    """`test_all_are_refused` tries all."""
+    some = {attack.number: attack for attack in reversed(HERE) if attack.number % 3 == 0}
+    some |= {attack.name: attack for attack in HERE if attack.name in LONG}
+    assert len(some) >= 16
     assert misses(some.values(), box) == {}
 
 
