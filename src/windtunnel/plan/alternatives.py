@@ -6,7 +6,7 @@ more GPUs of its kind, on other GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +86,7 @@ def stand_ins(recipe: Recipe, rig: Rig) -> tuple[StandIn, ...]:
         for change in group:
             try:
                 new = changed(recipe, change.sets)
-                if planner.hopeless(new, rig):
+                if planner.hopeless(new)(rig):
                     continue
                 plan = make_plan(new, rig, suggest=False)
             except UserError:
@@ -175,7 +175,7 @@ class _Nearby:
 
     def __init__(self, recipe: Recipe, planner: StagePlanner) -> None:
         self.recipe, self.planner = recipe, planner
-        self.recipes: dict[tuple[str, ...], Recipe | None] = {}
+        self.recipes: dict[tuple[str, ...], tuple[Recipe, Callable[[Rig], bool]] | None] = {}
 
     def option(self, rig: Rig, change: Change, elsewhere: bool = True) -> Alternative | None:
         """Return the alternative, if it fits; on the same rig with what budget and disk need beside it."""
@@ -200,18 +200,19 @@ class _Nearby:
         from .plan import Case
 
         try:
-            new = self._changed(sets)
-            if new is None or self.planner.hopeless(new, rig):
+            known = self._changed(sets)
+            if known is None or known[1](rig):
                 return None
-            return new, self.planner.draft(Case(new, rig))
+            return known[0], self.planner.draft(Case(known[0], rig))
         except UserError:
             return None
 
-    def _changed(self, sets: tuple[str, ...]) -> Recipe | None:
-        """Return the changed recipe; None where no recipe may be so."""
+    def _changed(self, sets: tuple[str, ...]) -> tuple[Recipe, Callable[[Rig], bool]] | None:
+        """Return the changed recipe and what tells where it cannot fit; None where no recipe may be so."""
         if sets not in self.recipes:
             try:
-                self.recipes[sets] = changed(self.recipe, sets)
+                new = changed(self.recipe, sets)
+                self.recipes[sets] = new, self.planner.hopeless(new)
             except UserError:
                 self.recipes[sets] = None
         return self.recipes[sets]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from windtunnel.model import HFShape
@@ -54,9 +54,10 @@ class FineTuning(StagePlanner):
         """See StagePlanner."""
         return hf_changes.stand_ins(recipe)
 
-    def hopeless(self, recipe: Recipe, rig: Rig) -> bool:
+    def hopeless(self, recipe: Recipe) -> Callable[[Rig], bool]:
         """See StagePlanner."""
-        return rig.gpu is not None and least_gib(fine_tuning(recipe)) > rig.gpus * rig.gpu.memory_gib
+        least = least_gib(fine_tuning(recipe))
+        return lambda rig: rig.gpu is not None and least > rig.gpus * rig.gpu.memory_gib
 
     def draft(self, case: Case) -> Draft:
         """See StagePlanner."""

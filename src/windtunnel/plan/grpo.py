@@ -6,6 +6,7 @@ fastest sharing of the GPUs that fits is taken: apart, or all of them in turn.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from windtunnel.recipe import ANSWERS_AT_END, GRPO, Answers, Layout, Recipe
@@ -44,14 +45,19 @@ ENGINE = "vllm"
 class RoundPlanning(FineTuning):
     """The planner of `rl` stages. Layout, memory and timeline are the learners'."""
 
-    def hopeless(self, recipe: Recipe, rig: Rig) -> bool:
+    def hopeless(self, recipe: Recipe) -> Callable[[Rig], bool]:
         """See StagePlanner: learners' states on all GPUs, or weights on the most GPUs that an engine may have."""
         stage, work = recipe.rl, grpo_workload(recipe, HFConstants())
         assert stage is not None
-        if rig.gpu is None:
-            return False
-        each = WEIGHT_BYTES[stage.engine_weights] * work.shape.parameters / largest_engine(work.shape, stage, rig) / GIB
-        return least_gib(work) > rig.gpus * rig.gpu.memory_gib or each > stage.engine_memory * rig.gpu.memory_gib
+        least, whole = least_gib(work), WEIGHT_BYTES[stage.engine_weights] * work.shape.parameters / GIB
+
+        def of(rig: Rig) -> bool:
+            if rig.gpu is None:
+                return False
+            each = whole / largest_engine(work.shape, stage, rig)
+            return least > rig.gpus * rig.gpu.memory_gib or each > stage.engine_memory * rig.gpu.memory_gib
+
+        return of
 
     def draft(self, case: Case) -> Draft:
         """See StagePlanner; corpus_tokens: of all prompts."""

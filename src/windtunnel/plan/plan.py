@@ -136,9 +136,9 @@ class StagePlanner:
         """Return kinds of stand-in for the model, the best of each first."""
         return ()
 
-    def hopeless(self, recipe: Recipe, rig: Rig) -> bool:
-        """Return whether it is known at once that no layout fits, by what all ranks together must hold."""
-        return False
+    def hopeless(self, recipe: Recipe) -> Callable[[Rig], bool]:
+        """Return what tells of a rig whether it is known at once that no layout fits, by what all ranks together must hold."""
+        return lambda rig: False
 
 
 def planner_of(recipe: Recipe) -> StagePlanner:
