@@ -357,3 +357,39 @@ def _closed(drip: socket.socket) -> bool:
         return True
     finally:
         drip.settimeout(10)
+
+
+def test_pages_of_another_address_may_ask_where_they_are_named() -> None:
+    from dataclasses import replace
+
+    from starlette.applications import Starlette
+    from starlette.responses import PlainTextResponse
+    from starlette.routing import Route
+    from starlette.testclient import TestClient
+
+    from windtunnel.web import Access, Guard
+
+    app = Starlette(routes=[Route("/x", lambda request: PlainTextResponse("here"))])
+    access = replace(Access("token", False), origins=("https://app.example",))
+    client = TestClient(Guard(app, access, 0, ()))
+    asked = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
+    before = client.options("/x", headers=asked)
+    assert (before.status_code, before.headers["access-control-allow-origin"]) == (204, "https://app.example")
+    assert "Authorization" in before.headers["access-control-allow-headers"]
+    assert client.get("/x", headers={"Origin": "https://app.example"}).status_code == 401  # a token is still needed
+    answer = client.get("/x", headers={"Origin": "https://app.example", "Authorization": "Bearer token"})
+    assert (answer.text, answer.headers["access-control-allow-origin"]) == ("here", "https://app.example")
+    other = client.options("/x", headers={**asked, "Origin": "https://evil.example"})
+    assert (other.status_code, "access-control-allow-origin" in other.headers) == (403, False)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "code"),
+    [("presence_penalty", 0.5, "unsupported_value"), ("logit_bias", {"1": 2.0}, "unsupported_value"),
+     ("reasoning_effort", "low", "unsupported_parameter"), ("temprature", 1, "unknown_parameter")],
+)  # fmt: skip
+def test_openai_client_is_told_what_is_not_supported(client: openai.OpenAI, field: str, value: object, code: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model=NAME, prompt="H", extra_body={field: value})
+    assert (refused.value.code, refused.value.param) == (code, field)
+    assert code == "unknown_parameter" or "not supported" in str(refused.value)

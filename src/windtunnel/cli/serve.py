@@ -18,6 +18,9 @@ def serve(
     ] = None,
     device: Annotated[str | None, typer.Option("--device", help="cpu or cuda; otherwise the GPU if there is one.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without a token.")] = False,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option("--allow-origin", metavar="URL", help="Answer web pages of this address too (repeatable).")
+    ] = None,
     step: Annotated[int | None, typer.Option("--step", min=0, help="The checkpoint of this step; otherwise the best.")] = None,
     supervision: Annotated[
         int | None, typer.Option("--supervision", min=1, help="Supervision steps of a recursive model; also more than trained.")
@@ -38,5 +41,5 @@ def serve(
 
     serve_run(
         folder, host=host, port=port, token=token, step=step, device=device, insecure=insecure, supervision=supervision,
-        backend=backend, base=base,
+        backend=backend, base=base, origins=tuple(allow_origin or ()),
     )  # fmt: skip

@@ -153,11 +153,27 @@ def parse_request(kind: type[Request], raw: bytes) -> Request:
         words = first["msg"].removeprefix("Value error, ") if of_all else "the request body must be a JSON object"
         raise APIError(400, words, param=words.split()[0] if of_all else None, code="invalid_value")
     name = str(first["loc"][0])
+    if first["type"] == "extra_forbidden" and name in _OF_OTHERS:
+        raise APIError(400, f"{name!r} is not supported by this server", param=name, code="unsupported_parameter")
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
         raise APIError(400, f"unknown parameter {name[:100]!r}", param=name[:100], code="unknown_parameter")
     messages = list(dict.fromkeys(p["msg"] for p in problems if p["loc"] and str(p["loc"][0]) == name))
-    raise APIError(400, f"{name}: {' or: '.join(messages[:4])}", param=name, code="invalid_value")
+    words = f"{name}: {' or: '.join(messages[:4])}"
+    if name in _NEUTRAL:
+        raise APIError(400, f"{words}; other values are not supported", param=name, code="unsupported_value")
+    raise APIError(400, words, param=name, code="invalid_value")
 
+
+_NEUTRAL = (
+    "presence_penalty", "frequency_penalty", "logit_bias", "best_of", "suffix", "response_format", "tools", "tool_choice",
+    "store", "service_tier",
+)  # fmt: skip
+"""Accepted where they ask for nothing."""
+_OF_OTHERS = (
+    "audio", "function_call", "functions", "modalities", "prediction", "prompt_cache_key", "reasoning_effort",
+    "safety_identifier", "verbosity", "web_search_options",
+)  # fmt: skip
+"""Parameters of OpenAI's API that nothing here could follow."""
 
 _NULLABLE = {
     name

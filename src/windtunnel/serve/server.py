@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from windtunnel.recipe import UserError
 from windtunnel.web import Access, listening, url_of
 
 
@@ -18,6 +21,7 @@ def serve(
     port: int = 8000,
     token: str | None = None,
     insecure: bool = False,
+    origins: tuple[str, ...] = (),
     on_ready: Callable[[str], None] | None = None,
     **model: Any,
 ) -> None:
@@ -29,13 +33,18 @@ def serve(
         port: 0 takes any free one.
         token: bearer token that clients must send; None: $WINDTUNNEL_TOKEN, if set.
         insecure: allow other addresses than loopback without a token.
+        origins: addresses whose web pages may ask ('https://app.example'), or '*'.
         on_ready: told the URL once requests are answered; None prints it.
         model: how the model is loaded: see `windtunnel.generate.load_source`.
 
     Raises:
         UserError: the address is taken or not this machine's, it is open to others without a token, or there is no model.
     """
-    access = Access.of(host, token, what="use the model", port=8000, insecure=insecure)
+    for origin in origins:
+        parts = urlsplit(origin)
+        if origin != "*" and (parts.scheme not in ("http", "https") or not parts.netloc or parts.path or parts.query):
+            raise UserError(f"--allow-origin {origin}: no address of web pages", "such as https://app.example, or '*'")
+    access = replace(Access.of(host, token, what="use the model", port=8000, insecure=insecure), origins=origins)
     # Bound before the model is loaded: a port in use is known at once.
     with contextlib.closing(listening(host, port)) as listener:
         from windtunnel.generate import load_source

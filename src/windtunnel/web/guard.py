@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .listen import Access
@@ -30,6 +30,14 @@ SECURITY_HEADERS = {
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
+}
+# For pages of other addresses that may ask.
+FOREIGN_HEADERS = {
+    "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type",
+    "Access-Control-Expose-Headers": "X-Request-Id, Retry-After",
+    "Access-Control-Max-Age": "600",
+    "Cross-Origin-Resource-Policy": "cross-origin",
 }
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 # Nobody is there to read this status; it is for the metrics (nginx's number).
@@ -87,6 +95,8 @@ class Guard:
             await self.app(scope, receive, send)
             return
         request_id, started = uuid.uuid4().hex[:16], False
+        origin = Headers(scope=scope).get("origin")
+        foreign = origin if origin is not None and self.access.admits(origin) else None
 
         async def send_with_headers(message: Message) -> None:
             nonlocal started
@@ -96,11 +106,16 @@ class Guard:
                 for name, value in SECURITY_HEADERS.items():  # an answer may have stricter or other ones of its own
                     headers.setdefault(name, value)
                 headers["X-Request-Id"] = request_id
+                if foreign is not None:
+                    headers.update({"Access-Control-Allow-Origin": foreign, "Vary": "Origin", **FOREIGN_HEADERS})
             await send(message)
 
         scope.setdefault("state", {})["request_id"] = request_id
         try:
             self._check(scope)
+            if foreign is not None and scope["method"] == "OPTIONS":  # asked before the request itself, without a token
+                await Response(status_code=204)(scope, receive, send_with_headers)
+                return
             await self.app(scope, receive, send_with_headers)
         except APIError as error:
             await error_response(error)(scope, receive, send_with_headers)
@@ -120,9 +135,11 @@ class Guard:
         if self.access.local_only and _name(host) not in LOCAL_NAMES:
             raise APIError(403, "this server answers only on localhost", code="forbidden_host")
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        admitted = origin is not None and self.access.admits(origin)
+        if origin is not None and urlsplit(origin).netloc != host and not admitted:
             raise APIError(403, "requests from other web pages are not answered", code="forbidden_origin")
-        if self.access.token is not None and not self._is_public(scope["path"]):
+        asking_before = admitted and scope["method"] == "OPTIONS"
+        if self.access.token is not None and not self._is_public(scope["path"]) and not asking_before:
             _check_token(headers.get("authorization", ""), self.access.token)
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > self.max_body:

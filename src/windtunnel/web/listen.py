@@ -22,10 +22,16 @@ class Access:
     Attributes:
         token: the bearer token that clients must send; None lets everybody in who can reach it.
         local_only: only requests that call this machine by a loopback name are answered.
+        origins: web pages of other addresses that may ask, such as 'https://app.example'; '*': all.
     """
 
     token: str | None
     local_only: bool
+    origins: tuple[str, ...] = ()
+
+    def admits(self, origin: str) -> bool:
+        """Return whether pages of this address may ask."""
+        return origin in self.origins or "*" in self.origins
 
     @classmethod
     def of(cls, host: str, token: str | None, *, what: str, port: int, insecure: bool = False, generate: bool = False) -> Access:
