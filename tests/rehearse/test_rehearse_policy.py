@@ -178,3 +178,17 @@ def test_the_recipe_kernels_is_rehearsed_with_the_verifier_and_the_data_s_own_ke
     found = judges(context, lambda text: None)
     assert found.facts == {"accepted": 3, "refused": 2}
     assert "by kernel" in found.text
+
+
+def test_a_recipe_with_vllm_on_several_nodes_is_rehearsed_here_without_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = Rehearsal("grpo-production", ("stages.rl.placement=ray",), ("2x(8xH100)",), tmp_path)
+    monkeypatch.delenv("WINDTUNNEL_VLLM_PYTHON", raising=False)
+    stage = policy_stages(context).rl
+    assert isinstance(stage, GRPO)
+    assert (stage.placement, stage.engine, stage.overlap, stage.engine_tensor) == ("local", "transformers", 0, None)
+    monkeypatch.setenv("WINDTUNNEL_VLLM_PYTHON", "/an/interpreter/that/has/it")
+    stage = policy_stages(context).rl
+    assert isinstance(stage, GRPO)
+    assert stage.engine == "vllm"

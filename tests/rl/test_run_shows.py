@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runs import new_run, series
 
+from windtunnel.recipe import UserError
 from windtunnel.rl import train_policy
 from windtunnel.run import MetricsReader, RunFolder, described
 
@@ -50,3 +54,29 @@ def test_right_answers_are_counted_by_subject(run: Path) -> None:
     rows = [json.loads(line) for line in (run / "rollouts/round-000001.jsonl").read_text().splitlines()]
     assert all((row["parts"][0] is None) != (row["parts"][1] is None) for row in rows)
     assert not any(row["reward"] is None for row in rows)
+
+
+class Unavailable(BaseHTTPRequestHandler):
+    """A service that never has the time."""
+
+    def do_POST(self) -> None:
+        self.send_error(503)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+def test_judges_behind_a_service_that_always_answers_503_end_the_run_and_are_never_a_reward(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Unavailable) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        asks = f"""
+import urllib.request
+def score(prompt, answer, truth):
+    return float(urllib.request.urlopen("http://127.0.0.1:{server.server_port}/verify", data=answer.encode(), timeout=10).read())
+"""
+        run = new_run(tmp_path, "stages.rl.answers=null", "stages.rl.retries=1", reward=asks)
+        with pytest.raises(UserError, match=r"of \d+ answers nothing is known: .*503") as caught:
+            train_policy(run)
+        server.shutdown()
+    assert "judges" in (caught.value.fix or "")
+    assert not series(run, "reward")

@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from windtunnel.recipe import Recipe, UserError
 from windtunnel.run import LAST_LINES, LOG, STARTED, Channel, RunFolder, log_only, notifying, record_end, tracking
 
 from .measuring import observe_run
+from .placed import on_cluster, run_on_cluster
 from .prepare import Options, prepare_run
 from .processes import Crashed, described
 from .ranks import run_ranks
@@ -84,23 +86,32 @@ def _train_run(recipe: Recipe, options: Options, view: View, *, as_json: bool, i
     # Read when CUDA starts. Without it freed blocks of other sizes stay reserved: 61.5 GiB instead of 45 at depth 24.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     try:
-        run = prepare_run(recipe, options, view.say)
-        channel = Channel.inherited()
-        if channel is not None:
-            channel.tell(run=run.path)
-        told = run.recipe.notify
-        with mirrored(run, view.say), notifying(run.path, told, view.say), tracking(run.path, told, view.say):
-            try:
-                with run:
-                    code = _train(run, view, as_json=as_json, isolated=isolated, output=output)
-            except BaseException as error:
-                raise _ended(run.path, error, view) from None
-            _learn(run.path)
-            if not isolated:  # whoever asked for that has more to say about the run first
-                write_page(run.path, view.say)
-        return code, run.path
+        with contextlib.ExitStack() as stack:
+            return _on_nodes(recipe, options, view, stack, as_json=as_json, isolated=isolated, output=output)
     finally:
         view.close()
+
+
+def _on_nodes(
+    recipe: Recipe, options: Options, view: View, stack: contextlib.ExitStack, *, as_json: bool, isolated: bool, output: Any
+) -> tuple[int, Path]:
+    """Prepare and train, on this machine or on the cluster that the recipe asks for."""
+    nodes = stack.enter_context(on_cluster(recipe))
+    run = prepare_run(recipe, options if nodes is None else replace(options, nodes=nodes), view.say)
+    channel = Channel.inherited()
+    if channel is not None:
+        channel.tell(run=run.path)
+    told = run.recipe.notify
+    with mirrored(run, view.say), notifying(run.path, told, view.say), tracking(run.path, told, view.say):
+        try:
+            with run:
+                code = _train(run, view, as_json=as_json, isolated=isolated, output=output)
+        except BaseException as error:
+            raise _ended(run.path, error, view) from None
+        _learn(run.path)
+        if not isolated:  # whoever asked for that has more to say about the run first
+            write_page(run.path, view.say)
+    return code, run.path
 
 
 @contextlib.contextmanager
@@ -155,11 +166,15 @@ def trainer_of(recipe: Recipe) -> Callable[..., int]:
 def _train(run: RunFolder, view: View, *, as_json: bool, isolated: bool, output: Any) -> int:
     """Train here, or in processes of their own; returns the exit code."""
     ranks = run.manifest["plan"]["layout"]["ranks"]
-    if ranks == 1 and not isolated:
+    placed = run.recipe.rl is not None and run.recipe.rl.placement == "ray"
+    if ranks == 1 and not isolated and not placed:
         return trainer_of(run.recipe)(run.path, view=view, run=run)
     view.close()  # rank 0 shows its own
     run.close()  # and takes the lock
-    run_ranks(run.path, ranks, as_json=as_json, output=output)
+    if placed:
+        run_on_cluster(run.path, ranks, view.say, as_json=as_json, output=output)
+    else:
+        run_ranks(run.path, ranks, as_json=as_json, output=output)
     return int(RunFolder.open(run.path).manifest.get("exit_code", 1))
 
 

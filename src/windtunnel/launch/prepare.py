@@ -36,6 +36,7 @@ class Options:
         root: folder of the runs.
         price: dollars an hour for the whole rig; None: the catalog's.
         gpus: how many of the machine's GPUs; None: all.
+        nodes: of a cluster of such machines, and the GPUs of each; None: this machine alone.
         job: the whole recipe where the run is of one of its stages; None: it is the run's own.
         before: of a stage: the run of the stage before it, and the hours and dollars that all before it took (JSON).
         colour: whether what is said goes to a terminal that has colours.
@@ -47,6 +48,7 @@ class Options:
     root: Path = Path("runs")
     price: float | None = None
     gpus: int | None = None
+    nodes: tuple[int, int] | None = None
     job: Recipe | None = None
     before: Mapping[str, Any] | None = None
     colour: bool = False
@@ -63,6 +65,7 @@ def require_trainable(recipe: Recipe) -> None:
     """
     if recipe.rl is not None:
         _require_policy(recipe.rl)
+        _require_divided(recipe.rl, recipe)
     refused = why_untrainable(recipe)
     if refused is not None and not isinstance(recipe.data.corpus, CountedCorpus):
         raise UserError(*refused)
@@ -95,6 +98,20 @@ def _require_policy(stage: GRPO) -> None:
         raise UserError(
             f"stages.{stage.name}: nothing judges answers, so there is nothing to learn from",
             f"for example --set stages.{stage.name}.rewards='[{{kind: math}}]', or stages.{stage.name}.reward=file.py:function",
+        )
+
+
+def _require_divided(stage: GRPO, recipe: Recipe) -> None:
+    """Refuse engines whose GPUs cannot share the model's heads. Raises UserError."""
+    ranks, model = stage.engine_tensor, recipe.model
+    if ranks is None or not isinstance(model, HuggingFaceModel):
+        return
+    shape = hf_shape(model.config)
+    if shape.heads % ranks:
+        fits = max(n for n in range(1, ranks) if shape.heads % n == 0)
+        raise UserError(
+            f"stages.{stage.name}.engine_tensor: {ranks} GPUs cannot share the {shape.heads} heads of {shape.name} evenly",
+            f"--set stages.{stage.name}.engine_tensor={fits}",
         )
 
 
@@ -338,6 +355,10 @@ def rig_of(options: Options) -> Rig:
         share = options.gpus / rig.gpus
         price = rig.dollars_per_hour * share if rig.dollars_per_hour is not None else None
         rig = replace(rig, gpus_per_node=options.gpus, dollars_per_hour=price)
+    if options.nodes is not None and options.nodes[0]:
+        nodes, gpus = options.nodes
+        price = rig.dollars_per_hour * nodes if rig.dollars_per_hour is not None else None
+        rig = replace(rig, name=f"{nodes}x({rig.name})", nodes=nodes, gpus_per_node=gpus, dollars_per_hour=price)
     if options.price is not None:
         rig = replace(rig, dollars_per_hour=options.price, price_note="--price")
     return rig

@@ -120,6 +120,8 @@ def draft_here(case: Case, stage: GRPO, c: HFConstants) -> Draft:
     every = Answers(prompts=stage.prompts * stage.samples, tokens=stage.answer_tokens)
     sums = totals(replace(grpo_workload(recipe, c), answers=every))
     learner = CPUTraining(sums, c).search(rig, 1).best
+    if stage.engine != "in-turn" and stage.learners is not None:  # processes that share the prompts of a round
+        learner = replace(learner, layout=replace(learner.layout, ranks=stage.learners))
     passes = int(stage.reference) + int(stage.updates > 1)
     # Answers end at different times, and the last of them are few.
     generation = (0.5 + stage.mean_answer / 2) * answer_seconds(sums, learner.layout, rig, c)

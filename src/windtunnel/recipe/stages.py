@@ -249,6 +249,11 @@ class GRPO(TrainingStage):
         description="most seconds that an engine may take to start, to take new weights or to bring an answer on; then it is "
         "ended and started again",
     )
+    placement: Literal["local", "ray"] = Field(
+        "local",
+        description="where learners, engines and judges run: on this machine, or on the nodes of a Ray cluster (RAY_ADDRESS, or "
+        "the one that runs here; docs/rl.md)",
+    )
     learners: int | None = Field(None, ge=1, description="GPUs that learn; null: the plan's")
     engines: int | None = Field(
         None, ge=1, description="GPUs that generate, on a CPU processes that do; null: the rest, on a CPU one a learner"

@@ -129,7 +129,8 @@ def _policy(context: Context, recipe: Recipe, model: Any, tokenizer: Any, replac
         "updates": min(stage.updates, 2), "best": stage.best and min(stage.best, BEST), "micro_batch": 2, "compile": False,
         "learning_rate": LEARNING_RATE, "schedule": Schedule(warmup_steps=1, warmdown=0.0, final=1.0), "answers": answers,
         "rewards": [*stage.sources, _variety(context)], "reward": None, "learners": None, "engines": None, "overlap": False,
-        "engine_tensor": None, "mask_truncated": False, "resamples": 1, "keep_rollouts": rounds,
+        "placement": "local", "engine": _engine_here(stage), "engine_tensor": None,
+        "mask_truncated": False, "resamples": 1, "keep_rollouts": rounds,
     }  # fmt: skip
     evaluate = recipe.evaluation.model_copy(
         update={"name": "evaluate", "gates": None, "exact_match_problems": ASKED, "samples": 1, "sample_tokens": tokens}
@@ -143,6 +144,13 @@ def _policy(context: Context, recipe: Recipe, model: Any, tokenizer: Any, replac
             "checkpoints": recipe.checkpoints.model_copy(update={"every": Every(steps=1)}),
         }
     )
+
+
+def _engine_here(stage: GRPO) -> str:
+    """Return what answers in a rehearsal: the recipe's engine, or transformers beside the learner where vLLM is not here."""
+    from windtunnel.rl import has_vllm
+
+    return stage.engine if stage.engine != "vllm" or has_vllm() else "transformers"
 
 
 def _longest(recipe: Recipe) -> int:

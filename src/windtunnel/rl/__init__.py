@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .loss import LossSettings, PolicyLoss, Tokens, token_losses
     from .method import Reinforcement, held_out_prompts, train_policy
     from .mismatch import Mismatch, measure_mismatch
+    from .placed_rewards import start_judges
     from .rewards import Reward, Rewards
     from .rewards import combine as combine_verdicts
     from .rollouts import Collector, Round, Sample
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
     from .snapshot import Publisher, WeightSnapshot, newest_snapshot, open_snapshot
     from .sync import Offer, offer_weights, publish_base, publish_weights, require_fresh, send_weights
     from .transfer import Invitation
+    from .vllm_engine import VLLM_VERSIONS, has_vllm
 
 __all__ = [
     "TOLERANCE",
+    "VLLM_VERSIONS",
     "Answers",
     "BrokenSnapshot",
     "Canary",
@@ -67,6 +70,7 @@ __all__ = [
     "examine_policy",
     "first_judge",
     "group_advantages",
+    "has_vllm",
     "held_out_prompts",
     "measure_mismatch",
     "micro_batches",
@@ -80,6 +84,7 @@ __all__ = [
     "right_answers",
     "score",
     "send_weights",
+    "start_judges",
     "token_losses",
     "train_policy",
 ]

@@ -80,8 +80,11 @@ def findings(metrics: Mapping[str, float]) -> list[Finding]:
         between = f", with {updates:.3g} updates between them" if updates else ""
         found = f"{apart:.3f} nats on average, {outside:.1%} outside [0.9, 1.1]"
         mismatch = f"sampler and learner give tokens other probabilities: {found}{between}"
+    restarts = metrics.get("engine_restarts", 0.0)
+    again = f"{restarts:.0f} engine(s) died and were started again; why is in `windtunnel logs`" if restarts else None
     return [
         Finding("mismatch", "warn", mismatch, PATIENCE),
+        Finding("engine_restarts", "warn", again, 1),
         _above("equal_rewards", metrics["equal_rewards"], EQUAL, "of the prompts get the same reward for every answer"),
         _above("unknown_rewards", metrics["unknown"], UNKNOWN, "of the answers could not be judged"),
         _above("truncated", metrics["truncated"], TRUNCATED, "of the answers are cut"),

@@ -11,16 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.actors import joined
 from windtunnel.checkpoint import CheckpointStore
 from windtunnel.data import PreparedData, PromptFile, PromptLoader, end_of_answer, template_of
 from windtunnel.evaluate import Questions
 from windtunnel.generate import WholeText
 from windtunnel.model import NewRows, hf_shape
 from windtunnel.recipe import GRPO, HuggingFaceModel, Recipe, UserError
-from windtunnel.train import Ask, Engine, Feed, HeldOutAnswers, HFEngine, Work, build_hf_engine, train
+from windtunnel.train import Ask, Engine, Feed, HeldOutAnswers, HFEngine, Ranks, Work, build_hf_engine, train
 
 from .kept_rounds import KeptRounds
 from .learner import Learner, PromptBatches
+from .placed_rewards import PlacedRewards
 from .rewards import PromptQuestion, Rewards, as_text, prompt_text
 from .rollouts import Collector
 from .rounds import Ahead, OneByOne, Rounds, largest_of
@@ -51,7 +53,7 @@ class Reinforcement:
         own = data.tokenizer
         feed = Feed(PromptBatches(loader), lambda: (), own.vocab, own.token_bytes(), NewRows.of(own))
         with contextlib.ExitStack() as stack:
-            rewards = stack.enter_context(Rewards(stage))
+            rewards = stack.enter_context(_judges(stage, ranks))
             inner = build_hf_engine(recipe, work.layout, ranks, feed, hf_shape(model.config).raw)
             rounds = _rounds(work, inner, stage, rewards, loader)
             stack.pop_all()
@@ -70,6 +72,14 @@ class Reinforcement:
         tokens = stage.answers.tokens or stage.answer_tokens
         judge = engine.rewards if work.ranks.first else None
         yield HeldOutAnswers(engine.inner, work.ranks, work.data.tokenizer, questions, tokens, judge, work.stop)
+
+
+def _judges(stage: GRPO, ranks: Ranks) -> Rewards:
+    """Return the judges: of this process, or of the cluster that it runs on."""
+    found = joined()
+    if found is None or not found.judges:
+        return Rewards(stage)
+    return PlacedRewards(found, stage, ranks.rank)
 
 
 def _rounds(work: Work, inner: HFEngine, stage: GRPO, rewards: Rewards, loader: PromptLoader) -> Rounds:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from windtunnel.actors import joined, own_address
 from windtunnel.generate import Engine as Generation
 from windtunnel.generate import Generator, HFDecoder, WholeText
 from windtunnel.recipe import GRPO, UserError
@@ -18,8 +19,9 @@ from windtunnel.train import COMPUTE, HFEngine, Ranks, adapter_settings, plain_m
 
 from .engine import Receipt, Serving
 from .engine_process import EngineProcess, Told
-from .engines import Engines
+from .engines import Engines, Process
 from .link import Link
+from .placed_engine import PlacedEngine
 from .send import Held, WeightSender
 from .snapshot import Publisher, version_folder
 from .sync import offer_weights, publish_base, publish_weights, send_weights
@@ -104,7 +106,8 @@ class Beside:
         self._base: Path | None = None
         adapter = None if self._apart is None else adapter_settings(inner.job)
         self._publisher = Publisher(folder, keep=2 + stage.overlap, empty=not stage.overlap) if by_files else None
-        count = (stage.engines or ranks.world) // ranks.world
+        elsewhere = joined()
+        count = (elsewhere.engines if elsewhere else stage.engines or ranks.world) // ranks.world
         slots = -(-_slots(stage, ranks) // count)
         serving = Serving(slots, _tokens(stage), tuple(sorted(text.ends)))
         draw = torch.Generator().manual_seed(CANARY_SEED)
@@ -113,22 +116,27 @@ class Beside:
         self._metrics: dict[str, float] = {}
 
         tensor, vllm = stage.engine_tensor or 1, stage.engine == "vllm"
-        python = require_vllm() if vllm else ""
+        python = require_vllm() if vllm and not elsewhere else ""
 
-        def start(number: int, answered: Told, ended: Callable[[str], None]) -> EngineProcess:
-            gpus = _gpus(ranks, count, number, tensor)
+        def start(number: int, answered: Told, ended: Callable[[str], None]) -> Process:
+            gpus = None if elsewhere else _gpus(ranks, count, number, tensor)
             settings = None
             if vllm:
                 log = folder.parent / "logs" / f"engine-{ranks.rank}-{number}.log"
                 devices = None if gpus is None else ",".join(str(gpu) for gpu in gpus)
                 settings = VLLMSettings(tensor, stage.engine_memory, devices, log, python=python, adapter=adapter)
+            if elsewhere:
+                return PlacedEngine(
+                    elsewhere, ranks.rank * count + number, f"engine {number} of learner {ranks.rank}", self._dtype,
+                    limit=stage.engine_seconds, serving=serving, answered=answered, ended=ended, vllm=settings,
+                )  # fmt: skip
             return EngineProcess(
                 self._dtype, "cpu" if gpus is None else f"cuda:{gpus[0]}", limit=stage.engine_seconds, serving=serving,
                 answered=answered, ended=ended, vllm=settings,
             )  # fmt: skip
 
-        workers = tensor if vllm else 1
-        self._link = None if way is None else Link(WeightSender(way, ranks.device, stage.engine_seconds), workers)
+        workers, host = tensor if vllm else 1, own_address() if elsewhere else "127.0.0.1"
+        self._link = None if way is None else Link(WeightSender(way, ranks.device, stage.engine_seconds, host), workers)
         self.engines = Engines(count, start, text, tokens=serving.tokens, slots=slots, exact=not vllm, say=say)
 
     @contextlib.contextmanager

@@ -310,18 +310,22 @@ def start_vllm(dtype: torch.dtype, serving: Serving, settings: VLLMSettings) -> 
     return ours, process
 
 
-def require_vllm() -> str:
-    """Return an interpreter that has vLLM. Raises UserError."""
+def has_vllm() -> bool:
+    """Return whether an interpreter that has vLLM is named, or is this one."""
     import importlib.util
 
-    given = os.environ.get(PYTHON)
-    if given is None and importlib.util.find_spec("vllm") is None:
+    return PYTHON in os.environ or importlib.util.find_spec("vllm") is not None
+
+
+def require_vllm() -> str:
+    """Return an interpreter that has vLLM. Raises UserError."""
+    if not has_vllm():
         raise UserError(
             "stages.rl.engine is vllm, and vLLM is not installed here",
             f"pip install 'vllm{VLLM_VERSIONS}', or name an interpreter that has it and what this package requires: "
             f"{PYTHON}=/path/python",
         )
-    return given or sys.executable
+    return os.environ.get(PYTHON) or sys.executable
 
 
 def main(descriptor: int) -> None:

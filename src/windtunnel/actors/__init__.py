@@ -1,0 +1,33 @@
+"""Processes on the machines of a Ray cluster: placed, waited for by name and with a limit, reported. Ray is imported on use."""
+
+from typing import TYPE_CHECKING
+
+from windtunnel import lazy
+
+if TYPE_CHECKING:
+    from .connect import ADDRESS, Joined, join, joined, own_address
+    from .host import Hosted, Look
+    from .placement import Placed, Wanted, engine_options, nodes_of, place
+    from .waiting import ActorLost, NoAnswer, answer_of, answers_of, release
+
+__all__ = [
+    "ADDRESS",
+    "ActorLost",
+    "Hosted",
+    "Joined",
+    "Look",
+    "NoAnswer",
+    "Placed",
+    "Wanted",
+    "answer_of",
+    "answers_of",
+    "engine_options",
+    "join",
+    "joined",
+    "nodes_of",
+    "own_address",
+    "place",
+    "release",
+]
+
+__getattr__ = lazy(__name__)

@@ -1,0 +1,145 @@
+"""The Ray cluster that a job runs on: the one that RAY_ADDRESS names, one that runs here, or one of this machine alone."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from json import dumps, loads
+
+from packaging.specifiers import SpecifierSet
+
+from windtunnel.recipe import UserError
+
+VERSIONS = ">=2.50,<3"
+"""Of Ray; what is used of it is as it was in 2.60, on which the tests run."""
+ADDRESS = "RAY_ADDRESS"
+JOINED = "WINDTUNNEL_RAY"
+"""Environment of a job's processes on a cluster: see `Joined`."""
+REACH_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What a process of a job needs to find the others.
+
+    Attributes:
+        address: of the cluster. namespace: of the job's actors. group: name of its placement group.
+        learners: ranks, which have the first bundles of the group; engines have those behind them. engines: how many.
+        tensor: GPUs of an engine, 0 on CPUs.
+        judges: names of the actors that judge answers, one a node.
+    """
+
+    address: str
+    namespace: str
+    group: str
+    learners: int
+    engines: int
+    tensor: int
+    judges: tuple[str, ...] = ()
+
+    def environment(self) -> dict[str, str]:
+        """Return what tells a process."""
+        return {JOINED: dumps(asdict(self))}
+
+
+def joined() -> Joined | None:
+    """Return what this process was told of the cluster that it runs on, and connect to it; None: it runs on none."""
+    told = os.environ.get(JOINED)
+    if not told:
+        return None
+    content = loads(told)
+    found = Joined(**content | {"judges": tuple(content["judges"])})
+    _connect(found.address, found.namespace)
+    return found
+
+
+def own_address() -> str:
+    """Return this node's address, as the other nodes reach it."""
+    import ray
+
+    return str(ray.util.get_node_ip_address())
+
+
+@contextlib.contextmanager
+def join(namespace: str) -> Iterator[str]:
+    """Connect to a cluster, start one on this machine where none runs, and yield its address.
+
+    Raises:
+        UserError: Ray is not installed, or another version than is known to work, or the cluster cannot be reached.
+    """
+    require_ray()
+    import ray
+
+    address = os.environ.get(ADDRESS)
+    if address and address not in ("auto", "local"):
+        _require_reachable(address)
+    given = address or _running()
+    _connect(given if given != "local" else None, namespace)
+    try:
+        yield str(ray.get_runtime_context().gcs_address)
+    finally:
+        ray.shutdown()
+
+
+def require_ray() -> str:
+    """Return Ray's version. Raises UserError where it is not installed, or is one that this package was not tried with."""
+    try:
+        version = importlib.metadata.version("ray")
+    except importlib.metadata.PackageNotFoundError:
+        raise UserError(
+            "stages.rl.placement is ray, and Ray is not installed here", "pip install 'windtunnel[ray]', on every node"
+        ) from None
+    if version not in SpecifierSet(VERSIONS):
+        raise UserError(
+            f"Ray {version} is installed, and this package works with ray{VERSIONS}",
+            f"pip install 'ray{VERSIONS}', on every node",
+        )
+    return version
+
+
+def _connect(address: str | None, namespace: str) -> None:
+    """Connect this process, once. Raises UserError."""
+    import ray
+
+    if ray.is_initialized():
+        return
+    try:
+        ray.init(
+            address=address or "local", namespace=namespace, log_to_driver=False, logging_level=logging.ERROR,
+            include_dashboard=None if address else False,
+        )  # fmt: skip
+    except (RuntimeError, ConnectionError, ValueError, TimeoutError) as error:
+        what = " ".join(str(error).split())[:400]
+        other = "Version mismatch" in what
+        fix = "install the same Ray and Python on every node" if other else "see that `ray status` works on this machine"
+        raise UserError(f"the Ray cluster at {address or 'this machine'} cannot be used: {what}", fix) from None
+
+
+def _running() -> str | None:
+    """Return the address of a cluster that was started on this machine."""
+    from ray._private.services import find_gcs_addresses  # what ray.init(address="auto") uses
+
+    found: set[str] = set(find_gcs_addresses())
+    return min(found) if found else None
+
+
+def _require_reachable(address: str) -> None:
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    try:
+        with socket.create_connection((host or "127.0.0.1", int(port)), timeout=REACH_SECONDS):
+            return
+    except ValueError:
+        raise UserError(
+            f"{ADDRESS}={address!r} is no address", f"host:port of a head node, such as {ADDRESS}=10.0.0.1:6379"
+        ) from None
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise UserError(
+            f"{ADDRESS}={address}: nothing answers there ({why})",
+            f"start Ray there (ray start --head --port={port}), or unset {ADDRESS} to use this machine alone",
+        ) from None

@@ -1,0 +1,66 @@
+"""Answers of actors: every wait has a name and a limit, and ends in an error that says both."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+
+class NoAnswer(Exception):
+    """An actor gave no answer within the limit; the message names it and what it was asked for."""
+
+
+class ActorLost(Exception):
+    """An actor's process, or its node, is gone; the message names it and what it was asked for."""
+
+
+def answer_of(reference: Any, what: str, seconds: float) -> Any:
+    """Return an actor's answer.
+
+    Args:
+        reference: of a call.
+        what: who was asked for what, for messages.
+        seconds: that it may take.
+
+    Raises:
+        NoAnswer, ActorLost: there is none. What the actor raised is raised as it is.
+    """
+    import ray
+    from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError, WorkerCrashedError
+
+    try:
+        return ray.get(reference, timeout=seconds)
+    except GetTimeoutError:
+        raise NoAnswer(f"{what}: no answer within {seconds:.4g} s") from None
+    except (RayActorError, WorkerCrashedError) as error:
+        raise ActorLost(f"{what}: {_first_line(error)}") from None
+    except RayTaskError as error:
+        raise error.cause if isinstance(getattr(error, "cause", None), Exception) else error from None
+
+
+def answers_of(references: Sequence[tuple[Any, str]], seconds: float) -> list[Any]:
+    """Return the answers to several calls, or the exception of each that has none; see `answer_of`."""
+    found: list[Any] = []
+    for reference, what in references:
+        try:
+            found.append(answer_of(reference, what, seconds))
+        except Exception as error:
+            found.append(error)
+    return found
+
+
+def release(actor: Any) -> None:
+    """End an actor, whatever it is at."""
+    import ray
+
+    with contextlib.suppress(Exception):
+        ray.kill(actor, no_restart=True)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = next(
+        (line for line in lines if line.startswith(("The actor died", "The actor is dead", "Owner"))), lines[0] if lines else ""
+    )
+    return told[:300] or type(error).__name__

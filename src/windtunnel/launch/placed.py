@@ -1,0 +1,263 @@
+"""Training on the nodes of a Ray cluster: learners, engines and judges placed, watched as on one machine, started again."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from windtunnel.actors import Hosted, Joined, Look, Wanted, answer_of, join, nodes_of, own_address, place, release
+from windtunnel.checkpoint import CheckpointStore
+from windtunnel.recipe import GRPO, Recipe, UserError
+from windtunnel.run import HEARTBEATS, SUPERVISOR, Beat, RunFolder, process_state, read_beat
+
+from .placed_checks import require_alike
+from .processes import CRASHED, stop_with_parent
+from .rank import pass_on, rank_command, told_in
+from .ranks import RankFailed, watch_ranks
+from .stacks import Stack, ask
+
+LOOK_SECONDS = 0.25
+SILENT_SECONDS = 60.0
+"""From which the actor of a learner that gives no answer counts as gone, and with it the learner."""
+CALL_SECONDS = 20.0
+RESTARTS = 3
+"""Times that learners are started again; after the first only where a checkpoint was made in between."""
+PASSED_ON = ("WINDTUNNEL_", "HF_", "NCCL_", "TORCH", "PYTORCH_", "CUDA_", "VLLM_", "PYTHONPATH", "GLOO_")
+"""Beginnings of the variables that learners on other nodes get from here; all else is their node's own."""
+SECRET = ("TOKEN", "SECRET", "PASSW", "_KEY")
+KEPT_HERE = (SUPERVISOR, "CUDA_VISIBLE_DEVICES", HEARTBEATS)
+
+
+@contextlib.contextmanager
+def on_cluster(recipe: Recipe) -> Iterator[tuple[int, int] | None]:
+    """Connect to the cluster that a recipe's stage is to run on; yield its nodes with GPUs and the GPUs of each; None: none.
+
+    Raises:
+        UserError: it cannot be reached, or its nodes have different numbers of GPUs and fewer are not enough to plan with.
+    """
+    stage = recipe.rl
+    if stage is None or stage.placement != "ray":
+        yield None
+        return
+    with join(f"windtunnel-{recipe.name}-{os.getpid()}"):
+        gpus = [int(node.gpus) for node in nodes_of() if node.gpus]
+        yield (len(gpus), min(gpus)) if gpus else (0, 0)
+
+
+def run_on_cluster(folder: Path, ranks: int, say: Callable[[str], None], *, as_json: bool, output: IO[str] | None) -> None:
+    """Train on the cluster that this process is connected to; see `run_ranks`.
+
+    Learners that die are started again from the newest checkpoint, engines by their learners, judges by Ray.
+
+    Raises:
+        RankFailed: a learner died or hung once too often.
+        UserError: what is wanted cannot be placed, or a learner refused what it was to do.
+    """
+    manifest = RunFolder.open(folder).manifest
+    recipe = RunFolder.open(folder).recipe
+    stage = recipe.rl
+    assert stage is not None
+    wanted = wanted_of(stage, manifest["plan"], ranks)
+    reached = -1
+    for attempt in range(RESTARTS + 1):
+        try:
+            _once(folder, recipe, wanted, say, as_json=as_json, output=output)
+            return
+        except RankFailed as error:
+            newest = CheckpointStore(folder / "checkpoints").newest_good()
+            step = 0 if newest is None else newest.step
+            if attempt == RESTARTS or (attempt and step <= reached):
+                raise
+            reached = step
+            say(f"warn: {error.message}; the learners are started again from step {step:,} ({attempt + 1} of {RESTARTS})")
+
+
+def wanted_of(stage: GRPO, plan: Mapping[str, Any], ranks: int) -> Wanted:
+    """Return what a run takes of a cluster. Raises UserError where learners cannot share the engines."""
+    if stage.engine == "in-turn":
+        return Wanted(ranks, 0, 1 if plan["layout"]["device"] == "cuda" else 0)
+    if plan["layout"]["device"] != "cuda":
+        count, tensor = stage.engines or ranks, 0
+    else:
+        role = plan["roles"]["engine"]
+        tensor = stage.engine_tensor or role["layout"]["tensor"]
+        count = (stage.engines or role["gpus"]) // tensor
+    shared = count // ranks * ranks
+    if not shared or (stage.engines and shared != count):
+        raise UserError(
+            f"stages.{stage.name}: {count} engines cannot be shared by {ranks} learners, of which each has its own",
+            f"--set stages.{stage.name}.learners={max(1, min(ranks, count))}, or as many engines for each",
+        )
+    return Wanted(ranks, shared, tensor)
+
+
+def _once(
+    folder: Path, recipe: Recipe, wanted: Wanted, say: Callable[[str], None], *, as_json: bool, output: IO[str] | None
+) -> None:
+    import ray
+    import torch.distributed as dist
+    from ray.util.placement_group import remove_placement_group
+
+    from windtunnel.rl import start_judges
+
+    stage, group = recipe.rl, f"windtunnel-{folder.name}"
+    assert stage is not None
+    placed = place(group, wanted, say)
+    context, judges, ranks = ray.get_runtime_context(), dict[str, Any](), list[PlacedRank]()
+    try:
+        for line in placed.lines(wanted):
+            say(line)
+        require_alike(list(dict.fromkeys((node.id, node.name) for node in placed.nodes)), folder, recipe)
+        nodes = list(dict.fromkeys((node.id, node.name) for node in placed.nodes[: wanted.learners]))
+        judges = start_judges(stage, nodes)
+        here = own_address()
+        store: Any = dist.TCPStore(here, 0, is_master=True, wait_for_workers=False)  # a port that is free
+        told = Joined(
+            context.gcs_address, context.namespace, group, wanted.learners, wanted.engines, wanted.tensor, tuple(judges)
+        )
+        shared = {
+            **_environment(), **told.environment(), "MASTER_ADDR": here, "MASTER_PORT": str(store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True", "WORLD_SIZE": str(wanted.learners), "LOCAL_WORLD_SIZE": "1",
+        }  # fmt: skip
+        for number in range(wanted.learners):
+            ranks.append(PlacedRank(number, placed.group, wanted, rank_command(folder, as_json), shared, output))
+        watch_ranks(folder, ranks, output)
+    finally:
+        for rank in ranks:
+            rank.end()
+        for actor in judges.values():
+            release(actor)
+        remove_placement_group(placed.group)
+
+
+def _environment() -> dict[str, str]:
+    passed = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON) and name not in KEPT_HERE}
+    return {name: value for name, value in passed.items() if not any(word in name for word in SECRET)}
+
+
+class PlacedRank:
+    """A learner on its node; see `windtunnel.launch.rank.Rank`.
+
+    Args:
+        number: of the rank, and of its bundle in the group.
+        group: the placement group.
+        wanted: what is in it.
+        command: of its process.
+        shared: environment that all ranks have.
+        output: gets what it prints.
+    """
+
+    stopped_since: float | None
+
+    def __init__(
+        self, number: int, group: Any, wanted: Wanted, command: Sequence[str], shared: Mapping[str, str], output: IO[str] | None
+    ) -> None:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        self.number, self.began, self.stopped_since = number, time.monotonic(), None
+        self._output, self._lost = output, ""
+        host: Any = ray.remote(Hosted)
+        # Ray shows an actor its own GPU alone, which is therefore number 0.
+        environment = {**shared, "RANK": str(number), "LOCAL_RANK": "0"}
+        options = {"num_cpus": 1, **({"num_gpus": 1} if wanted.tensor else {})}
+        self._actor = host.options(
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number), **options
+        ).remote(list(command), environment, HEARTBEATS, functools.partial(_seen, number), stop_with_parent)
+        self._looked, self._at = Look(None, (), {}), time.monotonic()
+        self._asked: Any = self._actor.look.remote()
+
+    @property
+    def code(self) -> int | None:
+        """See `Rank`."""
+        self._look()
+        return CRASHED if self._lost else self._looked.code
+
+    def send(self, number: int) -> None:
+        """See `Rank`."""
+        if not self._lost:
+            self._actor.send.remote(number)
+
+    def beat(self) -> Beat | None:
+        """See `Rank`."""
+        seen = self._looked.told.get("beat")
+        if seen is None:
+            return None
+        age, limit, step, doing = seen
+        return Beat(self._at - age, limit, step, doing)
+
+    def told(self) -> dict[str, Any] | None:
+        """See `Rank`."""
+        if self._lost:
+            return {"error": self._lost, "fix": None, "exit_code": CRASHED, "how": self._lost}
+        found: dict[str, Any] | None = self._looked.told.get("told")
+        return found
+
+    def state(self) -> str:
+        """See `Rank`."""
+        return str(self._looked.told.get("state", ""))
+
+    def end(self) -> None:
+        """See `Rank`."""
+        if not self._lost:
+            with contextlib.suppress(Exception):
+                answer_of(self._actor.end.remote(), f"learner {self.number}: ending", CALL_SECONDS)
+                self._take(answer_of(self._actor.look.remote(), f"learner {self.number}: its last lines", CALL_SECONDS))
+            self._lost = "it was ended"
+        release(self._actor)
+
+    @classmethod
+    def stacks(cls, ranks: Sequence[PlacedRank]) -> dict[int, Stack]:
+        """See `Rank`."""
+        asked = {rank.number: rank._actor.call.remote(functools.partial(_stack, rank.number)) for rank in ranks}
+        found = dict[int, Stack]()
+        for number, reference in asked.items():
+            with contextlib.suppress(Exception):
+                text = answer_of(reference, f"learner {number}: its stack", CALL_SECONDS)
+                found |= {number: Stack(text)} if text else {}
+        return found
+
+    def _look(self) -> None:
+        """Take in how it is, once it has answered; an actor that does not answer, or is gone, is a rank that is gone."""
+        import ray
+
+        if self._lost:
+            return
+        now = time.monotonic()
+        if self._asked is None:
+            if now - self._at > LOOK_SECONDS:
+                self._asked = self._actor.look.remote()
+            return
+        ready, _ = ray.wait([self._asked], timeout=0)
+        if not ready:
+            started = bool(self._looked.told)
+            if started and now - self._at > SILENT_SECONDS:
+                self._lost = f"gave no answer for {SILENT_SECONDS:.0f} s: its node hangs, or is cut off"
+            return
+        try:
+            self._take(answer_of(self._asked, f"learner {self.number}: how it is", CALL_SECONDS))
+            self._asked = None
+        except Exception as error:
+            self._lost = f"is gone with its actor: {error}"
+
+    def _take(self, look: Look) -> None:
+        self._looked, self._at = look, time.monotonic()
+        for error, line in look.lines:
+            pass_on(self.number, line, error, self._output)
+
+
+def _seen(number: int, folder: Path, process: int) -> dict[str, Any]:
+    """Return a rank's sign of life, what it said of its end, and its state; on its node."""
+    beat = read_beat(folder, number)
+    told = None if beat is None else (beat.age, beat.limit, beat.step, beat.doing)
+    return {"beat": told, "told": told_in(folder, number), "state": process_state(process)}
+
+
+def _stack(number: int, folder: Path, process: int) -> str:
+    found = ask(folder, {number: process})
+    return found[number].text if number in found else ""

@@ -1,0 +1,168 @@
+"""One rank of a job, as whoever watches it sees it; and the ranks of this machine, a process each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from windtunnel.run import HEARTBEATS, Beat, Channel, process_state, read_beat
+
+from .processes import stop_with_parent
+from .stacks import Stack, ask
+
+STARTING_SECONDS = 600.0
+"""Until a rank's first sign of life: it imports, and connects to the others."""
+
+
+class Rank(Protocol):
+    """A rank, wherever it runs.
+
+    Attributes:
+        number: of the rank. began: when (monotonic) it was started. stopped_since: since when it stands still, if it does.
+    """
+
+    number: int
+    began: float
+    stopped_since: float | None
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code; None: it runs."""
+
+    def send(self, number: int) -> None:
+        """Send it a signal, unless it is gone."""
+
+    def beat(self) -> Beat | None:
+        """Return its last sign of life."""
+
+    def told(self) -> dict[str, Any] | None:
+        """Return what it said about its end: error, fix, exit_code, what was kept, and whether it ended for want of another."""
+
+    def state(self) -> str:
+        """Return the letter of its process's state; see `process_state`."""
+
+    def end(self) -> None:
+        """End it, and read what it still has printed."""
+
+    @classmethod
+    def stacks(cls, ranks: Sequence[Any]) -> dict[int, Stack]:
+        """Return the stacks of those ranks that answer."""
+
+
+class LocalRank:
+    """A process of this machine; see `Rank`.
+
+    Args:
+        command: of the process. environment: all of it. beats: folder of the signs of life of all ranks.
+        output: gets what it prints, in place of standard output.
+    """
+
+    def __init__(
+        self, number: int, command: Sequence[str], environment: dict[str, str], beats: Path, output: IO[str] | None
+    ) -> None:
+        channel = Channel.inherited()
+        self.number, self.began, self.stopped_since = number, time.monotonic(), None
+        self._beats, self._output = beats, output
+        self.process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", bufsize=1,
+            # A session of its own: Ctrl-C must reach rank 0 alone, which saves and tells the others.
+            start_new_session=True, preexec_fn=stop_with_parent, pass_fds=channel.descriptors if channel else (),
+        )  # fmt: skip
+        self._readers = [
+            threading.Thread(target=self._read, args=(stream, error), daemon=True)
+            for stream, error in ((self.process.stdout, False), (self.process.stderr, True))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    stopped_since: float | None
+
+    @property
+    def code(self) -> int | None:
+        """See `Rank`."""
+        return self.process.poll()
+
+    def send(self, number: int) -> None:
+        """See `Rank`."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+    def beat(self) -> Beat | None:
+        """See `Rank`."""
+        return read_beat(self._beats, self.number)
+
+    def told(self) -> dict[str, Any] | None:
+        """See `Rank`."""
+        return told_in(self._beats, self.number)
+
+    def state(self) -> str:
+        """See `Rank`."""
+        return process_state(self.process.pid)
+
+    def end(self) -> None:
+        """See `Rank`."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        for reader in self._readers:
+            reader.join(1.0)
+
+    @classmethod
+    def stacks(cls, ranks: Sequence[LocalRank]) -> dict[int, Stack]:
+        """See `Rank`."""
+        return ask(ranks[0]._beats, {rank.number: rank.process.pid for rank in ranks}) if ranks else {}
+
+    def _read(self, stream: IO[str], error: bool) -> None:
+        for line in stream:
+            pass_on(self.number, line, error, self._output)
+
+
+def pass_on(number: int, line: str, error: bool, output: IO[str] | None) -> None:
+    """Pass on a line that a rank printed: rank 0's as it is, the others' with their number."""
+    before = "" if number == 0 else f"[rank {number}] "
+    to: Any = output or (sys.stderr if error or before else sys.stdout)
+    with contextlib.suppress(OSError, ValueError):
+        print(before + line, end="", file=to, flush=True)
+
+
+def told_in(folder: Path, number: int) -> dict[str, Any] | None:
+    """Return what a rank left in a folder about its end; see `Rank.told`."""
+    with contextlib.suppress(OSError, ValueError):
+        told: dict[str, Any] = json.loads((folder / f"{number}.json").read_text(encoding="utf-8"))
+        return told
+    return None
+
+
+def rank_command(folder: Path, as_json: bool) -> list[str]:
+    """Return what starts a rank of a run."""
+    return [sys.executable, "-m", "windtunnel.launch.worker", str(folder), *(["--json"] if as_json else [])]
+
+
+def start_here(folder: Path, ranks: int, port: int, beats: Path, as_json: bool, output: IO[str] | None) -> list[LocalRank]:
+    """Start the ranks of a run on this machine.
+
+    Args:
+        port: of the store by which they find each other. beats: folder of their signs of life.
+        output: gets what they print, in place of standard output.
+    """
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks))} if ranks > 1 else {}
+    shared = {
+        **threads, **os.environ,
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), HEARTBEATS: str(beats),
+    }  # fmt: skip
+    command = rank_command(folder, as_json)
+    return [
+        LocalRank(number, command, {**shared, "RANK": str(number), "LOCAL_RANK": str(number)}, beats, output)
+        for number in range(ranks)
+    ]

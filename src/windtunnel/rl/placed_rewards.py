@@ -1,0 +1,125 @@
+"""Judges on the nodes of a Ray cluster: each node has a stage's `Rewards` as an actor, which learners share."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from windtunnel.actors import ActorLost, Joined, NoAnswer, answer_of, release
+from windtunnel.data import Prompt
+from windtunnel.recipe import GRPO, UserError
+
+from .rewards import Judging, Reward, Rewards
+
+AT_ONCE = 32
+"""Answers that an actor is asked to judge at once; the others wait here."""
+START_SECONDS, JUDGE_SECONDS = 120.0, 300.0
+
+
+class JudgeHost:
+    """The actor: the judges of a stage on its node."""
+
+    def __init__(self, stage: GRPO) -> None:
+        self._rewards = Rewards(stage)
+
+    def ready(self) -> str:
+        """Return what judges, in words; the judges have been tried by then."""
+        return self._rewards.metric
+
+    def judge(self, prompt: Prompt, answer: str) -> Reward:
+        """Judge an answer to a prompt."""
+        return self._rewards.begin(self._rewards.verifiers(prompt), answer).result()
+
+    def close(self) -> None:
+        """End the judges' processes."""
+        self._rewards.close()
+
+
+def start_judges(stage: GRPO, nodes: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Start judges on nodes, and wait until each has been tried; by name.
+
+    Args:
+        stage: whose judges.
+        nodes: id and name of each.
+
+    Raises:
+        UserError: judges do not start or refuse what they are to judge; names the node.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    host: Any = ray.remote(JudgeHost)
+    found = {}
+    for number, (node, _) in enumerate(nodes):
+        name = f"judges-{number}"
+        # No CPU is reserved: judges work while GPUs do. An actor that dies is started again, and asked again.
+        found[name] = host.options(
+            name=name, num_cpus=0, max_restarts=3, max_task_retries=2, max_concurrency=AT_ONCE,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
+        ).remote(stage)  # fmt: skip
+    for (name, actor), (_, node) in zip(found.items(), nodes, strict=True):
+        try:
+            answer_of(actor.ready.remote(), f"{name} on {node}: starting", START_SECONDS)
+        except (NoAnswer, ActorLost) as error:
+            for each in found.values():
+                release(each)
+            raise UserError(str(error), "see that the judges work there: windtunnel verify selftest") from None
+    return found
+
+
+class PlacedRewards(Rewards):
+    """`Rewards` with the judges elsewhere; a judge that cannot be reached leaves an answer unknown, never worth 0.
+
+    Args:
+        found: the cluster.
+        stage: whose judges.
+        rank: of this learner, which begins with judges of its own.
+    """
+
+    def __init__(self, found: Joined, stage: GRPO, rank: int) -> None:
+        import ray
+
+        self.stage, self.sources = stage, stage.sources
+        actors = [ray.get_actor(name) for name in found.judges]
+        self._turns = itertools.cycle([*actors[rank % len(actors) :], *actors[: rank % len(actors)]])
+        self._lock = threading.Lock()
+        self._waiters = ThreadPoolExecutor(AT_ONCE * len(actors), "judged-elsewhere")
+
+    def close(self) -> None:
+        """Let go of the judges, which are the job's."""
+        self._waiters.shutdown(wait=False, cancel_futures=True)
+
+    def verifiers(self, prompt: Prompt) -> Any:
+        """Return the prompt: what judges it is made where it is judged."""
+        return prompt
+
+    def begin(self, verifiers: Any, answer: str) -> Judging:
+        """Judge an answer in the background."""
+        return _Elsewhere(self._waiters.submit(self._judged, verifiers, answer))
+
+    def _judged(self, prompt: Prompt, answer: str) -> Reward:
+        why = ""
+        for attempt in range(self.stage.retries + 1):
+            with self._lock:
+                actor = next(self._turns)
+            try:
+                found: Reward = answer_of(actor.judge.remote(prompt, answer), "judging an answer", JUDGE_SECONDS)
+                return found
+            except (NoAnswer, ActorLost) as error:
+                why = f"after {attempt + 1} attempts: {error}"
+        return Reward(None, tuple(None for _ in self.sources), None, why, self.stage.retries)
+
+
+class _Elsewhere(Judging):
+    """An answer that is being judged on some node."""
+
+    def __init__(self, future: Any) -> None:
+        self._future = future
+
+    def result(self) -> Reward:
+        """Wait for it."""
+        found: Reward = self._future.result()
+        return found

@@ -1,0 +1,226 @@
+"""Learners, engines and judges on a Ray cluster of two nodes: the run of one machine, whoever is killed; faults are named."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from runs import CONFIG, DIGITS, RECIPE, require_same, series
+
+from windtunnel.actors import Wanted, join, place
+from windtunnel.launch.placed import wanted_of
+from windtunnel.launch.placed_checks import facts_of, judge_node
+from windtunnel.launch.prepare import require_trainable
+from windtunnel.recipe import GRPO, UserError, load_recipe, stage_recipe
+from windtunnel.run import MetricsReader, RunFolder
+
+STEPS = 5
+SETS = (
+    "stages.rl.engine=transformers", "stages.rl.learners=2", "stages.rl.engines=2", f"budget.steps={STEPS}",
+    "checkpoints.every=1 steps", "stages.rl.keep_rollouts=20",
+)  # fmt: skip
+LIMIT = 1200.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """Two nodes of two cores, so that learners and engines need both; its address."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    made = Cluster()
+    for _ in range(2):
+        made.add_node(num_cpus=2, object_store_memory=80_000_000, include_dashboard=False)
+    yield made.address
+    made.shutdown()
+
+
+def start(folder: Path, *sets: str, **environment: str) -> subprocess.Popen[str]:
+    """Begin `windtunnel train` on sums."""
+    path, model, judge = folder / "tiny-rl.yaml", folder / "model.json", folder / "reward.py"
+    model.write_text(json.dumps(CONFIG))
+    judge.write_text(DIGITS)
+    path.write_text(RECIPE.replace("CONFIG", str(model)).replace("REWARD", str(judge)))
+    command = [sys.executable, "-m", "windtunnel", "train", str(path), "--yes", "--root", str(folder / "runs")]
+    command += [part for one in (*SETS, *sets) for part in ("--set", one)]
+    return subprocess.Popen(
+        command, env={**os.environ, **environment}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder
+    )
+
+
+def the_run(folder: Path) -> Path | None:
+    """Return the run there is."""
+    return next(iter(sorted((folder / "runs").glob("tiny-rl-*/manifest.json"))), Path()).parent if folder.exists() else None
+
+
+def reached(folder: Path, process: subprocess.Popen[str], step: int) -> None:
+    """Wait until a step is done."""
+    until = time.monotonic() + LIMIT
+    while time.monotonic() < until and process.poll() is None:
+        run = the_run(folder)
+        if run is not None and (run / "metrics.sqlite").exists():
+            with contextlib.suppress(UserError), MetricsReader(RunFolder.open(run).metrics_path) as reader:  # it is being made
+                if any(point.step >= step for point in reader.series("loss")):
+                    return
+        time.sleep(0.02)
+    raise AssertionError(
+        f"step {step} was not reached: {process.communicate(timeout=10)[0] if process.poll() is not None else ''}"
+    )
+
+
+def killed(found: Callable[[list[str]], bool]) -> int:
+    """Kill one process by its command line."""
+    for process in psutil.process_iter():
+        try:
+            if found(process.cmdline()):
+                process.kill()
+                return process.pid
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    raise AssertionError("there is no such process")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_two_learners_and_two_engines_on_two_nodes_give_the_run_of_one_machine_although_an_engine_is_killed(
+    tmp_path: Path, cluster: str
+) -> None:
+    here, placed = tmp_path / "here", tmp_path / "placed"
+    for folder in (here, placed):
+        folder.mkdir()
+    with start(here) as local:
+        assert local.wait(LIMIT) == 0, local.communicate()[0]
+    began = time.monotonic()
+    with start(placed, "stages.rl.placement=ray", RAY_ADDRESS=cluster) as process:
+        reached(placed, process, 2)
+        killed(lambda words: words[:1] == ["ray::EngineHost"] or words[:1] == ["ray::EngineHost.news"])
+        assert process.wait(LIMIT) == 0, process.communicate()[0]
+        output = process.communicate()[0]
+    print(f"five steps on two nodes, an engine killed: {time.monotonic() - began:.0f} s")
+    run, other = the_run(placed), the_run(here)
+    assert run is not None
+    assert other is not None
+    require_same(other, run)
+    assert sum(series(run, "engine_restarts").values()) >= 1, output
+    assert "it is started again" in output
+    assert "2 learner(s)" in output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_learner_that_is_killed_goes_on_from_its_checkpoint(tmp_path: Path, cluster: str) -> None:
+    with start(tmp_path, "stages.rl.placement=ray", "stages.rl.answers=null", RAY_ADDRESS=cluster) as process:
+        reached(tmp_path, process, 2)
+        killed(lambda words: "windtunnel.launch.worker" in words and str(tmp_path) in " ".join(words))
+        assert process.wait(LIMIT) == 0, process.communicate()[0]
+        output = process.communicate()[0]
+    run = the_run(tmp_path)
+    assert run is not None
+    assert "the learners are started again from step" in output
+    assert list(series(run, "reward")) == list(range(1, STEPS + 1))
+    assert any("resumed" in event.message for event in _events(run))
+
+
+def _events(run: Path) -> list[Any]:
+    with MetricsReader(RunFolder.open(run).metrics_path) as reader:
+        return list(reader.events())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_what_a_cluster_has_not_is_named(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", cluster)
+    with join("asked-too-much"):
+        with pytest.raises(UserError, match="an engine of 4 GPUs needs them on one node"):
+            place("too-wide", Wanted(1, 1, 4), lambda text: None, seconds=2.0)
+        with pytest.raises(UserError, match=r"9 learners and 9 engines of a CPU core each could not be placed.*2 node\(s\)"):
+            place("too-many", Wanted(9, 9, 0), lambda text: None, seconds=2.0)
+
+
+def test_an_address_where_nothing_answers_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(UserError, match=r"RAY_ADDRESS=127\.0\.0\.1:1: nothing answers there"), join("nobody"):
+        pass
+    monkeypatch.setenv("RAY_ADDRESS", "head-node")
+    with pytest.raises(UserError, match="is no address"), join("nobody"):
+        pass
+
+
+def test_another_version_of_ray_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.13.0")
+    with pytest.raises(UserError, match=r"Ray 1\.13\.0 is installed, and this package works with ray>="), join("nobody"):
+        pass
+
+
+def test_ray_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    with pytest.raises(UserError, match="Ray is not installed here") as caught, join("nobody"):
+        pass
+    assert "windtunnel[ray]" in (caught.value.fix or "")
+
+
+@pytest.mark.parametrize(
+    ("sets", "ranks", "found"),
+    [
+        ({"engine": "in-turn"}, 4, Wanted(4, 0, 1)),
+        ({}, 4, Wanted(4, 12, 1)),
+        ({"engine_tensor": 2}, 2, Wanted(2, 6, 2)),
+        ({"engine_tensor": 4}, 2, Wanted(2, 2, 4)),  # three would fit: the third's GPUs are left over, and told
+    ],
+)
+def test_engines_are_those_of_the_plan_as_many_for_each_learner(sets: dict[str, Any], ranks: int, found: Wanted) -> None:
+    stage = GRPO(name="rl", **{"engine": "vllm", **sets})
+    plan = {"layout": {"device": "cuda"}, "roles": {"engine": {"gpus": 12, "layout": {"tensor": 1}}}}
+    assert wanted_of(stage, plan, ranks) == found
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"folder": False}, "node n2 does not see the run's folder"),
+        ({"model": {}}, "node n2 does not have the model: model.safetensors"),
+        ({"packages": {"torch": "2.11.0"}}, "node n2 has torch 2.11.0, this machine"),
+        ({"packages": {"ray": None}}, "node n2 has ray not at all"),
+        ({"python": "3.9.1"}, "node n2 has Python 3.9.1"),
+        ({"vllm": None}, "node n2 has no vLLM"),
+        ({"vllm": "0.9.2"}, "node n2 has vLLM 0.9.2"),
+        ({"time": 940.0}, "its clock is 60 s behind"),
+        ({"time": 1062.0}, "its clock is 60 s ahead of"),
+    ],
+)
+def test_a_node_that_is_unlike_this_machine_is_named(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    here = facts_of(str(tmp_path), str(tmp_path), False, None)
+    there = here | {"time": 1001.0}
+    judge_node("n2", here, there, tmp_path, None, sent=1000.0, received=1002.0)
+    if "packages" in change:
+        change = {"packages": here["packages"] | change["packages"]}
+    with pytest.raises(UserError, match=words):
+        judge_node("n2", here, there | change, tmp_path, tmp_path, sent=1000.0, received=1002.0)
+
+
+def test_engines_whose_gpus_cannot_share_the_heads_are_named() -> None:
+    sets = ["model.config=qwen2.5-7b", "stages.rl.engine=vllm", "stages.rl.engine_tensor=8", "stages.sft=null"]
+    with pytest.raises(UserError, match="8 GPUs cannot share the 28 heads") as caught:
+        require_trainable(stage_recipe(load_recipe("grpo", sets), "rl"))
+    assert caught.value.fix == "--set stages.rl.engine_tensor=7"
+
+
+def test_engines_that_learners_cannot_share_are_named() -> None:
+    plan = {"layout": {"device": "cpu"}, "roles": {}}
+    with pytest.raises(UserError, match="3 engines cannot be shared by 2 learners"):
+        wanted_of(GRPO(name="rl", engine="transformers", engines=3), plan, 2)
