@@ -140,6 +140,7 @@ def test_products_accumulate_in_fp32_over_micro_batches() -> None:
             assert relative(mine, reference) < 6e-3
     for mine, reference in zip((q, k, v, up, down, gate), w64, strict=True):
         assert relative(mine.grad, reference.grad) < 6e-3
+    assert q.grad is not None
     assert q.grad.data_ptr() == buffer.data_ptr()
 
 
@@ -164,6 +165,8 @@ def test_residual_kernels_match_autograd_in_float64(channels: int) -> None:
     for leaf, r in zip(leaves, exact, strict=False):
         assert relative(leaf.grad, r.grad) < 8e-3
     for scalar, r in zip(scalars, exact[4:], strict=True):
+        assert scalar.grad is not None
+        assert r.grad is not None
         # Sums of as many terms of either sign: what counts is the error beside the terms' joint size.
         assert abs(scalar.grad.item() - r.grad.item()) < 0.02 * (3 * 67 * channels) ** 0.5
     assert amax is not None

@@ -48,11 +48,11 @@ def test_split_heads_matches_its_reference(heads: int, kv: int, gated: bool) -> 
     results = []
     for dtype, fused in ((torch.bfloat16, True), (torch.float64, False)):
         leaves = [t.detach().to(dtype).requires_grad_() for t in (qkv, gate, extra)]
-        options = (leaves[1], leaves[2]) if gated else (None, None)
+        by, more = (leaves[1], leaves[2]) if gated else (None, None)
         if fused:
-            out = fused_split_heads(leaves[0], angle.cos(), angle.sin(), *options, heads, kv)
+            out = fused_split_heads(leaves[0], angle.cos(), angle.sin(), by, more, heads, kv)
         else:
-            out = split_heads(leaves[0], angle.cos()[None, :, None], angle.sin()[None, :, None], *options, heads, kv)
+            out = split_heads(leaves[0], angle.cos()[None, :, None], angle.sin()[None, :, None], by, more, heads, kv)
         torch.autograd.backward(out, [g.to(dtype) for g in upstream])
         results.append([*out, *(leaf.grad for leaf in leaves if leaf.grad is not None)])
     for mine, reference in zip(*results, strict=True):

@@ -69,8 +69,9 @@ def test_kernels_attend_as_the_mask_does(
     results = []
     for one in ("mask", kind):
         inputs = [t.clone().requires_grad_() for t in (q, k, v)]
+        asks, keys, values = inputs
         packed = attention.Attention(one, frozenset([window] if window else [])).of_documents(numbers, None, None)
-        out = attention.attend(torch.nn.Identity(), *inputs, None, sliding_window=window or None, packed=packed)[0]
+        out = attention.attend(torch.nn.Identity(), asks, keys, values, None, sliding_window=window or None, packed=packed)[0]
         out.backward(grad.transpose(1, 2))
         results.append([out.detach(), *(t.grad for t in inputs)])
     for wanted, ours in zip(*results, strict=True):

@@ -34,11 +34,7 @@ def job_of(config: dict[str, Any], **chosen: Any) -> Iterator[HFJob]:
     }  # fmt: skip
     device = torch.device("cuda", torch.cuda.current_device())
     torch.cuda.empty_cache()
-    job = build_hf(config, ranks=Ranks(0, 1, device, None), **(plain | chosen))
-    try:
-        yield job
-    finally:
-        job.close()
+    yield build_hf(config, ranks=Ranks(0, 1, device, None), **(plain | chosen))
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,5 +1,7 @@
 """Fine-tuning on two GPUs through NCCL: two ranks make the steps of one, however the model is sharded."""
 
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, arg-type, operator, misc"
+
 from __future__ import annotations
 
 import os
@@ -44,13 +46,10 @@ def steps(name: str, ranks: Ranks) -> torch.Tensor:
         "sequence": SEQUENCE, "seed": 7,
     }  # fmt: skip
     job = build_hf(CONFIG, ranks=ranks, **(plain | CASES[name]))
-    try:
-        tokens = torch.randint(0, VOCAB, (ROWS, SEQUENCE + 1), generator=torch.Generator().manual_seed(0)).to(ranks.device)
-        rows = [tokens[i : i + 2] for i in range(2 * ranks.rank, ROWS, 2 * ranks.world)]
-        sums = [job.step([(x[:, :-1], x[:, 1:]) for x in rows], ROWS * SEQUENCE, 1e-3) for _ in range(STEPS)]
-        return torch.stack(sums).cpu()
-    finally:
-        job.close()
+    tokens = torch.randint(0, VOCAB, (ROWS, SEQUENCE + 1), generator=torch.Generator().manual_seed(0)).to(ranks.device)
+    rows = [tokens[i : i + 2] for i in range(2 * ranks.rank, ROWS, 2 * ranks.world)]
+    sums = [job.step([(x[:, :-1], x[:, 1:]) for x in rows], ROWS * SEQUENCE, 1e-3) for _ in range(STEPS)]
+    return torch.stack(sums).cpu()
 
 
 def child(rank: int, device: str, port: int, out: str) -> None:
