@@ -1,6 +1,5 @@
-"""The rungs above the CPU on real GPUs: the check of the GPUs, and full-size steps beside their plan."""
-
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, arg-type, operator, misc"
+"""The rungs above the CPU on real GPUs: the check of the GPUs, and full-size steps beside their plan."""
 
 from __future__ import annotations
 

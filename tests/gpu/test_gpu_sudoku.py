@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, arg-type, operator, misc"
 """Puzzles on a GPU: batches arrive whole, and hard 9x9 training runs as the recipe ships."""
 
 from __future__ import annotations

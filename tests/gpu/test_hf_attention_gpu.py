@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, arg-type, operator, misc"
 """Kernels for packed documents on the GPU: as the mask does, the same bits every time, compiled once, never waiting."""
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Fine-tuning on two GPUs through NCCL: two ranks make the steps of one, however the model is sharded."""
-
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, arg-type, operator, misc"
+"""Fine-tuning on two GPUs through NCCL: two ranks make the steps of one, however the model is sharded."""
 
 from __future__ import annotations
 
