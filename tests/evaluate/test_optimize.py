@@ -128,7 +128,8 @@ def test_its_plan_is_judged_right_again_and_wrong_ones_are_explained(folder: Pat
     found = optimize_module(verifiers, tasks, lambda _: (read_candidates(folder / "answers"), ["asked of nobody"]))
     assert found.best is not None
     assert found.plans is not None
-    assert {one["form"]["size"] for one in json.loads(found.plans)["plans"]} == {"tiny", "tiny_ragged", "full"}
+    sizes = {one["form"]["size"] for one in json.loads(found.plans)["plans"]}
+    assert {size for size in sizes if "long" not in size} == {"tiny", "tiny_ragged", "full"}
     again = verifiers.of_task(found.task)
     again.prepare()
     assert judge_recording(found.plans, again).accepted
