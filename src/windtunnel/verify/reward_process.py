@@ -202,7 +202,7 @@ class RewardProcess:
     def _send(self, data: bytes, seconds: float) -> None:
         until = time.monotonic() + seconds
         while data and time.monotonic() < until:
-            if select.select([], [self._to], [], 0.05)[1]:
+            if _ready(self._to, select.POLLOUT, 0.05):
                 data = data[os.write(self._to, data) :]
 
     def _receive(self, seconds: float) -> tuple[dict[str, Any] | None, Ended]:
@@ -216,7 +216,7 @@ class RewardProcess:
                 self._watched = now
                 if self._used() > self._memory:
                     return self._gone("memory")
-            if select.select([self._from], [], [], WATCH_SECONDS)[0]:
+            if _ready(self._from, select.POLLIN, WATCH_SECONDS):
                 block = os.read(self._from, 1 << 16)
                 if not block:
                     return self._gone("died")
@@ -283,6 +283,13 @@ class RewardProcess:
                     process.kill()
                     found += 1
         return found
+
+
+def _ready(handle: int, event: int, seconds: float) -> bool:
+    """Wait until a pipe can be read or written, or its other end is closed; select() refuses descriptors above 1,023."""
+    poll = select.poll()
+    poll.register(handle, event)
+    return bool(poll.poll(seconds * 1000))
 
 
 def _stop_with_parent() -> None:

@@ -1,0 +1,38 @@
+"""A reward's process is called from runs of any size."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from windtunnel.verify.reward_process import RewardProcess
+
+SELECT_TAKES = 1024
+"""Descriptors that select() can name; sharded data and checkpoints of a long run open more."""
+
+
+@pytest.fixture
+def many_open_files() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = SELECT_TAKES + 200
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        pytest.skip(f"a process may open {hard} files here; this needs {wanted}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    with ExitStack() as stack:
+        for _ in range(SELECT_TAKES):
+            stack.callback(os.close, os.dup(0))
+        yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_process_with_many_open_files_still_gets_its_rewards(tmp_path: Path, many_open_files: None) -> None:
+    file = tmp_path / "reward.py"
+    file.write_text("def score(prompt, answer, truth):\n    return float(answer == truth)\n")
+    with RewardProcess(file, "score", tmp_path) as reward:
+        long = "4" * 200_000  # more than a pipe holds: sending waits as reading does
+        assert [reward.call("2+2", answer, "4").value for answer in ("4", "5", long)] == [1.0, 0.0, 0.0]
