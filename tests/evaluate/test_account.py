@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from backtests import FREE, hand_computed, make_prices, make_signals, rules
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from windtunnel.evaluate import Account, run_account
@@ -129,7 +129,13 @@ def test_equity_is_cash_and_positions_and_cash_is_never_borrowed(market: Any, as
     assert sum(trade.costs for trade in account.trades) == pytest.approx(account.costs.sum(), abs=1e-3)
 
 
+# A short that has lost more than there is left, and has no price on the day another order comes.
+STUCK = {ticker: [100.0] * 14 for ticker in TICKERS} | {"A": [100.0] * 7 + [125.0, None] + [125.0] * 5}
+EQUAL = {"hold": 2, "weight": 0.02, "sizing": "equal", "vanished": "last", "cost_bps": 0.0, "slippage_bps": 0.0}
+
+
 @settings(max_examples=100, deadline=None)
+@example(STUCK, {("A", 5): "SELL", ("B", 7): "STRONG_BUY"}, EQUAL)
 @given(markets(), said, choices)
 def test_no_more_is_held_than_there_is_at_the_time_of_an_order(market: Any, asked: Any, chosen: Any) -> None:
     account = run(market, asked, chosen | {"shorts": True})

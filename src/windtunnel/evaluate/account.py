@@ -311,6 +311,9 @@ def _open(book: _Book, row: int, trade: Array, there: Array, marks: Array, ended
     new = np.flatnonzero((book.wanted != 0) & (book.side == 0) & there)
     if book.rules.sizing == "fixed":
         new = _open_fixed(book, new, trade, marks)
+    elif len(new) and _free(book, there, marks) < LEAST_ORDER:
+        _leave_unpaid(book, new)
+        new = new[:0]
     for ticker in new:
         book.side[ticker], book.wanted[ticker] = book.wanted[ticker], 0
         book.until[ticker], book.entered[ticker] = row + book.rules.hold, row
@@ -332,15 +335,27 @@ def _open_fixed(book: _Book, new: Array, trade: Array, marks: Array) -> Array:
     value = np.full(len(new), book.rules.weight * equity)
     share = max(0.0, equity - held) / float((value * (1 + _cost_share(book.rules, side))).sum())
     book.flow[new] = book.fees[new] = 0.0
+    if share < LEAST_ORDER:
+        _leave_unpaid(book, new)
+        return new[:0]
     if share < 1.0:
-        kind = "cut" if share >= LEAST_ORDER else "unpaid"
         for ticker in new:
-            book.note(kind, book.prices.tickers[ticker])
-        if kind == "unpaid":
-            book.wanted[new] = 0
-            return new[:0]
+            book.note("cut", book.prices.tickers[ticker])
     book.order(new, side * min(1.0, share) * value / trade[new], trade[new])
     return new
+
+
+def _leave_unpaid(book: _Book, new: Array) -> None:
+    """Drop orders that there is no money for."""
+    for ticker in new:
+        book.note("unpaid", book.prices.tickers[ticker])
+    book.wanted[new] = 0
+
+
+def _free(book: _Book, there: Array, marks: Array) -> float:
+    """Return the share of the equity that is not in positions which have no price today, and so cannot make room for others."""
+    equity, value = book.equity(marks), _value(book.shares, marks)
+    return 1.0 - float(np.abs(value[~there]).sum()) / equity
 
 
 def _level(book: _Book, trade: Array, there: Array, marks: Array) -> None:
