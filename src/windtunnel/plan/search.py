@@ -125,9 +125,11 @@ def search(work: Trainable, rig: Rig, ranks: int, less_gib: float = 0.0) -> Foun
     if not fitting:
         best = min(tried, key=lambda candidate: candidate.peak_gib)
     elif work.preferred_first:
-        best = next(c for c in fitting if c.timed.seconds <= SAME_SPEED * ranked[0].timed.seconds)
+        pool = _with_room(fitting, 1 + work.c.memory_error)
+        fastest = min(c.token_seconds for c in pool)
+        best = next(c for c in pool if c.token_seconds <= SAME_SPEED * fastest)
     else:
-        best = _roomy(ranked, 1 + work.c.memory_error)
+        best = _leanest_of_the_fast(ranked, 1 + work.c.memory_error)
     if best.time is None or nominal is not rig:
         best = replace(best, time=work.time(best.layout, rig))
     return Found(best, tuple(ranked[:RANKED]), tuple(tried))
@@ -176,12 +178,17 @@ class _Weighing:
         return found
 
 
-def _roomy(ranked: list[Candidate], error: float) -> Candidate:
+def _leanest_of_the_fast(ranked: list[Candidate], error: float) -> Candidate:
     """Return the leanest of those about as fast as the fastest, with room to spare where that costs little."""
     own = [candidate for candidate in ranked if candidate.layout.engine == OWN_ENGINE]
     pool = own if own and own[0].token_seconds <= WORTH_ANOTHER_ENGINE * ranked[0].token_seconds else ranked
-    fastest = pool[0].token_seconds
-    roomy = [c for c in pool if c.peak_gib * error <= c.limit_gib]
-    if roomy and roomy[0].token_seconds <= WORTH_ROOM * fastest:
-        pool, fastest = roomy, roomy[0].token_seconds
+    pool = _with_room(pool, error)
+    fastest = min(c.token_seconds for c in pool)
     return min((c for c in pool if c.token_seconds <= SAME_SPEED * fastest), key=lambda c: c.peak_gib)
+
+
+def _with_room(candidates: list[Candidate], error: float) -> list[Candidate]:
+    """Return, in their order, those that fit by the stated error (1.2: 20 %) too, where that costs little; else all of them."""
+    roomy = [c for c in candidates if c.peak_gib * error <= c.limit_gib]
+    fastest = min(c.token_seconds for c in candidates)
+    return roomy if roomy and min(c.token_seconds for c in roomy) <= WORTH_ROOM * fastest else candidates
