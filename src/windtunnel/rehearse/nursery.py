@@ -28,7 +28,7 @@ from .server import CAUSAL, PLAIN, STACK_SIGNAL
 SERVER = f"{__package__}.server"
 TICK = 0.5
 IMPORT_SECONDS = 120.0
-STACK_SECONDS = 0.2
+STACK_SECONDS = 5.0
 """What a check that took too long gets to write where it stands."""
 
 
@@ -86,7 +86,7 @@ class Nursery:
                 send_handle(port, sender.fileno(), self._server.pid)
             pid = self._await_pid(port, say)
             began = time.monotonic()  # importing torch for all checks is not this one's time
-            status = _follow(port, receiver, pid, say, began + check.limit)
+            status = _follow(port, receiver, pid, say, began + check.limit, log)
             if isinstance(status, Outcome):
                 port.recv()  # its process has ended
                 return status
@@ -120,7 +120,7 @@ class Nursery:
         return pid
 
 
-def _follow(port: Connection, receiver: Connection, pid: int, say: Say, until: float) -> Outcome | int | None:
+def _follow(port: Connection, receiver: Connection, pid: int, say: Say, until: float, log: Path) -> Outcome | int | None:
     """The child's outcome; else the status it ended with; None where it took too long and was killed."""
     ears: list[Any] = [receiver, port]
     while True:
@@ -128,7 +128,7 @@ def _follow(port: Connection, receiver: Connection, pid: int, say: Say, until: f
         if left <= 0:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, STACK_SIGNAL)
-                time.sleep(STACK_SECONDS)
+                _await_stack(log)
                 os.kill(pid, signal.SIGKILL)
             return None
         ready = wait(ears, min(left, TICK))
@@ -144,6 +144,13 @@ def _follow(port: Connection, receiver: Connection, pid: int, say: Say, until: f
         elif port in ready:
             status: int = port.recv()
             return status
+
+
+def _await_stack(log: Path) -> None:
+    """Wait until the stack that was asked for is in the log; a process that cannot write it is not waited for."""
+    until = time.monotonic() + STACK_SECONDS
+    while not _frames(log) and time.monotonic() < until:
+        time.sleep(TICK / 10)
 
 
 def _is_causal(context: Any) -> bool:
@@ -174,13 +181,18 @@ def _last_words(log: Path) -> str:
 
 def _where(log: Path) -> str:
     """Where a check stood when its time was over, from the stack that it left."""
+    frames = _frames(log)
+    return f": it hangs in {frames[0].removeprefix('File ')} ({log})" if frames else ": it hangs"
+
+
+def _frames(log: Path) -> list[str]:
+    """Return the lines of the last stack in a log, innermost first."""
     try:
         lines = log.read_text("utf-8", "replace").splitlines()
     except OSError:
-        return ""
+        return []
     start = max((i for i, line in enumerate(lines) if line.endswith("(most recent call first):")), default=None)
-    frames = [line.strip() for line in lines[start:] if line.startswith("  File ")] if start is not None else []
-    return f": it hangs in {frames[0].removeprefix('File ')} ({log})" if frames else ": it hangs"
+    return [line.strip() for line in lines[start:] if line.startswith("  File ")] if start is not None else []
 
 
 def _kill_tree(pid: int) -> None:
