@@ -36,7 +36,7 @@ def test_files_of_every_source_are_found_beside_the_recipe(tmp_path: Path) -> No
         (CONVERSATIONS, "{kind: bpe}", "charlm", "needs a model of kind huggingface"),
         (CONVERSATIONS, "{kind: character}", "sft", "needs tokens that mark turns"),
         ("{kind: prompts, files: [a.jsonl]}", "{kind: folder}", "sft", "is for stages of kind rl"),
-        ("{kind: prompts}", "{kind: folder}", "rl", "from files, from arithmetic or from kernels"),
+        ("{kind: prompts}", "{kind: folder}", "rl", "come from files, arithmetic, kernels or exercises"),
         (f"{{kind: mixture, sources: [{{corpus: {CONVERSATIONS}}}, {{corpus: {{kind: stdlib}}}}]}}", "{kind: folder}", "sft",
          "documents and conversations cannot be mixed"),
     ],

@@ -92,8 +92,8 @@ def test_an_engine_that_computes_something_else_than_it_loaded_refuses_itself(
 ) -> None:
     true = Engine._build
 
-    def repacked(self: Engine, snapshot: Any) -> Any:
-        model = true(self, snapshot)
+    def repacked(self: Engine, *given: Any, **options: Any) -> Any:
+        model = true(self, *given, **options)
         with torch.no_grad():
             model.lm_head.weight.copy_(model.lm_head.weight.roll(1, 0))  # as a kernel's own packing that was not renewed
         return model

@@ -23,7 +23,7 @@ VERBS = {
     "fetch": "Bring a model's weights, config and tokenizer to this machine, where recipes find it by its name.",
     "convert": "Convert a model's weights from fp8 or fp4 with block scales to bf16, exactly, or from bf16 to fp8.",
     "train": "Train within the budget.",
-    "launch": "Train on another machine: over ssh, under Slurm, rented through SkyPilot; or write a job for Megatron-Bridge.",
+    "launch": "Train on another machine, over ssh, under Slurm, or rented through SkyPilot; or write a job for Megatron-Bridge.",
     "evaluate": "Bits per byte, right answers with their interval, and samples; or what a run's recursion is worth.",
     "backtest": "Trade predicted actions on daily prices, with costs, and say what they earned beside buying and holding.",
     "predict": "Predict the actions of new theses, with probabilities and the time each took.",
