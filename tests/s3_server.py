@@ -36,7 +36,7 @@ class Tap:
     def turn(self, how: str) -> None:
         """Change what happens to connections; those there are end."""
         self.how = how
-        for one in self._sockets:
+        for one in list(self._sockets):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
         self._sockets.clear()
@@ -58,8 +58,18 @@ class Tap:
                 client.close()
                 return
             self._sockets += [client, server]
-            for one, other in ((client, server), (server, client)):
-                threading.Thread(target=self._pass_on, args=(one, other), daemon=True).start()
+            threading.Thread(target=self._connect, args=(client, server), daemon=True).start()
+
+    def _connect(self, client: socket.socket, server: socket.socket) -> None:
+        """Pass on what either says until both have ended; then nothing of the connection is left open."""
+        with client, server:
+            back = threading.Thread(target=self._pass_on, args=(server, client), daemon=True)
+            back.start()
+            self._pass_on(client, server)
+            back.join()
+        with contextlib.suppress(ValueError):  # `turn` has forgotten it
+            self._sockets.remove(client)
+            self._sockets.remove(server)
 
     def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
