@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -16,7 +17,8 @@ import psutil
 import pytest
 from runs import CONFIG, RECIPE, require_same, series
 
-from windtunnel.actors import Wanted, join, place
+from windtunnel.actors import Wanted, join, place, wait_for_nodes
+from windtunnel.actors.placement import Node, lacking
 from windtunnel.launch.placed import wanted_of
 from windtunnel.launch.placed_checks import facts_of, judge_node
 from windtunnel.launch.prepare import require_trainable
@@ -142,6 +144,25 @@ def test_a_learner_that_is_killed_goes_on_from_its_checkpoint(tmp_path: Path, cl
     assert any("resumed" in event.message for event in _events(run))
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_an_adapter_apart_trains_the_same_on_either_placement(tmp_path: Path, cluster: str) -> None:
+    apart = (
+        "model.adapter={rank: 2}", "stages.rl.engine_adapter=apart", "stages.rl.sync=direct",
+        "stages.rl.learners=1", "stages.rl.engines=2", "budget.steps=2",
+    )  # fmt: skip
+    runs = []
+    for placement in ("local", "ray"):
+        folder = tmp_path / placement
+        folder.mkdir()
+        with start(folder, *apart, f"stages.rl.placement={placement}", RAY_ADDRESS=cluster, OMP_NUM_THREADS="1") as process:
+            assert process.wait(LIMIT) == 0, process.communicate()[0]
+        run = the_run(folder)
+        assert run is not None
+        runs.append(run)
+    require_same(*runs)
+
+
 def _events(run: Path) -> list[Any]:
     with MetricsReader(RunFolder.open(run).metrics_path) as reader:
         return list(reader.events())
@@ -149,13 +170,41 @@ def _events(run: Path) -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_what_a_cluster_has_not_is_named(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_cluster_has_not_is_named_without_waiting_for_it(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", cluster)
+    told: list[str] = []
     with join("asked-too-much"):
         with pytest.raises(UserError, match="an engine of 4 GPUs needs them on one node"):
-            place("too-wide", Wanted(1, 1, 4), lambda text: None, seconds=2.0)
-        with pytest.raises(UserError, match=r"9 learners and 9 engines of a CPU core each could not be placed.*2 node\(s\)"):
-            place("too-many", Wanted(9, 9, 0), lambda text: None, seconds=2.0)
+            place("too-wide", Wanted(1, 1, 4), told.append)
+        with pytest.raises(UserError, match=r"18 CPU cores are needed and there are 4: 14 are missing; the cluster has 2 node"):
+            place("too-many", Wanted(9, 9, 0), told.append, expected=2)
+        with pytest.raises(UserError, match=r"2 of 3 nodes have joined the Ray cluster within .*: 14 are missing"):
+            place("not-yet", Wanted(9, 9, 0), told.append, seconds=2.0, expected=3)
+        assert told[-1].startswith("waiting for 9 learners and 9 engines of a CPU core each: 2 of 3 nodes have joined; ")
+        with pytest.raises(UserError, match=r"2 of 3 nodes \(WINDTUNNEL_RAY_NODES\) have joined"):
+            wait_for_nodes(3, told.append, seconds=1.0)
+        assert len(wait_for_nodes(2, told.append)) == 2
+        held = place("held", Wanted(3, 0, 0), told.append)
+        with pytest.raises(UserError, match="other jobs hold what is needed"):
+            place("too-late", Wanted(2, 0, 0), told.append, seconds=2.0)
+        assert len(held.nodes) == 3
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nodes", "words"),
+    [
+        (Wanted(2, 2, 2), [(3, 8), (3, 8)], ""),
+        (Wanted(0, 3, 2), [(3, 8), (3, 8)], "3 engines of 2 GPUs need them on one node each, and the nodes have room for 2"),
+        (Wanted(4, 1, 4), [(4, 8)], "8 GPUs are needed and there are 4: 4 are missing"),
+        (Wanted(4, 4, 1), [(8, 2)], r"8 CPU cores are needed and there are 2: 6 are missing \(ray start --num-cpus\)"),
+        (Wanted(1, 1, 0), [], "2 CPU cores are needed and there are 0"),
+    ],
+)
+def test_what_no_wait_would_bring_is_told_from_what_is_only_in_use(
+    wanted: Wanted, nodes: list[tuple[int, int]], words: str
+) -> None:
+    found = lacking(wanted, [Node(str(i), f"n{i}", "", cpus, gpus) for i, (gpus, cpus) in enumerate(nodes)])
+    assert re.match(words + ("" if words else "$"), found)
 
 
 def test_an_address_where_nothing_answers_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

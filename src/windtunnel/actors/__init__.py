@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING
 from windtunnel import lazy
 
 if TYPE_CHECKING:
-    from .connect import ADDRESS, Joined, join, joined, own_address
+    from .connect import ADDRESS, NODES, Joined, expected_nodes, join, joined, own_address
     from .host import Hosted, Look
-    from .placement import Placed, Wanted, engine_options, nodes_of, place
+    from .placement import Placed, Wanted, engine_options, nodes_of, place, wait_for_nodes
     from .waiting import ActorLost, NoAnswer, answer_of, answers_of, release
 
 __all__ = [
     "ADDRESS",
+    "NODES",
     "ActorLost",
     "Hosted",
     "Joined",
@@ -22,12 +23,14 @@ __all__ = [
     "answer_of",
     "answers_of",
     "engine_options",
+    "expected_nodes",
     "join",
     "joined",
     "nodes_of",
     "own_address",
     "place",
     "release",
+    "wait_for_nodes",
 ]
 
 __getattr__ = lazy(__name__)

@@ -20,6 +20,8 @@ VERSIONS = ">=2.50,<3"
 ADDRESS = "RAY_ADDRESS"
 JOINED = "WINDTUNNEL_RAY"
 """Environment of a job's processes on a cluster: see `Joined`."""
+NODES = "WINDTUNNEL_RAY_NODES"
+"""Environment: nodes that the cluster will have, which are waited for before anything is planned."""
 REACH_SECONDS = 10.0
 
 
@@ -84,6 +86,14 @@ def join(namespace: str) -> Iterator[str]:
         yield str(ray.get_runtime_context().gcs_address)
     finally:
         ray.shutdown()
+
+
+def expected_nodes() -> int:
+    """Return how many nodes the cluster will have; 0: nobody said. Raises UserError."""
+    text = os.environ.get(NODES, "0")
+    if not text.isdecimal():
+        raise UserError(f"{NODES}={text!r} is no number of nodes", f"{NODES}=2, or unset it to take the cluster as it is")
+    return int(text)
 
 
 def require_ray() -> str:

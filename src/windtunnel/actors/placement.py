@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.recipe import UserError
 
-from .connect import Joined
+from .connect import NODES, Joined
 
 READY_SECONDS = 300.0
 TELL_SECONDS = 10.0
+LOOK_SECONDS = 0.5
+SETTLE_SECONDS = 5.0
+"""A cluster that is too small is refused when no node has joined for so long, where nobody said how many it will have."""
 
 
 @dataclass(frozen=True)
@@ -83,30 +86,57 @@ def nodes_of() -> list[Node]:
     ]  # fmt: skip
 
 
-def place(name: str, wanted: Wanted, say: Callable[[str], None], seconds: float = READY_SECONDS) -> Placed:
-    """Reserve what is wanted, waiting for nodes that are still coming up.
+def wait_for_nodes(expected: int, say: Callable[[str], None], seconds: float = READY_SECONDS) -> list[Node]:
+    """Return the nodes of the cluster once there are as many as expected, saying how many have joined.
+
+    Raises:
+        UserError: there are fewer after so many seconds.
+    """
+    began, told = time.monotonic(), -TELL_SECONDS
+    while len(nodes := nodes_of()) < expected:
+        gone = time.monotonic() - began
+        if gone > seconds:
+            what = f"{len(nodes)} of {expected} nodes ({NODES}) have joined the Ray cluster within {gone:.0f} s; {_has(nodes)}"
+            raise UserError(what, f"start Ray on the others (ray start --address=HEAD:PORT), or {NODES}={len(nodes)}")
+        if gone - told >= TELL_SECONDS:
+            told = gone
+            say(f"{len(nodes)} of {expected} nodes have joined the Ray cluster; {gone:.0f} of {seconds:.0f} s")
+        time.sleep(LOOK_SECONDS)
+    return nodes
+
+
+def place(name: str, wanted: Wanted, say: Callable[[str], None], seconds: float = READY_SECONDS, *, expected: int = 0) -> Placed:
+    """Reserve what is wanted, waiting for nodes that are still coming up and for what other jobs hold.
+
+    A cluster that has all its nodes and is too small is refused within seconds: nothing that is waited for would come.
 
     Args:
         name: of the placement group.
         wanted: learners and engines.
         say: told what is waited for.
         seconds: that it may take.
+        expected: nodes that the cluster will have; 0: nobody knows.
 
     Raises:
-        UserError: the cluster does not have it, or not on one node what must be on one; says what it has.
+        UserError: the cluster does not have it, or not on one node what must be on one; says what is missing and what it has.
     """
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
     group = placement_group(wanted.bundles, strategy="PACK", name=name)
-    began, told = time.monotonic(), 0.0
+    began = joined_at = time.monotonic()
+    told, seen = -TELL_SECONDS, set[str]()
     while not group.wait(timeout_seconds=1.0):
-        gone = time.monotonic() - began
-        if gone > seconds or (_never(wanted, nodes_of()) and gone > min(seconds, TELL_SECONDS)):
+        now, nodes = time.monotonic(), nodes_of()
+        gone, missing = now - began, lacking(wanted, nodes)
+        if new := {node.id for node in nodes} - seen:
+            joined_at, seen = now, seen | new
+        never = missing and len(nodes) >= expected and (expected or now - joined_at > SETTLE_SECONDS)
+        if never or gone > seconds:
             remove_placement_group(group)
-            raise _refused(wanted, nodes_of(), gone)
-        if gone - told > TELL_SECONDS:
+            raise _refused(wanted, nodes, missing, expected, gone)
+        if gone - told >= TELL_SECONDS:
             told = gone
-            say(f"waiting for {wanted.text}: {_has(nodes_of())}, {gone:.0f} of {seconds:.0f} s")
+            say(f"waiting for {wanted.text}: {_why(nodes, missing, expected)}; {gone:.0f} of {seconds:.0f} s")
     table, nodes = placement_group_table(group), nodes_of()
     by_id = {node.id: node for node in nodes}
     places = tuple(by_id[node] for _, node in sorted((int(i), n) for i, n in table["bundles_to_node_id"].items()))
@@ -127,27 +157,50 @@ def engine_options(found: Joined, engine: int) -> dict[str, Any]:
     return {"scheduling_strategy": strategy, "num_cpus": 1, **({"num_gpus": found.tensor} if found.tensor else {})}
 
 
-def _never(wanted: Wanted, nodes: list[Node]) -> bool:
-    """Whether the nodes that are there cannot hold it, however long it is waited for."""
-    key = "GPU" if wanted.tensor else "CPU"
-    has = sum(node.gpus if wanted.tensor else node.cpus for node in nodes)
-    most = max((node.gpus if wanted.tensor else node.cpus for node in nodes), default=0.0)
-    return sum(one[key] for one in wanted.bundles) > has or max(one[key] for one in wanted.bundles) > most
+def lacking(wanted: Wanted, nodes: Sequence[Node]) -> str:
+    """Return what these nodes can never hold of it, however free they are; '' where they can."""
+    each = max(1, wanted.tensor)
+    most = max((int(node.gpus if wanted.tensor else node.cpus) for node in nodes), default=0)
+    if wanted.tensor and wanted.engines and each > most:
+        return f"an engine of {each} GPUs needs them on one node, and none has more than {most}"
+    kind = "GPUs" if wanted.tensor else "CPU cores"
+    have = sum(int(node.gpus if wanted.tensor else node.cpus) for node in nodes)
+    needed = wanted.learners + wanted.engines * each
+    if needed > have:
+        return f"{needed} {kind} are needed and there are {have}: {needed - have} are missing"
+    whole = sum(int(node.gpus) // each for node in nodes) if wanted.tensor else wanted.engines
+    if wanted.engines > whole:
+        return f"{wanted.engines} engines of {each} GPUs need them on one node each, and the nodes have room for {whole}"
+    cores = sum(int(node.cpus) for node in nodes)
+    if len(wanted.bundles) > cores:
+        short = len(wanted.bundles) - cores
+        return f"{len(wanted.bundles)} CPU cores are needed and there are {cores}: {short} are missing (ray start --num-cpus)"
+    return ""
 
 
-def _has(nodes: list[Node]) -> str:
+def _why(nodes: Sequence[Node], missing: str, expected: int) -> str:
+    if len(nodes) < expected:
+        return f"{len(nodes)} of {expected} nodes have joined"
+    return missing or f"other jobs on the cluster hold what is free otherwise ({_has(nodes)})"
+
+
+def _has(nodes: Sequence[Node]) -> str:
     each = ", ".join(f"{node.name} has {node.gpus:.0f} GPUs and {node.cpus:.0f} CPU cores" for node in nodes[:8])
     return f"the cluster has {len(nodes)} node(s): {each}{', ...' if len(nodes) > 8 else ''}"
 
 
-def _refused(wanted: Wanted, nodes: list[Node], gone: float) -> UserError:
-    most = max((node.gpus for node in nodes), default=0.0)
-    if wanted.tensor > most:
-        return UserError(
-            f"stages.rl.engine_tensor: an engine of {wanted.tensor} GPUs needs them on one node; none has more than {most:.0f}",
-            f"--set stages.rl.engine_tensor={max(1, int(most))}",
-        )
+def _refused(wanted: Wanted, nodes: Sequence[Node], missing: str, expected: int, gone: float) -> UserError:
+    most = int(max((node.gpus for node in nodes), default=0.0))
+    if wanted.tensor > most and len(nodes) >= expected:
+        return UserError(f"stages.rl.engine_tensor: {missing}", f"--set stages.rl.engine_tensor={max(1, most)}")
+    if len(nodes) < expected:
+        what = f"{len(nodes)} of {expected} nodes have joined the Ray cluster within {gone:.0f} s"
+        fix = "start Ray on the others (ray start --address=HEAD:PORT), or leave them out: stages.rl.learners, stages.rl.engines"
+        return UserError(f"{what}, and {missing or 'what they have is in use'}; {_has(nodes)}", fix)
+    if missing:
+        fix = "ask for fewer: stages.rl.learners, stages.rl.engines; or let more nodes join first (ray start --address=HEAD:PORT)"
+        return UserError(f"{wanted.text} do not fit: {missing}; {_has(nodes)}", fix)
     return UserError(
-        f"{wanted.text} could not be placed within {gone:.0f} s: {_has(nodes)}",
-        "wait for the other nodes (ray status), or ask for fewer: stages.rl.learners, stages.rl.engines",
+        f"{wanted.text} could not be placed within {gone:.0f} s: other jobs hold what is needed; {_has(nodes)}",
+        "see who uses the cluster: ray status, ray list placement-groups; end what was left there",
     )

@@ -96,7 +96,7 @@ def _on_nodes(
     recipe: Recipe, options: Options, view: View, stack: contextlib.ExitStack, *, as_json: bool, isolated: bool, output: Any
 ) -> tuple[int, Path]:
     """Prepare and train, on this machine or on the cluster that the recipe asks for."""
-    nodes = stack.enter_context(on_cluster(recipe))
+    nodes = stack.enter_context(on_cluster(recipe, view.say))
     run = prepare_run(recipe, options if nodes is None else replace(options, nodes=nodes), view.say)
     channel = Channel.inherited()
     if channel is not None:

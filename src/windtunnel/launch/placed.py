@@ -10,7 +10,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from windtunnel.actors import Hosted, Joined, Look, Wanted, answer_of, join, nodes_of, own_address, place, release
+from windtunnel.actors import (
+    Hosted,
+    Joined,
+    Look,
+    Wanted,
+    answer_of,
+    expected_nodes,
+    join,
+    nodes_of,
+    own_address,
+    place,
+    release,
+    wait_for_nodes,
+)
 from windtunnel.checkpoint import CheckpointStore
 from windtunnel.recipe import GRPO, Recipe, UserError
 from windtunnel.run import HEARTBEATS, SUPERVISOR, Beat, RunFolder, process_state, read_beat
@@ -34,18 +47,22 @@ KEPT_HERE = (SUPERVISOR, "CUDA_VISIBLE_DEVICES", HEARTBEATS)
 
 
 @contextlib.contextmanager
-def on_cluster(recipe: Recipe) -> Iterator[tuple[int, int] | None]:
+def on_cluster(recipe: Recipe, say: Callable[[str], None]) -> Iterator[tuple[int, int] | None]:
     """Connect to the cluster that a recipe's stage is to run on; yield its nodes with GPUs and the GPUs of each; None: none.
 
+    Args:
+        recipe: of the stage.
+        say: told how many nodes have joined.
+
     Raises:
-        UserError: it cannot be reached, or its nodes have different numbers of GPUs and fewer are not enough to plan with.
+        UserError: it cannot be reached, or nodes that it is to have do not join.
     """
     stage = recipe.rl
     if stage is None or stage.placement != "ray":
         yield None
         return
     with join(f"windtunnel-{recipe.name}-{os.getpid()}"):
-        gpus = [int(node.gpus) for node in nodes_of() if node.gpus]
+        gpus = [int(node.gpus) for node in wait_for_nodes(expected_nodes(), say) if node.gpus]
         yield (len(gpus), min(gpus)) if gpus else (0, 0)
 
 
@@ -63,10 +80,11 @@ def run_on_cluster(folder: Path, ranks: int, say: Callable[[str], None], *, as_j
     stage = recipe.rl
     assert stage is not None
     wanted = wanted_of(stage, manifest["plan"], ranks)
-    reached = -1
+    reached, there = -1, len(nodes_of())
     for attempt in range(RESTARTS + 1):
         try:
-            _once(folder, recipe, wanted, say, as_json=as_json, output=output)
+            # A node that was lost may come back: later attempts wait for as many as there were.
+            _once(folder, recipe, wanted, max(expected_nodes(), there if attempt else 0), say, as_json=as_json, output=output)
             return
         except RankFailed as error:
             newest = CheckpointStore(folder / "checkpoints").newest_good()
@@ -97,8 +115,9 @@ def wanted_of(stage: GRPO, plan: Mapping[str, Any], ranks: int) -> Wanted:
 
 
 def _once(
-    folder: Path, recipe: Recipe, wanted: Wanted, say: Callable[[str], None], *, as_json: bool, output: IO[str] | None
-) -> None:
+    folder: Path, recipe: Recipe, wanted: Wanted, expected: int, say: Callable[[str], None], *, as_json: bool,
+    output: IO[str] | None,
+) -> None:  # fmt: skip
     import ray
     import torch.distributed as dist
     from ray.util.placement_group import remove_placement_group
@@ -107,7 +126,7 @@ def _once(
 
     stage, group = recipe.rl, f"windtunnel-{folder.name}"
     assert stage is not None
-    placed = place(group, wanted, say)
+    placed = place(group, wanted, say, expected=expected)
     context, judges, ranks = ray.get_runtime_context(), dict[str, Any](), list[PlacedRank]()
     try:
         for line in placed.lines(wanted):
