@@ -79,16 +79,18 @@ class SlurmHere:
 
     Attributes:
         folder: of its state; short, since sockets lie in it. environment: for programs that talk to it.
+        own: a folder that is another on each node, as a node's own disk is.
     """
 
     def __init__(self, folder: Path, *, kill_wait: int = 10, node_timeout: int = 20) -> None:
         self.folder, self._processes = folder, dict[str, subprocess.Popen[bytes]]()
+        self.own = folder / "own"
         self._kill_wait, self._node_timeout = kill_wait, node_timeout
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PATH": _path()}
 
     def __enter__(self) -> SlurmHere:
         self.folder.mkdir(parents=True, exist_ok=True)
-        for name in ("state", "spool.n1", "spool.n2"):
+        for name in ("state", "spool.n1", "spool.n2", "own"):
             (self.folder / name).mkdir()
         self.folder.chmod(0o755)
         key = self.folder / "munge.key"
@@ -131,7 +133,13 @@ class SlurmHere:
 
     def start_node(self, name: str) -> None:
         """Start the daemon of a node."""
-        self._start("slurmd", "-D", "-N", name, "-f", str(self.folder / "slurm.conf"), key=f"slurmd {name}")
+        daemon = [_find("slurmd") or "slurmd", "-D", "-N", name, "-f", str(self.folder / "slurm.conf")]
+        mounted = 'mount -t tmpfs -o size=1g none "$0" && exec "$@"'
+        self._start("unshare", "-m", "sh", "-c", mounted, str(self.own), *daemon, key=f"slurmd {name}")
+
+    def on_node(self, name: str, path: Path) -> Path:
+        """Return where a path of a node is seen from here."""
+        return Path(f"/proc/{self._processes[f'slurmd {name}'].pid}/root") / path.relative_to("/")
 
     def kill_node(self, name: str) -> None:
         """Let a node be lost: its daemon, and the steps on it."""

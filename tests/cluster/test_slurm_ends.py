@@ -28,7 +28,7 @@ data: {corpus: {kind: prompts, arithmetic: {documents: 300, digits: 1, terms: 2}
 stages:
   rl:
     {prompts: 4, samples: 4, prompt_tokens: 8, answer_tokens: 6, learning_rate: 1e-2, compile: false, micro_batch: 2,
-     mask_truncated: false, reward: 'reward.py:score', answers: {every: 3 steps, prompts: 8}}
+     mask_truncated: false, reward: 'reward.py:score', answers: {every: 3 steps, prompts: 8}, placement: ray}
 budget: {steps: 4}
 checkpoints: {every: 2 steps}
 """
@@ -108,17 +108,38 @@ def test_a_lost_node_costs_the_steps_since_the_last_checkpoint(slurm: SlurmHere,
     end(slurm, job)
 
 
-def test_two_nodes_are_checked_together_and_ray_spans_them(slurm: SlurmHere, launch: Launch, tmp_path: Path) -> None:
+def launch_sums(launch: Launch, folder: Path, slurm: SlurmHere, *sets: str) -> Job:
+    """Submit reinforcement learning on two nodes."""
     pytest.importorskip("ray")
-    (tmp_path / "sums.yaml").write_text(SUMS)
-    (tmp_path / "model.json").write_text(json.dumps(CONFIG))
-    (tmp_path / "reward.py").write_text("def score(prompt, answer, truth):\n    return sum(c.isdigit() for c in answer) / 6\n")
-    job = launch("--slurm", "nodes=2", name="sums.yaml", on="here")
+    (folder / "sums.yaml").write_text(SUMS)
+    (folder / "model.json").write_text(json.dumps(CONFIG))
+    (folder / "reward.py").write_text("def score(prompt, answer, truth):\n    return sum(c.isdigit() for c in answer) / 6\n")
+    arguments = ["--slurm", "nodes=2", "--node-temp", str(slurm.own), *(part for one in sets for part in ("--set", one))]
+    return launch(*arguments, name="sums.yaml", on="here")
+
+
+def clean(slurm: SlurmHere, job: Job) -> None:
+    """Neither node has anything of a job that has ended."""
+    place = slurm.own / f"wt-{job.id}"
+    until(lambda: not any(slurm.on_node(node, place).exists() for node in ("n1", "n2")), f"{place} is left\n{output(job)}")
+    left = [p for p in psutil.process_iter(["cmdline"]) if any(str(place) in word for word in p.info["cmdline"] or ())]
+    assert not psutil.wait_procs(left, 20)[1]
+
+
+def test_two_nodes_are_checked_together_and_ray_spans_them(slurm: SlurmHere, launch: Launch, tmp_path: Path) -> None:
+    job = launch_sums(launch, tmp_path, slurm)
     until(lambda: job.state.end is not None, f"it did not end\n{output(job)}")
     assert job.state.end is not None
     assert job.state.end[0] == "done", output(job)
     assert "Ray: 2 of 2 nodes" in output(job)
     assert output(job).count("GB/s gloo x 2") == 2
-    place = f"/tmp/wt-{job.id}"
-    left = [p for p in psutil.process_iter(["cmdline"]) if any(place in word for word in p.info["cmdline"] or ())]
-    assert not psutil.wait_procs(left, 20)[1]
+    clean(slurm, job)
+
+
+def test_a_job_that_is_cancelled_leaves_nothing_on_any_of_its_nodes(slurm: SlurmHere, launch: Launch, tmp_path: Path) -> None:
+    job = launch_sums(launch, tmp_path, slurm, "budget.steps=1000000")
+    until(lambda: job.progress()[1] >= 2, f"no checkpoint\n{output(job)}")
+    assert all(slurm.on_node(node, slurm.own / f"wt-{job.id}").exists() for node in ("n1", "n2"))
+    slurm.run("scancel", job.id or "")
+    until(lambda: slurm.state(job.id or "") == "CANCELLED", "it was not cancelled")
+    clean(slurm, job)

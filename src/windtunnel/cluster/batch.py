@@ -24,13 +24,17 @@ from windtunnel.run import STARTED, STOP_FILE
 
 from . import scheduler
 from .chain import next_move
-from .job import RECIPE, SCRIPT, Attempt, Job, State, environment_of
-from .nodes import everywhere, judge, read_reports, serve_clock, table
+from .job import RECIPE, SCRIPT, TEMPORARY, Attempt, Job, State, environment_of
+from .nodes import everywhere, judge, read_reports, serve_clock, table, waited_for
 from .ray_cluster import RayCluster
 
 TICK = 0.2
 PROBE_SECONDS = 150.0
 """For all nodes to report, links included."""
+TELL_SECONDS = 15.0
+"""After which it is told who is waited for, and again after as many."""
+CLEAN_SECONDS = 20.0
+"""For the other nodes to remove their temporary folders."""
 WORDS_SECONDS = 3.0
 """A run that trains reads within a second who asked it to stop; one that does not train yet is sent a signal after these."""
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
@@ -141,6 +145,7 @@ class Driver:
             raise
         attempt.bad = {node: "Ray did not come up there" for node in missing}
         os.environ["RAY_ADDRESS"] = cluster.address
+        os.environ["WINDTUNNEL_RAY_NODES"] = str(len(self.given.nodes))
         return cluster
 
     def _check_nodes(self, attempt: Attempt) -> None:
@@ -159,11 +164,15 @@ class Driver:
             str(self.job.path),
             str(folder),
         ]
-        limit = time.monotonic() + PROBE_SECONDS
         with serve_clock(folder), open(folder / "srun.log", "wb") as log:
             child = subprocess.Popen(step, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-            while child.poll() is None and self.asked is None and time.monotonic() < limit:
+            began = told = time.monotonic()
+            while child.poll() is None and self.asked is None and time.monotonic() < began + PROBE_SECONDS:
                 time.sleep(TICK)
+                if time.monotonic() - told >= TELL_SECONDS:
+                    told = time.monotonic()
+                    who = waited_for(self.given.nodes, read_reports(folder))
+                    say(f"waiting for {who}; {told - began:.0f} of {PROBE_SECONDS:.0f} s")
             end_process(child)
         if self.asked is not None:
             return
@@ -228,10 +237,19 @@ class Driver:
                 signal.signal(number, handler)
 
     def _clean(self) -> None:
-        """Remove this job's temporary folder, which the script made."""
+        """Remove this job's temporary folder, which the script made here and the steps on the other nodes.
+
+        Where the job is cancelled Slurm starts no more steps: those that run remove it then; see `ray_node`.
+        """
         place = os.environ.get("TMPDIR", "")
-        if place and Path(place).name == f"wt-{self.given.id}":
-            shutil.rmtree(place, ignore_errors=True)
+        if not place or Path(place).name != f"{TEMPORARY}{self.given.id}":
+            return
+        others = self.given.nodes[1:]
+        if others:
+            step = [*scheduler.srun(others), "rm", "-rf", "--", place]
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(step, stdin=subprocess.DEVNULL, capture_output=True, timeout=CLEAN_SECONDS, check=False)
+        shutil.rmtree(place, ignore_errors=True)
 
     def _end(self, attempt: Attempt) -> int:
         """Decide what follows, and do it; returns the exit code."""

@@ -28,6 +28,8 @@ FOLDER = "slurm"
 SPEC, STATE, SCRIPT, RECIPE, STOP, SUBMITTED, OUTPUT = (
     "job.json", "state.json", "job.sbatch", "recipe.yaml", "stop", "submitted", "output.log",
 )  # fmt: skip
+TEMPORARY = "wt-"
+"""Before the job's number: its folder on each node's own disk."""
 _STEP = re.compile(r"step-(\d+)(\.\d+)?")
 
 

@@ -118,6 +118,13 @@ def read_reports(folder: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+def waited_for(nodes: Sequence[str], reports: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return which nodes are not done, and what each is at, in words."""
+    silent = [node for node in nodes if node not in reports]
+    at = [f"{node}: {reports[node]['phase']}" for node in nodes if node in reports and reports[node]["phase"] != "done"]
+    return "; ".join([*([f"an answer of {', '.join(silent)}"] if silent else []), *at]) or "srun to end"
+
+
 @contextlib.contextmanager
 def serve_clock(folder: Path, now: Callable[[], float] = time.time) -> Iterator[None]:
     """Tell this process's time to the nodes that ask; where to ask stands in the folder."""

@@ -21,6 +21,8 @@ from .scheduler import srun
 PORT = "WINDTUNNEL_RAY_PORT"
 """Names the head's port where a firewall leaves no choice; otherwise it is one that is free."""
 UP_SECONDS = 180.0
+TELL_SECONDS = 15.0
+"""After which it is told who is waited for, and again after as many."""
 TICK = 0.2
 _MODULE = ("-m", "windtunnel.cluster.ray_node")
 
@@ -47,7 +49,7 @@ class RayCluster:
         """Start all nodes and wait until they have joined, saying how many have.
 
         Args:
-            say: told of every node that joins.
+            say: told of every node that joins, and who is waited for.
             asked: true where the wait is to end early.
 
         Returns:
@@ -59,14 +61,15 @@ class RayCluster:
         host, port = own_address(self.nodes), _port()
         self.address = f"{host}:{port}"
         self._start("head", [*self.python, *_MODULE, "head", self.address, str(self.gpus)])
-        self._wait_for_head(host, port, asked)
+        self._wait_for_head(host, port, say, asked)
         if len(self.nodes) > 1:
             others = self.nodes[1:]
             step = [*srun(others), *self.python, *_MODULE, "worker", self.address, str(self.gpus)]
             self._start("workers", step)
         self._watch()
-        limit, before = time.monotonic() + UP_SECONDS, -1
-        while time.monotonic() < limit and not asked():
+        began = told = time.monotonic()
+        before = -1
+        while time.monotonic() < began + UP_SECONDS and not asked():
             names = self._told.get("nodes", [])
             if len(names) != before and names:
                 before = len(names)
@@ -74,6 +77,10 @@ class RayCluster:
                 say(f"Ray: {before} of {len(self.nodes)} nodes, {have} at {self.address}")
             if before == len(self.nodes):
                 return []
+            if time.monotonic() - told >= TELL_SECONDS:
+                told = time.monotonic()
+                absent = ", ".join(node for node in self.nodes if node not in names)
+                say(f"waiting for Ray on {absent}: {told - began:.0f} of {UP_SECONDS:.0f} s; {self._last('workers')}")
             self._require_alive()
             time.sleep(TICK)
         return [] if asked() else [node for node in self.nodes if node not in self._told.get("nodes", [])]
@@ -123,14 +130,18 @@ class RayCluster:
 
         threading.Thread(target=read, name="ray-watch", daemon=True).start()
 
-    def _wait_for_head(self, host: str, port: int, asked: Callable[[], object]) -> None:
-        limit = time.monotonic() + UP_SECONDS / 2
+    def _wait_for_head(self, host: str, port: int, say: Callable[[str], None], asked: Callable[[], object]) -> None:
+        began = told = time.monotonic()
         while not asked():
             self._require_alive()
             with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=2.0):
                 return
-            if time.monotonic() > limit:
+            if time.monotonic() - began > UP_SECONDS / 2:
                 raise UserError(f"Ray's head does not answer at {self.address} after {UP_SECONDS / 2:.0f} s", f"see {self.logs}")
+            if time.monotonic() - told >= TELL_SECONDS:
+                told = time.monotonic()
+                gone = f"{told - began:.0f} of {UP_SECONDS / 2:.0f} s"
+                say(f"waiting for Ray's head at {self.address}: {gone}; {self._last('head')}")
             time.sleep(TICK)
 
     def _require_alive(self) -> None:
@@ -146,7 +157,7 @@ class RayCluster:
             lines = [line.strip() for line in text.splitlines() if line.strip()]
             told = [line for line in lines if any(word in line for word in ("Error", "error", "mismatch", "No module"))]
             return (told or lines or ["it printed nothing"])[-1][:300]
-        return "its log cannot be read"
+        return "it printed nothing"
 
 
 def own_address(nodes: Sequence[str]) -> str:

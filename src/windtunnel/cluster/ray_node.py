@@ -1,22 +1,32 @@
 """One node's part of a Ray cluster, and what the cluster has.
 
-python -m windtunnel.cluster.ray_node head|worker ADDRESS GPUS   becomes `ray start`, until it is ended
+python -m windtunnel.cluster.ray_node head|worker ADDRESS GPUS   runs `ray start` until it is ended
 python -m windtunnel.cluster.ray_node watch ADDRESS              prints what there is, as JSON, whenever it has changed
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import shutil
+import signal
 import socket
+import subprocess
 import sys
 import time
+from pathlib import Path
+from types import FrameType
 from typing import NoReturn
+
+from .job import TEMPORARY
 
 NODE = "slurm-"
 """Before a node's name: a resource by which Ray's nodes are known as Slurm names them."""
 LOOK_SECONDS = 1.0
+END_SECONDS = 8.0
+"""For Ray to end; Slurm kills what a cancelled job has left after 30 s by default, and then nothing is cleaned."""
 
 
 def main() -> None:
@@ -24,23 +34,55 @@ def main() -> None:
     role, address = sys.argv[1:3]
     if role == "watch":
         watch(address)
-    start(role, address, int(sys.argv[3]))
+    command = start_command(role, address, int(sys.argv[3]))
+    if role == "head":  # whoever started it cleans up
+        os.execv(command[0], command)
+    sys.exit(serve(command))
 
 
-def start(role: str, address: str, gpus: int) -> NoReturn:
-    """Become `ray start` on this node, with all CPUs that Slurm gives it."""
+def serve(command: list[str]) -> int:
+    """Run a node's Ray until it ends or this process is told to, and remove the job's temporary folder; returns its exit code."""
+    told = False
+
+    def take(number: int, frame: FrameType | None) -> None:
+        nonlocal told
+        told = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, take)
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    while child.poll() is None and not told:
+        time.sleep(LOOK_SECONDS / 4)
+    child.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(END_SECONDS)
+    child.kill()
+    remove_temporary()
+    return 0 if told else child.wait()
+
+
+def remove_temporary() -> None:
+    """Remove this job's temporary folder on this node."""
+    place, job = Path(os.environ.get("TMPDIR", "")), os.environ.get("SLURM_JOB_ID")
+    if job and place.name == f"{TEMPORARY}{job}":
+        shutil.rmtree(place, ignore_errors=True)
+        time.sleep(LOOK_SECONDS)
+        shutil.rmtree(place, ignore_errors=True)  # what processes that were just ending still wrote
+
+
+def start_command(role: str, address: str, gpus: int) -> list[str]:
+    """Return the command that runs Ray on this node, with all CPUs that Slurm gives it, until it is ended."""
     host, _, port = address.rpartition(":")
     name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     cpus = os.environ.get("SLURM_CPUS_ON_NODE") or str(os.cpu_count() or 1)
     place = os.environ.get("TMPDIR", "/tmp")
     os.makedirs(place, exist_ok=True)
     own = [f"--node-ip-address={host}", f"--port={port}", f"--temp-dir={place}/ray", "--include-dashboard=false"]
-    command = [
+    return [
         sys.executable, "-m", "ray.scripts.scripts", "start", *(["--head", *own] if role == "head" else [f"--address={address}"]),
         f"--num-cpus={cpus}", f"--num-gpus={gpus}", f"--resources={json.dumps({NODE + name: 1})}", "--block",
         "--disable-usage-stats", "--dashboard-agent-listen-port=0",
     ]  # fmt: skip
-    os.execv(command[0], command)
 
 
 def watch(address: str) -> NoReturn:

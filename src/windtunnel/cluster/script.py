@@ -15,7 +15,7 @@ from pathlib import Path
 from windtunnel.recipe import UserError
 
 from .batch_script import parse_time, value_problem
-from .job import OUTPUT, JobSpec
+from .job import OUTPUT, TEMPORARY, JobSpec
 from .sbatch_options import FLAGS, VALUES
 
 LEAST_NOTICE = 30
@@ -157,7 +157,7 @@ def render_script(spec: JobSpec, asked: Asked, *, gpus: str, limit: str, job: Pa
         *exports,
         "export SLURM_EXPORT_ENV=ALL  # to the steps that srun starts on the nodes",
         "# Temporary files and caches lie on each node's own disk.",
-        f'export TMPDIR={shlex.quote(spec.temporary)}/wt-"$SLURM_JOB_ID"',
+        f'export TMPDIR={shlex.quote(spec.temporary)}/{TEMPORARY}"$SLURM_JOB_ID"',
         *(f'export {name}="$TMPDIR"/{folder}' for name, folder in CACHES.items()),
         'mkdir -p "$TMPDIR"',
         "# Checks every node, brings Ray up where the recipe needs it, trains, and comes back until the run has ended.",
