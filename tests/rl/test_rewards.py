@@ -142,3 +142,21 @@ def test_of_a_prompt_that_no_source_judges_nothing_is_known_and_it_is_named() ->
     assert (other.total, other.accepted, none.total) == (None, None, None)
     assert "'law'" in other.message
     assert "no subject" in none.message
+
+
+def test_what_judges_print_and_why_they_fail_is_in_their_log(tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text(
+        "def score(prompt, answer, truth):\n    print('judging', answer)\n"
+        "    if answer == 'bad':\n        raise KeyError('lost')\n"
+        "    return 1.0\n"
+    )
+    log = tmp_path / "logs" / "judges-0.log"
+    with Rewards(GRPO(name="rl", reward=f"{tmp_path / 'reward.py'}:score", retries=1), log) as rewards:
+        verifiers = rewards.verifiers(prompt())
+        assert rewards.begin(verifiers, "good").result().total == 1.0
+        assert rewards.begin(verifiers, "bad").result().total is None
+    text = log.read_text()
+    assert text.count("judging good") == 1
+    assert text.count("judging bad") == 2
+    assert text.count("function failed: ") == 1
+    assert "KeyError" in text

@@ -133,7 +133,7 @@ def _once(
             say(line)
         require_alike(list(dict.fromkeys((node.id, node.name) for node in placed.nodes)), folder, recipe)
         nodes = list(dict.fromkeys((node.id, node.name) for node in placed.nodes[: wanted.learners]))
-        judges = start_judges(stage, nodes)
+        judges = start_judges(stage, nodes, folder)
         here = own_address()
         store: Any = dist.TCPStore(here, 0, is_master=True, wait_for_workers=False)  # a port that is free
         told = Joined(

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from windtunnel.generate import GenerationFailed, Job, Ticket
+from windtunnel.run import print_to
 from windtunnel.train import child_context
 
 from .engine import Answers, Engine, Receipt, Scores, Serving
@@ -62,18 +63,19 @@ class EngineProcess:
         answered: told of each job's answer.
         ended: told why the process has ended or was ended, unless it was closed.
         vllm: it is vLLM, started so; None: transformers.
+        log: what transformers prints goes to the end of this file; None: to where this process prints. vLLM's settings name its.
     """
 
     def __init__(
         self, dtype: torch.dtype, device: str = "cpu", *, limit: float = LIMIT_SECONDS, threads: int | None = None,
         serving: Serving | None = None, answered: Told | None = None, ended: Callable[[str], None] | None = None,
-        vllm: VLLMSettings | None = None,
+        vllm: VLLMSettings | None = None, log: Path | None = None,
     ) -> None:  # fmt: skip
         self._limit, self._answered, self._ended = limit, answered, ended
         self._ours: Connection
         self._process: Any
         if vllm is None:
-            self._ours, self._process = _start((dtype, device, serving), threads)
+            self._ours, self._process = _start((dtype, device, serving), threads, log)
         else:
             from .vllm_engine import start_vllm
 
@@ -207,19 +209,21 @@ class EngineProcess:
             self._ended(self._why)
 
 
-def _start(given: tuple[Any, ...], threads: int | None) -> tuple[Connection, Any]:
+def _start(given: tuple[Any, ...], threads: int | None, log: Path | None) -> tuple[Connection, Any]:
     """Start a process with transformers; its pipe, and the process."""
     context = child_context(PRELOAD)
     ours, theirs = context.Pipe()
     other = ours if context.get_start_method() == "fork" else None
-    process = context.Process(target=_serve, args=(theirs, other, given, threads), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, other, given, threads, log), daemon=True)
     process.start()
     theirs.close()
     return ours, process
 
 
-def _serve(port: Connection, other: Connection | None, given: tuple[Any, ...], threads: int | None) -> None:
+def _serve(port: Connection, other: Connection | None, given: tuple[Any, ...], threads: int | None, log: Path | None) -> None:
     """Answer until the other side hangs up."""
+    if log is not None:
+        print_to(log)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # they reach the whole group; the learner decides, and closes or dies
     if other is not None:

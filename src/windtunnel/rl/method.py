@@ -22,7 +22,7 @@ from windtunnel.train import Ask, Engine, Feed, HeldOutAnswers, HFEngine, Ranks,
 
 from .kept_rounds import KeptRounds
 from .learner import Learner, PromptBatches
-from .placed_rewards import PlacedRewards
+from .placed_rewards import PlacedRewards, judges_log
 from .rewards import PromptQuestion, Rewards, as_text, prompt_text
 from .rollouts import Collector
 from .rounds import Ahead, OneByOne, Rounds, largest_of
@@ -53,7 +53,7 @@ class Reinforcement:
         own = data.tokenizer
         feed = Feed(PromptBatches(loader), lambda: (), own.vocab, own.token_bytes(), NewRows.of(own))
         with contextlib.ExitStack() as stack:
-            rewards = stack.enter_context(_judges(stage, ranks))
+            rewards = stack.enter_context(_judges(stage, ranks, work.run.path))
             inner = build_hf_engine(recipe, work.layout, ranks, feed, hf_shape(model.config).raw)
             rounds = _rounds(work, inner, stage, rewards, loader)
             stack.pop_all()
@@ -74,11 +74,11 @@ class Reinforcement:
         yield HeldOutAnswers(engine.inner, work.ranks, work.data.tokenizer, questions, tokens, judge, work.stop)
 
 
-def _judges(stage: GRPO, ranks: Ranks) -> Rewards:
+def _judges(stage: GRPO, ranks: Ranks, run: Path) -> Rewards:
     """Return the judges: of this process, or of the cluster that it runs on."""
     found = joined()
     if found is None or not found.judges:
-        return Rewards(stage)
+        return Rewards(stage, judges_log(run, ranks.rank))
     return PlacedRewards(found, stage, ranks.rank)
 
 

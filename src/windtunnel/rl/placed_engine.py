@@ -16,6 +16,7 @@ import torch
 
 from windtunnel.actors import ActorLost, Joined, NoAnswer, answer_of, engine_options, release
 from windtunnel.generate import Job
+from windtunnel.run import print_to
 
 from .engine import Receipt, Serving
 from .engine_process import Answered, EngineProcess, Told
@@ -38,8 +39,10 @@ class EngineHost:
     """The actor: an engine's process on its node. What it says is kept until it is asked for."""
 
     def __init__(
-        self, name: str, dtype: torch.dtype, serving: Serving, limit: float, vllm: VLLMSettings | None, on_gpu: bool
-    ) -> None:
+        self, name: str, dtype: torch.dtype, serving: Serving, limit: float, vllm: VLLMSettings | None,
+        on_gpu: bool, log: Path,
+    ) -> None:  # fmt: skip
+        print_to(log)
         self._news: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         if vllm is not None:
             from .vllm_engine import require_vllm
@@ -89,11 +92,12 @@ class PlacedEngine:
         number: of the engine among all of the job's.
         name: for messages.
         dtype: see `EngineProcess`; so are limit, serving, answered, ended and vllm.
+        log: what the actor and its process print goes to the end of this file, on a disk that all nodes see.
     """
 
     def __init__(
         self, found: Joined, number: int, name: str, dtype: torch.dtype, *, limit: float, serving: Serving, answered: Told,
-        ended: Callable[[str], None], vllm: VLLMSettings | None,
+        ended: Callable[[str], None], vllm: VLLMSettings | None, log: Path,
     ) -> None:  # fmt: skip
         import ray
 
@@ -102,7 +106,7 @@ class PlacedEngine:
         host: Any = ray.remote(EngineHost)
         options = engine_options(found, number)
         self._actor = host.options(max_concurrency=THREADS, **options).remote(
-            name, dtype, serving, limit, vllm, bool(found.tensor)
+            name, dtype, serving, limit, vllm, bool(found.tensor), log
         )
         self._listener = threading.Thread(target=self._listen, name=f"{name}-listener", daemon=True)
         self._listener.start()

@@ -6,11 +6,13 @@ import itertools
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from windtunnel.actors import ActorLost, Joined, NoAnswer, answer_of, release
 from windtunnel.data import Prompt
 from windtunnel.recipe import GRPO, UserError
+from windtunnel.run import LOGS, print_to
 
 from .rewards import Judging, Reward, Rewards
 
@@ -22,8 +24,9 @@ START_SECONDS, JUDGE_SECONDS = 120.0, 300.0
 class JudgeHost:
     """The actor: the judges of a stage on its node."""
 
-    def __init__(self, stage: GRPO) -> None:
-        self._rewards = Rewards(stage)
+    def __init__(self, stage: GRPO, log: Path) -> None:
+        print_to(log)
+        self._rewards = Rewards(stage, log)
 
     def ready(self) -> str:
         """Return what judges, in words; the judges have been tried by then."""
@@ -38,11 +41,17 @@ class JudgeHost:
         self._rewards.close()
 
 
-def start_judges(stage: GRPO, nodes: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def judges_log(run: Path, number: int) -> Path:
+    """Return where the judges of this number, of a learner or of a node of a cluster, print."""
+    return run / LOGS / f"judges-{number}.log"
+
+
+def start_judges(stage: GRPO, nodes: Sequence[tuple[str, str]], run: Path) -> dict[str, Any]:
     """Start judges on nodes, and wait until each has been tried; by name.
 
     Args:
         stage: whose judges.
+        run: folder of the run, on a disk that all nodes see.
         nodes: id and name of each.
 
     Raises:
@@ -59,7 +68,7 @@ def start_judges(stage: GRPO, nodes: Sequence[tuple[str, str]]) -> dict[str, Any
         found[name] = host.options(
             name=name, num_cpus=0, max_restarts=3, max_task_retries=2, max_concurrency=AT_ONCE,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
-        ).remote(stage)  # fmt: skip
+        ).remote(stage, judges_log(run.resolve(), number))  # fmt: skip
     for (name, actor), (_, node) in zip(found.items(), nodes, strict=True):
         try:
             answer_of(actor.ready.remote(), f"{name} on {node}: starting", START_SECONDS)

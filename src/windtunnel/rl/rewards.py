@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,8 @@ class Judging:
                     break
                 again += 1
                 verdict = self._rewards.submit(verifier, self._answer).result()
+            if verdict.infrastructure:
+                self._rewards.failed(self._verifiers.index(verifier), verdict)
             found[id(verifier)] = verdict
         return combine(self._rewards.stage, [found.get(id(verifier)) for verifier in self._verifiers], again)
 
@@ -94,13 +97,15 @@ class Rewards:
 
     Args:
         stage: whose sources judge.
+        log: what the user's functions print, and why judges failed, goes to the end of this file; None: nowhere.
 
     Raises:
         UserError: there is no source, a function cannot be loaded, or a task cannot be used.
     """
 
-    def __init__(self, stage: GRPO) -> None:
-        self.stage, self.sources = stage, stage.sources
+    def __init__(self, stage: GRPO, log: Path | None = None) -> None:
+        self.stage, self.sources, self._log = stage, stage.sources, log
+        self._writing = threading.Lock()
         if not self.sources:
             name = f"stages.{stage.name or 'rl'}.rewards"
             raise UserError(
@@ -157,6 +162,16 @@ class Rewards:
         """Queue an answer for one source."""
         return self._pool.submit(verifier, answer, wait=True)
 
+    def failed(self, source: int, verdict: Verdict) -> None:
+        """Put into the log why a source judged nothing, however often it was asked."""
+        if self._log is None:
+            return
+        line = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}  {self.sources[source].name} failed: {verdict.stage}: {verdict.message}\n"
+        with contextlib.suppress(OSError), self._writing:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            with open(self._log, "a", encoding="utf-8", errors="replace") as file:
+                file.write(line)
+
     def judge(self, questions: Sequence[Question], said: Sequence[Completion], too_long: int = 0) -> Answered:
         """Judge answers to held-out prompts."""
         begun: list[Judging | str] = []
@@ -194,8 +209,13 @@ class Rewards:
         if source.function is None:
             return None
         key = f"stages.{self.stage.name or 'rl'}." + ("reward" if self.stage.reward else f"rewards.{number}.function")
-        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
-        process = self._stack.enter_context(find_reward(source.function, key).open(folder))
+        reward = find_reward(source.function, key)
+        if self._log is None:
+            process = reward.open(Path(self._stack.enter_context(tempfile.TemporaryDirectory())))
+        else:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            process = reward.open(self._log.parent, log=self._log.name)
+        self._stack.enter_context(process)
         return process, threading.Lock()
 
     def _form(self, source: RewardSource) -> Verifier | None:

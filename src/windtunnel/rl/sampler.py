@@ -15,6 +15,7 @@ from windtunnel.actors import joined, own_address
 from windtunnel.generate import Engine as Generation
 from windtunnel.generate import Generator, HFDecoder, WholeText
 from windtunnel.recipe import GRPO, UserError
+from windtunnel.run import LOGS
 from windtunnel.train import COMPUTE, HFEngine, Ranks, adapter_settings, plain_model, training_undisturbed, vocabulary_of
 
 from .engine import Receipt, Serving
@@ -120,19 +121,18 @@ class Beside:
 
         def start(number: int, answered: Told, ended: Callable[[str], None]) -> Process:
             gpus = None if elsewhere else _gpus(ranks, count, number, tensor)
-            settings = None
+            settings, log = None, (folder.parent / LOGS / f"engine-{ranks.rank}-{number}.log").resolve()
             if vllm:
-                log = folder.parent / "logs" / f"engine-{ranks.rank}-{number}.log"
                 devices = None if gpus is None else ",".join(str(gpu) for gpu in gpus)
                 settings = VLLMSettings(tensor, stage.engine_memory, devices, log, python=python, adapter=adapter)
             if elsewhere:
                 return PlacedEngine(
                     elsewhere, ranks.rank * count + number, f"engine {number} of learner {ranks.rank}", self._dtype,
-                    limit=stage.engine_seconds, serving=serving, answered=answered, ended=ended, vllm=settings,
+                    limit=stage.engine_seconds, serving=serving, answered=answered, ended=ended, vllm=settings, log=log,
                 )  # fmt: skip
             return EngineProcess(
                 self._dtype, "cpu" if gpus is None else f"cuda:{gpus[0]}", limit=stage.engine_seconds, serving=serving,
-                answered=answered, ended=ended, vllm=settings,
+                answered=answered, ended=ended, vllm=settings, log=log,
             )  # fmt: skip
 
         workers, host = tensor if vllm else 1, own_address() if elsewhere else "127.0.0.1"

@@ -16,6 +16,7 @@ from .notices import NOTICE_SECONDS, NOTICE_VARIABLE
 from .notify import Messenger, notifying, tell_gates
 from .output import (
     LOG,
+    LOGS,
     SUPERVISOR,
     BackgroundWriter,
     Channel,
@@ -24,6 +25,8 @@ from .output import (
     SafeStream,
     log_files,
     log_only,
+    part_logs,
+    print_to,
 )
 from .processes import ProcessId, holder, is_live, process_state
 from .quiet import Silence, silence
@@ -37,6 +40,7 @@ __all__ = [
     "KEEPING",
     "LAST_LINES",
     "LOG",
+    "LOGS",
     "METRICS",
     "NOTICE_SECONDS",
     "NOTICE_VARIABLE",
@@ -97,6 +101,8 @@ __all__ = [
     "of_step",
     "outcome",
     "parse_limit",
+    "part_logs",
+    "print_to",
     "process_state",
     "read_beat",
     "read_ledger",

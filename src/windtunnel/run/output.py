@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import IO, Any
 
 LOG = "output.log"
+LOGS = "logs"
+"""In the run's folder: a file for each engine and each process that judges, NAME.log."""
 LOG_BYTES = 10_000_000
 LOGS_KEPT = 4
 TAIL_LINES = 40
@@ -91,6 +93,20 @@ def log_files(folder: Path) -> list[Path]:
     """Return the log files of a run, oldest first."""
     numbered = sorted(folder.glob(f"{LOG}.*"), key=lambda path: int(path.suffix[1:]) if path.suffix[1:].isdecimal() else 0)
     return [path for path in [*numbered[::-1], folder / LOG] if path.is_file()]
+
+
+def part_logs(folder: Path) -> list[Path]:
+    """Return what engines and judges of a run printed, a file each, by name."""
+    return sorted(path for path in (folder / LOGS).glob("*.log") if path.is_file())
+
+
+def print_to(log: Path) -> None:
+    """Have all that this process and those that it starts print go to the end of a file."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    for descriptor in (1, 2):
+        os.dup2(file, descriptor)
+    os.close(file)
 
 
 class BackgroundWriter:

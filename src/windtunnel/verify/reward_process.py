@@ -24,6 +24,8 @@ MARK = "WINDTUNNEL_REWARD_CHECK"
 IMPORT_SECONDS = 60.0
 CALL_SECONDS = 10.0
 MEMORY_BYTES = 4 << 30
+LOG = "reward.log"
+TAIL_BYTES = 4096
 ADDRESS_BYTES = 64 << 30
 """Libraries such as torch map far more than they use, so what is used is watched besides."""
 WATCH_SECONDS = 0.05
@@ -70,14 +72,14 @@ class Reward:
     def __str__(self) -> str:
         return str(self.plugin) if self.plugin else f"{self.key} {self.file}"
 
-    def open(self, folder: Path, *, call_seconds: float = 10.0) -> RewardProcess:
+    def open(self, folder: Path, *, call_seconds: float = 10.0, log: str = LOG) -> RewardProcess:
         """Load it in a process of its own. Raises RewardFailed. See `RewardProcess` for the arguments."""
         if not self.file.is_file():
             what = "is a directory" if self.file.is_dir() else f"does not exist (looked in {Path.cwd()})"
             fix = "give the file's path from the recipe's folder, and ship it with the job"
             raise RewardFailed(f"{self.key}: {self.file} {what}", fix)
         try:
-            return RewardProcess(self.file, self.function, folder, call_seconds=call_seconds)
+            return RewardProcess(self.file, self.function, folder, call_seconds=call_seconds, log=log)
         except RewardFailed as error:
             raise RewardFailed(f"{self}: {error}") from None
 
@@ -110,16 +112,17 @@ class RewardProcess:
 
     Args:
         file, function: the plug-in. folder: gets its log. call_seconds: most a call may take.
-        memory: bytes that it and its children may use.
+        memory: bytes that it and its children may use. log: name of the file to whose end goes what it prints.
 
     Raises:
         RewardFailed: it cannot be imported, or has no such function.
     """
 
     def __init__(
-        self, file: Path, function: str, folder: Path, *, call_seconds: float = CALL_SECONDS, memory: int = MEMORY_BYTES
-    ) -> None:
-        self.file, self.function, self.log = file, function, folder / "reward.log"
+        self, file: Path, function: str, folder: Path, *, call_seconds: float = CALL_SECONDS, memory: int = MEMORY_BYTES,
+        log: str = LOG,
+    ) -> None:  # fmt: skip
+        self.file, self.function, self.log = file, function, folder / log
         self.import_seconds, self.starts = 0.0, 0
         self._call_seconds, self._memory = call_seconds, memory
         self._mark = uuid.uuid4().hex
@@ -247,7 +250,9 @@ class RewardProcess:
         return f"it ended its process with exit code {self._code}{self._last_words()}"
 
     def _last_words(self) -> str:
-        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        with open(self.log, "rb") as file:
+            file.seek(max(0, self.printed - TAIL_BYTES))
+            lines = file.read().decode("utf-8", "replace").strip().splitlines()
         return f" ({lines[-1][:200]})" if lines else ""
 
     def _used(self) -> int:

@@ -9,11 +9,12 @@ from .snapshot import Snapshot
 
 if TYPE_CHECKING:
     from .compare import RunResult, Scored, different_keys, draw_comparison, read_result
-    from .follow import follow_log, read_snapshot, watch_run
+    from .follow import read_snapshot, watch_run
     from .recursion import recursion_curves
     from .report import write_report
     from .report_model import CheckRow, Curve, Memory, PlanRow, RecursionCurves, Report, Sample
     from .run_page import write_run_page
+    from .tails import follow_logs, last_lines
     from .web import serve_board
 
 __all__ = [
@@ -33,7 +34,8 @@ __all__ = [
     "different_keys",
     "draw_comparison",
     "finite",
-    "follow_log",
+    "follow_logs",
+    "last_lines",
     "read_result",
     "read_snapshot",
     "recursion_curves",

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from windtunnel.run import LOG, MetricsReader, Point, RunFolder, Stretch, is_live, outcome, silence, step_values, stretches
+from windtunnel.run import MetricsReader, Point, RunFolder, Stretch, outcome, silence, step_values, stretches
 
 from .live import TerminalView
 from .snapshot import Snapshot
@@ -39,39 +37,6 @@ def watch_run(folder: Path, *, once: bool = False, interval: float = 2.0) -> Non
                 time.sleep(interval)
     except KeyboardInterrupt:
         return
-
-
-def follow_log(folder: Path, to: IO[str], start: int, interval: float = 0.3) -> None:
-    """Print a run's new log lines until nobody trains it any more.
-
-    Args:
-        folder: of the run.
-        to: where lines are printed.
-        start: bytes of output.log that have been printed.
-        interval: seconds between two looks.
-    """
-    file: IO[str] | None = None
-    try:
-        while True:
-            live = is_live(folder)
-            with contextlib.suppress(FileNotFoundError):
-                if file is None or os.fstat(file.fileno()).st_ino != (folder / LOG).stat().st_ino:  # first, or rotated
-                    fresh = open(folder / LOG, encoding="utf-8", errors="replace")  # noqa: SIM115 - closed below
-                    if file is None:
-                        fresh.seek(start)
-                    else:
-                        to.writelines(file)
-                        file.close()
-                    file = fresh
-            if file is not None:
-                to.writelines(file)
-                to.flush()
-            if not live:
-                return
-            time.sleep(interval)
-    finally:
-        if file is not None:
-            file.close()
 
 
 def read_snapshot(folder: Path) -> Snapshot:
