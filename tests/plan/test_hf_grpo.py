@@ -88,7 +88,6 @@ def test_refusals_say_who_lacks_what_and_what_works() -> None:
         ("8xH100", ("stages.rl.answer_tokens=16384",), ("model.sequence", "16,896")),
         ("8xH100", apart(4, "stages.rl.engine_tensor=3"), ("engine_tensor: 3", "28")),
         ("2x(4xH100)", apart(5), ("5 GPUs", "nodes of 4")),
-        ("cpu@$0", (), ("no GPU", "8xH100")),
     ],
 )
 def test_contradictions_are_refused(rig: str, overrides: tuple[str, ...], says: tuple[str, ...]) -> None:

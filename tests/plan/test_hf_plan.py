@@ -246,7 +246,6 @@ def test_every_alternative_works(rig: str, overrides: tuple[str, ...]) -> None:
         ("8xH100", ("stages.sft.micro_batch=64",), ("micro_batch: 64", "is more than")),
         ("H100", ("stages.sft.micro_batch=7",), ("micro_batch: 7", "does not divide")),
         ("8xA100", ("stages.sft.precision=fp8",), ("fp8", "A100")),
-        ("cpu@$0", (), ("no GPU", "8xH100")),
         ("H100", ("model.config=qwen9",), ("qwen9", "qwen")),
         ("H100", ("model.sequence=200000",), ("model.sequence", "200,000")),
     ],

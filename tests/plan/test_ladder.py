@@ -134,7 +134,7 @@ def finetune(*overrides: str) -> Recipe:
 def test_seed_ladder_of_a_7b_model_full_on_8xh100_with_lora_below() -> None:
     ladder = climbed(finetune("model.adapter=null"), "cpu", "g5.xlarge", "g5.12xlarge", "p5.48xlarge")
     cpu, gpu, node, target = ladder.rungs
-    assert cpu.plan is None
+    assert not holds(cpu.plan)
     assert cpu.does == "check"
     assert cpu.to_json()["reasons"]
     assert not holds(gpu.plan)
@@ -166,9 +166,11 @@ def test_a_layout_for_the_target_does_not_stop_the_rungs_below() -> None:
     assert ladder.rungs[0].notes
 
 
-def test_a_hugging_face_model_has_no_cpu_target() -> None:
-    with pytest.raises(UserError, match="GPU"):
-        climbed(finetune(), "8xH100", "cpu")
+def test_a_cpu_is_a_target_for_a_hugging_face_model_that_it_holds() -> None:
+    assert not holds(climbed(finetune(), "cpu").plan)
+    small = climbed(finetune("model.config=smollm2-135m-instruct", "model.sequence=256"), "cpu")
+    assert small.plan.layout.device == "cpu"
+    assert small.rungs[-1].does.startswith(("whole run", "does not fit"))
 
 
 def test_a_grpo_ladder_rehearses_two_rounds() -> None:

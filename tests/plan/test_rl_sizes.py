@@ -8,8 +8,9 @@ from types import ModuleType
 
 import pytest
 
+from windtunnel.plan import make_plan
 from windtunnel.plan.judging import CORE_SECONDS, judge_answers
-from windtunnel.recipe import load_recipe
+from windtunnel.recipe import load_recipe, stage_recipe
 from windtunnel.rig import parse_rig
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -47,3 +48,19 @@ def test_a_round_waits_for_its_judges() -> None:
     assert one.seconds == pytest.approx(stage.prompts * stage.samples * (CORE_SECONDS["math"] + CORE_SECONDS["code"]) / 16)
     assert judge_answers(stage, rig, 8).seconds == pytest.approx(one.seconds / 8), "every learner judges its own"
     assert "format is not counted" in one.source
+
+
+def test_a_judge_of_one_subject_judges_its_share_of_the_prompts() -> None:
+    recipe, rig = load_recipe("grpo", ["stages.sft=null"]), parse_rig("8xH100")
+    stage = recipe.rl
+    assert stage is not None
+    answers = stage.prompts * stage.samples / 3
+    third = pytest.approx(answers * (CORE_SECONDS["math"] + CORE_SECONDS["code"]) / 16)
+    assert judge_answers(stage, rig, 1).seconds == third
+    assert judge_answers(stage, rig, 1, subjects=("mathematics", "general", "code")).seconds == third
+    assert judge_answers(stage, rig, 1, subjects=("code",)).seconds == pytest.approx(3 * answers * CORE_SECONDS["code"] / 16)
+
+
+def test_a_cpu_is_planned_for_by_either_of_its_names() -> None:
+    plans = [make_plan(stage_recipe(load_recipe("grpo"), "rl"), parse_rig(name)) for name in ("cpu", "here@$1/h")]
+    assert plans[0].step_seconds == plans[1].step_seconds

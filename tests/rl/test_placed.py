@@ -23,6 +23,7 @@ from windtunnel.launch.placed import wanted_of
 from windtunnel.launch.placed_checks import facts_of, judge_node
 from windtunnel.launch.prepare import require_trainable
 from windtunnel.recipe import GRPO, UserError, load_recipe, stage_recipe
+from windtunnel.rl import engines_of
 from windtunnel.run import MetricsReader, RunFolder
 
 STEPS = 5
@@ -240,6 +241,7 @@ def test_ray_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         ({}, 4, Wanted(4, 12, 1)),
         ({"engine_tensor": 2}, 2, Wanted(2, 6, 2)),
         ({"engine_tensor": 4}, 2, Wanted(2, 2, 4)),  # three would fit: the third's GPUs are left over, and told
+        ({"engine_tensor": 2, "engines": 8}, 2, Wanted(2, 4, 2)),  # GPUs, and not engines
     ],
 )
 def test_engines_are_those_of_the_plan_as_many_for_each_learner(sets: dict[str, Any], ranks: int, found: Wanted) -> None:
@@ -282,5 +284,10 @@ def test_engines_whose_gpus_cannot_share_the_heads_are_named() -> None:
 
 def test_engines_that_learners_cannot_share_are_named() -> None:
     plan = {"layout": {"device": "cpu"}, "roles": {}}
-    with pytest.raises(UserError, match="3 engines cannot be shared by 2 learners"):
+    with pytest.raises(UserError, match="of 1 for each engine cannot be shared by 2 learner") as caught:
         wanted_of(GRPO(name="rl", engine="transformers", engines=3), plan, 2)
+    assert caught.value.fix == "--set stages.rl.engines=2, or --set stages.rl.learners=2"
+    with pytest.raises(UserError, match="3 GPU\\(s\\) or processes of 2 for each engine"):
+        wanted_of(GRPO(name="rl", engine="vllm", engines=3, engine_tensor=2), plan, 1)
+    assert engines_of(GRPO(name="rl", engine="vllm", engines=4, engine_tensor=2), plan, 1) == (2, 2)
+    assert engines_of(GRPO(name="rl", engine="vllm", engine_tensor=2), plan, 2) == (2, 2)

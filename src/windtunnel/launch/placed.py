@@ -25,7 +25,7 @@ from windtunnel.actors import (
     wait_for_nodes,
 )
 from windtunnel.checkpoint import CheckpointStore
-from windtunnel.recipe import GRPO, Recipe, UserError
+from windtunnel.recipe import GRPO, Recipe
 from windtunnel.run import HEARTBEATS, SUPERVISOR, Beat, RunFolder, process_state, read_beat
 
 from .placed_checks import require_alike
@@ -97,21 +97,13 @@ def run_on_cluster(folder: Path, ranks: int, say: Callable[[str], None], *, as_j
 
 def wanted_of(stage: GRPO, plan: Mapping[str, Any], ranks: int) -> Wanted:
     """Return what a run takes of a cluster. Raises UserError where learners cannot share the engines."""
+    from windtunnel.rl import engines_of
+
+    on_gpus = plan["layout"]["device"] == "cuda"
     if stage.engine == "in-turn":
-        return Wanted(ranks, 0, 1 if plan["layout"]["device"] == "cuda" else 0)
-    if plan["layout"]["device"] != "cuda":
-        count, tensor = stage.engines or ranks, 0
-    else:
-        role = plan["roles"]["engine"]
-        tensor = stage.engine_tensor or role["layout"]["tensor"]
-        count = (stage.engines or role["gpus"]) // tensor
-    shared = count // ranks * ranks
-    if not shared or (stage.engines and shared != count):
-        raise UserError(
-            f"stages.{stage.name}: {count} engines cannot be shared by {ranks} learners, of which each has its own",
-            f"--set stages.{stage.name}.learners={max(1, min(ranks, count))}, or as many engines for each",
-        )
-    return Wanted(ranks, shared, tensor)
+        return Wanted(ranks, 0, 1 if on_gpus else 0)
+    count, tensor = engines_of(stage, plan, ranks)
+    return Wanted(ranks, count, tensor if on_gpus else 0)
 
 
 def _once(

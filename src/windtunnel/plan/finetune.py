@@ -24,7 +24,8 @@ from .plan import Case, Draft, StagePlanner, parts_text
 from .search import Candidate
 
 NAMES = {"fp8-experts": "bf16 and, of experts, fp8"}
-HERE = "here"
+HERE = ("here", "cpu")
+"""Rigs that are this machine, with its GPUs or without."""
 LEARNED = 0.3
 """Share of a conversation's tokens that is learned, until the data are there."""
 FORWARD = 0.36
@@ -37,6 +38,11 @@ PUBLISHED = {
 }
 GB = 1e9
 TB = 1e12
+
+
+def is_here(rig: Rig) -> bool:
+    """Return whether a rig is this machine's CPU."""
+    return rig.gpu is None and rig.name in HERE
 
 
 class FineTuning(StagePlanner):
@@ -67,7 +73,7 @@ class FineTuning(StagePlanner):
         never = impossible(work)
         # What cannot be trained in fewer bits is weighed as it would be in bf16.
         sums = totals(work if never is None else replace(work, weights="bf16"))
-        here = rig.gpu is None and rig.name == HERE
+        here = is_here(rig)
         found = (CPUTraining if here else HFTraining)(sums, c).search(rig, rig.gpus)
         best = found.best
         startup, step = startup_seconds(sums, rig, c), best.timed.seconds

@@ -18,20 +18,20 @@ from .cpu import ERRORS as CPU_ERRORS
 from .cpu import CPUTraining
 from .engine_fsdp import least_gib
 from .finetune import (
-    HERE,
     FineTuning,
     answer_seconds,
     hf_constants,
     hf_draft,
     hf_sources,
     impossible,
+    is_here,
     layout_notes,
     memory_reason,
     startup_seconds,
     stated_errors,
 )  # fmt: skip
 from .hf_work import Totals, totals
-from .judging import judge_answers
+from .judging import judge_answers, subjects_of
 from .memory import GIB
 from .plan import Case, Draft
 from .rollout import FEW, WEIGHT_BYTES, largest_engine
@@ -64,7 +64,7 @@ class RoundPlanning(FineTuning):
         recipe, rig = case.recipe, case.rig
         stage, c = recipe.rl, hf_constants(rig, case.constants)
         assert isinstance(stage, GRPO)
-        if rig.gpu is None and rig.name == HERE:
+        if is_here(rig):
             return draft_here(case, stage, c)
         found, sums = search_round(recipe, rig, c)
         prompts, corpus_source = case.corpus
@@ -125,7 +125,7 @@ def draft_here(case: Case, stage: GRPO, c: HFConstants) -> Draft:
     passes = int(stage.reference) + int(stage.updates > 1)
     # Answers end at different times, and the last of them are few.
     generation = (0.5 + stage.mean_answer / 2) * answer_seconds(sums, learner.layout, rig, c)
-    judging = judge_answers(stage, rig, 1)
+    judging = judge_answers(stage, rig, 1, subjects=subjects_of(recipe))
     terms = {
         "generation": generation,
         "judging": max(0.0, judging.seconds - judging.hidden * generation),

@@ -15,7 +15,7 @@ from windtunnel.rig import Rig, load_catalog
 
 from .constants import HFConstants, load_hf_constants
 from .hf_work import PROMPT_TOKENS, read_shape
-from .judging import judge_answers
+from .judging import judge_answers, subjects_of
 from .rollout import Engine, plan_engines
 from .text import count_text, hours_text
 from .types import Plan
@@ -254,7 +254,7 @@ class _Steps:
         starting = self.c.engine_start_seconds + self.shape.published_bytes / (self.c.load_gbs * 1e9)
         seconds, source = models * (starting + engine.seconds), _decoding(engine, questions, models)
         if policy is not None and counted:
-            judging = judge_answers(policy, self.rig, 1, models * prompts)
+            judging = judge_answers(policy, self.rig, 1, models * prompts, subjects_of(self.recipe))
             seconds, source = (
                 seconds + judging.seconds,
                 f"{source}; judging {hours_text(judging.seconds / 3600)}: {judging.source}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from windtunnel.recipe import GRPO
+from windtunnel.recipe import GRPO, PromptCorpus, Recipe
 from windtunnel.rig import Rig
 
 CORE_SECONDS = {"kernel": 1 / 5.8, "code": 1 / 148.1, "math": 1 / 5.2}
@@ -34,7 +34,14 @@ class Judging:
     source: str
 
 
-def judge_answers(stage: GRPO, rig: Rig, processes: int, answers: int | None = None) -> Judging:
+def subjects_of(recipe: Recipe) -> tuple[str, ...]:
+    """Return the subjects of a recipe's prompts, of which it has as many of each; none where that is not known."""
+    corpus = recipe.data.corpus
+    exercises = corpus.exercises if isinstance(corpus, PromptCorpus) else None
+    return () if exercises is None else tuple(exercises.subjects)
+
+
+def judge_answers(stage: GRPO, rig: Rig, processes: int, answers: int | None = None, subjects: tuple[str, ...] = ()) -> Judging:
     """Return what judging answers takes, all of them as dear as a right one, which goes through every check.
 
     Kernels are timed on a GPU where the rig has one, one at a time on each machine. That GPU is also a learner's or an
@@ -45,16 +52,27 @@ def judge_answers(stage: GRPO, rig: Rig, processes: int, answers: int | None = N
         rig: where.
         processes: that judge, each its own answers.
         answers: how many; None: those of a round.
+        subjects: of the prompts, as many of each; none: those that the judges are `of`, which then share them evenly.
     """
     answers = stage.prompts * stage.samples if answers is None else answers
     cores = max(1, min(rig.cpu_cores * rig.nodes, MOST_WORKERS * processes))
     # A kernel that several rewards look at is judged once.
-    judged = {(source.kind, source.key if source.kind == "kernel" else i) for i, source in enumerate(stage.sources)}
-    kinds = [kind for kind, _ in judged]
-    core_seconds = answers * sum(CORE_SECONDS.get(kind, 0.0) for kind in kinds)
+    subjects = subjects or tuple(dict.fromkeys(source.of for source in stage.sources if source.of is not None))
+    shares = {
+        (source.kind, source.of, source.key if source.kind == "kernel" else i): 1.0
+        if source.of is None
+        else subjects.count(source.of) / len(subjects)
+        for i, source in enumerate(stage.sources)
+    }
+    kinds = [kind for kind, _, _ in shares]
+    core_seconds = answers * sum(share * CORE_SECONDS.get(kind, 0.0) for (kind, _, _), share in shares.items())
     seconds, hidden, sources = core_seconds / cores, 1.0, [CPU_SOURCE] if core_seconds else []
     if "kernel" in kinds and rig.gpu is not None:
-        timed = answers * kinds.count("kernel") / (TIMED_KERNELS_PER_SECOND * rig.nodes)
+        timed = (
+            answers
+            * sum(share for (kind, _, _), share in shares.items() if kind == "kernel")
+            / (TIMED_KERNELS_PER_SECOND * rig.nodes)
+        )
         seconds, hidden, sources = max(seconds, timed), 0.0, [*sources, GPU_SOURCE]
     free = sorted({kind for kind in kinds if kind not in CORE_SECONDS})
     if free:

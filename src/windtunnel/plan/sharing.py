@@ -17,7 +17,7 @@ from .engine_fsdp import least_gib, static_bytes
 from .hf_layouts import HFTraining
 from .hf_steptime import forward_seconds, least_seconds
 from .hf_work import Totals, Workload, totals, workload_of
-from .judging import Judging, judge_answers
+from .judging import Judging, judge_answers, subjects_of
 from .memory import GIB
 from .rollout import Engine, plan_engines, sync_seconds
 from .search import Candidate, Found
@@ -93,7 +93,7 @@ def search_round(recipe: Recipe, rig: Rig, c: HFConstants) -> tuple[Round, Total
         if best is not None and least > best[0]:
             break  # nor can any after it be before the best
         try:
-            found = plan_round(training, stage, rig, learners, engines)
+            found = plan_round(training, stage, rig, learners, engines, subjects=subjects_of(recipe))
         except UserError:
             # Of many ways to share only some divide evenly; what the recipe itself asks for is said.
             if stage.learners or stage.engines or rig.gpus == 1:
@@ -206,7 +206,9 @@ def _unhurried(searched: Found, seconds: float, error: float) -> Candidate:
     return min(roomy, key=lambda candidate: candidate.timed.seconds)
 
 
-def plan_round(training: HFTraining, stage: GRPO, rig: Rig, learners: int, engines: int, keeps: bool = True) -> Round:
+def plan_round(
+    training: HFTraining, stage: GRPO, rig: Rig, learners: int, engines: int, keeps: bool = True, subjects: tuple[str, ...] = ()
+) -> Round:
     """Plan a round on so many learners and engines; as many of both as the rig has GPUs take turns.
 
     Args:
@@ -216,6 +218,7 @@ def plan_round(training: HFTraining, stage: GRPO, rig: Rig, learners: int, engin
         learners: GPUs that learn.
         engines: GPUs that generate.
         keeps: whether learners that take turns with engines keep their states on the GPUs meanwhile.
+        subjects: of the prompts; see `judge_answers`.
 
     Raises:
         UserError: they cannot be spread evenly, or a layout contradicts itself.
@@ -234,7 +237,7 @@ def plan_round(training: HFTraining, stage: GRPO, rig: Rig, learners: int, engin
         learner = _unhurried(searched, engine.seconds / stage.updates / (1 + passes / 3), 1 + c.memory_error)
     updates = {name: stage.updates * seconds for name, seconds in learner.timed.terms.items()}
     passes = int(stage.reference) + int(stage.updates > 1)
-    judging = judge_answers(stage, rig, learners)
+    judging = judge_answers(stage, rig, learners, subjects=subjects)
     terms = {
         "generation": engine.seconds,
         "judging": judging.seconds,

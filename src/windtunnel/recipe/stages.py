@@ -256,7 +256,10 @@ class GRPO(TrainingStage):
     )
     learners: int | None = Field(None, ge=1, description="GPUs that learn; null: the plan's")
     engines: int | None = Field(
-        None, ge=1, description="GPUs that generate, on a CPU processes that do; null: the rest, on a CPU one a learner"
+        None,
+        ge=1,
+        description="GPUs that generate, on a CPU processes that do, of which each engine takes `engine_tensor`; null: the rest, "
+        "on a CPU one engine a learner",
     )
     engine_tensor: int | None = Field(None, ge=1, description="GPUs that share one engine's weights; null: the fewest that do")
     engine_memory: float = Field(0.9, gt=0, lt=1, description="share of an engine's GPU for weights and KV cache")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .curriculum import Levels
     from .engine import Answers, Engine, Receipt, Scores, Serving
     from .engine_process import EngineProcess
+    from .engine_share import engines_of
     from .engines import Engines
     from .examination import evaluate_trained, examine_policy, first_judge, right_answers
     from .learner import Learner
@@ -66,6 +67,7 @@ __all__ = [
     "WeightSnapshot",
     "all_equal",
     "combine_verdicts",
+    "engines_of",
     "evaluate_trained",
     "examine_policy",
     "first_judge",

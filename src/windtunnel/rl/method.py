@@ -20,6 +20,7 @@ from windtunnel.model import NewRows, hf_shape
 from windtunnel.recipe import GRPO, HuggingFaceModel, Recipe, UserError
 from windtunnel.train import Ask, Engine, Feed, HeldOutAnswers, HFEngine, Ranks, Work, build_hf_engine, train
 
+from .engine_share import engines_of
 from .kept_rounds import KeptRounds
 from .learner import Learner, PromptBatches
 from .placed_rewards import PlacedRewards, judges_log
@@ -107,12 +108,8 @@ def _rounds(work: Work, inner: HFEngine, stage: GRPO, rewards: Rewards, loader: 
 
 
 def _engines(work: Work, inner: HFEngine, stage: GRPO, text: WholeText) -> Beside:
-    if (stage.engines or work.ranks.world) % work.ranks.world:
-        raise UserError(
-            f"stages.{stage.name}.engines: {stage.engines} engines cannot be shared by {work.ranks.world} learners",
-            f"--set stages.{stage.name}.engines={-(-(stage.engines or 1) // work.ranks.world) * work.ranks.world}",
-        )
-    return Beside(inner, stage, work.ranks, text, work.run.path / WEIGHTS, say=log.warning)
+    share = engines_of(stage, work.run.manifest["plan"], work.ranks.world)
+    return Beside(inner, stage, work.ranks, text, share, work.run.path / WEIGHTS, say=log.warning)
 
 
 def answer_ends(recipe: Recipe, data: PreparedData) -> frozenset[int]:

@@ -86,6 +86,7 @@ class Beside:
     """Engines in processes of their own. Weights reach them from all learners together, by the disk or directly, with a canary.
 
     Args:
+        share: engines of all ranks together, and the GPUs, on a CPU processes, of each; see `engines_of`.
         folder: of the published versions; gone when this is closed, but for what is to stay.
         say: told what happened to engines.
 
@@ -94,8 +95,9 @@ class Beside:
     """
 
     def __init__(
-        self, inner: HFEngine, stage: GRPO, ranks: Ranks, text: WholeText, folder: Path, say: Callable[[str], None]
-    ) -> None:
+        self, inner: HFEngine, stage: GRPO, ranks: Ranks, text: WholeText, share: tuple[int, int], folder: Path,
+        say: Callable[[str], None],
+    ) -> None:  # fmt: skip
         self._newest: tuple[Path, int] | None = None
         self._published = 0.0
         self._kept: Collection[int] = ()
@@ -108,7 +110,7 @@ class Beside:
         adapter = None if self._apart is None else adapter_settings(inner.job)
         self._publisher = Publisher(folder, keep=2 + stage.overlap, empty=not stage.overlap) if by_files else None
         elsewhere = joined()
-        count = (elsewhere.engines if elsewhere else stage.engines or ranks.world) // ranks.world
+        count, tensor = share[0] // ranks.world, share[1]
         slots = -(-_slots(stage, ranks) // count)
         serving = Serving(slots, _tokens(stage), tuple(sorted(text.ends)))
         draw = torch.Generator().manual_seed(CANARY_SEED)
@@ -116,7 +118,7 @@ class Beside:
         self._canary = torch.randint(0, vocabulary_of(inner.job), (CANARIES, length), generator=draw)
         self._metrics: dict[str, float] = {}
 
-        tensor, vllm = stage.engine_tensor or 1, stage.engine == "vllm"
+        vllm = stage.engine == "vllm"
         python = require_vllm() if vllm and not elsewhere else ""
 
         def start(number: int, answered: Told, ended: Callable[[str], None]) -> Process:
