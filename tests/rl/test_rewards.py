@@ -14,6 +14,8 @@ from windtunnel.evaluate import Completion
 from windtunnel.recipe import GRPO, UserError
 from windtunnel.rl import Reward, Rewards
 from windtunnel.rl.rewards import PromptQuestion
+from windtunnel.verify import find_reward
+from windtunnel.verify.reward_process import HUNG_IN_ROW
 
 
 def prompt(answer: Any = "1/2", **data: Any) -> Prompt:
@@ -160,3 +162,13 @@ def test_what_judges_print_and_why_they_fail_is_in_their_log(tmp_path: Path) -> 
     assert text.count("judging bad") == 2
     assert text.count("function failed: ") == 1
     assert "KeyError" in text
+
+
+def test_a_judge_that_hangs_is_not_asked_for_every_answer(tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text("import time\ndef score(prompt, answer, truth):\n    time.sleep(1000)\n")
+    with find_reward(f"{tmp_path / 'reward.py'}:score", "stages.rl.reward").open(tmp_path, call_seconds=0.05) as process:
+        replies = [process.call("?", "!", None) for _ in range(3 * HUNG_IN_ROW)]
+        assert process.starts == HUNG_IN_ROW
+    assert [reply.ended for reply in replies] == ["hung"] * HUNG_IN_ROW + [""] * 2 * HUNG_IN_ROW
+    assert all(reply.value is None for reply in replies)
+    assert replies[-1].problem == f"it was not called: {HUNG_IN_ROW} calls in a row did not come back within 0.05 s"

@@ -18,6 +18,7 @@ from .engine import NOTHING, Receipt
 from .engine_process import Answered, Told
 from .errors import BrokenSnapshot, EngineFailed, StaleWeights
 from .link import Link, Receiving, Send
+from .patience import told_while
 from .sync import Offer
 
 log = logging.getLogger(__name__)
@@ -82,16 +83,17 @@ class Engines:
         slots: sequences that each decodes together.
         exact: what a job gives depends on the jobs beside it in the last bits of its log-probabilities, and on nothing else: a
             dead engine is then asked again all of its share, and gives the very same bits.
-        say: told what happened to engines.
+        say: told what happened to engines, and for which is waited.
+        heard: returns what an engine of a number last printed.
     """
 
     def __init__(
         self, count: int, start: Start, text: TextCodec, *, tokens: int, slots: int, exact: bool,
-        say: Callable[[str], None] = log.warning,
+        say: Callable[[str], None] = log.warning, heard: Callable[[int], str] = lambda number: "",
     ) -> None:  # fmt: skip
         self.text, self.context, self.vocab, self.slots = text, tokens, text.vocab, slots * count
         self.weights_version, self.restarts, self.stats = NOTHING, 0, Stats()
-        self._start, self._exact, self._say = start, exact, say
+        self._start, self._exact, self._say, self._heard = start, exact, say, heard
         self._lock, self._numbers = threading.Lock(), itertools.count()
         self._places = [_Place(number) for number in range(count)]
         self._again: Callable[[Process], Receipt] | None = None  # has an engine that starts again take the present version
@@ -143,7 +145,8 @@ class Engines:
             if place.process is None:
                 self._begin(place)
         there = [place.process for place in self._places if place.process is not None]
-        found = link.give(offer, there if len(there) == len(self._places) else [], send)
+        with told_while(f"engines start, or take version {offer.version} of the weights", self._say, lambda: self._heard(0)):
+            found = link.give(offer, there if len(there) == len(self._places) else [], send)
         found += [EngineFailed("the engine's process ended as it began")] * (len(self._places) - len(found))
         return [self._received(place, one) for place, one in zip(self._places, found, strict=True)]
 
@@ -229,7 +232,9 @@ class Engines:
             try:
                 if process is None:
                     raise EngineFailed("the engine's process ended as it began")
-                return self._again(process)
+                what = f"engine {place.number} starts, or takes version {self.weights_version} of the weights"
+                with told_while(what, self._say, lambda: self._heard(place.number)):
+                    return self._again(process)
             except EngineFailed as error:
                 with self._lock:
                     place.deaths += 1

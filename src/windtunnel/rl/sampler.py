@@ -22,6 +22,7 @@ from .engine import Receipt, Serving
 from .engine_process import EngineProcess, Told
 from .engines import Engines, Process
 from .link import Link
+from .patience import last_line
 from .placed_engine import PlacedEngine
 from .send import Held, WeightSender
 from .snapshot import Publisher, version_folder
@@ -121,9 +122,12 @@ class Beside:
         vllm = stage.engine == "vllm"
         python = require_vllm() if vllm and not elsewhere else ""
 
+        def log_of(number: int) -> Path:
+            return (folder.parent / LOGS / f"engine-{ranks.rank}-{number}.log").resolve()
+
         def start(number: int, answered: Told, ended: Callable[[str], None]) -> Process:
             gpus = None if elsewhere else _gpus(ranks, count, number, tensor)
-            settings, log = None, (folder.parent / LOGS / f"engine-{ranks.rank}-{number}.log").resolve()
+            settings, log = None, log_of(number)
             if vllm:
                 devices = None if gpus is None else ",".join(str(gpu) for gpu in gpus)
                 settings = VLLMSettings(tensor, stage.engine_memory, devices, log, python=python, adapter=adapter)
@@ -139,7 +143,8 @@ class Beside:
 
         workers, host = tensor if vllm else 1, own_address() if elsewhere else "127.0.0.1"
         self._link = None if way is None else Link(WeightSender(way, ranks.device, stage.engine_seconds, host), workers)
-        self.engines = Engines(count, start, text, tokens=serving.tokens, slots=slots, exact=not vllm, say=say)
+        self.engines = Engines(count, start, text, tokens=serving.tokens, slots=slots, exact=not vllm, say=say,
+                               heard=lambda number: last_line(log_of(number)))  # fmt: skip
 
     @contextlib.contextmanager
     def generator(self) -> Iterator[Generator]:

@@ -23,6 +23,8 @@ CHILD = Path(__file__).with_name("reward_child.py")
 MARK = "WINDTUNNEL_REWARD_CHECK"
 IMPORT_SECONDS = 60.0
 CALL_SECONDS = 10.0
+HUNG_IN_ROW, REST_SECONDS = 5, 60.0
+"""After so many calls in a row that did not come back it is not called for so long: what it asks, a server perhaps, is gone."""
 MEMORY_BYTES = 4 << 30
 LOG = "reward.log"
 TAIL_BYTES = 4096
@@ -129,6 +131,7 @@ class RewardProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._watched = 0.0
         self._number = 0
+        self._hung, self._rests_until = 0, 0.0
         self._start()
 
     def __enter__(self) -> RewardProcess:
@@ -143,7 +146,13 @@ class RewardProcess:
         return self.log.stat().st_size
 
     def call(self, prompt: str, answer: str, truth: str | None) -> Reply:
-        """One reward. Never raises for what the user's code does."""
+        """One reward. Never raises for what the user's code does.
+
+        Where calls in a row hang, the next ones are not made: a round of answers would wait for each of them.
+        """
+        if self._hung >= HUNG_IN_ROW and time.monotonic() < self._rests_until:
+            why = f"it was not called: {self._hung} calls in a row did not come back within {self._call_seconds:g} s"
+            return Reply(None, problem=why)
         if self._process is None:
             self._start()
         self._number += 1
@@ -152,6 +161,8 @@ class RewardProcess:
         with contextlib.suppress(OSError):  # it died meanwhile: reading says so
             self._send(json.dumps(request).encode() + b"\n", self._call_seconds)
         message, ended = self._receive(self._call_seconds)
+        self._hung = self._hung + 1 if ended == "hung" else 0
+        self._rests_until = time.monotonic() + REST_SECONDS
         if message is not None and (message.get("forked") or message["id"] != self._number):
             message, ended = None, "forked"
         if message is None:
