@@ -54,7 +54,8 @@ def trace_gpt(recipe: Recipe, layout: Layout, vocab: int) -> list[Peak]:
         stack.enter_context(patched(gpt, "build_model", _build_gpt))
         stack.enter_context(FakeTensorMode())
         # On a GPU the blocks are fused kernels of their own, and only the optimizer is compiled.
-        layout = replace(layout, compile=layout.compile and not cuda)
+        # Nothing can be recorded without a GPU: what a recording holds beside the passes is the plan's word alone.
+        layout = replace(layout, compile=layout.compile and not cuda, recorded=False)
         # No token has bytes here: nothing is validated.
         engine = gpt.build_gpt_engine(recipe, layout, ranks, Feed(_Batches(layout), list, vocab, np.zeros(0)))
         model, optimizer = engine.model, engine.optimizer
