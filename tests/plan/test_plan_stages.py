@@ -28,6 +28,15 @@ def test_each_stage_is_planned_and_costs_add_up() -> None:
     assert as_json["total"] == {"fits": True, "hours": staged.hours, "dollars": staged.dollars}
 
 
+def test_a_plan_says_what_must_hold_between_stages() -> None:
+    staged = plan_stages(load_recipe("kernels"), parse_rig(RIG))
+    assert staged.gates["evaluate"] == {"gain": "surely above 0"}
+    assert list(staged.gates["sft"]) == ["decreasing"]
+    assert staged.to_json()["gates"] == staged.gates
+    assert dict(stage_remarks(staged))["evaluate, gates"] == "gain surely above 0"
+    assert "utilisation" in plan_stages(load_recipe("trm"), parse_rig(RIG)).gates["validation"]
+
+
 @pytest.mark.parametrize("key", ["dollars", "hours"])
 def test_a_later_stage_has_what_the_ones_before_leave(key: str) -> None:
     rig = parse_rig(RIG)

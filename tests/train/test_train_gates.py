@@ -49,6 +49,19 @@ def test_a_good_run_passes_all_gates(recipe: Recipe) -> None:
     assert results["gradient_norm"].limit == "0.5 to 1.5"
 
 
+def test_the_loss_of_reinforcement_learning_need_not_fall() -> None:
+    kernels = load_recipe("kernels")
+    series = good() | {
+        "loss": points(lambda step: 0.1 + 0.01 * (-1) ** (step // 20)),
+        "answers_right": points(lambda step: step / 1000, every=20),
+    }
+    asked = Gates(answers=0.3, utilisation=None)
+    results = judged(series, stage_recipe(kernels, "rl"), asked)
+    assert [(name, result.held) for name, result in results.items()] == [("answers", False)]
+    assert results["answers"].limit == "at least 30.0%"
+    assert not judged(series, stage_recipe(kernels, "sft"), asked)["decreasing"].held
+
+
 def test_losses_that_differ_little_are_shown_as_different(recipe: Recipe) -> None:
     series = good() | {f"validation_loss_step_{i}": points(lambda step, i=i: 2.887 - i * 2e-5, every=50) for i in range(4)}
     assert judged(series, recipe)["order"].measured == "2.88700 > 2.88698 > 2.88696 > 2.88694"

@@ -226,15 +226,14 @@ def _print_job(job: Job) -> None:
 
 def _print_stages(staged: StagedPlan, *, whole: bool, table: bool) -> None:
     """Print each stage's plan where that is wanted, and as a `table` all of them side by side with what they cost together."""
-    from windtunnel.plan import STAGE_COLUMNS, stage_remarks, stage_rows
+    from windtunnel.plan import STAGE_COLUMNS, gate_remarks, stage_remarks, stage_rows
 
     for number, stage in enumerate(staged.stages if whole else (), start=1):
         title = f"{staged.recipe} on {staged.rig}: stage {stage.name} ({number} of {len(staged.stages)}), {stage.description}"
         _print_plan(title.removesuffix(", "), stage.plan)
     if table:
         print_table(f"{staged.recipe} on {staged.rig}: all stages", STAGE_COLUMNS, stage_rows(staged))
-    if not whole:
-        print_remarks(stage_remarks(staged))
+    print_remarks(gate_remarks(staged) if whole else stage_remarks(staged))
 
 
 def _print_rigs(together: SideBySide | None) -> None:

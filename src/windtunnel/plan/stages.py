@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from windtunnel.recipe import Recipe, stage_recipe
+from windtunnel.recipe import Recipe, stage_gates, stage_recipe
 from windtunnel.rig import Rig
 
 from .ladder import Ladder, climb
@@ -28,11 +28,16 @@ class PlannedStage:
 
 @dataclass(frozen=True)
 class StagedPlan:
-    """All stages of a recipe on a rig. hours and dollars are of those that fit, together; None: no price known."""
+    """All stages of a recipe on a rig. hours and dollars are of those that fit, together; None: no price known.
+
+    Attributes:
+        gates: by stage, what must hold at its end, by gate in words; of the evaluation too.
+    """
 
     recipe: str
     rig: str
     stages: tuple[PlannedStage, ...]
+    gates: dict[str, dict[str, str]] = field(default_factory=dict)
 
     @property
     def fits(self) -> bool:
@@ -56,11 +61,11 @@ class StagedPlan:
         return None if None in each else sum(dollars or 0.0 for dollars in each)
 
     def to_json(self) -> dict[str, Any]:
-        """Stable keys: `stages` with each stage's whole plan, `total`; whether and why not all of them fit."""
+        """Stable keys: `stages` with each stage's whole plan, `gates`, `total`; whether and why not all of them fit."""
         stages = [{"stage": stage.name, "description": stage.description, **stage.plan.to_json()} for stage in self.stages]
         total = {"fits": self.fits, "hours": self.hours, "dollars": self.dollars}
         reasons = [f"{stage.name}: {reason}" for stage in self.stages for reason in stage.plan.reasons]
-        return {"fits": self.fits, "reasons": reasons, "stages": stages, "total": total}
+        return {"fits": self.fits, "reasons": reasons, "stages": stages, "gates": self.gates, "total": total}
 
 
 def plan_stages(
@@ -95,7 +100,7 @@ def plan_stages(
         if plan.steps < 1 and planned:
             plan = _unpaid(recipe, rig, stage.name, plan, planned, (hours, dollars))
         planned.append(PlannedStage(stage.name, stage.description, plan))
-    return StagedPlan(recipe.name, rig.name, tuple(planned))
+    return StagedPlan(recipe.name, rig.name, tuple(planned), stage_gates(recipe, gpus=rig.gpu is not None))
 
 
 def _unpaid(recipe: Recipe, rig: Rig, name: str, plan: Plan, planned: Sequence[PlannedStage], spent: tuple[float, float]) -> Plan:
@@ -170,11 +175,21 @@ def stage_remarks(staged: StagedPlan) -> list[tuple[str, str]]:
     """(label, text): what each stage is for, that their models are not the same, and why one does not fit."""
     rows = [(stage.name, stage.description) for stage in staged.stages if stage.description]
     rows += [(f"{stage.name}, a round", _round(stage.plan)) for stage in staged.stages if stage.plan.method == "grpo"]
+    rows += gate_remarks(staged)
     rows += [("warning", text) for text in depth_warnings(staged)]
     for stage in staged.stages:
         rows += [("does not fit", f"{stage.name}: {reason}") for reason in stage.plan.reasons]
         rows += [("instead", f"{a.change} ({a.why})") for a in stage.plan.alternatives]
     return rows
+
+
+def gate_remarks(staged: StagedPlan) -> list[tuple[str, str]]:
+    """(label, text): what must hold at the end of each stage before the next may spend money."""
+    texts = {
+        stage: ", ".join(f"{name.replace('_', ' ')} {limit}" for name, limit in limits.items())
+        for stage, limits in staged.gates.items()
+    }
+    return [(f"{stage}, gates", text or "none of them asks for anything here") for stage, text in texts.items()]
 
 
 def _round(plan: Plan) -> str:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .expect import Expect
     from .keys import Group, Key, find_keys, keys_page, recipe_keys
     from .layout import MEGATRON, OWN_ENGINE, Layout
+    from .limits import RISE, gate_limits, least_refinement, norm_band, stage_gates
     from .load import dump_recipe, load_recipe, recipe_names, template_names
     from .models import FETCHED, GPTModel, HuggingFaceModel, LoRA, find_model, model_folder
     from .notify import Notify
@@ -78,6 +79,7 @@ __all__ = [
     "MOST_SUPERVISION",
     "OWN_ENGINE",
     "PRESETS",
+    "RISE",
     "Answers",
     "ArithmeticCorpus",
     "BPETokenizer",
@@ -142,9 +144,12 @@ __all__ = [
     "find_keys",
     "find_model",
     "find_plugin",
+    "gate_limits",
     "keys_page",
+    "least_refinement",
     "load_recipe",
     "model_folder",
+    "norm_band",
     "parse_count",
     "parse_dollars",
     "parse_every",
@@ -156,6 +161,7 @@ __all__ = [
     "scale_model",
     "scale_stages",
     "smoke_recipe",
+    "stage_gates",
     "stage_recipe",
     "template_names",
     "validate",
@@ -188,6 +194,7 @@ _MODULES = {
         "corpus_class",
     ),
     "expect": ("Expect",),
+    "limits": ("RISE", "gate_limits", "least_refinement", "norm_band", "stage_gates"),
     "keys": ("Group", "Key", "find_keys", "keys_page", "recipe_keys"),
     "layout": ("MEGATRON", "OWN_ENGINE", "Layout"),
     "registry": ("Plugin", "find_plugin", "plugins"),

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.check import Check, CheckFailed, Context, Evidence, Findings, Say, one_thread
-from windtunnel.recipe import Gates, Recipe, Schedule
+from windtunnel.recipe import Gates, Recipe, Schedule, stage_gates
 
 if TYPE_CHECKING:
     from windtunnel.model import GPT
@@ -157,6 +157,11 @@ def gates(context: Context, say: Say) -> Evidence:
             found.warn(f"stage {stage.name}: its gates ask for nothing")
         listed = ", ".join(f"{name.replace('_', ' ')} {limit}" for name, limit in asked.items())
         parts.append(f"after stage {stage.name}: {listed or 'nothing'}")
+    evaluation = context.loaded.evaluation
+    ended = stage_gates(context.loaded, gpus=context.rig.gpu is not None).get(evaluation.name or "evaluate", {})
+    if ended:
+        facts[evaluation.name or "evaluate"] = ended
+        parts.append(f"of the evaluation: {', '.join(f'{name} {limit}' for name, limit in ended.items())}")
     return found.evidence("; ".join(parts) or "no stage has gates", {"gates": facts}, blocks=False)
 
 
@@ -184,7 +189,9 @@ def _metrics(recipe: Recipe, end: int, vocab: int) -> dict[str, Any]:
     from windtunnel.run import Point, of_step
 
     steps = range(1, end + 1)
-    every = recipe.pretrain.validate_every.steps
+    stage = recipe.training[0]
+    interval, answers = getattr(stage, "validate_every", None), getattr(stage, "answers", None)
+    every = interval.steps if interval is not None else None
     validated = sorted({*range(every or end, end + 1, every or end), *([end] if end else [])})
     start = math.log(vocab)
 
@@ -193,6 +200,10 @@ def _metrics(recipe: Recipe, end: int, vocab: int) -> dict[str, Any]:
 
     supervision = recipe.trm.supervision if recipe.trm is not None else 0
     by_step = {of_step("validation_loss", i): series(validated, start * (1 - 0.1 * i)) for i in range(supervision)}
+    if interval is not None:
+        by_step["validation_loss"] = series(validated, start)
+    if answers is not None and answers.every is not None:
+        by_step["answers_right"] = series(validated, 1.0)
     return by_step | {
         "loss": series(steps, start),
         "gradient_norm": series(steps, 1.0),

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
-from windtunnel.recipe import PRESETS, Gates, Recipe
+from windtunnel.recipe import RISE, Gates, Recipe, gate_limits, least_refinement, norm_band
 from windtunnel.run import GateResult, MetricsReader, Point, apart, of_step
 
 from .advice import Settings, lower_norm, more_refinement, not_finite, restore_order, settings_of
@@ -19,8 +19,6 @@ from .advice import Settings, lower_norm, more_refinement, not_finite, restore_o
 PARTS = 10
 """A run is judged by its last tenth, and its loss by the medians of its tenths."""
 LEAST_STEPS = 2 * PARTS
-RISE = 2.0
-"""Percent by which the loss of a tenth may be above the lowest before it: noise; more is no smooth fall."""
 TOO_LARGE = 20.0
 """Gradient norm from which learning rates are too high whatever the preset."""
 
@@ -44,29 +42,22 @@ def judge_gates(gates: Gates, recipe: Recipe, series: Mapping[str, Sequence[Poin
         series: by metric (see `gate_series`).
         gpus: whether the run had GPUs; without, their utilisation is not asked for.
     """
-    results: list[GateResult] = []
-    trm, settings = recipe.trm, settings_of(recipe)
-    if trm is not None and trm.supervision > 1:
-        preset = PRESETS[trm.preset]
-        if gates.order:
-            results.append(_order(series, trm.supervision, settings))
-        least = gates.refinement if gates.refinement != "preset" else preset.refinement[0] if preset.refinement else None
-        if least is not None:
-            results.append(_refinement(series.get("refinement", ()), float(least), settings))
-    band = gates.gradient_norm
-    if band == "preset":
-        band = PRESETS[trm.preset].gradient_norm if trm is not None else None
-    if isinstance(band, tuple):
-        results.append(_gradient_norm(series.get("gradient_norm", ()), band, settings))
-    if gates.validation_loss is not None:
-        results.append(_validation_loss(series, gates.validation_loss))
-    if gates.answers is not None:
-        results.append(_answers(series.get("answers_right", ()), gates.answers))
-    if gates.decreasing:
-        results.append(_decreasing(series.get("loss", ()), settings))
-    if gates.utilisation is not None and gpus:
-        results.append(_utilisation(series.get("gpu_utilisation", ()), gates.utilisation))
-    return tuple(results)
+    settings, limits = settings_of(recipe), gate_limits(gates, recipe, gpus=gpus)
+    supervision = recipe.trm.supervision if recipe.trm is not None else 0
+    judges: dict[str, Callable[[str], GateResult]] = {
+        "order": lambda limit: _order(series, supervision, settings, limit),
+        "refinement": lambda limit: _refinement(
+            series.get("refinement", ()), least_refinement(gates, recipe) or 0.0, settings, limit
+        ),
+        "gradient_norm": lambda limit: _gradient_norm(
+            series.get("gradient_norm", ()), norm_band(gates, recipe) or (0.0, math.inf), settings, limit
+        ),
+        "validation_loss": lambda limit: _validation_loss(series, gates.validation_loss or 0.0, limit),
+        "answers": lambda limit: _answers(series.get("answers_right", ()), gates.answers or 0.0, limit),
+        "decreasing": lambda limit: _decreasing(series.get("loss", ()), settings, limit),
+        "utilisation": lambda limit: _utilisation(series.get("gpu_utilisation", ()), gates.utilisation or 0.0, limit),
+    }
+    return tuple(judges[name](limit) for name, limit in limits.items())
 
 
 def gate_series(metrics: MetricsReader, recipe: Recipe) -> dict[str, list[Point]]:
@@ -77,8 +68,7 @@ def gate_series(metrics: MetricsReader, recipe: Recipe) -> dict[str, list[Point]
     return {name: metrics.series(name) for name in wanted}
 
 
-def _order(series: Mapping[str, Sequence[Point]], steps: int, settings: Settings) -> GateResult:
-    limit = "each below the one before"
+def _order(series: Mapping[str, Sequence[Point]], steps: int, settings: Settings, limit: str) -> GateResult:
     found = [_late(series.get(of_step("validation_loss", step), ())) for step in range(steps)]
     losses = [value for value in found if value is not None]
     if len(losses) < steps:
@@ -88,8 +78,8 @@ def _order(series: Mapping[str, Sequence[Point]], steps: int, settings: Settings
     return GateResult("order", held, losses, measured, limit, None if held else restore_order(settings))
 
 
-def _refinement(points: Sequence[Point], least: float, settings: Settings) -> GateResult:
-    limit, value = f"at least {least:g} %", _late(points)
+def _refinement(points: Sequence[Point], least: float, settings: Settings, limit: str) -> GateResult:
+    value = _late(points)
     if value is None:
         return _not_measured("refinement", limit, "refinement=null")
     held = value >= least
@@ -97,9 +87,9 @@ def _refinement(points: Sequence[Point], least: float, settings: Settings) -> Ga
     return GateResult("refinement", held, value, f"{value:.1f} %", limit, advice)
 
 
-def _gradient_norm(points: Sequence[Point], band: tuple[float, float], settings: Settings) -> GateResult:
+def _gradient_norm(points: Sequence[Point], band: tuple[float, float], settings: Settings, limit: str) -> GateResult:
     low, high = band
-    limit, value = f"{low:g} to {high:g}", _late(points)
+    value = _late(points)
     if value is None:
         return _not_measured("gradient_norm", limit, "gradient_norm=null")
     advice = None
@@ -113,8 +103,7 @@ def _gradient_norm(points: Sequence[Point], band: tuple[float, float], settings:
     return GateResult("gradient_norm", advice is None, value, f"{value:.2f}{above}", limit, advice)
 
 
-def _decreasing(points: Sequence[Point], settings: Settings) -> GateResult:
-    limit = f"falls, no tenth of the run over {RISE:g} % up"
+def _decreasing(points: Sequence[Point], settings: Settings, limit: str) -> GateResult:
     losses = [point.value for point in points]
     if len(losses) < LEAST_STEPS:
         missing = f"{len(losses)} steps, {LEAST_STEPS} needed"
@@ -130,9 +119,8 @@ def _decreasing(points: Sequence[Point], settings: Settings) -> GateResult:
     return GateResult("decreasing", held, [fall, max(0.0, rise)], f"{fall:.1f} % down, {max(0.0, rise):.1f} % up", limit, advice)
 
 
-def _validation_loss(series: Mapping[str, Sequence[Point]], most: float) -> GateResult:
+def _validation_loss(series: Mapping[str, Sequence[Point]], most: float, limit: str) -> GateResult:
     """Judge the validation loss of the best checkpoint: the lowest, or where held-out answers decide that of the best answers."""
-    limit = f"at most {most:g}"
     losses = {point.step: point.value for point in series.get("validation_loss", ()) if math.isfinite(point.value)}
     if not losses:
         return _not_measured("validation_loss", limit, "validation_loss=null")
@@ -142,16 +130,14 @@ def _validation_loss(series: Mapping[str, Sequence[Point]], most: float) -> Gate
     return GateResult("validation_loss", held, value, f"{value:.4f}", limit, None if held else ADVICE["validation_loss"])
 
 
-def _answers(points: Sequence[Point], least: float) -> GateResult:
-    limit = f"at least {least:.1%}"
+def _answers(points: Sequence[Point], least: float, limit: str) -> GateResult:
     if not points:
         return _not_measured("answers", limit, "answers=null")
     best = max(point.value for point in points)
     return GateResult("answers", best >= least, best, f"{best:.1%}", limit, None if best >= least else ADVICE["answers"])
 
 
-def _utilisation(points: Sequence[Point], least: float) -> GateResult:
-    limit = f"at least {least:g} %"
+def _utilisation(points: Sequence[Point], least: float, limit: str) -> GateResult:
     values = [point.value for point in points]
     if not values:
         return _not_measured("utilisation", limit, "utilisation=null")
