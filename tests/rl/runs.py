@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from waiting import HANG
 
 from windtunnel.checkpoint import CheckpointStore
 from windtunnel.launch import Options
@@ -34,6 +38,29 @@ checkpoints: {every: 2 steps}
 DIGITS = "def score(prompt, answer, truth):\n    return sum(c.isdigit() for c in answer) / 6\n"
 """An untrained model writes some digits, and it can learn to write more."""
 SAME = ("loss", "reward", "answer_length", "answers_reward", "entropy", "mismatch_largest")
+
+DYING = """
+import os, signal, sys, threading
+from pathlib import Path
+import torch
+from windtunnel.rl import train_policy
+run, step, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+torch.set_num_threads(1)
+die = lambda: os.kill(os.getpid(), signal.SIGKILL)
+seen = []
+def after(done, _):
+    if done >= step and not seen:
+        seen.append(done)
+        threading.Timer(seconds, die).start() if seconds else die()
+train_policy(run, after_step=after)
+"""
+
+
+def killed(run: Path, step: int = 0, seconds: float = 0.0) -> bool:
+    """Return whether a run in a process of its own was killed: so many seconds after its first step from `step` on."""
+    done = subprocess.run([sys.executable, "-c", DYING, str(run), str(step), str(seconds)], timeout=HANG)
+    assert done.returncode in (-signal.SIGKILL, 0)
+    return done.returncode != 0
 
 
 def new_run(folder: Path, *sets: str, reward: str = DIGITS, config: dict[str, Any] | None = None) -> Path:

@@ -6,15 +6,12 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from runs import new_run, require_same, series
-from waiting import HANG
+from runs import killed, new_run, require_same, series
 
 from windtunnel.generate import Job
 from windtunnel.rl import EngineProcess, train_policy
@@ -25,32 +22,6 @@ BESIDE = ("stages.rl.engine=transformers", "stages.rl.equal_rewards=resample")
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
-
-
-DYING = """
-import os, signal, sys, threading
-from pathlib import Path
-import torch
-from windtunnel.rl import train_policy
-run, step, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-torch.set_num_threads(1)
-die = lambda: os.kill(os.getpid(), signal.SIGKILL)
-seen = []
-def after(done, _):
-    if done == step:
-        die()
-    if seconds and not seen:
-        seen.append(done)
-        threading.Timer(seconds, die).start()
-train_policy(run, after_step=after)
-"""
-
-
-def killed(run: Path, step: int = 0, seconds: float = 0.0) -> bool:
-    """Return whether a run in a process of its own was killed: after a step, or so many seconds after its first."""
-    done = subprocess.run([sys.executable, "-c", DYING, str(run), str(step), str(seconds)], timeout=HANG)
-    assert done.returncode in (-signal.SIGKILL, 0)
-    return done.returncode != 0
 
 
 def test_a_killed_run_goes_on_with_the_rounds_that_were_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
