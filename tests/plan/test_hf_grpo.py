@@ -87,6 +87,7 @@ def test_refusals_say_who_lacks_what_and_what_works() -> None:
         ("H100", ("stages.rl.overlap=true",), ("overlap", "overlap=0")),
         ("8xH100", ("stages.rl.answer_tokens=16384",), ("model.sequence", "16,896")),
         ("8xH100", apart(4, "stages.rl.engine_tensor=3"), ("engine_tensor: 3", "28")),
+        ("8xH100", ("stages.rl.engine_tensor=8",), ("engine_tensor: 8", "28 heads")),
         ("2x(4xH100)", apart(5), ("5 GPUs", "nodes of 4")),
     ],
 )

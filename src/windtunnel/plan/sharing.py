@@ -86,6 +86,8 @@ def search_round(recipe: Recipe, rig: Rig, c: HFConstants) -> tuple[Round, Total
     work = grpo_workload(recipe, c)
     if rig.gpu is None:
         raise UserError(f"rig {rig.name} has no GPU; GRPO of {work.shape.name} is planned for GPUs", "for example --on 8xH100")
+    if stage.engine_tensor is not None and work.shape.heads % stage.engine_tensor:
+        plan_engines(work.shape, stage, rig, stage.engine_tensor, c)  # however GPUs are shared: says so
     sums = totals(work)
     training = HFTraining(sums, c)
     best: tuple[tuple[float, float], int, Round] | None = None
