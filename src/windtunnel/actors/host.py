@@ -40,11 +40,12 @@ class Hosted:
         folder_key: name of a variable.
         watch: called at each look with that folder and the process's id; what it returns is passed on.
         before: called in the child before it begins.
+        folder: where it begins, if there is such a folder on this machine: relative places are those of the command.
     """
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], folder_key: str,
-        watch: Callable[[Path, int], Mapping[str, Any]], before: Callable[[], None],
+        watch: Callable[[Path, int], Mapping[str, Any]], before: Callable[[], None], folder: Path,
     ) -> None:  # fmt: skip
         self._folder = tempfile.TemporaryDirectory(prefix="windtunnel-rank-")
         self._watch = watch
@@ -53,7 +54,7 @@ class Hosted:
         self._process = subprocess.Popen(
             list(command), env={**own, **environment, folder_key: self._folder.name}, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", bufsize=1, start_new_session=True,
-            preexec_fn=before,
+            preexec_fn=before, cwd=folder if folder.is_dir() else None,
         )  # fmt: skip
         self._readers = [
             threading.Thread(target=self._read, args=(stream, error), daemon=True)

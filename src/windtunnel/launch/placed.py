@@ -136,7 +136,7 @@ def _once(
             "TORCHELASTIC_USE_AGENT_STORE": "True", "WORLD_SIZE": str(wanted.learners), "LOCAL_WORLD_SIZE": "1",
         }  # fmt: skip
         for number in range(wanted.learners):
-            ranks.append(PlacedRank(number, placed.group, wanted, rank_command(folder, as_json), shared, output))
+            ranks.append(PlacedRank(number, placed.group, wanted, rank_command(folder.resolve(), as_json), shared, output))
         watch_ranks(folder, ranks, output)
     finally:
         for rank in ranks:
@@ -179,7 +179,7 @@ class PlacedRank:
         options = {"num_cpus": 1, **({"num_gpus": 1} if wanted.tensor else {})}
         self._actor = host.options(
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number), **options
-        ).remote(list(command), environment, HEARTBEATS, functools.partial(_seen, number), stop_with_parent)
+        ).remote(list(command), environment, HEARTBEATS, functools.partial(_seen, number), stop_with_parent, Path.cwd())
         self._looked, self._at = Look(None, (), {}), time.monotonic()
         self._asked: Any = self._actor.look.remote()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,10 +23,12 @@ START_SECONDS, JUDGE_SECONDS = 120.0, 300.0
 
 
 class JudgeHost:
-    """The actor: the judges of a stage on its node."""
+    """The actor: the judges of a stage on its node. Relative places are those of the command, where its folder is there too."""
 
-    def __init__(self, stage: GRPO, log: Path) -> None:
+    def __init__(self, stage: GRPO, log: Path, folder: Path) -> None:
         print_to(log)
+        if folder.is_dir():
+            os.chdir(folder)
         self._rewards = Rewards(stage, log)
 
     def ready(self) -> str:
@@ -68,7 +71,7 @@ def start_judges(stage: GRPO, nodes: Sequence[tuple[str, str]], run: Path) -> di
         found[name] = host.options(
             name=name, num_cpus=0, max_restarts=3, max_task_retries=2, max_concurrency=AT_ONCE,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
-        ).remote(stage, judges_log(run.resolve(), number))  # fmt: skip
+        ).remote(stage, judges_log(run.resolve(), number), Path.cwd())  # fmt: skip
     for (name, actor), (_, node) in zip(found.items(), nodes, strict=True):
         try:
             answer_of(actor.ready.remote(), f"{name} on {node}: starting", START_SECONDS)
