@@ -147,6 +147,16 @@ def test_right_answers_are_accepted_and_a_judge_that_accepts_everything_is_told(
         judges(rehearsal(tmp_path / "b", judge=WRONG), lambda text: None)
 
 
+def test_two_trainings_beside_each_other_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    context = rehearsal(tmp_path)
+    context.threads = 4
+    for beside, threads in ((True, "2"), (False, "4")):
+        context.__dict__["side_by_side"] = beside
+        if context.here.gpu is None:
+            assert context.environment == {"OMP_NUM_THREADS": threads}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_recipe_with_reinforcement_learning_is_rehearsed_from_end_to_end(tmp_path: Path) -> None:

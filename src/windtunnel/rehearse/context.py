@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from windtunnel.evaluate import EvaluationReport
     from windtunnel.model import GPT
 
+    from .training import Ended
+
 
 EXCERPT_BYTES = 2_000_000
 STEPS_BEYOND = 12
@@ -329,12 +331,14 @@ class Rehearsal(Context):
     Attributes:
         run: the run that was killed and resumed. reference: the one that was not. before: of the stage that it begins with.
         threads: of a training process on the CPU; one number for all, since it decides the order of sums.
+        uninterrupted: how the reference ended, where it was trained beside another run.
         resumed_from: the step the killed run went on from. memory: (step, GiB) of each training process and its children.
     """
 
     run: Path | None = None
     reference: Path | None = None
     before: Path | None = None
+    uninterrupted: Ended | None = None
     resumed_from: int = 0
     threads: int = field(default_factory=_free_cores)
     memory: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
@@ -354,11 +358,17 @@ class Rehearsal(Context):
 
         return BEYOND if trains_real_model(self) or self.recipe.rl is not None else STEPS_BEYOND
 
+    @cached_property
+    def side_by_side(self) -> bool:
+        """Whether two training processes have room beside each other: tiny policies on a CPU of several cores."""
+        return self.recipe.rl is not None and self.here.gpu is None and cpu_cores() > 1
+
     @property
     def environment(self) -> dict[str, str]:
         """What the environment of its training processes has besides this one's."""
         given = self.here.gpu is not None or "OMP_NUM_THREADS" in os.environ
-        return {} if given else {"OMP_NUM_THREADS": str(self.threads)}
+        threads = max(1, self.threads // 2) if self.side_by_side else self.threads
+        return {} if given else {"OMP_NUM_THREADS": str(threads)}
 
     @property
     def recipe_file(self) -> Path:

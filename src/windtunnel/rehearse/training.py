@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +49,22 @@ def resume(rehearsal: Rehearsal, say: Say) -> Evidence:
 
     assert rehearsal.run is not None
     command = train_command(rehearsal.recipe_file, run=rehearsal.run)
-    with Child(command, rehearsal.folder / "resumed.log", rehearsal.environment) as child:
-        code = child.wait(Follower(rehearsal, child, say).look)
+    with contextlib.ExitStack() as stack:
+        beside = stack.enter_context(Uninterrupted(rehearsal, lambda text: None)) if rehearsal.side_by_side else None
+        child = stack.enter_context(Child(command, rehearsal.folder / "resumed.log", rehearsal.environment))
+        follow = Follower(rehearsal, child, say)
+
+        def look() -> None:
+            follow.look()
+            if beside is not None:
+                beside.look()
+
+        code = child.wait(look)
         words = child.last_words()
+        if beside is not None:
+            say("waiting for the run that was not killed")
+            beside.finish()
+            rehearsal.uninterrupted = beside.ended
     if code != 0:
         raise CheckFailed(f"`windtunnel train --resume` ended with exit code {code}: {words}")
     folder = RunFolder.open(rehearsal.run)
@@ -204,20 +219,72 @@ APART = 1e-2
 STOPPED = 3
 
 
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended: its folder, None where it has none; its exit code; the last that it printed."""
+
+    run: Path | None
+    code: int
+    words: str
+
+
+class Uninterrupted:
+    """The same recipe trained without a kill beyond the step where the other resumed, and stopped by SIGTERM there.
+
+    A context manager; leaving it ends the process. `look` is to be called again and again.
+
+    Attributes:
+        ended: how it ended, once it has.
+    """
+
+    def __init__(self, rehearsal: Rehearsal, say: Say) -> None:
+        self._root, self._goal = rehearsal.folder / "reference", rehearsal.resumed_from + rehearsal.steps_beyond
+        log = rehearsal.folder / "reference.log"
+        self._child = Child(train_command(rehearsal.recipe_file, root=self._root), log, rehearsal.environment)
+        self._follow = Follower(rehearsal, self._child, say)
+        self._run: Path | None = None
+        self._asked = False
+        self.ended: Ended | None = None
+
+    def __enter__(self) -> Uninterrupted:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._child.__exit__(*exception)
+
+    def look(self) -> None:
+        """Follow it, and ask it to stop once it has logged the step."""
+        running = self._child.running
+        self._follow.look()
+        self._run = self._run or next((path.parent for path in self._root.glob("*/manifest.json")), None)
+        if self._run is not None and not self._asked and running:
+            self._asked = _ask_at(self._child, self._run, self._goal)
+        if not running and self.ended is None:
+            self.ended = Ended(self._run, self._child.process.wait(), self._child.last_words())
+
+    def finish(self) -> Ended:
+        """Wait for its end."""
+        while self.ended is None:
+            self.look()
+            time.sleep(TICK)
+        return self.ended
+
+
 def bit_exact(rehearsal: Rehearsal, say: Say) -> Evidence:
-    """Train the same recipe without a kill beyond the step where the other resumed, stop it by SIGTERM, compare."""
-    root = rehearsal.folder / "reference"
-    goal = rehearsal.resumed_from + rehearsal.steps_beyond
-    with Child(
-        train_command(rehearsal.recipe_file, root=root), rehearsal.folder / "reference.log", rehearsal.environment
-    ) as child:
-        follow = Follower(rehearsal, child, say)
-        run = await_run(child, root, follow)
-        rehearsal.reference = run
-        code = _stop_at(child, run, goal, follow.look)
-        words = child.last_words()
+    """Train the same recipe without a kill beyond the step where the other resumed, stop it by SIGTERM, compare.
+
+    Where there are cores for both it has been trained beside the one that resumed.
+    """
+    ended = rehearsal.uninterrupted
+    if ended is None:
+        with Uninterrupted(rehearsal, say) as other:
+            ended = other.finish()
+    code, run = ended.code, ended.run
+    if run is None:
+        raise CheckFailed(f"`windtunnel train` ended before training with exit code {code}: {ended.words}")
+    rehearsal.reference = run
     if code not in (0, STOPPED):
-        raise CheckFailed(f"SIGTERM should save and exit {STOPPED}; the exit code is {code}: {words}")
+        raise CheckFailed(f"SIGTERM should save and exit {STOPPED}; the exit code is {code}: {ended.words}")
     assert rehearsal.run is not None
     compared, last = 0, 0
     drawn = rehearsal.scale.rl is not None
@@ -325,18 +392,25 @@ def _on_other_ranks(rehearsal: Rehearsal, run: Path) -> tuple[list[str], int, in
 
 def _stop_at(child: Child, run: Path, step: int, each: Callable[[], None]) -> int:
     """Ask the run to stop once it has logged `step`; its exit code."""
-    from windtunnel.run import holder
-
     asked = False
     while child.running:
         each()
-        if not asked and max(series(run, "loss", wait=True), default=0) >= step:
-            asked = True
-            by = holder(run)  # rank 0
-            os.kill(by.pid if by else child.process.pid, signal.SIGTERM)
+        asked = asked or _ask_at(child, run, step)
         time.sleep(TICK)
     each()
     return child.process.wait()
+
+
+def _ask_at(child: Child, run: Path, step: int) -> bool:
+    """Ask the run to stop if it has logged `step`; whether it was asked."""
+    from windtunnel.run import holder
+
+    if max(series(run, "loss", wait=True), default=0) < step:
+        return False
+    by = holder(run)  # rank 0
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
+        os.kill(by.pid if by else child.process.pid, signal.SIGTERM)
+    return True
 
 
 def series(run: Path, name: str, *, wait: bool = False) -> dict[int, float]:
