@@ -134,8 +134,10 @@ class SlurmHere:
     def start_node(self, name: str) -> None:
         """Start the daemon of a node."""
         daemon = [_find("slurmd") or "slurmd", "-D", "-N", name, "-f", str(self.folder / "slurm.conf")]
-        mounted = 'mount -t tmpfs -o size=1g none "$0" && exec "$@"'
-        self._start("unshare", "-m", "sh", "-c", mounted, str(self.own), *daemon, key=f"slurmd {name}")
+        mounted = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1g none "$0" && exec "$@"', str(self.own)]
+        # Where this may not be done the nodes share the folder, as they share all others.
+        alone = subprocess.run([*mounted, "true"], capture_output=True, timeout=20, check=False).returncode == 0
+        self._start(*(mounted if alone else []), *daemon, key=f"slurmd {name}")
 
     def on_node(self, name: str, path: Path) -> Path:
         """Return where a path of a node is seen from here."""
