@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ from windtunnel.verify import (
     reference_sandbox,
     refuse,
 )
-from windtunnel.verify.kernel.hidden import GPU_ONLY, may_have_products
+from windtunnel.verify.kernel.hidden import may_have_products
 
 HERE = Path(__file__).parent
 SAVE_SECONDS = 5.0
@@ -211,8 +211,6 @@ class Judge:
             if self.device is not None:
                 options: dict[str, Any] = {"calls": self.calls, "device": self.device, "baseline": False}
                 options |= {} if self.device == "cuda" else {"size": "tiny", "index": None}
-                if self.device == "cpu":  # the interpreter's bfloat16 products are wrong
-                    task = replace(task, dtypes=tuple(dtype for dtype in task.dtypes if dtype not in GPU_ONLY))
                 stages = GpuStages(task, *self.gpus, clock=clock, **options)
             made = self.verifiers[key] = KernelVerifier(task, self.boxes, compiler=self.compilers, gpu=stages)
             if (other := self.verifiers.get((task.name, not clock))) is not None:

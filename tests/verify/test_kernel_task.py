@@ -85,12 +85,50 @@ def test_what_is_not_written_out_is_no_number() -> None:
 def test_a_kernelbench_file_gets_a_tiny_size_by_rule() -> None:
     task = task_from_source(SOURCE, name="relu")
     assert task.guessed
-    _, (first, smaller) = next(guessed_sizes(task, "here"))
+    _, (first, next_to, smaller) = next(guessed_sizes(task, "here"))
     assert first["tiny"]["dim"] == 16
     assert first["tiny"]["batch_size"] < 16
-    assert first["tiny_ragged"]["dim"] == 17
+    assert next_to["tiny_ragged"]["dim"] == 17
     assert smaller["tiny_ragged"]["dim"] == 15
     assert "scale" not in first["tiny"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "tiny", "ragged"),
+    [
+        # Long ones of different length stay apart where they are ragged, and equal ones equal.
+        ("M = 1024\nK = 2048\nN = 4096\nO = 1024", (16, 16, 16, 16), (17, 19, 21, 17)),
+        ("channels = 512\nnum_groups = 32", (16, 8), (24, 8)),
+        ("channels = 64\ngroups = 8", (16, 8), (24, 8)),
+        ("embed_dim = 768\nnum_heads = 12\nseq = 197", (16, 8, 16), (24, 8, 19)),
+        ("batch_size = 4096\ndim = 4096", (16, 16), (17, 17)),  # one number for two things: what holds for one holds for both
+        ("batch_size = 128\ndim = 4096", (2, 16), (3, 19)),
+    ],
+)
+def test_sizes_that_differ_are_kept_apart(lines: str, tiny: tuple[int, ...], ragged: tuple[int, ...]) -> None:
+    task = task_from_source(SOURCE.replace("batch_size = 128\ndim = 1024 * 4\nhalf = dim // 2\nscale = 0.5", lines), name="t")
+    sizes = next(guessed_sizes(task, "here"))[1][0]
+    names = [line.partition(" ")[0] for line in lines.splitlines()]
+    full = numbers(task.source)
+    assert tuple(sizes["tiny"].get(name, full[name]) for name in names) == tiny
+    assert tuple(sizes["tiny_ragged"].get(name, full[name]) for name in names) == ragged
+
+
+@pytest.mark.parametrize(
+    ("inputs", "dtype"),
+    [
+        ("[torch.randn(batch_size, dim)]", "float32"),
+        ("[torch.randn(batch_size, dim, dtype=torch.bfloat16)]", "bfloat16"),
+        ("[torch.randn(batch_size, dim).half()]", "float16"),
+        ("[torch.randn(batch_size, dim, dtype=KIND)]", "bfloat16"),
+    ],
+)
+def test_a_kernelbench_file_is_judged_in_its_own_dtype_with_pytorch_beside(inputs: str, dtype: str) -> None:
+    source = SOURCE.replace("scale = 0.5", "scale = 0.5\nKIND = torch.bfloat16")
+    body = source[source.index("def get_inputs") :].split("\n\n")[0]
+    task = task_from_source(source.replace(body, f"def get_inputs():\n    return {inputs}\n"), name="t")
+    assert (task.dtypes, task.operations) == ((dtype,), "any")
+    assert {"large", "shifted"} <= set(task.variations)
 
 
 def test_declared_fields_are_read_without_running_the_file(tmp_path: Path) -> None:

@@ -326,6 +326,26 @@ def test_the_answer_after_hashes_counts(runner: Any) -> None:
         assert ExactVerifier.of({"answer": "1018", "where": "hashes"}).verify(lacking).reason == "no-answer"
 
 
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        ("18 eggs", "ok"),
+        ("18 eggs per day.", "ok"),
+        ("$18 a week", "ok"),
+        ("1018 eggs", "wrong-result"),
+        ("18 million", "wrong-result"),
+        ("18 or 19", "wrong-result"),
+        ("18 not", "wrong-result"),
+    ],
+)
+def test_a_number_counts_whatever_is_counted(runner: Any, found: str, reason: str) -> None:
+    from windtunnel.verify.mathematics import MathVerifier
+
+    verdict = MathVerifier.of({"answer": 18, "where": "hashes"}, runner).verify(f"So there are 18.\n#### {found}")
+    assert verdict.accepted is (reason == "ok"), verdict.message
+    assert verdict.reason in ((reason, "not-parsed") if reason != "ok" else (verdict.reason,))
+
+
 def test_hostile_mathematics_ends_and_costs_only_itself(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 

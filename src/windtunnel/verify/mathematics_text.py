@@ -30,6 +30,10 @@ TEXT = re.compile(r"\\(?:text|mathrm|mbox|textrm|textbf|textit|mathbf|operatorna
 MORE = re.compile(r"(?<![A-Za-z^_{\d.])\d|\b(?:or|not)\b", re.I)
 REMAINDER = re.compile(r"\(?\s*mod(?:ulo)?\s+\d+\s*\)?", re.I)
 CONNECTIVES = {"or", "and"}
+# A number and up to four plain words behind it, which say of what; each has three letters or more, as no variable has.
+COUNTED = re.compile(r"(-?\s?\\?[$€£]?\s?\d[\d,]*(?:\.\d+)?)((?:\s+(?:[a-z]{3,}|of|per|a|an|in)){1,4})", re.I)
+NO_UNITS = {*POWERS, "hundred", "dozen", "percent", "not", "times", "plus", "minus", "over", "and", "mod"}
+NO_UNITS |= {"sqrt", "sin", "cos", "tan", "log", "exp"}
 BASED = re.compile(r"(\d[\dA-F]{0,99})_(?:\{(\d{1,2})\}|(\d))")
 
 
@@ -54,6 +58,14 @@ def says_more(found: str, right: str) -> bool:
         if match[0] != found and text not in known | CONNECTIVES and MORE.search(REMAINDER.sub("", text)):
             return True
     return False
+
+
+def without_unit(found: str) -> str:
+    """The number of '18 eggs' or '$5 per day'; everything else as it is."""
+    counted = COUNTED.fullmatch(found.strip())
+    if counted is None or NO_UNITS & set(_plain(counted[2]).split()):
+        return found
+    return counted[1].strip()
 
 
 def same_base(found: str, right: str) -> bool | None:

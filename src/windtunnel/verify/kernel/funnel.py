@@ -15,7 +15,7 @@ from windtunnel.verify.code.fences import source_of
 from windtunnel.verify.kernel.advice import advice
 from windtunnel.verify.kernel.gpu import MOST_BYTES as MOST_GPU_BYTES
 from windtunnel.verify.kernel.gpu import Compiled, GpuStages
-from windtunnel.verify.kernel.hidden import GPU_ONLY
+from windtunnel.verify.kernel.hidden import interpreted
 from windtunnel.verify.kernel.long import LongSizes, block_of, chosen
 from windtunnel.verify.kernel.plan import Plan, Recording
 from windtunnel.verify.kernel.plan.bombs import too_much
@@ -202,7 +202,7 @@ class KernelVerifier:
         if self.gpu is not None:
             return [] if self.gpu.clock else ["timing"]
         left = ["full shapes", "timing"] if self.compiler is not None else ["compile for a GPU", "full shapes", "timing"]
-        return left + [f"{dtype} (the interpreter cannot compute in it)" for dtype in self.task.dtypes if dtype in GPU_ONLY]
+        return left + [dtype for dtype in self.task.dtypes if dtype not in interpreted(self.task)]
 
 
 @dataclass

@@ -1,12 +1,15 @@
 """Tiny sizes for a task file that names none: its numbers made small by rule; the reference decides which suit.
 
-A number above the cap becomes the cap, so that what divided keeps dividing (most caps are powers of two). The ragged size adds
-one to the numbers that were cut; where that is too large, it takes one away.
+A number above the cap becomes the cap, so that what divided keeps dividing (most caps are powers of two); equal ones stay equal,
+and groups and heads fewer than what they divide. In the ragged size each number that was cut is longer by another odd step, and
+what groups divide by a group; where the reference does not run so, by one, and where that is too large, shorter by one. Where no
+cap suits, all numbers above it are made smaller by the same factor, since some tasks need their relation.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -17,11 +20,14 @@ if TYPE_CHECKING:
 
 Sizes = dict[str, Mapping[str, int | float]]
 CAPS = (16, 8, 6, 4, 32, 64)  # in the order of trying
+PROPORTIONAL_CAPS = (16, 32, 8)
 BATCH_CAP = 2
 BATCH_WORDS = ("batch", "bs")
+DIVIDER_WORDS = ("group", "head")  # of numbers that divide others
 MOST_ELEMENTS = 8_192  # of all outputs: the interpreter needs seconds for more; the ragged size may have twice as many
 WISHED_WORK = 300_000  # multiplications of a reference's products and convolutions: of a mean of them too, whose output is small
-WISHED_OF_CONVOLUTIONS = 2_048  # each takes a hundred steps and more; where no size is so small, MOST_ELEMENTS counts
+WISHED_OF_WINDOWS = 2_048  # each takes a hundred steps and more; where no size is so small, MOST_ELEMENTS counts
+WINDOW_WORDS = ("conv", "pool", "unfold", "interpolate", "upsample")
 
 
 def guessed_sizes(task: Task, where: str) -> Iterator[tuple[int, list[Sizes]]]:
@@ -29,28 +35,69 @@ def guessed_sizes(task: Task, where: str) -> Iterator[tuple[int, list[Sizes]]]:
 
     Raises UserError where the file has no number to make smaller.
     """
-    from windtunnel.literals import numbers
-
-    whole = {name: value for name, value in numbers(task.source).items() if isinstance(value, int)}
-    if not any(_cut(name, value, min(CAPS)) != value for name, value in whole.items()):
+    whole = _whole(task)
+    if max(whole.values(), default=0) <= min(CAPS):
         raise UserError(
             f"{where}: no module-level number above {min(CAPS)}, so no tiny size can be made for the interpreter",
             "add TASK = {'sizes': {'tiny': {...}}} or name the dimensions at module level (BATCH = 128)",
         )
     for cap in CAPS:
-        tiny = {name: _cut(name, value, cap) for name, value in whole.items() if _cut(name, value, cap) != value}
-        if tiny:
-            ragged = [{name: max(value + step, 2) for name, value in tiny.items()} for step in (1, -1)]
-            yield cap, [{"full": {}, **task.sizes, "tiny": tiny, "tiny_ragged": values} for values in ragged]
+        alone = {value for value in whole.values() if all(is_batch(name) for name in whole if whole[name] == value)}
+        tiny = {name: min(value, BATCH_CAP if value in alone else cap) for name, value in whole.items()}
+        yield cap, _choices(task, whole, _apart(whole, tiny))
+
+
+def proportional_sizes(task: Task) -> Iterator[tuple[int, list[Sizes]]]:
+    """The same by a factor: the largest number becomes the cap, and no other one less than 2."""
+    whole = _whole(task)
+    for cap in PROPORTIONAL_CAPS:
+        over = max(whole.values(), default=0) // cap
+        if over > 1:
+            smaller = {name: max(value // over, 2) if value >= over else value for name, value in whole.items()}
+            yield cap, _choices(task, whole, smaller)
+
+
+def _whole(task: Task) -> dict[str, int]:
+    from windtunnel.literals import numbers
+
+    return {name: value for name, value in numbers(task.source).items() if isinstance(value, int)}
+
+
+def _choices(task: Task, whole: Mapping[str, int], tiny: Mapping[str, int]) -> list[Sizes]:
+    """The sizes with these tiny ones, and each ragged one to try."""
+    cut = {name: value for name, value in tiny.items() if value != whole[name]}
+    places = {value: place for place, value in enumerate(sorted({whole[name] for name in cut}))}
+    steps = {name: 1 + 2 * places[whole[name]] for name in cut}
+    dividers = {name for name in tiny if _divides(name) and tiny[name] > 1}
+    for name in cut:
+        of = [tiny[divider] for divider in dividers if name != divider and whole[name] % whole[divider] == 0]
+        steps[name] = 0 if name in dividers else math.lcm(*of) if of else steps[name]
+    ragged = [{name: value + steps[name] for name, value in cut.items()}]
+    ragged += [{name: max(value + step, 2) for name, value in cut.items()} for step in (1, -1)]
+    return [{"full": {}, **task.sizes, "tiny": cut, "tiny_ragged": values} for values in ragged]
+
+
+def _apart(whole: Mapping[str, int], tiny: dict[str, int]) -> dict[str, int]:
+    """With fewer groups and heads than what they divide, so that one is not taken for the other."""
+    for name in (name for name in tiny if _divides(name) and whole[name] > 1):
+        divided = [tiny[other] for other in tiny if whole[other] > whole[name] and whole[other] % whole[name] == 0]
+        most = min(divided, default=0)
+        if most >= 4 and (tiny[name] >= most or any(value % tiny[name] for value in divided)):
+            fits = [value for value in (8, 4, 2) if value < most and value <= whole[name]]
+            tiny[name] = next((value for value in fits if not any(other % value for other in divided)), tiny[name])
+    return tiny
 
 
 def wished_elements(source: str) -> int:
     """How many elements a reference's outputs should have at most, where its sizes can be made so small."""
     names = {getattr(node, "attr", getattr(node, "id", "")).lower() for node in ast.walk(ast.parse(source))}
-    return WISHED_OF_CONVOLUTIONS if any("conv" in name for name in names) else MOST_ELEMENTS
+    return WISHED_OF_WINDOWS if any(word in name for name in names for word in WINDOW_WORDS) else MOST_ELEMENTS
 
 
-def _cut(name: str, value: int, cap: int) -> int:
-    low = name.lower()
-    batch = "batch" in low or low in BATCH_WORDS
-    return min(value, BATCH_CAP if batch else cap)
+def is_batch(name: str) -> bool:
+    """Whether a number is a batch's, by its name."""
+    return "batch" in name.lower() or name.lower() in BATCH_WORDS
+
+
+def _divides(name: str) -> bool:
+    return any(word in name.lower() for word in DIVIDER_WORDS) and "dim" not in name.lower() and "size" not in name.lower()

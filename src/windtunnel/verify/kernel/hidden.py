@@ -43,7 +43,6 @@ WIDE = ("wide",)
 PRODUCTS = ("bmm", "addmm", "addmv", "matmul", "linear", "conv", "einsum", "dot", "attention", "cdist", "rnn", "lstm", "gru")
 SHORT_PRODUCTS = ("mm", "mv")
 HIDDEN_ELSEWHERE = ("negated", "large", "steep", "shifted")  # of the dtypes after the first
-GPU_ONLY = ("bfloat16",)  # the interpreter's bfloat16 arithmetic is wrong
 
 
 @dataclass(frozen=True)
@@ -78,13 +77,14 @@ def new_seed() -> int:
     return secrets.randbits(62)
 
 
-def tiny_cases(task: Task) -> list[Case]:
-    """What the interpreter runs: every variation once or twice over two shapes and the dtypes that it can compute in.
+def interpreted(task: Task) -> tuple[str, ...]:
+    """The dtypes that the interpreter runs: the task's first one, and of the others those that it computes in quickly."""
+    return (task.dtypes[0], *(dtype for dtype in task.dtypes[1:] if dtype != "bfloat16"))
 
-    A task of bfloat16 alone is run in float32.
-    """
-    dtypes = [dtype for dtype in task.dtypes if dtype not in GPU_ONLY] or ["float32"]
-    first, others = dtypes[0], dtypes[1:]
+
+def tiny_cases(task: Task) -> list[Case]:
+    """What the interpreter runs: every variation once or twice over two shapes and the dtypes that it is asked for."""
+    first, *others = interpreted(task)
     cases = [Case("tiny", first, variation) for variation in _ordered(task)]
     if not task.training and not may_follow_mode(task):
         cases.insert(1, Case("tiny", first, "plain", training=True))

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from windtunnel.recipe import UserError
-from windtunnel.verify.kernel.guess import BATCH_WORDS
-from windtunnel.verify.kernel.hidden import GPU_ONLY, Case
+from windtunnel.verify.kernel.guess import is_batch
+from windtunnel.verify.kernel.hidden import Case
 from windtunnel.verify.kernel.plan import Launch, Plan
 from windtunnel.verify.kernel.prepared import Batch, Ready, ReferenceBroken, prepare
 from windtunnel.verify.kernel.record import HostForm, form_of
@@ -57,7 +57,7 @@ def long_sizes(task: Task, block: int) -> dict[str, Mapping[str, int | float]]:
     tiny, full = task.sizes.get("tiny", {}), _full_numbers(task)
     found: dict[str, Mapping[str, int | float]] = {}
     names = [name for name, value in tiny.items() if type(value) is int and type(full.get(name)) is int and full[name] > value]
-    for name in [name for name in names if not _is_batch(name)][:MOST_DIMENSIONS]:
+    for name in [name for name in names if not is_batch(name)][:MOST_DIMENSIONS]:
         most = int(full[name])
         for length in sorted({min(length, most) for length in _lengths(task, block)}, reverse=True):
             if length > tiny[name]:
@@ -74,10 +74,6 @@ def _full_numbers(task: Task) -> dict[str, int | float]:
     from windtunnel.literals import numbers
 
     return {**numbers(task.source), **task.sizes.get("full", {})}
-
-
-def _is_batch(name: str) -> bool:
-    return "batch" in name.lower() or name.lower() in BATCH_WORDS
 
 
 def dimension_of(size: str) -> str:
@@ -107,8 +103,7 @@ class LongSizes:
             return Batch([self._kept[size] for size in sizes])
 
     def _at(self, sizes: Mapping[str, Mapping[str, int | float]]) -> Task:
-        dtype = next((dtype for dtype in self.task.dtypes if dtype not in GPU_ONLY), "float32")
-        return replace(self.task, sizes={**self.task.sizes, **sizes}, dtypes=(dtype,))
+        return replace(self.task, sizes={**self.task.sizes, **sizes}, dtypes=self.task.dtypes[:1])
 
     def _ready(self, sizes: Mapping[str, Mapping[str, int | float]]) -> Iterator[Ready]:
         for size, values in sizes.items():

@@ -11,7 +11,7 @@ from typing import Any
 from windtunnel.recipe import UserError
 from windtunnel.verify.kernel.arrays import Array, array_from
 from windtunnel.verify.kernel.compare import is_flat
-from windtunnel.verify.kernel.guess import MOST_ELEMENTS, WISHED_WORK, guessed_sizes, wished_elements
+from windtunnel.verify.kernel.guess import MOST_ELEMENTS, WISHED_WORK, guessed_sizes, proportional_sizes, wished_elements
 from windtunnel.verify.kernel.hidden import Case, new_seed, tiny_cases
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.sandbox.types import Job, Limits, MiB, Outcome, Runner
@@ -126,13 +126,13 @@ def settled(task: Task, runner: Runner) -> Task:
     problem, too_large, wished = "none was tried", math.inf, wished_elements(task.source)
     spare: Task | None = None  # small enough, though not as small as wished
     least = math.inf  # work of the spare one
-    for cap, choices in guessed_sizes(task, f"task {task.name}"):
+    for cap, choices in (*guessed_sizes(task, f"task {task.name}"), *proportional_sizes(task)):
         if cap > too_large:
             continue  # no larger one either
         for sizes in choices:
             trial = replace(task, sizes=sizes, guessed=False)
             try:
-                cases = [Case(size, "float32", "plain", task.training) for size in ("tiny", "tiny_ragged")]
+                cases = [Case(size, task.dtypes[0], "plain", task.training) for size in ("tiny", "tiny_ragged")]
                 batch = prepare(trial, runner, cases, count=True)
             except TooLong:
                 if spare is not None:
@@ -148,6 +148,8 @@ def settled(task: Task, runner: Runner) -> Task:
                 too_large = cap
                 break
             if "tiny_ragged" not in elements:
+                if sizes is not choices[-1]:
+                    continue
                 if spare is not None:
                     break  # that one has ragged sizes, or is larger
                 trial = replace(trial, sizes={key: value for key, value in sizes.items() if key != "tiny_ragged"})

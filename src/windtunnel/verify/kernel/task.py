@@ -21,6 +21,7 @@ SIZES = ("tiny", "tiny_ragged", "full", "full_ragged")
 DTYPES = ("float32", "float16", "bfloat16")
 VARIATIONS = ("plain", "scaled", "small", "negated", "large", "steep", "faint", "shifted")
 DEFAULT_VARIATIONS = ("plain", "scaled", "small", "negated")
+UNDECLARED_VARIATIONS = (*DEFAULT_VARIATIONS, "large", "shifted")  # of files without TASK, as KernelBench's
 NEEDED = ("Model", "get_inputs", "get_init_inputs")
 
 
@@ -31,7 +32,8 @@ class Task:
     source: text of the reference module; it must run in float64 too. sizes: for 'tiny' and 'tiny_ragged' (run on the
     interpreter) and 'full' and 'full_ragged' (run on a GPU), values of the source's module-level numbers; numbers derived
     from them follow. operations: which of PyTorch's may compute in host code: 'none', 'any', or names ('aten.mm'). dtypes: what
-    inputs and parameters are cast to, one after the other. variations: names from `hidden`, applied to floating inputs.
+    inputs and parameters are cast to, one after the other; a file's own where it asks for no others. variations: names from
+    `hidden`, applied to floating inputs.
     tolerance: relative error by dtype instead of `compare`'s. fixed: floating inputs by position ('0') and entries of the state
     dict whose values are kept as the reference made them. inplace: positions of inputs that may be overwritten. host_copies: host
     code may copy (`.contiguous()`); False where moving data is the task. tf32: on a GPU tl.dot may round fp32 inputs to TF32,
@@ -141,10 +143,31 @@ def task_from_source(source: str, *, name: str, where: str = "the task") -> Task
             "a task file needs class Model(torch.nn.Module), get_inputs() and get_init_inputs() at module level",
         )
     declared = _declared(tree, where)
-    # KernelBench never leaves training mode, where statistics of the batch are taken in place of those that a norm has kept.
-    task = Task(name=name, source=source, **{"training": not declared and has_batch_statistics(source), **declared})
+    defaults: dict[str, Any] = {"dtypes": (dtype_of(tree),)}
+    if not declared:
+        # KernelBench never leaves training mode, where statistics of the batch are taken in place of those that a norm has kept.
+        defaults |= {"training": has_batch_statistics(source), "operations": "any", "variations": UNDECLARED_VARIATIONS}
+    task = Task(name=name, source=source, **{**defaults, **declared})
     check_task(task, where)
     return task if "tiny" in task.sizes else replace(task, guessed=True)
+
+
+def dtype_of(tree: ast.Module) -> str:
+    """The dtype that a file's get_inputs() makes: the first of DTYPES that it names, itself or by a name of the module; float32
+    where it names none."""
+    named = {name: _dtype_in(value) for node in tree.body for name, value in assigned(node)}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == "get_inputs":
+            of_names = (named.get(inner.id) for inner in ast.walk(node) if isinstance(inner, ast.Name))
+            return _dtype_in(node) or next((dtype for dtype in of_names if dtype), "float32")
+    return "float32"
+
+
+def _dtype_in(tree: ast.AST) -> str | None:
+    """The dtype that some code names: torch.bfloat16, .half()."""
+    names = (inner.attr for inner in ast.walk(tree) if isinstance(inner, ast.Attribute))
+    found = ("float16" if name == "half" else name for name in names)
+    return next((name for name in found if name in DTYPES), None)
 
 
 def has_batch_statistics(source: str) -> bool:

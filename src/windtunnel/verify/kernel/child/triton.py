@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from triton.runtime import interpreter
 
+from windtunnel.verify.kernel.child.bfloat16 import add_bfloat16
 from windtunnel.verify.kernel.child.descriptors import add_descriptor_atomics
 from windtunnel.verify.kernel.child.fences import NAN_BYTE, POISON_BYTE
 from windtunnel.verify.kernel.child.libdevice import own_libdevice
@@ -44,6 +45,7 @@ class Eyes:
         self.races: dict[str, str] = {}
         self.strays: dict[str, str] = {}
         builder = interpreter.interpreter_builder
+        add_bfloat16(builder)
         self.holder = _Holder(self.strays, Pauses(dice))
         _watch_memory(builder, self.holder)
         _shuffle(builder, self.holder, dice)
