@@ -52,8 +52,7 @@ gpu-test: $(STAMP)
 	$(PY)/python benchmarks/training.py resume --out $(RESULTS)/resume.json
 	$(PY)/python benchmarks/training.py precision --out $(RESULTS)/precision.json
 	$(PY)/python benchmarks/verify_gpu_first.py --out $(RESULTS)/verify-gpu-first.json
-	$(PY)/python benchmarks/attacks.py run --gpu --minutes 8 --out $(RESULTS)/verify-suites-gpu.json
-	$(PY)/python benchmarks/verify_speed.py --gpu --out $(RESULTS)/verify-speed-gpu.json
+	$(PY)/python benchmarks/verify_replay_gpu.py --minutes 15 --out $(RESULTS)/verify
 	@if [ -n "$(PEER)" ]; then PEER="$(PEER)" $(PY)/python benchmarks/compare.py --out $(RESULTS)/throughput.json; \
 	else echo "PEER=folder of a karpathy/nanochat checkout: also measures throughput beside it"; fi
 

@@ -27,6 +27,7 @@ import gzip
 import hashlib
 import itertools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -226,8 +227,13 @@ def _is_parameter(name: str) -> bool:
 
 
 def written_for(kernel: str) -> str:
-    """The dtype that an agent's kernel is for: it was asked for bfloat16 first, and names it where it can do nothing else."""
-    return "bfloat16" if "bfloat16" in kernel or "bf16" in kernel else "float32"
+    """The dtype that an agent's kernel is for: float32, unless it says that it must be another."""
+    must = [line for line in kernel.splitlines() if ("raise" in line or "assert" in line or "must" in line) and "16" in line]
+    return (
+        "bfloat16"
+        if any(re.search("bfloat16|bf16", line) and not re.search("float32|fp32", line) for line in must)
+        else "float32"
+    )
 
 
 def of_table(

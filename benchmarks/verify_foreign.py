@@ -73,7 +73,7 @@ def row(given: Foreign, box: Any, compiler: Any, *, record_only: bool) -> dict[s
     made["right_elsewhere"] = given.right
     answer = given.answer
     try:
-        task = replace(task_from_source(given.task, name=given.name), dtypes=(given.dtype,), operations="any", training=False)
+        task = replace(task_from_source(given.task, name=given.name), dtypes=(given.dtype,), training=False)
         began = time.monotonic()
         made |= recorded(task, answer, box)
         made["record_seconds"] = round(time.monotonic() - began, 2)

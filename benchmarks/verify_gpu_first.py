@@ -3,7 +3,7 @@
     python benchmarks/verify_gpu_first.py --out build/measured/verify-gpu-first.json
 
 Each step runs in a process of its own with a time limit, so that one that hangs or crashes hides none of the others; what it
-printed is shown and written as it goes along. It takes two to four minutes. Steps by name: --only context layers.
+printed is shown and written as it goes along. It takes two to four minutes. Steps by name: --only layers funnel.
 
 Candidates see an empty /tmp: this checkout and all packages must lie elsewhere, packages in folders named site-packages.
 """
@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -61,6 +62,9 @@ def main() -> int:
     if options.step:
         STEPS[options.step][0]()
         return 0
+    if shutil.which("nvidia-smi") is None:
+        print("no GPU here: there is no nvidia-smi")
+        return 2
     options.out.parent.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
     for name in options.only or STEPS:
@@ -115,46 +119,6 @@ def machine() -> None:
     ):
         print(f"$ {line}\n{subprocess.run(line, shell=True, capture_output=True, text=True, check=False).stdout.rstrip()}")
     print("candidates may read:", *readable_paths(gpu_devices()))
-
-
-def context() -> None:
-    """What a CUDA context costs without any sandbox, and how many can be made a second at a time: the ceiling of the rate.
-    verify_contexts.py says what they cost, part by part."""
-    code = "import time, os, torch\nb = time.perf_counter()\ntorch.ones(8, device='cuda').sum().item()\n"
-    code += "m = torch.cuda.device_memory_used() >> 20 if hasattr(torch.cuda, 'device_memory_used') else -1\n"
-    code += "print(f'first kernel after {time.perf_counter() - b:.2f} s, CPU {sum(os.times()[:2]):.2f} s with imports, {m} MiB')"
-    print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False))
-    import torch
-
-    ended: set[int] = set()
-    for at_once in (1, 2, 4, 8, 16):
-        began, rounds = time.perf_counter(), 3 if at_once < 4 else 2
-        codes = [code for _ in range(rounds) for code in _forked(at_once, _one_context, torch)]
-        seconds = time.perf_counter() - began
-        print(f"{at_once:2} at once: {at_once * rounds / seconds:.1f} contexts a second; exit codes {set(codes)}", flush=True)
-        ended |= set(codes)
-    assert ended == {0}, ended
-
-
-def _forked(number: int, work: Callable[[Any], None], torch: Any) -> list[int]:
-    children = []
-    for _ in range(number):
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                work(torch)
-                code = 0
-            except Exception as error:
-                print(f"{type(error).__name__}: {error}", flush=True)
-            finally:
-                os._exit(code)
-        children.append(pid)
-    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
-
-
-def _one_context(torch: Any) -> None:
-    torch.ones(8, device="cuda").sum().item()
 
 
 def layers() -> None:
@@ -353,7 +317,6 @@ def harm() -> None:
 # name → what to do, and within how many seconds
 STEPS: dict[str, tuple[Callable[[], None], int]] = {
     "machine": (machine, 60),
-    "context": (context, 60),
     "layers": (layers, 120),
     "sandbox": (sandbox, 90),
     "funnel": (funnel, 180),

@@ -2,8 +2,8 @@
 
     python benchmarks/verify_leaks.py --out benchmarks/results/verify-leaks-cpu.json [--candidates 10000]
 
-Kernels, through all stages that need no GPU. verify_speed.py does the same with answers in code and, with --gpu, through the
-stages that need one.
+Kernels, through all stages that need no GPU. verify_speed.py does the same with answers in code, verify_replay_gpu.py through the
+stages that need a GPU.
 """
 
 from __future__ import annotations

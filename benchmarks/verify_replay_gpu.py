@@ -6,7 +6,8 @@ FILE is what foreign_gather.py wrote. The parts come one after the other, each w
 know into FOLDER/replay.json as they go along:
     first    one kernel through all stages, whose verdict is shown whole
     clock    twenty verdicts on one relu, and some kernels' times beside triton.testing.do_bench's
-    foreign  candidates a second through correctness at full shapes, and with the clock, several under way
+    foreign  candidates a second through correctness at full shapes, and with the clock, several under way (--foreign)
+    leaks    up to 10,000 candidates of which 5 % crash, hang or are wrong, and what is there before and after
     suites   the attack and the honest suite (attacks.py, FOLDER/suites.json)
 Nothing else should use the GPU meanwhile.
 """
@@ -32,6 +33,7 @@ from typing import Any
 
 from attacks import gpu_name
 from foreign_gather import Foreign, read
+from verify_leaks_gpu import leaks
 
 from windtunnel.recipe import UserError
 from windtunnel.verify import (
@@ -52,7 +54,7 @@ HERE = Path(__file__).parent
 SUITES = HERE.parent / "tests" / "verify"
 VERDICTS = 20
 BESIDE = ("relu", "softmax", "layernorm", "matmul", "gemm_bias_gelu", "swiglu", "rmsnorm", "transpose")
-SHARES = {"clock": 0.2, "foreign": 0.3, "timed": 0.12, "suites": 0.36}
+SHARES = {"clock": 0.18, "foreign": 0.26, "timed": 0.1, "leaks": 0.12, "suites": 0.32}
 DO_BENCH = """
 import importlib.util, json, sys, torch, triton
 from windtunnel.verify import find_task
@@ -89,10 +91,15 @@ class Machine:
         with ThreadPoolExecutor(len(pools)) as together:
             list(together.map(lambda pool: pool.start(), pools))
         self.tiny, self.compilers, *self.gpus = pools
+        self.workers = options.workers
 
-    def verifier(self, task: Task, *, clock: bool, baseline: bool = False) -> KernelVerifier:
+    def restarts(self) -> int:
+        """Workers that had to be replaced."""
+        return sum(pool.restarts for pool in (self.tiny, self.compilers, *self.gpus))
+
+    def verifier(self, task: Task, *, clock: bool, baseline: bool = False, **more: Any) -> KernelVerifier:
         """All stages for one task."""
-        where: dict[str, Any] = {"device": "cpu", "size": "tiny", "index": None} if self.pretend else {}
+        where: dict[str, Any] = more | ({"device": "cpu", "size": "tiny", "index": None} if self.pretend else {})
         stages = GpuStages(task, *self.gpus, clock=clock, baseline=baseline, **where)
         return KernelVerifier(task, self.tiny, compiler=self.compilers, gpu=stages)
 
@@ -107,10 +114,14 @@ def main() -> int:
     parser.add_argument(
         "--contexts", type=int, default=4, help="processes with a CUDA context, of kernels and of references each"
     )
-    parser.add_argument("--parts", nargs="+", default=["first", "clock", "foreign", "suites"])
+    parser.add_argument("--parts", nargs="+", default=["first", "clock", "foreign", "leaks", "suites"])
     parser.add_argument("--every", type=int, default=1, help="of the foreign ones every n-th alone")
     parser.add_argument("--pretend", action="store_true", help=argparse.SUPPRESS)  # the motions on the interpreter
     options = parser.parse_args()
+    if not options.pretend and gpu_name() == "unknown":
+        print("no GPU here: nvidia-smi names none")
+        return 2
+    options.parts = [part for part in options.parts if part != "foreign" or options.foreign is not None]
     options.out.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -132,6 +143,7 @@ def main() -> int:
             "first": lambda: first(machine),
             "clock": lambda: clock(machine, SHARES["clock"] * whole),
             "foreign": lambda: foreign(machine, options, SHARES["foreign"] * whole, SHARES["timed"] * whole),
+            "leaks": lambda: leaks(machine, SHARES["leaks"] * whole),
         }
         for name in options.parts:
             if name in steps:
@@ -209,7 +221,7 @@ def honest(task: str) -> str:
 
 def foreign(machine: Machine, options: argparse.Namespace, seconds: float, timed_seconds: float) -> dict[str, Any]:
     """Candidates a second, once each task's reference has run: as many under way as there are workers."""
-    answers = [answer for answer in read(options.foreign) if answer.right][:: options.every]
+    answers = [answer for answer in read(options.foreign) if answer.right is not False][:: options.every]
     found: dict[str, Any] = {"answers": len(answers)}
     for name, timed, limit in (("correctness", False, seconds), ("timed", True, timed_seconds)):
         rows = _judged(machine, answers, options, limit, timed=timed)
@@ -240,7 +252,7 @@ def _judged(
             return None
         row: dict[str, Any] = {"name": answer.name, "sha256": answer.sha256}
         try:
-            task = replace(task_from_source(answer.task, name=answer.name), dtypes=("float32",), operations="any", training=False)
+            task = replace(task_from_source(answer.task, name=answer.name), dtypes=(answer.dtype,), training=False)
             verdict = machine.verifier(task, clock=timed).verify(answer.answer)
         except UserError as error:
             row["task_error"] = error.message[:300]

@@ -1,12 +1,8 @@
 """What judging costs: one fresh child, candidates a second by number of workers, and 10,000 candidates that leave nothing behind.
 
 python benchmarks/verify_speed.py --out benchmarks/results/verify-speed-cpu.json [--candidates 10000] [--workers 1 2 4 8 16]
-python benchmarks/verify_speed.py --out benchmarks/results/verify-speed-gpu.json --gpu [--minutes 5.5] [--gpu-candidates 10000]
-python benchmarks/verify_speed.py --out benchmarks/results/verify-leaks-gpu.json --gpu --leaks-only --minutes 19
 
-With --gpu what needs one instead: all stages up to full shapes, and with the clock, by the number of candidates under way; then
-as many candidates as fit into the time, or as are asked for where fewer, of which 5 % crash, hang or are wrong on the GPU. The
-file is written as it goes along.
+The file is written as it goes along. What a GPU does is verify_replay_gpu.py's.
 """
 
 from __future__ import annotations
@@ -157,15 +153,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--candidates", type=int, default=10_000)
     parser.add_argument("--workers", type=int, nargs="*")
-    parser.add_argument("--gpu", action="store_true", help="the stages that need a GPU, and nothing else")
-    parser.add_argument("--minutes", type=float, default=5.5, help="with --gpu: for all of it")
-    parser.add_argument("--gpu-candidates", type=int, help="with --gpu: at most, for the count of what is left behind")
-    parser.add_argument("--leaks-only", action="store_true", help="with --gpu: only the count of what is left behind")
-    parser.add_argument("--small", action="store_true", help="with --gpu: rows of the small kernel without the clock, no others")
-    parser.add_argument("--clock", action="store_true", help="with --small: a row with the clock, and how steady it is")
-    parser.add_argument("--settings", nargs="*", default=[], help="with --gpu: NAME=VALUE for the driver, beside what is in use")
-    parser.add_argument("--on-gpu", type=int, help="with --gpu: workers for the GPU's stages, where not as many as are under way")
-    parser.add_argument("--pretend", action="store_true", help=argparse.SUPPRESS)  # --gpu's motions on the interpreter
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     counts = options.workers or sorted({1, 2, 4, 8, 16, min(16, cores)} & set(range(1, cores + 1)))
@@ -175,13 +162,6 @@ def main() -> None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(result, indent=1) + "\n")
 
-    if options.gpu:
-        import torch
-        import verify_speed_gpu
-
-        result["gpu"] = "none" if options.pretend else torch.cuda.get_device_name()
-        verify_speed_gpu.measure(result, save, options, counts)
-        return
     result["child"] = [child_cost(()), child_cost(("torch",)), child_cost(("torch",), namespaces=False)]
     print(json.dumps(result["child"]), flush=True)
     save()

@@ -8,11 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from windtunnel.verify.code.fences import source_of
-from windtunnel.verify.kernel.advice import advice
 from windtunnel.verify.kernel.gpu import MOST_BYTES as MOST_GPU_BYTES
 from windtunnel.verify.kernel.gpu import Compiled, GpuStages
 from windtunnel.verify.kernel.hidden import interpreted
@@ -275,9 +274,6 @@ class _Judging:
             if seconds is not None and outcome.finished and "wrong" not in outcome.message:
                 order = order[: len(outcome.message.get("runs", ()))]
             found = judge_tiny(outcome, task, order)
-        if found is not None:
-            text = "\n".join(kernel.source for kernel in plans[0].kernels)
-            found = replace(found, message=found.message + advice(text, found.reason, found.message))
         return outcome, order, found
 
     def on_gpu(self) -> Finding | None:

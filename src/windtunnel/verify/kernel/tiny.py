@@ -31,6 +31,10 @@ CRASHED = (
     "Look for a kernel that reads or writes far outside its tensors (mask its accesses), and for recursion without an end.",
     "Nothing runs there but the compiler: look for tiles too large for it, and use smaller blocks.",
 )
+ALIGNED = (
+    "A tensor descriptor needs every stride but the last to be a multiple of 16 bytes, on a GPU too. Load shapes that are not so "
+    "through pointers with a mask, or view the tensor as one dimension."
+)
 TOO_MUCH = "The candidate printed or returned too much."
 
 
@@ -59,6 +63,8 @@ def wrong_of(outcome: Outcome, stage: str) -> Finding | None:
     text, reason = str(wrong.get("message", "")), str(wrong.get("reason", "raised"))
     if reason in RAISED and outcome.log_full:  # the print that did not fit is what raised
         return Finding(stage, "too-much-output", TOO_MUCH)
+    if "must be 16-byte aligned" in text:
+        text = f"{text} {ALIGNED}"
     # What the machinery failed at is never for a candidate's process to say.
     return Finding(stage, "raised" if reason == "infrastructure" else reason, text[:1].upper() + text[1:])
 

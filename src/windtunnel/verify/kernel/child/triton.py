@@ -17,7 +17,6 @@ from triton.runtime import interpreter
 
 from windtunnel.verify.kernel.child.bfloat16 import add_bfloat16
 from windtunnel.verify.kernel.child.descriptors import add_descriptor_atomics
-from windtunnel.verify.kernel.child.fences import NAN_BYTE, POISON_BYTE
 from windtunnel.verify.kernel.child.libdevice import own_libdevice
 from windtunnel.verify.kernel.child.pauses import SHARE_OF_LAUNCHES, Interrupted, Pauses, made_once
 from windtunnel.verify.kernel.child.races import Log
@@ -25,7 +24,6 @@ from windtunnel.verify.kernel.child.scalars import numbers_as_tensors
 from windtunnel.verify.kernel.child.triton_compat import patch_interpreter
 
 MOST_PROGRAMS = 65_536
-UNDEFINED = (-3e4, 3e4)  # what memory may hold, in half precision too
 
 
 class TooManyPrograms(Exception):
@@ -126,7 +124,6 @@ class _Holder:
     log: Log = field(default_factory=Log)
     fence: Ranges = field(default_factory=lambda: Ranges([]))
     kernel: str = ""
-    filled: bool = False  # whether the tl.load under way has `other`
     order: list[tuple[int, int, int]] = field(default_factory=list)
 
     def check(self, addresses: np.ndarray, verb: str) -> None:
@@ -171,8 +168,6 @@ def _watch_memory(builder: Any, holder: _Holder) -> None:
     def masked_load(ptrs: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
         addresses = ptrs.data[_lanes(mask, ptrs)]
         holder.check(addresses, "reads")
-        if other is None and not holder.filled and addresses.size < ptrs.data.size:
-            other = _undefined(ptrs, holder.pauses.dice)
         holder.log.loaded(addresses)
         return load(ptrs, mask, other, *rest, **named)
 
@@ -199,7 +194,6 @@ def _watch_memory(builder: Any, holder: _Holder) -> None:
         holder.log.changed(addresses, ptr.data[keep & (found.data != value.data)] if "XCHG" in str(op) else None)
         return found
 
-    _note_other(type(interpreter.interpreter_semantic), holder)
     builder.create_masked_load, builder.create_masked_store = made_once(holder, masked_load), made_once(holder, masked_store)
     builder.create_atomic_cas = made_once(holder, atomic_cas, word=0)
     builder.create_atomic_rmw = made_once(holder, atomic_rmw, word=1)
@@ -209,35 +203,6 @@ def _lanes(mask: Any, pointers: Any) -> np.ndarray:
     """Which elements a mask keeps: by 0 and 1 that are no booleans NumPy would pick the elements with these numbers. mask: the
     interpreter's tensor, or an array from block pointers."""
     return np.broadcast_to(np.asarray(mask.data, bool), pointers.data.shape)
-
-
-def _note_other(semantic: Any, holder: _Holder) -> None:
-    """The interpreter takes an `other` of one element that is 0 for none at all, and leaves 0 as it should. semantic: the class,
-    of which Triton up to 3.6 makes an object for each function."""
-    original = semantic.load
-
-    def load(self: Any, pointer: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
-        holder.filled = other is not None
-        try:
-            return original(self, pointer, mask, other, *rest, **named)
-        finally:
-            holder.filled = False
-
-    semantic.load = load
-
-
-def _undefined(pointers: Any, dice: random.Random) -> Any:
-    """What a masked load without `other` leaves where the mask is false: Triton promises nothing there. Numbers here that nobody
-    computes, others each time: what comes of them shows, unless it is multiplied by zero or chosen away."""
-    element = pointers.get_element_ty()
-    values = np.empty(pointers.data.shape, interpreter._get_np_dtype(element))
-    if values.dtype.kind == "f":
-        values[...] = np.random.default_rng(dice.getrandbits(32)).uniform(*UNDEFINED, values.shape)
-    elif values.dtype == bool:
-        values.fill(True)
-    else:
-        values.view(np.uint8).fill(NAN_BYTE if element.is_floating() else POISON_BYTE)
-    return interpreter.TensorHandle(values, element)
 
 
 def _bits(values: np.ndarray) -> np.ndarray:
