@@ -3,8 +3,10 @@
     python benchmarks/verify_foreign.py foreign.jsonl.gz --out benchmarks/results/verify-foreign-cpu.json [--every 4]
 
 The file is what foreign_gather.py wrote; nothing of it is kept but names, checksums and verdicts. Each answer is recorded at its
-task's own sizes, then judged by the stages that need no GPU, in float32, with PyTorch's operations beside its kernels, as
-KernelBench allows them. Norms keep their statistics there, as in the answers' own evaluation.
+task's own sizes, then judged by the stages that need no GPU, in the dtype that it was written for, with PyTorch's operations
+beside its kernels, as KernelBench allows them. Norms keep their statistics there, as in the answers' own evaluation. Why one is
+refused was read in its text: foreign_causes.txt has a line for each, name | kind | what it is. --join FILE ... takes the rows of
+earlier runs over.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from windtunnel.recipe import UserError
 from windtunnel.verify import KernelVerifier, Sandboxes, compiler_sandbox, kernel_sandbox
 from windtunnel.verify.kernel.record import file_forms, read_recorded, record_job
 from windtunnel.verify.kernel.task import Task, task_from_source
+from windtunnel.verify.kernel.tiny import POLICY
 
 
 def main() -> int:
@@ -41,14 +44,19 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--record-only", action="store_true")
     parser.add_argument("--only", nargs="*", help="answers with one of these words in their names")
+    parser.add_argument("--join", type=Path, nargs="*", default=[], help="results whose rows are taken over; later ones count")
     arguments = parser.parse_args()
     found = read(arguments.answers)[:: arguments.every]
     if arguments.only:
         found = [answer for answer in found if any(word in answer.name for word in arguments.only)]
-    began, rows = time.monotonic(), list[dict[str, Any]]()
+    known = {row["task"]: row for path in arguments.join for row in json.loads(path.read_text(encoding="utf-8"))["rows"]}
+    again = (known[answer.name] for answer in found if known.get(answer.name, {}).get("sha256") == answer.sha256)
+    began, rows = time.monotonic(), list[dict[str, Any]](again)
+    taken, number = {row["task"] for row in rows}, len(found)
+    found = [answer for answer in found if answer.name not in taken]
 
     def save(*, final: bool = False) -> None:
-        results = summary(rows, len(found), time.monotonic() - began, final=final)
+        results = summary(rows, number, time.monotonic() - began, final=final)
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
@@ -99,13 +107,35 @@ def recorded(task: Task, answer: str, box: Any) -> dict[str, Any]:
     return {"recorded": True, "launches": len(plans[0].launches()), "operations": dict(operations)}
 
 
+CAUSES = Path(__file__).with_name("foreign_causes.txt")
+NO_TINY_SIZE = "its task has no tiny size: sizes inside its code, or a reference that is too large"
+
+
+def cause(entry: dict[str, Any], read_causes: dict[str, tuple[str, str]]) -> dict[str, str]:
+    """Why one was not accepted: as it was read, else as the verdict has it."""
+    if entry["task"] in read_causes:
+        kind, words = read_causes[entry["task"]]
+        return {"kind": kind, "cause": words}
+    if "task_error" in entry:
+        return {"kind": "not judged", "cause": NO_TINY_SIZE}
+    if entry["reason"] in POLICY:
+        return {"kind": "out of policy", "cause": entry["reason"]}
+    return {"kind": "not read yet", "cause": entry["reason"]}
+
+
 def summary(rows: list[dict[str, Any]], number: int, seconds: float, *, final: bool) -> dict[str, Any]:
     """All rows, and what they come to."""
-    usable = [entry for entry in rows if "task_error" not in entry]
-    judged = [entry for entry in usable if "accepted" in entry]
+    lines = [line.split(" | ") for line in CAUSES.read_text(encoding="utf-8").splitlines() if line.strip()]
+    causes = {name: (kind, words) for name, kind, words in lines}
+    rows = [entry if entry.get("accepted") else {**entry, **cause(entry, causes)} for entry in rows]
+    judged = [entry for entry in rows if "accepted" in entry]
+    sources: dict[str, Counter[str]] = {}
+    for entry in rows:
+        counts = sources.setdefault(entry["source"], Counter())
+        counts.update(reached=1, judged="accepted" in entry, accepted=bool(entry.get("accepted")))
     return {
         "what": "kernels that nobody here wrote, recorded at full shapes and judged without a GPU",
-        "sources": dict(Counter(entry["source"] for entry in rows)),
+        "sources": {name: dict(counts) for name, counts in sorted(sources.items())},
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.machine()}, {platform.system()}",
         "versions": {name: version(name) for name in ("torch", "triton")} | {"python": platform.python_version()},
@@ -113,12 +143,13 @@ def summary(rows: list[dict[str, Any]], number: int, seconds: float, *, final: b
         "seconds": round(seconds, 1),
         "answers": number,
         "reached": len(rows),
-        "tasks_not_usable": len(rows) - len(usable),
-        "recorded": sum(entry["recorded"] for entry in usable),
+        "tasks_not_usable": len(rows) - len(judged),
+        "recorded": sum(entry.get("recorded", False) for entry in rows),
         "judged": len(judged),
         "accepted": sum(entry["accepted"] for entry in judged),
         "refused_by_reason": dict(Counter(entry["reason"] for entry in judged if not entry["accepted"])),
-        "rows": sorted(rows, key=lambda entry: entry["task"]),
+        "refused_by_kind": dict(Counter(entry["kind"] for entry in rows if not entry.get("accepted"))),
+        "rows": sorted(rows, key=lambda entry: (entry["source"], entry["task"])),
     }
 
 

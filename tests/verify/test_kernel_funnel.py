@@ -216,7 +216,7 @@ def test_kernels_are_compiled_for_a_gpu_that_is_not_there(task: Task, sandbox: S
 def test_the_command_says_it_in_json_and_by_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from windtunnel.cli import main
 
-    (tmp_path / "task.py").write_text(REFERENCE)
+    (tmp_path / "task.py").write_text(f"{REFERENCE}\nTASK = {{'operations': 'none'}}\n")
     (tmp_path / "answer.py").write_text(KERNEL.replace("return y", "return torch.relu(x)"))
 
     def command(*arguments: str) -> tuple[int, str, str]:

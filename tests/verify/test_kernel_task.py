@@ -7,7 +7,7 @@ from warm import kernel_box
 
 from windtunnel.literals import numbers
 from windtunnel.recipe import UserError
-from windtunnel.verify.kernel.guess import guessed_sizes
+from windtunnel.verify.kernel.guess import guessed_sizes, related_sizes
 from windtunnel.verify.kernel.prepared import settled
 from windtunnel.verify.kernel.task import load_task, task_from_source, with_numbers
 from windtunnel.verify.sandbox.types import Job, Outcome, Status
@@ -101,7 +101,6 @@ def test_a_kernelbench_file_gets_a_tiny_size_by_rule() -> None:
         ("channels = 512\nnum_groups = 32", (16, 8), (24, 8)),
         ("channels = 64\ngroups = 8", (16, 8), (24, 8)),
         ("embed_dim = 768\nnum_heads = 12\nseq = 197", (16, 8, 16), (24, 8, 19)),
-        ("batch_size = 4096\ndim = 4096", (16, 16), (17, 17)),  # one number for two things: what holds for one holds for both
         ("batch_size = 128\ndim = 4096", (2, 16), (3, 19)),
     ],
 )
@@ -112,6 +111,14 @@ def test_sizes_that_differ_are_kept_apart(lines: str, tiny: tuple[int, ...], rag
     full = numbers(task.source)
     assert tuple(sizes["tiny"].get(name, full[name]) for name in names) == tiny
     assert tuple(sizes["tiny_ragged"].get(name, full[name]) for name in names) == ragged
+
+
+def test_where_no_cap_suits_numbers_keep_their_relations() -> None:
+    lines = "batch_size = 4096\ndim = 4096\nwidth = 1024"
+    task = task_from_source(SOURCE.replace("batch_size = 128\ndim = 1024 * 4\nhalf = dim // 2\nscale = 0.5", lines), name="t")
+    (_, (equal, *_)), *_, (_, (factor, *_)) = related_sizes(task)
+    assert equal["tiny"] == {"batch_size": 16, "dim": 16, "width": 16}
+    assert factor["tiny"] == {"batch_size": 8, "dim": 8, "width": 2}
 
 
 @pytest.mark.parametrize(

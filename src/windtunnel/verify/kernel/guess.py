@@ -3,7 +3,7 @@
 A number above the cap becomes the cap, so that what divided keeps dividing (most caps are powers of two); equal ones stay equal,
 and groups and heads fewer than what they divide. In the ragged size each number that was cut is longer by another odd step, and
 what groups divide by a group; where the reference does not run so, by one, and where that is too large, shorter by one. Where no
-cap suits, all numbers above it are made smaller by the same factor, since some tasks need their relation.
+cap suits, a batch is cut as what it equals, then all numbers are made smaller by one factor: some tasks need such relations.
 """
 
 from __future__ import annotations
@@ -42,14 +42,18 @@ def guessed_sizes(task: Task, where: str) -> Iterator[tuple[int, list[Sizes]]]:
             "add TASK = {'sizes': {'tiny': {...}}} or name the dimensions at module level (BATCH = 128)",
         )
     for cap in CAPS:
-        alone = {value for value in whole.values() if all(is_batch(name) for name in whole if whole[name] == value)}
-        tiny = {name: min(value, BATCH_CAP if value in alone else cap) for name, value in whole.items()}
+        tiny = {name: min(value, BATCH_CAP if is_batch(name) else cap) for name, value in whole.items()}
         yield cap, _choices(task, whole, _apart(whole, tiny))
 
 
-def proportional_sizes(task: Task) -> Iterator[tuple[int, list[Sizes]]]:
-    """The same by a factor: the largest number becomes the cap, and no other one less than 2."""
+def related_sizes(task: Task) -> Iterator[tuple[int, list[Sizes]]]:
+    """The same where numbers hang together: a batch that equals another number is cut as that; then all by one factor, so that
+    the largest becomes the cap, and no other one less than 2."""
     whole = _whole(task)
+    others = {value for name, value in whole.items() if not is_batch(name)}
+    if any(is_batch(name) and value in others for name, value in whole.items()):
+        for cap in CAPS[:4]:
+            yield cap, _choices(task, whole, _apart(whole, {name: min(value, cap) for name, value in whole.items()}))
     for cap in PROPORTIONAL_CAPS:
         over = max(whole.values(), default=0) // cap
         if over > 1:

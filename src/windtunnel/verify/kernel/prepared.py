@@ -11,7 +11,7 @@ from typing import Any
 from windtunnel.recipe import UserError
 from windtunnel.verify.kernel.arrays import Array, array_from
 from windtunnel.verify.kernel.compare import is_flat
-from windtunnel.verify.kernel.guess import MOST_ELEMENTS, WISHED_WORK, guessed_sizes, proportional_sizes, wished_elements
+from windtunnel.verify.kernel.guess import MOST_ELEMENTS, WISHED_WORK, guessed_sizes, related_sizes, wished_elements
 from windtunnel.verify.kernel.hidden import Case, new_seed, tiny_cases
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.sandbox.types import Job, Limits, MiB, Outcome, Runner
@@ -126,7 +126,7 @@ def settled(task: Task, runner: Runner) -> Task:
     problem, too_large, wished = "none was tried", math.inf, wished_elements(task.source)
     spare: Task | None = None  # small enough, though not as small as wished
     least = math.inf  # work of the spare one
-    for cap, choices in (*guessed_sizes(task, f"task {task.name}"), *proportional_sizes(task)):
+    for cap, choices in (*guessed_sizes(task, f"task {task.name}"), *related_sizes(task)):
         if cap > too_large:
             continue  # no larger one either
         for sizes in choices:
