@@ -118,6 +118,8 @@ def cause(entry: dict[str, Any], read_causes: dict[str, tuple[str, str]]) -> dic
         return {"kind": kind, "cause": words}
     if "task_error" in entry:
         return {"kind": "not judged", "cause": NO_TINY_SIZE}
+    if entry["reason"] == "timeout":
+        return {"kind": "too slow here", "cause": f"{entry['stage']} did not end in its time"}
     if entry["reason"] in POLICY:
         return {"kind": "out of policy", "cause": entry["reason"]}
     return {"kind": "not read yet", "cause": entry["reason"]}
@@ -132,7 +134,7 @@ def summary(rows: list[dict[str, Any]], number: int, seconds: float, *, final: b
     sources: dict[str, Counter[str]] = {}
     for entry in rows:
         counts = sources.setdefault(entry["source"], Counter())
-        counts.update(reached=1, judged="accepted" in entry, accepted=bool(entry.get("accepted")))
+        counts.update(reached=1, judged=int("accepted" in entry), accepted=int(bool(entry.get("accepted"))))
     return {
         "what": "kernels that nobody here wrote, recorded at full shapes and judged without a GPU",
         "sources": {name: dict(counts) for name, counts in sorted(sources.items())},

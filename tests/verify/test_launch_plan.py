@@ -176,6 +176,7 @@ BODIES = {
     "{0: 1}[0]": False,
     "n = {1, 2}": False,
     "n is B": False,
+    "n = 3 if x.dtype.element_ty is tl.bfloat16 else 4": True,
     "raise n": False,
     "x.handle.data": False,
     "a = b = n": False,

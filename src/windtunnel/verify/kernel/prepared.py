@@ -18,7 +18,7 @@ from windtunnel.verify.sandbox.types import Job, Limits, MiB, Outcome, Runner
 
 ENTRY = "windtunnel.verify.kernel.child.reference:main"
 # Small sizes of a reference take milliseconds; one that needs more than this does not end, or is no task for the interpreter.
-LIMITS = Limits(wall_seconds=60, cpu_seconds=30, memory_bytes=4096 * MiB, result_bytes=1024 * MiB)
+LIMITS = Limits(wall_seconds=600, cpu_seconds=30, idle_seconds=60, memory_bytes=4096 * MiB, result_bytes=1024 * MiB)
 USES_OF_A_BATCH = 64
 
 

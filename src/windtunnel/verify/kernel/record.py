@@ -17,7 +17,7 @@ from windtunnel.verify.sandbox import Job, Limits, MiB, Outcome, Runner
 
 ENTRY = "windtunnel.verify.kernel.child.record:main"
 SHAPES_ENTRY = "windtunnel.verify.kernel.child.shapes:main"
-LIMITS = Limits(wall_seconds=120, cpu_seconds=30, memory_bytes=8192 * MiB, processes=0, idle_seconds=30, result_bytes=128 * MiB)
+LIMITS = Limits(wall_seconds=600, cpu_seconds=30, memory_bytes=8192 * MiB, processes=0, idle_seconds=30, result_bytes=128 * MiB)
 MOST_PLAN = 32 << 20  # characters of one plan
 
 

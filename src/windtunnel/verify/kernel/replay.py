@@ -19,7 +19,9 @@ from windtunnel.verify.sandbox import Job, Limits, MiB
 
 ENTRY = "windtunnel.verify.kernel.child.tiny:main"
 # ptxas is another program.
-BINARY_LIMITS = replace(LIMITS, cpu_seconds=120, processes=16, threads=128, file_bytes=256 * MiB, idle_seconds=0)
+BINARY_LIMITS = replace(
+    LIMITS, wall_seconds=240, cpu_seconds=120, processes=16, threads=128, file_bytes=256 * MiB, idle_seconds=0
+)
 COMPILE_ENTRY = "windtunnel.verify.kernel.child.compile:main"
 
 

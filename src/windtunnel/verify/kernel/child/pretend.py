@@ -238,7 +238,7 @@ def pretend_cuda() -> None:
         # Each its own: PyTorch's compiler wants no function under two names.
         setattr(torch.cuda, name, (lambda *given, **named: None) if value is none else value)
     torch.cuda.nvtx.range_push = torch.cuda.nvtx.range_pop = none
-    torch._C._cuda_getCurrentRawStream = lambda device=None: 0
+    vars(torch._C)["_cuda_getCurrentRawStream"] = lambda device=None: 0
     torch.version.cuda = "12.8"
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
     torch.compile = _uncompiled

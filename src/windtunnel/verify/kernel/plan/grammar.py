@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator
 
 from windtunnel.verify.kernel.plan.bombs import too_much
-from windtunnel.verify.kernel.plan.language import BUILTINS, MEMBERS, MODULES, in_language
+from windtunnel.verify.kernel.plan.language import BUILTINS, DTYPE_NAMES, MEMBERS, MODULES, in_language
 from windtunnel.verify.kernel.plan.schema import Constant, Kernel, KernelValue, Language
 
 STATEMENTS = (
@@ -91,7 +91,8 @@ class _Check:
 
     def _visit(self, node: ast.AST, local: frozenset[str]) -> None:
         """A node and all below it. local: the names that are the kernel's own there: those that a comprehension counts with are
-        so within it alone, and not yet in what it goes through first."""
+        so within it alone, and not yet in what it goes through first.
+        """
         self._node(node, local)
         if isinstance(node, ast.ListComp):
             first = node.generators[0].iter
@@ -146,8 +147,8 @@ class _Check:
             case ast.Call() if not isinstance(node.func, ast.Name | ast.Attribute):
                 raise self._refusal(node)
             case ast.Compare(left=left, ops=signs, comparators=others) if any(isinstance(s, ast.Is | ast.IsNot) for s in signs):
-                # Which numbers are the same object is the compiler's own affair.
-                if not any(isinstance(side, ast.Constant) and side.value is None for side in (left, *others)):
+                # Which numbers are the same object is the compiler's own affair; None and dtypes there are one of each.
+                if not any(self._is_one_of_a_kind(side, local) for side in (left, *others)):
                     raise self._refusal(node)
             case ast.Subscript(ctx=ast.Store()):
                 raise self._refusal(node)
@@ -180,6 +181,9 @@ class _Check:
             if not in_language(dotted):
                 raise self._refusal(node)
             self._products(node, dotted)
+
+    def _is_one_of_a_kind(self, node: ast.expr, local: frozenset[str]) -> bool:
+        return (isinstance(node, ast.Constant) and node.value is None) or self._dotted(node, local) in DTYPE_NAMES
 
     def _dotted(self, node: ast.expr, local: frozenset[str]) -> str | None:
         """'triton.language.exp' for a name or chain that begins with a module, None for others."""

@@ -69,6 +69,10 @@ MODULES: dict[str, frozenset[str]] = {
     "triton.language.math": LANGUAGE_MATH,
     "math": MATH,
 }
+DTYPE_NAMES = frozenset(
+    f"triton.language.{name}"
+    for name in words("float16 bfloat16 float32 float64 int1 int8 int16 int32 int64 uint8 uint16 uint32 uint64")
+)
 BUILTINS = words("range min max abs len float int bool tuple sum print pow round")
 # Methods and properties of values.
 MEMBERS = words(
