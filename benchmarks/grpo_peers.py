@@ -40,6 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
     "several updates, clip-higher": {"updates": 2, "clip": 0.1, "clip_higher": 0.18},
     "KL to a reference": {"updates": 2, "kl": 0.05, "reference": True},
     "truncated importance sampling": {"updates": 2, "mismatch": "truncate", "mismatch_cap": 1.2},
+    "IcePop": {"updates": 2, "mismatch": "mask", "mismatch_band": (0.7, 1.4)},
     "truncated answers masked": {"mask": True},
 }
 LOSSES = ("grpo", "dapo", "dr_grpo", "cispo", "sapo")
@@ -232,9 +233,12 @@ def padded(samples: list[Sample], old: list[Any], reference: list[Any], stage: G
         "num_items_in_batch": mask.sum(), "ref_per_token_logps": given["ref_per_token_logps"],
         "old_per_token_logps": given["old_per_token_logps"] if stage.updates > 1 else None,
     }  # fmt: skip
-    if stage.mismatch == "truncate":
-        ratio = torch.exp(given["old_per_token_logps"] - given["sampler"])
+    ratio = torch.exp(given["old_per_token_logps"] - given["sampler"])
+    if stage.mismatch == "truncate":  # as vllm_importance_sampling_mode token_truncate has it
         inputs["importance_sampling_ratio"] = ratio.clamp(max=stage.mismatch_cap)
+    elif stage.mismatch == "mask":  # as token_mask
+        low, high = stage.mismatch_band
+        inputs["importance_sampling_ratio"] = ratio.masked_fill((ratio < low) | (ratio > high), 0.0)
     return inputs
 
 
