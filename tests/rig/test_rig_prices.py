@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import threading
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 
@@ -100,8 +102,102 @@ def test_an_address_is_read_or_named(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="Not Found"):
             update_prices(f"{url}/none")
         server.shutdown()
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be reached from here"):
         update_prices(f"{url}/prices")
+
+
+def lambda_type(description: str, count: int, cents: int) -> dict[str, object]:
+    """As docs.lambda.ai/api/cloud shows it, without the keys that say nothing of prices."""
+    kind = {
+        "gpu_description": description,
+        "price_cents_per_hour": cents,
+        "specs": {"vcpus": 26, "memory_gib": 225, "gpus": count},
+    }
+    return {"instance_type": kind, "regions_with_capacity_available": [{"name": "us-west-1", "description": "California, USA"}]}
+
+
+LAMBDA = {
+    "data": {
+        "gpu_8x_h100_sxm5": lambda_type("H100 (80 GB SXM5)", 8, 2392),
+        "gpu_1x_h100_pcie": lambda_type("H100 (80 GB PCIe)", 1, 249),
+        "gpu_8x_a100": lambda_type("A100 (40 GB SXM4)", 8, 1032),
+        "gpu_8x_a100_80gb_sxm4": lambda_type("A100 (80 GB SXM4)", 8, 1432),
+        "gpu_1x_a6000": lambda_type("A6000 (48 GB)", 1, 80),
+        "cpu_4x_general": lambda_type("N/A", 0, 20),
+    }
+}
+RUNPOD = {
+    "data": {
+        "gpuTypes": [
+            {"id": "NVIDIA GeForce RTX 4090", "displayName": "RTX 4090", "memoryInGb": 24, "securePrice": 0.69,
+             "communityPrice": 0.34, "secureSpotPrice": 0.35, "communitySpotPrice": 0.2},
+            {"id": "NVIDIA H100 80GB HBM3", "displayName": "H100 SXM", "memoryInGb": 80, "securePrice": 2.99,
+             "communityPrice": 2.69, "secureSpotPrice": 1.75, "communitySpotPrice": None},
+            {"id": "NVIDIA A100-SXM4-80GB", "displayName": "A100 SXM", "memoryInGb": 80, "securePrice": 1.89,
+             "communityPrice": 0, "secureSpotPrice": 0, "communitySpotPrice": 0},
+            {"id": "AMD Instinct MI300X OAM", "displayName": "MI300X", "memoryInGb": 192, "securePrice": 2.49,
+             "communityPrice": None, "secureSpotPrice": None, "communitySpotPrice": None},
+        ]
+    }
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def provider(answer: object) -> Iterator[str]:
+    """A server that has a list for those who show the key 'mine'; gives its address."""
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.send_response(200 if self.headers["Authorization"] == "Bearer mine" else 401)
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+        do_POST = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_what_lambda_and_runpod_publish_is_read_with_the_users_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("LAMBDA_API_KEY", "RUNPOD_API_KEY", "RUNPOD_AI_API_KEY"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(UserError, match=r"LAMBDA_API_KEY, ~/\.lambda_cloud/lambda_keys"):
+        update_prices("lambda")
+    (tmp_path / ".lambda_cloud").mkdir()
+    (tmp_path / ".lambda_cloud" / "lambda_keys").write_text("api_key = mine\n")
+    with provider(LAMBDA) as address:
+        done = update_prices(f"lambda@{address}")
+    assert (set(done.gpus), done.unknown) == ({"H100", "H100-PCIe", "A100-40", "A100-80"}, ("A6000",))
+    assert [parse_rig(name).dollars_per_hour for name in ("8xH100", "8xA100-40", "8xA100-80")] == [23.92, 10.32, 14.32]
+    monkeypatch.setenv("RUNPOD_API_KEY", "mine")
+    with provider(RUNPOD) as address:
+        done = update_prices(f"runpod@{address}")
+        assert (set(done.gpus), done.unknown) == ({"RTX4090", "H100", "A100-80"}, ("MI300X",))
+        assert parse_rig("1xH100").dollars_per_hour == pytest.approx((2.99 + 2.69) / 2)
+        update_prices(f"runpod@{address}", region="community")
+        assert parse_rig("1xH100").dollars_per_hour == 2.69
+        monkeypatch.setenv("RUNPOD_API_KEY", "another-secret")
+        with pytest.raises(UserError, match="runpod refuses the key") as refused:
+            update_prices(f"runpod@{address}")
+    assert "another-secret" not in str(refused.value)
+    with pytest.raises(UserError, match="cannot be reached from here"):
+        update_prices(f"runpod@{address}")
+    assert parse_rig("1xH100").dollars_per_hour == 2.69
+
+
+@pytest.mark.parametrize(
+    "answer", [{"errors": [{"message": "no such field"}]}, {"error": {"code": "internal"}}, {"data": {"gpuTypes": [{}]}}]
+)
+def test_an_answer_that_is_no_list_is_named(answer: object, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no list of prices"):
+        update_prices(given(tmp_path, json.dumps(answer)))
 
 
 def test_a_price_is_as_old_as_it_says() -> None:

@@ -13,9 +13,13 @@ from .output import print_json, print_table
 def prices(
     update: Annotated[
         str | None,
-        typer.Option("--update", metavar="FILE|URL", help="Prices to take over: YAML, JSON, or a vms.csv of SkyPilot's catalog."),
+        typer.Option(
+            "--update",
+            metavar="FILE|URL|NAME",
+            help="Prices to take over: lambda, runpod, aws, gcp or azure as published; or YAML, JSON, a vms.csv of SkyPilot's.",
+        ),
     ] = None,
-    region: Annotated[str | None, typer.Option("--region", help="With --update of a table: only this region's prices.")] = None,
+    region: Annotated[str | None, typer.Option("--region", help="With --update of a provider's list: only this region.")] = None,
     json: JsonOption = False,
 ) -> None:
     """List the prices that plans use, with their age; with --update bring them up to date from a file or an address."""

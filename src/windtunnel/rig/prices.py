@@ -9,16 +9,12 @@ Two forms are read. One of our own, in YAML or JSON:
     gpus: {H100: {on_demand: [2.10, 2.40], spot: 1.10, interruptions: 0.05}}
     instances: {p5.48xlarge: {on_demand: 55.04}}
 
-And tables as SkyPilot publishes them for each provider (github.com/skypilot-org/skypilot-catalog, vms.csv).
+And the lists that providers publish: see `price_lists`.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import re
-import urllib.error
-import urllib.request
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -32,14 +28,11 @@ from windtunnel.files import write_atomic
 from windtunnel.recipe import UserError
 
 from .catalog import Catalog, load_catalog, prices_file
+from .price_lists import LISTS, Offer, offers, read_source
 
-TIMEOUT = 30.0
-MOST_BYTES = 64 * 2**20
 OLD_DAYS = 180
 MOST_DOLLARS = 1000.0
 """Of a GPU-hour: above it a price is rather a sum in cents or of a month."""
-# What SkyPilot calls GPUs that are called otherwise here: its A100 is the one with 40 GB.
-_SKYPILOT = {"a100": "A100-40", "a100-80gb": "A100-80", "h100-80gb-hbm3": "H100", "h100-sxm": "H100"}
 
 
 @dataclass(frozen=True)
@@ -56,16 +49,17 @@ def update_prices(source: str, *, region: str | None = None, today: date | None 
     """Read prices and keep them; those that are not in there stay as they were.
 
     Args:
-        source: a file, or an http(s) address.
-        region: of a table, only rows of this region.
+        source: a file, an http(s) address, or a provider's name: see `price_lists`.
+        region: of a provider's list, only machines of this region.
         today: for tables, which have no date.
 
     Raises:
         UserError: it cannot be read, is none of the forms, or has a price that makes no sense; nothing is changed then.
     """
-    text, catalog = _text(source), load_catalog()
-    if text.lstrip().startswith("InstanceType,"):
-        found, unknown = _table(text, source, catalog, region, today or datetime.now(UTC).date())
+    text, catalog = read_source(source), load_catalog()
+    listed = offers(text, source)
+    if listed is not None:
+        found, unknown = _offered(listed, source, catalog, region, today or datetime.now(UTC).date())
     else:
         if region is not None:
             raise UserError(f"--region {region}: {source} has no regions", "leave it out")
@@ -100,22 +94,6 @@ def age_days(told: str, *, today: date | None = None) -> int | None:
     except ValueError:
         return None
     return max(0, ((today or datetime.now(UTC).date()) - seen).days)
-
-
-def _text(source: str) -> str:
-    try:
-        if source.startswith(("http://", "https://")):
-            with urllib.request.urlopen(source, timeout=TIMEOUT) as answer:
-                data = bytes(answer.read(MOST_BYTES + 1))
-        else:
-            with open(Path(source).expanduser(), "rb") as file:
-                data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise UserError(f"{source} is larger than {MOST_BYTES >> 20} MiB", "name a smaller table")
-        return data.decode("utf-8-sig")
-    except (OSError, ValueError, urllib.error.URLError) as error:
-        why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
-        raise UserError(f"{source} cannot be read: {why}", "name a file, or an address that this machine reaches") from None
 
 
 def _own(text: str, source: str, catalog: Catalog) -> tuple[dict[str, dict[str, Any]], set[str]]:
@@ -181,52 +159,39 @@ def _sensible(entry: Mapping[str, Any], where: str) -> None:
             raise UserError(f"{where}.{kind}: ${entry[kind][1]:,.2f} a GPU-hour", "dollars an hour of one GPU are expected")
 
 
-def _table(
-    text: str, source: str, catalog: Catalog, region: str | None, today: date
+def _offered(
+    found: list[Offer], source: str, catalog: Catalog, region: str | None, today: date
 ) -> tuple[dict[str, dict[str, Any]], set[str]]:  # fmt: skip
-    """Read a table as SkyPilot publishes it: a GPU's price is its machine's over their number, its range that of the rows."""
-    rows = [row for row in csv.DictReader(io.StringIO(text)) if row.get("AcceleratorName")]
-    regions = sorted({row.get("Region") or "" for row in rows})
+    """Read a provider's list: a GPU's price is its machine's over their number, its range that of all machines."""
     if region is not None:
-        rows = [row for row in rows if row.get("Region") == region]
-        if not rows:
+        regions = sorted({offer.region for offer in found})
+        found = [offer for offer in found if offer.region == region]
+        if not found:
             raise UserError(f"--region {region}: {source} has none of that name", f"one of {', '.join(regions[:12])}")
     seen: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: {"on_demand": [], "spot": []})
     unknown: set[str] = set()
-    for row in rows:
-        told = str(row["AcceleratorName"])
-        gpu, instance = (
-            _SKYPILOT.get(told.lower()) or catalog.find_gpu(told),
-            catalog.find_instance(row.get("InstanceType") or ""),
-        )
+    for offer in found:
+        gpu, instance = catalog.find_gpu(offer.gpu), catalog.find_instance(offer.instance)
         if gpu is None:
-            unknown.add(told)
+            unknown.add(offer.gpu)
             continue
-        count = _number(row.get("AcceleratorCount"))
-        for kind, column in (("on_demand", "Price"), ("spot", "SpotPrice")):
-            dollars = _number(row.get(column))
-            if dollars and count:
-                seen["gpus", gpu][kind].append(dollars / count)
+        for kind, dollars in (("on_demand", offer.on_demand), ("spot", offer.spot)):
+            if dollars:
+                seen["gpus", gpu][kind].append(dollars / offer.count)
                 if instance is not None:
                     seen["instances", instance][kind].append(dollars)
-    found: dict[str, dict[str, Any]] = {"gpus": {}, "instances": {}}
-    where = f"{source.rpartition('/')[0].rpartition('/')[2] or source} ({region})" if region else source
+    made: dict[str, dict[str, Any]] = {"gpus": {}, "instances": {}}
+    where = source if source in LISTS else source.rpartition("/")[0].rpartition("/")[2] or source
     for (section, name), kinds in seen.items():
         entry: dict[str, Any] = {kind: _span(values) for kind, values in kinds.items() if values}
         _sensible(entry if section == "gpus" else {}, f"{source}: {name}")
         if entry:
-            found[section][name] = {**entry, "date": today.isoformat(), "source": where}
-    return found, unknown
+            made[section][name] = {
+                **entry, "date": today.isoformat(), "source": where if region is None else f"{where} ({region})"
+            }  # fmt: skip
+    return made, unknown
 
 
 def _span(values: Iterable[float]) -> list[float]:
     ordered = sorted(values)
     return [round(ordered[0], 4), round(ordered[-1], 4)]
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        value = float(text or "")
-    except ValueError:
-        return None
-    return value if 0 < value < float("inf") else None
