@@ -72,6 +72,13 @@ def test_verdict_and_exit_code(tmp_path: Path, outcomes: list[Outcome], ready: b
     assert made.verdict.startswith("READY on rung gpu" if ready else "NOT READY on rung gpu")
     follows = "windtunnel train charlm --set seed=2" if ready else "windtunnel rehearse charlm --set seed=2 --on 8xH100"
     assert made.next_command == follows
+    rungs = made.next_rung
+    assert bool(rungs) is ready  # only what is ready is taken to the machine that costs
+    if ready:
+        assert rungs[0].startswith("windtunnel launch charlm --set seed=2 --to ssh:HOST --price ")
+        assert rungs[1] == (
+            "windtunnel launch charlm --set seed=2 --on 8xH100 --to runpod --set checkpoints.mirror=s3://BUCKET/runs"
+        )
     assert "several GPUs" in made.beyond
     assert "kernels" not in made.beyond
     checked = report(tmp_path, *outcomes, rehearsed=False)

@@ -14,6 +14,7 @@ from typing import Any
 from windtunnel.check import RUNGS, Outcome, Rung, Shows
 from windtunnel.plan import Plan
 from windtunnel.recipe import Every, GPTModel, Recipe, UserError
+from windtunnel.rig import instance_names
 
 from .context import Context
 
@@ -140,6 +141,23 @@ class Readiness:
         return shlex.join(["windtunnel", verb, *self.called, *rigs])
 
     @property
+    def next_rung(self) -> list[str]:
+        """The commands that take the recipe to the rig that the plan priced, where that is above this machine; else none."""
+        plan = _priced(self.context, self.outcomes)
+        if not (self.rehearsed and self.ready and self.beyond and plan is not None):
+            return []
+        launch, rig = ["windtunnel", "launch", *self.called], next(rig for rig in self.context.rigs if rig.name == plan.rig)
+        if rig.nodes > 1:
+            return [shlex.join([*launch, "--on", plan.rig, "--to", "slurm"])]
+        recipe = self.recipe
+        mirror = [] if recipe is None or recipe.checkpoints.mirror else ["--set", "checkpoints.mirror=s3://BUCKET/runs"]
+        price = [] if rig.dollars_per_hour is None else ["--price", f"{rig.dollars_per_hour:g}"]
+        return [
+            shlex.join([*launch, "--to", "ssh:HOST", *price]),
+            shlex.join([*launch, "--on", plan.rig, "--to", _renter(plan.rig), *mirror]),
+        ]
+
+    @property
     def late_target(self) -> str:
         """The rig whose plan `late` is from."""
         plan = _priced(self.context, self.outcomes)
@@ -195,6 +213,7 @@ class Readiness:
             "seconds": round(self.seconds, 1),
             **folder,
             "next_command": self.next_command,
+            "next_rung": self.next_rung,
             "checks": [self._check(outcome) for outcome in self.outcomes],
             "plans": [plan.to_json() for plan in self.plans()],
             "environment": dict(self.environment()),
@@ -217,6 +236,11 @@ class Readiness:
             "shows": outcome.shows,
             "found_later": None if late is None else {"minutes": late.minutes, "dollars": late.dollars, "rule": late.rule},
         }
+
+
+def _renter(rig: str) -> str:
+    """Return a cloud that has such a rig: AWS's own instances are AWS's; GPUs by number are had from several."""
+    return "aws" if rig in instance_names() else "runpod"
 
 
 def late_for(context: Context, outcomes: Sequence[Outcome]) -> dict[Shows, Late]:
