@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from s3_server import Tap, environment, make_bucket, s3_server
+from s3_server import Tap
 
 from windtunnel.check import CheckFailed
 from windtunnel.mirror import Place, Store
@@ -16,22 +15,6 @@ from windtunnel.recipe import UserError, load_recipe
 from windtunnel.run import NOTICE_VARIABLE
 
 (CHECK,) = CHECKS
-
-
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    with s3_server() as port:
-        yield port
-
-
-@pytest.fixture
-def tap(port: int, monkeypatch: pytest.MonkeyPatch) -> Tap:
-    tap = Tap(port)
-    tap.start()
-    for name, value in environment(tap.url).items():
-        monkeypatch.setenv(name, value)
-    make_bucket(tap.url, "runs")
-    return tap
 
 
 def context(mirror: str | None, gib: float = 0.5) -> SimpleNamespace:

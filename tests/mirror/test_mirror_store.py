@@ -8,33 +8,16 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from s3_server import KEYS, Tap, environment, make_bucket, s3_server
+from s3_server import KEYS, Tap
 
 from windtunnel.mirror import Keeper, Lease, LeaseTaken, Mirror, Place, Store, StoreError, fetch_run, newest_snapshot
 from windtunnel.recipe import UserError, load_recipe
 from windtunnel.run import Metrics, RunFolder
 
 SILENT = print
-
-
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    with s3_server() as port:
-        yield port
-
-
-@pytest.fixture
-def tap(port: int, monkeypatch: pytest.MonkeyPatch) -> Tap:
-    tap = Tap(port)
-    tap.start()
-    for name, value in environment(tap.url).items():
-        monkeypatch.setenv(name, value)
-    make_bucket(tap.url, "runs")
-    return tap
 
 
 @pytest.fixture(params=["s3", "file"])

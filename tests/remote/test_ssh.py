@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from ssh_hosts import MISSING, Machine, machine
+from tiny_recipes import write_tiny
 from waiting import HANG, until
 
 from windtunnel.recipe import UserError, dump_recipe, load_recipe
@@ -17,17 +18,6 @@ from windtunnel.run import MetricsReader
 pytestmark = pytest.mark.skipif(
     bool(MISSING), reason=f"not installed here: {', '.join(MISSING)} (apt install openssh-server rsync)"
 )
-
-TEXT = """
-extends: charlm
-name: brought
-model: {depth: 2, aspect: 16, head_dim: 16, sequence: 32}
-data: {corpus: {kind: text, files: [text.txt], separator: "\\n"}, tokenizer: {kind: character, alphabet: auto}, validation: 0.1}
-stages:
-  pretrain: {batch_tokens: 512, micro_batch: 8, validate_every: 1000000 steps, validation_tokens: 2048}
-budget: {hours: null, steps: 1000000}
-checkpoints: {every: 20 steps, keep_last: 2, keep_hourly: false}
-"""
 
 
 @pytest.fixture
@@ -75,10 +65,8 @@ def test_a_machine_that_cannot_be_used_is_named_with_what_to_do(host: Machine, t
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_recipe_trains_there_and_is_looked_at_stopped_and_brought_home_from_here(host: Machine, tmp_path: Path) -> None:
-    text = "".join(f"{number * number} quick brown foxes jump over {number} lazy dogs.\n" for number in range(4000))
-    (tmp_path / "text.txt").write_text(text)
-    (tmp_path / "brought.yaml").write_text(TEXT)
-    done = windtunnel("launch", "brought.yaml", "--to", host.address, "--python", sys.executable, "--json", cwd=tmp_path)
+    write_tiny(tmp_path)
+    done = windtunnel("launch", "tiny.yaml", "--to", host.address, "--python", sys.executable, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     run = json.loads(done.stdout)["run"]
     assert "checking on" in done.stderr
