@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from windtunnel.run import interrupted
+
 from .job import Attempt
 
 MOST_WITHOUT_PROGRESS = 2
 """So many attempts in a row that saved no later step end the chain."""
 MOST_WITHOUT_TRAINING = 5
 """So many attempts in a row that found bad nodes end the chain."""
-_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,7 @@ def _after_bad_nodes(attempts: Sequence[Attempt]) -> Move:
 
 def _signalled(attempt: Attempt) -> bool:
     """Whether the run ended for a signal or a notice, and not for its budget or for somebody's wish."""
-    reason = attempt.reason or ""
-    return attempt.signal is not None or reason.startswith((*_SIGNALS, "spot notice"))
+    return attempt.signal is not None or interrupted(attempt.reason)
 
 
 def _why(attempt: Attempt) -> str:

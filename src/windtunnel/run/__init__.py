@@ -2,7 +2,7 @@
 
 from .bands import Alert, BandWatch, Finding, GateResult, Judge, Targets
 from .budget import STARTED, BudgetClock, BudgetSpent, EpochsVerdict, Spent, epochs_over_data, load_spent
-from .ending import LAST_LINES, Outcome, outcome, record_end
+from .ending import LAST_LINES, Outcome, interrupted, outcome, record_end
 from .expected import Expected, compare_expected
 from .folder import JOB_VARIABLE, RunFolder, new_folder, read_own_recipe
 from .heartbeat import FOLDER as HEARTBEATS
@@ -89,6 +89,7 @@ __all__ = [
     "epochs_over_data",
     "first_difference",
     "holder",
+    "interrupted",
     "is_live",
     "judges_of",
     "list_runs",

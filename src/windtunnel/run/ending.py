@@ -13,6 +13,7 @@ from windtunnel.recipe import UserError
 from .folder import RunFolder, Status
 from .metrics import Metrics, MetricsReader
 from .processes import holder, last_holder
+from .signals import STOPPING
 
 LAST_LINES = 20
 
@@ -23,10 +24,12 @@ class Outcome:
 
     Attributes:
         status: running, done, stopped or failed. reason: why it ended, or None.
+        lost: it says running, and nobody trains it: it was killed, or its machine is gone.
     """
 
     status: str
     reason: str | None
+    lost: bool = False
 
 
 def outcome(folder: Path, manifest: dict[str, Any]) -> Outcome:
@@ -36,11 +39,16 @@ def outcome(folder: Path, manifest: dict[str, Any]) -> Outcome:
         return Outcome(status, reason)
     was = last_holder(folder)
     if was is None:
-        return Outcome("failed", "no process trains it")
+        return Outcome("failed", "no process trains it", lost=True)
     if was.alive is None:
-        return Outcome("failed", f"{was} no longer holds it: it was killed, or that machine is gone")
+        return Outcome("failed", f"{was} no longer holds it: it was killed, or that machine is gone", lost=True)
     cause = "killed" if was.booted_now else "the machine was restarted"
-    return Outcome("failed", f"{was} is gone without a word: {cause}")
+    return Outcome("failed", f"{was} is gone without a word: {cause}", lost=True)
+
+
+def interrupted(reason: str | None) -> bool:
+    """Return whether a run was stopped for its machine, by a notice or a signal, and not for its budget or at somebody's wish."""
+    return (reason or "").startswith((*(number.name for number in STOPPING), "spot notice"))
 
 
 def record_end(folder: Path, cause: str, *, status: Status = "failed", lines: Sequence[str] = ()) -> bool:

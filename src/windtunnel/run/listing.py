@@ -27,6 +27,7 @@ class RunSummary:
         step, loss, validation_loss, dollars: the latest logged, if any.
         best_step: step of the checkpoint with the lowest validation loss, as listed (not verified).
         stage: of the recipe, where it has stages; gates: name -> whether it held, once they were judged.
+        lost: it says running, and nobody trains it: killed, or its machine is gone.
         spent_*, planned_*: of all its sessions, and of its plan; None: not known, or no price.
     """
 
@@ -47,6 +48,7 @@ class RunSummary:
     spent_dollars: float | None = None
     planned_hours: float | None = None
     planned_dollars: float | None = None
+    lost: bool = False
 
 
 def list_runs(root: Path | str) -> list[RunSummary]:
@@ -117,6 +119,7 @@ def _summary(path: Path) -> RunSummary:
         manifest.get("stage"),
         _gates(manifest.get("gates")),
         *_spending(path, manifest.get("plan")),
+        lost=stands.lost,
     )
 
 
