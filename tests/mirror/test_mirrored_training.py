@@ -111,8 +111,8 @@ def test_a_run_goes_on_from_its_mirror_with_the_same_bits_and_a_failing_store_co
     reached = mirrored(here)
     until(lambda: max(losses(here)) > reached + 25, "it does not train on")
     kill_tree(first)
-    # A second one has nothing but the address. Its connection is cut while it trains.
-    second = start("second", "--resume", "--run", f"s3://runs/mine/{here.name}")
+    # A second one has nothing but the recipe, and the same command finds the run. Its connection is cut while it trains.
+    second = start("second", "endless.yaml", "--restartable")
     there = run_of(place / "second")
     until(lambda: mirrored(there) > reached, "the second machine mirrors nothing")
     tap.turn("cut")

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from windtunnel.recipe import UserError
+
 from .options import (
     DEFAULT_ROOT,
     GpusOption,
@@ -60,6 +62,13 @@ def train(
             help="Go on from the newest good checkpoint of --run, or of the latest run under --root (of RECIPE, if given).",
         ),
     ] = False,
+    restartable: Annotated[
+        bool,
+        typer.Option(
+            "--restartable",
+            help="Go on with RECIPE's newest run, from its mirror if another machine was lost; begin it where there is none.",
+        ),
+    ] = False,
     gpus: GpusOption = None,
     price: PriceOption = None,
     detach: Annotated[
@@ -70,31 +79,21 @@ def train(
     json: JsonOption = False,
 ) -> None:
     """Train within the budget. The same command on a laptop and on eight GPUs. Exits 1 when a stage's gate does not hold."""
-    from windtunnel.recipe import UserError
-
+    if restartable and (recipe is None or run is not None):
+        raise UserError("--restartable finds the run of a recipe itself", "windtunnel train RECIPE --restartable, without --run")
     place = _place_of(run, root)
     if recipe is None:
-        if place is None and not resume:
-            raise UserError(
-                "train needs a recipe, or a run to go on with", "windtunnel train charlm, or: windtunnel train --resume"
-            )
-        from windtunnel.run import RunFolder, newest_run
-
-        place = place or newest_run(root)
-        recipe, resume = str(RunFolder.open(place).job_path), True
+        place, resume = _to_resume(place, root, resume=resume), True
+        recipe = _job_of(place)
     loaded = _load(recipe, sets or (), smoke)
+    if restartable:
+        resume = _stand_again(loaded, root)
 
     # Only now: these need the schema, without which a recipe that cannot be read is refused sooner.
-    from windtunnel.recipe import recipe_notes, stage_recipe
+    from windtunnel.recipe import recipe_notes
 
-    if stage is not None and kind_of_stage(loaded, stage) == "prepare":
-        from .prepare import prepare_data  # another verb
-
-        raise typer.Exit(prepare_data([loaded], as_json=json))
-    if stage is not None and kind_of_stage(loaded, stage) == "evaluate":
-        raise typer.Exit(evaluate_newest(loaded, root, as_json=json))
     if stage is not None:
-        stage_recipe(loaded, stage)  # refused before anything heavy is imported
+        _unless_trained(loaded, stage, root, as_json=json)  # refused before anything heavy is imported
 
     if detach or context.obj:  # a program of its own, rather than a call from Python
         from windtunnel.launch import supervise
@@ -139,6 +138,43 @@ def _place_of(run: str | None, root: Path) -> Path | None:
     from windtunnel.mirror import bring_run
 
     return bring_run(run, root, lambda text: typer.echo(text, err=True), to_train=True)
+
+
+def _unless_trained(recipe: Recipe, stage: str, root: Path, *, as_json: bool) -> None:
+    """Run a stage that does not train, and end with its exit code; return for one that does. Raises UserError: there is none."""
+    from windtunnel.recipe import stage_recipe
+
+    kind = kind_of_stage(recipe, stage)
+    if kind == "prepare":
+        from .prepare import prepare_data  # another verb
+
+        raise typer.Exit(prepare_data([recipe], as_json=as_json))
+    if kind == "evaluate":
+        raise typer.Exit(evaluate_newest(recipe, root, as_json=as_json))
+    stage_recipe(recipe, stage)
+
+
+def _to_resume(place: Path | None, root: Path, *, resume: bool) -> Path:
+    """Return the folder of the run to go on with where no recipe is named. Raises UserError."""
+    from windtunnel.run import newest_run
+
+    if place is None and not resume:
+        raise UserError("train needs a recipe, or a run to go on with", "windtunnel train charlm, or: windtunnel train --resume")
+    return place or newest_run(root)
+
+
+def _job_of(run: Path) -> str:
+    """Return the file of the recipe that a run goes on with."""
+    from windtunnel.run import RunFolder
+
+    return str(RunFolder.open(run).job_path)
+
+
+def _stand_again(recipe: Recipe, root: Path) -> bool:
+    """Return whether there is a run of the recipe to go on with, here or in its mirror; it is under the root then."""
+    from windtunnel.launch import stand_again
+
+    return stand_again(recipe, root, lambda text: typer.echo(text, err=True))
 
 
 def _load(recipe: str, sets: Sequence[str], smoke: int | None) -> Recipe:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .megatron import Job, render_job
     from .prepare import Options, data_lines, look_before_training, prepare_run
     from .processes import stop_with_parent
+    from .restart import stand_again
     from .stages import StageReport, run_stages
     from .stopping import Stopped, stop_run
     from .supervisor import supervise
@@ -36,6 +37,7 @@ __all__ = [
     "render_job",
     "run_stages",
     "run_training",
+    "stand_again",
     "stop_run",
     "stop_with_parent",
     "supervise",

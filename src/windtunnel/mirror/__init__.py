@@ -7,7 +7,7 @@ from windtunnel import lazy
 from .store import Place, StoreError
 
 if TYPE_CHECKING:
-    from .follow import Following, bring_run
+    from .follow import Following, bring_run, newest_mirrored
     from .lease import LEASE_SECONDS, Keeper, Lease, LeaseTaken
     from .restore import fetch_run, restore_run
     from .snapshot import newest_snapshot
@@ -27,6 +27,7 @@ __all__ = [
     "StoreError",
     "bring_run",
     "fetch_run",
+    "newest_mirrored",
     "newest_snapshot",
     "read_database",
     "restore_run",

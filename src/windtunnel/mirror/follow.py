@@ -96,7 +96,7 @@ class Following:
         self._waiting = message.get("waiting", self._waiting)
 
 
-def bring_run(url: str, root: Path, say: Callable[[str], None], *, to_train: bool) -> Path:
+def bring_run(url: str, root: Path, say: Callable[[str], None], *, to_train: bool, aside: bool = False) -> Path:
     """Bring a run from its mirror to the folder of runs here, in a process of its own; returns the run's folder.
 
     Args:
@@ -104,20 +104,32 @@ def bring_run(url: str, root: Path, say: Callable[[str], None], *, to_train: boo
         root: the folder of runs here.
         say: told how far it is.
         to_train: it is gone on with here: refused while another machine trains it. Otherwise a copy to look at.
+        aside: an older state of it that is here is moved out of the way.
 
     Raises:
         UserError: see `restore_run` and `fetch_run`.
     """
+    how = "fetch" if not to_train else "again" if aside else "restore"
+    return Path(str(_ask(url, root, say, how)["folder"]))
+
+
+def newest_mirrored(url: str, recipe: str, say: Callable[[str], None]) -> str | None:
+    """Return the address of a recipe's newest run below a mirror of runs; None where there is none. Raises StoreError."""
+    found = _ask(url, Path(), say, "newest", recipe)["run"]
+    return None if found is None else f"{url.rstrip('/')}/{found}"
+
+
+def _ask(url: str, root: Path, say: Callable[[str], None], *how: str) -> dict[str, Any]:
+    """Let a process of its own ask the store, and pass on what it says; returns what it found. Raises UserError."""
     Place.parse(url)
-    command = [sys.executable, "-m", "windtunnel.mirror.restore", url, str(root), "restore" if to_train else "fetch"]
+    command = [sys.executable, "-m", "windtunnel.mirror.restore", url, str(root), *how]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            told = json.loads(line)
-            if "say" in told:
-                say(told["say"])
+            told: dict[str, Any] = json.loads(line)
             if "error" in told:
                 raise UserError(told["error"], told["fix"])
-            if "folder" in told:
-                return Path(told["folder"])
-    raise UserError(f"the run could not be brought from {url}: the process that did it ended with code {process.returncode}")
+            if "say" not in told:
+                return told
+            say(told["say"])
+    raise UserError(f"{url} could not be asked: the process that did it ended with code {process.returncode}")

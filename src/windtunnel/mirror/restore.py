@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -28,9 +29,10 @@ DOWNLOADS = 4
 SAY_SECONDS = 10.0
 MARGIN = 1.02
 HALF = ".restoring"
+LEFT = ".left"
 
 
-def restore_run(url: str, root: Path, say: Callable[[str], None], *, seconds: float = LEASE_SECONDS) -> Path:
+def restore_run(url: str, root: Path, say: Callable[[str], None], *, seconds: float = LEASE_SECONDS, aside: bool = False) -> Path:
     """Bring a run from its mirror to go on with it here, under its lease; returns its folder.
 
     A folder that is here already and is what the mirror holds, or newer, is left as it is.
@@ -40,6 +42,7 @@ def restore_run(url: str, root: Path, say: Callable[[str], None], *, seconds: fl
         root: the folder of runs here.
         say: told how far it is.
         seconds: how long to watch whether another machine still trains it.
+        aside: a folder here that is another state of the run, left behind when another machine went on, is moved out of the way.
 
     Raises:
         UserError: no run there; another machine trains it; the folder here is another state of it; no room; damaged blocks.
@@ -47,7 +50,7 @@ def restore_run(url: str, root: Path, say: Callable[[str], None], *, seconds: fl
     store = Store(Place.parse(url))
     found = _require_snapshot(store)
     folder = root / found.run
-    if folder.exists() and _is_of(folder, found, say):
+    if folder.exists() and _is_of(folder, found, say, aside=aside):
         return folder
     lease = Lease.acquire(store, say, seconds=seconds)
     keeper = Keeper(lease, seconds=seconds)
@@ -94,7 +97,19 @@ def _require_snapshot(store: Store) -> Snapshot:
     return found[1]
 
 
-def _is_of(folder: Path, found: Snapshot, say: Callable[[str], None]) -> bool:
+def newest_run_in(url: str, recipe: str) -> str | None:
+    """Return the name of a recipe's newest run below a mirror of runs, by the time in its name; None: there is none.
+
+    Raises:
+        StoreError: the store cannot be listed.
+    """
+    keys = Store(Place.parse(url)).sizes("")
+    runs = {run for run, _, rest in (key.partition("/") for key in keys) if rest.startswith("snapshots/")}
+    mine = {run: made[1] for run in runs if (made := re.fullmatch(re.escape(recipe) + r"(?:-.+?)?-(\d{8}-\d{6}(?:-\d+)?)", run))}
+    return max(mine, key=lambda run: mine[run], default=None)
+
+
+def _is_of(folder: Path, found: Snapshot, say: Callable[[str], None], *, aside: bool) -> bool:
     """Whether the run's folder here is the one that the mirror was made of, so that it is at least as new. Raises UserError."""
     try:
         sessions = json.loads((folder / STATE).read_text(encoding="utf-8"))["sessions"]
@@ -103,6 +118,12 @@ def _is_of(folder: Path, found: Snapshot, say: Callable[[str], None]) -> bool:
     if found.session in sessions:
         say(f"mirror: {folder} is here already, and is what the mirror was made of")
         return True
+    if aside and not is_live(folder):
+        left = folder.parent / LEFT / f"{folder.name}-{time.time_ns()}"
+        left.parent.mkdir(exist_ok=True)
+        os.rename(folder, left)
+        say(f"mirror: {folder} was left behind when another machine went on; it is in {left} now")
+        return False
     raise UserError(
         f"{folder} is here already, and is not the state that the mirror holds (step {found.step:,})",
         f"move it out of the way: mv {folder} {folder}.old",
@@ -192,15 +213,25 @@ def _before(store: Store, lease: Lease) -> Holder | None:
 
 
 def main() -> int:
-    """Restore or fetch: python -m windtunnel.mirror.restore URL ROOT restore|fetch; a JSON object a line on standard output."""
+    """Restore, fetch or look: python -m windtunnel.mirror.restore URL ROOT restore|again|fetch|newest [RECIPE].
+
+    Tells a JSON object a line on standard output.
+    """
     url, root, how = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
 
     def tell(**message: str | None) -> None:
         print(json.dumps(message), flush=True)
 
+    def say(text: str) -> None:
+        tell(say=text)
+
     try:
-        bring = restore_run if how == "restore" else fetch_run
-        tell(folder=str(bring(url, root, lambda text: tell(say=text))))
+        if how == "newest":
+            tell(run=newest_run_in(url, sys.argv[4]))
+        elif how == "fetch":
+            tell(folder=str(fetch_run(url, root, say)))
+        else:
+            tell(folder=str(restore_run(url, root, say, aside=how == "again")))
         return 0
     except UserError as error:
         tell(error=error.message, fix=error.fix)

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .rewards import Curriculum, HeldOut, RewardSource
     from .scale import scale_model, scale_stages, smoke_recipe
     from .schema import (
+        PLACES,
         Bands,
         Checkpoints,
         LayoutChoice,
@@ -78,6 +79,7 @@ __all__ = [
     "MEGATRON",
     "MOST_SUPERVISION",
     "OWN_ENGINE",
+    "PLACES",
     "PRESETS",
     "RISE",
     "Answers",
@@ -206,6 +208,7 @@ _MODULES = {
     "rewards": ("Curriculum", "HeldOut", "RewardSource"),
     "scale": ("scale_model", "scale_stages", "smoke_recipe"),
     "schema": (
+        "PLACES",
         "Bands",
         "Checkpoints",
         "LayoutChoice",

@@ -23,6 +23,9 @@ from .section import Section
 from .stages import GRPO, NAME, AnyStage, Budget, Evaluate, FineTune, Pretrain, Stage, TrainingStage, complete
 from .units import Every, Interval
 
+PLACES = ("path", "config", "init_from")
+"""Keys of a recipe that may name a file or folder; `files` has lists of them."""
+
 
 class Checkpoints(Section):
     """When a checkpoint is saved and which are kept."""

@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import windtunnel
-from windtunnel.recipe import Recipe, UserError, dump_recipe
+from windtunnel.recipe import PLACES, Recipe, UserError, dump_recipe
 
 from .host import Host
 
-_PLACES = ("path", "config", "init_from")
-"""Keys of a recipe that may name a file or folder; `files` has lists of them."""
 EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure", "sftp": "sftp"}
 _PYTHONS = "python3.12 python3.11 python3.13 python3"
 _SUITABLE = "import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))"
@@ -137,7 +135,7 @@ def named_files(recipe: Recipe) -> Iterator[Path]:
             for name in sorted(glob.glob(os.path.expanduser(value))) or [value]:
                 if os.path.exists(name):
                     yield Path(os.path.abspath(name))
-        elif key in _PLACES and os.path.exists(os.path.expanduser(value)):
+        elif key in PLACES and os.path.exists(os.path.expanduser(value)):
             yield Path(os.path.abspath(os.path.expanduser(value)))
 
 
@@ -152,7 +150,7 @@ def moved(recipe: Recipe, places: dict[Path, str]) -> Recipe:
             return [places.get(Path(os.path.abspath(name)), name) for name in names]
         if isinstance(value, list):
             return [change(item) for item in value]
-        if isinstance(value, str) and key in _PLACES:
+        if isinstance(value, str) and key in PLACES:
             return places.get(Path(os.path.abspath(os.path.expanduser(value))), value)
         return value
 
