@@ -54,7 +54,7 @@ def machine(place: Path, environment: Mapping[str, str] | None = None) -> Iterat
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", place / name], check=True)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    own = {"HOME": str(home), "OMP_NUM_THREADS": "1", **(environment or {})}
+    own = {"HOME": str(home), "PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", **(environment or {})}
     settings = " ".join(f'"{name}={value}"' for name, value in own.items())
     (place / "sshd_config").write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {place}/host\nAuthorizedKeysFile {place}/user.pub\nStrictModes no\n"

@@ -12,6 +12,7 @@ from waiting import HANG, until
 
 from windtunnel.mirror import STATE
 from windtunnel.recipe import dump_recipe, load_recipe, scale_model
+from windtunnel.remote.afterwards import at_work
 from windtunnel.run import MetricsReader, RunFolder
 
 STEPS = 60
@@ -54,7 +55,8 @@ def test_a_machine_is_taken_away_and_another_finishes_the_run(tmp_path: Path, mo
             lost = first.home / ".windtunnel" / "runs" / run
             assert RunFolder.open(lost).manifest["status"] == "running"
             monkeypatch.setenv("WINDTUNNEL_SSH", second.ssh)
-            windtunnel("launch", f"s3://runs/mine/{run}", "--to", second.address, "--python", sys.executable, cwd=tmp_path)
+            stop = ("--then-stop", "touch ~/stopped", "--idle", "0.05")
+            windtunnel("launch", f"s3://runs/mine/{run}", "--to", second.address, "--python", sys.executable, *stop, cwd=tmp_path)
             until(
                 lambda: (
                     json.loads(windtunnel("launch", "--status", "--to", second.address, "--json", cwd=tmp_path))[0]["status"]
@@ -72,6 +74,9 @@ def test_a_machine_is_taken_away_and_another_finishes_the_run(tmp_path: Path, mo
             copy = tmp_path / json.loads(
                 windtunnel("fetch-run", f"s3://runs/mine/{run}", "--root", "copy", "--json", cwd=tmp_path)
             )["run"]  # fmt: skip
+            # It stops itself when all is done, and nothing of the job is left running there.
+            until((second.home / "stopped").exists, "the machine is not stopped")
+            until(lambda: not list(at_work(second.home / ".windtunnel")), "something still runs")
     manifest = RunFolder.open(home).manifest
     assert (manifest["status"], manifest["exit_code"], manifest["summary"]["step"]) == ("done", 0, STEPS)
     assert "budget.steps" in manifest["reason"]

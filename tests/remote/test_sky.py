@@ -12,9 +12,10 @@ import yaml
 
 from windtunnel.cli import main
 from windtunnel.recipe import UserError, load_recipe
-from windtunnel.remote import PROVIDERS, Rented, require_credentials, write_job
+from windtunnel.remote import PROVIDERS, Rented, require_credentials, taken, write_job
 from windtunnel.remote.sky import task
 from windtunnel.rig import parse_rig
+from windtunnel.run import RunFolder
 
 SKY = os.environ.get("SKY_PYTHON") or (sys.executable if importlib.util.find_spec("sky") else None)
 """An interpreter that has SkyPilot; it is large, and so in no environment of ours: SKY_PYTHON=/tmp/sky/bin/python."""
@@ -58,6 +59,22 @@ def test_the_task_names_the_rig_its_price_and_files_that_are_there(tmp_path: Pat
     for script in (made["setup"], made["run"]):
         assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
     assert "whl[s3]" in made["setup"]
+    # What a job finds in its mirror is its own, on whatever machine SkyPilot starts it.
+    assert load_recipe(tmp_path / "job" / "recipe.yaml").checkpoints.mirror == "s3://bucket/runs/job"
+    assert "train recipe.yaml --restartable" in made["run"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [("spot notice: terminate", 0), ("SIGTERM", 0), ("budget.dollars: spent", 1), ("windtunnel stop, by me", 1)],
+)
+def test_only_a_machine_that_is_taken_away_is_replaced(
+    reason: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    with RunFolder.create(tmp_path, load_recipe("charlm"), rig={"name": "here"}) as run:
+        run.finish("stopped", reason)
+    monkeypatch.setattr(sys, "argv", ["taken", str(tmp_path)])
+    assert taken.main() == code
 
 
 @pytest.mark.skipif(SKY is None, reason="no interpreter here has SkyPilot: pip install skypilot, or name one by SKY_PYTHON")

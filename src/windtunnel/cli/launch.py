@@ -31,7 +31,7 @@ def launch(
         typer.Option(
             "--to",
             metavar="WHERE",
-            help="ssh:[USER@]HOST[:PORT], slurm, a cloud, or the folder of a job, which must not be there yet.",
+            help="ssh:[USER@]HOST[:PORT], several of them with commas, slurm, a cloud, or a job's folder, which must be new.",
         ),
     ] = None,
     sets: SetOption = None,
@@ -58,6 +58,22 @@ def launch(
         float | None,
         typer.Option("--interruptions", min=0.0, metavar="RATE", help="With a cloud: how often an hour a machine is taken away."),
     ] = None,
+    job: Annotated[
+        str | None, typer.Option("--job", metavar="NAME", help="With several machines: watch this job again, as it was named.")
+    ] = None,
+    every: Annotated[
+        float,
+        typer.Option("--every", min=0.1, metavar="SECONDS", help="With several machines: between looks at the one that trains."),
+    ] = 30.0,
+    then_stop: Annotated[
+        str | None,
+        typer.Option(
+            "--then-stop", metavar="COMMAND", help="With ssh: run this there when the work is done: 'sudo shutdown -h now'."
+        ),
+    ] = None,
+    idle: Annotated[
+        float, typer.Option("--idle", min=0.0, metavar="MINUTES", help="With --then-stop: how long nothing must have run there.")
+    ] = 10.0,
     slurm: Annotated[
         list[str] | None,
         typer.Option(
@@ -85,13 +101,30 @@ def launch(
     """
     if to is None:
         raise UserError("launch needs to know where", "--to ssh:HOST, or --to FOLDER for a job of Megatron-Bridge")
+    if to.startswith("ssh:") and "," in to and not status:
+        from .launch_ssh import keep_ssh
+
+        raise typer.Exit(
+            keep_ssh(
+                recipe,
+                to,
+                sets or (),
+                python=python,
+                price=price,
+                job=job,
+                every=every,
+                then_stop=then_stop,
+                idle=idle,
+                as_json=json,
+            )
+        )
     if to.startswith("ssh:"):
         from .launch_ssh import launch_ssh, show_status
 
         if status:
             show_status(to, as_json=json)
         else:
-            launch_ssh(recipe, to, sets or (), python=python, price=price, as_json=json)
+            launch_ssh(recipe, to, sets or (), python=python, price=price, then_stop=then_stop, idle=idle, as_json=json)
         return
     if to == "slurm":
         from .launch_slurm import launch_slurm, show_jobs

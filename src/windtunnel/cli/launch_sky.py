@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,10 +74,14 @@ def launch_sky(
         else:
             typer.echo(text)
         return 0
-    folder = Path(f"{loaded.name}-{to}")
-    command = start_command(folder / "task.yaml", to)
+    folder = Path(f"{loaded.name}-{to}-{datetime.now(UTC):%Y%m%d-%H%M%S}")
+    command = start_command(folder / "task.yaml", to, spot=spot)
     file = write_job(loaded, rented, to, folder, spot=spot)
-    typer.echo(f"{file}: SkyPilot rents the machine now, and asks first", err=True)
+    typer.echo(
+        f"{file}: SkyPilot rents the machine now, and asks first\nthe run's mirror: {loaded.checkpoints.mirror}/{folder.name}"
+        + ("\na machine that is taken away is replaced, and the run goes on there: sky jobs queue" if spot else ""),
+        err=True,
+    )
     return subprocess.run(command, check=False).returncode
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import typer
@@ -15,7 +17,8 @@ COLUMNS = ("run", "status", "step", "loss", "validation", "$", "note")
 
 
 def launch_ssh(
-    recipe: str | None, to: str, sets: Sequence[str], *, python: str | None, price: float | None, as_json: bool
+    recipe: str | None, to: str, sets: Sequence[str], *, python: str | None, price: float | None, then_stop: str | None,
+    idle: float, as_json: bool,
 ) -> None:  # fmt: skip
     """Start a recipe, or go on with a run from its mirror, on another machine; then say how to look at it."""
     from windtunnel.remote import Address, How, launch_from_mirror, launch_recipe
@@ -26,7 +29,8 @@ def launch_ssh(
     address = Address.parse(to)
     if recipe is None:
         raise UserError("launch needs a recipe, or the address of a run's mirror", f"windtunnel launch charlm --to {to}")
-    how = How(python, price, tuple(word for item in sets for word in ("--set", item)) if "://" in recipe else ())
+    more = tuple(word for item in sets for word in ("--set", item)) if "://" in recipe else ()
+    how = How(python, price, more, then_stop, idle)
     if "://" in recipe:
         run = launch_from_mirror(address, recipe, how, say)
     else:
@@ -40,6 +44,53 @@ def launch_ssh(
         f"{run} trains there without this terminal\n  look:  windtunnel launch --status --to {run}\n"
         f"  lines: windtunnel logs {run} -f\n  end:   windtunnel stop {run}\n  home:  windtunnel fetch-run {run}"
     )
+
+
+def keep_ssh(
+    recipe: str | None, to: str, sets: Sequence[str], *, python: str | None, price: float | None, job: str | None,
+    every: float, then_stop: str | None, idle: float, as_json: bool,
+) -> int:  # fmt: skip
+    """Train a recipe on one of several machines, on another one whenever that is lost, until it ends; returns the exit code."""
+    from windtunnel.recipe import load_recipe
+    from windtunnel.remote import Address, How, find, keep, own_mirror, relaunch
+
+    def say(text: str) -> None:
+        typer.echo(f"{datetime.now():%H:%M:%S} {text}", err=True)
+
+    addresses = Address.parse_several(to)
+    if recipe is None or "://" in recipe:
+        raise UserError(
+            "several machines are for a recipe, whose job they take over from each other", f"windtunnel launch RECIPE --to {to}"
+        )
+    loaded = load_recipe(recipe, sets)
+    if loaded.checkpoints.mirror is None:
+        raise UserError(
+            "a machine that is lost takes the run with it: without a mirror no other one could go on",
+            "--set checkpoints.mirror=s3://my-bucket/runs",
+        )
+    again, job = job is not None, job or f"{loaded.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    own, how = own_mirror(loaded, job), How(python, price, ("--restartable",), then_stop, idle)
+    run = find(addresses, own, say) if again else None
+    run = run or relaunch(addresses, own, how, say)
+    words = ["windtunnel", "launch", recipe, "--to", to, *(word for item in sets for word in ("--set", item)), "--job", job]
+    words += [] if price is None else ["--price", f"{price:g}"]
+    words += [] if then_stop is None else ["--then-stop", then_stop]
+    say(f"{run} trains there, mirrored below {own.checkpoints.mirror}")
+    say(f"Ctrl-C ends this watch, not the training; to watch again: {shlex.join(words)}")
+    try:
+        kept = keep(addresses, run, own, how, say, period=every)
+    except KeyboardInterrupt:
+        say("the watch has ended; the run trains on")
+        return 130
+    if as_json:
+        print_json({"run": str(kept.run), "status": kept.status, "reason": kept.reason, "moves": kept.moves, "job": job})
+    else:
+        name = kept.run.run
+        typer.echo(
+            f"{kept.run}: {kept.status}" + (f": {kept.reason}" if kept.reason else "") + f"; went on elsewhere {kept.moves} times"
+        )
+        typer.echo(f"  home:  windtunnel fetch-run {own.checkpoints.mirror}/{name}")
+    return kept.code
 
 
 def show_status(to: str, *, as_json: bool) -> None:

@@ -7,18 +7,24 @@ from windtunnel import lazy
 if TYPE_CHECKING:
     from .host import Address, Host
     from .jobs import How, attach, fetch, launch_from_mirror, launch_recipe, status
-    from .sky import PROVIDERS, Rented, require_credentials, start_command, write_job
+    from .keep import Kept, find, keep, relaunch
+    from .sky import PROVIDERS, Rented, own_mirror, require_credentials, start_command, write_job
 
 __all__ = [
     "PROVIDERS",
     "Address",
     "Host",
     "How",
+    "Kept",
     "Rented",
     "attach",
     "fetch",
+    "find",
+    "keep",
     "launch_from_mirror",
     "launch_recipe",
+    "own_mirror",
+    "relaunch",
     "require_credentials",
     "start_command",
     "status",

@@ -47,9 +47,18 @@ class Address:
             raise UserError(f"{text!r} is no address of a machine", "expected ssh:HOST, ssh:USER@HOST:PORT or ssh:HOST/RUN")
         return cls(found[1], int(found[2]) if found[2] else None, found[3])
 
-    def of(self, run: str) -> Address:
-        """Return the address of a run on the same machine."""
+    def of(self, run: str | None) -> Address:
+        """Return the address of a run on the same machine; None: of the machine."""
         return Address(self.target, self.port, run)
+
+    @classmethod
+    def parse_several(cls, text: str) -> list[Address]:
+        """Read addresses with commas between them: ssh:HOST,ssh:HOST or ssh:HOST,HOST. Raises UserError."""
+        names = [name.strip() for name in text.split(",")]
+        found = [cls.parse(name if name.startswith("ssh:") else f"ssh:{name}") for name in names]
+        if len({(each.target, each.port) for each in found}) < len(found):
+            raise UserError(f"--to {text} names a machine twice", "name each once")
+        return found
 
     def __str__(self) -> str:
         port = "" if self.port is None else f":{self.port}"

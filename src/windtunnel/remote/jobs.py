@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,10 +16,13 @@ from typing import Any
 
 from windtunnel.recipe import GateFailed, Recipe, UserError
 
+from .afterwards import SETTINGS, Afterwards
 from .bring import Brought, bring_package, bring_recipe, current
 from .host import Address, Host
 
 Say = Callable[[str], None]
+MARGIN_HOURS = 1.0
+"""Over the budget, which counts training alone: for the evaluation, and for bringing over the end of the run."""
 _STARTED = re.compile(r"run (\S+) trains on without this terminal")
 _HINT = re.compile(r"  (look|lines|end): +windtunnel ")
 _NOT_HOME = ("lock", "stop", "*.sqlite", "*.sqlite-*", "*.tmp-*")
@@ -27,11 +31,18 @@ _COPY = "import sys; from windtunnel.mirror import read_database; sys.stdout.buf
 
 @dataclass(frozen=True)
 class How:
-    """How a job is started. Attributes: python: the interpreter there. price: dollars an hour. arguments: more of `train`'s."""
+    """How a job is started.
+
+    Attributes:
+        python: the interpreter there. price: dollars an hour. arguments: more of `train`'s.
+        then_stop: a command of the shell there, which stops the machine when nothing of ours has run for `idle` minutes.
+    """
 
     python: str | None = None
     price: float | None = None
     arguments: tuple[str, ...] = ()
+    then_stop: str | None = None
+    idle: float = 10.0
 
 
 def launch_recipe(address: Address, recipe: Recipe, how: How, say: Say) -> Address:
@@ -49,6 +60,7 @@ def launch_recipe(address: Address, recipe: Recipe, how: How, say: Say) -> Addre
         job = f"{host.root}/jobs/{recipe.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
         file = bring_recipe(host, recipe, job, say)
         _check(host, brought, file, how, say)
+        _stop_afterwards(host, brought, how, _longest(recipe, how.price), say)
         return _train(host, brought, [file], how, say)
 
 
@@ -60,6 +72,7 @@ def launch_from_mirror(address: Address, mirror: str, how: How, say: Say) -> Add
     """
     with Host(address) as host:
         brought = bring_package(host, say, python=how.python, mirror=mirror)
+        _stop_afterwards(host, brought, how, None, say)
         return _train(host, brought, ["--resume", "--run", mirror], how, say)
 
 
@@ -116,6 +129,30 @@ def _check(host: Host, brought: Brought, file: str, how: How, say: Say) -> None:
             say(line)
         raise GateFailed(f"{host.address}: a check did not hold there; nothing was started", "see the report above")
     say(next((line for line in reversed(lines) if line.strip()), "checks hold"))
+
+
+def _longest(recipe: Recipe, price: float | None) -> float | None:
+    """Return how many hours the recipe's budget lets the machine train; None: it has no such limit."""
+    budget = recipe.budget
+    limits = [budget.hours, budget.dollars / price if budget.dollars is not None and price else None]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _stop_afterwards(host: Host, brought: Brought, how: How, hours: float | None, say: Say) -> None:
+    """Leave a process there that stops the machine when the work is done, and ends it past its limit."""
+    if how.then_stop is None:
+        return
+    until = None if hours is None else time.time() + 3600 * (hours + MARGIN_HOURS)
+    settings = Afterwards(how.then_stop, how.idle, until).dump()
+    file = f"{host.root}/{SETTINGS}"
+    host.run(
+        f"mkdir -p {shlex.quote(host.root)} && cat > {shlex.quote(file)}.tmp && mv {shlex.quote(file)}.tmp {shlex.quote(file)}",
+        inputs=settings,
+    )
+    words = shlex.join([brought.python, "-m", "windtunnel.remote.afterwards", host.root])
+    host.run(f"setsid nohup {words} >> {shlex.quote(host.root)}/afterwards.log 2>&1 < /dev/null &")
+    limit = "" if hours is None else f", and in {hours + MARGIN_HOURS:.1f} h at the latest"
+    say(f"{host.address} stops itself when nothing has run for {how.idle:g} min{limit}: {how.then_stop}")
 
 
 def _train(host: Host, brought: Brought, what: list[str], how: How, say: Say) -> Address:

@@ -29,6 +29,10 @@ JOB = "~/windtunnel"
 IDLE_MINUTES = 10
 """The machine is ended when nothing has run for so long, whatever became of the job."""
 DISK_MARGIN, LEAST_DISK = 1.3, 100
+TAKEN = 100
+"""What a task ends with whose machine is about to be taken away: SkyPilot then rents another one and starts it again."""
+RECOVERY = {"strategy": "EAGER_NEXT_REGION", "max_restarts_on_errors": 0, "recover_on_exit_codes": [TAKEN]}
+"""Of a managed job: another region first, where there are rather machines left; an error of the training is not tried again."""
 PRICE_MARGIN = 1.25
 """Over the planned price a machine is not taken: a dearer region would break the budget."""
 # SkyPilot's names of GPUs, by ours (rig/catalog.yaml). RTX cards are written with a hyphen there.
@@ -119,14 +123,15 @@ def task(
         "infra": provider_of(name).infra,
         **_machine(rig, name),
         "use_spot": spot,
+        **({"job_recovery": RECOVERY} if spot else {}),
         "disk_size": max(LEAST_DISK, round(DISK_MARGIN * rented.disk_gib)),
         # Jobs alone keep it up: a forgotten shell does not.
         "autostop": {"idle_minutes": IDLE_MINUTES, "down": True, "wait_for": "jobs"},
     }
     if rig.dollars_per_hour is not None:
         resources["max_hourly_cost"] = round(PRICE_MARGIN * rig.dollars_per_hour / rig.nodes, 2)
-    again = f"windtunnel train --resume --root ~/runs --yes{price}"
-    first = f"windtunnel train recipe.yaml --root ~/runs --yes{price}"
+    priced = "" if rig.dollars_per_hour is None else f"WINDTUNNEL_PRICE={rig.dollars_per_hour:g} "
+    train = f"windtunnel train recipe.yaml --restartable --root ~/runs --yes{price}"
     return {
         "name": recipe.name.replace("_", "-"),
         "resources": resources,
@@ -134,8 +139,9 @@ def task(
         "envs": {NOTICE_VARIABLE: name} if spot and name in NOTICE_SECONDS else {},
         "file_mounts": dict(files),
         "setup": f"set -e\ncd {JOB}\npython3 -m venv --system-site-packages ~/wt-env\n. ~/wt-env/bin/activate\n"
-                 f"pip install --quiet {shlex.quote('./' + package)}\nwindtunnel check recipe.yaml --on here\n",
-        "run": f". ~/wt-env/bin/activate\ncd {JOB}\nif ls ~/runs/*/recipe.yaml >/dev/null 2>&1; then {again}; else {first}; fi\n",
+                 f"pip install --quiet {shlex.quote('./' + package)}\n{priced}windtunnel check recipe.yaml --on here\n",
+        "run": f". ~/wt-env/bin/activate\ncd {JOB}\ncode=0\n{train} || code=$?\n"
+               f"if [ $code = 3 ] && python -m windtunnel.remote.taken ~/runs; then exit {TAKEN}; fi\nexit $code\n",
     }  # fmt: skip
 
 
@@ -158,7 +164,7 @@ def write_job(recipe: Recipe, rented: Rented, name: str, folder: Path, *, spot: 
     shutil.rmtree(folder / "build", ignore_errors=True)
     named = sorted(set(named_files(recipe)))
     places = {path: f"files/{number}/{path.name}" for number, path in enumerate(named)}
-    there = moved(recipe, places)
+    there = own_mirror(moved(recipe, places), folder.name)
     (folder / "recipe.yaml").write_text(dump_recipe(there), encoding="utf-8")
     files = {f"{JOB}/{wheel.name}": wheel, f"{JOB}/recipe.yaml": folder / "recipe.yaml"}
     files |= {f"{JOB}/{place}": path for path, place in places.items()}
@@ -167,6 +173,19 @@ def write_job(recipe: Recipe, rented: Rented, name: str, folder: Path, *, spot: 
     )  # fmt: skip
     (folder / TASK).write_text(dump_task(made), encoding="utf-8")
     return folder / TASK
+
+
+def own_mirror(recipe: Recipe, job: str) -> Recipe:
+    """Return the recipe with a mirror that is a job's alone: what is found there is this job's, on whatever machine it starts.
+
+    Args:
+        recipe: with a mirror.
+        job: its name, of the recipe, the place and the time.
+    """
+    checkpoints = recipe.checkpoints
+    return recipe.model_copy(
+        update={"checkpoints": checkpoints.model_copy(update={"mirror": f"{(checkpoints.mirror or '').rstrip('/')}/{job}"})}
+    )
 
 
 def dump_task(made: Mapping[str, Any]) -> str:
@@ -182,10 +201,16 @@ def dump_task(made: Mapping[str, Any]) -> str:
     return yaml.dump(dict(made), Dumper=Dumper, sort_keys=False, width=120)
 
 
-def start_command(file: Path, name: str) -> Sequence[str]:
-    """Return the command that rents the machine and starts the task. Raises UserError where SkyPilot is not installed."""
+def start_command(file: Path, name: str, *, spot: bool = False) -> Sequence[str]:
+    """Return the command that rents the machine and starts the task; a machine that may be taken away as a managed job.
+
+    Raises:
+        UserError: SkyPilot is not installed.
+    """
     if shutil.which("sky") is None:
         raise UserError("SkyPilot is not installed here", f"pip install 'skypilot[{name}]=={VERSION}'")
+    if spot:
+        return ["sky", "jobs", "launch", "--name", f"wt-{file.parent.name}"[:40], "--detach-run", str(file)]
     return ["sky", "launch", "--cluster", f"wt-{file.parent.name}"[:40], "--detach-run", str(file)]
 
 
