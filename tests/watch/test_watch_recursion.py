@@ -126,8 +126,8 @@ def test_the_page_of_a_run_shows_gates_losses_by_step_and_refinement(run: RunFol
     for part in ("after step 0", "after step 3", "Refinement", "gradient_norm", "17.25", "0.5 – 1.5", "halve the rates", EVIL):
         assert part in page.text, part
     assert "✗ done" in page.text, "a run whose gates failed is not good"
-    # Loss, by step, held-out, refinement, order, gradient norm.
-    assert page.tags.count("svg") == 6
+    # Loss and its later part, by step, held-out, refinement, order, gradient norm.
+    assert page.tags.count("svg") == 7
 
 
 def test_bits_per_byte_by_step_and_the_norms_of_each_update_are_on_the_page(run: RunFolder) -> None:

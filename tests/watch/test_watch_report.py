@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import xml.etree.ElementTree as ElementTree
@@ -10,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.recipe import UserError
-from windtunnel.watch import CheckRow, Curve, Memory, PlanRow, Report, Sample, write_report
+from windtunnel.recipe import UserError, load_recipe
+from windtunnel.run import Metrics, RunFolder
+from windtunnel.watch import CheckRow, Curve, Memory, PlanRow, Report, Sample, write_report, write_run_page
 from windtunnel.watch.charts import line_chart, memory_chart, thin
+from windtunnel.watch.evaluated import evaluation_of
 
 EVIL = "<script>alert(1)</script> & 'x' \"y\""
 
@@ -92,6 +95,57 @@ def test_report_is_self_contained_well_formed_and_escaped(tmp_path: Path) -> Non
         assert part in page.text
     assert text.count("var(--") > 50
     assert list(tmp_path.iterdir()) == [tmp_path / "report.html"]
+
+
+def test_what_holds_is_folded_and_what_needs_a_reader_is_open(tmp_path: Path) -> None:
+    text = write_report(tmp_path / "report.html", full_report()).read_text(encoding="utf-8")
+    before, _, folded = text.partition("1 checks hold")
+    assert "<b>kill</b>" in before
+    assert "<b>gpu</b>" in before
+    assert "<b>plan</b>" in folded.partition("</details>")[0]
+    assert "<details>" in before
+
+
+def policy_run(folder: Path) -> Path:
+    """A run of reinforcement learning with two verifiers, as training and evaluation leave it."""
+    recipe = load_recipe("charlm", ["budget.dollars=10"])
+    plan = {"vocab": 256, "tokens_per_second": 900.0}
+    with RunFolder.create(folder, recipe, rig={"name": "here"}, plan=plan) as run:
+        with Metrics(run.metrics_path) as metrics:
+            for step in range(1, 301):
+                values = {
+                    "loss": 1.0 / step,
+                    "reward": step / 300,
+                    "reward_math": 0.5,
+                    "reward_code": 0.25,
+                    "answer_length": 90.0,
+                }
+                values |= {"staleness": 1.0, "mismatch": 1e-3, "learning_rate": 1.0, "tokens_per_second": 700.0 + step}
+                metrics.log(step, values)
+        answers = {"n": 8, "right": 6, "share": 0.75, "low": 0.4, "high": 0.9, "reward": 0.8,
+                   "wrong": [{"prompt": "2+2=", "truth": "4", "answer": EVIL, "why": "not a number"}]}  # fmt: skip
+        told = {"step": 300, "bits_per_byte": 1.2345, "answers": answers, "samples": [{"prompt": "once", "text": " upon"}]}
+        (run.path / "evaluation.json").write_text(json.dumps(told))
+        run.finish("done", "budget.steps")
+        return run.path
+
+
+def test_the_page_of_a_run_has_rewards_by_verifier_evaluation_and_samples(tmp_path: Path) -> None:
+    text = write_run_page(policy_run(tmp_path)).read_text(encoding="utf-8")
+    page = Page(text)
+    assert page.open == []
+    assert len(page.ids) == len(set(page.ids))
+    for part in ("Rewards", "reward math", "reward code", "Length of answers", "Staleness", "Mismatch", "Learning rate"):
+        assert part in page.text, part
+    assert "Loss, the later part" in page.text
+    assert "tokens per second, mean" in page.text  # a noisy metric is smoothed
+    assert "planned" in page.text  # what was planned, beside it
+    for part in ("1.2345", "6 of 8", "mean reward 0.8", "upon", "expected 4; not a number", EVIL):
+        assert part in page.text, part
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    (damaged / "evaluation.json").write_text('{"answers": []')
+    assert evaluation_of(damaged) == ([], [])
 
 
 def test_charts_follow_the_pages_colours(tmp_path: Path) -> None:

@@ -40,8 +40,11 @@ def evaluate_newest(recipe: Recipe, root: Path, *, as_json: bool) -> int:
     from windtunnel.evaluate import judge_evaluation
     from windtunnel.rl import evaluate_trained
     from windtunnel.run import newest_run
+    from windtunnel.watch import write_run_page
 
-    report = evaluate_trained(newest_run(root, recipe.name), progress=progress_lines())
+    folder = newest_run(root, recipe.name)
+    report = evaluate_trained(folder, progress=progress_lines())
+    write_run_page(folder)
     results = judge_evaluation(recipe.evaluation.gates, report)
     if as_json:
         print(json_format.dumps({"evaluation": report.to_json(), "gates": [r.to_json() for r in results]}), flush=True)

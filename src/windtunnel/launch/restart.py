@@ -53,7 +53,7 @@ def _name_files_here(run: Path, recipe: Recipe) -> None:
     for file in {run / "recipe.yaml", RunFolder.open(run).job_path}:
         own = load_recipe(file)
         told = own.model_dump(mode="json")
-        moved = {**told, **{name: _moved(told[name], asked[name]) for name in ("data", "model") if name in asked}}
+        moved = told | {name: _moved(told[name], asked[name]) for name in ("data", "model") if name in asked}
         if moved != told:
             try:
                 write_atomic(file, dump_recipe(Recipe.model_validate(moved)))

@@ -123,7 +123,7 @@ def _summary(path: Path) -> RunSummary:
     )
 
 
-def _spending(path: Path, plan: Any) -> tuple[float | None, ...]:
+def _spending(path: Path, plan: Any) -> tuple[float | None, float | None, float | None, float | None]:
     """(hours, dollars, planned hours, planned dollars) of a run."""
     known = plan if isinstance(plan, dict) else {}
     spent = load_spent(path / "spent.json") if (path / "spent.json").exists() else None

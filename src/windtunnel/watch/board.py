@@ -23,6 +23,7 @@ from windtunnel.run import (
 
 from .compare import pace
 from .follow import read_snapshot
+from .groups import grouped, limits_of
 from .live import finite
 
 SPARK_POINTS = 40
@@ -31,24 +32,6 @@ CLOCK_POINTS = 300
 MOST_EVENTS = 60
 NO_CURVE: dict[str, Any] = {"spark": [], "progress": None, "last": None}
 PATIENCE_SECONDS = 0.3
-# In this order; what is not among them is a group of its own.
-CHARTS: tuple[tuple[str, str], ...] = (
-    ("Loss", r"loss|validation_loss"),
-    ("Right answers", r"answers_right|answers_low|answers_high|right"),
-    ("Bits per byte", r"validation_bits_per_byte"),
-    ("Rewards", r"reward(_\w+)?|answers_reward"),
-    ("Length of answers, tokens", r"answer_length|answer_longest"),
-    ("Staleness, updates", r"staleness(_largest)?"),
-    ("Mismatch between learner and sampler, nats", r"mismatch|mismatch_p95|mismatch_largest|mismatch_k3"),
-    ("Tokens per second", r"tokens_per_second"),
-    ("Seconds per step", r"step_seconds"),
-    ("Peak memory of a GPU, GiB", r"memory_gib"),
-    ("Dollars", r"dollars|dollars_forecast"),
-    ("Gradient norm", r"gradient_norm"),
-    ("Learning rate, share of its peak", r"learning_rate"),
-    ("Loss after each supervision step", r"loss_step_\d+"),
-    ("Validation loss after each supervision step", r"validation_loss_step_\d+"),
-)
 SHOWN_AS_FIGURES = ("progress", "epoch", "targets", "memory_share")
 
 
@@ -165,12 +148,10 @@ def _silent(folder: Path) -> float | None:
 
 def _charts(run: RunFolder, metrics: MetricsReader) -> list[dict[str, Any]]:
     left = [name for name in metrics.names() if name not in SHOWN_AS_FIGURES]
-    charts: list[dict[str, Any]] = []
-    for title, pattern in CHARTS:
-        names = [name for name in left if re.fullmatch(pattern, name)]
-        left = [name for name in left if name not in names]
-        if names:
-            charts.append({"title": title, "names": names, "limits": _limits(run, names), "more": False})
+    groups, left = grouped(left)
+    charts: list[dict[str, Any]] = [
+        {"title": title, "names": names, "limits": limits_of(run, names), "more": False} for title, names in groups
+    ]
     charts += [{"title": name.replace("_", " "), "names": [name], "limits": [], "more": True} for name in left]
     for chart in charts:
         chart["series"] = {name: _points(metrics, name) for name in chart["names"]}
@@ -181,24 +162,6 @@ def _charts(run: RunFolder, metrics: MetricsReader) -> list[dict[str, Any]]:
 def _points(metrics: MetricsReader, name: str, since: int = -1) -> list[list[float | None]]:
     """Points as [step, mean, low, high]."""
     return [[s.step, s.mean, s.low, s.high] for s in stretches(metrics, name, CURVE_POINTS, since=since)]
-
-
-def _limits(run: RunFolder, names: list[str]) -> list[dict[str, Any]]:
-    """Return lines across a chart: what was planned, the budget, and where a band warns."""
-    plan: dict[str, Any] = run.manifest.get("plan") or {}
-    bands, budget = run.recipe.bands, run.recipe.budget.dollars
-    found: list[tuple[str, str, Any]] = []
-    if "tokens_per_second" in names:
-        speed = plan.get("tokens_per_second")
-        found += [("planned", "plan", speed), ("warns below", "warn", speed and bands.throughput_warn * speed)]
-    if "step_seconds" in names:
-        found.append(("planned", "plan", plan.get("step_seconds")))
-    if "memory_gib" in names:
-        found += [("planned peak", "plan", plan.get("peak_gib")), ("limit", "bad", plan.get("limit_gib"))]
-    if "dollars" in names:
-        found += [("planned", "plan", plan.get("dollars")), ("80 % of the budget", "warn", budget and 0.8 * budget),
-                  ("budget", "bad", budget)]  # fmt: skip
-    return [{"name": name, "kind": kind, "value": value} for name, kind, value in found if isinstance(value, int | float)]
 
 
 def _clock(run: RunFolder, metrics: MetricsReader) -> list[list[float | None]]:

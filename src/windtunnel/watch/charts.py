@@ -16,6 +16,8 @@ _COLOURS = ["#010211", "#010212", "#010213", "#010214", "#010215", "#010216", "#
 _HATCHES = ("", "////", "....")  # where there are more parts than colours
 _VARIABLES = {_INK: "var(--ink)", _GRID: "var(--grid)", **{c: f"var(--c{i})" for i, c in enumerate(_COLOURS)}}
 MOST_POINTS = 1500
+WIDTH = 9.6
+"""Inches, of ten points a letter: what a page's card is wide."""
 
 
 def line_chart(
@@ -27,25 +29,36 @@ def line_chart(
     `log`: a logarithmic y axis, without what is not positive.
     """
     least = 0.0 if log else -math.inf
-    clean = [(c.name, thin([p for p in c.points if math.isfinite(p[0]) and least < p[1] < math.inf])) for c in curves]
-    clean = [(label, points) for label, points in clean if points]
+    clean = [(c, thin([p for p in c.points if math.isfinite(p[0]) and least < p[1] < math.inf])) for c in curves]
+    clean = [(curve, points) for curve, points in clean if points]
     if not clean:
         return ""
+    bold = [curve for curve, _ in clean if not curve.faint]
 
     def draw(axes: Any) -> None:
-        for (label, points), colour in zip(clean, _COLOURS * len(clean), strict=False):
+        number = 0
+        for curve, points in clean:
+            colour = _COLOURS[number % len(_COLOURS)]
+            if curve.faint:
+                axes.plot(*zip(*points, strict=True), color=colour, linewidth=0.8, alpha=0.35)
+                continue
+            number += 1
             marker = "o" if len(points) <= 30 else None
-            axes.plot(*zip(*points, strict=True), label=label, color=colour, linewidth=1.8, marker=marker, markersize=3.5)
+            axes.plot(*zip(*points, strict=True), label=curve.name, color=colour, linewidth=1.8, marker=marker, markersize=3.5)
         if limit is not None:
             # The limits' own colour may be a line's.
-            axes.axhline(limit, color=_COLOURS[3] if len(clean) <= 3 else _INK, linestyle="--", linewidth=1.4, label=limit_name)
+            axes.axhline(limit, color=_COLOURS[3] if len(bold) <= 3 else _INK, linestyle="--", linewidth=1.4, label=limit_name)
         axes.set_xlabel(x)
         axes.set_ylabel(y)
         if log:
             _logarithmic(axes)
-        axes.legend(frameon=False, labelcolor=_INK, ncols=2 if len(clean) > 3 else 1)
+        # Above the lines, from the left: a narrow screen shows the left part.
+        axes.legend(
+            frameon=False, labelcolor=_INK, ncols=min(4, len(bold) + 1), loc="lower left", bbox_to_anchor=(0.0, 1.0),
+            borderaxespad=0.2, handlelength=1.4, columnspacing=1.4,
+        )  # fmt: skip
 
-    return _svg(draw, (7.2, 3.1), name)
+    return _svg(draw, (WIDTH, 3.3), name)
 
 
 def _logarithmic(axes: Any) -> None:
@@ -86,7 +99,7 @@ def memory_chart(plans: Sequence[tuple[str, Memory]], *, name: str = "memory") -
         axes.set_xlabel("GiB per rank")
         axes.legend(frameon=False, labelcolor=_INK, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.5 / (0.77 * height)))
 
-    return _svg(draw, (7.2, height), name)
+    return _svg(draw, (WIDTH, height), name)
 
 
 def thin(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> list[tuple[float, float]]:

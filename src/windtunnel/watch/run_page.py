@@ -9,11 +9,11 @@ from typing import Any
 from windtunnel.recipe import dump_recipe
 from windtunnel.run import MetricsReader, RunFolder, compare_expected
 
-from .charts import line_chart
+from .evaluated import evaluation_of
 from .follow import read_snapshot
 from .page import save, template
-from .recursion import recursion_charts, recursion_curves, smoothed, step_curves
-from .report_model import Curve, RecursionCurves
+from .report_model import Sample
+from .run_charts import run_charts
 from .snapshot import Snapshot
 from .text import chain, count, dollars, duration, number, share
 from .worth import worth_part
@@ -40,7 +40,8 @@ class RunPage:
     Attributes:
         status: in a word; reason: of its end. good: neither failed nor stopped.
         expected: (name, range, measured, met, source) written before the run.
-        figures: (name, value, explanation). events: (step, level, message, advice) of warnings, the oldest first.
+        figures, evaluation: (name, value, explanation). samples: of the evaluation.
+        events: (step, level, message, advice) of warnings, the oldest first.
         recipe: YAML.
     """
 
@@ -52,6 +53,8 @@ class RunPage:
     gates: list[Gate] = field(default_factory=list)
     expected: list[list[str]] = field(default_factory=list)
     figures: list[tuple[str, str, str]] = field(default_factory=list)
+    evaluation: list[tuple[str, str, str]] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
     events: list[tuple[str, str, str, str]] = field(default_factory=list)
     recipe: str = ""
 
@@ -72,6 +75,7 @@ def write_run_page(folder: Path, to: Path | None = None) -> Path:
 def run_page(folder: Path) -> str:
     """Return the page of a running or finished run as text. Raises UserError: not a run folder, or damaged metrics."""
     run, now = RunFolder.open(folder), read_snapshot(folder)
+    evaluation, samples = evaluation_of(run.path)
     status, _, reason = now.phase.partition(": ")
     failed = [str(gate["name"]) for gate in run.manifest.get("gates") or [] if not gate["held"]]
     page = RunPage(
@@ -83,10 +87,13 @@ def run_page(folder: Path) -> str:
         gates=[_gate(item) for item in run.manifest.get("gates") or []],
         expected=[item.row() for item in compare_expected(run)],
         figures=_figures(now),
+        evaluation=evaluation,
+        samples=samples,
         events=_events(run),
         recipe=dump_recipe(run.recipe),
     )
-    text = template("run.html").render(report=page, charts=_charts(run), worth=worth_part(run.path))
+    drawn, recursion = run_charts(run)
+    text = template("run.html").render(report=page, drawn=drawn, charts=recursion, worth=worth_part(run.path))
     assert isinstance(text, str)
     return text
 
@@ -139,53 +146,3 @@ def _events(run: RunFolder) -> list[tuple[str, str, str, str]]:
         ("-" if e.step is None else f"step {e.step:,}", e.level, e.message, str(e.data.get("advice", "")))
         for e in found[-MOST_EVENTS:]
     ]
-
-
-def _charts(run: RunFolder) -> dict[str, Any]:
-    from markupsafe import Markup
-
-    if not run.metrics_path.exists():
-        return dict.fromkeys(("loss", "answers", "norm", "speed", "cost", *recursion_charts(None)), "")
-    with MetricsReader(run.metrics_path) as metrics:
-
-        def curve(label: str, series: str, *, smooth: bool = False) -> Curve:
-            points = [(float(p.step), p.value) for p in metrics.series(series)]
-            return Curve(label, smoothed(points, 400) if smooth else points)
-
-        updates = step_curves(metrics, "gradient_norm", 7)  # where each supervision step has an update of its own
-        recursion: RecursionCurves | None = recursion_curves(metrics, _vocab(run))
-        drawn = {
-            "loss": line_chart(
-                [curve("training", "loss"), curve("validation", "validation_loss")],
-                x="step",
-                y="loss, nats per token",
-                name="loss",
-            ),
-            "answers": line_chart(
-                [curve("right", "answers_right"), curve("95 % from", "answers_low"), curve("95 % to", "answers_high")],
-                x="step",
-                y="share of held-out answers",
-                name="answers",
-            ),
-            "norm": line_chart(
-                [curve("root mean square" if updates else "gradient norm", "gradient_norm"), *updates],
-                x="step",
-                y="before clipping",
-                name="norm",
-            ),
-            "speed": line_chart([curve("tokens/s", "tokens_per_second", smooth=True)], x="step", y="tokens/s", name="speed"),
-            "cost": line_chart(
-                [curve("spent", "dollars")],
-                x="step",
-                y="dollars",
-                limit=run.recipe.budget.dollars,
-                limit_name="budget",
-                name="cost",
-            ),
-        }
-    return {name: Markup(svg) for name, svg in (drawn | recursion_charts(recursion)).items()}
-
-
-def _vocab(run: RunFolder) -> int | None:
-    found = (run.manifest.get("plan") or {}).get("vocab")
-    return found if isinstance(found, int) and found > 1 else None
