@@ -133,7 +133,7 @@ def test_the_page_of_a_run_shows_gates_losses_by_step_and_refinement(run: RunFol
 def test_bits_per_byte_by_step_and_the_norms_of_each_update_are_on_the_page(run: RunFolder) -> None:
     assert "0.406 → 0.386 → 0.365 → 0.345" in Page(write_run_page(run.path).read_text(encoding="utf-8")).text
     before = write_run_page(run.path).read_text(encoding="utf-8")
-    assert "root mean square" not in before
+    assert "root mean square</text>" not in before
     with Metrics(run.metrics_path) as metrics:
         for step in range(1, STEPS + 1):
             metrics.log(step, {of_step("gradient_norm", i): 1.0 + i for i in range(4)})

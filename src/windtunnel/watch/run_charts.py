@@ -37,15 +37,16 @@ def _group(run: RunFolder, metrics: MetricsReader, title: str, names: list[str])
     """Draw one chart; of the loss its later part too."""
     names = sorted(names, key=len)  # what the others are parts of comes first
     curves = [_curve(metrics, name) for name in names]
-    if title == "Gradient norm":
-        curves += step_curves(metrics, "gradient_norm", 7)  # where each supervision step has an update of its own
+    if title == "Gradient norm" and (updates := step_curves(metrics, "gradient_norm", 7)):
+        # Each supervision step has an update of its own.
+        curves = [Curve("root mean square", curves[0].points), *updates]
     key = "".join(letter for letter in title.lower() if letter.isalpha())
     highest = max((y for curve in curves for _, y in curve.points if y == y), default=0.0)
     limit = next((one for one in limits_of(run, names) if 0 < one["value"] < NEARBY * highest), None)
     unit = "" if title == LOSS and run.recipe.rl is not None else _UNITS.get(title, "")
     shown = [both for curve in curves for both in _softened(curve)]
     told = line_chart(
-        shown, x="step", y=unit, name=key, limit=limit and limit["value"],
+        shown, x="step", y=unit, name=key, limit=limit["value"] if limit else None,
         limit_name=limit["name"] if limit else "",
     )  # fmt: skip
     found = [(title, told, next((text for name in names if (text := described(name))), ""))]
