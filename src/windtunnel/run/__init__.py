@@ -7,7 +7,7 @@ from .expected import Expected, compare_expected
 from .folder import JOB_VARIABLE, RunFolder, new_folder, read_own_recipe
 from .heartbeat import FOLDER as HEARTBEATS
 from .heartbeat import KEEPING, WAITING, Beat, Heartbeat, read_beat
-from .identity import anchored, first_difference
+from .identity import anchored, by_path, first_difference
 from .ledger import Entry, Kind, parse_limit, read_ledger, read_limits, standings, sums
 from .listing import RunSummary, list_runs, newest_run
 from .metrics import Event, Metrics, MetricsReader, Point
@@ -84,6 +84,7 @@ __all__ = [
     "Targets",
     "anchored",
     "apart",
+    "by_path",
     "compare_expected",
     "described",
     "epochs_over_data",

@@ -95,6 +95,16 @@ def anchored(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update=moved) if moved else recipe
 
 
+def by_path(value: Any, path: str = "") -> dict[str, Any]:
+    """Return the leaves of nested mappings by dotted path; an empty mapping is a leaf."""
+    if not isinstance(value, dict) or not value:
+        return {path: value}
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        found |= by_path(item, f"{path}.{key}" if path else str(key))
+    return found
+
+
 def _located(value: Any) -> Any:
     """Return a section with absolute paths: of files, of a tokenizer's folder, and of a model's where there is such a one."""
     if isinstance(value, list):

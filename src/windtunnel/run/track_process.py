@@ -23,6 +23,7 @@ from windtunnel.recipe import Notify, UserError
 
 from .ending import outcome
 from .folder import read_manifest, read_own_recipe
+from .identity import by_path
 from .metrics import MetricsReader
 from .trackers import TRACKERS, Tracked, Tracker, finite_values, require_trackers
 
@@ -144,7 +145,7 @@ class _Feed:
 
     def _open(self) -> Tracker:
         if self._tracker is None:
-            recipe = _flat(read_own_recipe(self._folder).model_dump(mode="json"), "")
+            recipe = by_path(read_own_recipe(self._folder).model_dump(mode="json"))
             self._tracker = TRACKERS[self._name][1](Tracked(self._folder, self._project, recipe), self._say)
         return self._tracker
 
@@ -175,15 +176,6 @@ def _state(folder: Path) -> dict[str, Any]:
         found = json.loads((folder / STATE).read_text(encoding="utf-8"))
         return found if isinstance(found, dict) else {}
     return {}
-
-
-def _flat(value: Any, path: str) -> dict[str, Any]:
-    if not isinstance(value, dict) or not value:
-        return {path: value}
-    found: dict[str, Any] = {}
-    for key, item in value.items():
-        found |= _flat(item, f"{path}.{key}" if path else str(key))
-    return found
 
 
 def _say(text: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.recipe import UserError
-from windtunnel.run import MetricsReader, RunFolder, load_spent
+from windtunnel.run import MetricsReader, RunFolder, by_path, load_spent
 
 from .charts import thin
 
@@ -106,7 +106,7 @@ def read_result(folder: Path) -> RunResult:
         planned_tokens_per_second=plan.get("tokens_per_second"),
         best=tuple(best[:MOST_BEST]),
         curves=_curves(validations, series.get("loss", []), series.get("dollars", []), batch),
-        recipe=_flat(run.recipe.model_dump(mode="json"), ""),
+        recipe=by_path(run.recipe.model_dump(mode="json")),
         data=(run.manifest.get("data") or {}).get("checksum"),
     )  # fmt: skip
 
@@ -179,12 +179,3 @@ def draw_comparison(results: Sequence[RunResult], path: Path) -> None:
         figure.savefig(path, dpi=150)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
-
-
-def _flat(value: Any, path: str) -> dict[str, Any]:
-    if not isinstance(value, dict) or not value:
-        return {path: value}
-    found: dict[str, Any] = {}
-    for key, item in value.items():
-        found |= _flat(item, f"{path}.{key}" if path else str(key))
-    return found
