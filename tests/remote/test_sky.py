@@ -61,7 +61,7 @@ def test_the_task_names_the_rig_its_price_and_files_that_are_there(tmp_path: Pat
     assert "whl[s3]" in made["setup"]
     # What a job finds in its mirror is its own, on whatever machine SkyPilot starts it.
     assert load_recipe(tmp_path / "job" / "recipe.yaml").checkpoints.mirror == "s3://bucket/runs/job"
-    assert "train recipe.yaml --restartable" in made["run"]
+    assert "train recipe.yaml --restartable --gpus 8 " in made["run"]  # an image without a driver is refused
 
 
 @pytest.mark.parametrize(
@@ -113,6 +113,9 @@ def test_missing_credentials_are_named_before_anything_is_rented(
         (["--on", "8xH100", "--to", "aws", "--dry-run"], "without a mirror nothing would come home"),
         (["--to", "aws", "--dry-run"], "for a recipe and a rig"),
         (["--on", "g5.xlarge", "--to", "gcp", "--dry-run", "--set", "checkpoints.mirror=gs://b/r"], "an instance of AWS"),
+        (["--on", "2x(8xH100)", "--to", "ssh:nobody"], "ssh trains on one machine"),
+        (["--to", "ssh:a,ssh:a", "--set", "checkpoints.mirror=s3://b/r"], "names a machine twice"),
+        (["--to", "ssh:a,ssh:b"], "without a mirror no other one could go on"),
         (["--on", "2x(8xH100)", "--to", "aws", "--dry-run", "--set", "checkpoints.mirror=s3://b/r"], "trains on one machine"),
     ],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.rig import detect_rig, load_catalog, measure_cpu_gflops
+from windtunnel.rig.checks import _undriven
 from windtunnel.rig.detect import cgroup_cpu_quota, cpu_cores
 from windtunnel.rig.nvml import match_gpu, visible
 
@@ -106,3 +107,18 @@ def test_gpus_agree_with_torch() -> None:
     assert rig.gpus == torch.cuda.device_count()
     assert rig.gpu.capability == torch.cuda.get_device_capability()
     assert rig.gpu.memory_gib == pytest.approx(torch.cuda.get_device_properties(0).total_memory / 2**30, rel=0.03)
+
+
+def test_a_gpu_that_no_driver_shows_is_named(tmp_path: Path) -> None:
+    """As on an image without a driver: what computes is on the bus, and nothing answers for it."""
+    for name, vendor, kind in (("0000:00:02.0", "0x8086", "0x030000"), ("0000:01:00.0", "0x10de", "0x030000")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vendor").write_text(f"{vendor}\n")
+        (tmp_path / name / "class").write_text(f"{kind}\n")
+    assert _undriven(tmp_path, tmp_path / "nvidia0") is None  # a screen's own card may be without a driver
+    (tmp_path / "nvidia0").touch()
+    assert "nvidia0" in str(_undriven(tmp_path, tmp_path / "nvidia0"))
+    (tmp_path / "0000:17:00.0").mkdir()
+    (tmp_path / "0000:17:00.0" / "vendor").write_text("0x10de\n")
+    (tmp_path / "0000:17:00.0" / "class").write_text("0x030200\n")
+    assert _undriven(tmp_path, tmp_path / "nvidia0") == "an NVIDIA GPU at PCI 0000:17:00.0"

@@ -104,6 +104,7 @@ def launch(
     if to.startswith("ssh:") and "," in to and not status:
         from .launch_ssh import keep_ssh
 
+        price, gpus = _of_rig(on, price)
         raise typer.Exit(
             keep_ssh(
                 recipe,
@@ -111,6 +112,7 @@ def launch(
                 sets or (),
                 python=python,
                 price=price,
+                gpus=gpus,
                 job=job,
                 every=every,
                 then_stop=then_stop,
@@ -124,7 +126,10 @@ def launch(
         if status:
             show_status(to, as_json=json)
         else:
-            launch_ssh(recipe, to, sets or (), python=python, price=price, then_stop=then_stop, idle=idle, as_json=json)
+            price, gpus = _of_rig(on, price)
+            launch_ssh(
+                recipe, to, sets or (), python=python, price=price, gpus=gpus, then_stop=then_stop, idle=idle, as_json=json
+            )
         return
     if to == "slurm":
         from .launch_slurm import launch_slurm, show_jobs
@@ -148,6 +153,18 @@ def launch(
     if recipe is None or on is None:
         raise UserError("a job's folder is for a recipe and a rig", "windtunnel launch RECIPE --on '4x(8xH100)' --to FOLDER")
     _render(recipe, on, Path(to), sets or (), stage, model, as_json=json)
+
+
+def _of_rig(on: str | None, price: float | None) -> tuple[float | None, int | None]:
+    """Return dollars an hour, where none were given by the rig's plan, and how many GPUs the machine must have; None: any."""
+    if on is None:
+        return price, None
+    from windtunnel.rig import parse_rig
+
+    rig = parse_rig(on)
+    if rig.nodes > 1:
+        raise UserError(f"--on {on}: ssh trains on one machine", "several nodes: --to slurm")
+    return rig.dollars_per_hour if price is None else price, rig.gpus or None
 
 
 def _refuse_unknown(to: str) -> None:

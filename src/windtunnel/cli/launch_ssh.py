@@ -17,8 +17,8 @@ COLUMNS = ("run", "status", "step", "loss", "validation", "$", "note")
 
 
 def launch_ssh(
-    recipe: str | None, to: str, sets: Sequence[str], *, python: str | None, price: float | None, then_stop: str | None,
-    idle: float, as_json: bool,
+    recipe: str | None, to: str, sets: Sequence[str], *, python: str | None, price: float | None, gpus: int | None,
+    then_stop: str | None, idle: float, as_json: bool,
 ) -> None:  # fmt: skip
     """Start a recipe, or go on with a run from its mirror, on another machine; then say how to look at it."""
     from windtunnel.remote import Address, How, launch_from_mirror, launch_recipe
@@ -30,7 +30,7 @@ def launch_ssh(
     if recipe is None:
         raise UserError("launch needs a recipe, or the address of a run's mirror", f"windtunnel launch charlm --to {to}")
     more = tuple(word for item in sets for word in ("--set", item)) if "://" in recipe else ()
-    how = How(python, price, more, then_stop, idle)
+    how = How(python, price, (*more, *_gpus(gpus)), then_stop, idle)
     if "://" in recipe:
         run = launch_from_mirror(address, recipe, how, say)
     else:
@@ -48,7 +48,7 @@ def launch_ssh(
 
 def keep_ssh(
     recipe: str | None, to: str, sets: Sequence[str], *, python: str | None, price: float | None, job: str | None,
-    every: float, then_stop: str | None, idle: float, as_json: bool,
+    every: float, gpus: int | None, then_stop: str | None, idle: float, as_json: bool,
 ) -> int:  # fmt: skip
     """Train a recipe on one of several machines, on another one whenever that is lost, until it ends; returns the exit code."""
     from windtunnel.recipe import load_recipe
@@ -69,7 +69,7 @@ def keep_ssh(
             "--set checkpoints.mirror=s3://my-bucket/runs",
         )
     again, job = job is not None, job or f"{loaded.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    own, how = own_mirror(loaded, job), How(python, price, ("--restartable",), then_stop, idle)
+    own, how = own_mirror(loaded, job), How(python, price, ("--restartable", *_gpus(gpus)), then_stop, idle)
     run = find(addresses, own, say) if again else None
     run = run or relaunch(addresses, own, how, say)
     words = ["windtunnel", "launch", recipe, "--to", to, *(word for item in sets for word in ("--set", item)), "--job", job]
@@ -91,6 +91,11 @@ def keep_ssh(
         )
         typer.echo(f"  home:  windtunnel fetch-run {own.checkpoints.mirror}/{name}")
     return kept.code
+
+
+def _gpus(count: int | None) -> tuple[str, ...]:
+    """Return the arguments of `train` that refuse a machine with fewer GPUs, such as one whose image has no driver."""
+    return () if count is None else ("--gpus", str(count))
 
 
 def show_status(to: str, *, as_json: bool) -> None:

@@ -7,7 +7,7 @@ from windtunnel import lazy
 if TYPE_CHECKING:
     from .host import Address, Host
     from .jobs import How, attach, fetch, launch_from_mirror, launch_recipe, status
-    from .keep import Kept, find, keep, relaunch
+    from .keeping import Kept, find, keep, relaunch
     from .sky import PROVIDERS, Rented, own_mirror, require_credentials, start_command, write_job
 
 __all__ = [

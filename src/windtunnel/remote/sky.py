@@ -131,7 +131,7 @@ def task(
     if rig.dollars_per_hour is not None:
         resources["max_hourly_cost"] = round(PRICE_MARGIN * rig.dollars_per_hour / rig.nodes, 2)
     priced = "" if rig.dollars_per_hour is None else f"WINDTUNNEL_PRICE={rig.dollars_per_hour:g} "
-    train = f"windtunnel train recipe.yaml --restartable --root ~/runs --yes{price}"
+    train = f"windtunnel train recipe.yaml --restartable --gpus {rig.gpus_per_node} --root ~/runs --yes{price}"
     return {
         "name": recipe.name.replace("_", "-"),
         "resources": resources,

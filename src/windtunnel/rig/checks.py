@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
@@ -57,16 +58,22 @@ def _machine(context: Context, say: Say) -> Evidence:
 # GPUs: driver, CUDA build, memory, a product that is exact, a compiler.
 
 LEAST_FREE_SHARE = 0.95
+_PCI = Path("/sys/bus/pci/devices")
+_NVIDIA, _COMPUTES = "0x10de", "0x0302"
+"""A vendor, and the beginning of its devices' class: 3D controllers without a screen, as in servers."""
 
 
 def _gpu(context: Context, say: Say) -> Evidence:
     import torch
 
     here = context.here
-    if here.gpu is None:
-        stray = "there is a device file /dev/nvidia0, but no driver answers" if Path("/dev/nvidia0").exists() else "no GPU here"
-        return Evidence(stray, absent=f"the same command on a machine with a GPU, such as {context.rig.name}'s")
     found = Findings()
+    if here.gpu is None:
+        undriven = _undriven()
+        if undriven is not None:
+            found.problem(f"there is {undriven}, but no driver answers", "use an image with NVIDIA's driver; try: nvidia-smi")
+            return found.evidence("", {"gpus": 0})
+        return Evidence("no GPU here", absent=f"the same command on a machine with a GPU, such as {context.rig.name}'s")
     build, driver = torch.version.cuda, _driver()
     if build is None:
         what = f"there is a {here.gpu.name}, but torch {torch.__version__} is built for the CPU only"
@@ -122,6 +129,16 @@ def _compiler(found: Findings) -> None:
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not header.is_file():
         found.problem(f"no {header}, which torch.compile needs", "apt install python3-dev")
+
+
+def _undriven(devices: Path = _PCI, file: Path = Path("/dev/nvidia0")) -> str | None:
+    """Return what of NVIDIA's is in this machine for computing, where no driver shows a GPU; None: nothing."""
+    for device in sorted(devices.glob("*")):
+        with contextlib.suppress(OSError):
+            vendor, kind = ((device / name).read_text(encoding="ascii").strip() for name in ("vendor", "class"))
+            if vendor == _NVIDIA and kind.startswith(_COMPUTES):
+                return f"an NVIDIA GPU at PCI {device.name}"
+    return f"a device file {file}" if file.exists() else None
 
 
 def _driver() -> dict[str, str] | None:
