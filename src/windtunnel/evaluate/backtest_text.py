@@ -59,9 +59,9 @@ def _hit_rate(report: BacktestReport) -> str:
 
 
 def _gain(report: BacktestReport) -> str:
+    if report.gain_interval is None:  # a day's gain, taken for every day of a year, is an absurd figure
+        return "too few days for a difference a year and its interval"
     gain = report.figures.yearly - report.of_benchmark.yearly
-    if report.gain_interval is None:
-        return f"{100 * gain:+.2f} points a year; too few days for an interval"
     low, high = (100 * each for each in report.gain_interval)
     sure = "" if low > 0 or high < 0 else ": no difference is shown"
     return f"{100 * gain:+.2f} points a year (95 % {low:+.1f} to {high:+.1f}){sure}"
