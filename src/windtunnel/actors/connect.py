@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from json import dumps, loads
+from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
@@ -118,6 +119,9 @@ def _connect(address: str | None, namespace: str) -> None:
 
     if ray.is_initialized():
         return
+    if address and Path("~/.ray/auth_token").expanduser().is_file():
+        # `ray start` asks for the token that lies there, and who is given an address does not offer it of its own accord.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
         ray.init(
             address=address or "local", namespace=namespace, log_to_driver=False, logging_level=logging.ERROR,

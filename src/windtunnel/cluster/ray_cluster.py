@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import socket
 import subprocess
 import threading
@@ -58,6 +59,7 @@ class RayCluster:
         Raises:
             UserError: the port is taken, or the head did not start; says what it printed.
         """
+        keep_to_ourselves()
         host, port = own_address(self.nodes), _port()
         self.address = f"{host}:{port}"
         self._start("head", [*self.python, *_MODULE, "head", self.address, str(self.gpus)])
@@ -158,6 +160,16 @@ class RayCluster:
             told = [line for line in lines if any(word in line for word in ("Error", "error", "mismatch", "No module"))]
             return (told or lines or ["it printed nothing"])[-1][:300]
         return "it printed nothing"
+
+
+def keep_to_ourselves() -> None:
+    """Give this process, and all that it starts, a token of its own for Ray, unless the user has chosen otherwise.
+
+    Without one Ray takes ~/.ray/auth_token where there happens to be one, for the head alone: nobody who is given an address
+    then gets in. Rays before 2.52 know no tokens, and take no notice.
+    """
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 def own_address(nodes: Sequence[str]) -> str:
