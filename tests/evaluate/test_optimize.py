@@ -120,7 +120,7 @@ def test_the_right_one_comes_back_with_its_proof(folder: Path, tmp_path: Path) -
     verdicts = {one["name"]: one for one in json.loads((out / "verdicts.json").read_text())["candidates"]}
     assert verdicts["b-right"]["twins"] == ["c-again"]
     assert verdicts["a-wrong"]["verdict"]["reason"] == "wrong-values"
-    assert verdicts["d-torch"]["verdict"]["reason"] == "host-compute"
+    assert verdicts["d-torch"]["verdict"]["reason"] == "never-launched"
 
 
 def test_its_plan_is_judged_right_again_and_wrong_ones_are_explained(folder: Path, verifiers: Verifiers) -> None:
