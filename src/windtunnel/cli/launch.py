@@ -147,7 +147,9 @@ def launch(
         from .launch_sky import launch_sky
 
         raise typer.Exit(
-            launch_sky(recipe, on, to, sets or (), price=price, dry=dry, spot=spot, interruptions=interruptions, as_json=json)
+            launch_sky(
+                recipe, on, to, sets or (), price=price, dry=dry, spot=spot, interruptions=interruptions, root=root, as_json=json
+            )
         )
     _refuse_unknown(to)
     if recipe is None or on is None:

@@ -19,27 +19,26 @@ if TYPE_CHECKING:
     from windtunnel.plan import Plan
     from windtunnel.rig import Rig
 
-STALL_SECONDS = 0.5
-"""What a checkpoint holds training up for: it is copied, then written while training goes on. Taken, not measured."""
-AGAIN_SECONDS = 600.0
-"""From losing a machine to training on another one: rented, installed, checked. Taken, not measured."""
 CLOUDS = ("aws", "gcp", "runpod", "lambda", "kubernetes")
 
 
 def launch_sky(
     recipe: str | None, on: str | None, to: str, sets: Sequence[str], *, price: float | None, dry: bool, spot: bool,
-    interruptions: float | None, as_json: bool,
+    interruptions: float | None, root: Path, as_json: bool,
 ) -> int:  # fmt: skip
     """Write the task for the rig that the plan priced, and start it; returns the exit code."""
     from dataclasses import replace
 
     from windtunnel.plan import make_plan, refuse
     from windtunnel.recipe import load_recipe
-    from windtunnel.remote import Rented, require_credentials, start_command, write_job
-    from windtunnel.rig import parse_rig, spot_interruptions
+    from windtunnel.remote import Rented, compare_with_schema, require_credentials, start_command, write_job
+    from windtunnel.rig import parse_rig
+
+    from .interrupted import expect, rate_of
 
     if recipe is None or on is None:
         raise UserError("a machine is rented for a recipe and a rig", f"windtunnel launch charlm --on 8xH100 --to {to}")
+    on = f"{on}@spot" if spot and "@" not in on else on
     loaded, rig = load_recipe(recipe, sets), parse_rig(on)
     rig = rig if price is None else replace(rig, dollars_per_hour=price, price_note="--price")
     if loaded.checkpoints.mirror is None:
@@ -57,22 +56,22 @@ def launch_sky(
         "no known price" if plan.dollars is None else f"about ${plan.dollars:,.0f} of GPU time at ${rig.dollars_per_hour:,.2f}/h"
     )
     typer.echo(f"{loaded.name} on {rig.name}: {plan.hours:.1f} h, {cost} ({rig.price_note})", err=True)
-    if interruptions is None and spot and (known := spot_interruptions(on)) is not None:
-        interruptions, place = known
-        typer.echo(f"{interruptions:g} interruptions an hour by {place}", err=True)
-    if interruptions is not None:
-        typer.echo(_expected(plan, loaded.checkpoints.every.seconds, interruptions), err=True)
+    if (rate := rate_of(on, interruptions, spot=spot)) is not None:
+        for label, text in expect(plan, rig, loaded, rate, root).remarks():
+            typer.echo(f"{label}: {text}", err=True)
     if spot:
         typer.echo(_saved_within(plan, rig, to), err=True)
     if dry:
         with tempfile.TemporaryDirectory() as place:
-            text = write_job(loaded, rented, to, Path(place) / f"{loaded.name}-{to}", spot=spot).read_text(encoding="utf-8")
+            file = write_job(loaded, rented, to, Path(place) / f"{loaded.name}-{to}", spot=spot)
+            text, said = file.read_text(encoding="utf-8"), compare_with_schema(file)
         if as_json:
             import yaml
 
             print_json(yaml.safe_load(text))
         else:
             typer.echo(text)
+        typer.echo(said, err=True)
         return 0
     folder = Path(f"{loaded.name}-{to}-{datetime.now(UTC):%Y%m%d-%H%M%S}")
     command = start_command(folder / "task.yaml", to, spot=spot)
@@ -89,31 +88,19 @@ def _saved_within(plan: Plan, rig: Rig, to: str) -> str:
     """Return whether a checkpoint reaches the mirror between the notice and the machine's end, as far as arithmetic can tell."""
     from windtunnel.run import NOTICE_SECONDS
 
+    from .interrupted import SAVE_GIB_PER_SECOND
+
     given = NOTICE_SECONDS.get(to)
     if given is None:
         return f"{to} gives no notice that is listened for: what is trained after the last mirrored checkpoint is trained again"
-    needed = plan.checkpoint_gib * 2**30 / (rig.download_gbs * 1e9)
-    told = f"{plan.checkpoint_gib:,.2f} GiB at {rig.download_gbs:g} GB/s ({rig.download_note}): {needed:,.0f} s to the mirror"
-    if needed <= given:
-        return f"{told}, within {to}'s notice of {given:.0f} s; the check 'mirror' measures it there"
-    return (
-        f"warn: {told}, and {to} gives {given:.0f} s notice: steps after the last mirrored checkpoint are trained again\n"
-        "  fix: lower checkpoints.every, or a store with a faster line"
+    written, sent = plan.checkpoint_gib / SAVE_GIB_PER_SECOND, plan.checkpoint_gib * 2**30 / (rig.download_gbs * 1e9)
+    told = (
+        f"notice: {plan.checkpoint_gib:,.2f} GiB are on the disk in {written:,.1f} s and, at {rig.download_gbs:g} GB/s, in the "
+        f"mirror in {sent:,.1f} s more"
     )
-
-
-def _expected(plan: Plan, every: float | None, per_hour: float) -> str:
-    """Return what interruptions at a rate make of the plan's hours and dollars."""
-    from windtunnel.plan import under_interruptions
-
-    again = AGAIN_SECONDS + sum(plan.startup.values())
-    interval = every / 3600 if every is not None else plan.hours
-    found = under_interruptions(
-        plan.hours, per_hour=per_hour, interval=interval, save=STALL_SECONDS / 3600, restart=again / 3600
-    )  # fmt: skip
-    dollars = "" if plan.dollars_per_hour is None else f", ${found.hours * plan.dollars_per_hour:,.0f}"
-    best = f"; the interval that costs least is {60 * found.best_interval:.0f} min" if found.interruptions else ""
+    if written + sent <= given:
+        return f"{told}; {to} gives {given:.0f} s. The check 'mirror' measures it there"
     return (
-        f"at {per_hour:g} interruptions an hour: {found.hours:.1f} h expected{dollars}, {found.interruptions:.1f} of them; "
-        f"saved every {60 * found.interval:.0f} min, {again / 60:.0f} min to go on (Daly 2006){best}"
+        f"warn: {told}, and {to} gives {given:.0f} s: steps after the last mirrored checkpoint are trained again\n"
+        "  fix: lower checkpoints.every, or a store with a faster line"
     )

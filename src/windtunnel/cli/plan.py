@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from windtunnel.recipe import Recipe
     from windtunnel.rig import Rig
 
+    from .interrupted import Expectation
+
 NO_PLAN = 1
 HERE = "here"
 # Rows of prose: they read better below the table.
@@ -66,6 +68,15 @@ def plan(
         bool,
         typer.Option("--trace", help="Run a step of the real model on tensors without data, and compare memory with the plan."),
     ] = False,
+    interruptions: Annotated[
+        float | None,
+        typer.Option(
+            "--interruptions",
+            min=0.0,
+            metavar="RATE",
+            help="How often an hour the (last) rig is taken away; of RIG@spot otherwise as the prices say.",
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Show what the recipe would take, and where each number comes from. Exits 1 when it does not fit the (last) rig."""
@@ -112,7 +123,9 @@ def plan(
     opinion = _trace(one, rigs[-1], ladder.plan) if trace else None
     job = _job(loaded, rigs[-1], ladder, staged)
     together = compare_rigs(loaded, rigs, hour_value) if len(rigs) > 1 or hour_value is not None else None
-    beside = {} if together is None else {"side_by_side": together.to_json()}
+    expected = _interrupted(loaded, rigs[-1], (on or [HERE])[-1], ladder, staged, interruptions, root)
+    beside: dict[str, Any] = {} if together is None else {"side_by_side": together.to_json()}
+    beside |= {} if expected is None else {"interruptions": expected.to_json()}
     if json:
         entries = [_entry(rung, opinion, staged, job) for rung in ladder.rungs]
         entries[-1] |= beside
@@ -120,7 +133,7 @@ def plan(
         print_json([_finite(entry) for entry in noted])
     else:
         _print_ladder_or_plans(ladder, rigs, staged, job)
-        _print_rigs(together)
+        _print_rigs(together, expected)
         if opinion is not None:
             title = f"{loaded.name} on {rigs[-1].name}: memory a rank, traced"
             print_table(title, ["", "planned", "traced", "off by"], opinion.rows())
@@ -175,6 +188,18 @@ def _job(recipe: Recipe, rig: Rig, ladder: Ladder, staged: StagedPlan | None) ->
     if recipe.stage is not None:
         return None
     return plan_job(recipe, rig, [(recipe.training[0].name, ladder.plan)])
+
+
+def _interrupted(
+    recipe: Recipe, rig: Rig, named: str, ladder: Ladder, staged: StagedPlan | None, given: float | None, root: Path
+) -> Expectation | None:
+    """Return what interruptions make of the job on the target; None where it does not fit or none are known."""
+    from .interrupted import expect, rate_of
+
+    rate = rate_of(named, given, spot=named.rpartition("@")[2].strip().lower() == "spot")
+    if rate is None or not (ladder.plan.fits if staged is None else staged.fits):
+        return None
+    return expect(ladder.plan, rig, recipe, rate, root, hours=None if staged is None else staged.hours)
 
 
 def _entry(rung: Rung, opinion: Opinion | None, staged: StagedPlan | None, job: Job | None) -> dict[str, Any]:
@@ -236,7 +261,10 @@ def _print_stages(staged: StagedPlan, *, whole: bool, table: bool) -> None:
     print_remarks(gate_remarks(staged) if whole else stage_remarks(staged))
 
 
-def _print_rigs(together: SideBySide | None) -> None:
+def _print_rigs(together: SideBySide | None, expected: Expectation | None) -> None:
+    """Print what rigs take beside each other, and what interruptions make of the target."""
+    if expected is not None:
+        print_remarks(expected.remarks())
     if together is None:
         return
     from windtunnel.plan import RIG_COLUMNS

@@ -26,7 +26,9 @@ class Interrupted:
     best_interval: float
 
 
-def under_interruptions(hours: float, *, per_hour: float, interval: float, save: float, restart: float) -> Interrupted:
+def under_interruptions(
+    hours: float, *, per_hour: float, interval: float, save: float, restart: float, late: float = 0.0
+) -> Interrupted:  # fmt: skip
     """Return how long a job is expected to take where its machine may be taken away.
 
     Args:
@@ -35,7 +37,10 @@ def under_interruptions(hours: float, *, per_hour: float, interval: float, save:
         interval: hours of work between checkpoints.
         save: hours that training stands still for one.
         restart: hours from an interruption until training goes on: another machine, start-up, the checkpoint read.
+        late: hours until a checkpoint is where the next machine finds it, while training goes on: what is trained meanwhile
+            is lost too, which is counted as a longer restart.
     """
+    restart += late
     best = best_interval(per_hour, save)
     stretches, rest = divmod(hours / interval, 1.0)
     if per_hour == 0.0:

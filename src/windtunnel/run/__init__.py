@@ -30,6 +30,7 @@ from .output import (
 )
 from .processes import ProcessId, holder, is_live, process_state
 from .quiet import Silence, silence
+from .saves import Saves, measured_saves, saves_of
 from .signals import STOP_FILE, STOPPING, StoppedEarly, StopRequest, stop_early
 from .thinned import Stretch, sampled, stretches
 from .track_process import tracking
@@ -76,6 +77,7 @@ __all__ = [
     "RunLog",
     "RunSummary",
     "SafeStream",
+    "Saves",
     "Silence",
     "Spent",
     "StopRequest",
@@ -97,6 +99,7 @@ __all__ = [
     "load_spent",
     "log_files",
     "log_only",
+    "measured_saves",
     "new_folder",
     "newest_run",
     "notifying",
@@ -112,6 +115,7 @@ __all__ = [
     "read_own_recipe",
     "record_end",
     "sampled",
+    "saves_of",
     "silence",
     "standings",
     "step_values",
