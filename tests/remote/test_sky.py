@@ -12,25 +12,13 @@ import yaml
 
 from windtunnel.cli import main
 from windtunnel.recipe import UserError, load_recipe
-from windtunnel.remote import PROVIDERS, Rented, require_credentials, taken, write_job
+from windtunnel.remote import PROVIDERS, Rented, compare_with_schema, require_credentials, taken, write_job
 from windtunnel.remote.sky import task
 from windtunnel.rig import parse_rig
 from windtunnel.run import RunFolder
 
 SKY = os.environ.get("SKY_PYTHON") or (sys.executable if importlib.util.find_spec("sky") else None)
 """An interpreter that has SkyPilot; it is large, and so in no environment of ours: SKY_PYTHON=/tmp/sky/bin/python."""
-VALIDATE = """
-import json, sys
-import jsonschema
-from sky import task as sky_task
-from sky.utils import schemas
-for text in json.load(sys.stdin):
-    task = json.loads(text)
-    resources = task['resources']
-    jsonschema.validate(task, schemas.get_task_schema())
-    jsonschema.validate(resources, schemas.get_resources_schema())
-print('valid')
-"""
 
 
 def rented(name: str) -> Rented:
@@ -78,17 +66,20 @@ def test_only_a_machine_that_is_taken_away_is_replaced(
 
 
 @pytest.mark.skipif(SKY is None, reason="no interpreter here has SkyPilot: pip install skypilot, or name one by SKY_PYTHON")
-def test_every_provider_s_task_is_valid_by_skypilot_s_own_schema() -> None:
-    rigs = [(provider, rig) for provider in PROVIDERS for rig in ("8xH100", "1xA100-80", "4xL40S")] + [("aws", "g5.xlarge")]
-    tasks = [task_text(*names) for names in rigs]
-    done = subprocess.run([SKY or "", "-c", VALIDATE], input=json.dumps(tasks), capture_output=True, text=True, check=False)
-    assert done.stdout.strip().endswith("valid"), done.stderr
-    broken = json.loads(tasks[0])
-    broken["resources"]["acelerators"] = "H100:8"
-    done = subprocess.run(
-        [SKY or "", "-c", VALIDATE], input=json.dumps([json.dumps(broken)]), capture_output=True, text=True, check=False
-    )
-    assert done.returncode != 0  # a schema that takes anything would prove nothing
+def test_every_provider_s_task_is_valid_by_skypilot_s_own_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{Path(SKY or '').parent}:{os.environ['PATH']}")
+    file = tmp_path / "task.yaml"
+    for names in [*((provider, "8xH100") for provider in PROVIDERS), ("gcp", "1xA100-80"), ("aws", "g5.xlarge")]:
+        file.write_text(task_text(*names))
+        assert compare_with_schema(file).startswith("valid by the schema of SkyPilot")
+    file.write_text(file.read_text().replace("accelerators", "acelerators").replace("instance_type", "instance_typo"))
+    with pytest.raises(UserError, match="instance_typo"):  # a schema that takes anything would prove nothing
+        compare_with_schema(file)
+
+
+def test_without_skypilot_nothing_is_said_to_be_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert compare_with_schema(tmp_path / "task.yaml").startswith("not compared")
 
 
 @pytest.mark.parametrize("name", PROVIDERS)

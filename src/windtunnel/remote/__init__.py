@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from .host import Address, Host
     from .jobs import How, attach, fetch, launch_from_mirror, launch_recipe, status
     from .keeping import Kept, find, keep, relaunch
-    from .sky import PROVIDERS, Rented, own_mirror, require_credentials, start_command, write_job
+    from .sky import PROVIDERS, Rented, compare_with_schema, own_mirror, require_credentials, start_command, write_job
 
 __all__ = [
     "PROVIDERS",
@@ -18,6 +18,7 @@ __all__ = [
     "Kept",
     "Rented",
     "attach",
+    "compare_with_schema",
     "fetch",
     "find",
     "keep",

@@ -53,7 +53,7 @@ def bring_package(host: Host, say: Callable[[str], None], *, python: str | None 
     Raises:
         UserError: no suitable Python there, no network for what is missing, no source here to build from.
     """
-    found = host.run(_find_python(python)).strip()
+    found = host.run(find_python(python)).strip()
     if found == "none":
         wanted = python or "Python 3.11 to 3.13 with venv"
         raise UserError(f"{host.address}: no {wanted} there", f"ssh {host.address.target} sudo apt install python3 python3-venv")
@@ -69,13 +69,25 @@ def bring_package(host: Host, say: Callable[[str], None], *, python: str | None 
         host.push([wheel], f"{host.root}/wheels")
         remote = f"{host.root}/wheels/{wheel.name}" + (f"[{extra}]" if extra else "")
         q = shlex.quote
-        host.run(
-            f"set -e; rm -rf {q(folder)}; {q(found)} -m venv --system-site-packages {q(folder)}\n"
-            f"{q(found)} -c {q(_LEND)} {q(folder)}\n"
-            f"{q(folder)}/bin/python -m pip install --quiet --disable-pip-version-check {q(remote)} 1>&2\n"
-            f"touch {q(folder)}/complete; ln -sfn {q(folder)} {q(host.root)}/current"
-        )
+        host.run(install_script(q(found), q(folder), q(remote), q(f"{host.root}/current")))
     return brought
+
+
+def install_script(python: str, folder: str, package: str, current: str) -> str:
+    """Return a script that installs the package in an environment which sees what the interpreter has already.
+
+    Args:
+        python: the interpreter; like the others a word of the shell.
+        folder: of the environment.
+        package: the wheel, with its extras.
+        current: the link to the folder, by which the package is found again.
+    """
+    return (
+        f"set -e; rm -rf {folder}; mkdir -p $(dirname {folder}); {python} -m venv --system-site-packages {folder}\n"
+        f"{python} -c {shlex.quote(_LEND)} {folder}\n"
+        f"{folder}/bin/python -m pip install --quiet --disable-pip-version-check {package} 1>&2\n"
+        f"touch {folder}/complete; ln -sfn {folder} {current}\n"
+    )
 
 
 def current(host: Host) -> Brought:
@@ -169,7 +181,7 @@ def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
         yield key, value
 
 
-def _find_python(python: str | None) -> str:
+def find_python(python: str | None = None) -> str:
     """Return a script that prints the interpreter to use, or 'none'."""
     names = shlex.quote(python) if python else _PYTHONS
     test = f'"$p" -c {shlex.quote(_SUITABLE)} >/dev/null 2>&1'

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +21,15 @@ from windtunnel.recipe import Recipe, UserError, dump_recipe
 from windtunnel.rig import Rig, instance_names
 from windtunnel.run import NOTICE_SECONDS, NOTICE_VARIABLE
 
-from .bring import EXTRAS, build_wheel, moved, named_files
+from .bring import EXTRAS, build_wheel, find_python, install_script, moved, named_files
+from .host import HOME
 
 VERSION = "0.14.1"
 TASK = "task.yaml"
 JOB = "~/windtunnel"
 """On the machine: the package, the recipe and the files that it names."""
+_RUNS, _ENVIRONMENT, _CURRENT = (f'"$HOME/{HOME}/{name}"' for name in ("runs", "installed/task", "current"))
+"""Where ssh finds them too: what is launched there is looked at and stopped in the same way."""
 IDLE_MINUTES = 10
 """The machine is ended when nothing has run for so long, whatever became of the job."""
 DISK_MARGIN, LEAST_DISK = 1.3, 100
@@ -33,6 +37,20 @@ TAKEN = 100
 """What a task ends with whose machine is about to be taken away: SkyPilot then rents another one and starts it again."""
 RECOVERY = {"strategy": "EAGER_NEXT_REGION", "max_restarts_on_errors": 0, "recover_on_exit_codes": [TAKEN]}
 """Of a managed job: another region first, where there are rather machines left; an error of the training is not tried again."""
+COMPARE_SECONDS = 120.0
+_REFUSED = 7
+_COMPARE = f"""
+import sys, jsonschema, sky, yaml
+from sky.utils import schemas
+task = yaml.safe_load(open(sys.argv[1]))
+try:
+    jsonschema.validate(task, schemas.get_task_schema())
+    jsonschema.validate(task['resources'], schemas.get_resources_schema())
+except jsonschema.ValidationError as error:
+    print('.'.join(map(str, error.path)), error.message)
+    sys.exit({_REFUSED})
+print('valid by the schema of SkyPilot', sky.__version__)
+"""
 PRICE_MARGIN = 1.25
 """Over the planned price a machine is not taken: a dearer region would break the budget."""
 # SkyPilot's names of GPUs, by ours (rig/catalog.yaml). RTX cards are written with a hyphen there.
@@ -131,17 +149,19 @@ def task(
     if rig.dollars_per_hour is not None:
         resources["max_hourly_cost"] = round(PRICE_MARGIN * rig.dollars_per_hour / rig.nodes, 2)
     priced = "" if rig.dollars_per_hour is None else f"WINDTUNNEL_PRICE={rig.dollars_per_hour:g} "
-    train = f"windtunnel train recipe.yaml --restartable --gpus {rig.gpus_per_node} --root ~/runs --yes{price}"
+    train = f"windtunnel train recipe.yaml --restartable --gpus {rig.gpus_per_node} --root {_RUNS} --yes{price}"
+    install = install_script('"$python"', _ENVIRONMENT, shlex.quote(f"./{package}"), _CURRENT)
     return {
         "name": recipe.name.replace("_", "-"),
         "resources": resources,
         "num_nodes": rig.nodes,
         "envs": {NOTICE_VARIABLE: name} if spot and name in NOTICE_SECONDS else {},
         "file_mounts": dict(files),
-        "setup": f"set -e\ncd {JOB}\npython3 -m venv --system-site-packages ~/wt-env\n. ~/wt-env/bin/activate\n"
-                 f"pip install --quiet {shlex.quote('./' + package)}\n{priced}windtunnel check recipe.yaml --on here\n",
-        "run": f". ~/wt-env/bin/activate\ncd {JOB}\ncode=0\n{train} || code=$?\n"
-               f"if [ $code = 3 ] && python -m windtunnel.remote.taken ~/runs; then exit {TAKEN}; fi\nexit $code\n",
+        "setup": f"set -e\ncd {JOB}\npython=$({find_python()})\n"
+                 f"if [ \"$python\" = none ]; then echo 'no Python 3.11 to 3.13 with venv in this image'; exit 1; fi\n"
+                 f"{install}{priced}{_CURRENT}/bin/windtunnel check recipe.yaml --on here\n",
+        "run": f"cd {JOB}\nexport PATH={_CURRENT}/bin:$PATH\ncode=0\n{train} || code=$?\n"
+               f"if [ $code = 3 ] && python -m windtunnel.remote.taken {_RUNS}; then exit {TAKEN}; fi\nexit $code\n",
     }  # fmt: skip
 
 
@@ -199,6 +219,33 @@ def dump_task(made: Mapping[str, Any]) -> str:
 
     Dumper.add_representer(str, text)
     return yaml.dump(dict(made), Dumper=Dumper, sort_keys=False, width=120)
+
+
+def compare_with_schema(file: Path) -> str:
+    """Return what SkyPilot's own schema says of a task file; it asks no cloud.
+
+    Raises:
+        UserError: it does not take the file.
+    """
+    program = shutil.which("sky")
+    if program is None:
+        return f"not compared with SkyPilot's schema, which is not installed here: pip install skypilot=={VERSION}"
+    interpreter = Path(program).parent / "python"
+    try:
+        done = subprocess.run(
+            [interpreter, "-c", _COMPARE, file], capture_output=True, text=True, timeout=COMPARE_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"not compared with SkyPilot's schema: {type(error).__name__}"
+    if done.returncode == _REFUSED:
+        raise UserError(
+            f"{file.name}: SkyPilot's schema refuses it: {done.stdout.strip()}", f"this writes for skypilot=={VERSION}"
+        )
+    return done.stdout.strip() if done.returncode == 0 else f"not compared with SkyPilot's schema: {_last(done.stderr)}"
+
+
+def _last(text: str) -> str:
+    return (text.strip().splitlines() or ["no answer"])[-1]
 
 
 def start_command(file: Path, name: str, *, spot: bool = False) -> Sequence[str]:
