@@ -69,11 +69,11 @@ def test_only_a_machine_that_is_taken_away_is_replaced(
 def test_every_provider_s_task_is_valid_by_skypilot_s_own_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{Path(SKY or '').parent}:{os.environ['PATH']}")
     file = tmp_path / "task.yaml"
-    for names in [*((provider, "8xH100") for provider in PROVIDERS), ("gcp", "1xA100-80"), ("aws", "g5.xlarge")]:
-        file.write_text(task_text(*names))
+    for provider in PROVIDERS:
+        file.write_text(task_text(provider, "g5.xlarge" if provider == "aws" else "8xH100"))
         assert compare_with_schema(file).startswith("valid by the schema of SkyPilot")
-    file.write_text(file.read_text().replace("accelerators", "acelerators").replace("instance_type", "instance_typo"))
-    with pytest.raises(UserError, match="instance_typo"):  # a schema that takes anything would prove nothing
+    file.write_text(file.read_text().replace("accelerators", "acelerators"))
+    with pytest.raises(UserError, match="acelerators"):  # a schema that takes anything would prove nothing
         compare_with_schema(file)
 
 

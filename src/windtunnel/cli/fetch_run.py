@@ -17,7 +17,7 @@ def fetch_run(
     json: JsonOption = False,
 ) -> None:
     """Bring a copy of a run home from a mirror or another machine, also while it still trains there."""
-    from windtunnel.mirror import bring_run
+    from windtunnel.mirror import bring_run, run_url
     from windtunnel.recipe import UserError
 
     if is_remote(run):
@@ -25,7 +25,7 @@ def fetch_run(
     elif "://" not in run:
         raise UserError(f"{run} is no address", "for example: windtunnel fetch-run ssh:HOST, or s3://bucket/runs/RUN")
     else:
-        folder = bring_run(run, root, lambda text: typer.echo(text, err=True), to_train=False)
+        folder = bring_run(run_url(run), root, lambda text: typer.echo(text, err=True), to_train=False)
     if json:
         print_json({"run": str(folder)})
     else:

@@ -11,6 +11,8 @@ import typer
 
 from windtunnel.recipe import UserError
 
+from .launch_mirror import show_status as show_mirrored
+from .launch_mirror import url_of
 from .launch_sky import CLOUDS
 from .options import DEFAULT_ROOT, JsonOption, PriceOption, RootOption, SetOption
 from .output import print_json, print_remarks, print_table
@@ -43,7 +45,7 @@ def launch(
         typer.Option("--model", metavar="FOLDER", help="Where a job's nodes find the model's files; otherwise as here."),
     ] = None,
     status: Annotated[
-        bool, typer.Option("--status", help="With --to ssh:HOST or slurm: list runs or jobs there instead.")
+        bool, typer.Option("--status", help="With --to ssh:HOST, slurm or the address of a mirror: list runs there instead.")
     ] = False,
     python: Annotated[
         str | None,
@@ -101,6 +103,11 @@ def launch(
     """
     if to is None:
         raise UserError("launch needs to know where", "--to ssh:HOST, or --to FOLDER for a job of Megatron-Bridge")
+    if (url := url_of(to)) is not None:
+        if not status:
+            raise UserError(f"--to {to}: a mirror is no machine", f"--to ssh:HOST --set checkpoints.mirror={url}")
+        show_mirrored(url, as_json=json)
+        return
     if to.startswith("ssh:") and "," in to and not status:
         from .launch_ssh import keep_ssh
 
@@ -145,6 +152,12 @@ def launch(
         )  # fmt: skip
     if to in CLOUDS:
         from .launch_sky import launch_sky
+
+        if status:
+            raise UserError(
+                f"--status --to {to}: a rented machine is asked through its mirror, or by its name",
+                "--to s3://BUCKET/FOLDER/JOB, or --to ssh:CLUSTER, as the launch printed them",
+            )
 
         raise typer.Exit(
             launch_sky(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -76,12 +77,21 @@ def launch_sky(
     folder = Path(f"{loaded.name}-{to}-{datetime.now(UTC):%Y%m%d-%H%M%S}")
     command = start_command(folder / "task.yaml", to, spot=spot)
     file = write_job(loaded, rented, to, folder, spot=spot)
+    typer.echo(f"{file}: SkyPilot rents the machine now, and asks first", err=True)
+    code = subprocess.run(command, check=False).returncode
+    if code:
+        raise UserError(
+            f"SkyPilot ended with exit code {code}; what it says is above",
+            f"{shlex.join(command)}; where a quota is exceeded or no machine is left: another --to or --on",
+        )
+    job = f"{loaded.checkpoints.mirror}/{folder.name}"
     typer.echo(
-        f"{file}: SkyPilot rents the machine now, and asks first\nthe run's mirror: {loaded.checkpoints.mirror}/{folder.name}"
-        + ("\na machine that is taken away is replaced, and the run goes on there: sky jobs queue" if spot else ""),
-        err=True,
+        "a machine that is taken away is replaced, and the run goes on there: sky jobs queue" if spot else "it trains there"
     )
-    return subprocess.run(command, check=False).returncode
+    for verb in ("look:  windtunnel launch --status --to", "lines: windtunnel logs -f", "end:   windtunnel stop"):
+        typer.echo(f"  {verb} {job}" + ("" if spot else f"   (or ssh:{command[3]})"))
+    typer.echo(f"  home:  windtunnel fetch-run {job}")
+    return 0
 
 
 def _saved_within(plan: Plan, rig: Rig, to: str) -> str:

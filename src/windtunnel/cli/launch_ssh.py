@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -107,11 +108,25 @@ def show_status(to: str, *, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
+    print_status(str(address), found)
+
+
+def print_status(where: str, found: list[dict[str, Any]]) -> None:
+    """Print runs as a table."""
     rows = []
     for item in found:
         values = (item[name] for name in ("step", "loss", "validation_loss", "dollars"))
         rows.append([Path(item["path"]).name, item["status"], *map(_text, values), item["problem"] or item["reason"] or ""])
-    print_table(f"runs on {address}", COLUMNS, rows, whole=("run", "status"))
+    print_table(f"runs on {where}", COLUMNS, rows, whole=("run", "status"))
+
+
+def status_of(run: Path) -> dict[str, Any]:
+    """Return a run of this machine as `windtunnel runs --json` tells it."""
+    from dataclasses import asdict
+
+    from windtunnel.run import list_runs
+
+    return next(asdict(item) for item in list_runs(run.parent) if item.path == run)
 
 
 def attach(run: str, verb: str, *arguments: str) -> int:

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from .launch_mirror import print_log, url_of
 from .launch_ssh import attach, is_remote
 from .options import DEFAULT_ROOT, RootOption, find_run
 
@@ -18,7 +19,9 @@ RUN = "run"
 
 
 def logs(
-    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run's folder or name; otherwise the latest run.")] = None,
+    run: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="A run's folder, name or address; otherwise the latest run.")
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines until the run ends.")] = False,
     lines: Annotated[int | None, typer.Option("--lines", "-n", min=0, help="Only the last so many lines, of each log.")] = None,
     which: Annotated[
@@ -42,6 +45,13 @@ def logs(
         raise typer.Exit(attach(str(run), "logs", *more, *few, *([] if which == RUN else ["--which", which])))
 
     from windtunnel.recipe import UserError
+
+    if run is not None and (url := url_of(run)) is not None:
+        if listed or which != RUN:
+            raise UserError("of a mirror only the run's own log is read", f"all of them: windtunnel fetch-run {url}")
+        print_log(url, follow=follow, lines=lines)
+        return
+
     from windtunnel.run import LOG, LOGS, log_files, newest_run, part_logs
     from windtunnel.watch import follow_logs, last_lines
 

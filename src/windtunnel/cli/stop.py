@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+from windtunnel.recipe import UserError
+
+from .launch_mirror import stop_mirrored, url_of
 from .launch_ssh import attach, is_remote
 from .options import DEFAULT_ROOT, JsonOption, RootOption, RunArgument, find_run
 from .output import print_json
@@ -28,6 +31,11 @@ def stop(
         raise typer.Exit(
             attach(str(run), "stop", "--wait", f"{wait:g}", *(["--kill"] if kill else []), *(["--json"] if json else []))
         )
+
+    if (url := url_of(run)) is not None:
+        if kill:
+            raise UserError("--kill ends a process of this machine", f"without it: windtunnel stop {url}")
+        raise typer.Exit(stop_mirrored(url, seconds=wait, as_json=json))
 
     from .launch_slurm import stop_slurm
 

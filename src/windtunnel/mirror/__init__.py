@@ -7,6 +7,7 @@ from windtunnel import lazy
 from .store import Place, StoreError
 
 if TYPE_CHECKING:
+    from .afar import ask_to_stop, is_trained, look, read_log, run_url, runs_in
     from .follow import Following, bring_run, newest_mirrored
     from .lease import LEASE_SECONDS, Keeper, Lease, LeaseTaken
     from .restore import fetch_run, restore_run
@@ -25,12 +26,18 @@ __all__ = [
     "Place",
     "Store",
     "StoreError",
+    "ask_to_stop",
     "bring_run",
     "fetch_run",
+    "is_trained",
+    "look",
     "newest_mirrored",
     "newest_snapshot",
     "read_database",
+    "read_log",
     "restore_run",
+    "run_url",
+    "runs_in",
 ]
 
 __getattr__ = lazy(__name__)

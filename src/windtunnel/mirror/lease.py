@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from windtunnel.files import write_atomic
 from windtunnel.recipe import UserError
-from windtunnel.run import ProcessId
+from windtunnel.run import STOP_FILE, ProcessId
 
 from .store import Store, StoreError
 
@@ -28,6 +29,8 @@ LEASE_SECONDS = 60.0
 RENEWALS = 4
 """In that time."""
 FOLDER = "lease"
+STOP = "stop.json"
+"""An object by which a run is asked to save and end: the token of the lease that is meant, and who asks."""
 
 
 class LeaseTaken(UserError):
@@ -117,6 +120,19 @@ class Lease:
         self._holder = replace(self._holder, beat=self._holder.beat + 1, released=released, **used)
         self._store.put(_key(self.number), _dump(self._holder))
 
+    def asked_to_stop(self) -> str | None:
+        """Return who asked this holder to save and end, once; None: nobody. Raises StoreError."""
+        data = self._store.get(STOP)
+        if data is None:
+            return None
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            told = json.loads(data)
+            if told["token"] != self.token:
+                return None
+            self._store.delete(STOP)
+            return str(told["text"])
+        return None
+
     def release(self, spent: Path | None = None) -> None:
         """Let others have it. Raises StoreError."""
         with contextlib.suppress(LeaseTaken):
@@ -124,17 +140,22 @@ class Lease:
 
 
 class Keeper:
-    """Renews a lease in the background until it is closed or lost.
+    """Renews a lease in the background until it is closed or lost, and looks whether the run is asked to end.
+
+    Args:
+        lease: that is held.
+        run: the run's folder, whose spending is told and which a request to end is passed on to; None: neither.
+        seconds: as of the lease.
 
     Attributes:
         lost: why the lease is not this process's any more; None while it is.
         failed: why it could not be renewed the last time; None where it was.
     """
 
-    def __init__(self, lease: Lease, spent: Path | None = None, *, seconds: float = LEASE_SECONDS) -> None:
+    def __init__(self, lease: Lease, run: Path | None = None, *, seconds: float = LEASE_SECONDS) -> None:
         self.lost: LeaseTaken | None = None
         self.failed: StoreError | None = None
-        self._lease, self._spent, self._period = lease, spent, seconds / RENEWALS
+        self._lease, self._run, self._period = lease, run, seconds / RENEWALS
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, name="mirror-lease", daemon=True)
         self._thread.start()
@@ -152,13 +173,17 @@ class Keeper:
     def _work(self) -> None:
         while not self._closed.wait(self._period):
             try:
-                self._lease.renew(self._spent)
+                self._lease.renew(None if self._run is None else self._run / "spent.json")
+                if self._run is not None and (asked := self._lease.asked_to_stop()) is not None:
+                    write_atomic(self._run / STOP_FILE, asked + "\n")
                 self.failed = None
             except LeaseTaken as taken:
                 self.lost = taken
                 return
             except StoreError as error:
                 self.failed = error
+            except OSError as error:  # the run's disk is full: asked again
+                self.failed = StoreError(f"mirror: {error}")
 
 
 def newest(store: Store) -> tuple[int, Holder | None]:

@@ -52,7 +52,7 @@ class _Worker:
         recorded = _recorded(run)
         require_same_history(run, store, recorded)
         self._lease = Lease.acquire(store, _say)
-        self._keeper = Keeper(self._lease, run / "spent.json")
+        self._keeper = Keeper(self._lease, run)
         self._state: dict[str, Any] = {
             "place": str(store.place), "sessions": [*recorded.get("sessions", []), self._lease.token][-SESSIONS_KEPT:],
         }  # fmt: skip

@@ -48,7 +48,7 @@ def restore_run(url: str, root: Path, say: Callable[[str], None], *, seconds: fl
         UserError: no run there; another machine trains it; the folder here is another state of it; no room; damaged blocks.
     """
     store = Store(Place.parse(url))
-    found = _require_snapshot(store)
+    found = require_snapshot(store)
     folder = root / found.run
     if folder.exists() and _is_of(folder, found, say, aside=aside):
         return folder
@@ -56,7 +56,7 @@ def restore_run(url: str, root: Path, say: Callable[[str], None], *, seconds: fl
     keeper = Keeper(lease, seconds=seconds)
     try:
         _, holder = newest(store)
-        found = _require_snapshot(store)  # its last holder may have written another one meanwhile
+        found = require_snapshot(store)  # its last holder may have written another one meanwhile
         restored = _bring(store, found, folder, say)
         _count_lost_time(restored, holder, store, lease)
         write_json(restored / STATE, {"place": str(store.place), "sessions": [found.session]})
@@ -70,7 +70,7 @@ def restore_run(url: str, root: Path, say: Callable[[str], None], *, seconds: fl
 def fetch_run(url: str, root: Path, say: Callable[[str], None]) -> Path:
     """Bring a copy of a run home to look at, while it may still be trained elsewhere; returns its folder. Raises UserError."""
     store = Store(Place.parse(url))
-    found = _require_snapshot(store)
+    found = require_snapshot(store)
     folder = root / found.run
     if folder.exists() and is_live(folder):
         raise UserError(f"run folder {folder} is in use", "name another --root for the copy")
@@ -87,7 +87,27 @@ def _put_in_place(restored: Path, folder: Path) -> None:
         restored.parent.rmdir()
 
 
-def _require_snapshot(store: Store) -> Snapshot:
+def bring_files(store: Store, found: Snapshot, root: Path) -> Path:
+    """Bring the files of a snapshot to a folder of runs where nothing else works with them; returns the run's folder there.
+
+    Raises:
+        UserError: no room, or damaged blocks.
+    """
+    folder = root / found.run
+    wanted = {local_path(folder, name): kept for name, kept in found.files.items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(max_workers=DOWNLOADS) as pool:
+            for path, kept in wanted.items():
+                if not _matches(path, kept):
+                    _write(path, kept, store, pool)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error.strerror or error}", "free space there") from None
+    return folder
+
+
+def require_snapshot(store: Store) -> Snapshot:
+    """Return the newest state of a run in its mirror. Raises UserError where there is none."""
     found = newest_snapshot(store)
     if found is None:
         inner = sorted({key.partition("/")[0] for key in store.sizes("") if "/snapshots/" in f"/{key}"} - {"snapshots"})
