@@ -183,7 +183,7 @@ def test_a_step_that_fails_costs_only_the_sequence_whose_fault_it_is() -> None:
 
         def faulty(slots: list[int], tokens: list[int]) -> torch.Tensor:
             if len(bad.tokens) > 4 and any(s.ticket is bad and s.slot in slots for s in engine._running.values()):
-                raise RuntimeError("out of memory")
+                raise RuntimeError("broken")
             return step(slots, tokens)
 
         engine._decoder.step = faulty  # type: ignore[method-assign]

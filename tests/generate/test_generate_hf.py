@@ -94,7 +94,7 @@ def test_a_step_that_fails_leaves_the_cache_as_it_was(tmp_path: Path) -> None:
             nonlocal calls
             calls += len(inputs[0]) > 1
             if len(inputs[0]) > 1 and calls in (3, 9):  # after the first layer's cache has grown; each alone works
-                raise RuntimeError("out of memory")
+                raise RuntimeError("broken")
 
         hook = layer.register_forward_pre_hook(sometimes)
         tickets = engine.submit(jobs)
@@ -102,6 +102,34 @@ def test_a_step_that_fails_leaves_the_cache_as_it_was(tmp_path: Path) -> None:
         hook.remove()
         assert calls > 9
         assert engine.stats.failed == 0
+    finally:
+        engine.close()
+
+
+def test_where_memory_runs_out_half_as_many_go_on_and_say_the_same(tmp_path: Path) -> None:
+    """Those that lose their slots on the way go on from the token they were at, with the draws that they would have had."""
+    engine = engine_of(tiny_llama(tmp_path / "tiny"))
+    try:
+        jobs = [
+            Job(tuple(engine.text.encode(prompt)), 30, temperature=1.0, seed=seed, draws=True)
+            for seed, prompt in enumerate(PROMPTS[:4])
+        ]
+        alone = [engine.generate([job])[0].tokens for job in jobs]
+        most, steps = 4, 0
+
+        def short(_: object, inputs: tuple[torch.Tensor, ...]) -> None:
+            nonlocal steps, most
+            steps += 1
+            most = 4 if steps < 6 else 2 if steps < 20 else 1
+            if len(inputs[0]) > most:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+        hook = engine._decoder.model.model.layers[1].register_forward_pre_hook(short)  # type: ignore[attr-defined]
+        tickets = engine.submit(jobs)
+        assert [ticket.result(HANG).tokens for ticket in tickets] == alone
+        hook.remove()
+        assert [len(ticket.drawn) for ticket in tickets] == [len(tokens) for tokens in alone]
+        assert (engine.stats.halvings, engine.together, engine.stats.failed) == (2, 1, 0)
     finally:
         engine.close()
 

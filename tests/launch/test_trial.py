@@ -12,9 +12,9 @@ import pytest
 from waiting import HANG
 
 from windtunnel.launch import try_steps
+from windtunnel.model import out_of_memory
 from windtunnel.plan import Layout
 from windtunnel.recipe import Recipe, UserError, load_recipe
-from windtunnel.train import out_of_memory
 
 VOCAB = 300
 

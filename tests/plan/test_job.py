@@ -88,10 +88,27 @@ def test_reinforcement_learning_has_a_job_whose_evaluation_is_judged() -> None:
     assert made.hours == pytest.approx(sum(step.hours or 0.0 for step in made.steps if step.counted))
 
 
-def test_only_fine_tuning_that_fits_has_a_job() -> None:
+def test_a_stage_that_does_not_fit_says_by_how_much_and_what_would_and_costs_nothing() -> None:
+    rig = parse_rig("8xH100@$20/h")
+    recipe = load_recipe("thesis")
+    plan = make_plan(recipe, rig)
+    made = plan_job(recipe, rig, [("sft", plan)])
+    assert made is not None
+    (sft,) = [step for step in made.steps if step.name == "sft"]
+    assert (sft.fits, sft.hours, sft.dollars) == (False, None, None)
+    assert f"{plan.peak_gib:.1f} of {plan.limit_gib:.1f} GiB" in sft.does
+    assert "what fits: --rig " in sft.source
+    assert "of" in sft.source
+    others = [step for step in made.steps if step.counted and step.fits]
+    assert {step.name for step in others} >= {"download", "prepare", "export"}
+    assert not made.fits
+    assert made.dollars == pytest.approx(20 * sum(step.hours or 0.0 for step in others))
+    assert ("the others", "") in [row[:2] for row in made.rows()]
+    assert made.to_json()["total"]["fits"] is False
+
+
+def test_only_fine_tuning_has_a_job() -> None:
     rig = parse_rig("8xH100")
-    whole = load_recipe("finetune", ["model.config=deepseek-v3"])
-    assert plan_job(whole, rig, [("sft", make_plan(whole, rig, suggest=False))]) is None
     trm = load_recipe("trm")
     plans = [(stage.name, make_plan(stage_recipe(trm, stage.name), rig)) for stage in trm.training]
     assert plan_job(trm, rig, plans) is None

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.recipe import ConversationCorpus, FolderTokenizer, MixtureCorpus, UserError, load_recipe
+from windtunnel.recipe import (
+    ConversationCorpus,
+    FolderTokenizer,
+    MixtureCorpus,
+    PromptCorpus,
+    UserError,
+    load_recipe,
+    stage_recipe,
+)
 
 CONVERSATIONS = "{kind: conversations, files: [a.jsonl]}"
 
@@ -44,3 +52,19 @@ def test_files_of_every_source_are_found_beside_the_recipe(tmp_path: Path) -> No
 def test_what_does_not_go_together_is_said(tmp_path: Path, corpus: str, tokenizer: str, extends: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         load_recipe(recipe(tmp_path, corpus, tokenizer, extends))
+
+
+@pytest.mark.parametrize(
+    ("set_", "asked"),
+    [
+        ("seed=1", "chat"),
+        ("data.corpus.template=alpaca", "alpaca"),
+        ("stages.rl.set.data.corpus.template=plain", "plain"),
+        ("stages.sft=null", "auto"),
+    ],
+)
+def test_prompts_are_put_as_the_conversations_that_the_model_learned_from(set_: str, asked: str) -> None:
+    own = stage_recipe(load_recipe("kernels", [set_]), "rl")
+    assert isinstance(own.data.corpus, PromptCorpus)
+    assert own.data.corpus.template == asked
+    assert stage_recipe(own, "rl") == own

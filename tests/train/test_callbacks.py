@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from windtunnel.evaluate import Validation
+from windtunnel.model import out_of_memory
 from windtunnel.recipe import Bands, Every, Layout
 from windtunnel.recipe import Budget as Limits
 from windtunnel.run import BandWatch, BudgetClock, StopRequest
 from windtunnel.train.callbacks import Budget, Decision, Health, Timer, ValidateEvery
 from windtunnel.train.engine import StepResult
-from windtunnel.train.failures import lighter, out_of_memory, short_of
+from windtunnel.train.failures import lighter, short_of
 
 
 class Journal:

@@ -236,7 +236,7 @@ def _print_ladder_or_plans(ladder: Ladder, rigs: list[Rig], staged: StagedPlan |
     elif staged is None:
         _print_plan(f"{ladder.recipe} on {rigs[0].name}", ladder.plan)
     if staged is not None:
-        _print_stages(staged, whole=len(rigs) == 1, table=job is None)
+        _print_stages(staged, whole=len(rigs) == 1, table=job is None or not job.fits)
     if job is not None:
         _print_job(job)
 

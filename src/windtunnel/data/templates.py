@@ -231,7 +231,7 @@ def choose_template(wanted: str, tokenizer: Tokenizer, *, fallback: str) -> Chat
     """Return the template that data.corpus.template names.
 
     Args:
-        wanted: auto, model, chatml, alpaca or plain.
+        wanted: auto, model, chat, chatml, alpaca or plain.
         fallback: what 'auto' is where the tokenizer has no template of its own.
 
     Raises:
@@ -244,9 +244,9 @@ def choose_template(wanted: str, tokenizer: Tokenizer, *, fallback: str) -> Chat
             "data.corpus.template: the tokenizer has no chat template of its own",
             "--set data.corpus.template=chatml, alpaca or plain",
         )
-    if own is not None and wanted in ("auto", "model"):
+    if own is not None and wanted in ("auto", "model", "chat"):
         return ChatTemplate("model", own, tokenizer, special)
-    name = fallback if wanted == "auto" else wanted
+    name = fallback if wanted == "auto" else "chatml" if wanted == "chat" else wanted
     if not isinstance(tokenizer, Subwords):
         if name != "plain":
             raise UserError(

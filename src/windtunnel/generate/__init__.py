@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from windtunnel import lazy
 
 if TYPE_CHECKING:
-    from .engine import Decoder, Engine, HubDecoder
+    from .decoder import Decoder, HubDecoder
+    from .engine import Engine
     from .gpt import GPTDecoder
     from .hf import HFDecoder, end_tokens, load_hf
     from .hf_run import HubRun

@@ -12,15 +12,15 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from windtunnel.model import choose, top_log_probabilities
+from windtunnel.model import choose, out_of_memory, top_log_probabilities
 
+from .decoder import Decoder
 from .protocol import Completion, GenerationFailed, Job, QueueFull, Stats, Ticket
 from .text import Piece, TextCodec, TextStream, TokenInfo
 
@@ -35,52 +35,21 @@ UNWELL = 3
 ONE_THREAD_WEIGHTS = 32_000_000
 
 
-class Decoder(Protocol):
-    """A model with a cache of `slots` sequences. A call that raises leaves the slots it was given as they were.
-
-    Attributes:
-        context: most tokens of a slot.
-        vocab: columns of the logits.
-        device: where the logits are.
-        weights: number of weights.
-    """
-
-    context: int
-    vocab: int
-    device: torch.device
-    weights: int
-
-    def feed(self, slots: Sequence[int], parts: Sequence[Sequence[int]]) -> Tensor:
-        """Append parts of prompts, equally long, to their slots; the logits after each part (N, vocab)."""
-
-    def step(self, slots: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        """Append one token to each slot; the logits after it (N, vocab)."""
-
-    def free(self, slot: int) -> None:
-        """Empty a slot."""
-
-    def score(self, tokens: Sequence[int]) -> Iterator[Tensor]:
-        """Logits (t, vocab) after each token of a text, in one or several parts from its beginning; no slot is used."""
-
-    def reset(self) -> None:
-        """Empty all slots and begin with new memory, after a failure."""
-
-
-class HubDecoder(Decoder, Protocol):
-    """A decoder of a Hugging Face model, on one rank or several."""
-
-    def score_ends(self, start: Sequence[int], ends: Sequence[Sequence[int]]) -> Tensor:
-        """Return (ends,) nats of ends that follow the same text, which is computed once; fp64 on the CPU, no slot is used."""
-
-
 @dataclass
 class _Sequence:
-    """A job in the engine's hands. `text`: None where the ticket's reader makes it."""
+    """A job in the engine's hands.
+
+    Attributes:
+        text: None where the ticket's reader makes it.
+        before: what its slot must hold before the next step: its prompt, and of one that lost its slot what it had said, but
+            for the last token. fed: of these tokens, those in the cache.
+    """
 
     ticket: Ticket
     text: TextStream | None
     random: random.Random
     submitted: float
+    before: Sequence[int]
     fed: int = 0
     slot: int = -1
 
@@ -90,25 +59,37 @@ class _Sequence:
 
     @property
     def ready(self) -> bool:
-        """Whether the whole prompt is in the cache."""
-        return self.fed == len(self.job.prompt)
+        """Whether all that comes before the next step is in the cache."""
+        return self.fed == len(self.before)
+
+    def leave_slot(self) -> None:
+        """Go back to those that wait, to go on from the last token."""
+        self.before = (*self.job.prompt, *self.ticket.tokens[:-1])
+        self.fed, self.slot = 0, -1
+
+
+class _ShortOfMemory(Exception):
+    """So many sequences at once do not fit."""
 
 
 class Engine:
     """A `Generator` around a decoder. `close` it in the end.
 
-    A job whose own step fails is given up alone. Whatever else fails costs the jobs in their slots, and the engine begins
-    again with an empty cache.
+    A job whose own step fails is given up alone. Where memory runs out, half as many sequences go on at once, the others after
+    them. Whatever else fails costs the jobs in their slots, and the engine begins again with an empty cache.
 
     Args:
         decoder: the model; nobody else may use it.
         text: its tokenizer.
         slots: sequences decoded together, as many as the decoder has.
         queue: sequences that may wait for a slot.
+
+    Attributes:
+        together: sequences that are decoded together: `slots`, until memory runs out.
     """
 
     def __init__(self, decoder: Decoder, text: TextCodec, *, slots: int, queue: int = 0) -> None:
-        self.text, self.slots, self.queue = text, slots, queue
+        self.text, self.slots, self.queue, self.together = text, slots, queue, slots
         self.context, self.vocab, self.weights = decoder.context, decoder.vocab, decoder.weights
         self.weights_version = 0
         self.stats = Stats()
@@ -148,7 +129,7 @@ class Engine:
             text = TextStream(self.text, job.stop, job.include_stop)
             needed = bool(job.stop) or job.logprobs is not None
             ticket = Ticket(job, notify, stream, None if needed else text)
-            made.append(_Sequence(ticket, text if needed else None, random.Random(job.seed), now))
+            made.append(_Sequence(ticket, text if needed else None, random.Random(job.seed), now, job.prompt))
         with self._wake:
             if self._closing or not self._thread.is_alive():
                 raise GenerationFailed("the generator is closed")
@@ -180,6 +161,8 @@ class Engine:
                     with torch.inference_mode():
                         self._prefill()
                         self._decode()
+                except _ShortOfMemory:
+                    self._halve()
                 except BaseException:
                     log.exception("a round of the engine failed; it begins again with an empty cache")
                     self._begin_again()
@@ -201,13 +184,27 @@ class Engine:
         except Exception:
             log.exception("the decoder cannot begin again")
 
+    def _halve(self) -> None:
+        """Decode half as many sequences together from now on. All leave their slots, and memory with them, and go on."""
+        ran = sorted(self._running.values(), key=lambda s: s.submitted)
+        self.together, self.stats.halvings = len(ran) // 2, self.stats.halvings + 1
+        log.warning("memory ran out with %d answers at once; the engine goes on with %d", len(ran), self.together)
+        self._running.clear()
+        for sequence in ran:
+            sequence.leave_slot()
+        with self._wake:
+            self._waiting.extendleft(reversed(ran))
+        self._decoder.reset()
+        if self._decoder.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def _admit(self) -> bool:
         """Wait for work, drop what was cancelled, give free slots away. False: time to end."""
         with self._wake:
             self._drop_cancelled()
             self._wake.wait_for(lambda: self._closing or self._waiting or self._running)
             free = [slot for slot in range(self.slots) if slot not in self._running]
-            while self._waiting and free:
+            while self._waiting and free and len(self._running) < self.together:
                 sequence = self._waiting.popleft()
                 sequence.slot = free.pop(0)
                 sequence.ticket.began = time.monotonic()
@@ -229,21 +226,21 @@ class Engine:
         for sequence in sorted((s for s in self._running.values() if not s.ready), key=lambda s: s.submitted):
             if fed >= CHUNK:
                 break
-            size = min(CHUNK, len(sequence.job.prompt) - sequence.fed)
+            size = min(CHUNK, len(sequence.before) - sequence.fed)
             together.setdefault(size, []).append(sequence)
             fed += size
         for size, sequences in together.items():
             self._guarded(sequences, lambda some, size=size: self._feed(some, size))  # type: ignore[misc]
 
     def _feed(self, sequences: list[_Sequence], size: int) -> None:
-        parts = [s.job.prompt[s.fed : s.fed + size] for s in sequences]
+        parts = [s.before[s.fed : s.fed + size] for s in sequences]
         logits = self._decoder.feed([s.slot for s in sequences], parts)
         for sequence in sequences:
-            if sequence.fed == 0 and sequence.job.score_prompt:
+            if sequence.fed == 0 and sequence.job.score_prompt and not sequence.ticket.tokens:
                 self._score(sequence)
             sequence.fed += size
         self.stats.prompt_tokens += size * len(sequences)
-        done = [i for i, sequence in enumerate(sequences) if sequence.ready]
+        done = [i for i, sequence in enumerate(sequences) if sequence.ready and not sequence.ticket.tokens]
         if done:
             self._take(logits[done], [sequences[i] for i in done])
 
@@ -283,11 +280,17 @@ class Engine:
         self._take(logits, sequences)
 
     def _guarded(self, sequences: list[_Sequence], do: Callable[[list[_Sequence]], None]) -> None:
-        """Do something for sequences together. If it fails, for each alone: whose fault it is, is given up, the others go on."""
+        """Do something for sequences together. If it fails, for each alone: whose fault it is, is given up, the others go on.
+
+        Raises:
+            _ShortOfMemory: fewer at once may do.
+        """
         try:
             do(sequences)
             self._failures = 0
-        except Exception:
+        except Exception as error:
+            if out_of_memory(error) and len(self._running) > 1:
+                raise _ShortOfMemory from None
             if len(sequences) == 1:
                 log.exception("a sequence is given up")
                 self._failures += 1

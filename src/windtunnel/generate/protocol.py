@@ -173,7 +173,11 @@ class Ticket:
 
 @dataclass
 class Stats:
-    """Counters since the start, written by the generator's thread."""
+    """Counters since the start, written by the generator's thread.
+
+    Attributes:
+        halvings: times that memory ran out and half as many sequences went on at once.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -181,6 +185,7 @@ class Stats:
     cancelled: int = 0
     failed: int = 0
     steps: int = 0
+    halvings: int = 0
     recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=4096))
 
     def tokens_per_second(self, now: float, window: float = 10.0) -> float:

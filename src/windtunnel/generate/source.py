@@ -23,7 +23,8 @@ from windtunnel.model import GPT, ExpertGroup, NewRows, fast_dtype, hf_shape, lo
 from windtunnel.recipe import HuggingFaceModel, Recipe, Serve, UserError
 from windtunnel.run import read_own_recipe
 
-from .engine import Engine, HubDecoder
+from .decoder import HubDecoder
+from .engine import Engine
 from .gpt import GPTDecoder
 from .protocol import Generator
 from .text import FolderText, OwnText, TextCodec

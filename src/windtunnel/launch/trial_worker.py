@@ -47,7 +47,7 @@ def _measure(request: dict[str, Any], folder: Path, say: Any) -> dict[str, Any]:
 def _explained(error: Exception) -> dict[str, Any]:
     if isinstance(error, UserError):
         return {"refused": [error.message, error.fix]}
-    from windtunnel.train import out_of_memory
+    from windtunnel.model import out_of_memory
 
     found = {"failure": f"{type(error).__name__}: {error}", "out_of_memory": out_of_memory(error)}
     with contextlib.suppress(Exception):  # the device may be beyond answering

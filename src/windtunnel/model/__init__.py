@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         token_tables,
     )
     from .known import hf_shape, hub_id, known_models
+    from .memory import out_of_memory
     from .new_rows import NewRows, with_rows
     from .recording import Replay, cuda_recorder
     from .recursive import RecursiveGPT, use_supervision
@@ -132,6 +133,7 @@ __all__ = [
     "objective_of",
     "open_heads",
     "open_weights",
+    "out_of_memory",
     "read_stored",
     "recipe_shape",
     "require_base",

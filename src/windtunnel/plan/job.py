@@ -60,7 +60,8 @@ class Step:
         elsewhere_hours, elsewhere_dollars: on the machine without GPUs; None: it needs the rig.
         disk_bytes: what it adds to the disk.
         counted: part of the total; what is used again and again is not.
-        source: where the figures come from.
+        source: where the figures come from; of a stage that does not fit, what would.
+        fits: False: the rig cannot do it, `does` says by how much, and it has no hours and no dollars.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Step:
     disk_bytes: float
     source: str
     counted: bool = True
+    fits: bool = True
 
 
 @dataclass(frozen=True)
@@ -86,34 +88,43 @@ class Job:
     advice: tuple[str, ...]
 
     @property
+    def fits(self) -> bool:
+        """Whether the rig can do every counted step. Where it cannot, the totals are of those that it can."""
+        return all(step.fits for step in self.steps if step.counted)
+
+    @property
     def hours(self) -> float:
         """Of all counted steps, one after the other on the rig."""
-        return sum(step.hours or 0.0 for step in self.steps if step.counted)
+        return sum(step.hours or 0.0 for step in self._summed)
 
     @property
     def dollars(self) -> float | None:
         """Of all counted steps on the rig."""
-        return _sum(step.dollars for step in self.steps if step.counted)
+        return _sum(step.dollars for step in self._summed)
 
     @property
     def shared_hours(self) -> float:
         """The same with what needs no GPU done elsewhere."""
-        return sum(_first(step.elsewhere_hours, step.hours) or 0.0 for step in self.steps if step.counted)
+        return sum(_first(step.elsewhere_hours, step.hours) or 0.0 for step in self._summed)
 
     @property
     def shared_dollars(self) -> float | None:
         """The same in dollars."""
-        return _sum(_first(step.elsewhere_dollars, step.dollars) for step in self.steps if step.counted)
+        return _sum(_first(step.elsewhere_dollars, step.dollars) for step in self._summed)
 
     @property
     def disk_bytes(self) -> float:
         """What all counted steps leave on the disk together."""
-        return sum(step.disk_bytes for step in self.steps if step.counted)
+        return sum(step.disk_bytes for step in self._summed)
+
+    @property
+    def _summed(self) -> list[Step]:
+        return [step for step in self.steps if step.counted and step.fits]
 
     def to_json(self) -> dict[str, Any]:
         """Return stable keys: `steps`, `total`, `elsewhere`, `advice`."""
         total = {
-            "hours": self.hours, "dollars": self.dollars, "hours_elsewhere": self.shared_hours,
+            "fits": self.fits, "hours": self.hours, "dollars": self.dollars, "hours_elsewhere": self.shared_hours,
             "dollars_elsewhere": self.shared_dollars, "disk_bytes": self.disk_bytes,
         }  # fmt: skip
         return {"steps": [asdict(s) for s in self.steps], "total": total, "elsewhere": self.elsewhere, "advice": self.advice}
@@ -121,7 +132,8 @@ class Job:
     def rows(self) -> list[tuple[str, ...]]:
         """One row a step under JOB_COLUMNS, the total after those that count."""
         counted = [_row(step) for step in self.steps if step.counted]
-        total = ("total", "", hours_text(self.hours), _money(self.dollars), _money(self.shared_dollars), _size(self.disk_bytes))
+        name = "total" if self.fits else "the others"
+        total = (name, "", hours_text(self.hours), _money(self.dollars), _money(self.shared_dollars), _size(self.disk_bytes))
         return [*counted, total, *(_row(step) for step in self.steps if not step.counted)]
 
     def remarks(self) -> list[tuple[str, str]]:
@@ -131,7 +143,7 @@ class Job:
 
 
 def plan_job(recipe: Recipe, rig: Rig, stages: Sequence[tuple[str, Plan]]) -> Job | None:
-    """Plan all steps of a recipe that tunes a Hugging Face model; None of other recipes, and where a stage does not fit.
+    """Plan all steps of a recipe that tunes a Hugging Face model; None of other recipes. What does not fit has no hours.
 
     Args:
         recipe: with all its stages.
@@ -140,7 +152,7 @@ def plan_job(recipe: Recipe, rig: Rig, stages: Sequence[tuple[str, Plan]]) -> Jo
     """
     model = recipe.model
     tunes = isinstance(model, HuggingFaceModel) and (recipe.sft is not None or recipe.rl is not None)
-    if not tunes or rig.gpu is None or not all(plan.fits for _, plan in stages):
+    if not tunes or rig.gpu is None:
         return None
     assert isinstance(model, HuggingFaceModel)
     return _Steps(recipe, model, rig, stages).job()
@@ -219,6 +231,10 @@ class _Steps:
         return self._step("prepare", f"{count_text(tokens)} tokens", hours, 4.0 * tokens, PREPARE_SOURCE, elsewhere=hours)
 
     def _stage(self, name: str, plan: Plan) -> Step:
+        if not plan.fits:
+            short = plan.peak_gib > plan.limit_gib
+            does = f"does not fit: {plan.peak_gib:,.1f} of {plan.limit_gib:.1f} GiB a GPU" if short else "cannot be done there"
+            return _impossible(name, does, f"{'; '.join(plan.reasons)}{_least(plan)}", counted=True)
         own = max(0.0, plan.disk_gib * 2**30 - self.shape.published_bytes - 4.0 * (plan.corpus_tokens or 0.0))
         # Held-out answers and validations are in the plan's hours.
         source = f"the plan above, ±{plan.error['time']:.0%}; disk: checkpoints"
@@ -239,18 +255,7 @@ class _Steps:
         twice = "tuned and untuned, " if models > 1 else ""
         does = f"{prompts:,} answers, {twice}at most {longest:,} tokens"
         if not engine.fits:
-            return Step(
-                name,
-                f"{does}: {questions.engine_weights} weights do not fit",
-                True,
-                None,
-                None,
-                None,
-                None,
-                0.0,
-                ENGINE_SOURCE,
-                counted,
-            )
+            return _impossible(name, f"{does}: {questions.engine_weights} weights do not fit", ENGINE_SOURCE, counted=counted)
         starting = self.c.engine_start_seconds + self.shape.published_bytes / (self.c.load_gbs * 1e9)
         seconds, source = models * (starting + engine.seconds), _decoding(engine, questions, models)
         if policy is not None and counted:
@@ -304,6 +309,17 @@ def _decoding(engine: Engine, questions: Questions, models: int) -> str:
         f"{many}, {questions.engine_weights} weights: {rate:,.0f} tokens/s, answers half as long as the most; {ENGINE_SOURCE};"
         f" starting and loading {'twice' if models > 1 else 'once'}"
     )
+
+
+def _impossible(name: str, does: str, source: str, *, counted: bool) -> Step:
+    return Step(name, does, True, None, None, None, None, 0.0, source, counted, fits=False)
+
+
+def _least(plan: Plan) -> str:
+    """Return the least other rig, or the least change, with which a stage that does not fit would."""
+    rigs = [option for option in plan.alternatives if "--rig " in option.change]
+    least = next((option for option in (*rigs, *plan.alternatives)), None)
+    return "" if least is None else f"; what fits: {least.change} ({least.why})"
 
 
 def _row(step: Step) -> tuple[str, ...]:

@@ -219,8 +219,10 @@ class PromptCorpus(Section):
     answer_key: str | None = Field(
         None, min_length=1, description="key of the right answer; null: answer, truth, ground_truth, solution or target, if there"
     )
-    template: Literal["auto", "model", "chatml", "alpaca", "plain"] = Field(
-        "auto", description="the chat template; plain: the prompt as it stands; auto: the tokenizer's own, or plain without one"
+    template: Literal["auto", "model", "chat", "chatml", "alpaca", "plain"] = Field(
+        "auto",
+        description="the chat template; plain: the prompt as it stands; model: the tokenizer's own; chat: that one, or chatml "
+        "where it has none; auto: as the recipe's conversations before it were written, else the tokenizer's own, or plain",
     )
     system: str | None = Field(None, min_length=1, description="system message of prompts that have none")
     prompt_tokens: Count | None = Field(None, ge=1, description="longer prompts are left out and counted; null: none is")

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from .corpora import ConversationCorpus, PromptCorpus
 from .errors import UserError
 from .explain import explain
 from .overlay import GONE, flatten, lay_over
@@ -71,7 +72,23 @@ def stage_recipe(recipe: Recipe, name: str, *, hours: float = 0.0, dollars: floa
     data["stages"] = {key: own if key == name else others[key] for key in order}
     data["stage"] = name
     resolved = Recipe.model_validate(lay_over(data, stage.set, f"stage {name}"))
+    resolved = _asked_as_tuned(recipe, resolved, name)
     return resolved.model_copy(update={"budget": _budget(recipe.budget, stage, hours, dollars)})
+
+
+def _asked_as_tuned(recipe: Recipe, own: Recipe, name: str) -> Recipe:
+    """Put a stage's prompts in the form of the conversations that the model learned from in a stage before it."""
+    corpus = own.data.corpus
+    if not isinstance(corpus, PromptCorpus) or corpus.template != "auto":
+        return own
+    for stage in recipe.training:
+        if stage.name == name:
+            break
+        before = stage_recipe(recipe, stage.name).data.corpus
+        if isinstance(before, ConversationCorpus):
+            template = "chat" if before.template == "auto" else before.template
+            corpus = corpus.model_copy(update={"template": template})
+    return own.model_copy(update={"data": own.data.model_copy(update={"corpus": corpus})})
 
 
 def recipe_notes(recipe: Recipe) -> list[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
-from windtunnel.recipe import Recipe
+from windtunnel.recipe import GRPO, Recipe
 from windtunnel.run import Finding, Judge
 
 METRICS: dict[str, str] = {
@@ -39,6 +40,7 @@ METRICS: dict[str, str] = {
     "mismatch_largest": "the token that differs most",
     "mismatch_k3": "k3 estimate of KL(sampler || learner), nats a token",
     "mismatch_outside": "share of tokens whose ratio of probabilities is outside [0.9, 1.1]",
+    "generation_halvings": "times in a round that memory ran out and half as many answers were written at once",
     "generating_seconds": "of a step: until all answers of the round were there and judged",
     "judging_seconds": "of those: waiting for judges after the last answer was there",
     "publish_seconds": "of a step: until a canary was scored and, where engines get files, the weights were on the disk",
@@ -63,33 +65,93 @@ EQUAL = 0.8
 UNKNOWN = 0.02
 TRUNCATED = 0.5
 PATIENCE = 3
+RARE = 0.05
+"""Below this share of right answers, or above what is left of one, hardly a group holds both kinds."""
 
 
 def judge(recipe: Recipe, vocab: int) -> Judge | None:
     """Return the judge of a recipe with reinforcement learning; None where there is none."""
-    return findings if recipe.rl is not None else None
+    return None if recipe.rl is None else partial(findings, stage=recipe.rl)
 
 
-def findings(metrics: Mapping[str, float]) -> list[Finding]:
-    """Judge one round's metrics; what is not among them is not judged."""
+def findings(metrics: Mapping[str, float], stage: GRPO | None = None) -> list[Finding]:
+    """Judge one round's metrics; what is not among them is not judged. The advice names the stage's keys.
+
+    Args:
+        metrics: by name.
+        stage: of the recipe; None: one as it is by default.
+    """
     if "reward" not in metrics:
         return []
-    apart, outside, updates = metrics["mismatch"], metrics["mismatch_outside"], metrics.get("staleness", 0.0)
-    mismatch = None
-    if outside > OUTSIDE * (1 + updates) or apart > LARGE_MISMATCH * (1 + updates):
-        between = f", with {updates:.3g} updates between them" if updates else ""
-        found = f"{apart:.3f} nats on average, {outside:.1%} outside [0.9, 1.1]"
-        mismatch = f"sampler and learner give tokens other probabilities: {found}{between}"
+    stage = stage or GRPO(kind="rl", name="rl")
+    halved = metrics.get("generation_halvings", 0.0)
+    short = f"memory ran out in generation {halved:.0f} time(s): half as many answers are written at once" if halved else None
     restarts = metrics.get("engine_restarts", 0.0)
-    again = f"{restarts:.0f} engine(s) died and were started again; why is in `windtunnel logs`" if restarts else None
+    again = f"{restarts:.0f} engine(s) died and were started again" if restarts else None
+    key = f"stages.{stage.name or 'rl'}"
+    cut = f"raise {key}.answer_tokens, or reward answers that end in time (kind: format)"
+    judges = "why stands in `windtunnel logs RUN --which judges`; windtunnel verify selftest tries the verifiers on this machine"
     return [
-        Finding("mismatch", "warn", mismatch, PATIENCE),
-        Finding("engine_restarts", "warn", again, 1),
-        _above("equal_rewards", metrics["equal_rewards"], EQUAL, "of the prompts get the same reward for every answer"),
-        _above("unknown_rewards", metrics["unknown"], UNKNOWN, "of the answers could not be judged"),
-        _above("truncated", metrics["truncated"], TRUNCATED, "of the answers are cut"),
-    ]
+        _warn("mismatch", _mismatch(metrics), PATIENCE, _agree(stage, key)),
+        _warn("engine_restarts", again, 1, "why is in `windtunnel logs RUN --which engine`"),
+        _warn("generation_memory", short, 1, f"it goes on, and takes longer: lower {key}.answer_tokens, or put engines on GPUs "
+              f"of their own ({key}.engine)"),
+        _warn(
+            "equal_rewards",
+            _above(metrics["equal_rewards"], EQUAL, "of the prompts get the same reward for every answer: they teach nothing"),
+            PATIENCE, _tell_apart(metrics, stage, key),
+        ),
+        _warn("unknown_rewards", _above(metrics["unknown"], UNKNOWN, "of the answers could not be judged"), PATIENCE, judges),
+        _warn("truncated", _above(metrics["truncated"], TRUNCATED, "of the answers are cut"), PATIENCE, cut),
+    ]  # fmt: skip
 
 
-def _above(band: str, value: float, limit: float, words: str) -> Finding:
-    return Finding(band, "warn", f"{value:.0%} {words}" if value > limit else None, PATIENCE)
+def _warn(band: str, message: str | None, patience: int, advice: str) -> Finding:
+    # Few rounds are a whole run here: no band waits for the start to be over.
+    return Finding(band, "warn", message, patience, advice=advice, early=True)
+
+
+def _above(value: float, limit: float, words: str) -> str | None:
+    return f"{value:.0%} {words}" if value > limit else None
+
+
+def _mismatch(metrics: Mapping[str, float]) -> str | None:
+    apart, outside, updates = metrics["mismatch"], metrics["mismatch_outside"], metrics.get("staleness", 0.0)
+    if outside <= OUTSIDE * (1 + updates) and apart <= LARGE_MISMATCH * (1 + updates):
+        return None
+    between = f", with {updates:.3g} updates between them" if updates else ""
+    found = f"{apart:.3f} nats on average, {outside:.1%} outside [0.9, 1.1]"
+    return f"sampler and learner give tokens other probabilities: {found}{between}"
+
+
+def _agree(stage: GRPO, key: str) -> str:
+    """Return what to try where sampler and learner compute different models."""
+    ways = []
+    if stage.engine_weights != "bf16":
+        ways.append(f"engines with weights as the learner has them (--set {key}.engine_weights=bf16)")
+    if stage.overlap:
+        ways.append(f"fewer rounds ahead (--set {key}.overlap={stage.overlap - 1})")
+    if stage.engine != "in-turn":
+        ways.append(f"one run with --set {key}.engine=in-turn, which shows whether the engine is the cause")
+    if stage.mismatch != "mask":
+        ways.append(f"leaving such tokens out (--set {key}.mismatch=mask)")
+    return ", ".join(ways) or "windtunnel check RECIPE --only weight-sync compares the two on this machine"
+
+
+def _tell_apart(metrics: Mapping[str, float], stage: GRPO, key: str) -> str:
+    """Return what to change so that the answers to a prompt differ in their rewards."""
+    right = metrics.get("right")
+    if metrics["truncated"] > TRUNCATED:
+        return f"most answers are cut before they can be judged: raise {key}.answer_tokens"
+    if right is not None and right < RARE:
+        easier = "a curriculum" if stage.curriculum is None else "an easier lowest level"
+        return (
+            f"the prompts are too hard, or the judges accept nothing: read RUN/rollouts; then easier prompts ({easier}), "
+            f"fine-tuning first, a reward for form beside (kind: format), or more answers ({key}.samples above {stage.samples})"
+        )
+    if right is not None and right > 1 - RARE:
+        return f"the prompts are too easy, or the judges accept everything: read RUN/rollouts; then harder prompts, or {key}.best"
+    return (
+        f"answers differ and rewards do not: read RUN/rollouts; then a reward with more grades, more answers ({key}.samples "
+        f"above {stage.samples}), or a higher {key}.temperature"
+    )

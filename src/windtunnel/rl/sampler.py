@@ -55,10 +55,14 @@ class Sampler(Protocol):
 
 
 class InTurn:
-    """The learner's own process: transformers' own model with a copy of the weights, for as long as a round takes."""
+    """The learner's own process: transformers' own model with a copy of the weights, for as long as a round takes.
+
+    Where memory runs out, half as many answers are written at once, in the rounds to come too.
+    """
 
     def __init__(self, inner: HFEngine, stage: GRPO, ranks: Ranks, text: WholeText) -> None:
         self._inner, self._stage, self._ranks, self._text = inner, stage, ranks, text
+        self._slots, self._halvings = _slots(stage, ranks), 0
 
     @contextlib.contextmanager
     def generator(self) -> Iterator[Generator]:
@@ -66,8 +70,9 @@ class InTurn:
         with training_undisturbed(self._ranks.device):
             model = plain_model(self._inner.job, COMPUTE[self._inner.layout.precision])
             decoder = HFDecoder(model, _tokens(self._stage))
-            with contextlib.closing(Generation(decoder, self._text, slots=_slots(self._stage, self._ranks))) as generator:
+            with contextlib.closing(Generation(decoder, self._text, slots=self._slots)) as generator:
                 yield generator
+            self._slots, self._halvings = generator.together, generator.stats.halvings
 
     def require_well(self) -> None:
         """Do nothing: what fails here raises by itself."""
@@ -76,8 +81,8 @@ class InTurn:
         """Do nothing: there are no versions."""
 
     def metrics(self) -> Mapping[str, float]:
-        """Return nothing of its own."""
-        return {}
+        """See `Sampler`."""
+        return {"generation_halvings": float(self._halvings)}
 
     def close(self) -> None:
         """Do nothing: no process is left."""

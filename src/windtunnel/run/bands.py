@@ -31,6 +31,8 @@ class Finding:
         message: what is wrong; None: all is well.
         patience: so many in a row raise the band, or clear it again.
         replaces: a band that is not raised at a step where this one finds something.
+        advice: what to do about it, where `Targets.advice` has nothing for the band.
+        early: it is judged from the first step of a session on, as what no start can excuse.
     """
 
     band: str
@@ -38,6 +40,8 @@ class Finding:
     message: str | None
     patience: int
     replaces: str | None = None
+    advice: str = ""
+    early: bool = False
 
 
 Judge = Callable[[Mapping[str, float]], Sequence[Finding]]
@@ -181,8 +185,8 @@ class BandWatch:
         for limits in self._plain:
             if limits.metric in metrics and step - self._first_step >= START_STEPS:
                 raised.append(self._check_plain(step, limits, metrics[limits.metric]))
-        if step - self._first_step >= START_STEPS:
-            raised += [self._check_found(step, finding) for finding in found]
+        started = step - self._first_step >= START_STEPS
+        raised += [self._check_found(step, finding) for finding in found if started or finding.early]
         return [alert for alert in raised if alert is not None]
 
     def rewound(self, step: int) -> None:
@@ -293,7 +297,9 @@ class BandWatch:
 
     def _check_found(self, step: int, found: Finding) -> Alert | None:
         lasting = self._lasts(found.band, found.message is not None, found.message is None, found.patience)
-        return self._raise(found.band, found.level, step, found.message) if lasting and found.message is not None else None
+        if not lasting or found.message is None:
+            return None
+        return self._raise(found.band, found.level, step, found.message, advice=found.advice)
 
     def _lasts(self, band: str, past: bool, good: bool, patience: int) -> bool:
         """Count observations past the limit, or good ones, in a row: whether the first are enough; the others clear the band."""
@@ -307,11 +313,13 @@ class BandWatch:
             self._active.pop(band, None)
         return streak >= patience
 
-    def _raise(self, band: str, level: Level, step: int, message: str, action: Action | None = None) -> Alert | None:
+    def _raise(
+        self, band: str, level: Level, step: int, message: str, action: Action | None = None, advice: str = ""
+    ) -> Alert | None:
         known = self._active.get(band)
         if known and action is None and (known.level == level or known.level == "bad"):
             return None
-        alert = Alert(band, level, message, self._advice.get(band, ""), step, action)
+        alert = Alert(band, level, message, self._advice.get(band, advice), step, action)
         self._active[band] = alert
         return alert
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from .checks_hf import random_batch, small_engine, small_job, vocabulary_of
     from .children import child_context
     from .engine import COMPUTE, Engine, EngineState, Feed, Mark, Moment, Parameters, Pending, local_part, nothing, row_offset
-    from .failures import Abandoned, PeerLost, out_of_memory
+    from .failures import Abandoned, PeerLost
     from .gates import gate_series, judge_gates
     from .held_out_answers import HeldOutAnswers, training_undisturbed
     from .hf import (
@@ -74,7 +74,6 @@ __all__ = [
     "linear_cross_entropy",
     "local_part",
     "nothing",
-    "out_of_memory",
     "plain_model",
     "random_batch",
     "restore_engine",

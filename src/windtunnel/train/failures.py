@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import torch
 import torch.distributed as dist
 
 from windtunnel.recipe import Layout, UserError
@@ -24,13 +23,6 @@ class PeerLost(UserError):
 
 class Abandoned(BaseException):
     """This rank was told to leave whatever it is doing: it hangs, as seen from outside. Raised by a signal's handler."""
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Return whether a failure says that memory ran out: in PyTorch's, CUDA's, cuBLAS's or NCCL's words."""
-    text = str(error).lower()
-    words = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed")
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(word in text for word in words)
 
 
 def lost_peer(error: BaseException) -> bool:

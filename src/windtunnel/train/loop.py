@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from windtunnel.evaluate import Answered
+from windtunnel.model import out_of_memory
 from windtunnel.run import KEEPING
 
 from .callbacks import RESERVE, Budget, Callback, Decision, Health
 from .engine import Engine, Pending, StepResult
-from .failures import Abandoned, OutOfMemory, PeerLost, lost_peer, out_of_memory, short_of
+from .failures import Abandoned, OutOfMemory, PeerLost, lost_peer, short_of
 from .ranks import Ranks
 from .telemetry import Journal, answer_readings, validation_readings
 

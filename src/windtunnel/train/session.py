@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from windtunnel.checkpoint import Checkpoint, CheckpointStore, Saver, choose_checkpoint
 from windtunnel.data import BatchLoader, PreparedData, ValidationBatches, prepare
 from windtunnel.evaluate import Answered
-from windtunnel.model import NewRows, describing_files, hf_shape, recipe_shape
+from windtunnel.model import NewRows, describing_files, hf_shape, out_of_memory, recipe_shape
 from windtunnel.recipe import ANSWERS_AT_END, Every, HuggingFaceModel, Layout, Recipe, TrainingStage, UserError
 from windtunnel.run import (
     STARTED,
@@ -33,7 +33,7 @@ from .advice import band_advice, settings_of
 from .callbacks import Budget, Callback, Health, ValidateEvery
 from .checkpoints import Checkpoints, begin_with, make_saver
 from .engine import Engine, Feed
-from .failures import OutOfMemory, lighter, out_of_memory, short_of
+from .failures import OutOfMemory, lighter, short_of
 from .gpt import build_gpt_engine
 from .loop import AfterStep, Deciders, Ending, Loop
 from .ranks import Ranks, join_ranks

@@ -1,0 +1,47 @@
+"""What an engine asks of a model: sequences in slots of a cache, fed and stepped together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Decoder(Protocol):
+    """A model with a cache of `slots` sequences. A call that raises leaves the slots it was given as they were.
+
+    Attributes:
+        context: most tokens of a slot.
+        vocab: columns of the logits.
+        device: where the logits are.
+        weights: number of weights.
+    """
+
+    context: int
+    vocab: int
+    device: torch.device
+    weights: int
+
+    def feed(self, slots: Sequence[int], parts: Sequence[Sequence[int]]) -> Tensor:
+        """Append parts of prompts, equally long, to their slots; the logits after each part (N, vocab)."""
+
+    def step(self, slots: Sequence[int], tokens: Sequence[int]) -> Tensor:
+        """Append one token to each slot; the logits after it (N, vocab)."""
+
+    def free(self, slot: int) -> None:
+        """Empty a slot."""
+
+    def score(self, tokens: Sequence[int]) -> Iterator[Tensor]:
+        """Logits (t, vocab) after each token of a text, in one or several parts from its beginning; no slot is used."""
+
+    def reset(self) -> None:
+        """Empty all slots and begin with new memory, after a failure."""
+
+
+class HubDecoder(Decoder, Protocol):
+    """A decoder of a Hugging Face model, on one rank or several."""
+
+    def score_ends(self, start: Sequence[int], ends: Sequence[Sequence[int]]) -> Tensor:
+        """Return (ends,) nats of ends that follow the same text, which is computed once; fp64 on the CPU, no slot is used."""
