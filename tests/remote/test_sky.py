@@ -38,7 +38,10 @@ def test_the_task_names_the_rig_its_price_and_files_that_are_there(tmp_path: Pat
     made = yaml.safe_load(write_job(recipe, rented("8xH100"), "gcp", tmp_path / "job", spot=True).read_text())
     resources = made["resources"]
     assert (resources["infra"], resources["accelerators"], resources["use_spot"]) == ("gcp", "H100:8", True)
-    assert made["envs"] == {"WINDTUNNEL_SPOT_NOTICE": "gcp"}  # or nobody would listen for the notice
+    assert made["envs"] == {
+        "WINDTUNNEL_SPOT_NOTICE": "gcp",
+        "WINDTUNNEL_PROVIDER": "gcp",
+    }  # or nobody would listen for the notice
     assert resources["autostop"]["down"] is True
     assert resources["max_hourly_cost"] > rented("8xH100").rig.dollars_per_hour  # type: ignore[operator]
     assert all(Path(source).exists() for source in made["file_mounts"].values())

@@ -212,5 +212,5 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(capsys.readouterr().out)
     assert (ended.value.code or 0, told["updated"]) == (0, ["H100"])
     with pytest.raises(SystemExit) as ended:
-        main(["prices"])
+        main(["rig", "prices"])  # as it is also called
     assert "a contract" in capsys.readouterr().out

@@ -16,13 +16,16 @@ from windtunnel.cli.start import main
 from windtunnel.recipe import UserError, load_recipe
 from windtunnel.run import Metrics, RunFolder, parse_limit, read_ledger, read_limits, standings, sums
 
+PROVIDERS = {"8xH100": "runpod"}
 OCTOBER, NOVEMBER = (calendar.timegm((2026, month, 20, 0, 0, 0)) for month in (10, 11))
 
 
 def make(root: Path, rig: str, spent: float, times: list[tuple[float, float]], *, ends: bool = True) -> RunFolder:
     """A run whose dollars (time, so far) are these, and that recorded `spent` in all."""
     plan = {"hours": 2.0, "dollars": 5.0, "dollars_per_hour": 2.5}
-    run = RunFolder.create(root, load_recipe("charlm", ["model.depth=2"]), rig={"name": rig}, plan=plan)
+    run = RunFolder.create(
+        root, load_recipe("charlm", ["model.depth=2"]), rig={"name": rig, "provider": PROVIDERS.get(rig)}, plan=plan
+    )
     with Metrics(run.metrics_path) as metrics:
         for step, (_, dollars) in enumerate(times, start=1):
             metrics.log(step, {"dollars": dollars, "dollars_forecast": 9.0})
@@ -41,9 +44,12 @@ def test_dollars_go_to_the_month_they_were_spent_in(tmp_path: Path) -> None:
     make(tmp_path, "1xH200", 2.0, [(NOVEMBER, 1.5)])
     entries = read_ledger([tmp_path])
     assert {line.name: line.dollars for line in sums(entries, "month")}.items() >= {"2026-10": 3.0}.items()
-    for kind in ("month", "recipe", "rig", "folder"):
+    for kind in ("month", "recipe", "rig", "provider", "folder"):
         assert math.isclose(sum(line.dollars for line in sums(entries, kind)), 10.0)  # type: ignore[arg-type]
     assert [line.name for line in sums(entries, "rig")] == ["8xH100", "1xH200"]  # the dearest first
+    assert [(line.name, line.dollars) for line in sums(entries, "provider")] == [("runpod", 8.0), ("not told", 2.0)]
+    (runpod,) = standings(entries, [parse_limit("provider:runpod=9")])
+    assert (runpod.spent, runpod.level) == (8.0, "warn")  # past 80 %
 
 
 @given(st.lists(st.tuples(st.floats(0, 4e7), st.floats(0, 50)), max_size=8), st.floats(0.01, 100))

@@ -19,7 +19,9 @@ def ledger(
     roots: Annotated[
         list[Path] | None, typer.Argument(metavar="[FOLDER]...", help="Folders of runs; otherwise runs/.", exists=False)
     ] = None,
-    by: Annotated[Literal["run", "month", "recipe", "rig", "folder"], typer.Option("--by", help="What sums are of.")] = "recipe",
+    by: Annotated[
+        Literal["run", "month", "recipe", "rig", "provider", "folder"], typer.Option("--by", help="What sums are of.")
+    ] = "recipe",
     budget: Annotated[
         list[str] | None,
         typer.Option(
@@ -44,7 +46,7 @@ def ledger(
     over = any(each.level == "over" for each in stand)
     if json:
         budgets = [{**dataclasses.asdict(each), "level": each.level} for each in stand]
-        kinds: tuple[Kind, ...] = ("recipe", "rig", "month", "folder")
+        kinds: tuple[Kind, ...] = ("recipe", "rig", "provider", "month", "folder")
         groups = {kind: [dataclasses.asdict(line) for line in sums(entries, kind)] for kind in kinds}
         print_json({"runs": [dataclasses.asdict(entry) for entry in entries], "sums": groups, "budgets": budgets})
         raise typer.Exit(1 if over else 0)

@@ -66,6 +66,8 @@ class Verbs(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the verb that is called, by its name, in the place of its entry in the list."""
+        if args[:2] == ["rig", "prices"]:  # of a rig, as it is also called
+            args = args[1:]
         if args and args[0] in VERBS:
             self.add_command(load_verb(args[0]), args[0])
         return super().resolve_command(ctx, args)

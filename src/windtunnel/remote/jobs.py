@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.recipe import GateFailed, Recipe, UserError
+from windtunnel.rig import PROVIDER
 
 from .afterwards import SETTINGS, Afterwards
 from .bring import Brought, bring_package, bring_recipe, current
@@ -157,7 +158,9 @@ def _stop_afterwards(host: Host, brought: Brought, how: How, hours: float | None
 
 def _train(host: Host, brought: Brought, what: list[str], how: How, say: Say) -> Address:
     price = [] if how.price is None else ["--price", f"{how.price:g}"]
-    script = _windtunnel(host, brought, "train", *what, "--detach", "--yes", *price, *how.arguments)
+    # Whom the machine is rented from, for the ledger: what is set there, else its name.
+    whom = f"export {PROVIDER}=${{{PROVIDER}:-{host.address.target.rpartition('@')[2]}}}; "
+    script = whom + _windtunnel(host, brought, "train", *what, "--detach", "--yes", *price, *how.arguments)
     lines: list[str] = []
 
     def take(line: str) -> None:

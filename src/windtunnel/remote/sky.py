@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from windtunnel.recipe import Recipe, UserError, dump_recipe
-from windtunnel.rig import Rig, instance_names
+from windtunnel.rig import PROVIDER, Rig, instance_names
 from windtunnel.run import NOTICE_SECONDS, NOTICE_VARIABLE
 
 from .bring import EXTRAS, build_wheel, find_python, install_script, moved, named_files
@@ -155,7 +155,7 @@ def task(
         "name": recipe.name.replace("_", "-"),
         "resources": resources,
         "num_nodes": rig.nodes,
-        "envs": {NOTICE_VARIABLE: name} if spot and name in NOTICE_SECONDS else {},
+        "envs": {PROVIDER: name} | ({NOTICE_VARIABLE: name} if spot and name in NOTICE_SECONDS else {}),
         "file_mounts": dict(files),
         "setup": f"set -e\ncd {JOB}\npython=$({find_python()})\n"
                  f"if [ \"$python\" = none ]; then echo 'no Python 3.11 to 3.13 with venv in this image'; exit 1; fi\n"

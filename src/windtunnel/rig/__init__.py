@@ -1,7 +1,7 @@
 """Rigs: what to train on. A catalog with dated prices, names such as '8xH100', and detection. No torch."""
 
 from .catalog import Catalog, gpu_names, instance_names, load_catalog, prices_file, user_file
-from .detect import cpu_cores, detect_rig, measure_cpu_gflops
+from .detect import PROVIDER, cpu_cores, detect_rig, measure_cpu_gflops
 from .parse import parse_rig, spot_interruptions
 from .prices import OLD_DAYS, Update, age_days, update_prices
 from .types import GPU, Price, Rig, processor_of
@@ -9,6 +9,7 @@ from .types import GPU, Price, Rig, processor_of
 __all__ = [
     "GPU",
     "OLD_DAYS",
+    "PROVIDER",
     "Catalog",
     "Price",
     "Rig",

@@ -20,6 +20,9 @@ from .types import DOWNLOAD_GBS, DOWNLOAD_NOTE, Rig
 GIB = 2**30
 _CGROUP = Path("/sys/fs/cgroup")
 
+PROVIDER = "WINDTUNNEL_PROVIDER"
+"""Environment: whom this machine is rented from, as the ledger adds up."""
+
 
 def detect_rig(folder: str | Path = ".", *, gpus: bool = True, measure_cpu: bool = True) -> Rig:
     """Return the rig this process runs on.
@@ -51,6 +54,7 @@ def detect_rig(folder: str | Path = ".", *, gpus: bool = True, measure_cpu: bool
         notes=found.notes if found else (),
         download_gbs=line or DOWNLOAD_GBS,
         download_note=f"{line:g} GB/s from the user's rigs.yaml" if line else DOWNLOAD_NOTE,
+        provider=os.environ.get(PROVIDER, "").strip() or None,
     )
 
 

@@ -137,6 +137,7 @@ def _of_instances(catalog: Catalog, nodes: int, name: str, text: str) -> tuple[R
         dollars_per_hour=None,
         price_note="",
         cpu_gflops=None,
+        provider="aws",  # the catalog has no other's instances
     )
     return _catalog_price(rig, price, f"{nodes} x {found}" if own else f"{nodes * entry.gpus} x {entry.gpu}"), price
 

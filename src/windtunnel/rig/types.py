@@ -53,7 +53,8 @@ class Rig:
 
     cpu_cores, ram_gib and disk_free_gib are per node; link_gbs is GB/s in one direction between
     GPUs of a node and network_gbs between nodes, per node; dollars_per_hour is for the whole rig,
-    None where no price is known; cpu_gflops is measured fp32 matrix multiplication; download_gbs is GB/s from the hub.
+    None where no price is known; cpu_gflops is measured fp32 matrix multiplication; download_gbs is GB/s from the hub;
+    provider is whom it is rented from, None where nothing tells.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Rig:
     notes: tuple[str, ...] = ()
     download_gbs: float = DOWNLOAD_GBS
     download_note: str = DOWNLOAD_NOTE
+    provider: str | None = None
 
     @property
     def gpus(self) -> int:

@@ -1,7 +1,8 @@
-"""What runs have cost, by month, recipe, rig and folder, beside what was planned and against budgets over many runs."""
+"""What runs have cost, by month, recipe, rig, provider and folder, beside what was planned and against budgets over many runs."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,8 +22,10 @@ from .thinned import stretches
 WARN_SHARE = 0.8
 FILE = "budgets.yaml"
 """In a folder of runs: {total: 5000, month: 2000, recipe: {charlm: 500}, rig: {8xH100: 3000}}, in dollars."""
-KINDS = ("total", "month", "recipe", "rig", "folder")
-Kind = Literal["total", "month", "recipe", "rig", "folder"]
+KINDS = ("total", "month", "recipe", "rig", "provider", "folder")
+Kind = Literal["total", "month", "recipe", "rig", "provider", "folder"]
+NOT_TOLD = "not told"
+"""Of a run whose machine did not say whom it was rented from."""
 MONTH_POINTS = 500
 
 
@@ -34,6 +37,7 @@ class Entry:
         rig: its name, as the run was planned for. hours, dollars: spent; planned_*: of its plan; None: not known.
         ahead: dollars that a running one is expected to spend from now on, which stopping it now would save.
         months: 'YYYY-MM' (UTC) -> dollars.
+        provider: whom the machine was rented from.
     """
 
     path: Path
@@ -46,10 +50,12 @@ class Entry:
     planned_dollars: float | None
     ahead: float
     months: dict[str, float] = field(default_factory=dict)
+    provider: str = NOT_TOLD
 
     def key(self, kind: Kind) -> str:
         """Return what it is counted under; 'month' is none of a whole run."""
-        return {"recipe": self.recipe, "rig": self.rig, "folder": str(self.path.parent)}.get(kind, "")
+        own = {"recipe": self.recipe, "rig": self.rig, "provider": self.provider, "folder": str(self.path.parent)}
+        return own.get(kind, "")
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,7 @@ def standings(entries: Sequence[Entry], limits: Sequence[Limit], *, now: float |
 
 
 def parse_limit(text: str) -> Limit:
-    """Read 'DOLLARS', 'month=DOLLARS', 'month:2026-11=DOLLARS', 'recipe:charlm=DOLLARS' or 'rig:8xH100=DOLLARS'.
+    """Read 'DOLLARS', 'month=DOLLARS', 'month:2026-11=DOLLARS', or 'recipe:NAME=DOLLARS', likewise of a rig or a provider.
 
     Raises:
         UserError: none of these.
@@ -157,7 +163,7 @@ _EXAMPLE = "{total: 5000, month: 2000, recipe: {charlm: 500}, rig: {8xH100: 3000
 def _limit(kind: str, name: str, amount: Any, where: str) -> Limit:
     if kind not in KINDS:
         raise UserError(f"{where}: a budget of {kind!r} is unknown", f"expected one of {', '.join(KINDS)}")
-    if (kind == "total" and name) or (kind in ("recipe", "rig", "folder") and not name):
+    if (kind == "total" and name) or (kind in ("recipe", "rig", "provider", "folder") and not name):
         wanted = "no name" if kind == "total" else f"the name of a {kind}: {kind}:NAME=DOLLARS"
         raise UserError(f"{where}: a budget of kind {kind} needs {wanted}")
     try:
@@ -170,13 +176,13 @@ def _limit(kind: str, name: str, amount: Any, where: str) -> Limit:
 
 
 def _entry(item: RunSummary) -> Entry:
-    try:
-        rig = str((read_manifest(item.path).get("rig") or {}).get("name") or "?")
-    except UserError:
-        rig = "?"
+    rig: dict[str, Any] = {}
+    with contextlib.suppress(UserError):
+        rig = read_manifest(item.path).get("rig") or {}
     return Entry(
-        item.path, item.recipe, rig, item.status, item.spent_hours or 0.0, item.spent_dollars, item.planned_hours,
-        item.planned_dollars, _ahead(item), _months(item),
+        item.path, item.recipe, str(rig.get("name") or "?"), item.status, item.spent_hours or 0.0, item.spent_dollars,
+        item.planned_hours, item.planned_dollars, _ahead(item), _months(item),
+        str(rig.get("provider") or NOT_TOLD),
     )  # fmt: skip
 
 
