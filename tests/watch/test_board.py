@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import HANG, until
 
-from windtunnel.recipe import UserError, load_recipe
+from windtunnel.recipe import UserError, load_recipe, stage_recipe
 from windtunnel.run import Metrics, MetricsReader, RunFolder, sampled, silence, stretches
 from windtunnel.watch.board import Board
 from windtunnel.watch.web import Pages
@@ -119,6 +119,36 @@ def test_the_list_and_a_run_tell_what_there_is(tmp_path: Path) -> None:
     for bad in ("..", "../x", "a/b", "nobody", ""):
         with pytest.raises(UserError):
             board.folder(bad)
+
+
+def test_samples_and_stages_are_told_as_they_are_made(tmp_path: Path) -> None:
+    def stage_run(stage: str, before: str | None) -> RunFolder:
+        job = load_recipe("kernels")
+        run = RunFolder.create(tmp_path, stage_recipe(job, stage), rig={}, plan=PLAN)
+        run.keep_job(job)
+        run.update(before={"run": before, "hours": 1.0, "dollars": 2.0} if before else None)
+        return run
+
+    board = Board(tmp_path)
+    with stage_run("sft", None) as first, stage_run("rl", first.path.name) as second:
+        first.finish("done", "budget.steps")
+        for run in (first, second):  # either page shows all of the job
+            assert [(s["name"], s["run"], s["status"]) for s in board.run(run.path.name)["stages"]] == [
+                ("sft", first.path.name, "done"), ("rl", second.path.name, "running"),
+            ]  # fmt: skip
+        assert board.run(second.path.name)["samples"] == []
+        stamp = board.moment(second.path.name)["made"]
+        answers = [{"prompt": "1+1", "answer": f"a{i}", "reward": i / 8, "why": "no", "right": i == 7} for i in range(8)]
+        (second.path / "rollouts").mkdir()
+        (second.path / "rollouts" / "round-000012.jsonl").write_text("".join(json.dumps(a) + "\n" for a in answers))
+        assert board.moment(second.path.name)["made"] != stamp  # the page asks again
+        with Metrics(second.metrics_path) as metrics:
+            wrong = [{"prompt": "2+2", "answer": "5", "truth": "4", "why": ""}]
+            metrics.event("answers", 9, "held-out answers: 0 of 1", data={"wrong": wrong})
+        rounds, asked = board.run(second.path.name)["samples"]
+        assert rounds["title"].startswith("Round 12")
+        assert [one["text"] for one in rounds["samples"]] == ["a7", "a6", "a1", "a0"]  # the best and the worst
+        assert (asked["samples"][0]["text"], asked["samples"][0]["note"]) == ("5", "expected 4")
 
 
 def test_only_those_with_the_token_read(served: tuple[Path, str]) -> None:

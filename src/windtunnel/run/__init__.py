@@ -4,7 +4,7 @@ from .bands import Alert, BandWatch, Finding, GateResult, Judge, Targets
 from .budget import STARTED, BudgetClock, BudgetSpent, EpochsVerdict, Spent, epochs_over_data, load_spent
 from .ending import LAST_LINES, Outcome, interrupted, outcome, record_end
 from .expected import Expected, compare_expected
-from .folder import JOB_VARIABLE, RunFolder, new_folder, read_own_recipe
+from .folder import JOB_VARIABLE, RunFolder, new_folder, read_manifest, read_own_recipe
 from .heartbeat import FOLDER as HEARTBEATS
 from .heartbeat import KEEPING, WAITING, Beat, Heartbeat, read_beat
 from .identity import anchored, by_path, first_difference
@@ -112,6 +112,7 @@ __all__ = [
     "read_beat",
     "read_ledger",
     "read_limits",
+    "read_manifest",
     "read_own_recipe",
     "record_end",
     "sampled",

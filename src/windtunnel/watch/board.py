@@ -25,6 +25,7 @@ from .compare import pace
 from .follow import read_snapshot
 from .groups import grouped, limits_of
 from .live import finite
+from .made import samples_of, stages_of, stamp_of
 
 SPARK_POINTS = 40
 CURVE_POINTS = 400
@@ -52,7 +53,7 @@ class Board:
         return {"root": str(self.root), "runs": [self._line(summary, until) for summary in list_runs(self.root)]}
 
     def run(self, name: str) -> dict[str, Any]:
-        """Return one run whole: figures, curves, gates, events.
+        """Return one run whole: figures, curves, gates, stages, samples, events.
 
         Raises:
             UserError: there is none of that name, or it is damaged.
@@ -64,10 +65,13 @@ class Board:
         found["stage"] = run.manifest.get("stage")
         found["gates"] = run.manifest.get("gates") or []
         found["expected"] = [item.row() for item in compare_expected(run)]
+        found["stages"] = stages_of(run)
+        found["samples"] = samples_of(run, None)
         if run.metrics_path.exists():
             with MetricsReader(run.metrics_path) as metrics:
                 found["charts"] = _charts(run, metrics)
                 found["clock"] = _clock(run, metrics)
+                found["samples"] = samples_of(run, metrics)
                 found["events"] = [_event(event) for event in metrics.events(last=MOST_EVENTS)]
         return _json(found)
 
@@ -76,7 +80,7 @@ class Board:
         folder = self.folder(name)
         snapshot = asdict(read_snapshot(folder))
         del snapshot["losses"]
-        return _json({"name": folder.name, "path": str(folder), "at": time.time(), **snapshot})
+        return _json({"name": folder.name, "path": str(folder), "at": time.time(), "made": stamp_of(folder), **snapshot})
 
     def tail(self, name: str, since: int) -> dict[str, Any]:
         """Return what came after a step: new points by series, and the last step there is. Raises UserError."""

@@ -154,7 +154,7 @@ function runRow(run, label) {
   const cell = (text, name) => el("td", { class: "n", "data-label": name }, text === "–" ? "" : text);
   return el("tr", {},
     el("td", {}, box),
-    el("td", { class: "name" }, el("a", { href: link(run.name) }, run.name), note ? el("small", { class: silent ? "warn" : "soft" }, note) : null),
+    el("td", { class: "name" }, el("a", { href: link(run.name) }, run.name), " ", el("button", { type: "button", class: "link", onclick: () => report(run.name) }, "report"), note ? el("small", { class: silent ? "warn" : "soft" }, note) : null),
     el("td", { class: "wide" }, pill(run.status, run.silent)),
     el("td", { class: "wide progress" }, finite(run.progress) ? el("progress", { max: 1, value: run.progress }) : "", finite(run.progress) ? ` ${percent(run.progress, 0)}` : ""),
     cell(finite(run.step) ? run.step.toLocaleString("en") : "–", "step"),
@@ -183,27 +183,35 @@ async function showRun(name, signal) {
   const axis = el("select", { "aria-label": "x axis" }, ...Object.keys(AXES).filter((x) => x === "step" || run.clock.some((c) => finite(c[AXES[x]]))).map((x) => el("option", {}, x)));
   const bar = el("div", { class: "bar" }, el("a", { href: "#/" }, "all runs"), el("span", { class: "right" }, el("label", { class: "soft" }, "over ", axis),
     el("button", { type: "button", onclick: () => report(name) }, "report")));
-  const events = el("ul", { class: "events" });
-  main.replaceChildren(bar, top, ...chartsOf(run, axis), ...gatesOf(run), el("section", { class: "card" }, el("h3", {}, "What happened"), events));
-  top.replaceChildren(...momentOf(run));
-  events.replaceChildren(...eventsOf(run.events));
+  const rest = el("div", { class: "rest" });
+  const charts = chartsOf(run, axis);
+  main.replaceChildren(bar, top, ...charts, rest);
+  const write = (now) => {
+    top.replaceChildren(...momentOf({ ...run, ...now }), ...stagesOf({ ...run, ...now }));
+    rest.replaceChildren(...gatesOf(now), ...samplesOf(now), el("section", { class: "card" }, el("h3", {}, "What happened"), el("ul", { class: "events" }, ...eventsOf(now.events))));
+  };
+  write(run);
   let last = Math.max(-1, ...run.charts.flatMap((chart) => Object.values(chart.series).map((points) => points.at(-1)?.[0] ?? -1)));
   const told = (news) => {
     if (news.last < last || Object.keys(news.series).some((key) => !run.charts.some((chart) => key in chart.series)) && news.last > last && !run.charts.length) {
       return route(); // the run went back, or has its first points
     }
-    top.replaceChildren(...momentOf({ ...run, ...news.moment }));
+    top.replaceChildren(...momentOf({ ...run, ...news.moment }), ...stagesOf(run));
     if (news.last > last) {
       add(run, news);
       run.draw();
       last = news.last;
     }
-    if (news.moment.alerts.length !== run.seen) {
-      run.seen = news.moment.alerts.length;
-      get(`/api/runs/${encodeURIComponent(name)}`, signal).then((r) => r.json()).then((fresh) => events.replaceChildren(...eventsOf(fresh.events))).catch(() => {});
+    if (seen(news.moment) !== run.seen) {
+      run.seen = seen(news.moment);
+      get(`/api/runs/${encodeURIComponent(name)}`, signal).then((r) => r.json()).then((fresh) => {
+        for (const part of ["events", "gates", "expected", "stages", "samples"]) run[part] = fresh[part];
+        write({ ...run, ...news.moment });
+      }).catch(() => {});
     }
   };
-  run.seen = run.alerts.length;
+  const seen = (moment) => JSON.stringify([moment.made, moment.alerts.length]);
+  run.seen = seen(run);
   follow(() => `/api/runs/${encodeURIComponent(name)}/events?since=${last}`, told, signal);
 }
 
@@ -299,6 +307,20 @@ function gatesOf(run) {
   const expected = run.expected.map(([name, range, value, met, source]) => el("li", {}, el("b", { class: met === "yes" ? "good" : met === "NO" ? "bad" : "soft" },
     met === "yes" ? "✓ met " : met === "NO" ? "✗ not met " : "open "), `${name}: expected ${range}, measured ${value}`, el("small", {}, source)));
   return [el("section", { class: "card" }, el("h3", {}, "Gates and expectations"), el("ul", { class: "events" }, ...lines, ...expected))];
+}
+
+// The stages of a job in their order, each with its run.
+function stagesOf(run) {
+  if (!run.stages?.length) return [];
+  return [el("section", { class: "card" }, el("h3", {}, "Stages"), el("ol", { class: "stages" }, ...run.stages.map((stage) => el("li", {},
+    stage.run && stage.run !== run.name ? el("a", { href: link(stage.run) }, stage.name) : el("b", {}, stage.name), " ",
+    pill(stage.status ?? "not begun", stage.run === run.name ? run.silent : null)))))];
+}
+
+function samplesOf(run) {
+  return (run.samples ?? []).map((part) => el("section", { class: "card samples" }, el("h3", {}, part.title), ...part.samples.map((one) => el("div", {},
+    one.note ? el("small", { class: one.good ? "good" : "soft" }, one.note) : null,
+    el("pre", {}, el("span", { class: "soft" }, one.prompt), one.prompt && one.text ? "\n" : "", one.text)))));
 }
 
 function eventsOf(events) {
