@@ -91,7 +91,7 @@ def main() -> None:
                 found[page].append(taken)
             print({page: times[-1] for page, times in found.items()}, flush=True)
     results: dict[str, Any] = {
-        "what": f"{options.runs} runs of {options.steps:,} steps, {len(SERIES)} metrics, {size / 1e9:.2f} GB; each time a new server",
+        "what": f"{options.runs} runs of {options.steps:,} steps and {len(SERIES)} metrics, {size / 1e9:.2f} GB, a new server",
         "date": str(datetime.date.today()),
         "machine": {"platform": platform.platform(), "cpus": os.cpu_count(), "load": os.getloadavg()},
         "median_seconds": {page: statistics.median(one["seconds"] for one in times) for page, times in found.items()},

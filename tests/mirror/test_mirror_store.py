@@ -101,14 +101,29 @@ def test_a_store_that_is_cut_off_or_not_ours_is_named_and_no_secret_is_told(tap:
     assert not any(value in str(error.value) for error in (cut, missing, without) for value in KEYS.values())
 
 
-def test_expired_credentials_are_told_as_such(tap: Tap) -> None:
-    """A server that answers every request as S3 does when a session's token has run out."""
+@pytest.mark.parametrize(
+    ("code", "status", "message", "said"),
+    [
+        ("ExpiredToken", 400, "The provided token has expired.", "credentials are expired"),
+        (
+            "RequestTimeTooSkewed",
+            403,
+            "The difference between the request time and the current time is too large.",
+            "clock is wrong",
+        ),
+        ("AccessDenied", 403, "Access Denied", "credentials are missing or refused"),
+    ],
+)
+def test_what_s3_refuses_is_told_as_such(
+    tap: Tap, monkeypatch: pytest.MonkeyPatch, code: str, status: int, message: str, said: str
+) -> None:
+    """A server that answers every request as S3 does: a session's token has run out, a clock is wrong, a bucket is not ours."""
     import http.server
 
-    class Expired(http.server.BaseHTTPRequestHandler):
+    class Refuses(http.server.BaseHTTPRequestHandler):
         def _answer(self) -> None:
-            body = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
-            self.send_response(400)
+            body = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
+            self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -118,13 +133,13 @@ def test_expired_credentials_are_told_as_such(tap: Tap) -> None:
         def log_message(self, *arguments: object) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Expired)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refuses)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
     with pytest.raises(StoreError) as caught:
         Store(Place.parse("s3://runs/here")).put("a", b"b")
     server.shutdown()
-    assert "credentials are expired" in caught.value.message
+    assert said in caught.value.message
 
 
 def test_a_full_disk_behind_a_folder_is_told_as_such(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def launch_sky(
     if code:
         raise UserError(
             f"SkyPilot ended with exit code {code}; what it says is above",
-            f"{shlex.join(command)}; where a quota is exceeded or no machine is left: another --to or --on",
+            f"where a quota is exceeded or no machine is left: another --to or --on; to try again: {shlex.join(command)}",
         )
     job = f"{loaded.checkpoints.mirror}/{folder.name}"
     typer.echo(
