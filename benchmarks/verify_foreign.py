@@ -33,6 +33,8 @@ from windtunnel.verify.kernel.record import file_forms, read_recorded, record_jo
 from windtunnel.verify.kernel.task import Task, task_from_source
 from windtunnel.verify.kernel.tiny import POLICY
 
+GOLDEN = 0.6180339887498949  # steps of this share of a circle come to lie far apart, however many there are
+
 
 def main() -> int:
     """Run what the command line asks for."""
@@ -41,6 +43,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing new after so many")
     parser.add_argument("--every", type=int, default=1, help="every n-th answer alone")
+    parser.add_argument("--spread", action="store_true", help="a few of each source first, so that an early end leaves a sample")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--record-only", action="store_true")
     parser.add_argument("--only", nargs="*", help="answers with one of these words in their names")
@@ -49,6 +52,8 @@ def main() -> int:
     found = read(arguments.answers)[:: arguments.every]
     if arguments.only:
         found = [answer for answer in found if any(word in answer.name for word in arguments.only)]
+    if arguments.spread:
+        found = spread(found)
     known = {row["task"]: row for path in arguments.join for row in json.loads(path.read_text(encoding="utf-8"))["rows"]}
     again = (known[answer.name] for answer in found if known.get(answer.name, {}).get("sha256") == answer.sha256)
     began, rows = time.monotonic(), list[dict[str, Any]](again)
@@ -73,6 +78,16 @@ def main() -> int:
             list(pool.map(one, found))
     save(final=True)
     return 0
+
+
+def spread(answers: list[Foreign]) -> list[Foreign]:
+    """The sources in turn, and of each first those that lie far apart in its list."""
+    places: dict[int, tuple[float, str]] = {}
+    for source in sorted({answer.source for answer in answers}):
+        own = [number for number, answer in enumerate(answers) if answer.source == source]
+        order = sorted(range(len(own)), key=lambda at: (at * GOLDEN) % 1.0)
+        places |= {own[at]: (float(turn), source) for turn, at in enumerate(order)}
+    return [answers[number] for number in sorted(places, key=places.__getitem__)]
 
 
 def row(given: Foreign, box: Any, compiler: Any, *, record_only: bool) -> dict[str, Any]:
