@@ -11,6 +11,8 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from waiting import HANG
@@ -18,7 +20,9 @@ from waiting import HANG
 import windtunnel
 from windtunnel.verify.sandbox import Job, Limits, MiB, Outcome, Sandbox
 from windtunnel.verify.sandbox.channel import memory_file, write_request
+from windtunnel.verify.sandbox.inner import Room
 from windtunnel.verify.sandbox.starting import PASSED_ON
+from windtunnel.verify.sandbox.watching import _Idle
 
 CHILD = "windtunnel.verify.code.child"
 SMALL = Limits(wall_seconds=120, cpu_seconds=3, memory_bytes=128 * MiB, file_bytes=8 * MiB, result_bytes=MiB, log_bytes=4096)
@@ -66,6 +70,20 @@ def test_one_that_sleeps_is_ended_long_before_one_that_works(sandbox: Sandbox) -
     works = "import time\ndef f():\n end = time.process_time() + 3\n while time.process_time() < end: pass\n return 1"
     assert run(sandbox, works, limits).message["value"] == 1
     assert alive(sandbox)
+
+
+@pytest.mark.parametrize(("state", "ended"), [("S", True), ("R", False)])
+def test_one_that_waits_for_a_cpu_is_not_taken_for_one_that_sleeps(state: str, ended: bool, tmp_path: Path) -> None:
+    (tmp_path / "7/task/8").mkdir(parents=True)
+    (tmp_path / "7/stat").write_text(f"7 (python) S {'0 ' * 50}")
+    (tmp_path / "7/task/8/stat").write_text(f"8 (a ) R) {state} {'0 ' * 50}")
+    proc = os.open(tmp_path, os.O_RDONLY)
+    idle = _Idle(replace(SMALL, idle_seconds=30), 7, cast("Room", SimpleNamespace(proc_fd=proc)))
+    assert not idle.too_long()
+    idle.since -= 60
+    idle.next = 0.0
+    assert idle.too_long() == ended
+    os.close(proc)
 
 
 def test_it_is_hardened_here_and_a_trial_child_cannot_get_out(sandbox: Sandbox) -> None:

@@ -113,7 +113,7 @@ class _Clocks:
 
 
 class _Idle:
-    """Whether a child has used no CPU time for too long. On the busiest machine one that works gets some."""
+    """Whether a child has used no CPU time for too long, nor wanted any: one that the machine has no time for is not idle."""
 
     def __init__(self, limits: Limits, seen: int, room: Room) -> None:
         self.most, self.seen, self.room = limits.idle_seconds, seen, room
@@ -126,7 +126,7 @@ class _Idle:
             return False
         self.next = now + IDLE_LOOK_SECONDS
         used = cpu_of(self.seen, self.room)
-        if used > self.used:
+        if used > self.used or _wants_cpu(self.seen, self.room):
             self.used, self.since = used, now
         return now - self.since >= self.most
 
@@ -137,6 +137,18 @@ def cpu_of(pid: int, room: Room) -> float:
     with contextlib.suppress(ValueError, IndexError):
         return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
     return 0.0
+
+
+def _wants_cpu(pid: int, room: Room) -> bool:
+    """Whether one of a process's threads runs or waits for a CPU."""
+    try:
+        tasks = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=room.proc_fd)
+    except OSError:
+        return False
+    try:
+        return any(_read(room, f"{pid}/task/{name}/stat").rpartition(")")[2].split()[:1] == ["R"] for name in os.listdir(tasks))
+    finally:
+        os.close(tasks)
 
 
 def said(ready: int) -> bytes:
