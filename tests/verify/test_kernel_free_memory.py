@@ -7,8 +7,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from windtunnel.verify.kernel.child.fences import NAN_BYTE  # noqa: E402
-from windtunnel.verify.kernel.child.memory import FreeMemory, Masked  # noqa: E402
+from windtunnel.verify.kernel.child.memory import (  # noqa: E402
+    NAN_BYTE,
+    FreeMemory,
+    Masked,
+)
 
 
 def values(kind: str) -> torch.Tensor:

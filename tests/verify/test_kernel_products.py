@@ -9,10 +9,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from windtunnel.verify import find_task, kernel_tasks  # noqa: E402
-from windtunnel.verify.kernel.child.coarse import CoarseProducts, cut  # noqa: E402
 from windtunnel.verify.kernel.child.compare import not_finite, values_differ  # noqa: E402
 from windtunnel.verify.kernel.child.draw import Drawn  # noqa: E402
 from windtunnel.verify.kernel.child.judge import TF32_RELATIVE  # noqa: E402
+from windtunnel.verify.kernel.child.products import CoarseProducts, cut  # noqa: E402
 from windtunnel.verify.kernel.hidden import WIDE, Case, full_cases, may_have_products  # noqa: E402
 
 DEEP = 2048

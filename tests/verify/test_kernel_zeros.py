@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from windtunnel.verify.kernel.child.zeros import ProductsByZero  # noqa: E402
+from windtunnel.verify.kernel.child.products import ProductsByZero  # noqa: E402
 
 N = 32
 WHOLE = 2 * N**3

@@ -8,21 +8,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from typing import Any
 
+from windtunnel import __version__
 from windtunnel.verify.code.fences import source_of
 from windtunnel.verify.kernel.gpu import MOST_BYTES as MOST_GPU_BYTES
 from windtunnel.verify.kernel.gpu import Compiled, GpuStages
 from windtunnel.verify.kernel.hidden import interpreted
 from windtunnel.verify.kernel.long import LongSizes, block_of, chosen
-from windtunnel.verify.kernel.plan import Plan, Recording
+from windtunnel.verify.kernel.plan import Form, Plan, Recorded, Recording
 from windtunnel.verify.kernel.plan.bombs import too_much
 from windtunnel.verify.kernel.plan.check import PlanRefused, check_plan, read_recording
-from windtunnel.verify.kernel.prepared import Batch, Preparation, Ready, ReferenceBroken
+from windtunnel.verify.kernel.prepared import Batch, Preparation, Ready, ReferenceBroken, settled
 from windtunnel.verify.kernel.record import HostForm, file_forms, form_of, forms_of, read_recorded, record_job
 from windtunnel.verify.kernel.replay import compile_job, replay_job, share
-from windtunnel.verify.kernel.task import Task
+from windtunnel.verify.kernel.task import SIZES, Task
 from windtunnel.verify.kernel.tiny import POLICY, Finding, errors_of, judge_compile, judge_tiny
 from windtunnel.verify.sandbox import Outcome, Runner, Sandbox
 from windtunnel.verify.types import Verdict, accept, broken, refuse
@@ -292,6 +294,37 @@ def _refused(found: Finding, clock: _Clock) -> Verdict:
         return broken(found.stage, found.message, times=clock.times)
     kind = "out of policy" if found.reason in POLICY else "wrong"
     return refuse(found.stage, found.reason, found.message, times=clock.times, evidence={**found.evidence, "kind": kind})
+
+
+def record(source: str, task: Task, recorder: Runner, trusted: Runner) -> tuple[Recording | None, Finding | None]:
+    """All plans that a verdict may need: of every size and dtype of a task, full ones too, as they take no data. recorder: runs
+    host code. trusted: runs the reference.
+
+    Raises:
+        UserError: the task itself cannot be used.
+    """
+    if task.guessed:
+        task = settled(task, trusted)
+    sizes = [size for size in SIZES if size in task.sizes or size == "full"]
+    forms = file_forms(task, trusted, sizes)
+    tiny = next((form for form in forms if form.size == "tiny"), None)
+    if tiny is not None and not task.training:
+        forms.append(replace(tiny, training=True))
+    plans, wrong = read_recorded(recorder.run(record_job(source, forms)), forms, task)
+    if wrong is not None:
+        return None, wrong
+    block = block_of([plan for form, plan in zip(forms, plans, strict=True) if form.size.startswith("tiny")])
+    if more := LongSizes(task, trusted).forms(block):
+        late, wrong = read_recorded(recorder.run(record_job(source, more)), more, task)
+        if wrong is not None:
+            return None, wrong
+        forms, plans = [*forms, *more], [*plans, *late]
+    recorded = [
+        Recorded(form=Form(size=form.size, dtype=form.dtype, training=form.training), plan=plan)
+        for form, plan in zip(forms, plans, strict=True)
+    ]
+    versions = {name: version(name) for name in ("torch", "triton")}
+    return Recording(task=task.name, made_with={"windtunnel": __version__, **versions}, plans=tuple(recorded)), None
 
 
 def judge_recording(text: str, verifier: KernelVerifier) -> Verdict:

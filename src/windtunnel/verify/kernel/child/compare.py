@@ -1,11 +1,17 @@
-"""`compare` for outputs too large for numpy: the same rules in torch, on the device. Runs in trusted children only.
+"""`compare` for outputs too large for numpy: the same rules in torch, on the device. Imports torch.
 
 Products may be in TF32 here, which no interpreter computes in. What that rounds is relative to the factors, not to their sum, and
 is bounded by what it does to the reference: one element may be off by twice its worst error more, the root mean square of all
 errors may be half more.
+
+Of an output too large to be copied blocks of its elements at places drawn after it was made are handed over, and every block's
+sum. An element that is wrong in a block that was not drawn shows in its block's sum, unless it is small beside what a block may
+be off by; such errors are for the tiny sizes to find, where every element is compared.
 """
 
 from __future__ import annotations
+
+import random
 
 import torch
 
@@ -16,6 +22,9 @@ COARSE_WORST = 2.0  # of the reference's worst error in TF32: how factors are gr
 COARSE_AT_MOST = 0.05  # of the mean magnitude; beyond it the task is too badly conditioned to ask for more
 COARSE_MEAN = 1.5  # of the root mean square of those errors; with bfloat16's 7 bits it is 2.2 to 8 times as large
 COARSE_ELEMENTS = 4096  # of fewer, the mean says too little
+LARGE_BYTES = 64 << 20
+BLOCK = 16_384  # elements
+MOST_BLOCKS = 512
 
 
 def values_differ(
@@ -105,3 +114,43 @@ def _allowed(
     own_error = float(torch.where(finite, (mine - right).abs(), zero).max()) if right.numel() else 0.0
     slack = min(OWN_ERROR[dtype] * own_error, OWN_ERROR_AT_MOST[dtype] * relative * scale)
     return relative * (size + scale) + 2 * EPSILON[dtype] * size + slack + FLOOR[dtype], scale
+
+
+def is_large(tensor: torch.Tensor) -> bool:
+    """Whether an output is handed over in part."""
+    return tensor.is_floating_point() and tensor.numel() * tensor.element_size() > LARGE_BYTES
+
+
+def drawn_part(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+    """The elements of the drawn blocks, of the first and the last, and those that fill no block, in one dimension."""
+    flat = tensor.contiguous().reshape(-1)
+    whole = flat.numel() // BLOCK
+    count = min(whole, MOST_BLOCKS)
+    chosen = sorted({0, whole - 1, *random.Random(seed).sample(range(whole), count)})
+    blocks = flat[: whole * BLOCK].view(whole, BLOCK)[torch.tensor(chosen, device=flat.device)]
+    return torch.cat([blocks.reshape(-1), flat[whole * BLOCK :]])
+
+
+def sums(tensor: torch.Tensor) -> torch.Tensor:
+    """Of each block, in float64."""
+    flat = tensor.contiguous().reshape(-1)
+    whole = flat.numel() // BLOCK
+    return flat[: whole * BLOCK].view(whole, BLOCK).sum(1, dtype=torch.float64)
+
+
+def sums_differ(given: torch.Tensor, own: torch.Tensor, exact: torch.Tensor, name: str, relative: float) -> Difference | None:
+    """Why the sums of an output's blocks cannot be right, or None. relative: what one element may be off by, of the mean
+    magnitude of its block and of all."""
+    right, mine = sums(exact), sums(own)
+    finite = right.isfinite() & mine.isfinite()
+    if not bool(finite.any()):
+        return None
+    if bool((finite & ~given.isfinite()).any()):
+        return Difference("non-finite", f"{name} is not finite where the reference is; unwritten or overflowed.")
+    size = sums(exact.abs())
+    allowed = relative * (size + size[finite].mean()) + 2 * (mine - right).abs()
+    wrong = finite & ((given - right).abs() > allowed)
+    share = float(wrong.double().mean())
+    if share == 0:
+        return None
+    return Difference("wrong-values", f"{name} differs from the reference in {share:.2%} of its blocks of {BLOCK:,} elements.")

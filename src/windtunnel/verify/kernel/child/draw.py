@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from windtunnel.verify.kernel.child.coarse import CoarseProducts
+from windtunnel.verify.kernel.child.products import CoarseProducts
 
 SPREAD_OF_CONSTANTS = 0.5  # how far parameters that start constant (weights of a norm, biases) are moved
 POSITIVE = ("running_var",)

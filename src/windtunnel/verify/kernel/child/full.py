@@ -19,11 +19,11 @@ import torch
 import triton
 
 from windtunnel.verify.kernel.arrays import Buffer
+from windtunnel.verify.kernel.child.compare import drawn_part, is_large, sums
 from windtunnel.verify.kernel.child.draw import Drawn
 from windtunnel.verify.kernel.child.load import Wrong, said
 from windtunnel.verify.kernel.child.memory import give_back
 from windtunnel.verify.kernel.child.replay import Replay
-from windtunnel.verify.kernel.child.sampled import drawn_part, is_large, sums
 from windtunnel.verify.kernel.child.tensors import head_of
 from windtunnel.verify.kernel.child.timed import Right, TimedCalls
 from windtunnel.verify.kernel.child.turn import FULL, TIMING, waiting_for

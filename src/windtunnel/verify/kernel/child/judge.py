@@ -18,13 +18,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from windtunnel.verify.kernel.arrays import Buffer, row_major
 from windtunnel.verify.kernel.child.clock import measure
-from windtunnel.verify.kernel.child.compare import not_finite, values_differ
+from windtunnel.verify.kernel.child.compare import drawn_part, is_large, not_finite, sums_differ, values_differ
 from windtunnel.verify.kernel.child.draw import Drawn
 from windtunnel.verify.kernel.child.memory import give_back
-from windtunnel.verify.kernel.child.sampled import drawn_part, is_large, sums_differ
+from windtunnel.verify.kernel.child.products import ProductsByZero
 from windtunnel.verify.kernel.child.tensors import dtype_name
 from windtunnel.verify.kernel.child.turn import TIMING, waiting_for
-from windtunnel.verify.kernel.child.zeros import ProductsByZero
 from windtunnel.verify.kernel.compare import RELATIVE
 from windtunnel.verify.kernel.gpu_lock import gpu_lock_of
 from windtunnel.verify.kernel.hidden import WIDE

@@ -16,8 +16,8 @@ from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from windtunnel.verify.kernel.child.build import argument, build
-from windtunnel.verify.kernel.child.fences import NAN_BYTE, POISON_BYTE, Fenced, fenced, first_broken, poison
 from windtunnel.verify.kernel.child.load import Wrong
+from windtunnel.verify.kernel.child.memory import NAN_BYTE, POISON_BYTE, Fenced, fenced, first_broken, poison
 from windtunnel.verify.kernel.plan.operations import sets_only
 from windtunnel.verify.kernel.plan.schema import Choice, Given, Launch, Operation, Plan, Tensor, TensorValue
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from windtunnel.verify.kernel.child.clock import measure, timed
+from windtunnel.verify.kernel.child.compare import is_large, sums
 from windtunnel.verify.kernel.child.load import Wrong
 from windtunnel.verify.kernel.child.memory import FreeMemory, Masked
 from windtunnel.verify.kernel.child.replay import Replay, misfits
-from windtunnel.verify.kernel.child.sampled import is_large, sums
 
 # Of a timed output against the judged one of the same inputs: atomics add in any order, and round each time.
 SAME = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}

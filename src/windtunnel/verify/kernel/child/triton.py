@@ -16,7 +16,6 @@ import torch
 from triton.runtime import interpreter
 
 from windtunnel.verify.kernel.child.bfloat16 import add_bfloat16
-from windtunnel.verify.kernel.child.descriptors import add_descriptor_atomics
 from windtunnel.verify.kernel.child.libdevice import own_libdevice
 from windtunnel.verify.kernel.child.pauses import SHARE_OF_LAUNCHES, Interrupted, Pauses, made_once
 from windtunnel.verify.kernel.child.races import Log
@@ -48,7 +47,6 @@ class Eyes:
         _watch_memory(builder, self.holder)
         _shuffle(builder, self.holder, dice)
         _interrupt(builder, self.holder)
-        add_descriptor_atomics(builder)
         own_libdevice(builder)
         patch_interpreter(builder)
         numbers_as_tensors()

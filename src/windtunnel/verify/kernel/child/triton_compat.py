@@ -1,4 +1,7 @@
-"""What Triton's interpreter does otherwise than its compiler, or slowly, put right. Runs only in sandboxed children."""
+"""What Triton's interpreter does otherwise than its compiler, slowly or not at all, put right.
+
+Runs only in sandboxed children.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,16 @@ from typing import Any
 
 import numpy as np
 import triton.language as tl
+from triton._C.libtriton import ir
 from triton.runtime import interpreter, jit
 
 from windtunnel.verify.kernel.child.replay import Misfit
 from windtunnel.verify.kernel.plan.language import LANGUAGE_MATH
+
+# What one does to whole numbers with and without a sign.
+_OF_SIGNED = {"MIN": ir.ATOMIC_OP.MIN, "MAX": ir.ATOMIC_OP.MAX}
+_OF_UNSIGNED = {"MIN": ir.ATOMIC_OP.UMIN, "MAX": ir.ATOMIC_OP.UMAX}
+_OF_BITS = {"AND": ir.ATOMIC_OP.AND, "OR": ir.ATOMIC_OP.OR, "XOR": ir.ATOMIC_OP.XOR}
 
 
 def patch_interpreter(builder: Any) -> None:
@@ -20,6 +29,7 @@ def patch_interpreter(builder: Any) -> None:
     _spread_booleans(builder)
     _quicken(builder)
     _mathematics_as_methods()
+    _add_descriptor_atomics(builder)
 
 
 class _Kept:
@@ -84,3 +94,24 @@ def _constexpr_by_any_name() -> None:
         return original(kind)
 
     jit._normalize_ty = normalize
+
+
+def _add_descriptor_atomics(builder: Any) -> None:
+    """Descriptor atomics, done as the builder's own ones through pointers: where those are watched, these are too."""
+
+    def reduce(kind: Any, descriptor: Any, value: Any, offsets: Any) -> Any:
+        pointers, mask = descriptor.materialize_pointers(offsets)
+        operation = _operation(str(kind).rsplit(".", 1)[-1].upper(), pointers.get_element_ty())
+        held = type(value)(mask, tl.int1)
+        return builder.create_atomic_rmw(operation, pointers, value, held, ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.GPU)
+
+    builder.create_descriptor_reduce = reduce
+
+
+def _operation(kind: str, element: Any) -> Any:
+    if kind == "ADD":
+        return ir.ATOMIC_OP.FADD if element.is_floating() else ir.ATOMIC_OP.ADD
+    table = _OF_BITS | (_OF_UNSIGNED if element.is_int_unsigned() else _OF_SIGNED)
+    if kind not in table or element.is_floating():
+        raise NotImplementedError(f"a descriptor's atomic {kind.lower()} of {element} on the interpreter")
+    return table[kind]

@@ -1,4 +1,5 @@
-"""The reference with the factors of its products cut to TF32, in float64: what Triton's and cuDNN's default does to it.
+"""What a reference's products come to: with factors cut to TF32, in float64, as Triton's and cuDNN's default does; and how many
+of their multiplications are by zero, which nobody has to make.
 
 Runs in trusted children. Imports torch.
 """
@@ -29,6 +30,8 @@ FACTORS: dict[str, tuple[int, ...]] = {
     "_scaled_dot_product_flash_attention_for_cpu": (0, 1, 2),
     "_scaled_dot_product_efficient_attention": (0, 1, 2),
 }
+# Where the two factors stand, each a matrix or a batch of them.
+MATRICES = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 
 
 class CoarseProducts(TorchDispatchMode):
@@ -48,3 +51,29 @@ def cut(value: Any) -> Any:
         return value
     low = MANTISSA_BITS - KEPT_BITS
     return (value.contiguous().view(torch.int64) >> low << low).view(torch.float64)
+
+
+class ProductsByZero(TorchDispatchMode):
+    """flops: of all products inside, those of which a factor is zero, as where a matrix is diagonal or triangular."""
+
+    supports_higher_order_operators = True  # torch.cond and the like
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        place = MATRICES.get(getattr(getattr(func, "overloadpacket", None), "__name__", ""))
+        if place is not None:
+            factors = args[place], args[place + 1]
+            if all(factor.layout is torch.strided for factor in factors):
+                self.flops += _by_zero(*factors)
+        return func(*args, **(kwargs or {}))
+
+
+def _by_zero(left: torch.Tensor, right: torch.Tensor) -> int:
+    """left [..., m, k] times right [..., k, n]: of each k, how many elements of its column meet how many of its row."""
+    columns, rows = (left != 0).sum(-2).double(), (right != 0).sum(-1).double()
+    return 2 * (left.numel() * right.shape[-1] - int((columns * rows).sum()))
