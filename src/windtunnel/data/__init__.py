@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .corpus import CorpusFile, corpus_files, listed_files, read_documents
     from .documents import DocumentBatch
     from .kernels import KernelTask, draw_tasks, task_prompt
+    from .kernels_files import TaskReader
     from .loader import BatchLoader, ValidationBatches
     from .mixture import MixtureFile
     from .packing import ConversationFile, best_fit, sequence_starts, target_rows
@@ -59,6 +60,7 @@ __all__ = [
     "SequenceOrder",
     "Solutions",
     "StreamDecoder",
+    "TaskReader",
     "Thesis",
     "TokenFile",
     "Tokenizer",
@@ -112,6 +114,7 @@ __all__ = [
 
 _LAZY = {
     "KernelTask": "kernels",
+    "TaskReader": "kernels_files",
     "draw_tasks": "kernels",
     "task_prompt": "kernels",
     "Gate": "checks_theses",

@@ -34,14 +34,19 @@ def kernel_sides(recipes: Iterable[Recipe]) -> Sides:
     Raises:
         UserError: a file is missing or cannot be read.
     """
-    found = Sides()
+    found, read = Sides(), list[tuple[KernelTasks, int, float]]()
     for recipe in recipes:
         for asked in _asked(recipe):
+            same = (asked, recipe.seed, recipe.data.validation)
+            if same in read:  # as fine-tuning and reinforcement learning have them
+                continue
+            read.append(same)
             reader = TaskReader(asked, recipe.seed)
             for task in reader.read():
                 held = task.side < int(recipe.data.validation * 2**64)
-                source = task.record["task"]["source"]
-                (found.held_out if held else found.train).setdefault(source, profile(source, task.where))
+                side, source = found.held_out if held else found.train, task.record["task"]["source"]
+                if source not in side:
+                    side[source] = profile(source, task.where)
             found.unusable += [one for one in reader.dropped if one not in found.unusable]
             found.like += [one for one in reader.like if one not in found.like]
     return found

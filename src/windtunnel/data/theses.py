@@ -215,7 +215,7 @@ def _day(record: Mapping[str, Any], today: datetime.date) -> datetime.date:
     except ValueError as error:
         raise Rejected("date not in the calendar", f"{_shown(given)}: {error}") from None
     if day > today:
-        raise Rejected("date in the future", f"{day}, today is {today}")
+        raise Rejected("date in the future", f"{day}, and nowhere on Earth is it later than {today}")
     if day < EARLIEST:
         raise Rejected(f"date before {EARLIEST.year}", str(day))
     return day

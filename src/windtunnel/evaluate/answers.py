@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,10 +32,12 @@ from windtunnel.verify import (
     find_reward,
     part_of_answer,
     refuse,
+    require_working,
 )
 from windtunnel.verify import broken as unknown
 
 from .actions import read_action
+from .kernel_questions import tasks_of
 from .match import wilson
 
 AT_ONCE = 32
@@ -47,11 +49,16 @@ WAIT_SECONDS = 0.01
 
 @dataclass(frozen=True)
 class Question:
-    """What the model is asked: ids as a generator is given them, their text without markers, and the text of the right answer."""
+    """What the model is asked: ids as a generator is given them, their text without markers, and the text of the right answer.
+
+    Attributes:
+        task: what a verifier is given in the truth's place; None: nothing.
+    """
 
     ids: tuple[int, ...]
     prompt: str
     truth: str
+    task: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -197,6 +204,9 @@ def held_out_questions(
             "--set stages.sft.answers.tokens=... to fewer, or raise model.sequence",
         )
     questions, numbers = zip(*asked.values(), strict=True)
+    if recipe.sft is not None and recipe.sft.answers is not None and recipe.sft.answers.metric == "kernel":
+        tasks = tasks_of([question.prompt for question in questions], recipe)
+        questions = tuple(replace(question, task=task) for question, task in zip(questions, tasks, strict=True))
     return Questions(questions, frozenset(ends), too_long, numbers)
 
 
@@ -287,8 +297,9 @@ class Judge:
         self._stack = contextlib.ExitStack()
         self._verifiers: Verifiers | None = None
         self._function: RewardProcess | None = None
-        if asked.metric in ("math", "format"):
-            self._verifiers = self._stack.enter_context(Verifiers(min(4, os.cpu_count() or 1)))
+        if asked.metric in ("math", "format", "kernel"):
+            workers = min(4, os.cpu_count() or 1)
+            self._verifiers = self._stack.enter_context(Verifiers(workers, sources=asked.metric == "kernel"))
         elif asked.metric not in ("exact_match", "contains", "action"):
             folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
             reward = find_reward(asked.metric, "stages.sft.answers.metric")
@@ -299,6 +310,12 @@ class Judge:
         elif asked.metric == "math":
             assert self._verifiers is not None
             self._verifiers.make("math", {"answer": "1"})  # refuses where math-verify is not installed
+        elif asked.metric == "kernel":
+            assert self._verifiers is not None
+            with contextlib.ExitStack() as opened:
+                opened.push(self._stack)
+                require_working(self._verifiers, {"kernel": "stages.sft.answers.metric"})
+                opened.pop_all()
 
     def __enter__(self) -> Judge:
         return self
@@ -326,8 +343,8 @@ class Judge:
         metric, where = self._asked.metric, self._asked.where
         if metric in ("format", "action"):
             return self._form.verify(said.text) if metric == "format" else _judge_action(question.truth, said.text)
-        if self._function is not None:
-            return FunctionVerifier(self._function, question.prompt, question.truth).verify(said.text)
+        if metric == "kernel" or self._function is not None:
+            return self._kernel(question, said.text) if self._function is None else self._by_function(question, said.text)
         truth = self._truth(question)
         if truth is None:
             return unknown("truth", f"the conversation's own answer holds no {where.replace('-', ' ')} text")
@@ -338,6 +355,19 @@ class Judge:
             except UserError as error:
                 return unknown("truth", error.message)
         return ExactVerifier([truth], where, "case", within=metric == "contains").verify(said.text)
+
+    def _by_function(self, question: Question, text: str) -> Verdict:
+        assert self._function is not None
+        return FunctionVerifier(self._function, question.prompt, question.truth).verify(text)
+
+    def _kernel(self, question: Question, text: str) -> Verdict:
+        assert self._verifiers is not None
+        if question.task is None:
+            return unknown("task", "the conversation asks for no kernel of the recipe's tasks")
+        try:
+            return self._verifiers.make("kernel", question.task).verify(text)
+        except UserError as error:
+            return unknown("task", error.message)
 
     def _truth(self, question: Question) -> str | None:
         found = part_of_answer(question.truth, self._asked.where)

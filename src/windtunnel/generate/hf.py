@@ -7,6 +7,7 @@ place.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 from collections.abc import Iterator, Sequence
@@ -257,7 +258,26 @@ def load_hf(
     return model.to(device)
 
 
+@contextlib.contextmanager
+def _without_bar() -> Iterator[None]:
+    """Keep transformers' progress bar out of what a command prints."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 def _load(folder: Path, dtype: torch.dtype) -> Any:
+    with _without_bar():
+        return _loaded(folder, dtype)
+
+
+def _loaded(folder: Path, dtype: torch.dtype) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:

@@ -20,6 +20,7 @@ from .cpu import ERRORS as CPU_ERRORS
 from .engine_fsdp import SOURCES, least_gib, static_bytes
 from .hf_layouts import HFTraining
 from .hf_work import PROMPT_TOKENS, Totals, Workload, fine_tuning, totals
+from .judging import judge_metric
 from .plan import Case, Draft, StagePlanner, parts_text
 from .search import Candidate
 
@@ -146,15 +147,16 @@ def answer_seconds(sums: Totals, layout: Layout, rig: Rig, c: HFConstants) -> fl
     if work.answers is None:
         return 0.0
     shape, (batch, times) = work.shape, work.answering(layout.ranks)
+    judging = judge_metric(work.answers.metric, work.answers.prompts, rig)
     if rig.gpu is None:
         peak = CPU_EFFICIENCY * (rig.cpu_gflops or DEFAULT_GFLOPS) * 1e9
         token = max(2.0 * shape.active_parameters * batch / peak, 4.0 * shape.parameters / (CPU_BANDWIDTH_GBS * 1e9))
         prompts = 2.0 * shape.active_parameters * batch * PROMPT_TOKENS / 4 / peak
-        return times * (prompts + work.answers.tokens * token)
+        return judging + times * (prompts + work.answers.tokens * token)
     reading = 2.0 * shape.parameters / (rig.gpu.bandwidth_gbs * 1e9 * c.decode_bandwidth)
     token = max(reading, shape.layers * c.eager_launch_seconds / 2) + c.decode_overhead_seconds
     copying = 6.0 * shape.parameters / (rig.gpu.bandwidth_gbs * 1e9 * c.bandwidth_efficiency)
-    return copying + times * work.answers.tokens * token
+    return judging + copying + times * work.answers.tokens * token
 
 
 def hf_constants(rig: Rig, given: Constants | None) -> HFConstants:

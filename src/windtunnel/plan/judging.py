@@ -41,6 +41,12 @@ def subjects_of(recipe: Recipe) -> tuple[str, ...]:
     return () if exercises is None else tuple(exercises.subjects)
 
 
+def judge_metric(metric: str, answers: int, rig: Rig) -> float:
+    """Return the seconds of judging so many held-out answers of fine-tuning by a metric, one process judging."""
+    seconds = answers * CORE_SECONDS.get(metric, 0.0) / max(1, min(rig.cpu_cores, MOST_WORKERS))
+    return max(seconds, answers / TIMED_KERNELS_PER_SECOND) if metric == "kernel" and rig.gpu is not None else seconds
+
+
 def judge_answers(stage: GRPO, rig: Rig, processes: int, answers: int | None = None, subjects: tuple[str, ...] = ()) -> Judging:
     """Return what judging answers takes, all of them as dear as a right one, which goes through every check.
 

@@ -26,7 +26,8 @@ class Answers(Section):
         "exact_match",
         min_length=1,
         description="what is right: exact_match or contains (letter case and blanks aside) of the turn's own text, math (equal "
-        "as an expression), action (the same <action>, one of five), format (what `task` asks for), 'file.py:function' called "
+        "as an expression), action (the same <action>, one of five), kernel (the verifier's verdict on the Triton kernel, of "
+        "data.corpus.kernels), format (what `task` asks for), 'file.py:function' called "
         "with prompt, answer and the turn's own text (right: 0.5 or more), or the name under which a package offers such a "
         "function",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Collection
 from typing import Any
 
 from pydantic import ValidationError
@@ -46,7 +47,7 @@ def validate(data: dict[str, Any], file: str, origin: dict[Path_, str] | None = 
     recipe = _valid(filled, origin, file)
     for stage in recipe.training:
         if stage.set:
-            _check_stage(filled, stage, origin, file)
+            _check_stage(filled, stage, [one.name for one in recipe.training], origin, file)
     dotted = {name: stage.model_copy(update={"set": flatten(stage.set)}) for name, stage in _stages_that_set(recipe)}
     return recipe.model_copy(update={"stages": {**recipe.stages, **dotted}}) if dotted else recipe
 
@@ -142,8 +143,10 @@ def _stages_that_set(recipe: Recipe) -> list[tuple[str, TrainingStage]]:
     return [(stage.name, stage) for stage in recipe.training if stage.set]
 
 
-def _check_stage(data: dict[str, Any], stage: TrainingStage, origin: dict[Path_, str], file: str) -> None:
-    """Validate the recipe with what a stage sets laid over it."""
+def _check_stage(
+    data: dict[str, Any], stage: TrainingStage, training: Collection[str], origin: dict[Path_, str], file: str
+) -> None:
+    """Validate the recipe of a stage: what it sets laid over the recipe, without the other stages that train."""
     own = flatten(stage.set)
     lines = _lines(stage, origin)
     for key in own:
@@ -153,6 +156,9 @@ def _check_stage(data: dict[str, Any], stage: TrainingStage, origin: dict[Path_,
             instead = f"write it as stages.{stage.name}.{key}" if section == "budget" else "take it out of the stage"
             raise UserError(f"{where}: stages.{stage.name}.set.{key}: a stage cannot change {key} here", instead)
     said = f"{lines.get((), file)}: stages.{stage.name}.set"
+    # As `stage_recipe` has it: what other stages ask for is of their data.
+    kept = {name: value for name, value in data["stages"].items() if name == stage.name or name not in training}
+    data = data | {"stages": kept, "stage": stage.name}
     _valid(lay_over(data, own, said), {**origin, **lines}, file, f" (in stage {stage.name})")
 
 

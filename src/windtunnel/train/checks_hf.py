@@ -339,7 +339,8 @@ def _local(tensor: Any) -> Any:
 
 # Held-out answers: the metric accepts the data's own.
 
-MOST_ANSWERS = 50
+MOST_ANSWERS, MOST_KERNELS = 50, 6
+"""Questions whose own answers are judged; a kernel takes some tenths of a second."""
 
 
 def has_answers(context: Context) -> bool:
@@ -355,7 +356,8 @@ def answers(context: Context, say: Say) -> Evidence:
     assert sft is not None
     assert sft.answers is not None
     asked, data = sft.answers, context.prepared
-    questions = held_out_questions(data, context.recipe, min(asked.prompts, MOST_ANSWERS), tokens=asked.tokens)
+    most = MOST_KERNELS if asked.metric == "kernel" else MOST_ANSWERS
+    questions = held_out_questions(data, context.recipe, min(asked.prompts, most), tokens=asked.tokens)
     say("judging the data's own answers")
     with Judge(asked) as judge:
         judged = judge.judge(questions.asked, [Completion(question.truth, False) for question in questions.asked])
