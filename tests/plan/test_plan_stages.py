@@ -31,7 +31,7 @@ def test_each_stage_is_planned_and_costs_add_up() -> None:
 def test_a_plan_says_what_must_hold_between_stages() -> None:
     staged = plan_stages(load_recipe("kernels"), parse_rig(RIG))
     assert staged.gates["evaluate"] == {"gain": "surely above 0"}
-    assert list(staged.gates["sft"]) == ["decreasing"]
+    assert list(staged.gates["sft"]) == ["answers", "decreasing"]
     assert staged.to_json()["gates"] == staged.gates
     assert dict(stage_remarks(staged))["evaluate, gates"] == "gain surely above 0"
     assert "utilisation" in plan_stages(load_recipe("trm"), parse_rig(RIG)).gates["validation"]

@@ -68,3 +68,12 @@ def test_prompts_are_put_as_the_conversations_that_the_model_learned_from(set_: 
     assert isinstance(own.data.corpus, PromptCorpus)
     assert own.data.corpus.template == asked
     assert stage_recipe(own, "rl") == own
+
+
+@pytest.mark.parametrize("sets", [("tasks=12",), ("tasks=12", "levels=[1]"), ("levels=[1]", "tasks=12")])
+def test_what_set_decides_reaches_a_stage_that_reads_the_data_as_another_kind(sets: tuple[str, ...]) -> None:
+    loaded = load_recipe("kernels", [f"data.corpus.kernels.{one}" for one in sets])
+    asked = [getattr(stage_recipe(loaded, name).data.corpus, "kernels", None) for name in ("sft", "rl")]
+    assert asked[0] == asked[1]
+    assert asked[1].tasks == 12
+    assert asked[1].levels == ([1] if len(sets) == 2 else [1, 2, 3])

@@ -119,7 +119,7 @@ def apply_overrides(
             _put_override(data, path, value, override)
             origin[path] = f"--set {override}"
         if parts[0] != "stages":
-            _take_out(data.get("stages"), ".".join(parts))
+            _take_out(data.get("stages"), ".".join(parts), value)
     _give_way(data, origin, inherited)
     return origin
 
@@ -192,8 +192,11 @@ def _parse(override: str) -> tuple[Path_, Any]:
         return parts, text
 
 
-def _take_out(stages: Any, key: str) -> None:
-    """Take a key that --set decides out of what each stage sets for itself, and note what it was."""
+def _take_out(stages: Any, key: str, value: Any) -> None:
+    """Take a key that --set decides out of what each stage sets for itself, and note what it was.
+
+    Where the stage makes the section one of another kind, which begins empty, the value takes its key's place there.
+    """
     for name, stage in stages.items() if isinstance(stages, dict) else ():
         if not isinstance(stage, dict):
             continue
@@ -204,9 +207,11 @@ def _take_out(stages: Any, key: str) -> None:
             continue
         stage = stages[name] = {**stage, "overridden": {**(stage.get("overridden") or {}), **lost}}
         if own.keys() & lost.keys():
-            stage["set"] = {path: value for path, value in own.items() if path not in lost}
+            kept = {path: old for path, old in own.items() if path not in lost}
+            anew = any(key.startswith(f"{kind.removesuffix('kind')}") for kind in kept if is_kind(kind) and kind != "kind")
+            stage["set"] = {**kept, key: value} if anew else kept
         if limits.keys() & lost.keys():
-            stage["budget"] = {path.partition(".")[2]: value for path, value in limits.items() if path not in lost}
+            stage["budget"] = {path.partition(".")[2]: old for path, old in limits.items() if path not in lost}
 
 
 def _touches(key: str, path: str) -> bool:
