@@ -134,7 +134,8 @@ def _curve_of(folder: Path) -> dict[str, Any]:
                 "SELECT value, time FROM points WHERE series = (SELECT id FROM series WHERE name = 'progress')"
                 " ORDER BY step DESC LIMIT 1"
             )
-            spark = sampled(metrics, "loss", SPARK_POINTS)
+            # Of reinforcement learning it is the reward that tells.
+            spark = sampled(metrics, "loss", SPARK_POINTS) or sampled(metrics, "reward", SPARK_POINTS)
     except UserError:
         return NO_CURVE
     value, when = progress[0] if progress else (None, None)

@@ -305,7 +305,7 @@ function gatesOf(run) {
   const lines = run.gates.map((gate) => el("li", {}, el("b", { class: gate.held ? "good" : "bad" }, gate.held ? "✓ held " : "✗ failed "), gate.name,
     ` ${gate.measured ?? text(gate.value)} (limit ${text(gate.limit)})`, !gate.held && gate.advice ? el("small", {}, gate.advice) : null));
   const expected = run.expected.map(([name, range, value, met, source]) => el("li", {}, el("b", { class: met === "yes" ? "good" : met === "NO" ? "bad" : "soft" },
-    met === "yes" ? "✓ met " : met === "NO" ? "✗ not met " : "open "), `${name}: expected ${range}, measured ${value}`, el("small", {}, source)));
+    met === "yes" ? "✓ met " : met === "NO" ? "✗ not met " : "open "), `${name}: expected ${range}, ${value === "not measured" ? "not measured yet" : `measured ${value}`}`, el("small", {}, source)));
   return [el("section", { class: "card" }, el("h3", {}, "Gates and expectations"), el("ul", { class: "events" }, ...lines, ...expected))];
 }
 
