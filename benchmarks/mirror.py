@@ -85,8 +85,8 @@ def main() -> None:
     medians = {which: statistics.median(one["median_step"] for one in runs) for which, runs in found.items()}
     processor = {which: statistics.median(one["train_cpu"] for one in runs) for which, runs in found.items()}
     results = {
-        "what": "charlm's scale model, saved every 10 steps, with and without a mirror in an S3 server (moto) here; from the first "
-        "checkpoint to the end",
+        "what": "charlm's scale model, saved every 10 steps, with and without a mirror in an S3 server (moto) here, from the "
+        "first checkpoint to the end",
         "date": str(datetime.date.today()),
         "machine": {"platform": platform.platform(), "cpus": os.cpu_count(), "load": os.getloadavg()},
         "runs": found,
