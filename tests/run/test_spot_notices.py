@@ -40,9 +40,11 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/computeMetadata/v1/instance/preempted":
             self.answer(200, "TRUE" if taken else "FALSE") if headers.get("Metadata-Flavor") == "Google" else self.answer(403, "")
         elif self.path.startswith("/metadata/scheduledevents?api-version=") and headers.get("Metadata") == "true":
-            kinds = ["Freeze", "Preempt"] if taken else ["Freeze", "Reboot"]
-            events = [{"EventType": kind, "NotBefore": "Mon, 23 Nov 2026 14:00:00 GMT"} for kind in kinds]
+            kinds = [("Freeze", "me"), ("Preempt", "me" if taken else "neighbour"), ("Reboot", "me")]
+            events = [{"EventType": k, "NotBefore": "Mon, 23 Nov 2026 14:00:00 GMT", "Resources": [who]} for k, who in kinds]
             self.answer(200, json.dumps({"DocumentIncarnation": 1, "Events": events}))
+        elif self.path.startswith("/metadata/instance/compute/name?api-version=") and headers.get("Metadata") == "true":
+            self.answer(200, "me")
         else:
             self.answer(404, "")
 

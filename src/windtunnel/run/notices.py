@@ -17,6 +17,8 @@ from windtunnel.recipe import UserError
 NOTICE_VARIABLE = "WINDTUNNEL_SPOT_NOTICE"
 NOTICE_SECONDS = {"aws": 120.0, "gcp": 30.0, "azure": 30.0, "runpod": 5.0}
 """From the notice to the end of the machine, at least."""
+LOOK_SECONDS = {"aws": 5.0}
+"""Between looks, as AWS's documents ask for; elsewhere a second, as Azure's do."""
 _AWS = "http://169.254.169.254"
 _GCP = "http://metadata.google.internal"
 _AZURE = "http://169.254.169.254"
@@ -25,6 +27,11 @@ _NOT_YET = ("", "false", "none", "null")
 _TIMEOUT = 2.0
 
 Look = Callable[[], str | None]
+
+
+def look_seconds(notice: str) -> float:
+    """Return how long to wait between looks for a notice."""
+    return LOOK_SECONDS.get(notice.partition("@")[0], 1.0)
 
 
 def spot_look(notice: str) -> Look | None:
@@ -60,10 +67,14 @@ def _look_aws(address: str) -> str | None:
 
 
 def _look_azure(address: str) -> str | None:
-    # https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events: other kinds of events are no end of the machine
+    # https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events: other kinds of events are no end of the machine,
+    # and machines of the same set are told of each other's.
     text = _get(f"{address}/metadata/scheduledevents?api-version={_AZURE_VERSION}", {"Metadata": "true"})
     events = json.loads(text).get("Events", []) if text else []
-    found = next((event for event in events if event.get("EventType") in ("Preempt", "Terminate")), None)
+    ends = [event for event in events if event.get("EventType") in ("Preempt", "Terminate")]
+    query = f"api-version={_AZURE_VERSION}&format=text"
+    name = _get(f"{address}/metadata/instance/compute/name?{query}", {"Metadata": "true"}) if ends else None
+    found = next((event for event in ends if name is None or name in (event.get("Resources") or [name])), None)
     return f"{found['EventType']}, not before {found.get('NotBefore') or 'now'}" if found else None
 
 

@@ -10,11 +10,12 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from .notices import NOTICE_VARIABLE, spot_look
+from .notices import NOTICE_VARIABLE, look_seconds, spot_look
 
 STOP_FILE = "stop"
 """In the run's folder: its text says who asked the run to stop."""
@@ -43,16 +44,18 @@ class StopRequest:
         notice: where spot notices appear: 'file:/path' (it exists), an http URL (200 with a text
             other than FALSE), 'aws', 'gcp' or 'azure' (their metadata services); None: from
             $WINDTUNNEL_SPOT_NOTICE; '': nowhere.
-        period: seconds between looks; providers give 30 s (gcp, azure) to 2 min (aws).
+        period: seconds between looks at most; providers give 30 s (gcp, azure) to 2 min (aws), and are asked as often as
+            their documents say.
 
     Raises:
         UserError: `notice` is none of these.
     """
 
     def __init__(self, notice: str | None = None, *, folder: Path | None = None, period: float = 5.0) -> None:
-        self._look = spot_look(os.environ.get(NOTICE_VARIABLE, "") if notice is None else notice)
+        notice = os.environ.get(NOTICE_VARIABLE, "") if notice is None else notice
+        self._look, self._look_period, self._look_due = spot_look(notice), min(period, look_seconds(notice)), 0.0
         self._file = None if folder is None else folder / STOP_FILE
-        self._period = period if self._file is None else min(period, 1.0)
+        self._period = min(period, 1.0)
         self._reason: str | None = None
         self._interrupted = False
         self._old: dict[int, Any] = {}
@@ -107,5 +110,8 @@ class StopRequest:
     def _asked(self) -> str | None:
         if self._file is not None and self._file.exists():
             return self._file.read_text(encoding="utf-8").strip() or "windtunnel stop"
-        notice = self._look() if self._look is not None else None
+        if self._look is None or time.monotonic() < self._look_due:
+            return None
+        self._look_due = time.monotonic() + self._look_period
+        notice = self._look()
         return f"spot notice: {notice}" if notice else None
