@@ -30,17 +30,13 @@ def place_files(host: Machine, task: dict[str, Any]) -> None:
         shutil.copy(here, target)
 
 
-def on(host: Machine, script: str) -> subprocess.Popen[str]:
-    """Run a script there as SkyPilot does, by bash through ssh."""
+def on(host: Machine, script: str) -> subprocess.Popen[bytes]:
+    """Run a script there as SkyPilot does, by bash through ssh; what it says is in the home folder's `said`."""
+    (host.home / "script.sh").write_text(script)
     name, _, port = host.address.removeprefix("ssh:").partition(":")
-    command = [*host.ssh.split(), "-p", port, name, "bash", "-s"]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-    assert process.stdin is not None
-    process.stdin.write(script)
-    process.stdin.close()
-    return process
+    with open(host.home / "said", "ab") as said:
+        command = [*host.ssh.split(), "-p", port, name, "bash", "script.sh"]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
 
 
 def run_on(host: Machine) -> Path:
@@ -71,8 +67,7 @@ def test_a_rented_task_goes_on_by_itself_on_a_fresh_disk(tmp_path: Path, monkeyp
         ):
             for host in (first, second):
                 place_files(host, task)
-                said, _ = (setup := on(host, task["setup"])).communicate(timeout=HANG)
-                assert setup.returncode == 0, said
+                assert on(host, task["setup"]).wait(HANG) == 0, (host.home / "said").read_text()
             begun = on(first, train)
             until(lambda: mirrored(first) >= 20 or begun.poll() is not None, "nothing is mirrored")
             first.take_away()
