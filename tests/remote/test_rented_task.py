@@ -35,7 +35,7 @@ def on(host: Machine, script: str) -> subprocess.Popen[bytes]:
     (host.home / "script.sh").write_text(script)
     name, _, port = host.address.removeprefix("ssh:").partition(":")
     with open(host.home / "said", "ab") as said:
-        command = [*host.ssh.split(), "-p", port, name, "bash", "script.sh"]
+        command = [*host.ssh.split(), "-p", port, name, "bash", '"$HOME/script.sh"']
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
 
 
