@@ -13,6 +13,7 @@ from windtunnel.run import (
     MetricsReader,
     RunFolder,
     RunSummary,
+    Stretch,
     compare_expected,
     described,
     list_runs,
@@ -29,7 +30,6 @@ from .made import samples_of, stages_of, stamp_of
 
 SPARK_POINTS = 40
 CURVE_POINTS = 400
-CLOCK_POINTS = 300
 MOST_EVENTS = 60
 NO_CURVE: dict[str, Any] = {"spark": [], "progress": None, "last": None}
 PATIENCE_SECONDS = 0.3
@@ -69,8 +69,9 @@ class Board:
         found["samples"] = samples_of(run, None)
         if run.metrics_path.exists():
             with MetricsReader(run.metrics_path) as metrics:
-                found["charts"] = _charts(run, metrics)
-                found["clock"] = _clock(run, metrics)
+                curves = _Curves(metrics)
+                found["charts"] = _charts(run, metrics, curves)
+                found["clock"] = _clock(run, curves)
                 found["samples"] = samples_of(run, metrics)
                 found["events"] = [_event(event) for event in metrics.events(last=MOST_EVENTS)]
         return _json(found)
@@ -90,7 +91,11 @@ class Board:
             return {"last": -1, "series": {}}
         with MetricsReader(path) as metrics:
             last = max((point.step for point in metrics.latest().values()), default=-1)
-            new = {series: _points(metrics, series, since) for series in metrics.names()} if last > since else {}
+            new = (
+                {series: _told(stretches(metrics, series, CURVE_POINTS, since=since)) for series in metrics.names()}
+                if last > since
+                else {}
+            )
             return _json({"last": last, "series": {series: points for series, points in new.items() if points}})
 
     def folder(self, name: str) -> Path:
@@ -151,7 +156,19 @@ def _silent(folder: Path) -> float | None:
     return found.seconds if found else None
 
 
-def _charts(run: RunFolder, metrics: MetricsReader) -> list[dict[str, Any]]:
+class _Curves:
+    """The stretches of a run's series, each read once: of a long run that is most of what a page takes."""
+
+    def __init__(self, metrics: MetricsReader) -> None:
+        self._metrics, self._known = metrics, dict[str, list[Stretch]]()
+
+    def __getitem__(self, name: str) -> list[Stretch]:
+        if name not in self._known:
+            self._known[name] = stretches(self._metrics, name, CURVE_POINTS)
+        return self._known[name]
+
+
+def _charts(run: RunFolder, metrics: MetricsReader, curves: _Curves) -> list[dict[str, Any]]:
     left = [name for name in metrics.names() if name not in SHOWN_AS_FIGURES]
     groups, left = grouped(left)
     charts: list[dict[str, Any]] = [
@@ -159,24 +176,24 @@ def _charts(run: RunFolder, metrics: MetricsReader) -> list[dict[str, Any]]:
     ]
     charts += [{"title": name.replace("_", " "), "names": [name], "limits": [], "more": True} for name in left]
     for chart in charts:
-        chart["series"] = {name: _points(metrics, name) for name in chart["names"]}
+        chart["series"] = {name: _told(curves[name]) for name in chart["names"]}
         chart["meaning"] = next((text for name in chart["names"] if (text := described(name))), "")
     return charts
 
 
-def _points(metrics: MetricsReader, name: str, since: int = -1) -> list[list[float | None]]:
+def _told(found: list[Stretch]) -> list[list[float | None]]:
     """Points as [step, mean, low, high]."""
-    return [[s.step, s.mean, s.low, s.high] for s in stretches(metrics, name, CURVE_POINTS, since=since)]
+    return [[s.step, s.mean, s.low, s.high] for s in found]
 
 
-def _clock(run: RunFolder, metrics: MetricsReader) -> list[list[float | None]]:
+def _clock(run: RunFolder, curves: _Curves) -> list[list[float | None]]:
     """Return [step, tokens, hours of training, dollars] along the run, by which curves are drawn over any of them."""
     plan = run.manifest.get("plan") or {}
     batch = float((plan.get("layout") or {}).get("batch_tokens") or 0.0)
-    money = {s.step: s.high for s in stretches(metrics, "dollars", CLOCK_POINTS)}
+    money = {s.step: s.high for s in curves["dollars"]}
     known: float | None = 0.0 if money else None
     found: list[list[float | None]] = []
-    for step, hours in pace(stretches(metrics, "loss", CLOCK_POINTS)).items():
+    for step, hours in pace(curves["loss"] or curves["step_seconds"]).items():
         known = money.get(step, known)
         found.append([step, step * batch if batch else None, hours, known])
     return found
