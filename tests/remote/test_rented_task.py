@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -49,6 +50,7 @@ def mirrored(host: Machine) -> int:
     return 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed here: {', '.join(MISSING)} (apt install openssh-server rsync)")
 def test_a_rented_task_goes_on_by_itself_on_a_fresh_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,14 +62,16 @@ def test_a_rented_task_goes_on_by_itself_on_a_fresh_disk(tmp_path: Path, monkeyp
     with s3_server() as port:
         store = environment(f"http://127.0.0.1:{port}")
         make_bucket(store["AWS_ENDPOINT_URL"], "runs")
-        path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         with (
             machine(tmp_path / "first", store | {"PATH": path}) as first,
             machine(tmp_path / "second", store | {"PATH": path}) as second,
         ):
-            for host in (first, second):
+            unchecked = task["setup"].replace("/bin/windtunnel check recipe.yaml --on here", "/bin/windtunnel --version")
+            assert unchecked != task["setup"]
+            for host, setup in ((first, task["setup"]), (second, unchecked)):
                 place_files(host, task)
-                assert on(host, task["setup"]).wait(HANG) == 0, (host.home / "said").read_text()
+                assert on(host, setup).wait(HANG) == 0, (host.home / "said").read_text()
             begun = on(first, train)
             until(lambda: mirrored(first) >= 20 or begun.poll() is not None, "nothing is mirrored")
             first.take_away()
