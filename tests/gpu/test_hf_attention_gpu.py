@@ -79,6 +79,31 @@ def test_kernels_attend_as_the_mask_does(
         assert (ours.float() - wanted.float()).norm() / wanted.float().norm() < 1e-2
 
 
+@pytest.mark.parametrize(("softcap", "sinks"), [(5.0, False), (None, True), (5.0, True)])
+@pytest.mark.parametrize("window", [0, 130])
+def test_caps_and_sinks_are_those_of_the_mask(softcap: float | None, sinks: bool, window: int) -> None:
+    T = 2048
+    positions = positions_of([[700, 1, 300], [T]], T)
+    numbers = torch.from_numpy((positions == 0).cumsum(1) - 1).cuda()
+    draw = torch.Generator("cuda").manual_seed(1)
+    q, k, v, grad = (
+        torch.randn(2, h, T, 64, generator=draw, device="cuda", dtype=torch.bfloat16) * (3 if i < 2 else 1)
+        for i, h in enumerate((8, 2, 2, 8))
+    )
+    aside = torch.randn(8, generator=draw, device="cuda") if sinks else None
+    results = []
+    for kind in ("mask", "flex"):
+        inputs = [t.clone().requires_grad_() for t in (q, k, v, *([] if aside is None else [aside]))]
+        found = attention.Attention(kind, frozenset([window] if window else []), special=True).of_documents(numbers, None, None)
+        more: Any = {"sliding_window": window or None, "packed": found, "softcap": softcap, "s_aux": inputs[3] if sinks else None}
+        asks, keys, values = inputs[:3]
+        out = attention.attend(torch.nn.Identity(), asks, keys, values, None, **more)[0]
+        out.backward(grad.transpose(1, 2))
+        results.append([out.detach(), *(t.grad for t in inputs)])
+    for wanted, ours in zip(*results, strict=True):
+        assert (ours.float() - wanted.float()).norm() / wanted.float().norm() < 1e-2
+
+
 SPLITS = [[[1024], [1024]], [[300, 200, 500], [24, 1000]], [[1] * 40 + [900], [512, 512]], [[64] * 16, [700, 3, 300]]]
 
 

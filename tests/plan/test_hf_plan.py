@@ -404,14 +404,18 @@ def test_671_billion_on_256_gpus_is_planned_without_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "gemma-2-9b"])
+def test_capped_scores_and_sinks_are_planned_for_one_gpu(model: str) -> None:
+    made = plan("H200", f"model.config={model}", "model.sequence=2048", "model.adapter.rank=16")
+    assert made.fits
+    assert made.layout.engine == "windtunnel"
+    assert any("FlexAttention" in note for note in made.notes)
+
+
 def test_what_no_engine_runs_is_refused_with_its_reason() -> None:
-    with pytest.raises(UserError, match="attention sinks"):
-        plan("H100", "model.config=gpt-oss-20b", "layout.shard=full")
-    for rig in ("H100", "8xH100"):
-        for model in ("gpt-oss-20b", "gemma-2-9b"):
-            made = plan(rig, f"model.config={model}", "model.sequence=2048")
-            assert made.layout.engine == "megatron-bridge", "what the package's own engine does not run needs no second GPU"
-            assert any("cannot run this plan: it is for megatron-bridge" in note for note in made.notes)
+    for weights in ("fp8", "fp8-experts"):
+        with pytest.raises(UserError, match="which have biases"):
+            plan("H100", "model.config=gpt-oss-20b", "model.adapter.rank=16", f"model.weights={weights}")
     with pytest.raises(UserError, match=r"layout\.shard: full") as error:
         plan("8xH100", FULL, "stages.sft.precision=fp8", "layout.shard=full")
     assert "layout.shard=optimizer" in (error.value.fix or "")

@@ -38,6 +38,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "granite": {"model_type": "granite", "logits_scaling": 2.0, **_BASE},
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, **_BASE},
     "qwen3_moe": {"model_type": "qwen3_moe", "head_dim": 16, **_EXPERTS, **_BASE},
+    "gemma2": {
+        "model_type": "gemma2", "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 0.5,
+        "final_logit_softcapping": 2.0, "initializer_range": 0.1, **_BASE,
+    },
+    "gpt_oss": {
+        "model_type": "gpt_oss", "head_dim": 16, "sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "initializer_range": 0.1, "rope_scaling": None, **_BASE,
+    },
     "deepseek_v3": {
         "model_type": "deepseek_v3", "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2,
         "moe_intermediate_size": 32, "first_k_dense_replace": 1, "q_lora_rank": 32, "kv_lora_rank": 16,

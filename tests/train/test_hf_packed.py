@@ -92,6 +92,24 @@ def test_every_kernel_attends_as_the_mask_of_all_positions_does(
         torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("softcap", "sinks"), [(0.7, False), (None, True), (0.7, True)])
+@pytest.mark.parametrize("window", [0, 100])
+def test_kernels_that_cap_scores_and_know_sinks_agree(softcap: float | None, sinks: bool, window: int) -> None:
+    """With gradients: tests/gpu."""
+    numbers = numbered([[200, 1, 60], [129, 131]])
+    draw = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(2, h, numbers.size(1), 16, generator=draw) for h in (4, 2, 2))
+    aside = torch.randn(4, generator=draw) if sinks else None
+    results = []
+    for kind in ("mask", "flex"):
+        found = attention.Attention(kind, frozenset([window] if window else []), special=True).of_documents(numbers, None, None)
+        more: dict[str, Any] = {"sliding_window": window or None, "packed": found, "softcap": softcap, "s_aux": aside}
+        results.append(attention.attend(torch.nn.Identity(), q, k, v, None, **more)[0])
+    plain = attention.attend(torch.nn.Identity(), q, k, v, None, sliding_window=window or None, packed=found)[0]
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(results[0], plain, rtol=1e-2, atol=1e-2)
+
+
 @settings(deadline=None, max_examples=25)
 @given(
     lengths=st.lists(st.lists(st.integers(1, 500), min_size=1, max_size=5), min_size=1, max_size=3),

@@ -31,6 +31,10 @@ SOURCES: Mapping[str, str] = {
 }
 
 
+# Families whose logits pass through a tanh.
+CAPPED = ("gemma2",)
+
+
 def loss_chunk(vocab: int) -> int:
     """Tokens whose logits exist at a time: half a GiB in bf16, in whole 256s."""
     return max(256, 2**29 // vocab // 256 * 256)
@@ -202,7 +206,9 @@ class _Step:
         """Logits of a chunk, gradients of the last hidden states, and the head's: summed in fp32 over several chunks."""
         shape = self.work.shape
         chunk = min(loss_chunk(shape.vocab), self.tokens)
-        logits, hidden = BF16 * chunk * shape.vocab, 2 * BF16 * self.tokens * shape.dim
+        # Beside capped logits lie their derivatives.
+        logits = BF16 * chunk * shape.vocab * (2 if shape.family in CAPPED else 1)
+        hidden = 2 * BF16 * self.tokens * shape.dim
         if not self.work.trained_root:
             return logits + hidden
         head = shape.head_matrix_parameters

@@ -33,6 +33,8 @@ FORWARD = 0.36
 """What a token that is only scored costs of one that is trained on, as of GPTs."""
 CPU_BANDWIDTH_GBS = 10.0
 RATES = {"full": 1e-5, "adapter": 2e-4}
+# Families whose attention no flash kernel computes, and what is special in it.
+UNUSUAL_SCORES = {"gpt_oss": "sinks", "gemma2": "capped scores"}
 # What others have published for models of a family, to hold a plan against.
 PUBLISHED = {
     "deepseek_v3": "NVIDIA's own recipes for this model on 8 x H100 nodes: LoRA on 5 (tensor 8, pipeline 5), all weights on 56"
@@ -254,6 +256,11 @@ def layout_notes(work: Workload, layout: Layout, fits: bool) -> list[str]:
         )
     elif work.weights in ("int8", "int4") and work.adapter is not None:
         found.append(f"frozen {work.weights} weights need bitsandbytes' kernels; the package's own engine holds bf16 or fp8")
+    if layout.engine != MEGATRON and work.shape.family in UNUSUAL_SCORES:
+        found.append(
+            f"attention with {UNUSUAL_SCORES[work.shape.family]} runs on FlexAttention, for which its time is arithmetic, not"
+            " measured yet"
+        )
     if work.shape.family in PUBLISHED and (layout.engine == MEGATRON or not fits):
         found.append(PUBLISHED[work.shape.family])
     return found

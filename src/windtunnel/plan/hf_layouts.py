@@ -19,8 +19,6 @@ from .memory import Memory
 from .search import Found, Worth, search
 from .steptime import StepTime
 
-# Families that the package's own engine refuses, and what of them it lacks.
-NOT_OURS = {"gpt_oss": "attention sinks", "gemma2": "capped logits"}
 LARGEST_MICRO = 64
 # Along a pipeline and with split matrices small micro-batches do: what is saved is the bubble and memory.
 SPLIT_MICRO = (1, 2, 4, 8)
@@ -48,7 +46,7 @@ class HFTraining:
         """
         work = self.sums.work
         check_choice(work, rig, ranks)
-        if not _is_split(work) and work.precision == "bf16" and work.shape.family not in NOT_OURS:
+        if not _is_split(work) and work.precision == "bf16":
             yield from _own(work, ranks, worth)
         if not work.shares_experts:
             yield from _megatron(work, rig, ranks, worth)
@@ -85,10 +83,8 @@ class HFTraining:
             return found
         work = self.sums.work
         keys = ", ".join(f"layout.{key}={value}" for key, value in work.choice.model_dump().items() if value is not None)
-        lacking = NOT_OURS.get(work.shape.family)
-        why = f"; the package's own engine has no {lacking}" if lacking else ""
         raise UserError(
-            f"no engine runs {work.shape.name} with {keys or 'any layout'} and {work.stage}'s keys on {rig.name}{why}",
+            f"no engine runs {work.shape.name} with {keys or 'any layout'} and {work.stage}'s keys on {rig.name}",
             "more GPUs, or leave layout's keys null and let the plan search",
         )
 
@@ -116,6 +112,11 @@ def check_choice(work: Workload, rig: Rig, ranks: int) -> None:
         )
     if work.precision == "fp8":
         _check_fp8(work, rig)
+    if work.weights in ("fp8", "fp8-experts") and shape.family == "gpt_oss":
+        raise UserError(
+            f"model.weights: {work.weights} experts cannot be made of {shape.name}'s, which have biases",
+            "--set model.weights=bf16",
+        )
 
 
 def _is_split(work: Workload) -> bool:
@@ -263,7 +264,7 @@ def _megatron(work: Workload, rig: Rig, ranks: int, worth: Worth) -> Iterator[La
     if choice.shard == "full":
         return
     # What no other engine runs needs no second GPU.
-    forced = _is_split(work) or work.precision == "fp8" or shape.family in NOT_OURS
+    forced = _is_split(work) or work.precision == "fp8"
     tensors = [choice.tensor] if choice.tensor else [n for n in (1, 2, 4, 8) if n <= rig.gpus_per_node and shape.heads % n == 0]
     for tensor in tensors:
         for pipeline in [choice.pipeline] if choice.pipeline else _stages(ranks, tensor, shape.layers):

@@ -8,6 +8,8 @@ No kernel but the last builds a table of T x T positions:
 - split: one document after the other, on a CPU;
 - mask: a mask of all positions. Everything can do that, even dropout.
 
+Of models whose scores are capped (Gemma 2) or compete with a learned sink (gpt-oss) only the last and FlexAttention know.
+
 cuDNN's kernels are the fastest for whole sequences on Hopper, but they take documents only through PyTorch's nested
 tensors, which prepare every call on the host.
 
@@ -63,10 +65,11 @@ class Attention:
         kind: of the kernel for documents, windows and exact repetition.
         windows: positions that a layer's tokens see, themselves included, of the layers that do not see all.
         exact: gradients must be the same bits every time, which cuDNN's are not.
+        special: scores are capped or compete with sinks, which PyTorch's own attention does not know.
     """
 
-    def __init__(self, kind: Kind, windows: frozenset[int] = frozenset(), *, exact: bool = False) -> None:
-        self.kind, self._windows, self._exact = kind, windows, exact
+    def __init__(self, kind: Kind, windows: frozenset[int] = frozenset(), *, exact: bool = False, special: bool = False) -> None:
+        self.kind, self._windows, self._own = kind, windows, exact or special
 
     def of_documents(self, documents: Tensor, starts: Tensor | None, extent: Tensor | None) -> Packed:
         """Return what layers need for packed documents.
@@ -91,7 +94,7 @@ class Attention:
     def of_rows(self, tokens: Tensor) -> Packed | None:
         """Return the same where each row of (B, T) tokens is one document; None where PyTorch's own attention will do."""
         B, T = tokens.shape
-        if not self._exact and all(w >= T for w in self._windows):
+        if not self._own and all(w >= T for w in self._windows):
             return None
         if self.kind in ("flex", "mask"):
             return self.of_documents(torch.zeros_like(tokens), None, None)
@@ -99,29 +102,39 @@ class Attention:
         return Packed(self.kind, starts[: B * T + 1], torch.tensor([B, T]))
 
 
-def choose(wanted: Kind | Literal["auto"], device: torch.device, compute: torch.dtype, text: Any) -> Kind:
+def choose(
+    wanted: Kind | Literal["auto"], device: torch.device, compute: torch.dtype, text: Any, special: str | None = None
+) -> Kind:
     """Return the kernel for packed documents.
 
     Args:
         wanted: 'auto' takes the fastest that is there.
         compute: dtype of the products.
         text: the model's config.
+        special: see `special_scores`.
 
     Raises:
         UserError: the wanted one is not to be had; says what is missing.
     """
     if wanted == "auto":
-        return next(kind for kind in KINDS if missing(kind, device, compute, text) is None)
-    why = missing(wanted, device, compute, text)
+        return next(kind for kind in KINDS if missing(kind, device, compute, text, special) is None)
+    why = missing(wanted, device, compute, text, special)
     if why is not None:
-        others = [kind for kind in KINDS if missing(kind, device, compute, text) is None]
+        others = [kind for kind in KINDS if missing(kind, device, compute, text, special) is None]
         raise UserError(
             f"stages.sft.attention: {wanted} {why}", f"--set stages.sft.attention=auto (here it can be {' or '.join(others)})"
         )
     return wanted
 
 
-def missing(kind: Kind, device: torch.device, compute: torch.dtype, text: Any) -> str | None:
+def special_scores(model: nn.Module) -> str | None:
+    """Return what a transformers model does to attention's scores beside scaling and masking them, or None."""
+    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):  # type: ignore[union-attr,operator]
+        return "capped scores"
+    return "attention sinks" if any(name.endswith("sinks") for name, _ in model.named_parameters()) else None
+
+
+def missing(kind: Kind, device: torch.device, compute: torch.dtype, text: Any, special: str | None = None) -> str | None:
     """Return why a kernel cannot be had here for a model, or None."""
     gpu, (keys, values) = device.type == "cuda", _head_widths(text)
     major = torch.cuda.get_device_capability(device)[0] if gpu else 0
@@ -143,6 +156,8 @@ def missing(kind: Kind, device: torch.device, compute: torch.dtype, text: Any) -
         "split": [(not gpu, "is for CPUs"), (keys == values, widths)],
         "mask": [],
     }
+    if kind not in ("flex", "mask"):
+        needs[kind].append((special is None, f"has no {special}, which this model needs"))
     if kind != "mask":
         needs[kind].append((dropout == 0, "has no dropout, which this model's config asks for (attention_dropout)"))
     return next((why for met, why in needs[kind] if not met), None)
@@ -188,21 +203,29 @@ def attend(
         query: (B, H, T, D). key, value: (B, KV, T, D); H is a multiple of KV.
         sliding_window: positions that one sees, itself included.
         packed: the documents; None: each sequence is one, and no window is shorter.
+        others: 'softcap', a number: scores become softcap x tanh(scores / softcap); 's_aux', (H,), the sinks: each takes part
+            in the softmax as one position more, whose value is 0.
 
     Returns:
         (B, T, H, D), and None where others return weights.
     """
-    if attention_mask is not None or any(others.get(name) is not None for name in ("softcap", "s_aux", "position_bias")):
+    if attention_mask is not None or others.get("position_bias") is not None:
         raise UserError(
-            f"model: {type(module).__name__} needs attention masks, softcaps, sinks or biases, which this trainer does not have",
+            f"model: {type(module).__name__} needs attention masks or biases, which this trainer does not have",
             "choose a model without them, such as Llama, Qwen, OLMo or Mistral",
         )
+    softcap, sinks = others.get("softcap"), others.get("s_aux")
     B, _, T, D = query.shape
     window = 0 if sliding_window is None or sliding_window >= T else sliding_window
     assert packed is not None or not window
     grouped = query.size(1) != key.size(1)
     if packed is not None and packed.kind == "flex":
-        out = _flex(query.is_cuda)(query, key, value, block_mask=packed.tables[window], scale=scaling, enable_gqa=grouped)
+        out = _flex_attention(query, key, value, packed.tables[window], scaling, softcap, sinks)
+    elif softcap is not None or sinks is not None:
+        assert packed is not None
+        assert packed.kind == "mask"
+        scale = D**-0.5 if scaling is None else scaling
+        out = _weigh_all(query, key, value, packed.tables[window], scale, softcap, sinks, dropout)
     elif packed is not None and packed.kind != "mask":
         q, k, v = (t.transpose(1, 2).reshape(B * T, t.size(1), t.size(3)) for t in (query, key, value))
         scale = D**-0.5 if scaling is None else scaling
@@ -256,6 +279,48 @@ def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
     """Return how many of a row's blocks are chosen, and all of a row, those first."""
     order = torch.argsort(chosen.int(), dim=-1, descending=True, stable=True)
     return chosen.sum(-1, dtype=torch.int32), order.int()
+
+
+# Kernels that know caps and sinks
+
+
+def _flex_attention(
+    query: Tensor, key: Tensor, value: Tensor, blocks: Any, scale: float | None, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
+    """Return (B, H, T, D); see `attend`."""
+    plain: dict[str, Any] = {"block_mask": blocks, "scale": scale, "enable_gqa": query.size(1) != key.size(1)}
+    if softcap is not None:
+        plain["score_mod"] = lambda score, batch, head, q, k: softcap * torch.tanh(score / softcap)
+    if sinks is None:
+        out: Tensor = _flex(query.is_cuda)(query, key, value, **plain)
+        return out
+    out, aside = _flex(query.is_cuda)(query, key, value, return_aux=_with_sums(), **plain)
+    # One position more in the softmax whose value is 0: the others' weights shrink by e^lse / (e^lse + e^sink).
+    return out * torch.sigmoid(aside.lse - sinks.float()[:, None])[..., None].to(out.dtype)
+
+
+def _weigh_all(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float | None, sinks: Tensor | None,
+    dropout: float,
+) -> Tensor:  # fmt: skip
+    """Return (B, H, T, D) by way of all T x T scores; see `attend`."""
+    each = query.size(1) // key.size(1)
+    key, value = (t.repeat_interleave(each, dim=1) if each > 1 else t for t in (key, value))
+    scores = (query @ key.transpose(2, 3)).float() * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if sinks is not None:
+        beside = sinks.float()[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, beside], dim=-1)
+    weights = scores.softmax(-1)[..., : key.size(2)].to(query.dtype)
+    return F.dropout(weights, dropout) @ value
+
+
+def _with_sums() -> Any:
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    return AuxRequest(lse=True)
 
 
 @functools.cache

@@ -27,7 +27,7 @@ from windtunnel.recipe import HuggingFaceModel, Layout, LoRA, Recipe, UserError
 
 from ..engine import COMPUTE, Feed, Parameters
 from ..ranks import Ranks
-from .attention import Attention, Kind, choose
+from .attention import Attention, Kind, choose, special_scores
 from .engine import HFEngine, HFJob
 from .network import Network, add_lora, cast_within, drops_out, freeze_in_fp8, prepare_blocks, share_experts, skeleton
 from .optimizer import AdamW, States
@@ -197,7 +197,9 @@ def _attention(
         deterministic(exact)
         # What has no such kernel, as some models' experts, goes on without.
         torch.use_deterministic_algorithms(exact, warn_only=True)
-    return Attention(choose(wanted, device, compute, text), frozenset([window] if window else []), exact=exact and on_gpu)
+    special = special_scores(model)
+    kind = choose(wanted, device, compute, text, special)
+    return Attention(kind, frozenset([window] if window else []), exact=exact and on_gpu, special=special is not None)
 
 
 def _check_length(config: Any, sequence: int) -> None:

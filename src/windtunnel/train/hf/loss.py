@@ -54,7 +54,7 @@ def even_chunks(count: int, most: int) -> int:
 def linear_cross_entropy(
     x_BTC: Tensor, weight: Tensor, targets_BT: Tensor, chunk: int | None = None, *,
     factors_BT: Tensor | None = None, rows: Tensor | None = None, trained: Tensor | None = None, first: int = 0,
-    objective: TokenObjective | None = None,
+    objective: TokenObjective | None = None, cap: tuple[float, float] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the cross-entropy in nats of the logits x W^T, without ever holding them all, or the sum of another loss.
 
@@ -70,6 +70,7 @@ def linear_cross_entropy(
         trained: (n, C) in the dtype of x, in place of W's rows [first, first + n) and differentiable beside a frozen W: its
             gradient takes n columns of the logits, not W's whole.
         objective: makes the summed loss of a target's log-probability; None: it is its negative times the factor.
+        cap: (a, b) of logits that are b tanh(a x W^T) (Gemma 2); None: they are x W^T.
 
     Returns:
         cross-entropies (B, T) fp32, detached, without their factors, 0 where there is no target; and the sum of factor times
@@ -79,7 +80,7 @@ def linear_cross_entropy(
     x_NC, flat = x_BTC.reshape(-1, x_BTC.size(-1)), targets_BT.reshape(-1)
     factors = None if factors_BT is None else factors_BT.reshape(-1).float()
     chunk = chunk or chunk_tokens(weight.size(0))
-    losses, total = _LinearCrossEntropy.apply(x_NC, weight, trained, flat, (first, factors, rows, chunk, objective))
+    losses, total = _LinearCrossEntropy.apply(x_NC, weight, trained, flat, (first, factors, rows, chunk, objective, cap))
     return losses.view(targets_BT.shape), total
 
 
@@ -87,7 +88,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, trained, targets, how):  # type: ignore[no-untyped-def]
         need_x, need_w, need_t = ctx.needs_input_grad[:3]
-        first, factors, rows, chunk, objective = how
+        first, factors, rows, chunk, objective, cap = how
         count = targets.numel() if rows is None else rows.numel()
         chunk = even_chunks(count, chunk)
         # Of what is not scored the gradient is zero.
@@ -109,12 +110,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
             logits = x_part @ weight.T
             if trained is not None:
                 logits[:, own] = x_part @ trained.T
+            slope = None if cap is None else _cap_(logits, *cap)
             if objective is not None:
                 at = torch.arange(start, start + target.numel(), device=x.device) if rows is None else rows[part]
-                value, slope = objective(-_loss_and_gradient_(logits, target, None, False), at)
-                factor = -slope  # the cross-entropy is minus the log-probability
+                value, derivative = objective(-_loss_and_gradient_(logits, target, None, False), at)
+                factor = -derivative  # the cross-entropy is minus the log-probability
                 total += torch.where(target >= 0, value, 0.0).sum()
             loss = _loss_and_gradient_(logits, target, factor, need_x or need_w or need_t)
+            if slope is not None:
+                logits.mul_(slope)
             if rows is None:
                 losses[part] = loss
                 if grad_x is not None:
@@ -128,7 +132,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 _add_product_(grad_w, logits.T, x_part)
             if grad_t is not None:
                 _add_product_(grad_t, logits[:, own].T, x_part)
-            del logits
+            del logits, slope
         ctx.save_for_backward(grad_x, *(None if g is None else g.to(weight.dtype) for g in (grad_w, grad_t)))
         ctx.mark_non_differentiable(losses)
         return losses, total if objective is not None else (losses if factors is None else losses * factors).sum()
@@ -138,6 +142,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
         # Each is used once, so they are scaled where they lie.
         scaled = [None if g is None else g.mul_(grad.to(g.dtype)) for g in ctx.saved_tensors]
         return *scaled, None, None
+
+
+def _cap_(logits: Tensor, inward: float, outward: float) -> Tensor:
+    """Turn logits z into outward tanh(inward z) in place; return the derivative at each."""
+    logits.mul_(inward).tanh_()
+    slope = logits.square().neg_().add_(1.0).mul_(inward * outward)
+    logits.mul_(outward)
+    return slope
 
 
 def _add_changed_(grad_x: Tensor, logits: Tensor, change: Tensor | None) -> Tensor:

@@ -42,6 +42,7 @@ class Network(nn.Module):
         self.model, self.attention, self._compute = model, attention, compute
         self.temperature = 1.0
         config = model.config.get_text_config()
+        self._cap = float(getattr(config, "final_logit_softcapping", None) or 0.0)
         # Granite divides the logits, Cohere multiplies them.
         self._scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
 
@@ -89,13 +90,15 @@ class Network(nn.Module):
         if positions is not None:
             more["position_ids"] = positions
         hidden = self.model.base_model(inputs_embeds=embedded, use_cache=False, **more).last_hidden_state
-        scale = self._scale / self.temperature
-        if scale != 1.0:
+        scale, more = self._scale / self.temperature, {}
+        if self._cap:
+            more["cap"] = (self._scale / self._cap, self._cap / self.temperature)
+        elif scale != 1.0:
             hidden = hidden * scale
         head: Any = self.model.get_output_embeddings()
-        weight, more = head.weight.to(self._compute), {}
+        weight = head.weight.to(self._compute)
         if (own := TokenRows.of(head)) is not None:
-            more = {"trained": own.rows.to(self._compute), "first": own.first}
+            more |= {"trained": own.rows.to(self._compute), "first": own.first}
         return linear_cross_entropy(hidden, weight, targets, factors_BT=factors, rows=rows, objective=objective, **more)
 
 
@@ -115,20 +118,10 @@ def skeleton(raw_config: dict[str, Any]) -> PreTrainedModel:
             f"model.config: transformers cannot build {raw_config.get('model_type')}: {error}",
             "give the config.json of a causal language model whose attention supports SDPA",
         ) from error
-    text, head = config.get_text_config(), model.get_output_embeddings()
-    missing = [
-        what
-        for what, there in (
-            ("softcapped logits", getattr(text, "final_logit_softcapping", None)),
-            ("softcapped attention", getattr(text, "attn_logit_softcapping", None)),
-            ("attention sinks", any(name.endswith("sinks") for name, _ in model.named_parameters())),
-            ("a head that is more than one matrix", not isinstance(head, nn.Linear) or head.bias is not None),
-        )
-        if there
-    ]
-    if missing:
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear) or head.bias is not None:
         raise UserError(
-            f"model.config: {raw_config['model_type']} has {' and '.join(missing)}, which this trainer does not",
+            f"model.config: {raw_config['model_type']} has a head that is more than one matrix, which this trainer does not",
             "choose a model without, such as Llama, Qwen, OLMo or Mistral",
         )
     return model
