@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import zygote
 from waiting import HANG
 
 QUICK = [word for name in ("plan", "budget", "disk", "variables") for word in ("--only", name)]
@@ -23,9 +24,8 @@ def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 
-def windtunnel(*arguments: str, cwd: Path, seconds: float = 110) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "windtunnel", "check", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, cwd=cwd, check=False)
+def windtunnel(*arguments: str, cwd: Path, seconds: float = HANG) -> subprocess.CompletedProcess[str]:
+    return zygote.windtunnel("check", *arguments, cwd=cwd, timeout=seconds)
 
 
 def test_a_ready_recipe_in_the_terminal_and_as_a_page(tmp_path: Path) -> None:

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from waiting import HANG
+from zygote import windtunnel
 
 from windtunnel.recipe import load_recipe
-
-
-def windtunnel(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "windtunnel", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=HANG, cwd=cwd, check=False)
 
 
 def test_plan_prints_a_table_with_sources() -> None:

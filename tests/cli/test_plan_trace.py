@@ -6,11 +6,11 @@ import json
 import os
 import re
 import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from zygote import windtunnel
 
 from windtunnel.plan import Opinion
 
@@ -19,9 +19,7 @@ SMALL = ("--set", "model.depth=4", "--set", "model.sequence=512")
 
 
 def plan(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "windtunnel", "plan", *arguments]
-    environment = os.environ | {"WINDTUNNEL_CALIBRATION": "none"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    return windtunnel("plan", *arguments, env=os.environ | {"WINDTUNNEL_CALIBRATION": "none"})
 
 
 def test_the_json_holds_the_trace_of_the_last_rig() -> None:

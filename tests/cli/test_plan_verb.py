@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from waiting import HANG
+from zygote import windtunnel
 
 from windtunnel.plan import Alternative, Layout, Moment, Option, Plan, Role, Step
 from windtunnel.rig import gpu_names
@@ -31,8 +32,7 @@ def no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def plan(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "windtunnel", "plan", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False, env=os.environ | environment)
+    return windtunnel("plan", *arguments, env=os.environ | environment)
 
 
 def planned(*arguments: str) -> list[dict[str, Any]]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from waiting import HANG
+import zygote
 
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": False, "hidden_size": 32,
@@ -31,10 +30,7 @@ budget: {steps: 2}
 
 def windtunnel(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"WINDTUNNEL_CACHE": str(folder / "cache"), "COLUMNS": "80"}
-    command = [sys.executable, "-m", "windtunnel", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=HANG, cwd=folder, env=environment, check=False, encoding="utf-8"
-    )
+    return zygote.windtunnel(*arguments, cwd=folder, env=environment)
 
 
 @pytest.fixture

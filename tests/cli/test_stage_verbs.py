@@ -14,17 +14,13 @@ from pathlib import Path
 
 import pytest
 from waiting import HANG
+from zygote import windtunnel
 
 from windtunnel.cli.stages import show_gates
 from windtunnel.launch import StageReport
 from windtunnel.recipe import Gates, load_recipe, stage_recipe
 from windtunnel.run import Point
 from windtunnel.train import judge_gates
-
-
-def windtunnel(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "windtunnel", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=HANG, cwd=cwd, check=False)
 
 
 def test_plan_prints_both_stages_what_they_cost_together_and_which_value_wins() -> None:

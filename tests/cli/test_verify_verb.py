@@ -10,14 +10,11 @@ from pathlib import Path
 
 import pytest
 from waiting import HANG
+from zygote import windtunnel
 
 
 def verify(*arguments: str, text: str = "", cwd: Path, columns: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "windtunnel", "verify", *arguments]
-    environment = {**os.environ, "COLUMNS": columns}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=HANG, cwd=cwd, check=False, input=text, env=environment
-    )
+    return windtunnel("verify", *arguments, cwd=cwd, env={**os.environ, "COLUMNS": columns}, input=text)
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ import torch
 from coded_models import CONFIG, codes, deepseek, formula, same_bits, scales, tensors_of, write
 from safetensors.torch import load_file, save_file
 from waiting import HANG, until
+from zygote import windtunnel
 
 from windtunnel.convert import REPORT, Choice, convert_folder, decoded_weights, parse_layers, verify_folder
 from windtunnel.convert import job as job_module
@@ -344,12 +345,6 @@ def test_memory_stays_below_a_multiple_of_the_largest_shard(tmp_path: Path) -> N
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=True)
     assert int(done.stdout) < 3 * 8192 * 8192
     assert len(tensors_of(tmp_path / "b")) == 3
-
-
-def windtunnel(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "windtunnel", *arguments], capture_output=True, text=True, timeout=HANG, check=False
-    )
 
 
 def test_the_verb_converts_reports_and_refuses(tmp_path: Path) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from backtests import FREE, make_prices, make_signals, rules, signals_of, trading_days
-from waiting import HANG
+from zygote import windtunnel
 
 from windtunnel.evaluate import BacktestReport, figures, run_backtest
 from windtunnel.recipe import UserError, load_recipe
@@ -134,11 +132,6 @@ def test_the_interval_of_noise_holds_its_true_mean_about_as_often_as_it_says() -
 
 
 # -- the verb ----------------------------------------------------------------------------------------------------------------
-
-
-def windtunnel(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "windtunnel", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=HANG, cwd=cwd, check=False)
 
 
 @pytest.fixture

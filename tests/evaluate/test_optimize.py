@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from zygote import windtunnel
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "generate"))
 from tiny_hf import tiny_llama
@@ -100,11 +100,8 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[in
 
 
 def test_the_right_one_comes_back_with_its_proof(folder: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "windtunnel", "optimize", "module.py", "--candidates", "answers", "--no-gpu"]
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path / "out")], cwd=folder, capture_output=True, text=True, timeout=600, check=False,
-        env={**os.environ, "COLUMNS": "80"},
-    )  # fmt: skip
+    command = ["optimize", "module.py", "--candidates", "answers", "--no-gpu", "--out", str(tmp_path / "out")]
+    done = windtunnel(*command, cwd=folder, env={**os.environ, "COLUMNS": "80"}, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 of 4 answers are right" in done.stdout
     assert "nothing was timed: there is no GPU here" in done.stdout

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
+
+from zygote import windtunnel
 
 from windtunnel.recipe import dump_recipe, load_recipe, smoke_recipe, validate
 from windtunnel.recipe.yamlfile import read_yaml
@@ -39,9 +39,9 @@ def test_only_the_length_differs(tmp_path: Path) -> None:
 
 def test_ten_steps_are_trained_and_ten_answers_judged(tmp_path: Path) -> None:
     sets = [part for text in SMALL for part in ("--set", text)]
-    command = [sys.executable, "-m", "windtunnel", "train", "charlm", *sets, "--smoke", "10", "--root", str(tmp_path / "runs")]
+    command = ["train", "charlm", *sets, "--smoke", "10", "--root", str(tmp_path / "runs")]
     environment = os.environ | {"WINDTUNNEL_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = windtunnel(*command, env=environment)
     assert done.returncode == 0, done.stderr
     (run,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
     manifest = json.loads((run / "manifest.json").read_text())

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from waiting import HANG
+from zygote import windtunnel
 
 from windtunnel.launch import Options, StageReport, run_stages, stages
 from windtunnel.recipe import Recipe, UserError, load_recipe, stage_recipe
@@ -390,8 +391,8 @@ def test_presets_belong_to_what_a_training_is(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_two_stages_train_for_real_in_processes_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text(TWO)
-    command = [sys.executable, "-m", "windtunnel", "train", "two.yaml", "--yes", "--root", "runs"]
-    done = subprocess.run([*command, "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=HANG, check=False)
+    command = ["train", "two.yaml", "--yes", "--root", "runs", "--json"]
+    done = windtunnel(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     (verdict,) = [line for line in lines if "gates" in line]
@@ -400,9 +401,7 @@ def test_two_stages_train_for_real_in_processes_of_their_own(tmp_path: Path) -> 
         "first": ("done", 40),
         "second": ("done", 20),
     }
-    again = subprocess.run(
-        [*command, "--json", "--resume"], cwd=tmp_path, capture_output=True, text=True, timeout=HANG, check=False
-    )
+    again = windtunnel(*command, "--resume", cwd=tmp_path)
     assert again.returncode == 2
     assert "--set stages.second.budget.steps=40" in json.loads(again.stderr)["fix"]
     assert {run.status for run in list_runs(tmp_path / "runs")} == {"done"}  # nothing was trained, nothing was killed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -81,7 +82,8 @@ def test_a_verifier_runs_from_an_environment_under_tmp_and_locks_candidates_in(c
     else:
         harmful.append(f"os.listdir({str(checkout.parent)!r})")
     command = [str(checkout / ".venv" / "bin" / "python"), "-c", JUDGE, json.dumps(harmless + harmful), str(namespaces)]
-    done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd="/", env=bare, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["prefix"], told["package"]) == (str(checkout / ".venv"), str(package))

@@ -1,15 +1,18 @@
-"""A process that has imported everything and forks ranks: a rank then starts in milliseconds in place of seconds.
+"""A process that has imported everything and forks others: a command or a rank then starts in milliseconds, not in seconds.
 
-What is forked is `windtunnel.launch.worker`'s `main` as a program runs it, in a session of its own, so that a rank can be
-killed, stopped and signalled as one that was started by hand.
+What is forked is `windtunnel.cli.main`, or `windtunnel.launch.worker.main`, as a program runs it: in a session of its own, with
+its own environment, folder, arguments and streams, so that it can be killed, stopped and signalled as one that was started by
+hand. What must not be imported yet, as in tests of how quickly a command starts, is started by hand.
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
+import importlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -17,9 +20,33 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-PRELOADED = "windtunnel.launch.worker", "windtunnel.train.session", "windtunnel.train.hf", "torch.distributed.fsdp"
+from waiting import HANG
+
+PRELOADED = (
+    "windtunnel.launch.worker", "windtunnel.train.session", "windtunnel.train.hf", "torch.distributed.fsdp",
+    "windtunnel.cli.app", "windtunnel.cli.plan", "windtunnel.cli.train", "windtunnel.cli.check", "windtunnel.cli.evaluate",
+    "windtunnel.cli.export", "windtunnel.cli.prepare", "windtunnel.plan", "rich.console", "rich.table",
+)  # fmt: skip
+
+
+def windtunnel(
+    *arguments: str, cwd: Path | None = None, env: dict[str, str] | None = None, input: str = "", timeout: float = HANG
+) -> subprocess.CompletedProcess[str]:
+    """Run `windtunnel` with these arguments as `subprocess.run` would; what it prints is text in UTF-8."""
+    with tempfile.TemporaryDirectory(prefix="windtunnel-") as held:
+        place = Path(held)
+        (place / "in").write_text(input, encoding="utf-8")
+        pid = _zygote().start(
+            "windtunnel.cli", ["windtunnel", *arguments], dict(os.environ if env is None else env), cwd or Path.cwd(),
+            (place / "in", place / "out", place / "err"),
+        )  # fmt: skip
+        code = _zygote().wait(pid, timeout)
+        out, err = ((place / name).read_text(encoding="utf-8") for name in ("out", "err"))
+    return subprocess.CompletedProcess(["windtunnel", *arguments], code, out, err)
 
 
 class Ranks:
@@ -31,14 +58,12 @@ class Ranks:
             port = str(free.getsockname()[1])
         own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
         self._place = Path(tempfile.mkdtemp(prefix="ranks-"))
-        self.pids = [
-            _zygote().start(
-                ["worker", str(folder), "--json"],
-                {**os.environ, **own, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                self._place / f"{rank}.out",
-            )
-            for rank in range(ranks)
-        ]
+        self.pids = [self._start(folder, own | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(ranks)]
+
+    def _start(self, folder: Path, own: dict[str, str]) -> int:
+        nothing, printed = Path(os.devnull), self._place / f"{own['RANK']}.out"
+        arguments, streams = ["worker", str(folder), "--json"], (nothing, printed, printed)
+        return _zygote().start("windtunnel.launch.worker", arguments, {**os.environ, **own}, Path.cwd(), streams)
 
     @property
     def returncode(self) -> int | None:
@@ -77,10 +102,15 @@ class _Client:
         self._told = threading.Condition()
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def start(self, arguments: list[str], environment: dict[str, str], output: Path) -> int:
-        """Fork a process; its pid."""
+    def start(
+        self, module: str, arguments: list[str], environment: dict[str, str], cwd: Path, streams: tuple[Path, Path, Path]
+    ) -> int:
+        """Fork a process that calls the module's main; its pid."""
         assert self._process.stdin is not None
-        asked = {"arguments": arguments, "environment": environment, "output": str(output)}
+        asked = {
+            "module": module, "arguments": arguments, "environment": environment, "cwd": str(cwd),
+            "streams": [str(path) for path in streams],
+        }  # fmt: skip
         with self._told:
             before = len(self._started)
             self._process.stdin.write(json.dumps(asked) + "\n")
@@ -91,6 +121,14 @@ class _Client:
     def code(self, pid: int) -> int | None:
         """The exit code of a process, None while it runs."""
         return self._codes.get(pid)
+
+    def wait(self, pid: int, timeout: float) -> int:
+        """Return the exit code of a process once it has ended; one that does not end in time is killed, and said."""
+        with self._told:
+            if not self._told.wait_for(lambda: pid in self._codes, timeout):
+                os.kill(pid, signal.SIGKILL)
+                raise AssertionError(f"it did not end within {timeout:g} s")
+            return self._codes[pid]
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
@@ -111,9 +149,6 @@ def _zygote() -> _Client:
 
 def _serve() -> None:
     """Be the zygote: fork what is asked for on standard input, tell who began and who ended."""
-    import importlib
-    import select
-
     for name in PRELOADED:
         importlib.import_module(name)
     children: set[int] = set()
@@ -144,34 +179,42 @@ def _tell(what: dict[str, int]) -> None:
     os.write(1, json.dumps(what).encode() + b"\n")
 
 
-def _be(asked: dict[str, object]) -> None:
-    """Be a rank."""
-    from windtunnel.launch import worker
-
+def _be(asked: dict[str, Any]) -> None:
+    """Be what is asked for."""
     os.setsid()
-    output = os.open(str(asked["output"]), os.O_WRONLY | os.O_CREAT)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    for number, (path, flags) in enumerate(zip(asked["streams"], (os.O_RDONLY, *[os.O_WRONLY | os.O_CREAT] * 2), strict=True)):
+        os.dup2(os.open(path, flags, 0o600), number)
+    # As the interpreter opens them: lines of standard error are there at once.
+    sys.stdin, sys.stdout = (open(n, mode, encoding="utf-8", closefd=False) for n, mode in ((0, "r"), (1, "w")))  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
     os.environ.clear()
-    os.environ.update(asked["environment"])  # type: ignore[call-overload]
-    sys.argv = asked["arguments"]  # type: ignore[assignment]
-    import torch
-
-    torch.set_num_threads(1)
+    os.environ.update(asked["environment"])
+    os.chdir(asked["cwd"])
+    sys.path[0], sys.argv = asked["cwd"], asked["arguments"]
     code = 99
     try:
-        code = worker.main()
+        code = _call(asked["module"]) or 0
     except SystemExit as error:
-        code = int(error.code or 0)
+        code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     except BaseException:
         import traceback
 
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
         os._exit(code)
+
+
+def _call(module: str) -> int | None:
+    if module == "windtunnel.launch.worker":
+        import torch
+
+        torch.set_num_threads(1)
+    main: Callable[[], int | None] = importlib.import_module(module).main
+    return main()
 
 
 if __name__ == "__main__":
