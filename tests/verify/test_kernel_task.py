@@ -102,6 +102,9 @@ def test_a_kernelbench_file_gets_a_tiny_size_by_rule() -> None:
         ("channels = 64\ngroups = 8", (16, 8), (24, 8)),
         ("embed_dim = 768\nnum_heads = 12\nseq = 197", (16, 8, 16), (24, 8, 19)),
         ("batch_size = 128\ndim = 4096", (2, 16), (3, 19)),
+        # A batch or a height that groups could divide neither makes them as many as channels nor is longer by a group.
+        ("batch_size = 128\nchannels = 64\nheight = 128\nnum_groups = 16", (2, 16, 16, 8), (3, 24, 21, 8)),
+        ("batch_size = 128\nchannels = 64\nD = 32\nH = 64\nW = 64\ngroups = 8", (2, 16, 16, 16, 16, 8), (3, 24, 17, 19, 19, 8)),
     ],
 )
 def test_sizes_that_differ_are_kept_apart(lines: str, tiny: tuple[int, ...], ragged: tuple[int, ...]) -> None:

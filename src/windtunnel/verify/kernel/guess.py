@@ -1,9 +1,10 @@
 """Tiny sizes for a task file that names none: its numbers made small by rule; the reference decides which suit.
 
 A number above the cap becomes the cap, so that what divided keeps dividing (most caps are powers of two); equal ones stay equal,
-and groups and heads fewer than what they divide. In the ragged size each number that was cut is longer by another odd step, and
-what groups divide by a group; where the reference does not run so, by one, and where that is too large, shorter by one. Where no
-cap suits, a batch is cut as what it equals, then all numbers are made smaller by one factor: some tasks need such relations.
+and groups and heads fewer than what they divide. In the ragged size each number that was cut is longer by another odd step, a
+batch by one, and what groups divide by a group; where the reference does not run so, by one, and where that is too large, shorter
+by one. Where no cap suits, a batch is cut as what it equals, then all numbers are made smaller by one factor: some tasks need
+such relations.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ PROPORTIONAL_CAPS = (16, 32, 8)
 BATCH_CAP = 2
 BATCH_WORDS = ("batch", "bs")
 DIVIDER_WORDS = ("group", "head")  # of numbers that divide others
+OUTER_WORDS = ("height", "width", "depth", "length", "seq")  # of what groups and heads do not divide
+OUTER_LETTERS = ("H", "W")  # the same, and "D" beside them
 MOST_ELEMENTS = 8_192  # of all outputs: the interpreter needs seconds for more; the ragged size may have twice as many
 WISHED_WORK = 300_000  # multiplications of a reference's products and convolutions: of a mean of them too, whose output is small
 WISHED_OF_WINDOWS = 2_048  # each takes a hundred steps and more; where no size is so small, MOST_ELEMENTS counts
@@ -74,8 +77,8 @@ def _choices(task: Task, whole: Mapping[str, int], tiny: Mapping[str, int]) -> l
     steps = {name: 1 + 2 * places[whole[name]] for name in cut}
     dividers = {name for name in tiny if _divides(name) and tiny[name] > 1}
     for name in cut:
-        of = [tiny[divider] for divider in dividers if name != divider and whole[name] % whole[divider] == 0]
-        steps[name] = 0 if name in dividers else math.lcm(*of) if of else steps[name]
+        of = [tiny[divider] for divider in dividers if _is_divided(name, divider, whole)]
+        steps[name] = 0 if name in dividers else 1 if is_batch(name) else math.lcm(*of) if of else steps[name]
     ragged = [{name: value + steps[name] for name, value in cut.items()}]
     ragged += [{name: max(value + step, 2) for name, value in cut.items()} for step in (1, -1)]
     return [{"full": {}, **task.sizes, "tiny": cut, "tiny_ragged": values} for values in ragged]
@@ -84,12 +87,19 @@ def _choices(task: Task, whole: Mapping[str, int], tiny: Mapping[str, int]) -> l
 def _apart(whole: Mapping[str, int], tiny: dict[str, int]) -> dict[str, int]:
     """With fewer groups and heads than what they divide, so that one is not taken for the other."""
     for name in (name for name in tiny if _divides(name) and whole[name] > 1):
-        divided = [tiny[other] for other in tiny if whole[other] > whole[name] and whole[other] % whole[name] == 0]
+        divided = [tiny[other] for other in tiny if whole[other] > whole[name] and _is_divided(other, name, whole)]
         most = min(divided, default=0)
         if most >= 4 and (tiny[name] >= most or any(value % tiny[name] for value in divided)):
             fits = [value for value in (8, 4, 2) if value < most and value <= whole[name]]
             tiny[name] = next((value for value in fits if not any(other % value for other in divided)), tiny[name])
     return tiny
+
+
+def _is_divided(name: str, divider: str, whole: Mapping[str, int]) -> bool:
+    """Whether a number may be groups or heads times something: a batch of 128 is not, whatever it can be divided by."""
+    letters = (*OUTER_LETTERS, "D") if all(letter in whole for letter in OUTER_LETTERS) else ()
+    outer = is_batch(name) or name in letters or any(word in name.lower() for word in OUTER_WORDS)
+    return name != divider and not outer and whole[name] % whole[divider] == 0
 
 
 def wished_elements(source: str) -> int:
