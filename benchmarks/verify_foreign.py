@@ -28,7 +28,7 @@ from typing import Any
 from foreign_gather import Foreign, read
 
 from windtunnel.recipe import UserError
-from windtunnel.verify import KernelVerifier, Sandboxes, compiler_sandbox, kernel_sandbox
+from windtunnel.verify import KernelVerifier, ReferenceBroken, Sandboxes, compiler_sandbox, kernel_sandbox
 from windtunnel.verify.kernel.record import file_forms, read_recorded, record_job
 from windtunnel.verify.kernel.task import Task, task_from_source
 from windtunnel.verify.kernel.tiny import POLICY
@@ -70,9 +70,11 @@ def main() -> int:
         def one(entry: Foreign) -> None:
             if time.monotonic() - began > 60 * arguments.minutes:
                 return
-            rows.append(row(entry, box, compiler, record_only=arguments.record_only))
-            print(json.dumps(rows[-1])[:400], flush=True)
-            save()
+            made = row(entry, box, compiler, record_only=arguments.record_only)
+            print(json.dumps(made)[:400] if made is not None else f"nothing known: {entry.name}", flush=True)
+            if made is not None:
+                rows.append(made)
+                save()
 
         with ThreadPoolExecutor(arguments.workers) as pool:
             list(pool.map(one, found))
@@ -90,10 +92,10 @@ def spread(answers: list[Foreign]) -> list[Foreign]:
     return [answers[number] for number in sorted(places, key=places.__getitem__)]
 
 
-def row(given: Foreign, box: Any, compiler: Any, *, record_only: bool) -> dict[str, Any]:
-    """What became of one answer."""
+def row(given: Foreign, box: Any, compiler: Any, *, record_only: bool) -> dict[str, Any] | None:
+    """What became of one answer; None where the machinery failed: another run may reach it."""
     made: dict[str, Any] = {"source": given.source, "commit": given.commit, "task": given.name, "sha256": given.sha256}
-    made["right_elsewhere"] = given.right
+    made |= {"right_elsewhere": given.right, "judged_on": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"}
     answer = given.answer
     try:
         task = replace(task_from_source(given.task, name=given.name), dtypes=(given.dtype,), training=False)
@@ -103,11 +105,17 @@ def row(given: Foreign, box: Any, compiler: Any, *, record_only: bool) -> dict[s
         if not record_only:
             began = time.monotonic()
             verdict = KernelVerifier(task, box, compiler=compiler).verify(answer)
+            if verdict.infrastructure:
+                return None
             made |= {"accepted": verdict.accepted, "stage": verdict.stage, "reason": verdict.reason, "reward": verdict.reward}
             made["judge_seconds"] = round(time.monotonic() - began, 2)
             if not verdict.accepted:
                 made["said"] = verdict.message[:400]
+    except ReferenceBroken:
+        return None
     except UserError as error:
+        if "the sandbox's worker did not start" in error.message:
+            return None
         made |= {"task_error": error.message[:300]}
     return made
 
