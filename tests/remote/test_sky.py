@@ -118,3 +118,30 @@ def test_what_cannot_be_rented_is_refused(arguments: list[str], said: str, capsy
         main(["launch", "charlm", *arguments])
     assert caught.value.code == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("code", "spot"), [(0, False), (0, True), (1, False)])
+def test_what_was_rented_is_named_and_a_refusal_told(
+    code: int, spot: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SkyPilot's command stands in for itself: it notes how it was called, and ends with a code."""
+    (tmp_path / "sky").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/called\nexit {code}\n')
+    (tmp_path / "sky").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("RUNPOD_API_KEY", "a key")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("windtunnel.remote.sky.build_wheel", lambda folder: folder / "windtunnel.whl")  # others build it
+    more = ["--spot"] if spot else []
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", "charlm", "--on", "8xH100", "--to", "runpod", "--set", "checkpoints.mirror=s3://b/r", *more])
+    said = capsys.readouterr()
+    called = (tmp_path / "called").read_text()
+    assert called.startswith("jobs launch --name wt-charlm-runpod" if spot else "launch --cluster wt-charlm-runpod")
+    if code:
+        assert ended.value.code == 2
+        assert "quota" in said.err
+        return
+    assert ended.value.code == 0
+    job = next(tmp_path.glob("charlm-runpod-*")).name
+    assert f"windtunnel stop s3://b/r/{job}\n" in said.out
+    assert ("ssh:wt-charlm-runpod" in said.out) is not spot

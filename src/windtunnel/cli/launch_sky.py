@@ -86,10 +86,12 @@ def launch_sky(
         )
     job = f"{loaded.checkpoints.mirror}/{folder.name}"
     typer.echo(
-        "a machine that is taken away is replaced, and the run goes on there: sky jobs queue" if spot else "it trains there"
+        "a machine that is taken away is replaced, and the run goes on there: sky jobs queue"
+        if spot
+        else f"it trains there; while the machine is up, ssh:{command[3]} names it too"
     )
     for verb in ("look:  windtunnel launch --status --to", "lines: windtunnel logs -f", "end:   windtunnel stop"):
-        typer.echo(f"  {verb} {job}" + ("" if spot else f"   (or ssh:{command[3]})"))
+        typer.echo(f"  {verb} {job}")
     typer.echo(f"  home:  windtunnel fetch-run {job}")
     return 0
 

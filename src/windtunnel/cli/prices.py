@@ -47,7 +47,10 @@ def prices(
         return
     rows = [[p["name"], p["of"], _span(p["on_demand"]), _span(p["spot"]), _age(p["days"]), p["source"]] for p in listed]
     print_table(
-        "dollars an hour", ["name", "of one", "on demand", "spot", "seen", "by"], rows, whole=("name", "on demand", "spot", "seen")
+        "dollars an hour",
+        ["name", "of one", "on demand", "spot", "seen", "by"],
+        rows,
+        whole=("name", "on demand", "spot", "seen"),
     )
     if done is not None:
         typer.echo(f"{len(done.gpus)} GPUs and {len(done.instances)} instances have new prices, kept in {done.path}")
