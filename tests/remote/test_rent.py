@@ -15,7 +15,7 @@ from windtunnel.recipe import dump_recipe, load_recipe, scale_model
 from windtunnel.remote.afterwards import at_work
 from windtunnel.run import MetricsReader, RunFolder
 
-STEPS = 60
+STEPS = 40
 
 
 def windtunnel(*arguments: str, cwd: Path) -> str:
