@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from tiny_hf import tiny_llama
 from waiting import HANG
 
-from windtunnel.generate import Engine, Job, load_source
+from windtunnel.generate import Engine, Job, load_hf, load_source
 from windtunnel.recipe import UserError
 
 PROMPTS = ("The cat", "one two three four", "x", "hello world " * 12, "数字", "user assistant system hello the mat")
@@ -132,6 +132,13 @@ def test_where_memory_runs_out_half_as_many_go_on_and_say_the_same(tmp_path: Pat
         assert (engine.stats.halvings, engine.together, engine.stats.failed) == (2, 1, 0)
     finally:
         engine.close()
+
+
+def test_loading_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tiny_llama(tmp_path / "tiny")
+    capfd.readouterr()
+    load_hf(folder, torch.device("cpu"), torch.float32)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_folders_that_cannot_be_used_say_why(tmp_path: Path) -> None:

@@ -260,19 +260,29 @@ def test_engines_are_those_of_the_plan_as_many_for_each_learner(sets: dict[str, 
         ({"python": "3.9.1"}, "node n2 has Python 3.9.1"),
         ({"vllm": None}, "node n2 has no vLLM"),
         ({"vllm": "0.9.2"}, "node n2 has vLLM 0.9.2"),
+        ({"gpu_faults": ["GPU 3: is lost, as nvidia-smi says"]}, "node n2: GPU 3: is lost"),
         ({"time": 940.0}, "its clock is 60 s behind"),
         ({"time": 1062.0}, "its clock is 60 s ahead of"),
     ],
 )
 def test_a_node_that_is_unlike_this_machine_is_named(change: dict[str, Any], words: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"weights")
-    here = facts_of(str(tmp_path), str(tmp_path), False, None)
+    here = facts_of(str(tmp_path), str(tmp_path), False, None) | {"gpu_faults": []}
     there = here | {"time": 1001.0}
     judge_node("n2", here, there, tmp_path, None, sent=1000.0, received=1002.0)
     if "packages" in change:
         change = {"packages": here["packages"] | change["packages"]}
     with pytest.raises(UserError, match=words):
         judge_node("n2", here, there | change, tmp_path, tmp_path, sent=1000.0, received=1002.0)
+
+
+def test_a_gpu_that_nvidia_smi_has_lost_is_found_by_asking_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error'\nexit 255\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    (fault,) = facts_of(str(tmp_path), None, False, None)["gpu_faults"]
+    assert "Unable to determine the device handle for GPU0000:3B:00.0" in fault
 
 
 def test_engines_whose_gpus_cannot_share_the_heads_are_named() -> None:

@@ -66,7 +66,14 @@ class Unavailable(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def test_judges_behind_a_service_that_always_answers_503_end_the_run_and_are_never_a_reward(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [(("stages.rl.answers=null",), r"of \d+ answers nothing is known: .*503"), ((), r"of 8 held-out answers .*known: .*503")],
+    ids=["in a round", "before the first"],
+)
+def test_judges_behind_a_service_that_always_answers_503_end_the_run_and_are_never_a_reward(
+    sets: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Unavailable) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         asks = f"""
@@ -74,8 +81,8 @@ import urllib.request
 def score(prompt, answer, truth):
     return float(urllib.request.urlopen("http://127.0.0.1:{server.server_port}/verify", data=answer.encode(), timeout=10).read())
 """
-        run = new_run(tmp_path, "stages.rl.answers=null", "stages.rl.retries=1", reward=asks)
-        with pytest.raises(UserError, match=r"of \d+ answers nothing is known: .*503") as caught:
+        run = new_run(tmp_path, *sets, "stages.rl.retries=1", reward=asks)
+        with pytest.raises(UserError, match=words) as caught:
             train_policy(run)
         server.shutdown()
     assert "judges" in (caught.value.fix or "")

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from .chain import Move, next_move
     from .job import Attempt, Job, JobSpec, State, job_of, jobs_under
     from .listing import JobLine, find_job, is_over, list_jobs, stop_job
+    from .nodes import gpu_faults
+    from .probe import gpus
     from .scheduler import Unreachable
     from .script import in_allocation
     from .submit import Prepared, Wish, prepare_job, run_here, submit_job, try_job
@@ -27,6 +29,8 @@ __all__ = [
     "Unreachable",
     "Wish",
     "find_job",
+    "gpu_faults",
+    "gpus",
     "in_allocation",
     "is_over",
     "job_of",

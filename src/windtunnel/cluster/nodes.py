@@ -155,26 +155,32 @@ def _gpus(spec: JobSpec, report: Mapping[str, Any], verdict: NodeVerdict) -> Non
         return
     found, bad = told["gpus"], verdict.problems
     verdict.cells["GPUs"] = f"{len(found)} x {found[0]['name']}" if found else "none"
-    if told["problem"]:
-        bad.append((_OWN, told["problem"]))
-    elif len(found) < spec.gpus_per_node:
+    if not told["problem"] and len(found) < spec.gpus_per_node:
         bad.append((_OWN, f"{len(found)} GPUs, {spec.gpus_per_node} are asked for"))
+    bad += [(_OWN, fault) for fault in gpu_faults(told)]
     for gpu in found:
-        name = f"GPU {gpu['index']}"
-        if _number(gpu["ecc.errors.uncorrected.volatile.total"]) > 0:
-            bad.append((_OWN, f"{name}: {gpu['ecc.errors.uncorrected.volatile.total']} memory errors that were not corrected"))
-        for field_, what in (("retired_pages.pending", "pages to retire"), ("remapped_rows.pending", "rows to remap"),
-                             ("remapped_rows.failure", "rows that cannot be remapped")):  # fmt: skip
-            if gpu[field_].lower() in ("yes", "1"):
-                bad.append((_OWN, f"{name}: {what}; it needs a reset"))
         if _number(gpu["memory.used"]) > MOST_USED_MIB:
-            bad.append((_OWN, f"{name}: {gpu['memory.used']} MiB are in use by somebody else"))
-        if any("lost" in text.lower() or text == "ERR!" for text in gpu.values()):
-            bad.append((_OWN, f"{name}: is lost, as nvidia-smi says"))
+            bad.append((_OWN, f"GPU {gpu['index']}: {gpu['memory.used']} MiB are in use by somebody else"))
     if told["xid"]:
         bad.append((_OWN, f"{told['xid'][-1]} in the kernel's log within the last hour"))
     elif told["xid"] is None:
         verdict.warnings.append("the kernel's log may not be read: no look at Xids")
+
+
+def gpu_faults(told: Mapping[str, Any]) -> list[str]:
+    """Return what is broken about a node's GPUs, of what `probe.gpus` told; who uses their memory is no fault of theirs."""
+    bad = [str(told["problem"])] if told["problem"] else []
+    for gpu in told["gpus"]:
+        name = f"GPU {gpu['index']}"
+        if _number(gpu["ecc.errors.uncorrected.volatile.total"]) > 0:
+            bad.append(f"{name}: {gpu['ecc.errors.uncorrected.volatile.total']} memory errors that were not corrected")
+        for field_, what in (("retired_pages.pending", "pages to retire"), ("remapped_rows.pending", "rows to remap"),
+                             ("remapped_rows.failure", "rows that cannot be remapped")):  # fmt: skip
+            if gpu[field_].lower() in ("yes", "1"):
+                bad.append(f"{name}: {what}; it needs a reset")
+        if any("lost" in text.lower() or text == "ERR!" for text in gpu.values()):
+            bad.append(f"{name}: is lost, as nvidia-smi says")
+    return bad
 
 
 def _places(spec: JobSpec, report: Mapping[str, Any], verdict: NodeVerdict) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 
 from windtunnel.actors import ActorLost, NoAnswer, answer_of
+from windtunnel.cluster import gpu_faults, gpus
 from windtunnel.recipe import HuggingFaceModel, Recipe, UserError, find_model
 
 PACKAGES = ("windtunnel", "ray", "torch", "transformers", "safetensors")
@@ -33,7 +35,7 @@ def require_alike(nodes: Sequence[tuple[str, str]], folder: Path, recipe: Recipe
 
     Raises:
         UserError: a node gives no answer, does not see the run's folder or the model, has another version of a package, no vLLM
-            or one that is not known to work, or another time.
+            or one that is not known to work, a GPU that is broken, or another time.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -59,13 +61,14 @@ def require_alike(nodes: Sequence[tuple[str, str]], folder: Path, recipe: Recipe
 
 
 def facts_of(folder: str, model: str | None, wants_vllm: bool, vllm_python: str | None) -> dict[str, Any]:
-    """Return what this node has: versions, what it sees of the run and the model, vLLM's version, its clock."""
+    """Return what this node has: versions, what it sees of the run and the model, vLLM's version, broken GPUs, its clock."""
     return {
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
         "folder": Path(folder).is_dir(),
         "model": {} if model is None else _weights(Path(model)),
         "vllm": _vllm(vllm_python or sys.executable) if wants_vllm else "",
+        "gpu_faults": gpu_faults(gpus()) if shutil.which("nvidia-smi") else [],
         "time": time.time(),
     }
 
@@ -112,6 +115,10 @@ def judge_node(
             f"node {name} has Python {there['python']}, this machine {here['python']}", "use the same Python on all nodes"
         )
     _judge_vllm(name, there["vllm"])
+    if there["gpu_faults"]:
+        raise UserError(
+            f"node {name}: {'; '.join(there['gpu_faults'])}", f"leave the node out (ray stop on {name}), or have the GPU reset"
+        )
     early, late = sent - there["time"], there["time"] - received
     if max(early, late) > SKEW_SECONDS:
         raise UserError(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from windtunnel.actors import joined
 from windtunnel.checkpoint import CheckpointStore
 from windtunnel.data import PreparedData, PromptFile, PromptLoader, end_of_answer, template_of
-from windtunnel.evaluate import Questions
+from windtunnel.evaluate import Answered, Completion, Question, Questions
 from windtunnel.generate import WholeText
 from windtunnel.model import NewRows, hf_shape
 from windtunnel.recipe import GRPO, HuggingFaceModel, Recipe, UserError
@@ -71,8 +71,27 @@ class Reinforcement:
             return
         questions = held_out_prompts(work.recipe, work.data, stage.answers.prompts)
         tokens = stage.answers.tokens or stage.answer_tokens
-        judge = engine.rewards if work.ranks.first else None
+        judge = _Knowing(engine.rewards) if work.ranks.first else None
         yield HeldOutAnswers(engine.inner, work.ranks, work.data.tokenizer, questions, tokens, judge, work.stop)
+
+
+@dataclass
+class _Knowing:
+    """Judges that must know something of the first held-out answers, before a round is made for them."""
+
+    rewards: Rewards
+    known: bool = False
+
+    def judge(self, questions: Sequence[Question], said: Sequence[Completion], too_long: int = 0) -> Answered:
+        """See `windtunnel.evaluate.Judging`. Raises UserError."""
+        found = self.rewards.judge(questions, said, too_long)
+        self.known = self.known or found.n > 0 or not found.answers
+        if not self.known:
+            raise UserError(
+                f"of {len(found.answers)} held-out answers nothing is known: {found.answers[0].message[:300]}",
+                f"see that the judges work on this machine and that prompts have what they need: {self.rewards.metric}",
+            )
+        return found
 
 
 def _judges(stage: GRPO, ranks: Ranks, run: Path) -> Rewards:
