@@ -6,8 +6,10 @@ import importlib.metadata
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,8 +18,9 @@ from typing import Any
 import psutil
 import pytest
 from runs import CONFIG, RECIPE, require_same, series
+from waiting import HANG
 
-from windtunnel.actors import Wanted, join, place, wait_for_nodes
+from windtunnel.actors import Wanted, connect, join, place, wait_for_nodes
 from windtunnel.actors.placement import Node, lacking
 from windtunnel.launch.placed import wanted_of
 from windtunnel.launch.placed_checks import facts_of, judge_node
@@ -216,6 +219,30 @@ def test_an_address_where_nothing_answers_is_named_at_once(monkeypatch: pytest.M
     monkeypatch.setenv("RAY_ADDRESS", "head-node")
     with pytest.raises(UserError, match="is no address"), join("nobody"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("says", "words"), [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "has this port is no Ray"), (b"", "nothing answers there")]
+)
+def test_a_port_that_another_program_has_is_named_at_once(says: bytes, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect, "REACH_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            there, _ = server.accept()
+            with there:
+                there.sendall(says)
+                there.recv(1 << 16)
+                over.wait(HANG)
+
+        over = threading.Event()
+        thread = threading.Thread(target=answer)
+        thread.start()
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(UserError, match=words), join("nobody"):
+            pass
+        over.set()
+        thread.join()
 
 
 def test_another_version_of_ray_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,9 @@ JOINED = "WINDTUNNEL_RAY"
 NODES = "WINDTUNNEL_RAY_NODES"
 """Environment: nodes that the cluster will have, which are waited for before anything is planned."""
 REACH_SECONDS = 10.0
+HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+HTTP2_HEAD, HTTP2_SETTINGS = 9, 4
+"""What a client of gRPC begins with, the bytes of a frame's head, and the kind of a server's first frame (RFC 9113)."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +148,9 @@ def _running() -> str | None:
 def _require_reachable(address: str) -> None:
     host, _, port = address.rpartition("://")[2].rpartition(":")
     try:
-        with socket.create_connection((host or "127.0.0.1", int(port)), timeout=REACH_SECONDS):
-            return
+        with socket.create_connection((host or "127.0.0.1", int(port)), timeout=REACH_SECONDS) as there:
+            if os.environ.get("RAY_USE_TLS", "0") != "0" or _speaks_grpc(there):
+                return
     except ValueError:
         raise UserError(
             f"{ADDRESS}={address!r} is no address", f"host:port of a head node, such as {ADDRESS}=10.0.0.1:6379"
@@ -157,3 +161,17 @@ def _require_reachable(address: str) -> None:
             f"{ADDRESS}={address}: nothing answers there ({why})",
             f"start Ray there (ray start --head --port={port}), or unset {ADDRESS} to use this machine alone",
         ) from None
+    # Ray itself would ask again and again.
+    raise UserError(
+        f"{ADDRESS}={address}: the program that has this port is no Ray",
+        f"ray start --head --port=... on a free port, and that address; or unset {ADDRESS} to use this machine alone",
+    )
+
+
+def _speaks_grpc(there: socket.socket) -> bool:
+    """Return whether a server begins as those of gRPC do: with its settings. Raises OSError where it says nothing."""
+    there.sendall(HTTP2_HELLO)
+    answer = b""
+    while len(answer) < HTTP2_HEAD and (more := there.recv(HTTP2_HEAD - len(answer))):
+        answer += more
+    return len(answer) == HTTP2_HEAD and answer[3] == HTTP2_SETTINGS
