@@ -240,6 +240,7 @@ HOST_CODE = {
     "asks for the device": ("assert x.is_cuda", ASKS, ""),
     "tries": ("        n = x.numel()", TRIES, ""),
     "imports": ("import torch\n", "import logging\nimport torch\n", ""),
+    "numbers devices": ("import torch\n", "import torch\nSTREAMS = [None] * (torch.cuda.device(0).idx + 1)\n", ""),
     "prints": ("assert x.is_cuda", "print(x, flush=True)", ""),
     "alignment": ("assert x.is_cuda", "assert x.data_ptr() % 16 == 0", ""),
     "on the GPU": ("torch.empty_like(x)", "torch.empty(x.shape, device='cuda', dtype=x.dtype)", ""),

@@ -189,7 +189,7 @@ def _names_cpu(value: Any) -> bool:
 class _Nothing:
     """A device, stream or event that host code selects or waits for: everything is recorded in the order of its calls."""
 
-    cuda_stream = 0
+    cuda_stream = idx = index = 0
     device = CUDA
 
     def __init__(self, *given: Any, **named: Any) -> None:
