@@ -215,7 +215,7 @@ class ModelNew(Model):
             if own == low or own.endswith("_" + low) or own == low.replace("_param", ""):
                 return value
         kind = ".weight" if low in ("w", "weight") else ".bias"
-        return next((value for key, value in state.items() if key.endswith(kind)), None)
+        return next((value for key, value in state.items() if f".{{key}}".endswith(kind)), None)
 
     def forward(self, {given}):
         return kernel_function({asked})
