@@ -10,6 +10,7 @@ from warm import compiler_box, kernel_box
 
 from windtunnel.recipe import UserError
 from windtunnel.verify.kernel import KernelVerifier, Task
+from windtunnel.verify.kernel.replay import ENTRY
 from windtunnel.verify.kernel.task import task_from_source
 from windtunnel.verify.sandbox import Job, Outcome, Sandbox
 
@@ -130,7 +131,7 @@ class Impatient:
     def run(self, job: Job) -> Outcome:
         from dataclasses import replace
 
-        tiny = job.entry.endswith("child.replay:main")
+        tiny = job.entry == ENTRY
         return self.box.run(replace(job, limits=replace(job.limits, cpu_seconds=3)) if tiny else job)
 
 
