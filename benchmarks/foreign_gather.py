@@ -231,7 +231,7 @@ def written_for(kernel: str) -> str:
     must = [line for line in kernel.splitlines() if ("raise" in line or "assert" in line or "must" in line) and "16" in line]
     return (
         "bfloat16"
-        if any(re.search("bfloat16|bf16", line) and not re.search("float32|fp32", line) for line in must)
+        if any(re.search("bfloat16|bf16", line.lower()) and not re.search("float32|fp32", line.lower()) for line in must)
         else "float32"
     )
 
@@ -278,6 +278,7 @@ UNSLOTH = Replaced(
         "torch_gpu_device": "import contextlib\n\ndef torch_gpu_device(device):\n    return contextlib.nullcontext()",
         "triton_tanh": "from triton.language.extra import libdevice\n\ntriton_tanh = libdevice.tanh",
         "triton_cast": "import triton.language as tl\n\ntriton_cast = tl.cast",
+        "HAS_CUDA_STREAM": "HAS_CUDA_STREAM = False",
         "is_cdna": "def is_cdna():\n    return False",
         "DEVICE_TYPE": "DEVICE_TYPE = 'cuda'",
         "Version": "from packaging.version import Version",
