@@ -139,7 +139,7 @@ def test_gone_on_with_before_the_first_step_it_is_not_asked_twice(tmp_path: Path
 
 def test_what_nothing_is_known_of_is_masked_and_counted_never_zero(tmp_path: Path) -> None:
     """A reward that fails on some answers: those are no bad answers."""
-    failing = "def score(prompt, answer, truth):\n    assert len(answer) % 2\n    return 1.0\n"
+    failing = "def score(prompt, answer, truth):\n    assert sum(map(ord, str(prompt) + answer)) % 2\n    return 1.0\n"
     run = new_run(tmp_path, "stages.rl.equal_rewards=keep", "stages.rl.retries=1", reward=failing)
     assert train_policy(run) == 0
     unknown = series(run, "unknown")

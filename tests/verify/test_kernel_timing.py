@@ -226,22 +226,22 @@ def test_a_kernel_that_overwrites_its_input_is_timed_on_fresh_ones(box: Sandbox)
 
 def test_of_a_large_output_every_block_counts_and_some_are_compared_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    from windtunnel.verify.kernel.child import sampled
+    from windtunnel.verify.kernel.child import compare
     from windtunnel.verify.kernel.child.timed import Right
 
-    monkeypatch.setattr(sampled, "LARGE_BYTES", 1000)
-    monkeypatch.setattr(sampled, "BLOCK", 64)
+    monkeypatch.setattr(compare, "LARGE_BYTES", 1000)
+    monkeypatch.setattr(compare, "BLOCK", 64)
     right = torch.randn(100, 37)
 
     def differ(given: torch.Tensor) -> str | None:
-        found = sampled.sums_differ(sampled.sums(given), right, right.double(), "The output", 1e-4)
+        found = compare.sums_differ(compare.sums(given), right, right.double(), "The output", 1e-4)
         return None if found is None else found.reason
 
     unwritten = right.clone()
     unwritten[50, 20] = float("nan")
     assert [differ(right), differ(right * 1.01), differ(unwritten)] == [None, "wrong-values", "non-finite"]
-    assert torch.equal(sampled.drawn_part(right, 7).double(), sampled.drawn_part(right.double(), 7))
-    assert sampled.drawn_part(right, 7)[-52:].equal(right.reshape(-1)[-52:]), "what fills no block"
+    assert torch.equal(compare.drawn_part(right, 7).double(), compare.drawn_part(right.double(), 7))
+    assert compare.drawn_part(right, 7)[-52:].equal(right.reshape(-1)[-52:]), "what fills no block"
     before = Right(right)
     assert before.masked is None
     assert [before.matches(right), before.matches(right * 1.1)] == [True, False]
