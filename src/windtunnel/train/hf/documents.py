@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -80,10 +82,11 @@ def document_attention_backward(
     else:
         # Without dropout no random numbers are drawn, and their state is not read.
         none = torch.zeros(2, dtype=torch.uint64, device=q.device)
-        found = torch.ops.aten._flash_attention_backward(
-            grad, q, k, v, out, sums, bounds, bounds, longest, longest, 0.0, True, none, none[:0], scale=scale,
-            **_sides(window),
-        )  # fmt: skip
+        with _strict_determinism():
+            found = torch.ops.aten._flash_attention_backward(
+                grad, q, k, v, out, sums, bounds, bounds, longest, longest, 0.0, True, none, none[:0], scale=scale,
+                **_sides(window),
+            )  # fmt: skip
     return found[0].contiguous(), found[1].contiguous(), found[2].contiguous()
 
 
@@ -104,6 +107,19 @@ def _differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
 
 
 document_attention.register_autograd(_differentiate, setup_context=_keep)
+
+
+@contextlib.contextmanager
+def _strict_determinism() -> Iterator[None]:
+    """Demand determinism where PyTorch was told to warn of its lack: its FlashAttention repeats itself only then."""
+    warns = torch.are_deterministic_algorithms_enabled() and torch.is_deterministic_algorithms_warn_only_enabled()
+    if warns:
+        torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        if warns:
+            torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def _sides(window: int) -> dict[str, int]:
