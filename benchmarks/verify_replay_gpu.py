@@ -259,6 +259,7 @@ def _judged(
         else:
             row |= shown(verdict) | {"times": {stage: round(own, 2) for stage, own in verdict.times.items()}}
             row["parts"] = verdict.evidence.get("gpu", {}).get("seconds")
+            row["cases"] = len(verdict.evidence.get("cases", ()))
         row["at"] = round(time.monotonic() - began, 2)
         print(json.dumps(row)[:300], flush=True)
         return row

@@ -191,9 +191,12 @@ class GpuStages:
             return judged
         if finding is not None:
             return GpuResult(finding)
+        work, spent = judged
+        evidence = {"device": str(outcome.message.get("device")), "seconds": {**_seconds(outcome), "judge": spent}}
         if not runs.timed:
-            return GpuResult(None, {"device": str(outcome.message.get("device")), "seconds": _seconds(outcome)})
-        return self._timed(runs, outcome, judged, again=again)
+            return GpuResult(None, evidence)
+        timed = self._timed(runs, outcome, work, again=again)
+        return replace(timed, evidence={**timed.evidence, **evidence}) if timed.finding is None else timed
 
     def _message(self, runs: Runs) -> dict[str, Any]:
         return {
@@ -208,8 +211,8 @@ class GpuStages:
             "calls": runs.calls,
         }
 
-    def _judged(self, runs: Runs, outcome: Outcome, done: list[dict[str, Any]]) -> Work | GpuResult:
-        """The comparison, by another trusted child. The outputs go to it in the file they lie in."""
+    def _judged(self, runs: Runs, outcome: Outcome, done: list[dict[str, Any]]) -> tuple[Work, float] | GpuResult:
+        """The comparison, by another trusted child, and its seconds. The outputs go to it in the file they lie in."""
         assert outcome.kept is not None
         with opened(self.use) as use:
             message = self._message(runs) | {
@@ -224,7 +227,7 @@ class GpuStages:
         if not judged.finished:
             return GpuResult(Finding("full", "infrastructure", str(judged.message.get("error", judged.detail))))
         wrong = wrong_of(judged, "full")
-        return Work(**judged.message["work"]) if wrong is None else GpuResult(wrong)
+        return (Work(**judged.message["work"]), judged.wall_seconds) if wrong is None else GpuResult(wrong)
 
     def _timed(self, runs: Runs, outcome: Outcome, work: Work, *, again: bool) -> GpuResult:
         times = outcome.message["times"]
@@ -240,7 +243,6 @@ class GpuStages:
         if not again and _slowed(cold, baseline):
             return GpuResult(Finding("timing", "disturbed", "The GPU was slower than when the reference was timed."))
         evidence: dict[str, Any] = {heat: asdict(median_with_interval(s.events)) for heat, s in (("cold", cold), ("warm", warm))}
-        evidence["device"], evidence["seconds"] = gpu, _seconds(outcome)
         evidence["speedup"] = {name: speedup(cold, heats["cold"]) for name, heats in baseline.items()}
         return GpuResult(None, evidence)
 

@@ -170,7 +170,7 @@ class Replay:
         self.dice.shuffle(left)
         left.sort(key=lambda at: times[self.alike[number][at]])
         for place, at in enumerate(left):
-            times[self.alike[number][at]] += 1
+            times[self.alike[number][at]] += not self.blank
             try:
                 for inner in step.choice[at]:
                     self._step(inner)

@@ -70,16 +70,20 @@ class _Whole:
             parameters = {name: self._tensor(head) for name, head in group["parameters"].items()}
             first = len(self.runs)
             for case in group["cases"]:
-                if self.message["seconds"] is not None and self.runs and time.process_time() > self.message["seconds"]:
+                if self.runs and self._late():
                     return
                 self.runs.append({"case": case["label"], **self._run(replay, parameters, case)})
-            while replay.untried() and len(self.again) < MOST_AGAIN and time.process_time() < AGAIN_SECONDS:
+                if self.knocked is None and number == 0 and _is_made(plan):
+                    replay.blank = True
+                    self.knocked = self._run(replay, parameters, case)
+                    replay.blank = False
+            while replay.untried() and len(self.again) < MOST_AGAIN and time.process_time() < AGAIN_SECONDS and not self._late():
                 at = len(self.again) % len(group["cases"])
                 self.again.append({"at": first + at, **self._run(replay, parameters, group["cases"][at])})
-            # What may be written in place is there before any kernel.
-            if number == 0 and not {tensor.buffer for tensor in plan.outputs} & {given.tensor.buffer for given in plan.given}:
-                replay.blank = True
-                self.knocked = self._run(replay, parameters, group["cases"][0])
+
+    def _late(self) -> bool:
+        """Whether the time is over after which nothing else is begun."""
+        return self.message["seconds"] is not None and time.process_time() > self.message["seconds"]
 
     def _run(self, replay: Replay, parameters: dict[str, torch.Tensor], case: dict[str, Any]) -> dict[str, Any]:
         inputs = {at: self._tensor(head) for at, head in enumerate(case["inputs"]) if head is not None}
@@ -121,3 +125,8 @@ class _Whole:
     def reply(self) -> dict[str, Any]:
         """What ran."""
         return {"runs": self.runs, "again": self.again, "knocked": self.knocked, "kernels": dict(self.eyes.kernels)}
+
+
+def _is_made(plan: Plan) -> bool:
+    """Whether all outputs are new: what may be written in place is there before any kernel."""
+    return not {tensor.buffer for tensor in plan.outputs} & {given.tensor.buffer for given in plan.given}
