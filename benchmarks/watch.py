@@ -28,6 +28,7 @@ from browser import Browser
 
 from windtunnel.recipe import load_recipe
 from windtunnel.run import Metrics, RunFolder
+from windtunnel.run.blocks import sum_up
 
 PLAN = {"model": "GPT", "layout": {"batch_tokens": 524_288}, "hours": 20.0, "dollars": 400.0, "dollars_per_hour": 20.0}
 SERIES = ("loss", "tokens_per_second", "step_seconds", "dollars", "progress", "gradient_norm")
@@ -55,6 +56,7 @@ def fill(path: Path, steps: int) -> None:
         for number, name in database.execute("SELECT id, name FROM series").fetchall():
             rows = ((number, step, value_of(name, step, steps), now + step) for step in range(2, steps + 1))
             database.executemany("INSERT INTO points (series, step, value, time) VALUES (?, ?, ?, ?)", rows)
+        sum_up(database)  # as their writer does
 
 
 def value_of(name: str, step: int, steps: int) -> float:

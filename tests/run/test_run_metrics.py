@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ import pytest
 from waiting import HANG
 
 from windtunnel.recipe import UserError
-from windtunnel.run import Metrics, MetricsReader
+from windtunnel.run import Metrics, MetricsReader, stretches
 
 
 def test_series_latest_names_and_events(tmp_path: Path) -> None:
@@ -76,6 +77,48 @@ def test_going_back_leaves_no_double_points(tmp_path: Path) -> None:
     board = EventAccumulator(str(tmp_path / "tb"))
     board.Reload()
     assert [(e.step, e.value) for e in board.Scalars("loss")] == points
+
+
+def test_blocks_are_what_the_points_are(tmp_path: Path) -> None:
+    """However points came: in order, again, late, after going back, and before there were blocks at all."""
+    path = tmp_path / "m.sqlite"
+    odd = {100: math.nan, 200: math.inf, 210: -math.inf}
+
+    def whole() -> int:
+        with MetricsReader(path) as reader:
+            sums = "step / 64, max(step), max(time), min(value), sum(value), max(value), count(value), count(*)"
+            kept = reader.rows("SELECT * FROM blocks ORDER BY series, block")
+            assert kept == reader.rows(f"SELECT series, {sums} FROM points GROUP BY series, step / 64 ORDER BY series, 2")
+            points = {point.step: point.value for point in reader.series("loss")}
+            found = stretches(reader, "loss", 10)
+            assert 5 <= len(found) <= 10
+            assert sum(s.points for s in found) == len(points)
+            assert found[-1].step == max(points)
+            first = [points[step] for step in points if step <= found[0].step and not math.isnan(points[step])]
+            assert (found[0].low, found[0].high) == (min(first), max(first))
+            return len(kept)
+
+    with Metrics(path) as metrics:
+        for step in range(1000):
+            metrics.log(step, {"loss": odd.get(step, 1 / (step + 1)), **({"rare": 1.0} if step > 900 else {})})
+            if step % 300 == 0:
+                metrics.flush()
+        metrics.log(3, {"loss": 7.0})
+        metrics.flush()
+        assert whole() == 16 + 2
+        metrics.rewind(700)
+        metrics.flush()
+        assert whole() == 11  # of the rare series nothing is left
+        metrics.log(701, {"loss": 1.0})
+    whole()
+    with sqlite3.connect(path) as database:  # as an earlier version wrote it
+        database.execute("DROP TABLE blocks")
+        database.execute("PRAGMA user_version=1")
+    with MetricsReader(path) as reader:
+        assert 5 <= len(stretches(reader, "loss", 10)) <= 11
+    with Metrics(path) as metrics:
+        metrics.log(702, {"loss": 1.0})
+    whole()
 
 
 @pytest.mark.parametrize("damage", ["garbage", "truncated", "header", "text"])

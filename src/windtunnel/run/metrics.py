@@ -19,9 +19,11 @@ from urllib.parse import quote
 
 from windtunnel.recipe import UserError
 
+from . import blocks
 from .tensorboard import TensorBoard
 
-FORMAT = 1
+FORMAT = 2
+"""1 had no blocks."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS series (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 CREATE TABLE IF NOT EXISTS points (
@@ -295,6 +297,7 @@ class Metrics:
     def _write(self, batch: list[Any]) -> None:
         run = self._connection
         run.execute("BEGIN IMMEDIATE")
+        touched = blocks.Touched(run)
         for item in batch:
             if isinstance(item, Event):
                 run.execute(
@@ -303,10 +306,14 @@ class Metrics:
                 )
             elif item[0] == "rewind":
                 run.execute("DELETE FROM points WHERE step > ?", (item[1],))
+                touched.rewind(item[1])
             else:
                 _, step, values, when = item
                 rows = [(self._id(name), step, _stored(value), when) for name, value in values.items()]
                 run.executemany("INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?)", rows)
+                for series, *_ in rows:
+                    touched.add(series, step)
+        touched.renew()
         run.execute("COMMIT")
 
     def _id(self, name: str) -> int:
@@ -339,7 +346,13 @@ def _connect_writer(path: Path) -> sqlite3.Connection:
         if version > FORMAT:
             raise UserError(f"{path}: metrics format {version}, this version reads {FORMAT}", "upgrade windtunnel")
         connection.executescript(_SCHEMA)
-        connection.execute(f"PRAGMA user_version={FORMAT}")
+        if version < FORMAT:
+            # In one go: a reader that sees the table may trust that it is whole.
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute(blocks.SCHEMA)
+            blocks.sum_up(connection)
+            connection.execute(f"PRAGMA user_version={FORMAT}")
+            connection.execute("COMMIT")
     except BaseException:
         connection.close()
         raise

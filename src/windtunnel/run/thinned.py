@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .blocks import BLOCK
 from .metrics import MetricsReader
 
 _OF = "SELECT id FROM series WHERE name = ?1"
@@ -28,15 +29,18 @@ class Stretch(NamedTuple):
 def stretches(reader: MetricsReader, name: str, most: int, *, since: int = -1) -> list[Stretch]:
     """Return a series in at most about `most` stretches of equally many steps; a short series point by point.
 
+    A long one, whole, is read from its blocks: then there may be half as many stretches.
+
     Args:
         reader: of the run's metrics.
         name: of the series; one that was never logged has no stretches.
         most: stretches.
         since: only points of later steps.
     """
-    first, last = reader.rows(f"SELECT min(step), max(step) FROM points WHERE series = ({_OF}) AND step > ?2", (name, since))[0]
-    if first is None:
+    ends = _ends(reader, name, since)
+    if ends is None:
         return []
+    first, last = ends
     few = reader.rows(
         f"SELECT count(*) FROM (SELECT 1 FROM points WHERE series = ({_OF}) AND step > ?2 LIMIT ?3)", (name, since, most + 1)
     )
@@ -46,8 +50,10 @@ def stretches(reader: MetricsReader, name: str, most: int, *, since: int = -1) -
             (name, since),
         )
         return [Stretch(*row) for row in rows]
-    # A look into the index for each stretch: GROUP BY would sort all points first.
     width = -(-(last - first + 1) // most)
+    if since < 0 and 2 * width > BLOCK and reader.rows("SELECT 1 FROM sqlite_master WHERE name = 'blocks'"):
+        return _of_blocks(reader, name, most, first // BLOCK, last // BLOCK)
+    # A look into the index for each stretch: GROUP BY would sort all points first.
     found = [
         reader.rows(
             "SELECT max(step), max(time), min(value), avg(value), max(value), count(*) FROM points"
@@ -59,11 +65,31 @@ def stretches(reader: MetricsReader, name: str, most: int, *, since: int = -1) -
     return [Stretch(*row) for row in found if row[0] is not None]
 
 
+def _ends(reader: MetricsReader, name: str, since: int) -> tuple[int, int] | None:
+    """Return the first and the last step of a series after a step; None: there is none."""
+    # Two queries: SQLite looks one end up in the index, but reads all points for both at once.
+    where = f"FROM points WHERE series = ({_OF}) AND step > ?2"
+    first, last = reader.rows(f"SELECT (SELECT min(step) {where}), (SELECT max(step) {where})", (name, since))[0]
+    return None if first is None else (first, last)
+
+
+def _of_blocks(reader: MetricsReader, name: str, most: int, first: int, last: int) -> list[Stretch]:
+    """Return a series in at most `most` stretches, from the blocks that its writer summed up (see `blocks`)."""
+    rows = reader.rows(
+        # A sum that has both infinities is no number, and has no mean.
+        "SELECT max(last), max(time), min(low), sum(total) / sum(numbers) FILTER (WHERE total IS NOT NULL), max(high),"
+        f" sum(points) FROM blocks WHERE series = ({_OF}) GROUP BY (block - ?2) / ?3 ORDER BY 1",
+        (name, first, -(-(last - first + 1) // most)),
+    )
+    return [Stretch(*row) for row in rows]
+
+
 def sampled(reader: MetricsReader, name: str, most: int) -> list[float]:
     """Return at most `most` finite values of a series at equal distances, oldest first, without reading the others."""
-    first, last = reader.rows(f"SELECT min(step), max(step) FROM points WHERE series = ({_OF})", (name,))[0]
-    if first is None:
+    ends = _ends(reader, name, -1)
+    if ends is None:
         return []
+    first, last = ends
     wanted = sorted({first + (last - first) * i // max(1, most - 1) for i in range(most)})
     found = [
         reader.rows(f"SELECT step, value FROM points WHERE series = ({_OF}) AND step >= ?2 ORDER BY step LIMIT 1", (name, step))

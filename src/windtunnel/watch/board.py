@@ -58,9 +58,8 @@ class Board:
         Raises:
             UserError: there is none of that name, or it is damaged.
         """
-        folder = self.folder(name)
-        run = RunFolder.open(folder)
-        found: dict[str, Any] = {**self.moment(name), "charts": [], "clock": [], "events": []}
+        run = RunFolder.open(self.folder(name))
+        found: dict[str, Any] = {**_moment(run), "charts": [], "clock": [], "events": []}
         found["recipe"] = run.manifest.get("recipe")
         found["stage"] = run.manifest.get("stage")
         found["gates"] = run.manifest.get("gates") or []
@@ -78,10 +77,7 @@ class Board:
 
     def moment(self, name: str) -> dict[str, Any]:
         """Return what a run shows now, without its curves. Raises UserError."""
-        folder = self.folder(name)
-        snapshot = asdict(read_snapshot(folder))
-        del snapshot["losses"]
-        return _json({"name": folder.name, "path": str(folder), "at": time.time(), "made": stamp_of(folder), **snapshot})
+        return _json(_moment(RunFolder.open(self.folder(name))))
 
     def tail(self, name: str, since: int) -> dict[str, Any]:
         """Return what came after a step: new points by series, and the last step there is. Raises UserError."""
@@ -118,6 +114,12 @@ class Board:
         if summary.status == "running":
             line["silent"] = _silent(summary.path)
         return _json(line)
+
+
+def _moment(run: RunFolder) -> dict[str, Any]:
+    snapshot = asdict(read_snapshot(run))
+    del snapshot["losses"]
+    return {"name": run.path.name, "path": str(run.path), "at": time.time(), "made": stamp_of(run.path), **snapshot}
 
 
 def _state(folder: Path) -> Any:

@@ -39,13 +39,14 @@ def watch_run(folder: Path, *, once: bool = False, interval: float = 2.0) -> Non
         return
 
 
-def read_snapshot(folder: Path) -> Snapshot:
-    """Return the newest moment of a running or finished run.
+def read_snapshot(run: Path | RunFolder) -> Snapshot:
+    """Return the newest moment of a running or finished run, by its folder or as it was just opened.
 
     Raises:
         UserError: not a run folder, or its metrics are damaged.
     """
-    run = RunFolder.open(folder)
+    if isinstance(run, Path):
+        run = RunFolder.open(run)
     phase = _phase(run)
     if not run.metrics_path.exists():
         quiet = silence(run.path, None) if phase == "training" else None

@@ -74,7 +74,8 @@ def write_run_page(folder: Path, to: Path | None = None) -> Path:
 
 def run_page(folder: Path) -> str:
     """Return the page of a running or finished run as text. Raises UserError: not a run folder, or damaged metrics."""
-    run, now = RunFolder.open(folder), read_snapshot(folder)
+    run = RunFolder.open(folder)
+    now = read_snapshot(run)
     evaluation, samples = evaluation_of(run.path)
     status, _, reason = now.phase.partition(": ")
     failed = [str(gate["name"]) for gate in run.manifest.get("gates") or [] if not gate["held"]]
