@@ -76,7 +76,8 @@ def test_a_job_goes_on_elsewhere_after_a_notice_and_after_a_loss(tmp_path: Path,
 
             comes_to(first, 20)
             notice.touch()  # two minutes, or thirty seconds, and the machine is gone
-            comes_to(second, mirrored(first) + 1)
+            until(lambda: "goes on elsewhere" in said.read_text() or keeper.poll() is not None, "the notice is not seen")
+            comes_to(second, trained_on(first) + 1)  # it trains: that it has what was mirrored is not enough
             assert RunFolder.open(run_on(first)).manifest["reason"].startswith("spot notice")
             before = load_spent(run_on(first) / "spent.json")
             notice.unlink()
