@@ -20,6 +20,7 @@ from waiting import HANG, until
 from windtunnel.mirror import STATE
 from windtunnel.recipe import load_recipe
 from windtunnel.remote import Rented, write_job
+from windtunnel.remote.gpus import require_gpus
 from windtunnel.rig import parse_rig
 from windtunnel.run import MetricsReader, RunFolder, load_spent
 
@@ -67,8 +68,10 @@ def test_a_rented_task_goes_on_by_itself_on_a_fresh_disk(tmp_path: Path, monkeyp
             machine(tmp_path / "first", store | {"PATH": path}) as first,
             machine(tmp_path / "second", store | {"PATH": path}) as second,
         ):
-            unchecked = task["setup"].replace("/bin/windtunnel check recipe.yaml --on here", "/bin/windtunnel --version")
-            assert unchecked != task["setup"]
+            bare = task["setup"].removeprefix(require_gpus(1).lstrip())
+            assert bare != task["setup"]
+            unchecked = bare.replace("/bin/windtunnel check recipe.yaml --on here", "/bin/windtunnel --version")
+            assert unchecked != bare
             for host in (first, second):  # what checks say is for other tests
                 place_files(host, task)
                 assert on(host, unchecked).wait(HANG) == 0, (host.home / "said").read_text()

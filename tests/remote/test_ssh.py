@@ -52,6 +52,13 @@ def test_a_machine_that_cannot_be_used_is_named_with_what_to_do(host: Machine, t
             connected.run("echo no such thing >&2; exit 3")
     done = windtunnel("launch", "charlm", "--to", host.address, "--python", "/no/python", cwd=tmp_path)
     assert (done.returncode, "no /no/python there" in done.stderr) == (2, True)
+    done = windtunnel("launch", "charlm", "--to", host.address, "--on", "8xH100", cwd=tmp_path)
+    assert (done.returncode, "GPUs there: 0; --on asked for 8" in done.stderr, "fix: take a machine" in done.stderr) == (
+        2,
+        True,
+        True,
+    )
+    assert not (host.home / ".windtunnel").exists()  # nothing was installed
     done = windtunnel("logs", host.address, cwd=tmp_path)
     assert (done.returncode, "nothing was launched on" in done.stderr) == (2, True)
     (tmp_path / "machine" / "user.pub").write_text("")

@@ -31,7 +31,7 @@ def launch_ssh(
     if recipe is None:
         raise UserError("launch needs a recipe, or the address of a run's mirror", f"windtunnel launch charlm --to {to}")
     more = tuple(word for item in sets for word in ("--set", item)) if "://" in recipe else ()
-    how = How(python, price, (*more, *_gpus(gpus)), then_stop, idle)
+    how = How(python, price, more, then_stop, idle, gpus)
     if "://" in recipe:
         run = launch_from_mirror(address, recipe, how, say)
     else:
@@ -70,7 +70,7 @@ def keep_ssh(
             "--set checkpoints.mirror=s3://my-bucket/runs",
         )
     again, job = job is not None, job or f"{loaded.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    own, how = own_mirror(loaded, job), How(python, price, ("--restartable", *_gpus(gpus)), then_stop, idle)
+    own, how = own_mirror(loaded, job), How(python, price, ("--restartable",), then_stop, idle, gpus)
     run = find(addresses, own, say) if again else None
     run = run or relaunch(addresses, own, how, say)
     words = ["windtunnel", "launch", recipe, "--to", to, *(word for item in sets for word in ("--set", item)), "--job", job]
@@ -92,11 +92,6 @@ def keep_ssh(
         )
         typer.echo(f"  home:  windtunnel fetch-run {own.checkpoints.mirror}/{name}")
     return kept.code
-
-
-def _gpus(count: int | None) -> tuple[str, ...]:
-    """Return the arguments of `train` that refuse a machine with fewer GPUs, such as one whose image has no driver."""
-    return () if count is None else ("--gpus", str(count))
 
 
 def show_status(to: str, *, as_json: bool) -> None:

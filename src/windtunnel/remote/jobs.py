@@ -19,6 +19,7 @@ from windtunnel.rig import PROVIDER
 
 from .afterwards import SETTINGS, Afterwards
 from .bring import Brought, bring_package, bring_recipe, current
+from .gpus import require_gpus
 from .host import Address, Host
 
 Say = Callable[[str], None]
@@ -37,6 +38,7 @@ class How:
     Attributes:
         python: the interpreter there. price: dollars an hour. arguments: more of `train`'s.
         then_stop: a command of the shell there, which stops the machine when nothing of ours has run for `idle` minutes.
+        gpus: how many the machine must show; None: any.
     """
 
     python: str | None = None
@@ -44,6 +46,7 @@ class How:
     arguments: tuple[str, ...] = ()
     then_stop: str | None = None
     idle: float = 10.0
+    gpus: int | None = None
 
 
 def launch_recipe(address: Address, recipe: Recipe, how: How, say: Say) -> Address:
@@ -54,9 +57,10 @@ def launch_recipe(address: Address, recipe: Recipe, how: How, say: Say) -> Addre
 
     Raises:
         GateFailed: a check did not hold there; nothing was started.
-        UserError: the machine, its Python or the recipe cannot be used.
+        UserError: the machine, its GPUs, its Python or the recipe cannot be used.
     """
     with Host(address) as host:
+        _look_for_gpus(host, how)
         brought = bring_package(host, say, python=how.python, mirror=recipe.checkpoints.mirror)
         job = f"{host.root}/jobs/{recipe.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
         file = bring_recipe(host, recipe, job, say)
@@ -72,6 +76,7 @@ def launch_from_mirror(address: Address, mirror: str, how: How, say: Say) -> Add
         UserError: as `launch_recipe`; or another machine trains the run.
     """
     with Host(address) as host:
+        _look_for_gpus(host, how)
         brought = bring_package(host, say, python=how.python, mirror=mirror)
         _stop_afterwards(host, brought, how, None, say)
         return _train(host, brought, ["--resume", "--run", mirror], how, say)
@@ -119,6 +124,12 @@ def fetch(address: Address, root: Path, say: Say) -> Path:
         return folder
 
 
+def _look_for_gpus(host: Host, how: How) -> None:
+    """Refuse a machine that shows too few, such as one whose image has no driver. Raises UserError."""
+    if how.gpus:
+        host.run(require_gpus(how.gpus))
+
+
 def _check(host: Host, brought: Brought, file: str, how: How, say: Say) -> None:
     """Prove there what can be proven before the paid hours begin. Raises GateFailed."""
     say(f"checking on {host.address}")
@@ -158,9 +169,10 @@ def _stop_afterwards(host: Host, brought: Brought, how: How, hours: float | None
 
 def _train(host: Host, brought: Brought, what: list[str], how: How, say: Say) -> Address:
     price = [] if how.price is None else ["--price", f"{how.price:g}"]
+    gpus = [] if how.gpus is None else ["--gpus", str(how.gpus)]
     # Whom the machine is rented from, for the ledger: what is set there, else its name.
     whom = f"export {PROVIDER}=${{{PROVIDER}:-{host.address.target.rpartition('@')[2]}}}; "
-    script = whom + _windtunnel(host, brought, "train", *what, "--detach", "--yes", *price, *how.arguments)
+    script = whom + _windtunnel(host, brought, "train", *what, "--detach", "--yes", *price, *gpus, *how.arguments)
     lines: list[str] = []
 
     def take(line: str) -> None:
