@@ -15,7 +15,7 @@ from windtunnel.recipe import dump_recipe, load_recipe, scale_model
 from windtunnel.remote.afterwards import at_work
 from windtunnel.run import MetricsReader, RunFolder
 
-STEPS = 40
+STEPS = 24
 
 
 def windtunnel(*arguments: str, cwd: Path) -> str:
@@ -36,7 +36,7 @@ def mirrored(home: Path) -> int:
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed here: {', '.join(MISSING)} (apt install openssh-server rsync)")
 def test_a_machine_is_taken_away_and_another_finishes_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe(dump_to(tmp_path / "charlm.yaml", dump_recipe(scale_model(load_recipe("charlm")))), [
-        f"budget.steps={STEPS}", "budget.tokens=null", "budget.hours=0.2", "checkpoints.every=10 steps",
+        f"budget.steps={STEPS}", "budget.tokens=null", "budget.hours=0.2", "checkpoints.every=8 steps",
         "checkpoints.mirror=s3://runs/mine",
     ])  # fmt: skip
     dump_to(tmp_path / "charlm.yaml", dump_recipe(recipe))
@@ -49,27 +49,22 @@ def test_a_machine_is_taken_away_and_another_finishes_the_run(tmp_path: Path, mo
                 "launch", "charlm.yaml", "--to", first.address, "--python", sys.executable, "--price", "2", "--json", cwd=tmp_path
             )
             run = json.loads(launched)["run"].rpartition("/")[2]
-            until(lambda: mirrored(first.home) >= 10, "nothing is mirrored")
+            until(lambda: mirrored(first.home) >= 8, "nothing is mirrored")
             first.take_away()
             lost = first.home / ".windtunnel" / "runs" / run
             assert RunFolder.open(lost).manifest["status"] == "running"
             monkeypatch.setenv("WINDTUNNEL_SSH", second.ssh)
             stop = ("--then-stop", "touch ~/stopped", "--idle", "0.05")
             windtunnel("launch", f"s3://runs/mine/{run}", "--to", second.address, "--python", sys.executable, *stop, cwd=tmp_path)
-            until(
-                lambda: (
-                    json.loads(windtunnel("launch", "--status", "--to", second.address, "--json", cwd=tmp_path))[0]["status"]
-                    == "done"
-                ),
-                "it does not finish",
-            )
+            # Looked at as a file first: every look from here starts two programs, on the cores that train.
+            log = second.home / ".windtunnel/runs" / run / "output.log"
+            until(lambda: log.exists() and "all of this run is in" in log.read_text(), "it does not finish")
+            looked = json.loads(windtunnel("launch", "--status", "--to", second.address, "--json", cwd=tmp_path))
+            assert [item["status"] for item in looked] == ["done"]
             home = tmp_path / json.loads(windtunnel("fetch-run", second.address, "--root", "home", "--json", cwd=tmp_path))["run"]
             # The mirror has the very same, and the machine's account is in it.
             for name, value in store.items():
                 monkeypatch.setenv(name, value)
-            until(
-                lambda: "all of this run is in" in (second.home / ".windtunnel/runs" / run / "output.log").read_text(), "no end"
-            )
             copy = tmp_path / json.loads(
                 windtunnel("fetch-run", f"s3://runs/mine/{run}", "--root", "copy", "--json", cwd=tmp_path)
             )["run"]  # fmt: skip
