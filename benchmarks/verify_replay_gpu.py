@@ -37,6 +37,7 @@ from verify_leaks_gpu import leaks
 
 from windtunnel.recipe import UserError
 from windtunnel.verify import (
+    GpuMemory,
     GpuStages,
     KernelVerifier,
     Sandboxes,
@@ -92,6 +93,7 @@ class Machine:
             list(together.map(lambda pool: pool.start(), pools))
         self.tiny, self.compilers, *self.gpus = pools
         self.workers = options.workers
+        self.memory = GpuMemory.of(None if self.pretend else 0)
 
     def restarts(self) -> int:
         """Workers that had to be replaced."""
@@ -100,7 +102,7 @@ class Machine:
     def verifier(self, task: Task, *, clock: bool, baseline: bool = False, **more: Any) -> KernelVerifier:
         """All stages for one task."""
         where: dict[str, Any] = more | ({"device": "cpu", "size": "tiny", "index": None} if self.pretend else {})
-        stages = GpuStages(task, *self.gpus, clock=clock, baseline=baseline, **where)
+        stages = GpuStages(task, *self.gpus, clock=clock, baseline=baseline, memory=self.memory, **where)
         return KernelVerifier(task, self.tiny, compiler=self.compilers, gpu=stages)
 
 
@@ -262,6 +264,8 @@ def _judged(
             row["cases"] = len(verdict.evidence.get("cases", ()))
         row["at"] = round(time.monotonic() - began, 2)
         print(json.dumps(row)[:300], flush=True)
+        with (options.out / "rows.jsonl").open("a", encoding="utf-8") as file:  # what is there when time is over
+            file.write(json.dumps(row | {"timed": timed}) + "\n")
         return row
 
     with ThreadPoolExecutor(2 * options.workers) as pool:

@@ -245,3 +245,33 @@ def test_of_a_large_output_every_block_counts_and_some_are_compared_whole(monkey
     before = Right(right)
     assert before.masked is None
     assert [before.matches(right), before.matches(right * 1.1)] == [True, False]
+
+
+def test_where_a_gpu_judges_values_a_kernel_may_be_made_for_the_files_own_sizes(
+    bias: Task, box: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the interpreter in place of a GPU: what is wrong at tiny sizes alone is left to full ones, races are not."""
+    from test_kernel_funnel import KERNEL
+
+    from windtunnel.verify.kernel import funnel
+
+    monkeypatch.setattr(funnel, "GLANCE_AT_MOST", 1.0)
+    task = replace(bias, sizes={"tiny": {"ROWS": 4, "COLS": 24}, "full": {"ROWS": 8, "COLS": 48}})
+    stages = GpuStages(task, box, box, device="cpu", index=None, baseline=False, clock=False)
+    made_for_full = KERNEL.replace("x + b, 0.0", "x + b * (n == 384), 0.0")
+    found = KernelVerifier(task, box, gpu=stages).verify(made_for_full)
+    assert (found.stage, found.reason) == ("tiny", "wrong-values"), found
+    stages.quick = True
+    verifier = KernelVerifier(task, box, gpu=stages)
+    endless_at_tiny = KERNEL.replace("    tl.store", "    while n < 200:\n        n = n + 0\n    tl.store", 1)
+    for source in (made_for_full, endless_at_tiny):
+        found = verifier.verify(source)
+        assert (found.accepted, found.stage) == (True, "full"), found
+        assert found.evidence["tiny"]
+    for old, new, stage, reason in [
+        ("x + b, 0.0", "x + b * (n < 200), 0.0", "full", "wrong-values"),
+        ("x + b, 0.0", "x * (tl.max(tl.abs(x), 0) > 0.1) + b, 0.0", "tiny", "wrong-values"),
+        ("y_ptr + at,", "y_ptr + at % 64,", "tiny", "race"),
+    ]:
+        found = verifier.verify(KERNEL.replace(old, new))
+        assert (found.stage, found.reason) == (stage, reason), found

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .format import FormatVerifier
     from .function import FunctionVerifier
     from .kernel import (
+        GpuMemory,
         GpuStages,
         KernelVerifier,
         ReferenceBroken,
@@ -54,6 +55,7 @@ __all__ = [
     "FormatVerifier",
     "Full",
     "FunctionVerifier",
+    "GpuMemory",
     "GpuStages",
     "KernelVerifier",
     "Layers",

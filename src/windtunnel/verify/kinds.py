@@ -18,7 +18,7 @@ from .sandbox import Layers, Sandbox
 from .types import Verifier
 
 if TYPE_CHECKING:
-    from .kernel import KernelVerifier, Task
+    from .kernel import GpuMemory, KernelVerifier, Task
 
 KINDS = ("code", "math", "exact", "format", "kernel")
 MOST_TASK_FILE = 64 << 20
@@ -48,6 +48,7 @@ class Verifiers:
         self._given: OrderedDict[tuple[str, str], Verifier] = OrderedDict()
         self._golds: set[str] = set()
         self._stopped = False
+        self._gpu_memory: GpuMemory | None = None
 
     def make(self, kind: str, task: Any) -> Verifier:
         """A verifier of a kind for a task given as plain JSON, or as a name: a kernel task's, or a file's in the folder.
@@ -166,12 +167,16 @@ class Verifiers:
 
     def of_task(self, task: Task) -> KernelVerifier:
         """A verifier of a kernel task, with all stages that this machine has. Its reference is not run yet."""
-        from .kernel import GpuStages, KernelVerifier, has_gpu
+        from .kernel import GpuMemory, GpuStages, KernelVerifier, has_gpu
 
         use_gpu = has_gpu() if self._gpu is None else self._gpu
         for kind in ("kernel", "compiler", *(("gpu", "gpu reference") if use_gpu else ())):
             self.pool(kind).begin()  # each imports for seconds, and they can do so side by side
-        gpu = GpuStages(task, self.pool("gpu"), self.pool("gpu reference")) if use_gpu else None
+        gpu = None
+        if use_gpu:
+            with self._lock:
+                self._gpu_memory = self._gpu_memory or GpuMemory.of(0)
+            gpu = GpuStages(task, self.pool("gpu"), self.pool("gpu reference"), memory=self._gpu_memory)
         return KernelVerifier(task, self.pool("kernel"), compiler=self.pool("compiler"), gpu=gpu)
 
     def _kernel_task(self, name: str) -> Task:

@@ -14,13 +14,14 @@ from windtunnel.verify.kernel.funnel import (
     record,
     stage_states,
 )
-from windtunnel.verify.kernel.gpu import GpuStages, gpu_sandbox, has_gpu, reference_sandbox
+from windtunnel.verify.kernel.gpu import GpuMemory, GpuStages, gpu_sandbox, has_gpu, reference_sandbox
 from windtunnel.verify.kernel.module import tasks_of_module
 from windtunnel.verify.kernel.prepared import ReferenceBroken
 from windtunnel.verify.kernel.task import Task, load_task, task_from_source
 
 __all__ = [
     "STAGES",
+    "GpuMemory",
     "GpuStages",
     "KernelVerifier",
     "ReferenceBroken",

@@ -210,7 +210,8 @@ class KernelVerifier:
 
 @dataclass
 class _Judging:
-    """The stages of one candidate after its plans are there. evidence: what they leave."""
+    """The stages of one candidate after its plans are there. seen: variations of the inputs that the interpreter ran. evidence:
+    what the stages leave."""
 
     of: KernelVerifier
     planned: Planned
@@ -221,6 +222,7 @@ class _Judging:
     batch: Batch
     clock: _Clock
     compiled: Compiled | None = None
+    seen: set[str] = field(default_factory=set)
     evidence: dict[str, Any] = field(default_factory=lambda: {"kernels": {}})
 
     def compile(self) -> Finding | None:
@@ -240,18 +242,19 @@ class _Judging:
     def tiny(self) -> Finding | None:
         """On the interpreter: values, races, accesses outside of tensors; only a glance where a GPU runs the plans too."""
         outcome, order, found = self._replayed(self.plans, self.forms, self.batch, GLANCE_SECONDS if self._glances else None)
-        if self._glances and found is not None and outcome.status == "timeout":
-            self.evidence["cases"] = []
+        if self._glances and found is not None and _of_the_size(found, outcome):
+            self.evidence |= {"cases": [], "tiny": found.message}
             return None
         if found is None:
             self.evidence["errors"] = errors_of(outcome, self.of.task, order)
             self.evidence["kernels"]["launches"] = outcome.message.get("kernels", {})
             self.evidence["cases"] = [ready.case.label() for ready in order]
+            self.seen = {ready.case.variation for ready in order if ready.case.dtype == self.of.task.dtypes[0]}
         return found
 
     @property
     def _glances(self) -> bool:
-        return self.of.gpu is not None and self.of.gpu.device != "cpu"
+        return self.of.gpu is not None and self.of.gpu.quick
 
     def long(self) -> Finding | None:
         """The same where one dimension is longer than any block, unless a GPU runs sizes that are."""
@@ -296,9 +299,19 @@ class _Judging:
             return None
         plans = {(form.size, form.dtype): plan for form, plan in zip(self.full_forms, self.full_plans, strict=True)}
         with self.clock("gpu"):
-            result = self.of.gpu.judge(plans, self.compiled)
+            result = self.of.gpu.judge(plans, self.compiled, self.of.gpu.runs(self.seen))
         self.evidence["gpu"] = dict(result.evidence)
         return result.finding
+
+
+def _of_the_size(found: Finding, outcome: Outcome) -> bool:
+    """Whether what is wrong at a tiny size may be right at the file's own, which a GPU runs: a kernel may be made for that.
+
+    Races are none of the size, nor is what goes wrong with other values alone.
+    """
+    if outcome.status == "timeout":
+        return True
+    return found.reason not in ("race", "infrastructure") and found.evidence.get("variation") == "plain"
 
 
 def _refused(found: Finding, clock: _Clock) -> Verdict:

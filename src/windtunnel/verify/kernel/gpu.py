@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,9 @@ LIMITS = Limits(
 )
 BASELINE_LIMITS = replace(LIMITS, wall_seconds=300, phases=((WAITING, WAIT_SECONDS), (TIMING, 120.0)))
 MOST_BYTES = 64 << 30  # of a plan's buffers
-LARGE_BYTES = 2 << 30  # of these one is under way at a time: the reference in float64 needs several times as much
-_one_large = threading.Lock()
+TIMES_BUFFERS = 6  # what a candidate takes of the GPU's memory, in its buffers: the reference in float64, inputs to be timed with
+SHARED = 0.6  # of the GPU's memory, for candidates that are under way at the same time
+LEAST_MEMORY = 8 << 30  # of a GPU that does not say what it has
 SLOWED = 1.5
 TIMED_SETS = 3
 CALLS = 40
@@ -82,6 +83,50 @@ class GpuResult:
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
+class GpuMemory:
+    """A GPU's memory, which candidates under way share: who does not fit in beside the others waits.
+
+    Safe to use from several threads. capacity: bytes.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = self._free = capacity
+        self._changed = threading.Condition()
+
+    @classmethod
+    def of(cls, index: int | None) -> GpuMemory:
+        """The part of a GPU's memory that is shared."""
+        if index is None:
+            return cls(LEAST_MEMORY)
+        import pynvml
+
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError:
+            return cls(LEAST_MEMORY)
+        try:
+            total = int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(index)).total)
+        except pynvml.NVMLError:
+            return cls(LEAST_MEMORY)
+        finally:
+            pynvml.nvmlShutdown()
+        return cls(int(SHARED * total))
+
+    @contextlib.contextmanager
+    def holding(self, size: int) -> Iterator[None]:
+        """Wait until so many bytes are free, or all of them where that is more, and hold them meanwhile."""
+        size = min(size, self.capacity)
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= size)
+            self._free -= size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += size
+                self._changed.notify_all()
+
+
 def has_gpu(index: int = 0) -> bool:
     """Whether this machine has an NVIDIA GPU of that number."""
     return Path(f"/dev/nvidia{index}").exists()
@@ -111,7 +156,7 @@ class GpuStages:
     others wait, in all processes of this machine that come through here. clock: False leaves timing out. baseline: False leaves
     out the reference's own times, and with them the speed-up: taking them needs torch.compile, many seconds a task. index: the
     GPU's number, whose turns it takes; None takes none. limits: of one candidate's runs. calls: how many cold ones are timed at
-    most, not fewer than ten.
+    most, not fewer than ten. memory: to be shared with the stages of other tasks on the same GPU; None: its own.
     """
 
     def __init__(
@@ -127,19 +172,23 @@ class GpuStages:
         index: int | None = 0,
         limits: Limits = LIMITS,
         calls: int = CALLS,
+        memory: GpuMemory | None = None,
     ) -> None:
         assert calls >= LEAST, f"{calls} calls: fewer than {LEAST} are not believed"
         self.calls = calls
         self.task, self.runner, self.trusted, self.device, self.size = task, runner, trusted, device, size
         self.clock, self.limits, self.index = clock, limits, index
         self.use = None if index is None else gpu_path(index)
+        self.memory = memory or GpuMemory.of(index)
+        self.quick = device != "cpu"  # what the interpreter is slow at had better be left to this
         self._lock = threading.Lock()
         self._baseline: dict[str, dict[str, Samples]] | None = None if baseline else {}
 
-    def runs(self) -> Runs:
-        """Fresh seeds; every case of the task, then the timed ones."""
+    def runs(self, seen: Collection[str] = ()) -> Runs:
+        """Fresh seeds; every case of the task, then the timed ones. seen: variations that the interpreter ran, of which only the
+        first are run here too."""
         first = Case(self.size, self.task.dtypes[0], "plain", self.task.training)
-        cases = [case if self.size == "full" else _renamed(case) for case in full_cases(self.task)]
+        cases = [case if self.size == "full" else _renamed(case) for case in full_cases(self.task, seen)]
         # Cases of one group run one after the other; the timed ones are of the last.
         timed = TIMED_SETS if self.clock else 0
         return Runs((*sorted(cases, key=lambda case: case.group == first.group), *[first] * timed), new_seed(), timed, self.calls)
@@ -152,8 +201,8 @@ class GpuStages:
         """Full shapes, then the clock where it is wanted. Of clocks that went down while it was timed nothing is known but that:
         it is timed once more. Raises UserError where the files of the GPU's lock cannot be opened."""
         runs = runs or self.runs()
-        large = max((sum(plan.buffers) for plan in plans.values()), default=0) > LARGE_BYTES
-        with _one_large if large else contextlib.nullcontext():
+        most = max((sum(plan.buffers) for plan in plans.values()), default=0)
+        with self.memory.holding(TIMES_BUFFERS * most):
             if self.clock:
                 self._measured_baseline(runs)
             result = self._judge(plans, compiled or Compiled(), runs)

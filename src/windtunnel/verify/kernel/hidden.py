@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import secrets
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -38,7 +39,8 @@ CHANGES = {
     "negative": Change(sign=-1.0),  # or the smallest
 }
 ONE_SIGN = ("positive", "negative")
-FULL_VARIATIONS = ("plain", "scaled", "negated", "large")
+FULL_VARIATIONS = ("plain", "negated", "scaled", "large")
+ALWAYS_FULL = FULL_VARIATIONS[:2]  # also where the interpreter ran them
 WIDE = ("wide",)
 PRODUCTS = ("bmm", "addmm", "addmv", "matmul", "linear", "conv", "einsum", "dot", "attention", "cdist", "rnn", "lstm", "gru")
 SHORT_PRODUCTS = ("mm", "mv")
@@ -99,11 +101,14 @@ def tiny_cases(task: Task) -> list[Case]:
     return [replace(case, training=True) for case in cases] if task.training else cases
 
 
-def full_cases(task: Task) -> list[Case]:
-    """What a GPU runs before anything is timed: what the tiny sizes cannot show, since values are hidden there too."""
+def full_cases(task: Task, seen: Collection[str] = ()) -> list[Case]:
+    """What a GPU runs before anything is timed: what the tiny sizes cannot show, since values are hidden there too.
+
+    seen: variations that were run at tiny sizes.
+    """
     cases = []
     for number, dtype in enumerate(task.dtypes):
-        some = FULL_VARIATIONS if number == 0 else ("plain",)
+        some = [v for v in FULL_VARIATIONS if v in ALWAYS_FULL or v not in seen] if number == 0 else ["plain"]
         cases += [Case("full", dtype, variation) for variation in some if variation in task.variations]
         if "full_ragged" in task.sizes:
             cases.append(Case("full_ragged", dtype, "plain"))

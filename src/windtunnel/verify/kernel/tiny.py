@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from windtunnel.verify.kernel.arrays import Array, array_from
@@ -84,7 +84,7 @@ def judge_tiny(outcome: Outcome, task: Task, order: Sequence[Ready]) -> Finding 
             return found
     wrong = wrong_of(outcome, stage)
     if wrong is not None:
-        return wrong
+        return replace(wrong, evidence=_of_case(order[len(runs)])) if len(runs) < len(order) else wrong
     if len(runs) != len(order):
         return Finding("tiny", "no-answer", "the candidate's process did not run every case.")
     return _judge_knocked(outcome, task, order[0])
@@ -125,7 +125,11 @@ def _judge_run(run: object, ready: Ready, outcome: Outcome, task: Task) -> Findi
     if found is None:
         return None
     text = f"{found.message[:1].upper()}{found.message[1:]} ({ready.case.label()})"
-    return Finding("tiny", found.reason, text, {"case": ready.case.label()})
+    return Finding("tiny", found.reason, text, _of_case(ready))
+
+
+def _of_case(ready: Ready) -> dict[str, str]:
+    return {"case": ready.case.label(), "variation": ready.case.variation}
 
 
 def _judge_knocked(outcome: Outcome, task: Task, ready: Ready) -> Finding | None:
