@@ -184,3 +184,15 @@ def test_an_attention_that_is_not_there_is_refused_by_name() -> None:
         assert job.network.attention.kind == "split"
     with job_of("deepseek_v3") as job:
         assert job.network.attention.kind == "mask"  # its keys are wider than its values
+
+
+def test_small_layers_take_the_kernel_that_costs_the_host_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    from windtunnel.train.hf import attention
+
+    device, there = torch.device("cuda"), ["flash4", "varlen", "flex", "mask"]
+    monkeypatch.setattr(attention, "missing", lambda kind, *_: None if kind in there else "is not there")
+    small, large = attention.SMALL_LAYER - 1, attention.SMALL_LAYER
+    assert [attention.choose("auto", device, torch.bfloat16, None, None, n) for n in (small, large)] == ["varlen", "flash4"]
+    assert attention.choose("flash4", device, torch.bfloat16, None, None, small) == "flash4"
+    there.remove("varlen")
+    assert attention.choose("auto", device, torch.bfloat16, None, None, small) == "flash4"

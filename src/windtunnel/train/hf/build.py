@@ -198,7 +198,8 @@ def _attention(
         # What has no such kernel, as some models' experts, goes on without.
         torch.use_deterministic_algorithms(exact, warn_only=True)
     special = special_scores(model)
-    kind = choose(wanted, device, compute, text, special)
+    inner = sum(p.numel() for p in model.parameters() if text.vocab_size not in p.shape)
+    kind = choose(wanted, device, compute, text, special, inner // max(text.num_hidden_layers, 1))
     return Attention(kind, frozenset([window] if window else []), exact=exact and on_gpu, special=special is not None)
 
 
