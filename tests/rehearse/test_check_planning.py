@@ -9,7 +9,7 @@ import pytest
 from windtunnel.check import Outcome, all_checks
 from windtunnel.plan import make_plan
 from windtunnel.recipe import load_recipe, scale_model
-from windtunnel.rehearse import Context, run_checks, select
+from windtunnel.rehearse import CheckOptions, Context, check_recipe, run_checks, select
 from windtunnel.rig import parse_rig
 from windtunnel.run import RunFolder
 
@@ -91,6 +91,13 @@ def test_what_does_not_exist_fails_and_the_rest_goes_on(source: str, on: str, na
     assert made[name].status == "fail"
     assert made["plan"].cause == (name,)
     assert made["clock"].status == made["limits"].status == "ok"
+
+
+@pytest.mark.parametrize(("source", "on", "name"), [("nothing", "8xH100", "recipe"), ("charlm", "8xH10", "rig")])
+def test_what_cannot_be_read_is_said_without_other_checks(source: str, on: str, name: str) -> None:
+    report = check_recipe(CheckOptions(source, on=(on,)))
+    assert report.exit_code == 2
+    assert {o.check: o.status for o in report.outcomes} == {"recipe": "ok", "rig": "ok"} | {name: "fail"}
 
 
 def test_a_price_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,14 +14,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
-from windtunnel.check import Check, View, all_checks
+from windtunnel.check import Check, Outcome, View, all_checks
 from windtunnel.recipe import Recipe, UserError
 from windtunnel.rig import parse_rig
 from windtunnel.run import new_folder
 
 from .context import Context, Rehearsal
 from .page import write_page
-from .readiness import Readiness, late_for, write_json_report
+from .readiness import INPUT_CHECKS, Readiness, late_for, write_json_report
 from .runner import run_checks, select
 
 DEFAULT_TARGETS = ("8xH100",)
@@ -120,7 +120,7 @@ def check_recipe(options: CheckOptions, view: View | None = None) -> Readiness:
         )
         keep = False
         try:
-            outcomes = run_checks(checks, context, view)
+            outcomes = _outcomes(checks, options, context, view)
             keep = any(outcome.log for outcome in outcomes)
         finally:
             if not keep:
@@ -134,6 +134,16 @@ def check_recipe(options: CheckOptions, view: View | None = None) -> Readiness:
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         called=tuple(parts),
     )
+
+
+def _outcomes(checks: list[Check], options: CheckOptions, context: Context, view: View | None) -> list[Outcome]:
+    """Run the checks; of a recipe or a rig that cannot be read those alone that say so, here and at once."""
+    try:
+        _ = context.loaded, context.rigs
+    except UserError:
+        if not options.only:
+            return run_checks([check for check in checks if check.name in INPUT_CHECKS], context, view, isolate=False)
+    return run_checks(checks, context, view)
 
 
 @contextlib.contextmanager
