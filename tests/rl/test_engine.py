@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 from learners import ALONE, CANARY, learner, publish, train
 from safetensors.torch import load_file, save_file
+from waiting import until
 
 from windtunnel.checkpoint import checksum
 from windtunnel.rl import (
@@ -28,6 +30,7 @@ from windtunnel.rl import (
     require_fresh,
     score,
 )
+from windtunnel.rl.vllm_engine import SOCKETS, Interpreter
 
 
 @pytest.fixture(scope="module")
@@ -201,3 +204,17 @@ def test_a_mismatch_says_how_far_apart_probabilities_are() -> None:
     assert measure_mismatch(engine, engine).largest == 0
     learner_has[0, 0] = float("nan")
     assert measure_mismatch(learner_has, engine).mean == float("inf")
+
+
+def test_vllms_sockets_go_with_its_process(tmp_path: Path) -> None:
+    name = f"os.environ[{SOCKETS!r}]"
+    code = f"import os, time; open(os.path.join({name}, 'socket'), 'w'); print({name}, flush=True)"
+    process = Interpreter([sys.executable, "-c", f"{code}; time.sleep(600)"], dict(os.environ), 1, tmp_path / "log")
+    until(lambda: (tmp_path / "log").read_text().endswith("\n"))
+    folder = Path((tmp_path / "log").read_text().strip())
+    assert [path.name for path in folder.iterdir()] == ["socket"]
+    process.join(0.01)
+    assert folder.exists()  # it runs
+    process.kill()
+    process.join(60)
+    assert not folder.exists()

@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,6 +42,8 @@ log = logging.getLogger(__name__)
 
 PYTHON = "WINDTUNNEL_VLLM_PYTHON"
 """Environment: an interpreter that has vLLM, where this one has not."""
+SOCKETS, SOCKETS_PREFIX = "VLLM_RPC_BASE_PATH", "wt-vllm-"
+"""Environment: where vLLM's processes have their sockets."""
 WORKER = f"{__package__}.vllm_adapters.AdapterReceipts"
 TIMEOUT_SECONDS = 600.0
 
@@ -256,10 +259,15 @@ class VLLMEngine:
 
 
 class Interpreter:
-    """A process of another interpreter, with what is used of `multiprocessing.Process`; `kill` ends all that it started."""
+    """A process of another interpreter, with what is used of `multiprocessing.Process`; `kill` ends all that it started.
+
+    Its sockets lie in a folder of their own, which goes with it: vLLM itself leaves them where it is killed.
+    """
 
     def __init__(self, command: Sequence[str], environment: dict[str, str], descriptor: int, log: Path) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
+        self._sockets = tempfile.mkdtemp(prefix=SOCKETS_PREFIX)  # short: a socket's path has 107 bytes
+        environment = {**environment, SOCKETS: self._sockets}
         with log.open("ab") as output:
             self._popen = subprocess.Popen(
                 command, env=environment, pass_fds=(descriptor,), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
@@ -280,6 +288,7 @@ class Interpreter:
         """Wait for its end, no longer than this."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(timeout)
+            shutil.rmtree(self._sockets, ignore_errors=True)
 
     def kill(self) -> None:
         """End it and its workers at once."""
@@ -338,6 +347,9 @@ def main(descriptor: int) -> None:
         answer_calls(port, engine)
     finally:
         engine.close()
+        sockets = Path(os.environ.get(SOCKETS, ""))
+        if sockets.name.startswith(SOCKETS_PREFIX):
+            shutil.rmtree(sockets, ignore_errors=True)  # who started this may have been killed
 
 
 if __name__ == "__main__":
