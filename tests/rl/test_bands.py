@@ -9,8 +9,9 @@ import pytest
 import torch
 from runs import new_run, series
 
+from windtunnel.checkpoint import CheckpointStore
 from windtunnel.generate import HFDecoder
-from windtunnel.recipe import GRPO
+from windtunnel.recipe import GRPO, UserError
 from windtunnel.rl import train_policy
 from windtunnel.rl.health import findings
 from windtunnel.run import MetricsReader, RunFolder
@@ -95,3 +96,19 @@ def test_a_short_run_tells_of_equal_rewards_and_of_memory(tmp_path: Path, monkey
     assert any("half as many answers" in message for message in said)
     (advice,) = [advice for message, advice in said.items() if "the same reward for every answer" in message]
     assert "stages.rl." in advice
+
+
+def test_a_sampler_that_is_another_model_than_the_learner_ends_the_run_at_its_first_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its logits are those of a model that is surer of itself, as where a temperature is forgotten on one side."""
+    torch.set_num_threads(1)
+    run, step = new_run(tmp_path, "budget.steps=4"), HFDecoder.step
+    monkeypatch.setattr(HFDecoder, "step", lambda self, slots, tokens: 5 * step(self, slots, tokens))
+    with pytest.raises(UserError, match="sampler and learner give tokens other probabilities") as error:
+        train_policy(run)
+    assert "nats on average" in error.value.message
+    assert "stages.rl.mismatch=mask" in (error.value.fix or "")
+    assert series(run, "reward") == {}
+    store = CheckpointStore(run / "checkpoints")
+    assert [one.step for one in store.all()] == [0]  # nothing that learned from such answers

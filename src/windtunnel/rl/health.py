@@ -61,6 +61,8 @@ OUTSIDE = 0.05
 """Share of tokens with another probability from which sampler and learner do not compute the same model; by weights that are
 some updates older, and are meant to differ, so much more with each of them."""
 LARGE_MISMATCH = 0.05
+DIFFERENT = 0.2
+"""Nats on average from which they are different models: rounded weights, 8-bit ones too, stay far below it."""
 EQUAL = 0.8
 UNKNOWN = 0.02
 TRUNCATED = 0.5
@@ -122,6 +124,17 @@ def _mismatch(metrics: Mapping[str, float]) -> str | None:
     between = f", with {updates:.3g} updates between them" if updates else ""
     found = f"{apart:.3f} nats on average, {outside:.1%} outside [0.9, 1.1]"
     return f"sampler and learner give tokens other probabilities: {found}{between}"
+
+
+def different(metrics: Mapping[str, float], stage: GRPO) -> tuple[str, str] | None:
+    """Return what is wrong, and the fix, where a round shows that sampler and learner are different models; else None.
+
+    Where tokens on which they disagree are left out (mismatch: mask), a run may go on.
+    """
+    if stage.mismatch == "mask" or metrics["mismatch"] <= DIFFERENT * (1 + metrics.get("staleness", 0.0)):
+        return None
+    key = f"stages.{stage.name or 'rl'}"
+    return f"{_mismatch(metrics)}; from such answers nothing is learned that holds for the learner", _agree(stage, key)
 
 
 def _agree(stage: GRPO, key: str) -> str:

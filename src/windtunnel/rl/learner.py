@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from windtunnel.data import Batch, PromptLoader
-from windtunnel.recipe import GRPO
+from windtunnel.recipe import GRPO, UserError
 from windtunnel.train import (
     EngineState,
     HFEngine,
@@ -27,6 +27,7 @@ from windtunnel.train import (
 
 from .batches import micro_batches
 from .curriculum import Levels
+from .health import different
 from .kept_rounds import Answered
 from .loss import PolicyLoss
 from .metrics import RoundSums, round_metrics
@@ -99,6 +100,7 @@ class Learner:
         prompts = inner.feed.batches
         assert isinstance(prompts, PromptBatches)
         self._levels = None if stage.curriculum is None else Levels(stage.curriculum, prompts.loader, stage.name or "rl")
+        self._alike = False
         inner.job.network.temperature = stage.temperature
 
     def step(self, step: int, progress: float, since: Pending | None = None, mark: Mark | None = None) -> Pending | None:
@@ -114,13 +116,16 @@ class Learner:
         if self._rollouts is not None and self._stage.keep_rollouts:
             write_round(self._rollouts, step, found, self._stage.keep_rollouts)
         learning = time.monotonic()
+        self._ranks.heartbeat.beat("learning")  # of its own length: on a CPU many times that of an answer
         parts = [self._batches(samples) for samples in self._parts(found)]
         self._score(parts)
         sums = []
         for part, batches in enumerate(parts):
             self.inner.before_update = self.before_update
+            self._ranks.heartbeat.beat("learning")
             sums.append(self.inner.update(batches, step, progress, mark, part))
         metrics, tokens = self._measured(replace(answered, found=found), parts, time.monotonic() - learning)
+        self._require_alike(metrics)
         metrics |= self._go_up(found)
         return Pending(step, _together(sums), began, since, tokens=tokens, more=metrics)
 
@@ -163,6 +168,18 @@ class Learner:
         """Until the first update the reference is the policy."""
         if self._reference is not None and not self.inner.job.optimizer.steps:
             self._reference.take()
+
+    def _require_alike(self, metrics: Mapping[str, float]) -> None:
+        """Raise UserError where the first round of a session shows that sampler and learner are different models.
+
+        All ranks call it together; `metrics` are on rank 0.
+        """
+        if self._alike:
+            return
+        self._alike = True
+        wrong = self._ranks.share(different(metrics, self._stage) if metrics else None)
+        if wrong is not None:
+            raise UserError(*wrong)
 
     @property
     def _made(self) -> int:
