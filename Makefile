@@ -4,11 +4,12 @@ STAMP := .venv/.installed
 # Where gpu-test writes what it measured; results worth keeping are committed under benchmarks/results.
 RESULTS ?= build/measured
 
-.PHONY: help setup rehearse test lint types imports test-long gpu-test format clean
+.PHONY: help setup rehearse test lint types imports test-end test-long gpu-test format clean
 
 help:
 	@echo "make rehearse    plan, train, kill, resume, evaluate and serve a scale model of charlm on this machine"
 	@echo "make test        lint, types, import directions and the tests (minutes)"
+	@echo "make test-end    whole runs: several processes, kills and resumes, rehearsals (as long again; CI runs both)"
 	@echo "make test-long   the slow tests too: SIGKILLs at random moments, crowds of clients, the oldest Triton"
 	@echo "make gpu-test    tests and measurements that need an NVIDIA GPU"
 	@echo "make format      rewrite the code in the house's format"
@@ -25,10 +26,15 @@ rehearse: $(STAMP)
 
 # Tests start processes and servers, and a machine with other work on it can starve one of them. What failed beside others is
 # named, and run once more by itself: only what fails again has failed.
-test: lint types imports
-	$(PY)/python -m pytest -m "not slow and not gpu" -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder || \
+run_tests = $(PY)/python -m pytest -m "$(1)" -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder || \
 	{ [ $$? -eq 1 ] && echo "These tests are run again, one at a time." && \
-	$(PY)/python -m pytest -m "not slow and not gpu" --last-failed --last-failed-no-failures none; }
+	$(PY)/python -m pytest -m "$(1)" --last-failed --last-failed-no-failures none; }
+
+test: lint types imports
+	$(call run_tests,not end_to_end and not slow and not gpu)
+
+test-end: $(STAMP)
+	$(call run_tests,end_to_end and not slow and not gpu)
 
 lint: $(STAMP)
 	$(PY)/ruff check .

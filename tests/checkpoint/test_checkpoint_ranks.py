@@ -18,6 +18,8 @@ from windtunnel.checkpoint.slices import boxes
 sys.path.insert(0, str(Path(__file__).parent))
 from checkpoint_ranks import cut, on_ranks, save_once, truth
 
+pytestmark = pytest.mark.end_to_end
+
 SCRIPT = Path(__file__).with_name("checkpoint_ranks.py")
 SHAPE = st.lists(st.integers(0, 6), max_size=4).map(tuple)
 

@@ -93,6 +93,7 @@ def test_the_list_names_what_each_proves(tmp_path: Path) -> None:
     assert "the clock is right and steady" in windtunnel("--list", cwd=tmp_path).stdout
 
 
+@pytest.mark.end_to_end
 def test_a_module_in_the_current_folder_that_hides_one_of_pythons(tmp_path: Path) -> None:
     (tmp_path / "secrets.py").write_text("raise RuntimeError('mine')\n")
     done = subprocess.run(

@@ -14,6 +14,8 @@ from zygote import windtunnel
 
 from windtunnel.plan import Opinion
 
+pytestmark = pytest.mark.end_to_end
+
 DOCS = Path(__file__).parents[2] / "docs" / "plan-json.md"
 SMALL = ("--set", "model.depth=4", "--set", "model.sequence=512")
 

@@ -12,6 +12,8 @@ import pytest
 from windtunnel.cluster.ray_cluster import PORT, RayCluster, own_address
 from windtunnel.recipe import UserError
 
+pytestmark = pytest.mark.end_to_end
+
 
 def never() -> None:
     """Stand for nobody who asks to stop."""

@@ -14,6 +14,8 @@ from waiting import HANG, until
 from windtunnel.cluster import Job
 from windtunnel.run import MetricsReader
 
+pytestmark = pytest.mark.end_to_end
+
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from windtunnel.data.near_copies import SIMILAR, NearCopies, jaccard, trigrams
 
 WORDS = [f"word{i}" for i in range(400)]
@@ -23,6 +25,7 @@ def test_trigrams_and_similarity_by_hand() -> None:
     assert jaccard("a b c", "x y z") == 0.0
 
 
+@pytest.mark.end_to_end
 def test_what_is_found_is_what_comparing_every_pair_finds() -> None:
     drawn = random.Random(1)
     train = [" ".join(drawn.choices(WORDS, k=drawn.randint(20, 90))) for _ in range(1500)]

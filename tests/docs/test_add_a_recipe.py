@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.end_to_end
+
 PAGE = Path(__file__).parents[2] / "docs" / "add-a-recipe.md"
 PROGRAMS = {"pip": [sys.executable, "-m", "pip"], "windtunnel": [sys.executable, "-m", "windtunnel"]}
 

@@ -20,6 +20,8 @@ from windtunnel.evaluate.tuned import evaluate_tuned
 from windtunnel.generate import HubRun, folder_decoder, run_decoder
 from windtunnel.model import NewRows
 
+pytestmark = pytest.mark.end_to_end
+
 SETS = (
     "model.adapter={rank: 4, targets: attention, alpha: 64}", "model.weights=fp8-experts", "data.validation=0.2",
     "stages.sft.answers={every: 20 steps, prompts: 4, tokens: 6, metric: exact_match}",

@@ -13,6 +13,8 @@ from windtunnel.recipe import FineTune, Gates, KernelTasks, Recipe, UserError, l
 from windtunnel.run import Point
 from windtunnel.train import judge_gates
 
+pytestmark = pytest.mark.end_to_end
+
 FEW = ("data.corpus.kernels.tasks=12", "data.corpus.kernels.levels=[1]")
 
 

@@ -22,6 +22,8 @@ from windtunnel.generate import load_source
 from windtunnel.recipe import UserError
 from windtunnel.verify import Verdict, Verifiers, accept, broken, judge_recording, refuse, tasks_of_module
 
+pytestmark = pytest.mark.end_to_end
+
 pytest.importorskip("triton")
 
 MODULE = """\

@@ -21,6 +21,8 @@ from windtunnel.evaluate import (
 from windtunnel.evaluate.recurrence_fit import Phi, Plain, Recurrent, fit_phi, resamples
 from windtunnel.recipe import Recipe, UserError
 
+pytestmark = pytest.mark.end_to_end
+
 # --- twins ---
 
 

@@ -23,6 +23,8 @@ from windtunnel.model import GPT, RecursionShape, build_model, gpt_shape, object
 from windtunnel.model.shape import GPTShape
 from windtunnel.recipe import GPTModel, Recursion
 
+pytestmark = pytest.mark.end_to_end
+
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 

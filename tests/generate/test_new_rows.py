@@ -22,6 +22,8 @@ from windtunnel.generate import Job, export_model, load_source
 from windtunnel.run import RunFolder
 from windtunnel.train import train
 
+pytestmark = pytest.mark.end_to_end
+
 ADDED = ["two", "<action>"]
 ADD = f"data.tokenizer.add={json.dumps(ADDED)}"
 FAMILIES = ["llama", "qwen2", "mixtral", "deepseek_v3"]

@@ -22,6 +22,8 @@ from windtunnel.launch import Options, StageReport, run_stages, stages
 from windtunnel.recipe import Recipe, UserError, load_recipe, stage_recipe
 from windtunnel.run import Metrics, MetricsReader, RunFolder, list_runs
 
+pytestmark = pytest.mark.end_to_end
+
 AGAIN = "windtunnel train two.yaml"
 TWO = """\
 name: two

@@ -15,6 +15,8 @@ import pytest
 from windtunnel.checkpoint import CheckpointStore
 from windtunnel.run import MetricsReader, ProcessId, RunFolder, holder, list_runs
 
+pytestmark = pytest.mark.end_to_end
+
 TINY = """
 extends: charlm
 name: tiny

@@ -16,6 +16,8 @@ from windtunnel.model import out_of_memory
 from windtunnel.plan import Layout
 from windtunnel.recipe import Recipe, UserError, load_recipe
 
+pytestmark = pytest.mark.end_to_end
+
 VOCAB = 300
 
 

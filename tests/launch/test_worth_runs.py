@@ -17,6 +17,8 @@ from windtunnel.recipe import UserError, load_recipe, stage_recipe
 from windtunnel.run import RunFolder
 from windtunnel.watch import write_run_page
 
+pytestmark = pytest.mark.end_to_end
+
 RECIPE = """\
 name: small
 model: {depth: 1, aspect: 32, head_dim: 16, sequence: 32, mlp: swiglu, value_embeddings: false}

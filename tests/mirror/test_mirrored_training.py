@@ -18,6 +18,8 @@ from windtunnel.checkpoint import CheckpointStore
 from windtunnel.mirror import STATE
 from windtunnel.run import MetricsReader, load_spent
 
+pytestmark = pytest.mark.end_to_end
+
 ENDLESS = """
 extends: charlm
 name: endless

@@ -12,6 +12,8 @@ import pytest
 from windtunnel.check import Outcome, all_checks
 from windtunnel.rehearse import Context, run_checks, select
 
+pytestmark = pytest.mark.end_to_end
+
 torch = pytest.importorskip("torch")
 
 SUMS = ("data.corpus={kind: arithmetic}", "data.tokenizer={kind: character}", "trm.preset=aggressive")

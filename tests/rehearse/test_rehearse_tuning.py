@@ -16,6 +16,8 @@ from windtunnel.rehearse.conduct import rehearsal_checks
 from windtunnel.rehearse.context import Rehearsal
 from windtunnel.rehearse.tuning import tuning_scale, uses_real_model
 
+pytestmark = pytest.mark.end_to_end
+
 SMALL = (
     "model.sequence=256", "stages.sft.batch_tokens=512", "data.corpus.arithmetic.documents=400", "stages.sft.compile=false",
     "data.corpus.arithmetic.digits=2",

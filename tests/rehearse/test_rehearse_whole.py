@@ -14,6 +14,8 @@ from waiting import HANG
 
 from windtunnel.run import MetricsReader
 
+pytestmark = pytest.mark.end_to_end
+
 STAGES = ["kill", "resume", "bit-exact", "ranks", "learning", "saving", "export", "evaluate", "serve"]
 
 

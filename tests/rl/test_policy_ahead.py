@@ -16,6 +16,8 @@ from runs import killed, new_run, require_same, series
 from windtunnel.generate import Job
 from windtunnel.rl import EngineProcess, train_policy
 
+pytestmark = pytest.mark.end_to_end
+
 BESIDE = ("stages.rl.engine=transformers", "stages.rl.equal_rewards=resample")
 
 

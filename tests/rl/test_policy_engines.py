@@ -21,6 +21,8 @@ from windtunnel.rl import EngineProcess, Engines, Publisher, Serving, train_poli
 from windtunnel.rl import sampler as sampler_module
 from windtunnel.run import RunFolder
 
+pytestmark = pytest.mark.end_to_end
+
 BESIDE = "stages.rl.engine=transformers"
 DIRECT = "stages.rl.sync=direct"
 ADAPTER = (

@@ -22,6 +22,8 @@ from windtunnel.rl import evaluate_trained, train_policy
 from windtunnel.rl.rollouts import best_of
 from windtunnel.run import MetricsReader, RunFolder
 
+pytestmark = pytest.mark.end_to_end
+
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:

@@ -14,6 +14,8 @@ from waiting import HANG
 from windtunnel.rl import Engine, Publisher, newest_snapshot, publish_weights
 from windtunnel.train import Ranks, child_context, join_ranks
 
+pytestmark = pytest.mark.end_to_end
+
 
 def _share(ranks: Ranks, folder: Path) -> None:
     """What each rank does: two versions of two learners, then a version that cannot be written."""

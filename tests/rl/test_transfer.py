@@ -35,6 +35,8 @@ from windtunnel.rl import (
 from windtunnel.rl import send as sending
 from windtunnel.train import HFJob, hub_weights
 
+pytestmark = pytest.mark.end_to_end
+
 LIMIT = 60.0
 
 

@@ -179,6 +179,7 @@ def test_ten_megabytes_are_refused_unread(served: Served) -> None:
     assert post(url, prompt="H", max_tokens=1).status_code == 200
 
 
+@pytest.mark.end_to_end
 def test_two_hundred_simultaneous_clients(served: Served) -> None:
     url, engine = served
     most = 0

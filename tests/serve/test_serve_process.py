@@ -26,6 +26,8 @@ from windtunnel.recipe import Recipe, UserError
 from windtunnel.run import RunFolder
 from windtunnel.serve import serve
 
+pytestmark = pytest.mark.end_to_end
+
 SCRIPT = """
 import sys
 from pathlib import Path

@@ -26,7 +26,7 @@ from windtunnel.train.ranks import join_ranks
 from windtunnel.train.session import build_engine, text_feed
 
 NewRun = Callable[..., Path]
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.end_to_end]
 RECIPE = """
 name: tiny-answers
 model: {kind: huggingface, config: CONFIG, sequence: 64}

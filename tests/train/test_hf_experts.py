@@ -24,6 +24,8 @@ from windtunnel.recipe import LoRA, UserError
 from windtunnel.train import HFJob
 from windtunnel.train.ranks import Ranks, join_ranks
 
+pytestmark = pytest.mark.end_to_end
+
 HELD: dict[str, Any] = {"lora": LoRA(rank=3, targets="attention"), "weights": "fp8-experts", "recompute": "block"}
 CASES: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"config": "deepseek_v3", "shard": "full"},

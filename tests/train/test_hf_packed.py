@@ -187,7 +187,6 @@ def test_an_attention_that_is_not_there_is_refused_by_name() -> None:
 
 
 def test_small_layers_take_the_kernel_that_costs_the_host_least(monkeypatch: pytest.MonkeyPatch) -> None:
-    from windtunnel.train.hf import attention
 
     device, there = torch.device("cuda"), ["flash4", "varlen", "flex", "mask"]
     monkeypatch.setattr(attention, "missing", lambda kind, *_: None if kind in there else "is not there")

@@ -38,6 +38,8 @@ CASES = {
 LENGTHS = ((9, 14, 5), (30,), (2, 2), (1, 1, 20))
 """Of packed documents, row by row: ranks have different numbers of targets."""
 
+pytestmark = pytest.mark.end_to_end
+
 
 def steps(job: HFJob, rank: int, world: int, documents: bool) -> list[torch.Tensor]:
     """Three steps of four rows; each rank has its share, in two micro-batches."""

@@ -12,6 +12,8 @@ import pytest
 from windtunnel.recipe import load_recipe
 from windtunnel.train.trace_depth import Depths, choose_depths, cut
 
+pytestmark = pytest.mark.end_to_end
+
 GIB = 2**30
 CONFIG = {
     "model_type": "llama", "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 9,

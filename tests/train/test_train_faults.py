@@ -21,6 +21,8 @@ from windtunnel.train import train
 from windtunnel.train.gpt import GPTEngine
 from windtunnel.train.schedule import learning_rate_scale
 
+pytestmark = pytest.mark.end_to_end
+
 NewRun = Callable[..., Path]
 
 

@@ -20,6 +20,8 @@ from windtunnel.recipe import UserError, load_recipe
 from windtunnel.run import WAITING, RunFolder, heartbeat, list_runs
 from windtunnel.train import train
 
+pytestmark = pytest.mark.end_to_end
+
 NewRun = Callable[..., Path]
 
 

@@ -41,7 +41,7 @@ checkpoints: {every: 5 steps}
 EACH = ("trm.updates=each", "trm.ema=0.9")
 REWARDED = ("trm.preset=aggressive", "trm.ema=0.95", "trm.detach_from=1")
 NewRun = Callable[..., Path]
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.end_to_end]
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from windtunnel.verify.kernel import KernelVerifier
 from windtunnel.verify.sandbox import Sandbox
 from windtunnel.verify.tasks import catalogue
 
+pytestmark = pytest.mark.end_to_end
+
 SUITE = suite()
 HERE = [attack for attack in SUITE if attack.where == "cpu"]
 LATE = "a48_clock_branch"  # accepted within a second of its import, which a busy machine may take longer for

@@ -13,6 +13,8 @@ from windtunnel.recipe import KernelTasks, UserError
 from windtunnel.verify import KernelVerifier, Sandbox, Verifiers
 from windtunnel.verify.kernel import task_from_source
 
+pytestmark = pytest.mark.end_to_end
+
 TASKS = list(draw_tasks(KernelTasks(tasks=60), 17))
 
 

@@ -10,6 +10,8 @@ from windtunnel.verify.kernel import KernelVerifier
 from windtunnel.verify.sandbox import Sandbox
 from windtunnel.verify.tasks import catalogue
 
+pytestmark = pytest.mark.end_to_end
+
 SUITE = suite()
 TASKS = catalogue()
 WRITTEN = [candidate for candidate in SUITE if not candidate.name.split("/")[1].startswith(("plain", "block", "helper", "tile"))]

@@ -27,6 +27,8 @@ from windtunnel.verify.kernel.gpu import PlanOf
 from windtunnel.verify.kernel.record import file_forms, read_recorded, record_job
 from windtunnel.verify.kernel.tiny import Finding
 
+pytestmark = pytest.mark.end_to_end
+
 SOURCE = """\
 import torch
 import torch.nn as nn

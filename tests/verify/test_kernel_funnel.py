@@ -214,6 +214,7 @@ def test_kernels_are_compiled_for_a_gpu_that_is_not_there(task: Task, sandbox: S
         assert "`at = " in odd.message, odd.message
 
 
+@pytest.mark.end_to_end
 def test_the_command_says_it_in_json_and_by_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from windtunnel.cli import main
 

@@ -20,6 +20,8 @@ from windtunnel.verify.sandbox import Layers
 from windtunnel.verify.service_app import create_app
 from windtunnel.web import Access
 
+pytestmark = pytest.mark.end_to_end
+
 FLAT = """
 import torch
 

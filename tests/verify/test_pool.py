@@ -16,6 +16,8 @@ from windtunnel.verify.pool import Full, Pool, Sandboxes
 from windtunnel.verify.sandbox import Job, Limits, MiB, Outcome, Sandbox
 from windtunnel.verify.types import Verdict, accept
 
+pytestmark = pytest.mark.end_to_end
+
 CHILD = "windtunnel.verify.code.child"
 LIMITS = Limits(wall_seconds=120, cpu_seconds=1, memory_bytes=64 * MiB, result_bytes=MiB, log_bytes=4096, file_bytes=MiB)
 CANDIDATES = {

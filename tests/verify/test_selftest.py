@@ -20,6 +20,8 @@ from windtunnel.verify.kernel.tiny import Finding
 from windtunnel.verify.probes import PROBES, Probe
 from windtunnel.verify.selftest import TESTED, SelfTest, Trial, _fault
 
+pytestmark = pytest.mark.end_to_end
+
 pytest.importorskip("triton")
 pytest.importorskip("math_verify")
 

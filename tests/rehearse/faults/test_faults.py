@@ -17,6 +17,8 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "faults.md"
 STAGES = {"one gpu", "node"}
 """Of a rehearsal, on rungs above this machine's."""
 
+pytestmark = pytest.mark.end_to_end
+
 
 @pytest.fixture(scope="module")
 def healthy() -> dict[tuple[Any, str], Outcome | None]:
