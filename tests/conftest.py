@@ -45,11 +45,11 @@ def count_calls() -> Callable[[Callable[[], object]], int]:
 
 
 FIRST = (
-    "rehearse/test_rehearse_whole", "launch/test_supervised", "train/test_train_resume", "launch/test_trial",
-    "verify/test_honest", "verify/test_attacks", "docs/test_add_a_recipe", "train/test_hf_train",
-    "train/test_train_ranks_ending", "verify/test_service", "cli/test_plan_trace", "verify/test_pool",
-    "evaluate/test_thesis_evaluation",
-    "verify/test_kernel_autotune", "launch/test_stages",
+    "rehearse/test_rehearse_whole", "rl/test_policy_engines", "remote/test_keep", "remote/test_rent", "faults/test_faults",
+    "train/test_train_ranks_ending", "launch/test_supervised", "train/test_train_faults", "launch/test_worth_runs",
+    "rl/test_transfer", "rl/test_policy_run", "train/test_trace", "generate/test_new_rows", "mirror/test_mirrored_training",
+    "docs/test_add_a_recipe", "train/test_train_resume", "cli/test_check_verb", "train/test_hf_packed",
+    "evaluate/test_thesis_evaluation", "verify/test_kernel_funnel",
 )  # fmt: skip
 """Files that take longest. They begin first: one that was left to the end would keep one core busy and leave the others idle."""
 
