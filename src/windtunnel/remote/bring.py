@@ -82,10 +82,14 @@ def install_script(python: str, folder: str, package: str, current: str) -> str:
         package: the wheel, with its extras.
         current: the link to the folder, by which the package is found again.
     """
+    # The interpreter's own pip installs into the environment where it knows how: another one takes seconds to be put there.
     return (
-        f"set -e; rm -rf {folder}; mkdir -p $(dirname {folder}); {python} -m venv --system-site-packages {folder}\n"
+        f"set -e; rm -rf {folder}; mkdir -p $(dirname {folder}); {python} -m venv --system-site-packages --without-pip {folder}\n"
+        f"set -- {python} -m pip --python {folder}/bin/python\n"
+        f'if ! "$@" --version > /dev/null 2>&1; then\n'
+        f"  {python} -m venv --system-site-packages {folder}; set -- {folder}/bin/python -m pip\nfi\n"
         f"{python} -c {shlex.quote(_LEND)} {folder}\n"
-        f"{folder}/bin/python -m pip install --quiet --disable-pip-version-check {package} 1>&2\n"
+        f'"$@" install --quiet --disable-pip-version-check {package} 1>&2\n'
         f"touch {folder}/complete; ln -sfn {folder} {current}\n"
     )
 
