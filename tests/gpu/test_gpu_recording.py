@@ -64,6 +64,26 @@ def test_recorded_gradients_are_those_that_are_launched_bit_for_bit(scheme: str,
     assert all(torch.equal(a, b) for a, b in zip(weights, recorded, strict=True))
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_recorded_steps_of_a_plain_model_are_those_that_are_launched_bit_for_bit(precision: str, tmp_path: Path) -> None:
+    from windtunnel.recipe import Layout
+    from windtunnel.train.gpt import build_gpt_engine
+    from windtunnel.train.ranks import join_ranks
+    from windtunnel.train.trial import EngineSteps, random_feed
+
+    found = []
+    for recorded in (False, True):
+        with join_ranks("cuda") as ranks:
+            recipe = load_recipe("charlm", ["model.depth=4", "model.sequence=512"])
+            layout = Layout(1, 8, 2, 512, precision, True, "cuda", recorded=recorded, fused=True)
+            feed = random_feed(layout, ranks, 300, tmp_path, recipe.seed)
+            steps = EngineSteps(build_gpt_engine(recipe, layout, ranks, feed))
+            pending = [steps.step() for _ in range(8)]
+            found.append([(one.result().loss, one.result().gradient_norm) for one in pending])
+            steps.close()
+    assert found[0] == found[1]
+
+
 WAITS = """
 import torch
 from windtunnel.model import Replay, cuda_recorder

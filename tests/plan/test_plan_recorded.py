@@ -7,7 +7,7 @@ import pytest
 
 from windtunnel.model import recipe_shape
 from windtunnel.plan import Layout, Plan, load_constants, make_plan, observe
-from windtunnel.recipe import Recipe, UserError, load_recipe, stage_recipe
+from windtunnel.recipe import Recipe, load_recipe, stage_recipe
 from windtunnel.rig import parse_rig
 
 VOCAB = 32_768
@@ -116,14 +116,21 @@ def test_on_a_cpu_nothing_is_recorded_and_nothing_is_said_of_it(graphs: str) -> 
     assert not any("record" in text for text in (*made.notes, *made.warnings, made.layout.describe()))
 
 
-def test_passes_in_fp8_are_recorded_and_plain_models_are_not() -> None:
+def test_passes_in_fp8_are_recorded_and_plain_models_are_where_that_is_asked_for() -> None:
     assert plan(*SMALL, "stages.pretrain.precision=fp8").layout.recorded
     charlm = make_plan(load_recipe("charlm", ()), parse_rig("H200"))
     assert not charlm.layout.recorded
     assert not any("record" in note for note in charlm.notes)
-    with pytest.raises(UserError, match="recursive models") as refused:
-        load_recipe("charlm", ("stages.pretrain.graphs=true",))
-    assert "--set stages.pretrain.graphs=auto" in f"{refused.value.message} {refused.value.fix}"
+    sets = ("model.depth=4", "stages.pretrain.micro_batch=32")
+    launched, asked = (
+        make_plan(load_recipe("charlm", (*sets, f"stages.pretrain.graphs={graphs}")), parse_rig("H200"))
+        for graphs in ("false", "true")
+    )
+    assert asked.layout.recorded
+    assert not launched.layout.recorded
+    assert asked.step_seconds <= launched.step_seconds
+    assert asked.peak_gib > launched.peak_gib
+    assert any("recursive models alone" in note for note in asked.notes)
 
 
 def test_fp8_moves_more_and_says_that_less_is_known_of_it() -> None:

@@ -56,6 +56,40 @@ def test_reading_the_phases_changes_no_result(request_: TrialRequest, tmp_path: 
     assert [(r.loss, r.gradient_norm) for r in results[0]] == [(r.loss, r.gradient_norm) for r in results[1]]
 
 
+def test_recorded_passes_give_what_passes_give(request_: TrialRequest, tmp_path: Path) -> None:
+    """Over micro-batches and updates, with a recording that knows no other tensors than those it was made with."""
+    from windtunnel.model import Replay
+    from windtunnel.recipe import Layout
+    from windtunnel.train.gpt import PlainLoss, build_gpt_engine
+    from windtunnel.train.ranks import join_ranks
+    from windtunnel.train.trial import EngineSteps, random_feed
+
+    class Again:
+        def __init__(self, work: Callable[[], None]) -> None:
+            self.replay = work
+
+    results, recorded = [], 0
+
+    def record(work: Callable[[], None]) -> Again:
+        nonlocal recorded
+        recorded += 1
+        return Again(work)
+
+    for run in (Replay(), Replay(record)):
+        with join_ranks("cpu") as ranks:
+            layout = Layout(**LAYOUT)
+            feed = random_feed(layout, ranks, 300, tmp_path, request_.recipe.seed)
+            engine = build_gpt_engine(request_.recipe, layout, ranks, feed)
+            engine._loss = PlainLoss(run)
+            steps = EngineSteps(engine)
+            pending = [steps.step() for _ in range(4)]
+            results.append([(one.result().loss, one.result().gradient_norm) for one in pending])
+            steps.close()
+    assert recorded == 1
+    assert results[0] == results[1]
+    assert len(set(results[0])) == 4
+
+
 def test_slow_steps_end_early_but_three_are_timed(request_: TrialRequest, tmp_path: Path) -> None:
     measured = run_trial(replace(request_, steps=50, seconds=0.0), tmp_path, lambda _: None)
     assert len(measured["all_step_seconds"]) == 3

@@ -94,13 +94,15 @@ class GPTTraining:
         notes = self.share(best.layout.ranks)[1]
         if not best.fits:
             return notes
-        return notes + _turned_down(best, found.tried) + (self._launched(best.layout) if self.passes.recursive else [])
+        return notes + _turned_down(best, found.tried) + self._launched(best.layout)
 
     def _recorded(self, device: str) -> tuple[bool, ...]:
         """Whether passes may be recorded as CUDA graphs, first what is preferred: it takes no more time, and a little memory."""
-        if not self.passes.recursive or device != "cuda" or self.stage.graphs is False:
+        if device != "cuda" or self.stage.graphs is False:
             return (False,)
-        return (True,) if self.stage.graphs is True else (True, False)
+        if self.stage.graphs is True:
+            return (True,)
+        return (True, False) if self.passes.recursive else (False,)
 
     def _micro_batches(self, share: int, ranks: int) -> list[int]:
         small = [n for n in range(1, math.isqrt(share) + 1) if share % n == 0]
@@ -118,6 +120,8 @@ class GPTTraining:
 
     def _launched(self, layout: Layout) -> list[str]:
         """Tell that the host launches every kernel where a recording was not asked to be left out, but took too much memory."""
+        if not self.passes.recursive:
+            return ["of recorded passes those of recursive models alone were measured"] if layout.recorded else []
         if layout.recorded or layout.device != "cuda" or self.stage.graphs != "auto":
             return []
         return ["passes are not recorded as CUDA graphs: what validation and the update need beside a recording is too much here"]

@@ -12,10 +12,7 @@ if TYPE_CHECKING:
 
 def recursion_problem(recipe: Recipe) -> str | None:
     """What is wrong with `trm` and the rest of the recipe together; None where nothing is."""
-    trm, model, stage = recipe.trm, recipe.model, recipe.pretrain
-    if stage.graphs is True and trm is None:
-        fix = "--set stages.pretrain.graphs=auto"
-        return f"stages.pretrain.graphs=true records the passes of recursive models, and this one has no trm section; fix: {fix}"
+    trm, model = recipe.trm, recipe.model
     if trm is None:
         return "layout.recompute=step is for recursive models; use block or none" if recipe.layout.recompute == "step" else None
     if model.kind != "gpt":

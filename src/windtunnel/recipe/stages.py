@@ -142,8 +142,8 @@ class Pretrain(TrainingStage):
     compile: bool | Literal["auto"] = Field("auto", description="torch.compile; auto: on GPUs")
     graphs: bool | Literal["auto"] = Field(
         "auto",
-        description="record a recursive model's passes as CUDA graphs, so that the GPU never waits for the host to launch "
-        "them; auto: on GPUs where their memory fits",
+        description="record passes as CUDA graphs, so that the GPU never waits for the host to launch them; auto: those of "
+        "recursive models, on GPUs where their memory fits",
     )
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()

@@ -92,7 +92,7 @@ class GPTEngine:
         self.before_update: Callable[[], None] = nothing
         self._ranks, self._seed = ranks, recipe.seed
         self._momentum, self._decay = recipe.pretrain.optimizer.momentum, rates.weight_decay.value
-        self._loss: PlainLoss | SupervisedLoss = PlainLoss()
+        self._loss: PlainLoss | SupervisedLoss = PlainLoss(Replay(cuda_recorder() if layout.recorded else None))
         if recipe.trm is not None:
             assert isinstance(model, RecursiveGPT)
             self._loss = SupervisedLoss(model, objective_of(recipe.trm.resolved), recorded=layout.recorded)
@@ -170,23 +170,45 @@ Update = Callable[[Mark], Tensor]
 
 
 class PlainLoss:
-    """Cross-entropy of a plain GPT."""
+    """Cross-entropy of a plain GPT.
+
+    Args:
+        run: runs the passes of a micro-batch; see `windtunnel.model.recording`.
+    """
+
+    def __init__(self, run: Replay | None = None) -> None:
+        self._run = run or Replay()
+        # What is recorded adds to the same sums at every step.
+        self._sums: Tensor | None = None
 
     def __call__(self, work: Work, update: Update, mark: Mark | None) -> tuple[Tensor, Reading]:
-        """Go forward and backward over the micro-batches, then update; the sums of the step and how to read them."""
+        """Go forward and backward over the micro-batches, then update; the sums of the step and how to read them.
+
+        What is recorded goes by as a whole: a marked step is not, and no step after it.
+        """
+        if mark is not None:
+            self._run = Replay()
         tell, again = mark or _ignore, False
-        sums = torch.zeros(3, dtype=torch.float64, device=work.model.head.weight.device)
+        if self._sums is None:
+            self._sums = torch.zeros(3, dtype=torch.float64, device=work.model.head.weight.device)
+        self._sums.zero_()
+
+        def passes(x: Tensor, y: Tensor) -> None:
+            assert self._sums is not None
+            loss = work.model(x, y, reduction="sum")
+            tell("forward")
+            (loss * (1.0 / work.batch_tokens)).backward()
+            self._sums[0] += loss.detach()
+            self._sums[1] += (y >= 0).sum()
+
         for x, y in work.take():
             if again:
                 tell("backward")
             again = True
-            loss = work.model(x, y, reduction="sum")
-            tell("forward")
-            (loss * (1.0 / work.batch_tokens)).backward()
-            sums[0] += loss.detach()
-            sums[1] += (y >= 0).sum()
-        sums[2] = update(tell)
-        return sums, read_plain
+            work.model.refresh()  # what is recorded finds weights quantised
+            self._run("passes", passes, x, y)
+        self._sums[2] = update(tell)
+        return self._sums.clone(), read_plain
 
 
 class SupervisedLoss:
