@@ -107,6 +107,7 @@ def test_a_sampler_that_is_another_model_than_the_learner_ends_the_run_at_its_fi
     monkeypatch.setattr(HFDecoder, "step", lambda self, slots, tokens: 5 * step(self, slots, tokens))
     with pytest.raises(UserError, match="sampler and learner give tokens other probabilities") as error:
         train_policy(run)
+    assert error.value.exit_code == 1
     assert "nats on average" in error.value.message
     assert "stages.rl.mismatch=mask" in (error.value.fix or "")
     assert series(run, "reward") == {}

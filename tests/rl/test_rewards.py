@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from runs import new_run, series
 
+from windtunnel.checkpoint import CheckpointStore
 from windtunnel.data import Prompt
 from windtunnel.evaluate import Completion
 from windtunnel.recipe import GRPO, UserError
-from windtunnel.rl import Reward, Rewards
+from windtunnel.rl import Reward, Rewards, train_policy
 from windtunnel.rl.rewards import PromptQuestion
-from windtunnel.verify import find_reward
+from windtunnel.verify import find_reward, selftest
+from windtunnel.verify.probes import PROBES
 from windtunnel.verify.reward_process import HUNG_IN_ROW
 
 
@@ -172,3 +176,18 @@ def test_a_judge_that_hangs_is_not_asked_for_every_answer(tmp_path: Path) -> Non
     assert [reply.ended for reply in replies] == ["hung"] * HUNG_IN_ROW + [""] * 2 * HUNG_IN_ROW
     assert all(reply.value is None for reply in replies)
     assert replies[-1].problem == f"it was not called: {HUNG_IN_ROW} calls in a row did not come back within 0.05 s"
+
+
+def test_a_judge_that_refuses_what_is_right_ends_the_stage_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoilt = [replace(one, answer="no function") if one.kind == "code" and one.right else one for one in PROBES]
+    monkeypatch.setattr(selftest, "PROBES", spoilt)
+    judges = "stages.rl.rewards=[{kind: exact}, {kind: code, key: tests}]"
+    run = new_run(tmp_path, "stages.rl.reward=null", judges)
+    with pytest.raises(UserError, match=r"stages\.rl\.rewards\.1: verifiers of kind code do not work on this machine") as error:
+        train_policy(run)
+    assert error.value.exit_code == 1
+    assert "windtunnel verify selftest" in (error.value.fix or "")
+    assert series(run, "answers_reward") == {}  # not even step 0 was asked
+    assert CheckpointStore(run / "checkpoints").all() == []

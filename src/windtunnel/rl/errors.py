@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from windtunnel.recipe import UserError
+
 
 class BrokenSnapshot(Exception):
     """Published weights are not whole, not those that were published, or not those of the engine's model. Nothing was loaded."""
@@ -13,3 +15,9 @@ class StaleWeights(Exception):
 
 class EngineFailed(Exception):
     """An engine's process ended, or did not answer in time."""
+
+
+class DifferentSampler(UserError):
+    """What samples computes another model than the learner: nothing is wrong with the recipe's form."""
+
+    exit_code = 1

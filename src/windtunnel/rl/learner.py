@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from windtunnel.data import Batch, PromptLoader
-from windtunnel.recipe import GRPO, UserError
+from windtunnel.recipe import GRPO
 from windtunnel.train import (
     EngineState,
     HFEngine,
@@ -27,6 +27,7 @@ from windtunnel.train import (
 
 from .batches import micro_batches
 from .curriculum import Levels
+from .errors import DifferentSampler
 from .health import different
 from .kept_rounds import Answered
 from .loss import PolicyLoss
@@ -170,7 +171,7 @@ class Learner:
             self._reference.take()
 
     def _require_alike(self, metrics: Mapping[str, float]) -> None:
-        """Raise UserError where the first round of a session shows that sampler and learner are different models.
+        """Raise DifferentSampler where the first round of a session shows that sampler and learner are different models.
 
         All ranks call it together; `metrics` are on rank 0.
         """
@@ -179,7 +180,7 @@ class Learner:
         self._alike = True
         wrong = self._ranks.share(different(metrics, self._stage) if metrics else None)
         if wrong is not None:
-            raise UserError(*wrong)
+            raise DifferentSampler(*wrong)
 
     @property
     def _made(self) -> int:

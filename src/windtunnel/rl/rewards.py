@@ -118,8 +118,10 @@ class Rewards:
             self._verifiers = self._stack.enter_context(Verifiers(workers, sources=True))
             self._functions = [self._function(i, source) for i, source in enumerate(self.sources)]
             self._forms = [self._form(source) for source in self.sources]
-            keys = {source.kind: f"stages.{stage.name or 'rl'}.rewards.{i}" for i, source in enumerate(self.sources)}
-            require_working(self._verifiers, {kind: key for kind, key in keys.items() if kind == "kernel"})
+            keys: dict[str, str] = {
+                source.kind: f"stages.{stage.name or 'rl'}.rewards.{i}" for i, source in enumerate(self.sources)
+            }
+            require_working(self._verifiers, keys)
             self._pool = self._stack.enter_context(Pool(workers, MOST_WAITING))
         except BaseException:
             self._stack.close()

@@ -23,6 +23,12 @@ WIDEST_CLOCK = 0.05
 ADVICE = "windtunnel verify selftest shows every answer that was tried, windtunnel verify layers the sandbox"
 
 
+class BrokenVerifier(UserError):
+    """A verifier that is asked for does not work on this machine: nothing is wrong with the recipe."""
+
+    exit_code = 1
+
+
 @dataclass(frozen=True)
 class Trial:
     """One answer that was tried. fault: why its verdict is not the one it should be, '' where it is."""
@@ -77,13 +83,13 @@ def require_working(verifiers: Verifiers, kinds: Mapping[str, str]) -> None:
         kinds: the recipe's key that asks for each kind.
 
     Raises:
-        UserError: one of them does not work on this machine.
+        BrokenVerifier: one of them does not work on this machine.
     """
     wanted = [kind for kind in TESTED if kind in kinds]
     for trial in self_test(verifiers, wanted).trials if wanted else ():
         if trial.fault:
             kind = trial.probe.kind
-            raise UserError(f"{kinds[kind]}: verifiers of kind {kind} do not work on this machine: {trial.fault}", ADVICE)
+            raise BrokenVerifier(f"{kinds[kind]}: verifiers of kind {kind} do not work on this machine: {trial.fault}", ADVICE)
 
 
 def _missing(verifiers: Verifiers) -> list[str]:
