@@ -25,7 +25,9 @@ pytest.importorskip("triton")
 from windtunnel.verify.kernel.child.replay import Replay
 from windtunnel.verify.kernel.gpu import PlanOf
 from windtunnel.verify.kernel.record import file_forms, read_recorded, record_job
-from windtunnel.verify.kernel.tiny import Finding
+from windtunnel.verify.kernel.replay import compile_job
+from windtunnel.verify.kernel.task import task_from_source
+from windtunnel.verify.kernel.tiny import Finding, judge_compile
 
 pytestmark = pytest.mark.end_to_end
 
@@ -141,3 +143,58 @@ def wrong_on(boxes: list[Sandbox], stages: GpuStages) -> dict[str, str]:
         if found not in reasons | ({"raised"} if reasons == {"compile-error"} else set()):
             wrong[name] = found
     return wrong
+
+
+CROWDED = """\
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.autotune(
+    configs=[
+        triton.Config({"BLOCK": 32}, num_warps=4, num_stages=1),
+        triton.Config({"BLOCK": 256}, num_warps=16, num_stages=3),
+    ],
+    key=["n"],
+)
+@triton.jit
+def product(a, b, c, n, k, BLOCK: tl.constexpr):
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inner = tl.arange(0, 32)
+    total = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    for start in range(0, k, 32):
+        left = tl.load(a + rows[:, None] * k + start + inner, mask=(rows[:, None] < n) & (start + inner < k), other=0.0)
+        right = tl.load(b + (start + inner)[:, None] * n + columns, mask=(start + inner)[:, None] < k, other=0.0)
+        total = tl.dot(left, right, total)
+    for _ in tl.static_range(32):
+        total = total * 1.5 + 0.25
+    tl.store(c + rows[:, None] * n + columns, total, mask=(rows[:, None] < n) & (columns < n))
+
+
+class ModelNew(nn.Module):
+    def forward(self, a, b):
+        n, k = a.shape
+        c = torch.empty(n, n, device=a.device)
+        product[lambda meta: (triton.cdiv(n, meta["BLOCK"]), triton.cdiv(n, meta["BLOCK"]))](a, b, c, n, k)
+        return c
+"""
+
+
+def test_a_configuration_that_the_assembler_has_no_registers_for_is_passed_over() -> None:
+    """Triton prints the whole kernel then, which is more than a child may."""
+    task = task_from_source(
+        "import torch\nimport torch.nn as nn\n\nN, K = 1024, 1024\n\n\nclass Model(nn.Module):\n    def forward(self, a, b):\n"
+        "        return a @ b\n\n\ndef get_inputs():\n    return [torch.rand(N, K), torch.rand(K, N)]\n\n\n"
+        "def get_init_inputs():\n    return []\n",
+        name="product",
+    )
+    with kernel_sandbox() as box, compiler_sandbox() as compiler:
+        forms = file_forms(task, box, ["full"])
+        plans, wrong = read_recorded(box.run(record_job(CROWDED, forms)), forms, task)
+        assert wrong is None, wrong
+        outcome = compiler.run(compile_job(plans, forms, 90, binary=True))
+    assert judge_compile(outcome) is None, outcome.message
+    assert sum(name.endswith(".cubin") for _, name in outcome.message["files"]) == 1

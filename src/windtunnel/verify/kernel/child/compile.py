@@ -25,7 +25,7 @@ from triton.runtime import driver, jit
 from windtunnel.verify.kernel.arrays import Buffer
 from windtunnel.verify.kernel.child.build import argument, build
 from windtunnel.verify.kernel.child.load import Wrong, kernel_place, said
-from windtunnel.verify.kernel.child.replay import MISFITS, Misfit
+from windtunnel.verify.kernel.child.replay import MISFITS, Misfit, quietly
 from windtunnel.verify.kernel.plan import Choice, Launch, Plan, Tensor
 from windtunnel.verify.kernel.plan.schema import BYTES
 from windtunnel.verify.sandbox.channel import note
@@ -55,7 +55,7 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
     dice = random.Random(message["seed"])
     note("compile")
     try:
-        with compiler.installed():
+        with compiler.installed(), quietly():
             for number, (text, dtype) in enumerate(zip(message["plans"], message["dtypes"], strict=True)):
                 compiler.again = number == 0
                 compiler.depth = len(STAGES) if dtype == message["dtypes"][0] else 1

@@ -23,7 +23,7 @@ from windtunnel.verify.kernel.child.compare import drawn_part, is_large, sums
 from windtunnel.verify.kernel.child.draw import Drawn
 from windtunnel.verify.kernel.child.load import Wrong, said
 from windtunnel.verify.kernel.child.memory import give_back
-from windtunnel.verify.kernel.child.replay import Replay
+from windtunnel.verify.kernel.child.replay import Replay, quietly
 from windtunnel.verify.kernel.child.tensors import head_of
 from windtunnel.verify.kernel.child.timed import Right, TimedCalls
 from windtunnel.verify.kernel.child.turn import FULL, TIMING, waiting_for
@@ -55,10 +55,10 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
         _unpack(message["kernels"], buffers)
     reply: dict[str, Any] = {"device": torch.cuda.get_device_name() if device == "cuda" else "cpu"}
     try:
-        with waiting_for(turns, then=FULL), bench.taking("runs"):
+        with waiting_for(turns, then=FULL), bench.taking("runs"), quietly():
             bench.run_all()
         if message["timed"]:
-            with waiting_for(turns, alone=True, then=TIMING), bench.taking("clock"):
+            with waiting_for(turns, alone=True, then=TIMING), bench.taking("clock"), quietly():
                 bench.time()
     except Wrong as wrong:
         reply["wrong"] = {"reason": wrong.reason, "message": wrong.message}

@@ -5,6 +5,8 @@ In a clean sandboxed child: of the candidate there is nothing here but kernels' 
 
 from __future__ import annotations
 
+import contextlib
+import io
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,6 +40,16 @@ MISFITS = (Misfit, OutOfResources, CompileTimeAssertionFailure, PTXASError)  # t
 def misfits(error: BaseException) -> bool:
     """Whether another configuration may do. The interpreter wraps what a kernel raises."""
     return isinstance(error, MISFITS) or isinstance(error.__cause__, Misfit)
+
+
+class _Nowhere(io.TextIOBase):
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+def quietly() -> contextlib.redirect_stdout[io.TextIOBase]:
+    """Throw away what Triton prints: all of a kernel's code where ptxas has no room for it, more than a child may."""
+    return contextlib.redirect_stdout(_Nowhere())
 
 
 @dataclass
