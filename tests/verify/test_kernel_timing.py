@@ -264,12 +264,14 @@ def test_where_a_gpu_judges_values_a_kernel_may_be_made_for_the_files_own_sizes(
     stages.quick = True
     verifier = KernelVerifier(task, box, gpu=stages)
     endless_at_tiny = KERNEL.replace("    tl.store", "    while n < 200:\n        n = n + 0\n    tl.store", 1)
-    for source in (made_for_full, endless_at_tiny):
+    asserts_full = KERNEL.replace("        n = x.numel()", "        n = x.numel()\n        assert n == 384")
+    for source in (made_for_full, endless_at_tiny, asserts_full):
         found = verifier.verify(source)
         assert (found.accepted, found.stage) == (True, "full"), found
         assert found.evidence["tiny"]
     for old, new, stage, reason in [
         ("x + b, 0.0", "x + b * (n < 200), 0.0", "full", "wrong-values"),
+        ("        n = x.numel()", "        n = x.numel()\n        assert n < 9", "record", "raised"),
         ("x + b, 0.0", "x * (tl.max(tl.abs(x), 0) > 0.1) + b, 0.0", "tiny", "wrong-values"),
         ("y_ptr + at,", "y_ptr + at % 64,", "tiny", "race"),
     ]:

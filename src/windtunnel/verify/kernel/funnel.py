@@ -44,6 +44,7 @@ MARK = "\ufeff"  # a byte order mark
 LONG_SECONDS = 8.0  # of the CPU, for long sizes
 # Where a GPU judges values, the interpreter looks for races and accesses outside of tensors, as far as it comes in this time.
 GLANCE_SECONDS, GLANCE_AT_MOST = 2.0, 8.0
+RAISED = ("raised", "construction-failed")
 MOST_BYTES, MOST_PROGRAMS = 1 << 30, 65_536  # of a plan at a tiny size
 HALF = "the correctness half: the interpreter ran it; full shapes and timing need a GPU"
 
@@ -162,16 +163,23 @@ class KernelVerifier:
         forms = forms_of(batch)
         with clock("record"):
             plans, found = planned([*forms, *full])
+            only_full = (
+                found if self.gpu is not None and self.gpu.quick and found is not None and found.reason in RAISED else None
+            )
+            if only_full is not None:  # host code too may be made for the file's own sizes
+                forms, (plans, found) = [], planned(full)
         if found is not None:
             return _refused(found, clock)
         judging = _Judging(self, planned, plans[: len(forms)], forms, plans[len(forms) :], full, batch, clock)
+        if only_full is not None:
+            judging.evidence["tiny"] = only_full.message
         for stage in (judging.compile, judging.tiny, judging.long, judging.on_gpu):
             found = stage()
             if found is not None:
                 return _refused(found, clock)
         evidence = judging.evidence | {
             "dropped": dict(batch.dropped),
-            "share": share(plans[0], batch.ready[0].work),
+            "share": share(plans[0], batch.ready[0].work if forms else 0),
             "left": self._left(),
         }
         reward = evidence["share"] if self.task.operations == "any" else 1.0
@@ -182,6 +190,11 @@ class KernelVerifier:
         else:
             words, stage_ = "Right on every case, at full shapes too.", "full"
         return accept(stage_, words, reward=reward, times=clock.times, evidence=evidence)
+
+    @property
+    def glances(self) -> bool:
+        """Whether the interpreter only has a glance, since a GPU runs the plans too."""
+        return self.gpu is not None and self.gpu.quick
 
     @property
     def long(self) -> LongSizes:
@@ -241,8 +254,11 @@ class _Judging:
 
     def tiny(self) -> Finding | None:
         """On the interpreter: values, races, accesses outside of tensors; only a glance where a GPU runs the plans too."""
-        outcome, order, found = self._replayed(self.plans, self.forms, self.batch, GLANCE_SECONDS if self._glances else None)
-        if self._glances and found is not None and _of_the_size(found, outcome):
+        if not self.forms:
+            self.evidence["cases"] = []
+            return None
+        outcome, order, found = self._replayed(self.plans, self.forms, self.batch, GLANCE_SECONDS if self.of.glances else None)
+        if self.of.glances and found is not None and _of_the_size(found, outcome):
             self.evidence |= {"cases": [], "tiny": found.message}
             return None
         if found is None:
@@ -252,13 +268,9 @@ class _Judging:
             self.seen = {ready.case.variation for ready in order if ready.case.dtype == self.of.task.dtypes[0]}
         return found
 
-    @property
-    def _glances(self) -> bool:
-        return self.of.gpu is not None and self.of.gpu.quick
-
     def long(self) -> Finding | None:
         """The same where one dimension is longer than any block, unless a GPU runs sizes that are."""
-        if self._glances:
+        if self.of.glances:
             return None
         sizes, block = self.of.long, block_of(self.plans)
         with self.clock("reference"):
@@ -283,7 +295,7 @@ class _Judging:
     ) -> tuple[Outcome, list[Ready], Finding | None]:
         """seconds: of CPU time, after which no other case is begun."""
         task = self.of.task
-        limits = replace(LIMITS, cpu_seconds=GLANCE_AT_MOST) if self._glances else LIMITS
+        limits = replace(LIMITS, cpu_seconds=GLANCE_AT_MOST) if self.of.glances else LIMITS
         with self.clock("tiny"):
             outcome = self.of.runner.run(replay_job(plans, forms, task, batch, limits, seconds))
         with self.clock("compare"):
