@@ -57,6 +57,7 @@ def followers(host: Machine) -> list[int]:
     return found
 
 
+@pytest.mark.end_to_end
 @pytest.mark.timeout(900)
 def test_lines_come_as_they_are_written_until_the_run_ends(host: Machine, tmp_path: Path) -> None:
     root = host.home / ".windtunnel" / "runs"

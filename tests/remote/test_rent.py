@@ -32,6 +32,7 @@ def mirrored(home: Path) -> int:
     return 0
 
 
+@pytest.mark.end_to_end
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed here: {', '.join(MISSING)} (apt install openssh-server rsync)")
 def test_a_machine_is_taken_away_and_another_finishes_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
