@@ -58,7 +58,8 @@ def machine(place: Path, environment: Mapping[str, str] | None = None) -> Iterat
     settings = " ".join(f'"{name}={value}"' for name, value in own.items())
     (place / "sshd_config").write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {place}/host\nAuthorizedKeysFile {place}/user.pub\nStrictModes no\n"
-        f"UsePAM no\nPidFile none\nPermitRootLogin yes\nPasswordAuthentication no\nSetEnv {settings}\n"
+        f"UsePAM no\nPidFile none\nPermitRootLogin yes\nPasswordAuthentication no\n"
+        f"Subsystem sftp internal-sftp\nSetEnv {settings}\n"
     )
     user = pwd.getpwuid(os.getuid()).pw_name
     (place / "ssh_config").write_text(

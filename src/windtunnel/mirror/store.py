@@ -6,15 +6,19 @@ a URL with a key in it is refused. Every call ends within its time-outs, and eve
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
 import re
+import threading
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 from windtunnel.recipe import UserError
+
+from . import sftp
 
 CONNECT_SECONDS, READ_SECONDS = 10, 60
 TRIES = 2
@@ -65,7 +69,8 @@ class Place:
             known = ", ".join(f"{name}://" for name in _SCHEMES)
             raise UserError(f"mirror {scheme}://...: unknown kind of store", f"expected one of {known}")
         authority = path.partition("/")[0]
-        if (":" in authority and "@" in authority) or "?" in path:
+        named = scheme == "sftp" and sftp.AUTHORITY.fullmatch(authority)  # a user and a port are no secret
+        if (":" in authority and "@" in authority and not named) or "?" in path:
             raise UserError(
                 f"mirror {scheme}://...: the address carries a credential or options, which would end up in the run's files",
                 f"leave them out; credentials come from {_SCHEMES[scheme].login}",
@@ -74,6 +79,11 @@ class Place:
             wanted = "file:///absolute/folder" if scheme == "file" else f"{scheme}://BUCKET/FOLDER"
             raise UserError(f"mirror {url}: no place is named", f"expected {wanted}")
         return cls(scheme, path.rstrip("/"))
+
+    @property
+    def root(self) -> str:
+        """The path as the store has it: that of a server begins below its name."""
+        return "/" + self.path.partition("/")[2] if self.scheme == "sftp" else self.path
 
     def __truediv__(self, name: str) -> Place:
         return Place(self.scheme, f"{self.path}/{name}")
@@ -111,6 +121,8 @@ class Store:
                 f"mirror {place}: {self._scheme.package} is not installed", f"pip install {self._scheme.package}"
             ) from None
         self._system: Any = None
+        # Of one connection to an SFTP server two threads would read each other's answers.
+        self._turn: Any = threading.RLock() if place.scheme == "sftp" else contextlib.nullcontext()
 
     def put(self, key: str, data: bytes) -> None:
         """Write an object and make sure that the store has what was sent. Raises StoreError."""
@@ -185,16 +197,22 @@ class Store:
             with open(path, "xb") as file:
                 file.write(data)
             return
+        if self.place.scheme == "sftp":
+            sftp.exclusive(fs, path, data)
+            return
         fs.pipe_file(path, data, mode="create")
 
     def _call(self, what: str, key: str, work: Any, *, make: bool = False) -> Any:
         """Do something with the object's path, and tell failures in one way."""
-        path = f"{self.place.path}/{key}"
+        path = f"{self.place.root}/{key}"
         try:
-            fs = self._connected()
-            if make and self.place.scheme in ("file", "sftp"):
-                fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-            return work(fs, path)
+            with self._turn:
+                fs = self._connected()
+                if make and self.place.scheme == "file":
+                    fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+                if make and self.place.scheme == "sftp":
+                    sftp.make_folders(fs, path.rpartition("/")[0])
+                return work(fs, path)
         except FileExistsError:
             raise _Exists(f"{self.place}/{key} is there already") from None
         except Exception as error:
@@ -209,6 +227,8 @@ class Store:
             raise self._told("reach", error) from error
 
     def _connected(self) -> Any:
+        if self._system is None and self.place.scheme == "sftp":
+            self._system = sftp.connect(self.place.path.partition("/")[0], CONNECT_SECONDS, READ_SECONDS)
         if self._system is None:
             import fsspec
 
@@ -217,8 +237,6 @@ class Store:
                 options["config_kwargs"] = {
                     "connect_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS, "retries": {"max_attempts": TRIES},
                 }  # fmt: skip
-            if self.place.scheme == "sftp":
-                options["host"] = self.place.path.partition("/")[0]
             self._system = fsspec.filesystem(self._scheme.protocol, **options)
             if self.place.scheme == "s3":
                 self._system.retries = TRIES  # its own, around the client's
@@ -234,7 +252,11 @@ class Store:
             return StoreError(f"{place}: cannot {what}: this machine's clock is wrong", "set it: timedatectl set-ntp true")
         if "bucket" in text.lower() and isinstance(error, FileNotFoundError):
             return StoreError(f"{place}: there is no such bucket", "make it, or name another one")
-        if isinstance(error, PermissionError) or "redential" in text or "Token" in text:
+        if "known_hosts" in text:
+            return StoreError(
+                f"{place}: cannot {what}: {_brief(error)}", f"ssh {place.partition('://')[2].partition('/')[0]}, once"
+            )
+        if isinstance(error, PermissionError) or "uthentication" in text or "redential" in text or "Token" in text:
             why = "expired" if "xpired" in text else "missing or refused"
             return StoreError(f"{place}: cannot {what}: credentials are {why} ({_brief(error)})", self._scheme.login)
         if isinstance(error, OSError | TimeoutError) or "onnect" in text or "imeout" in text:

@@ -177,7 +177,8 @@ def _train(host: Host, brought: Brought, what: list[str], how: How, say: Say) ->
 
     def take(line: str) -> None:
         lines.append(line)
-        if not (_STARTED.match(line) or _HINT.match(line)):  # which are of use on that machine alone
+        # Hints are of use on that machine alone; an error is raised below.
+        if not (_STARTED.match(line) or _HINT.match(line) or line.startswith(("error: ", "  fix: "))):
             say(line)
 
     code = host.follow(script, take)
