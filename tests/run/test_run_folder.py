@@ -53,6 +53,19 @@ def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:
             RunFolder.open(run.path)
 
 
+def test_a_run_goes_on_with_the_batch_that_its_plan_derived(tmp_path: Path) -> None:
+    """However often, from the run's own recipe, and whatever a machine would derive from the one that is given."""
+    recipe = load_recipe("charlm", ["model.depth=2"])
+    assert recipe.pretrain.batch_tokens is None
+    with RunFolder.create(tmp_path, recipe, rig={}, plan={"layout": {"batch_tokens": 16384}}) as made:
+        path = made.path
+    for given in (recipe, RunFolder.open(path, recipe).recipe, RunFolder.open(path).recipe):
+        with RunFolder.open(path, given, write=True) as run:
+            assert (run.recipe.pretrain.batch_tokens, run.changes) == (16384, [])
+    with pytest.raises(UserError, match="batch_tokens is 16384 there and 8192 here"):
+        RunFolder.open(path, load_recipe("charlm", ["model.depth=2", "stages.pretrain.batch_tokens=8192"]))
+
+
 @pytest.mark.parametrize(
     ("override", "key"),
     [

@@ -291,19 +291,8 @@ def _to_go_on(path: Path, recipe: Recipe, say: Say) -> Recipe:
     run = RunFolder.open(path, recipe)
     if recipe.expect != run.recipe.expect:
         say(f"note: expect is as it was when {path.name} began; the recipe's is for a new run")
-    trained = _as_trained(run)
-    _require_same_base(run, trained)
-    return trained
-
-
-def _as_trained(run: RunFolder) -> Recipe:
-    """What the recipe leaves open, depth and batch, is as the run was trained with, whatever this machine would choose."""
-    recipe = run.recipe
-    pretrain = recipe.pretrain
-    if not pretrain.name or pretrain.batch_tokens is not None:
-        return recipe
-    pretrain = pretrain.model_copy(update={"batch_tokens": run.manifest["plan"]["layout"]["batch_tokens"]})
-    return recipe.with_stages(pretrain=pretrain)
+    _require_same_base(run, run.recipe)
+    return run.recipe
 
 
 def _go_on(path: Path, recipe: Recipe, rig: Rig, plan: Plan, facts: dict[str, Any], say: Say) -> RunFolder:

@@ -117,8 +117,8 @@ class RunFolder:
             UserError: missing, no run folder, damaged, a run of another recipe, or in use.
         """
         path = Path(path)
-        own = read_own_recipe(path)
-        manifest = read_manifest(path)
+        own, manifest = read_own_recipe(path), read_manifest(path)
+        own = _as_planned(own, manifest)
         if recipe is not None:
             _refuse_another(path, own, recipe)
         run = cls(path, resumed(own, recipe) if recipe is not None else own, manifest)
@@ -287,6 +287,15 @@ def read_own_recipe(path: Path) -> Recipe:
     if not path.is_dir() or not (path / "recipe.yaml").is_file():
         raise UserError(f"{path} is not a run folder: it has no recipe.yaml", "`windtunnel runs` lists runs")
     return load_recipe(path / "recipe.yaml")
+
+
+def _as_planned(own: Recipe, manifest: dict[str, Any]) -> Recipe:
+    """Return a run's recipe with the batch that its plan derived: it goes on with that, whatever another machine would derive."""
+    pretrain = own.pretrain
+    planned = ((manifest.get("plan") or {}).get("layout") or {}).get("batch_tokens")
+    if not pretrain.name or pretrain.batch_tokens is not None or not isinstance(planned, int):
+        return own
+    return own.with_stages(pretrain=pretrain.model_copy(update={"batch_tokens": planned}))
 
 
 def _refuse_another(path: Path, own: Recipe, asked: Recipe) -> None:
