@@ -14,8 +14,10 @@ import re
 import threading
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+from windtunnel.files import write_atomic
 from windtunnel.recipe import UserError
 
 from . import sftp
@@ -126,7 +128,7 @@ class Store:
 
     def put(self, key: str, data: bytes) -> None:
         """Write an object and make sure that the store has what was sent. Raises StoreError."""
-        self._call("write", key, lambda fs, path: fs.pipe_file(path, data), make=True)
+        self._call("write", key, lambda fs, path: self._replace(fs, path, data), make=True)
         if not self._holds(key, data):
             raise StoreError(f"{self.place}/{key} does not read back as it was written")
 
@@ -191,6 +193,12 @@ class Store:
         if self.place.scheme == "s3" and told and told[1] == hashlib.md5(data, usedforsecurity=False).hexdigest():
             return True
         return self.get(key) == data  # an encrypted object's tag is no MD5, and other stores tell theirs in other ways
+
+    def _replace(self, fs: Any, path: str, data: bytes) -> None:
+        if self.place.scheme == "file":
+            write_atomic(Path(path), data, durable=False)  # whoever reads it meanwhile finds the old one whole, or the new
+            return
+        fs.pipe_file(path, data)
 
     def _exclusive(self, fs: Any, path: str, data: bytes) -> None:
         if self.place.scheme == "file":
