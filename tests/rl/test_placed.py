@@ -167,6 +167,28 @@ def test_an_adapter_apart_trains_the_same_on_either_placement(tmp_path: Path, cl
     require_same(*runs)
 
 
+LEFT_OVER = """
+from windtunnel.actors import join
+with join("left-over"):
+    import ray
+    print(ray.get(ray.remote(lambda: "an answer").remote()))
+    class Host:
+        def ready(self):
+            return "an actor"
+    print(ray.get(ray.remote(Host).options(name="host").remote().ready.remote()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_token_that_another_cluster_left_is_not_offered_where_none_is_asked_for(tmp_path: Path, cluster: str) -> None:
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("0" * 64)
+    environment = {**os.environ, "HOME": str(tmp_path), "RAY_ADDRESS": cluster}
+    done = subprocess.run([sys.executable, "-c", LEFT_OVER], env=environment, capture_output=True, text=True, timeout=LIMIT)
+    assert done.stdout.split("\n")[:2] == ["an answer", "an actor"], done.stderr
+
+
 def _events(run: Path) -> list[Any]:
     with MetricsReader(RunFolder.open(run).metrics_path) as reader:
         return list(reader.events())

@@ -7,6 +7,8 @@ import importlib.metadata
 import logging
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from json import dumps, loads
@@ -23,7 +25,19 @@ JOINED = "WINDTUNNEL_RAY"
 """Environment of a job's processes on a cluster: see `Joined`."""
 NODES = "WINDTUNNEL_RAY_NODES"
 """Environment: nodes that the cluster will have, which are waited for before anything is planned."""
+AUTHENTICATION, TOKEN = "RAY_AUTH_MODE", "~/.ray/auth_token"
 REACH_SECONDS = 10.0
+ASK_SECONDS = 60.0
+OPEN = "asks for no token"
+ASK = f"""
+import sys
+from ray._private.services import find_gcs_addresses
+from ray._raylet import GcsClient
+for address in sys.argv[1:] or sorted(find_gcs_addresses())[:1]:
+    GcsClient(address=address).get_all_node_info(timeout=10)
+    print({OPEN!r})
+"""
+"""Asks a cluster, the one that is given or that runs here, without a token; in a process of its own."""
 HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 HTTP2_HEAD, HTTP2_SETTINGS = 9, 4
 """What a client of gRPC begins with, the bytes of a frame's head, and the kind of a server's first frame (RFC 9113)."""
@@ -50,7 +64,8 @@ class Joined:
 
     def environment(self) -> dict[str, str]:
         """Return what tells a process."""
-        return {JOINED: dumps(asdict(self))}
+        mode = os.environ.get(AUTHENTICATION)
+        return {JOINED: dumps(asdict(self))} | ({} if mode is None else {AUTHENTICATION: mode})
 
 
 def joined() -> Joined | None:
@@ -79,11 +94,12 @@ def join(namespace: str) -> Iterator[str]:
         UserError: Ray is not installed, or another version than is known to work, or the cluster cannot be reached.
     """
     require_ray()
-    import ray
-
     address = os.environ.get(ADDRESS)
     if address and address not in ("auto", "local"):
         _require_reachable(address)
+    _settle_token(address)
+    import ray
+
     given = address or _running()
     _connect(given if given != "local" else None, namespace)
     try:
@@ -122,9 +138,6 @@ def _connect(address: str | None, namespace: str) -> None:
 
     if ray.is_initialized():
         return
-    if address and Path("~/.ray/auth_token").expanduser().is_file():
-        # `ray start` asks for the token that lies there, and who is given an address does not offer it of its own accord.
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
         ray.init(
             address=address or "local", namespace=namespace, log_to_driver=False, logging_level=logging.ERROR,
@@ -166,6 +179,27 @@ def _require_reachable(address: str) -> None:
         f"{ADDRESS}={address}: the program that has this port is no Ray",
         f"ray start --head --port=... on a free port, and that address; or unset {ADDRESS} to use this machine alone",
     )
+
+
+def _settle_token(address: str | None) -> None:
+    """Say whether a token is offered to the cluster, before Ray is imported, which settles it for this process.
+
+    `ray start` asks for the token that lies in the home folder, and who is given an address does not offer it of its own
+    accord. To a cluster without one it must not be offered: this process would expect it of the cluster too, which then
+    takes its actors for dead.
+    """
+    if AUTHENTICATION in os.environ or address == "local" or not Path(TOKEN).expanduser().is_file():
+        return
+    given = [] if address in (None, "", "auto") else [str(address).rpartition("://")[2]]
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        done = subprocess.run(
+            [sys.executable, "-c", ASK, *given], env={**os.environ, AUTHENTICATION: "disabled"},
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_SECONDS, check=False,
+        )  # fmt: skip
+        if "AuthenticationError" in done.stderr:
+            os.environ[AUTHENTICATION] = "token"
+        elif OPEN in done.stdout:
+            os.environ[AUTHENTICATION] = "disabled"
 
 
 def _speaks_grpc(there: socket.socket) -> bool:
