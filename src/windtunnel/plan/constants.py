@@ -182,7 +182,7 @@ def load_constants(gpu: str | None, extra: Path | None = None) -> GPTConstants:
 
 
 def load_hf_constants(gpu: str) -> HFConstants:
-    """Load the constants of Hugging Face models on a GPU, as `load_constants`.
+    """Load the constants of Hugging Face models on a GPU, or on a CPU for an empty name, as `load_constants`.
 
     Raises:
         UserError: the user's calibration of the GPU is damaged.
@@ -200,7 +200,7 @@ def _shipped(constants: AnyConstants, gpu: str, family: str) -> AnyConstants:
     constants = override(constants, shipped or shipped_constants(NEAREST, family), f"calibration of {where}")
     if shipped:
         return constants
-    source = f"{constants.source}; nothing measured on {gpu} yet"
+    source = f"{constants.source}; nothing measured on {gpu or 'a CPU'} yet"
     return replace(
         constants,
         memory_error=max(UNSEEN_MEMORY_ERROR, constants.memory_error),
