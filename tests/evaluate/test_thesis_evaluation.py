@@ -36,6 +36,8 @@ from windtunnel.recipe import ACTIONS, EvaluationGates, UserError, load_recipe
 from windtunnel.run import MetricsReader, RunFolder, compare_expected
 from windtunnel.train import train
 
+pytestmark = pytest.mark.end_to_end
+
 RECIPE = """
 name: mini
 model: {kind: huggingface, config: CONFIG, sequence: 128}

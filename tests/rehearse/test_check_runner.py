@@ -17,6 +17,8 @@ from windtunnel.check import Check, CheckFailed, Findings, Outcome, all_checks, 
 from windtunnel.recipe import UserError
 from windtunnel.rehearse import Context, Progress, run_checks, select
 
+pytestmark = pytest.mark.end_to_end
+
 
 def check(name: str, run=samples.passes, *needs: str, **more) -> Check:
     return Check(name, f"{name} holds", f"repair {name}", run, needs=needs, **more)

@@ -10,6 +10,8 @@ from warm import kernel_box
 from windtunnel.verify.kernel import KernelVerifier
 from windtunnel.verify.kernel.task import task_from_source
 
+pytestmark = pytest.mark.end_to_end
+
 pytest.importorskip("triton")
 
 TASK = """\
