@@ -21,14 +21,15 @@ import torch
 VOCAB, SEQUENCE, ACCUMULATION = 32768, 2048, 4
 
 
-def ours(depth: int, batch: int, precision: str, seed: int) -> Callable[[], torch.Tensor]:
-    """A step of windtunnel's trainer on random tokens read through its own loader."""
+def ours(depth: int, batch: int, precision: str, seed: int, recorded: bool = False) -> Callable[[], torch.Tensor]:
+    """Return a step of our trainer on random tokens read through its own loader; recorded: its passes are a CUDA graph."""
     import numpy as np
 
     from windtunnel.data import BatchLoader, TokenFile
-    from windtunnel.model import build_gpt, derive, gpt_shape
+    from windtunnel.model import Replay, build_gpt, cuda_recorder, derive, gpt_shape
     from windtunnel.model.fp8 import enable_fp8
     from windtunnel.recipe import load_recipe
+    from windtunnel.train.gpt import PlainLoss, Work
     from windtunnel.train.optimizer import MuonAdamW, Scalars
 
     recipe = load_recipe("charlm", [f"model.depth={depth}", f"model.sequence={SEQUENCE}"])
@@ -45,17 +46,12 @@ def ours(depth: int, batch: int, precision: str, seed: int) -> Callable[[], torc
     loader = BatchLoader(
         file, sequence=SEQUENCE, micro_batch=batch, accumulation=ACCUMULATION, rank=0, world=1, seed=seed, device=device
     )
-    scale = 1.0 / (batch * SEQUENCE * ACCUMULATION)
+    work = Work(model, optimizer, loader, batch * SEQUENCE * ACCUMULATION)
+    passes = PlainLoss(Replay(cuda_recorder() if recorded else None))
 
     def step() -> torch.Tensor:
-        total = torch.zeros((), device=device)
-        for _ in range(ACCUMULATION):
-            x, y = loader.next_batch()
-            loss = model(x, y, "sum") * scale
-            loss.backward()
-            total += loss.detach()
-        optimizer.step(Scalars(1.0, 0.95, 0.1))
-        return total
+        sums, _ = passes(work, lambda _: optimizer.step(Scalars(1.0, 0.95, 0.1)), None)
+        return sums[0] / work.batch_tokens
 
     return step
 
@@ -120,6 +116,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, required=True)
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--precision", choices=["bf16", "fp8"], default="bf16")
+    parser.add_argument("--recorded", action="store_true", help="of ours: passes are CUDA graphs")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--nondeterministic", action="store_true", help="let ours use kernels whose last bits vary")
     args = parser.parse_args()
@@ -128,7 +125,8 @@ def main() -> None:
         from windtunnel.model import deterministic
 
         deterministic(not args.nondeterministic)
-    step = {"ours": ours, "peer": peer}[args.side](args.depth, args.batch, args.precision, seed=0)
+    options = {"recorded": True} if args.recorded else {}
+    step = {"ours": ours, "peer": peer}[args.side](args.depth, args.batch, args.precision, seed=0, **options)
     started = time.perf_counter()
     losses = [step().item() for _ in range(3)]
     torch.cuda.synchronize()
