@@ -104,6 +104,26 @@ def test_without_a_choice_all_gpus_take_turns_or_are_split() -> None:
     assert made.step_seconds <= min(plan("8xH100", *apart(n)).step_seconds for n in (2, 4))
 
 
+def test_on_one_gpu_vllm_keeps_a_part_of_its_memory_beside_the_learner() -> None:
+    small = ("model.config=smollm2-135m-instruct", "stages.rl.prompts=32", "stages.rl.samples=8")
+    made = plan("H100", "stages.rl.engine=vllm", *small)
+    learner, engine = made.roles["learner"], made.roles["engine"]
+    assert made.fits
+    assert any("share the GPU" in note for note in made.notes)
+    assert engine.components["learner"] == pytest.approx(learner.peak_gib)
+    kept = sum(gib for name, gib in engine.components.items() if name not in ("learner", "context"))
+    assert engine.facts["memory_share"] == pytest.approx(kept / 79.1, rel=0.01)
+    assert learner.peak_gib + kept + engine.components["context"] < engine.limit_gib
+    # As much cache as a round's answers can fill, and no more: 256 of them here.
+    assert 256 <= engine.facts["longest_sequences_at_once"] < 300
+
+
+@pytest.mark.parametrize("more", [("stages.rl.engine=vllm", "stages.rl.overlap=1"), ("stages.rl.engine=transformers",)])
+def test_other_engines_are_refused_on_one_gpu(more: tuple[str, ...]) -> None:
+    with pytest.raises(UserError, match="needs GPUs for engines beside those of learners"):
+        plan("H100", "model.config=smollm2-135m-instruct", *more)
+
+
 def test_overlap_hides_the_shorter_part_and_is_one_round_stale() -> None:
     one_after_the_other, beside = plan("8xH100", *apart(4)), plan("8xH100", *apart(4), "stages.rl.overlap=true")
     assert beside.step_seconds < 0.9 * one_after_the_other.step_seconds

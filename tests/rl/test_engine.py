@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from waiting import until
 
 from windtunnel.checkpoint import checksum
+from windtunnel.recipe import GRPO
 from windtunnel.rl import (
     BrokenSnapshot,
     Engine,
@@ -30,7 +31,10 @@ from windtunnel.rl import (
     require_fresh,
     score,
 )
-from windtunnel.rl.vllm_engine import SOCKETS, Interpreter
+from windtunnel.rl.engine_share import EngineShare, engines_of
+from windtunnel.rl.sampler import _gpus, _way
+from windtunnel.rl.vllm_engine import SOCKETS, Interpreter, _named
+from windtunnel.train import Ranks
 
 
 @pytest.fixture(scope="module")
@@ -218,3 +222,21 @@ def test_vllms_sockets_go_with_its_process(tmp_path: Path) -> None:
     process.kill()
     process.join(60)
     assert not folder.exists()
+
+
+def test_an_engine_on_its_learners_gpu_gets_weights_from_its_memory() -> None:
+    plan = {"layout": {"device": "cuda"}, "roles": {"engine": {"gpus": 1, "facts": {"memory_share": 0.15}}}}
+    stage, ranks = GRPO(name="rl", engine="vllm"), Ranks(0, 1, torch.device("cuda", 0), None)
+    share = engines_of(stage, plan, 1)
+    assert share == EngineShare(1, 1, 0.15)
+    assert _gpus(ranks, share, 0) == [0]
+    assert _way(stage, ranks, share) == "ipc", "NCCL refuses two processes on one GPU"
+    assert _way(stage, ranks, EngineShare(1, 1)) == "nccl"
+    assert _way(stage.model_copy(update={"sync": "disk"}), ranks, share) is None
+
+
+@pytest.mark.parametrize(
+    ("devices", "visible", "expected"), [("0,1", None, "0,1"), ("1", "4,7", "7"), ("0", "GPU-a,GPU-b", "GPU-a")]
+)
+def test_gpus_are_named_as_the_environment_names_them(devices: str, visible: str | None, expected: str) -> None:
+    assert _named(devices, visible) == expected

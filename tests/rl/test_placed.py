@@ -26,7 +26,7 @@ from windtunnel.launch.placed import wanted_of
 from windtunnel.launch.placed_checks import facts_of, judge_node
 from windtunnel.launch.prepare import require_trainable
 from windtunnel.recipe import GRPO, UserError, load_recipe, stage_recipe
-from windtunnel.rl import engines_of
+from windtunnel.rl import EngineShare, engines_of
 from windtunnel.run import MetricsReader, RunFolder
 
 STEPS = 5
@@ -348,5 +348,5 @@ def test_engines_that_learners_cannot_share_are_named() -> None:
     assert caught.value.fix == "--set stages.rl.engines=2, or --set stages.rl.learners=2"
     with pytest.raises(UserError, match="3 GPU\\(s\\) or processes of 2 for each engine"):
         wanted_of(GRPO(name="rl", engine="vllm", engines=3, engine_tensor=2), plan, 1)
-    assert engines_of(GRPO(name="rl", engine="vllm", engines=4, engine_tensor=2), plan, 1) == (2, 2)
-    assert engines_of(GRPO(name="rl", engine="vllm", engine_tensor=2), plan, 2) == (2, 2)
+    assert engines_of(GRPO(name="rl", engine="vllm", engines=4, engine_tensor=2), plan, 1) == EngineShare(2, 2)
+    assert engines_of(GRPO(name="rl", engine="vllm", engine_tensor=2), plan, 2) == EngineShare(2, 2)

@@ -102,8 +102,8 @@ def wanted_of(stage: GRPO, plan: Mapping[str, Any], ranks: int) -> Wanted:
     on_gpus = plan["layout"]["device"] == "cuda"
     if stage.engine == "in-turn":
         return Wanted(ranks, 0, 1 if on_gpus else 0)
-    count, tensor = engines_of(stage, plan, ranks)
-    return Wanted(ranks, count, tensor if on_gpus else 0)
+    share = engines_of(stage, plan, ranks)
+    return Wanted(ranks, share.count, share.tensor if on_gpus else 0)
 
 
 def _once(

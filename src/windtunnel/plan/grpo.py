@@ -207,12 +207,15 @@ def _roles(found: Round, stage: GRPO) -> dict[str, Role]:
                 "answers": float(answers),
                 "tokens_per_second": generated / engine.seconds,
                 "stale_rounds": float(stage.overlap) if not found.in_turn else 0.0,
+                **({} if found.memory is None else {"memory_share": found.memory}),
             },
         ),
     }  # fmt: skip
 
 
 def _shared(found: Round) -> str:
+    if found.memory is not None:
+        return f"the learner and vLLM share the GPU, {found.memory:.0%} of its memory vLLM's; they take turns"
     each = f"{found.engine.gpus // found.engine.tensor} engine(s) over {found.engine.tensor} GPU(s) each"
     if found.in_turn:
         return f"learners and engines take turns on all {found.learners} GPUs; {each}"
@@ -262,7 +265,7 @@ def _sources(rig: Rig, c: HFConstants, corpus: str, found: Round, stage: GRPO) -
             "components.engine_weights": f"{stage.engine_weights}, this GPU's share of an engine",
             "components.engine_workspaces": "activations of prefill, CUDA graphs",
             "components.kv_cache": f"what is left of {stage.engine_memory:.0%} of the GPU (stages.rl.engine_memory)",
-            "components.learner": "the learner's weights and states, which stay while engines have their turn",
+            "components.learner": "the learner's weights and states, which stay while engines have their turn; beside vLLM all",
         }
     )
 

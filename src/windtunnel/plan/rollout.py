@@ -62,6 +62,7 @@ class Engine:
 
     Attributes:
         components: GiB of one GPU. at_once: sequences of mean length that an engine's KV cache holds.
+        longest_gib: of KV cache that the longest sequence takes on one GPU.
         prefill, decode: seconds of a round.
     """
 
@@ -71,6 +72,7 @@ class Engine:
     limit_gib: float
     at_once: float
     longest_at_once: float
+    longest_gib: float
     prefill: float
     decode: float
 
@@ -142,9 +144,10 @@ def _engine(
     answer = stage.mean_answer * stage.answer_tokens
     longest = stage.prompt_tokens + stage.answer_tokens
     at_once = cache * GIB * tensor / _cached(shape, stage.prompt_tokens + answer, tensor)
-    longest_at_once = cache * GIB * tensor / _cached(shape, longest, tensor)
+    longest_gib = _cached(shape, longest, tensor) / tensor / GIB
+    longest_at_once = cache / longest_gib
     prefill, decode = _generation(shape, stage, rig, gpus // tensor, tensor, max(1.0, at_once), c, ahead)
-    return Engine(gpus, tensor, fixed | {"kv_cache": cache}, limit, at_once, longest_at_once, prefill, decode)
+    return Engine(gpus, tensor, fixed | {"kv_cache": cache}, limit, at_once, longest_at_once, longest_gib, prefill, decode)
 
 
 def _cached(shape: HFShape, tokens: float, tensor: int) -> float:

@@ -1,11 +1,14 @@
 """How learners and engines share a rig's GPUs for rounds of GRPO: apart, or all of them in turn, whichever is fastest.
 
+vLLM has GPUs of its own; on a rig with a single one it keeps a part of its memory beside the learner's (`Round.beside`).
+
 Of many ways to share, most cannot be the fastest: what learners must compute and engines take says so before any layout
 of the learners is searched.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -19,11 +22,13 @@ from .hf_steptime import forward_seconds, least_seconds
 from .hf_work import Totals, Workload, totals, workload_of
 from .judging import Judging, judge_answers, subjects_of
 from .memory import GIB
-from .rollout import Engine, plan_engines, sync_seconds
+from .rollout import FEW, Engine, plan_engines, sync_seconds
 from .search import Candidate, Found
 
 # What an engine that waits for its turn keeps on the GPU beside its CUDA context.
 ASLEEP_GIB = 1.0
+# Cache beyond what all answers of a round need at their longest: it is kept in blocks.
+SPARE_CACHE = 0.1
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,8 @@ class Round:
 
     Attributes:
         in_turn: learners and engines share all GPUs, one after the other.
+        memory: share of its GPU that an engine takes for weights and KV cache where a learner keeps its own memory on it too;
+            None: it has the GPU to itself while it answers.
         hidden: seconds that pass beside others: where rounds overlap, and of judging while answers are written.
     """
 
@@ -42,6 +49,7 @@ class Round:
     terms: dict[str, float]
     hidden: float
     judging: Judging
+    memory: float | None = None
 
     @property
     def fits(self) -> bool:
@@ -125,7 +133,7 @@ def _promising(sums: Totals, stage: GRPO, rig: Rig, c: HFConstants) -> list[tupl
 def _promise(sums: Totals, stage: GRPO, rig: Rig, learners: int, engines: int, c: HFConstants) -> tuple[float, float]:
     """Return an order (see _order) that this way to share cannot be before, whatever the learners' layout."""
     assert rig.gpu is not None
-    limit = HFTraining(sums, c).limit_gib(rig) - (_asleep(c) if learners == rig.gpus else 0.0)
+    limit = HFTraining(sums, c).limit_gib(rig) - (_engines_keep(sums, stage, rig, c) if learners == rig.gpus else 0.0)
     missing = max(0.0, least_gib(sums.work) / learners / limit)
     learning = stage.updates * least_seconds(sums, learners, rig.gpu, c)
     if learners == rig.gpus:  # what engines have depends on the learners' layout
@@ -136,9 +144,38 @@ def _promise(sums: Totals, stage: GRPO, rig: Rig, learners: int, engines: int, c
     return (0.0, max(engine.seconds, learning) if stage.overlap else engine.seconds + learning)
 
 
-def _asleep(c: HFConstants) -> float:
-    """Return the GiB that an engine keeps while learners have their turn."""
-    return c.context_gib + ASLEEP_GIB
+def _engines_keep(sums: Totals, stage: GRPO, rig: Rig, c: HFConstants) -> float:
+    """Return the GiB that an engine keeps on a learner's GPU while that has its turn: vLLM all that it has."""
+    if stage.engine != "vllm":
+        return c.context_gib + ASLEEP_GIB
+    engine = plan_engines(sums.work.shape, _single(stage), rig, rig.gpus, c)
+    fixed = sum(gib for name, gib in engine.components.items() if name != "kv_cache")
+    # A cache for all answers of a round, unless it takes more than the learner is left with; for a few in any case.
+    half = (engine.limit_gib - fixed) / 2
+    return fixed + max(FEW * engine.longest_gib, min(_full_cache(engine, stage), half))
+
+
+def _full_cache(engine: Engine, stage: GRPO) -> float:
+    """Return the GiB of cache that all answers of a round fill at their longest."""
+    return (1 + SPARE_CACHE) * math.ceil(stage.prompts * stage.samples / engine.gpus) * engine.longest_gib
+
+
+def _single(stage: GRPO) -> GRPO:
+    """Return the stage with engines of one GPU each: those that share it with a learner."""
+    return stage.model_copy(update={"engine_tensor": 1})
+
+
+def _beside(engine: Engine, stage: GRPO, rig: Rig) -> tuple[Engine, float]:
+    """Return an engine on a learner's GPU with no more cache than a round can fill, and its share of the GPU's memory."""
+    assert rig.gpu is not None
+    cache = min(engine.components["kv_cache"], _full_cache(engine, stage))
+    left = cache / max(engine.components["kv_cache"], 1e-9)
+    engine = replace(
+        engine, components=engine.components | {"kv_cache": cache},
+        at_once=left * engine.at_once, longest_at_once=left * engine.longest_at_once,
+    )  # fmt: skip
+    own = sum(gib for name, gib in engine.components.items() if name not in ("learner", "context"))
+    return engine, own / rig.gpu.memory_gib
 
 
 def _order(found: Round) -> tuple[float, float]:
@@ -167,8 +204,9 @@ def _splits(stage: GRPO, rig: Rig) -> Iterator[tuple[int, int]]:
         yield learners, engines
         return
     beside = stage.overlap or stage.engine != "in-turn"
-    if not beside:
+    if not beside or (total == 1 and _may_share(stage)):
         yield total, total
+        beside = beside and total > 1
     per_node = rig.gpus_per_node
     for learners in range(1, total):
         whole = learners % per_node == 0 if learners > per_node else per_node % learners == 0
@@ -180,6 +218,12 @@ def _splits(stage: GRPO, rig: Rig) -> Iterator[tuple[int, int]]:
             f"stages.rl.{key}: {getattr(stage, key)} needs GPUs for engines beside those of learners, and the rig has one",
             f"--set stages.rl.{key}={fix}",
         )
+
+
+def _may_share(stage: GRPO) -> bool:
+    """Whether an engine may be on its learner's GPU."""
+    on_one_machine = stage.engine == "vllm" and stage.placement == "local"
+    return on_one_machine and not stage.overlap and stage.engine_tensor in (None, 1)
 
 
 def part_of(rig: Rig, gpus: int) -> Rig:
@@ -227,13 +271,18 @@ def plan_round(
     """
     sums, c = training.sums, training.c
     in_turn = learners == rig.gpus
+    vllm_beside = in_turn and stage.engine == "vllm"
     part = part_of(rig, learners)
-    asleep = _asleep(c) if in_turn else 0.0
-    searched = training.search(part, learners, asleep)
-    learner = searched.best
+    searched = training.search(part, learners, _engines_keep(sums, stage, rig, c) if in_turn else 0.0)
+    learner, memory = searched.best, None
     shards = learners if learner.layout.shard != "none" else 1
     held = sum(static_bytes(sums, shards).values()) / GIB if in_turn and keeps else 0.0
-    engine = plan_engines(sums.work.shape, stage, rig, engines, c, held, 0 if in_turn else stage.overlap)
+    if vllm_beside:
+        learner = _unhurried(searched, math.inf, 1 + c.memory_error)
+        engine = plan_engines(sums.work.shape, _single(stage), rig, engines, c, learner.peak_gib)
+        engine, memory = _beside(engine, stage, rig)
+    else:
+        engine = plan_engines(sums.work.shape, stage, rig, engines, c, held, 0 if in_turn else stage.overlap)
     if stage.overlap and not in_turn:
         passes = int(stage.reference) + int(stage.updates > 1)  # each about a third of an update
         learner = _unhurried(searched, engine.seconds / stage.updates / (1 + passes / 3), 1 + c.memory_error)
@@ -253,4 +302,4 @@ def plan_round(
         + stage.updates * learner.timed.hidden
         + (min(engine.seconds, learning) if stage.overlap and not in_turn else 0.0)
     )
-    return Round(learner, learners, engine, in_turn, {n: s for n, s in terms.items() if s > 0}, hidden, judging)
+    return Round(learner, learners, engine, in_turn, {n: s for n, s in terms.items() if s > 0}, hidden, judging, memory)

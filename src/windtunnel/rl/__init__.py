@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .curriculum import Levels
     from .engine import Answers, Engine, Receipt, Scores, Serving
     from .engine_process import EngineProcess
-    from .engine_share import engines_of
+    from .engine_share import EngineShare, engines_of
     from .engines import Engines
     from .examination import evaluate_trained, examine_policy, first_judge, right_answers
     from .learner import Learner
@@ -41,6 +41,7 @@ __all__ = [
     "Engine",
     "EngineFailed",
     "EngineProcess",
+    "EngineShare",
     "Engines",
     "Held",
     "Invitation",

@@ -1,15 +1,31 @@
-"""How many engines a stage has, and how many GPUs each: what the recipe asks for, otherwise the plan's."""
+"""How many engines a stage has, how many GPUs each, and whether they share a learner's: as the recipe says, or the plan."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.recipe import GRPO, UserError
 
 
-def engines_of(stage: GRPO, plan: Mapping[str, Any], learners: int) -> tuple[int, int]:
-    """Return how many engines all learners have together, and how many GPUs, on a CPU processes, each of them takes.
+@dataclass(frozen=True)
+class EngineShare:
+    """The engines of all learners together.
+
+    Attributes:
+        count: of engines.
+        tensor: GPUs, on a CPU processes, of each.
+        memory: share of its learner's GPU that an engine takes; None: it has GPUs of its own.
+    """
+
+    count: int
+    tensor: int
+    memory: float | None = None
+
+
+def engines_of(stage: GRPO, plan: Mapping[str, Any], learners: int) -> EngineShare:
+    """Return the engines of all learners together.
 
     `stage.engines` counts GPUs, on a CPU processes, wherever it is read; a remainder that makes no engine for each learner is
     left over.
@@ -23,6 +39,9 @@ def engines_of(stage: GRPO, plan: Mapping[str, Any], learners: int) -> tuple[int
         UserError: learners cannot share them.
     """
     role = (plan.get("roles") or {}).get("engine") if plan["layout"]["device"] == "cuda" else None
+    memory = (role or {}).get("facts", {}).get("memory_share")
+    if memory is not None:
+        return EngineShare(learners, 1, memory)
     tensor = stage.engine_tensor or (role["layout"]["tensor"] if role else 1)
     given = stage.engines or (role["gpus"] if role else learners * tensor)
     count = given // tensor
@@ -35,4 +54,4 @@ def engines_of(stage: GRPO, plan: Mapping[str, Any], learners: int) -> tuple[int
             f"--set stages.{stage.name}.engines={max(least, given // least * least)}, or "
             f"--set stages.{stage.name}.learners={max(1, min(learners, count))}",
         )
-    return shared, tensor
+    return EngineShare(shared, tensor)

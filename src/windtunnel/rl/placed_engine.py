@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import socket
 import threading
@@ -48,7 +47,8 @@ class EngineHost:
             from .vllm_engine import require_vllm
 
             # Of this node: its GPUs are those that Ray gave this actor, and so is its interpreter.
-            vllm = replace(vllm, devices=os.environ.get("CUDA_VISIBLE_DEVICES") if on_gpu else None, python=require_vllm())
+            devices = ",".join(str(number) for number in range(vllm.tensor)) if on_gpu else None
+            vllm = replace(vllm, devices=devices, python=require_vllm())
         self._process = EngineProcess(
             dtype, "cuda:0" if on_gpu else "cpu", limit=limit, serving=serving, vllm=vllm,
             answered=lambda number, answer: self._news.put(("answered", number, answer)),

@@ -20,6 +20,7 @@ from windtunnel.train import COMPUTE, HFEngine, Ranks, adapter_settings, plain_m
 
 from .engine import Receipt, Serving
 from .engine_process import EngineProcess, Told
+from .engine_share import EngineShare
 from .engines import Engines, Process
 from .link import Link
 from .patience import last_line
@@ -92,7 +93,7 @@ class Beside:
     """Engines in processes of their own. Weights reach them from all learners together, by the disk or directly, with a canary.
 
     Args:
-        share: engines of all ranks together, and the GPUs, on a CPU processes, of each; see `engines_of`.
+        share: engines of all ranks together; see `engines_of`.
         folder: of the published versions; gone when this is closed, but for what is to stay.
         say: told what happened to engines.
 
@@ -101,22 +102,23 @@ class Beside:
     """
 
     def __init__(
-        self, inner: HFEngine, stage: GRPO, ranks: Ranks, text: WholeText, share: tuple[int, int], folder: Path,
+        self, inner: HFEngine, stage: GRPO, ranks: Ranks, text: WholeText, share: EngineShare, folder: Path,
         say: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._newest: tuple[Path, int] | None = None
         self._published = 0.0
         self._kept: Collection[int] = ()
+        self._shared = share.memory is not None and ranks.device.type == "cuda"
         self._inner, self._ranks, self._folder = inner, ranks, folder
         self._dtype = COMPUTE[inner.layout.precision]
-        way = _way(stage, ranks)
+        way = _way(stage, ranks, share)
         by_files = ranks.first and way is None
         self._apart = folder if stage.engine_adapter == "apart" else None
         self._base: Path | None = None
         adapter = None if self._apart is None else adapter_settings(inner.job)
         self._publisher = Publisher(folder, keep=2 + stage.overlap, empty=not stage.overlap) if by_files else None
         elsewhere = joined()
-        count, tensor = share[0] // ranks.world, share[1]
+        count, tensor = share.count // ranks.world, share.tensor
         slots = -(-_slots(stage, ranks) // count)
         serving = Serving(slots, _tokens(stage), tuple(sorted(text.ends)))
         draw = torch.Generator().manual_seed(CANARY_SEED)
@@ -131,11 +133,11 @@ class Beside:
             return (folder.parent / LOGS / f"engine-{ranks.rank}-{number}.log").resolve()
 
         def start(number: int, answered: Told, ended: Callable[[str], None]) -> Process:
-            gpus = None if elsewhere else _gpus(ranks, count, number, tensor)
+            gpus = None if elsewhere else _gpus(ranks, share, number)
             settings, log = None, log_of(number)
             if vllm:
                 devices = None if gpus is None else ",".join(str(gpu) for gpu in gpus)
-                settings = VLLMSettings(tensor, stage.engine_memory, devices, log, python=python, adapter=adapter)
+                settings = VLLMSettings(tensor, share.memory or stage.engine_memory, devices, log, python=python, adapter=adapter)
             if elsewhere:
                 return PlacedEngine(
                     elsewhere, ranks.rank * count + number, f"engine {number} of learner {ranks.rank}", self._dtype,
@@ -154,6 +156,8 @@ class Beside:
     @contextlib.contextmanager
     def generator(self) -> Iterator[Generator]:
         """See `Sampler`."""
+        if self._shared:
+            torch.cuda.empty_cache()  # what learning has kept for itself is the engine's now
         self._metrics = self.take(*self.publish()) if self._link is None else self._give(self._link)
         before = self.engines.restarts
         yield self.engines
@@ -237,28 +241,32 @@ class Beside:
             shutil.rmtree(self._apart, ignore_errors=True)
 
 
-def _way(stage: GRPO, ranks: Ranks) -> Way | None:
+def _way(stage: GRPO, ranks: Ranks, share: EngineShare) -> Way | None:
     """Return how weights go to engines directly; None: by the disk."""
     cpu = ranks.device.type == "cpu"
     if stage.sync == "disk" or stage.overlap or (stage.sync == "auto" and cpu and stage.engine_adapter == "merged"):
         return None
-    return "gloo" if cpu else "nccl"
+    if cpu:
+        return "gloo"
+    return "nccl" if share.memory is None else "ipc"  # NCCL refuses two processes on one GPU
 
 
-def _gpus(ranks: Ranks, count: int, number: int, tensor: int) -> list[int] | None:
-    """Return the GPUs of a rank's engine, behind those of the learners; None: there are no GPUs.
+def _gpus(ranks: Ranks, share: EngineShare, number: int) -> list[int] | None:
+    """Return the GPUs of a rank's engine: behind those of the learners, or the rank's own; None: there are no GPUs.
 
     Args:
         ranks: of the learners.
-        count: of engines a rank.
+        share: engines of all of them.
         number: of this one.
-        tensor: GPUs that an engine takes.
 
     Raises:
         UserError: there are not so many GPUs.
     """
     if ranks.device.type != "cuda":
         return None
+    if share.memory is not None:
+        return [ranks.device.index or 0]
+    count, tensor = share.count // ranks.world, share.tensor
     first, there = ranks.world + (ranks.rank * count + number) * tensor, torch.cuda.device_count()
     if first + tensor > there:
         raise UserError(

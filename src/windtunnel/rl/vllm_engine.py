@@ -54,7 +54,7 @@ class VLLMSettings:
 
     Attributes:
         tensor: ranks that share the weights. memory: share of a GPU for weights and cache.
-        devices: of CUDA_VISIBLE_DEVICES; None: a CPU.
+        devices: numbers of those GPUs that this process sees, "0,1"; None: a CPU.
         worker: extension of vLLM's workers.
         log: what it prints goes to the end of this file.
         python: the interpreter.
@@ -304,19 +304,29 @@ def start_vllm(dtype: torch.dtype, serving: Serving, settings: VLLMSettings) -> 
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "VLLM_NO_USAGE_STATS": "1"}
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):  # the learners', not its
         environment.pop(name, None)
+    # Answers have seeds of their own, which its sampler does not know; vLLM looks for it all the same, and fails without it.
+    environment.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     if settings.devices is None:
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         if settings.tensor > 1:
             cores = sorted(os.sched_getaffinity(0))
             environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "|".join(str(core) for core in cores[: settings.tensor]))
     else:
-        environment["CUDA_VISIBLE_DEVICES"] = settings.devices
+        environment["CUDA_VISIBLE_DEVICES"] = _named(settings.devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
     command = [settings.python, "-m", __name__, str(theirs.fileno())]
     process = Interpreter(command, environment, theirs.fileno(), settings.log)
     theirs.close()
     with contextlib.suppress(OSError):
         ours.send((dtype, serving, settings))
     return ours, process
+
+
+def _named(devices: str, visible: str | None) -> str:
+    """Return CUDA_VISIBLE_DEVICES for GPUs by their numbers in this process, of which only `visible` ones may be seen."""
+    if not visible:
+        return devices
+    names = visible.split(",")
+    return ",".join(names[int(number)] for number in devices.split(","))
 
 
 def has_vllm() -> bool:
