@@ -49,6 +49,18 @@ def test_a_good_run_passes_all_gates(recipe: Recipe) -> None:
     assert results["gradient_norm"].limit == "0.5 to 1.5"
 
 
+def test_percents_of_a_loss_near_nothing_are_noise() -> None:
+    """Of a fine-tuning that has learnt all there is: 3 % of 0.001 nats is no sign of anything."""
+    kernels = stage_recipe(load_recipe("kernels"), "sft")
+    gates = Gates(utilisation=None)
+    learnt = {"loss": points(lambda step: max(2.0 * 0.9**step, 0.001 * (1.03 if step % 40 < 20 else 1.0)))}
+    assert judged(learnt, kernels, gates)["decreasing"].held
+    rising = {"loss": points(lambda step: 1.0 + (0.05 if 80 < step <= 100 else -step / 1000))}
+    found = judged(rising, kernels, gates)["decreasing"]
+    assert not found.held
+    assert "stages.sft.batch_tokens" in str(found.advice)
+
+
 def test_the_loss_of_reinforcement_learning_need_not_fall() -> None:
     kernels = load_recipe("kernels")
     series = good() | {

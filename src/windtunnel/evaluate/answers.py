@@ -229,12 +229,12 @@ def generate_answers(
     stop: Callable[[], bool] = lambda: False,
 ) -> list[Completion]:
     """Answer questions with transformers' model, on a CPU with its matrices laid out anew; see `answer_questions`."""
-    from windtunnel.generate import HFDecoder  # imports transformers
+    from windtunnel.generate import hf_decoder  # imports transformers
 
     if not questions:
         return []
     capacity = max(len(question.ids) for question in questions) + tokens
-    return answer_questions(HFDecoder(model, capacity), tokenizer, questions, ends, tokens, stop)
+    return answer_questions(hf_decoder(model, capacity), tokenizer, questions, ends, tokens, stop)
 
 
 def answer_questions(

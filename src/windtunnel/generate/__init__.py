@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from .engine import Engine
     from .gpt import GPTDecoder
     from .hf import HFDecoder, end_tokens, load_hf
+    from .hf_recorded import RecordedDecoder, hf_decoder
     from .hf_run import HubRun
     from .protocol import Completion, GenerationFailed, Generator, Job, QueueFull, Stats, Ticket
     from .source import (
@@ -44,6 +45,7 @@ __all__ = [
     "OwnText",
     "Piece",
     "QueueFull",
+    "RecordedDecoder",
     "Source",
     "Stats",
     "TextCodec",
@@ -57,6 +59,7 @@ __all__ = [
     "find_device",
     "folder_decoder",
     "gpt_generator",
+    "hf_decoder",
     "is_hf_run",
     "load_hf",
     "load_run",

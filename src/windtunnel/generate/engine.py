@@ -26,9 +26,11 @@ from .text import Piece, TextCodec, TextStream, TokenInfo
 
 log = logging.getLogger(__name__)
 
-# Prompt tokens fed at a time and in one turn of the loop: decoding waits no longer than that. The borders of a prompt's chunks
-# depend on the prompt alone, so that its sums do.
+# Prompt tokens fed at a time, and on a CPU in one turn of the loop: decoding waits no longer than that. The borders of a prompt's
+# chunks depend on the prompt alone, so that its sums do.
 CHUNK = 512
+# On a GPU, which takes about as long for many tokens as for few.
+GPU_TURN = 16 * CHUNK
 # After so many failures without a step that worked between them, the engine says that it is not well.
 UNWELL = 3
 # Up to so many weights a step on a CPU takes less time than waking a second thread costs, the more so when the cores are busy.
@@ -221,10 +223,11 @@ class Engine:
             self.stats.cancelled += gone
 
     def _prefill(self) -> None:
-        """Feed the next chunks of prompts, oldest first, CHUNK tokens in a turn or a little more."""
+        """Feed the next chunks of prompts, oldest first, a turn's tokens or a little more."""
         fed, together = 0, dict[int, list[_Sequence]]()
+        turn = CHUNK if self._decoder.device.type == "cpu" else GPU_TURN
         for sequence in sorted((s for s in self._running.values() if not s.ready), key=lambda s: s.submitted):
-            if fed >= CHUNK:
+            if fed >= turn:
                 break
             size = min(CHUNK, len(sequence.before) - sequence.fed)
             together.setdefault(size, []).append(sequence)

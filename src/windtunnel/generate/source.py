@@ -195,11 +195,11 @@ def _generator(
     load: Load, named: Named, device: torch.device, ranks: int, text: Callable[[], TextCodec], limits: Serve
 ) -> Engine:
     """Return an engine over a Hugging Face model whose experts lie on so many ranks."""
-    from .hf import HFDecoder
+    from .hf_recorded import hf_decoder
     from .team import SharedEngine, start_team
 
     if ranks == 1:
-        return Engine(HFDecoder(load(device, ExpertGroup())), text(), slots=limits.slots, queue=limits.queue)
+        return Engine(hf_decoder(load(device, ExpertGroup())), text(), slots=limits.slots, queue=limits.queue)
     leader = start_team(load, named, device, ranks)
     return SharedEngine(leader, text(), slots=limits.slots, queue=limits.queue)
 
@@ -261,11 +261,11 @@ def folder_decoder(
 
 @contextlib.contextmanager
 def _open_decoder(load: Load, named: Named, device: torch.device, ranks: int) -> Iterator[HubDecoder]:
-    from .hf import HFDecoder
+    from .hf_recorded import hf_decoder
     from .team import start_team
 
     if ranks == 1:
-        yield HFDecoder(load(device, ExpertGroup()))
+        yield hf_decoder(load(device, ExpertGroup()))
     else:
         with contextlib.closing(start_team(load, named, device, ranks)) as leader:
             yield leader

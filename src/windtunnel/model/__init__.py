@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from .known import hf_shape, hub_id, known_models
     from .memory import out_of_memory
     from .new_rows import NewRows, with_rows
-    from .recording import Replay, cuda_recorder
+    from .recording import Recording, Replay, cuda_recorder
     from .recursive import RecursiveGPT, use_supervision
     from .sampling import choose, top_log_probabilities
     from .stored import BITS, FETCH_AGAIN, INDEX, SINGLE, Stored, StoredModel, read_stored
@@ -81,6 +81,7 @@ __all__ = [
     "NewRows",
     "Norm",
     "Objective",
+    "Recording",
     "RecursionShape",
     "RecursiveGPT",
     "Replay",

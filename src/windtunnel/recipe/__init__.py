@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .expect import Expect
     from .keys import Group, Key, find_keys, keys_page, recipe_keys
     from .layout import MEGATRON, OWN_ENGINE, Layout
-    from .limits import RISE, gate_limits, least_refinement, norm_band, stage_gates
+    from .limits import RISE, SMALL_RISE, gate_limits, least_refinement, norm_band, stage_gates
     from .load import dump_recipe, load_recipe, recipe_names, template_names
     from .models import FETCHED, GPTModel, HuggingFaceModel, LoRA, find_model, model_folder
     from .notify import Notify
@@ -82,6 +82,7 @@ __all__ = [
     "PLACES",
     "PRESETS",
     "RISE",
+    "SMALL_RISE",
     "Answers",
     "ArithmeticCorpus",
     "BPETokenizer",
@@ -196,7 +197,7 @@ _MODULES = {
         "corpus_class",
     ),
     "expect": ("Expect",),
-    "limits": ("RISE", "gate_limits", "least_refinement", "norm_band", "stage_gates"),
+    "limits": ("RISE", "SMALL_RISE", "gate_limits", "least_refinement", "norm_band", "stage_gates"),
     "keys": ("Group", "Key", "find_keys", "keys_page", "recipe_keys"),
     "layout": ("MEGATRON", "OWN_ENGINE", "Layout"),
     "registry": ("Plugin", "find_plugin", "plugins"),

@@ -8,6 +8,8 @@ from .stages import Gates
 
 RISE = 2.0
 """Percent by which the loss of a tenth of a run may be above the lowest before it: noise; more is no smooth fall."""
+SMALL_RISE = 0.01
+"""Nats by which it may be in any case: percents of a loss near 0 say nothing."""
 
 # 'surely': the lower end of the 95 % interval.
 _WORDS = {"bits_per_byte": "at most", "gain": "surely above", "above_majority": "surely above"}
@@ -34,7 +36,7 @@ def gate_limits(gates: Gates, recipe: Recipe, *, gpus: bool) -> dict[str, str]:
     if gates.answers is not None:
         found["answers"] = f"at least {gates.answers:.1%}"
     if gates.decreasing and recipe.rl is None:  # the loss of reinforcement learning lies around 0, however well it learns
-        found["decreasing"] = f"falls, no tenth of the run over {RISE:g} % up"
+        found["decreasing"] = f"falls, no tenth over {RISE:g} % and {SMALL_RISE:g} up"
     if gates.utilisation is not None and gpus:
         found["utilisation"] = f"at least {gates.utilisation:g} %"
     return found

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from windtunnel.generate import Engine as Generation
-from windtunnel.generate import HFDecoder, Job, NoText, Ticket
+from windtunnel.generate import Job, NoText, Ticket, hf_decoder
 from windtunnel.model import merge_adapter
 
 from .canary import Canary
@@ -170,7 +170,7 @@ class Engine:
         """Answer jobs, exactly as the learners do in turn with learning; see `windtunnel.generate.Generator`."""
         if self._generation is None:
             assert self._serving is not None
-            decoder = HFDecoder(self._loaded(), self._serving.tokens)
+            decoder = hf_decoder(self._loaded(), self._serving.tokens)
             text = NoText(decoder.vocab, self._serving.ends)
             self._generation = Generation(decoder, text, slots=self._serving.slots)
         return self._generation.submit(jobs, notify, stream=False, bounded=False)

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
-from windtunnel.recipe import RISE, Gates, Recipe, gate_limits, least_refinement, norm_band
+from windtunnel.recipe import RISE, SMALL_RISE, Gates, Recipe, gate_limits, least_refinement, norm_band
 from windtunnel.run import GateResult, MetricsReader, Point, apart, of_step
 
 from .advice import Settings, lower_norm, more_refinement, not_finite, restore_order, settings_of
@@ -25,7 +25,7 @@ TOO_LARGE = 20.0
 ADVICE = {
     "gradient_norm_low": "below what this preset shows: see that the loss falls at all, that the warm-up is over, and that "
     "the learning rates are the preset's",
-    "spiky": "a larger batch (stages.pretrain.batch_tokens) or lower learning rates",
+    "spiky": "a larger batch (stages.{stage}.batch_tokens) or lower learning rates",
     "diverging": "the learning rates are too high, or the recipe is wrong",
     "validation_loss": "train longer or a larger model (`windtunnel plan`), or more data where the training loss is far below",
     "answers": "train longer, look at the answers that were wrong (`windtunnel evaluate`), or at data and learning rate",
@@ -54,7 +54,7 @@ def judge_gates(gates: Gates, recipe: Recipe, series: Mapping[str, Sequence[Poin
         ),
         "validation_loss": lambda limit: _validation_loss(series, gates.validation_loss or 0.0, limit),
         "answers": lambda limit: _answers(series.get("answers_right", ()), gates.answers or 0.0, limit),
-        "decreasing": lambda limit: _decreasing(series.get("loss", ()), settings, limit),
+        "decreasing": lambda limit: _decreasing(series.get("loss", ()), settings, limit, recipe.training[0].name or "pretrain"),
         "utilisation": lambda limit: _utilisation(series.get("gpu_utilisation", ()), gates.utilisation or 0.0, limit),
     }
     return tuple(judges[name](limit) for name, limit in limits.items())
@@ -103,7 +103,7 @@ def _gradient_norm(points: Sequence[Point], band: tuple[float, float], settings:
     return GateResult("gradient_norm", advice is None, value, f"{value:.2f}{above}", limit, advice)
 
 
-def _decreasing(points: Sequence[Point], settings: Settings, limit: str) -> GateResult:
+def _decreasing(points: Sequence[Point], settings: Settings, limit: str, stage: str) -> GateResult:
     losses = [point.value for point in points]
     if len(losses) < LEAST_STEPS:
         missing = f"{len(losses)} steps, {LEAST_STEPS} needed"
@@ -112,11 +112,17 @@ def _decreasing(points: Sequence[Point], settings: Settings, limit: str) -> Gate
     if not all(math.isfinite(loss) for loss in losses[-(len(losses) // PARTS) :]) or not all(map(math.isfinite, medians)):
         return GateResult("decreasing", False, math.nan, "not finite", limit, not_finite(settings))
     fall = 100 * (medians[0] - medians[-1]) / medians[0]
-    rise = max(100 * (loss / min(medians[:i]) - 1) for i, loss in enumerate(medians) if i)
-    held = fall > 0 and rise <= RISE
-    end = 100 * (medians[-1] / min(medians) - 1)
-    advice = None if held else ADVICE["diverging"] if fall <= 0 or end > RISE else ADVICE["spiky"]
+    rises = [(loss, min(medians[:i])) for i, loss in enumerate(medians) if i]
+    rise = max(100 * (loss / least - 1) for loss, least in rises)
+    held = fall > 0 and not any(_rises(loss, least) for loss, least in rises)
+    at_end = fall <= 0 or _rises(medians[-1], min(medians))
+    advice = None if held else ADVICE["diverging"] if at_end else ADVICE["spiky"].format(stage=stage)
     return GateResult("decreasing", held, [fall, max(0.0, rise)], f"{fall:.1f} % down, {max(0.0, rise):.1f} % up", limit, advice)
+
+
+def _rises(loss: float, least: float) -> bool:
+    """Return whether a loss is above the least before it by more than noise."""
+    return loss > least * (1 + RISE / 100) and loss > least + SMALL_RISE
 
 
 def _validation_loss(series: Mapping[str, Sequence[Point]], most: float, limit: str) -> GateResult:
