@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from windtunnel.rig import Rig
 
 CLOUDS = ("aws", "gcp", "runpod", "lambda", "kubernetes")
+ALIASES = {"amazon": "aws", "ec2": "aws", "google": "gcp", "k8s": "kubernetes"}
+"""What people call them -> their names here."""
+ELSEWHERE = frozenset({"azure", "vast", "modal", "coreweave", "nebius", "oci", "oracle", "local", "localhost", "here"})
+"""Names of places that no machine is rented from by this command."""
 
 
 def launch_sky(
