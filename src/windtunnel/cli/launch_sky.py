@@ -39,7 +39,7 @@ def launch_sky(
     from windtunnel.remote import Rented, compare_with_schema, require_credentials, start_command, write_job
     from windtunnel.rig import parse_rig
 
-    from .interrupted import expect, rate_of
+    from .interrupted import UNCOUNTED, expect, is_spot, rate_of
 
     if recipe is None or on is None:
         raise UserError("a machine is rented for a recipe and a rig", f"windtunnel launch charlm --on 8xH100 --to {to}")
@@ -64,6 +64,8 @@ def launch_sky(
     if (rate := rate_of(on, interruptions, spot=spot)) is not None:
         for label, text in expect(plan, rig, loaded, rate, root).remarks():
             typer.echo(f"{label}: {text}", err=True)
+    elif is_spot(on):
+        typer.echo(f"note: {UNCOUNTED}", err=True)
     if spot:
         typer.echo(_saved_within(plan, rig, to), err=True)
     if dry:
