@@ -85,7 +85,7 @@ def find_keys(word: str) -> list[Group]:
         return find_keys(same)
     names = {key.path for group in groups for key in group.keys} | {group.path for group in groups}
     nearest = difflib.get_close_matches(wanted, names, n=3, cutoff=0.5)
-    hint = same_key(wanted.rpartition(".")[2]) or (f"nearest: {', '.join(nearest)}" if nearest else "")
+    hint = same_key(wanted) or (f"nearest: {', '.join(nearest)}" if nearest else "")
     raise UserError(f"no key of a recipe is called {word!r}", hint or f"sections: {', '.join(Recipe.model_fields)}")
 
 
