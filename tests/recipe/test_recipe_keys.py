@@ -59,6 +59,17 @@ def test_a_part_is_found_by_section_key_word_and_other_peoples_words() -> None:
         find_keys("modle")
 
 
+def test_the_keys_of_a_recipe_are_those_of_its_kinds(tmp_path: Path) -> None:
+    titles = [group.title for group in find_keys("charlm")]
+    assert {"the recipe itself", "model, kind gpt", "data.corpus, kind arithmetic", "stages.pretrain, kind pretrain"} <= {*titles}
+    assert not any("huggingface" in title or "stages.rl" in title or "sudoku" in title for title in titles)
+    assert {"model, kind huggingface", "data.corpus.generated", "stages.evaluate.backtest"} <= {
+        group.title for group in find_keys("thesis")
+    }
+    (tmp_path / "mine.yaml").write_text("extends: charlm\n")
+    assert [group.title for group in find_keys(str(tmp_path / "mine.yaml"))] == titles
+
+
 def test_every_key_that_a_foreign_word_leads_to_is_one() -> None:
     known = paths()
     for word, (key, _) in KEYS.items():
