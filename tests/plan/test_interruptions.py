@@ -101,7 +101,12 @@ def test_the_verb_tells_hours_dollars_and_how_often_to_save(tmp_path: Path, caps
     ],
 )
 def test_a_spot_price_of_which_no_rate_is_known_is_told(
-    on: list[str], more: list[str], told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    on: list[str],
+    more: list[str],
+    told: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     rigs = [part for name in on for part in ("--on", name)]
