@@ -100,7 +100,7 @@ def plan(
     # Only now: these need the schema, without which a recipe that cannot be read is refused sooner.
     from windtunnel.recipe import recipe_notes, stage_recipe
 
-    contradictions = [("note", note) for note in recipe_notes(loaded)]
+    contradictions = [*(("note", note) for note in recipe_notes(loaded)), *_uncounted(on or [], interruptions)]
     if stage is not None:
         loaded = stage_recipe(loaded, stage)
 
@@ -124,8 +124,6 @@ def plan(
     job = _job(loaded, rigs[-1], ladder, staged)
     together = compare_rigs(loaded, rigs, hour_value) if len(rigs) > 1 or hour_value is not None else None
     expected = _interrupted(loaded, rigs[-1], (on or [HERE])[-1], ladder, staged, interruptions, root)
-    if expected is None:
-        contradictions += _uncounted(on or [], interruptions)
     beside: dict[str, Any] = {} if together is None else {"side_by_side": together.to_json()}
     beside |= {} if expected is None else {"interruptions": expected.to_json()}
     if json:
