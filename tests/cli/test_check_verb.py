@@ -41,6 +41,13 @@ def test_a_ready_recipe_in_the_terminal_and_as_a_page(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["check.html"]
 
 
+def test_the_report_in_a_pipe_is_as_wide_as_columns_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    done = windtunnel("charlm", "--only", "variables", cwd=tmp_path)
+    lines = done.stdout.splitlines()
+    assert 60 < max(map(len, lines[lines.index("") :])) <= 80
+
+
 def test_a_failure_exits_1_and_is_priced(tmp_path: Path) -> None:
     done = windtunnel("charlm", *QUICK, "--set", "budget.steps=20", "--json", cwd=tmp_path)
     assert done.returncode == 1

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.model import hf_shape
+from windtunnel.model import hf_shape, recipe_shape
+from windtunnel.model.blocks import masked_flops
 from windtunnel.plan import Plan, lines, make_plan, refuse
 from windtunnel.plan.alternatives import Change
 from windtunnel.plan.constants import load_hf_constants
 from windtunnel.plan.finetune import FineTuning
 from windtunnel.plan.plan import PLANNERS, Case, Draft
-from windtunnel.recipe import Recipe, UserError, load_recipe
+from windtunnel.recipe import Recipe, UserError, load_recipe, stage_recipe
 from windtunnel.rig import gpu_names, load_catalog, parse_rig
 
 FULL = "model.adapter=null"
@@ -431,6 +432,27 @@ def test_no_plan_is_faster_than_its_products(model: str, adapter: bool) -> None:
         assert made.mfu <= load_hf_constants("H200").matmul_efficiency
         said.append(made.sources["mfu"])
     assert "PaLM" in said[0]
+
+
+@pytest.mark.parametrize("sets", [("model.depth=8",), ("model.depth=8", "stages.pretrain.precision=fp8"), ("model.window=SSL",)])
+def test_no_pretraining_is_faster_than_its_products(sets: tuple[str, ...]) -> None:
+    long, short = (make_plan(load_recipe("charlm", (*sets, f"model.sequence={n}")), parse_rig("H200")) for n in (131_072, 2048))
+    assert long.mfu <= load_hf_constants("H200").matmul_efficiency
+    assert "PaLM" in long.sources["mfu"]
+    assert "PaLM" in short.sources["mfu"]
+    assert "computed" not in short.sources["mfu"]
+
+
+def test_recursion_repeats_what_is_masked_and_a_grid_masks_nothing() -> None:
+    plain = recipe_shape(load_recipe("charlm", ["model.depth=12", "model.sequence=1024"]), 64)
+    assert plain.masked_flops_per_token == pytest.approx(masked_flops(plain.blocks, 1024))
+    recursive = recipe_shape(stage_recipe(load_recipe("trm"), "validation"), 64)
+    r = recursive.recursion
+    assert r is not None
+    passes = r.supervision * (r.gradient_passes + (r.passes - r.gradient_passes) / 3)
+    assert recursive.masked_flops_per_token == pytest.approx(passes * masked_flops(recursive.blocks, recursive.sequence))
+    grid = recipe_shape(load_recipe("trm-sudoku"), 11)
+    assert grid.masked_flops_per_token == 0.0
 
 
 def test_a_stage_is_planned_by_its_kinds_planner_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,3 +89,29 @@ def test_the_verb_tells_hours_dollars_and_how_often_to_save(tmp_path: Path, caps
     with pytest.raises(SystemExit):
         main([*arguments, "--interruptions", "0.5"])
     assert "costs least (Young 1974, Daly 2006)" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("on", "more", "told"),
+    [
+        (["8xH100@spot"], [], True),
+        (["H100@spot", "8xH100"], [], True),
+        (["8xH100"], [], False),
+        (["8xH100@spot"], ["--interruptions", "0.1"], False),
+    ],
+)
+def test_a_spot_price_of_which_no_rate_is_known_is_told(
+    on: list[str],
+    more: list[str],
+    told: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    rigs = [part for name in on for part in ("--on", name)]
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "charlm", *rigs, "--root", str(tmp_path), "--json", *more])
+    assert ended.value.code == 0
+    notes = json.loads(capsys.readouterr().out)[-1]["notes"]
+    assert ("no interruption is counted: --interruptions 0.1 (an hour)" in notes) is told

@@ -107,6 +107,23 @@ def test_a_stage_that_does_not_fit_says_by_how_much_and_what_would_and_costs_not
     assert made.to_json()["total"]["fits"] is False
 
 
+def test_a_backtest_is_a_row_of_seconds_that_needs_no_gpu() -> None:
+    recipe, rig = load_recipe("thesis"), parse_rig("8xH200")
+    made = plan_job(recipe, rig, [("sft", make_plan(recipe, rig))])
+    assert made is not None
+    names = [step.name for step in made.steps]
+    assert names[names.index("evaluate") + 1] == "backtest"
+    (traded,) = [step for step in made.steps if step.name == "backtest"]
+    assert traded.counted
+    assert not traded.needs_gpu
+    assert "1,000 predictions" in traded.does
+    assert 0 < (traded.hours or 0.0) < 60 / 3600
+    assert traded.disk_bytes == 0
+    assert traded.elsewhere_dollars == pytest.approx(0.0, abs=0.005)
+    assert next(row for row in made.rows() if row[0] == "backtest")[2].endswith(" s")
+    assert "backtest" not in [step.name for step in job_of("H100").steps]
+
+
 def test_only_fine_tuning_has_a_job() -> None:
     rig = parse_rig("8xH100")
     trm = load_recipe("trm")

@@ -59,6 +59,17 @@ def test_a_part_is_found_by_section_key_word_and_other_peoples_words() -> None:
         find_keys("modle")
 
 
+def test_the_keys_of_a_recipe_are_those_of_its_kinds(tmp_path: Path) -> None:
+    titles = [group.title for group in find_keys("charlm")]
+    assert {"the recipe itself", "model, kind gpt", "data.corpus, kind arithmetic", "stages.pretrain, kind pretrain"} <= {*titles}
+    assert not any("huggingface" in title or "stages.rl" in title or "sudoku" in title for title in titles)
+    assert {"model, kind huggingface", "data.corpus.generated", "stages.evaluate.backtest"} <= {
+        group.title for group in find_keys("thesis")
+    }
+    (tmp_path / "mine.yaml").write_text("extends: charlm\n")
+    assert [group.title for group in find_keys(str(tmp_path / "mine.yaml"))] == titles
+
+
 def test_every_key_that_a_foreign_word_leads_to_is_one() -> None:
     known = paths()
     for word, (key, _) in KEYS.items():
@@ -80,6 +91,12 @@ def test_every_key_that_a_foreign_word_leads_to_is_one() -> None:
         ("budget.hours=none", "nearest: null"),
         ("budget.steps=-1", "nearest: null"),
         ("stages.pretrain.precision=fp16", "nearest: bf16"),
+        ("stages.pretrain.precision=4bit", "nearest: fp8"),
+        ("model.sequence=0.5k", "nearest: 512"),
+        ("layout.recompute=off", "nearest: none"),
+        ("layout.precision=bf16", "precision is stages.pretrain.precision here (auto, fp32, bf16 or fp8)"),
+        ("layout.sharding=fsdp", "sharding is layout.shard here (none, optimizer or full)"),
+        ("base=trm", "base is extends here"),
     ],
 )
 def test_other_peoples_words_are_refused_with_ours(given: str, told: str) -> None:
@@ -91,3 +108,12 @@ def test_other_peoples_words_are_refused_with_ours(given: str, told: str) -> Non
 def test_4bit_weights_are_int4() -> None:
     with pytest.raises(UserError, match="nearest: int4"):
         load_recipe("sft", ["model.weights=4bit"])
+
+
+@pytest.mark.parametrize("word", ["base", "inherits", "parent"])
+def test_another_word_for_extends_is_refused_before_what_it_would_bring_is_missed(word: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"model: {{depth: 4}}\n{word}: charlm\n")
+    with pytest.raises(UserError, match=rf"mine.yaml:2: {word}: unknown key; {word} is extends here") as caught:
+        load_recipe(file)
+    assert caught.value.fix == "extends: charlm"

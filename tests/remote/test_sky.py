@@ -105,9 +105,18 @@ def test_missing_credentials_are_named_before_anything_is_rented(
     ("arguments", "said"),
     [
         (["--on", "8xH100", "--to", "asw"], "unknown provider"),
+        (["--on", "8xH100", "--to", "vast"], "expected aws, gcp, runpod, lambda, kubernetes, slurm, ssh:HOST, or a folder"),
+        (["--on", "8xH100", "--to", "modal"], "unknown provider"),
+        (["--to", "local"], "unknown provider"),
+        (["--on", "8xH100", "--to", "somewhere"], "unknown provider"),
+        (["--on", "8xH100", "--to", "amazon"], "--set checkpoints.mirror"),
+        (["--on", "8xH100", "--to", "EC2"], "--set checkpoints.mirror"),
+        (["--to", "k8s"], "--to kubernetes"),
+        (["--to", "google"], "--to gcp"),
         (["--on", "8xH100", "--to", "aws", "--dry-run"], "without a mirror nothing would come home"),
         (["--to", "aws", "--dry-run"], "for a recipe and a rig"),
         (["--on", "g5.xlarge", "--to", "gcp", "--dry-run", "--set", "checkpoints.mirror=gs://b/r"], "an instance of AWS"),
+        (["--on", "8xH100", "--to", "lambda", "--spot", "--dry-run", "--set", "checkpoints.mirror=s3://b/r"], "no spot machines"),
         (["--on", "2x(8xH100)", "--to", "ssh:nobody"], "ssh trains on one machine"),
         (["--to", "ssh:a,ssh:a", "--set", "checkpoints.mirror=s3://b/r"], "names a machine twice"),
         (["--to", "ssh:a,ssh:b"], "without a mirror no other one could go on"),
@@ -146,3 +155,43 @@ def test_what_was_rented_is_named_and_a_refusal_told(
     job = next(tmp_path.glob("charlm-runpod-*")).name
     assert f"windtunnel stop s3://b/r/{job}\n" in said.out
     assert ("ssh:wt-charlm-runpod" in said.out) is not spot
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("Quota 'NVIDIA_H100_GPUS' exceeded.  Limit: 0.0 in region us-central1.", "quota of this machine is exceeded"),
+        ("VcpuLimitExceeded: You have requested more vCPU capacity than your current limit", "higher quota of this GPU"),
+        (
+            "sky.exceptions.ResourcesUnavailableError: Failed to provision all possible launchable resources.",
+            "no machine of this",
+        ),
+        ("InsufficientInstanceCapacity: no capacity for p5.48xlarge", "another --to, another GPU"),
+        ("There are no instances currently available", "no machine of this kind is free"),
+        ("something else", "SkyPilot ended with exit code 1"),
+    ],
+)
+def test_what_a_cloud_refuses_is_named_with_a_fix(
+    said: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "said").write_text(said)
+    (tmp_path / "sky").write_text(f"#!/bin/sh\ncat {tmp_path}/said >&2\nexit 1\n")
+    (tmp_path / "sky").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("RUNPOD_API_KEY", "a key")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("windtunnel.remote.sky.build_wheel", lambda folder: folder / "windtunnel.whl")  # others build it
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", "charlm", "--on", "8xH100", "--to", "runpod", "--set", "checkpoints.mirror=s3://b/r"])
+    assert ended.value.code == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert told in shown
+    assert "to try again: sky launch" in shown
+
+
+def test_kubernetes_has_spot_machines_only_where_nodes_are_labelled(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", "charlm", "--on", "8xH100", "--to", "k8s", "--spot", "--dry-run", "--set", "checkpoints.mirror=s3://b/r"])
+    assert ended.value.code == 0
+    assert "warn: a cluster has spot machines only where its nodes are labelled" in capsys.readouterr().err

@@ -67,6 +67,7 @@ def test_speed_is_measured_once_a_machine(tmp_path: Path, monkeypatch: pytest.Mo
     [
         ("NVIDIA H100 80GB HBM3", 79.6, "H100"),
         ("NVIDIA H100 PCIe", 79.6, "H100-PCIe"),
+        ("NVIDIA H100 NVL", 93.6, "H100-NVL"),
         ("NVIDIA H200", 140.4, "H200"),
         ("NVIDIA GH200 480GB", 95.6, "GH200"),
         ("NVIDIA A100-SXM4-40GB", 40.0, "A100-40"),

@@ -24,7 +24,7 @@ def user_catalog(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> 
 
 PEAKS = {
     "A10G": 70, "A100-40": 312, "A100-80": 312, "L40S": 362, "RTX3090": 71, "RTX4090": 165,
-    "H100-PCIe": 756, "H100": 989, "H200": 989, "GH200": 989, "B200": 2250,
+    "H100-PCIe": 756, "H100-NVL": 835, "H100": 989, "H200": 989, "GH200": 989, "B200": 2250,
     "T4": 65, "L4": 121, "RTX5090": 209.5, "GB200": 2500,
 }  # fmt: skip
 

@@ -214,3 +214,24 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["rig", "prices"])  # as it is also called
     assert "a contract" in capsys.readouterr().out
+
+
+def test_the_table_is_whole_at_80_columns_and_its_sources_stand_below(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main(["prices"])
+    _, table, notes, _ = capsys.readouterr().out.split("\n\n")
+    rows = table.splitlines()[2:]
+    assert len(rows) == len({row.split()[0] for row in rows}) > 8  # a line a price
+    assert all(row.split()[-1].isdecimal() for row in rows)
+    assert max(map(len, [*rows, *notes.splitlines()])) <= 80
+    assert "alloclabs.com" in notes
+
+
+def test_an_update_of_nothing_is_told_what_it_may_be(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["prices", "--update"])
+    assert ended.value.code == 2
+    assert "requires an argument. Prices to take over: lambda, runpod, aws, gcp or azure" in capsys.readouterr().err

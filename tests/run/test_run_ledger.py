@@ -110,3 +110,16 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (code, "over: budget of recipe charlm" in out) == (1, True)
     code, out = verb("--by", "run", "--json")
     assert json.loads(out)["runs"][0]["dollars"] == 8.0
+
+
+def test_a_run_without_a_price_is_told_with_options_that_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunFolder.create(tmp_path, load_recipe("charlm", ["model.depth=2"]), rig={"name": "cpu"}, plan={"hours": 2.0})
+    run.spent_path.write_text(json.dumps({"seconds": 7200.0, "dollars": 0.0}))
+    run.finish("done", "budget.hours")
+    run.close()
+    with pytest.raises(SystemExit):
+        main(["ledger", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert "1 runs of 2.0 h had no price" in said
+    assert "train --price" in said
+    assert "launch --price" in said

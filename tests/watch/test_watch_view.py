@@ -10,6 +10,7 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from waiting import HANG
 
+from windtunnel.evaluate.comparison_text import count_text as compared
+from windtunnel.plan import count_text
 from windtunnel.recipe import UserError, load_recipe
 from windtunnel.run import Metrics, RunFolder
 from windtunnel.watch import JsonLines, PlainLines, Snapshot, TerminalView, finite, read_snapshot
@@ -241,3 +244,13 @@ def test_damaged_metrics_and_strange_folders_are_messages(run: RunFolder, tmp_pa
     done = windtunnel("watch", "empty", cwd=tmp_path)
     assert done.returncode == 2
     assert "is not a run folder" in done.stderr
+
+
+@pytest.mark.parametrize("text", [count, count_text, compared])
+def test_a_count_that_rounds_to_a_thousand_takes_the_next_unit(text: Callable[[float], str]) -> None:
+    assert text(999_700_000) == "1 B"
+    assert text(999_400_000) == "999 M"
+    assert text(999_600) == "1 M"
+    assert text(999.6) in {"1 k", "1000"}
+    assert text(1_234_567) == "1.23 M"
+    assert "e+" not in text(9.996e8) + text(9.996e5)

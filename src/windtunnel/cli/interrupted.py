@@ -16,6 +16,8 @@ STALL_SECONDS = 0.04
 (benchmarks/results/checkpoints-h200.json: -0.01 and 0.04 s)."""
 SAVE_GIB_PER_SECOND = 1.25
 """And how fast it is written: the slowest of the three saves there."""
+UNCOUNTED = "no interruption is counted: --interruptions 0.1 (an hour)"
+"""Of a machine that may be taken away, and nobody knows how often."""
 AGAIN_SECONDS = 600.0
 """From losing a machine to another one that has the package. Taken, not measured."""
 
@@ -134,6 +136,11 @@ def rate_of(rig: str, given: float | None, *, spot: bool) -> tuple[float, str] |
     from windtunnel.rig import spot_interruptions
 
     return spot_interruptions(rig)
+
+
+def is_spot(rig: str) -> bool:
+    """Whether a rig as it was named has the price of a machine that may be taken away."""
+    return rig.rpartition("@")[2].strip().lower() == "spot"
 
 
 def _time(seconds: float) -> str:

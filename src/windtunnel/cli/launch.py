@@ -13,7 +13,7 @@ from windtunnel.recipe import UserError
 
 from .launch_mirror import show_status as show_mirrored
 from .launch_mirror import url_of
-from .launch_sky import CLOUDS
+from .launch_sky import ALIASES, CLOUDS, ELSEWHERE
 from .options import DEFAULT_ROOT, JsonOption, PriceOption, RootOption, SetOption
 from .output import print_json, print_remarks, print_table
 
@@ -150,6 +150,7 @@ def launch(
                 temporary=temporary, dry=dry, as_json=json,
             )
         )  # fmt: skip
+    to = ALIASES.get(to.lower(), to)
     if to in CLOUDS:
         from .launch_sky import launch_sky
 
@@ -164,7 +165,7 @@ def launch(
                 recipe, on, to, sets or (), price=price, dry=dry, spot=spot, interruptions=interruptions, root=root, as_json=json
             )
         )
-    _refuse_unknown(to)
+    _refuse_unknown(to, recipe, sets or ())
     if recipe is None or on is None:
         raise UserError("a job's folder is for a recipe and a rig", "windtunnel launch RECIPE --on '4x(8xH100)' --to FOLDER")
     _render(recipe, on, Path(to), sets or (), stage, model, as_json=json)
@@ -182,13 +183,22 @@ def _of_rig(on: str | None, price: float | None) -> tuple[float | None, int | No
     return rig.dollars_per_hour if price is None else price, rig.gpus or None
 
 
-def _refuse_unknown(to: str) -> None:
-    """Refuse what is rather the name of a provider than of a folder."""
-    near = difflib.get_close_matches(to, [*CLOUDS, "azure", "sky", "slurm"], n=1, cutoff=0.6)
-    if near and "/" not in to and not Path(to).exists():
+def _refuse_unknown(to: str, recipe: str | None, sets: Sequence[str]) -> None:
+    """Refuse what is rather the name of a provider than of a folder: of a recipe that has no job, any bare word."""
+    if "/" in to or Path(to).exists():
+        return
+    known = difflib.get_close_matches(to.lower(), [*CLOUDS, *ALIASES, "sky", "slurm"], n=1, cutoff=0.6)
+    if known or to.lower() in ELSEWHERE or (recipe is not None and not _has_job(recipe, sets)):
         raise UserError(
             f"--to {to}: unknown provider", f"expected {', '.join(CLOUDS)}, slurm, ssh:HOST, or a folder such as ./{to}"
         )
+
+
+def _has_job(recipe: str, sets: Sequence[str]) -> bool:
+    """Whether Megatron-Bridge can be handed a stage of a recipe."""
+    from windtunnel.recipe import load_recipe
+
+    return any(stage.kind == "sft" for stage in load_recipe(recipe, sets).stages.values())
 
 
 def _render(

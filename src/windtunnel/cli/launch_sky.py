@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -18,9 +17,14 @@ from .output import print_json
 
 if TYPE_CHECKING:
     from windtunnel.plan import Plan
+    from windtunnel.recipe import Recipe
     from windtunnel.rig import Rig
 
 CLOUDS = ("aws", "gcp", "runpod", "lambda", "kubernetes")
+ALIASES = {"amazon": "aws", "ec2": "aws", "google": "gcp", "k8s": "kubernetes"}
+"""What people call them -> their names here."""
+ELSEWHERE = frozenset({"azure", "vast", "modal", "coreweave", "nebius", "oci", "oracle", "local", "localhost", "here"})
+"""Names of places that no machine is rented from by this command."""
 
 
 def launch_sky(
@@ -32,13 +36,15 @@ def launch_sky(
 
     from windtunnel.plan import make_plan, refuse
     from windtunnel.recipe import load_recipe
-    from windtunnel.remote import Rented, compare_with_schema, require_credentials, start_command, write_job
+    from windtunnel.remote import Rented, compare_with_schema, require_credentials, require_spot, start_command, write_job
     from windtunnel.rig import parse_rig
 
-    from .interrupted import expect, rate_of
+    from .interrupted import rate_of
 
     if recipe is None or on is None:
         raise UserError("a machine is rented for a recipe and a rig", f"windtunnel launch charlm --on 8xH100 --to {to}")
+    if spot and (told := require_spot(to)):
+        typer.echo(f"warn: {told}", err=True)
     on = f"{on}@spot" if spot and "@" not in on else on
     loaded, rig = load_recipe(recipe, sets), parse_rig(on)
     rig = rig if price is None else replace(rig, dollars_per_hour=price, price_note="--price")
@@ -57,9 +63,7 @@ def launch_sky(
         "no known price" if plan.dollars is None else f"about ${plan.dollars:,.0f} of GPU time at ${rig.dollars_per_hour:,.2f}/h"
     )
     typer.echo(f"{loaded.name} on {rig.name}: {plan.hours:.1f} h, {cost} ({rig.price_note})", err=True)
-    if (rate := rate_of(on, interruptions, spot=spot)) is not None:
-        for label, text in expect(plan, rig, loaded, rate, root).remarks():
-            typer.echo(f"{label}: {text}", err=True)
+    _tell_interruptions(plan, rig, loaded, on, rate_of(on, interruptions, spot=spot), root)
     if spot:
         typer.echo(_saved_within(plan, rig, to), err=True)
     if dry:
@@ -78,12 +82,7 @@ def launch_sky(
     command = start_command(folder / "task.yaml", to, spot=spot)
     file = write_job(loaded, rented, to, folder, spot=spot)
     typer.echo(f"{file}: SkyPilot rents the machine now, and asks first", err=True)
-    code = subprocess.run(command, check=False).returncode
-    if code:
-        raise UserError(
-            f"SkyPilot ended with exit code {code}; what it says is above",
-            f"where a quota is exceeded or no machine is left: another --to or --on; to try again: {shlex.join(command)}",
-        )
+    _rent(command)
     job = f"{loaded.checkpoints.mirror}/{folder.name}"
     typer.echo(
         "a machine that is taken away is replaced, and the run goes on there: sky jobs queue"
@@ -94,6 +93,33 @@ def launch_sky(
         typer.echo(f"  {verb} {job}")
     typer.echo(f"  home:  windtunnel fetch-run {job}")
     return 0
+
+
+def _tell_interruptions(plan: Plan, rig: Rig, recipe: Recipe, on: str, rate: tuple[float, str] | None, root: Path) -> None:
+    """Print what interruptions make of a plan, or that nobody knows how often a spot machine is taken away."""
+    from .interrupted import UNCOUNTED, expect, is_spot
+
+    if rate is not None:
+        for label, text in expect(plan, rig, recipe, rate, root).remarks():
+            typer.echo(f"{label}: {text}", err=True)
+    elif is_spot(on):
+        typer.echo(f"note: {UNCOUNTED}", err=True)
+
+
+def _rent(command: Sequence[str]) -> None:
+    """Run SkyPilot's command. Raises UserError: it failed; names quota and room with a fix where it speaks of them."""
+    from windtunnel.remote import refused_by_cloud, run_and_keep
+
+    code, said = run_and_keep(command)
+    if not code:
+        return
+    again = f"to try again: {shlex.join(command)}"
+    if (refused := refused_by_cloud(said)) is not None:
+        raise UserError(f"{refused[0]}; what SkyPilot says is above (exit code {code})", f"{refused[1]}; {again}")
+    raise UserError(
+        f"SkyPilot ended with exit code {code}; what it says is above",
+        f"where a quota is exceeded or no machine is left: another --to or --on; {again}",
+    )
 
 
 def _saved_within(plan: Plan, rig: Rig, to: str) -> str:

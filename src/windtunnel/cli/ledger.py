@@ -73,7 +73,10 @@ def ledger(
     print_table(f"{len(entries)} runs, ${total:,.2f} spent", columns, rows, whole=(columns[0], "$"))
     unpriced = [e for e in entries if e.dollars is None and e.hours > 0]
     if unpriced:
-        typer.echo(f"{len(unpriced)} runs of {sum(e.hours for e in unpriced):,.1f} h had no price and count as nothing: --price")
+        hours = sum(e.hours for e in unpriced)
+        typer.echo(
+            f"{len(unpriced)} runs of {hours:,.1f} h had no price and count as nothing; the next: train --price, launch --price"
+        )
     for each in stand:
         name = f"{each.limit.kind} {each.limit.name}".strip()
         share = each.spent / each.limit.dollars

@@ -100,7 +100,7 @@ def plan(
     # Only now: these need the schema, without which a recipe that cannot be read is refused sooner.
     from windtunnel.recipe import recipe_notes, stage_recipe
 
-    contradictions = [("note", note) for note in recipe_notes(loaded)]
+    contradictions = [*(("note", note) for note in recipe_notes(loaded)), *_uncounted(on or [], interruptions)]
     if stage is not None:
         loaded = stage_recipe(loaded, stage)
 
@@ -194,12 +194,20 @@ def _interrupted(
     recipe: Recipe, rig: Rig, named: str, ladder: Ladder, staged: StagedPlan | None, given: float | None, root: Path
 ) -> Expectation | None:
     """Return what interruptions make of the job on the target; None where it does not fit or none are known."""
-    from .interrupted import expect, rate_of
+    from .interrupted import expect, is_spot, rate_of
 
-    rate = rate_of(named, given, spot=named.rpartition("@")[2].strip().lower() == "spot")
+    rate = rate_of(named, given, spot=is_spot(named))
     if rate is None or not (ladder.plan.fits if staged is None else staged.fits):
         return None
     return expect(ladder.plan, rig, recipe, rate, root, hours=None if staged is None else staged.hours)
+
+
+def _uncounted(on: list[str], given: float | None) -> list[tuple[str, str]]:
+    """Return a note where a rig's price is that of a spot machine, and nothing tells how often one is taken away."""
+    from .interrupted import UNCOUNTED, is_spot, rate_of
+
+    unknown = any(is_spot(name) and rate_of(name, given, spot=True) is None for name in on)
+    return [("note", UNCOUNTED)] if unknown else []
 
 
 def _entry(rung: Rung, opinion: Opinion | None, staged: StagedPlan | None, job: Job | None) -> dict[str, Any]:

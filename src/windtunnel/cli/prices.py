@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from .options import JsonOption
-from .output import print_json, print_table
+from .output import print_json, print_remarks, print_table
 
 
 def prices(
@@ -45,13 +45,14 @@ def prices(
         found = {"file": str(prices_file()), "prices": listed}
         print_json(found if done is None else {**found, "updated": [*done.gpus, *done.instances], "unknown": done.unknown})
         return
-    rows = [[p["name"], p["of"], _span(p["on_demand"]), _span(p["spot"]), _age(p["days"]), p["source"]] for p in listed]
-    print_table(
-        "dollars an hour",
-        ["name", "of one", "on demand", "spot", "seen", "by"],
-        rows,
-        whole=("name", "on demand", "spot", "seen"),
-    )
+    sources = list(dict.fromkeys(p["source"] for p in listed))
+    rows = [
+        [p["name"], p["of"], _span(p["on_demand"]), _span(p["spot"]), _age(p["days"]), str(1 + sources.index(p["source"]))]
+        for p in listed
+    ]
+    columns = ["name", "of one", "on demand", "spot", "seen", "by"]
+    print_table("dollars an hour", columns, rows, whole=columns)
+    print_remarks([(str(number), source) for number, source in enumerate(sources, start=1)])
     if done is not None:
         typer.echo(f"{len(done.gpus)} GPUs and {len(done.instances)} instances have new prices, kept in {done.path}")
         if done.unknown:

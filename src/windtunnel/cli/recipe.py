@@ -19,7 +19,7 @@ def recipe(
         str | None,
         typer.Argument(
             metavar="[RECIPE | WORD]",
-            help="A recipe's name or file; with --keys a section, a key, or a word that others use for it.",
+            help="A recipe's name or file; with --keys its keys; or a section, a key, a word that others use.",
         ),
     ] = None,
     keys: Annotated[bool, typer.Option("--keys", help="List keys instead: meaning, unit, what is accepted, default.")] = False,

@@ -46,6 +46,17 @@ VERBS = {
 class Verb(TyperCommand):
     """A command that works with the garbage collector on, which is off during start-up."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, and where an option lacks its argument say what that may be."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            name = getattr(error, "option_name", None)
+            option = next((each for each in self.params if name in each.opts), None)
+            if option is not None and "requires an argument" in str(getattr(error, "message", "")):
+                error.message = f"Option '{name}' requires an argument. {getattr(option, 'help', None) or ''}"  # type: ignore[attr-defined]
+            raise
+
     def invoke(self, ctx: Any) -> Any:
         """Note that parsing is over: what start-up made stays for good, and is not looked through again."""
         collect_from_here()

@@ -93,6 +93,6 @@ def _cells(row: Row) -> list[str]:
 def count_text(count: float) -> str:
     """Return a count in at most four digits."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
+        if float(f"{count:.3g}") >= size:  # what three digits round to 1,000 k is 1 M
             return f"{count / size:.3g} {unit}"
     return f"{count:.0f}"

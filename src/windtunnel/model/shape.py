@@ -8,7 +8,7 @@ from functools import cached_property
 
 from windtunnel.recipe import GPTModel, Recipe, UserError
 
-from .blocks import Block, Linear, training_flops
+from .blocks import Block, Linear, masked_flops, training_flops
 
 
 @dataclass(frozen=True)
@@ -156,11 +156,25 @@ class GPTShape:
         those without a gradient a third (forward only), and the head after every supervision step.
         """
         head = 6.0 * self.head_parameters
+        return self._graded_passes * self._pass_flops + self._supervised * head
+
+    @property
+    def masked_flops_per_token(self) -> float:
+        """What of those FLOPs no kernel computes: attention to positions that come after a token, none where all see all."""
+        return self._graded_passes * masked_flops(self.blocks, self.sequence) if self.causal else 0.0
+
+    @property
+    def _supervised(self) -> int:
+        """How often a token's loss is counted in a step."""
+        return 1 if self.recursion is None else self.recursion.supervision
+
+    @property
+    def _graded_passes(self) -> float:
+        """Passes of training through all blocks, those without a gradient a third."""
         if self.recursion is None:
-            return self._pass_flops + head
+            return 1.0
         r = self.recursion
-        blind = r.passes - r.gradient_passes
-        return r.supervision * (self._pass_flops * (r.gradient_passes + blind / 3) + head)
+        return r.supervision * (r.gradient_passes + (r.passes - r.gradient_passes) / 3)
 
     @property
     def forward_flops_per_token(self) -> float:

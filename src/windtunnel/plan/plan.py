@@ -243,7 +243,7 @@ def _utilisation(draft: Draft, per_second: float) -> tuple[float, dict[str, str]
     """
     peak = draft.best.timed.peak_flops * draft.gpus
     usual = draft.flops * per_second / peak
-    if usual <= draft.c.matmul_efficiency or not draft.masked or draft.best.layout.precision == "fp8":
+    if usual <= draft.c.matmul_efficiency or not draft.masked:
         return usual, {}
     computed = (draft.flops - draft.masked) * per_second / peak
     said = f"FLOPs that are computed, against the dense peak; {usual:.0%} with attention to later tokens (PaLM, appendix B)"

@@ -101,6 +101,7 @@ class Pretraining(StagePlanner):
             terms=best.timed.terms,
             hidden=best.timed.hidden,
             flops=shape.flops_per_token,
+            masked=shape.masked_flops_per_token,
             gpus=best.layout.ranks,
             startup={"start, compile, last checkpoint": speed.startup_seconds},
             pace=speed,

@@ -124,9 +124,9 @@ def _keeping(plan: Plan) -> list[tuple[str, str, str]]:
 
 
 def count_text(number: float) -> str:
-    """1234567 -> 1.23 M."""
+    """1234567 -> 1.23 M; what three digits round to 1,000 of a unit is 1 of the next."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
+        if float(f"{number:.3g}") >= size:
             return f"{number / size:.3g} {letter}"
     return f"{number:.0f}"
 

@@ -60,7 +60,7 @@ def _line(parts: Path_, items: list[Any], model: type[BaseModel] | None, origin:
         case "extra_forbidden":
             names = [name for name, field in model.model_fields.items() if not field.exclude] if model else []
             stage = parts[1] if parts[0] == "stages" and len(parts) > 2 else "pretrain"
-            same = same_key(parts[-1], first["input"], stage)
+            same = same_key(".".join(parts), first["input"], stage)
             return f"{start}: unknown key; {same or _nearest(parts[-1], names) or 'valid: ' + ', '.join(names)}"
         case "missing":
             return f"{start}: missing; it must be given"

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from .errors import UserError
 from .explain import sections_of
+from .load import load_recipe, recipe_names, template_names
 from .schema import Recipe
 from .synonyms import KEYS, same_key
 from .units import Every
@@ -62,16 +63,35 @@ def recipe_keys() -> list[Group]:
     return list(_groups(Recipe, "", "", {}))
 
 
+def keys_of(recipe: Recipe) -> list[Group]:
+    """Return the groups of what a recipe has: of sections with kinds those of its own."""
+    groups = recipe_keys()
+    kinded = {group.path for group in groups if group.kind}
+    written = recipe.model_dump(mode="json")
+    written["stages"] = {stage["kind"]: stage for stage in written["stages"].values()}
+
+    def has(group: Group) -> bool:
+        here: Any = written
+        for part in group.path.split(".") if group.path else ():
+            here = here[0] if isinstance(here, list) and here else here
+            here = here.get(part) if isinstance(here, dict) else None
+        return here is not None and (group.path not in kinded or here["kind"] == group.kind)
+
+    return [group for group in groups if has(group)]
+
+
 def find_keys(word: str) -> list[Group]:
-    """Return the groups of a section or a kind, those with keys that speak of a word, or the key that others call so.
+    """Return the groups of a section, a kind or a recipe, those with keys that speak of a word, or that others call so.
 
     Raises:
-        UserError: no key is called so; names the nearest.
+        UserError: no key is called so; names the nearest. A recipe that cannot be read.
     """
     groups, wanted = recipe_keys(), word.strip().lower().strip(".")
     below = [group for group in groups if wanted in (group.path, group.kind) or group.path.startswith(f"{wanted}.")]
     if below:
         return below
+    if word in (*recipe_names(), *template_names()) or word.endswith((".yaml", ".yml")):
+        return keys_of(load_recipe(word))
     spoken = re.compile(rf"\b{re.escape(wanted)}")  # 'rate' is not in 'generated', and 'token' is in 'tokens'
     found = [
         Group(group.path, group.kind, group.meaning, keys)
@@ -85,7 +105,7 @@ def find_keys(word: str) -> list[Group]:
         return find_keys(same)
     names = {key.path for group in groups for key in group.keys} | {group.path for group in groups}
     nearest = difflib.get_close_matches(wanted, names, n=3, cutoff=0.5)
-    hint = same_key(wanted.rpartition(".")[2]) or (f"nearest: {', '.join(nearest)}" if nearest else "")
+    hint = same_key(wanted) or (f"nearest: {', '.join(nearest)}" if nearest else "")
     raise UserError(f"no key of a recipe is called {word!r}", hint or f"sections: {', '.join(Recipe.model_fields)}")
 
 

@@ -97,6 +97,7 @@ def _read_extended(source: str, seen: tuple[str, ...]) -> tuple[dict[str, Any], 
     data, lines = read_yaml(path)
     origin = {where: f"{path}:{line}" for where, line in lines.items()}
     parent = data.pop("extends", None)
+    _refuse_foreign(data, parent, origin)
     _anchor_files(data, path)
     if parent is None:
         return data, origin, path
@@ -105,6 +106,15 @@ def _read_extended(source: str, seen: tuple[str, ...]) -> tuple[dict[str, Any], 
     beside = path.parent / parent
     base, base_origin, _ = _read_extended(str(beside) if beside.is_file() else parent, (*seen, str(path.resolve())))
     return merge(base, data), {**base_origin, **origin}, path
+
+
+def _refuse_foreign(data: dict[str, Any], parent: Any, origin: dict[Path_, str]) -> None:
+    """Refuse another's word for `extends` before what the named recipe would have given is missed."""
+    from .synonyms import PATHS, same_key
+
+    for word in data if parent is None else ():
+        if PATHS.get(word, ("",))[0] == "extends":
+            raise UserError(f"{origin[word,]}: {word}: unknown key; {same_key(word)}", f"extends: {data[word]}")
 
 
 def _anchor_files(data: dict[str, Any], path: Path) -> None:

@@ -29,6 +29,7 @@ _HEADS = ("model.head_dim", "there are aspect x depth / head_dim heads")
 _LORA = ("model.adapter.rank", "")
 _GPUS = ("--gpus, or the rig of plan --on", "the machine's GPUs are found")
 _AGAIN = ("layout.recompute", "none or block")
+_SHARD = ("layout.shard", "none, optimizer or full")
 _FILES = ("data.corpus.files", "with data.corpus.kind: text")
 
 KEYS: dict[str, tuple[str, str]] = {
@@ -71,6 +72,7 @@ KEYS: dict[str, tuple[str, str]] = {
     "load_in_4bit": ("model.weights", "int4"), "load_in_8bit": ("model.weights", "int8"),
     "model_name_or_path": ("model.config", "of kind huggingface"), "base_model": ("model.config", "of kind huggingface"),
     "zero_stage": ("layout.shard", "none, optimizer (1, 2) or full (3)"), "fsdp": ("layout.shard", "full"),
+    "sharding": _SHARD, "sharding_strategy": _SHARD, "shard_strategy": _SHARD,
     "tensor_parallel_size": ("layout.tensor", ""), "pipeline_parallel_size": ("layout.pipeline", ""), "tp": ("layout.tensor", ""),
     "pp": ("layout.pipeline", ""), "ep": ("layout.expert", ""),
     "gradient_checkpointing": _AGAIN, "activation_checkpointing": _AGAIN,
@@ -81,6 +83,12 @@ KEYS: dict[str, tuple[str, str]] = {
     "random_seed": ("seed", ""), "early_stopping_patience": ("bands.overfit_patience", "validations"),
 }  # fmt: skip
 """Another's word, in small letters -> the key that means the same, and what to know about it."""
+
+PATHS: dict[str, tuple[str, str]] = {
+    "layout.precision": _DTYPE,
+    **dict.fromkeys(("base", "inherits", "parent", "inherit", "include"), ("extends", "a recipe's name or file")),
+}  # fmt: skip
+"""Whole paths of keys that mean something else elsewhere -> the key, and what to know about it."""
 
 ABSENT = {
     "dropout": "there is none: data that repeat too often are told of, and a run that overfits ends (bands.overfit_patience)",
@@ -101,7 +109,8 @@ VALUES: dict[str, dict[str, str]] = {
         "bfloat16": "bf16", "float8": "fp8", "mxfp4": "int4", "none": "bf16",
     },
     "precision": {"fp16": "bf16", "float16": "bf16", "bfloat16": "bf16", "half": "bf16", "float32": "fp32",
-        "float8": "fp8", "tf32": "fp32"},
+        "float8": "fp8", "tf32": "fp32", "8bit": "fp8", "8-bit": "fp8", "int8": "fp8", "4bit": "fp8", "4-bit": "fp8",
+        "int4": "fp8", "nf4": "fp8", "fp4": "fp8"},  # the least that is computed in; weights alone may be int4
     "states": {"8bit": "int8", "8-bit": "int8", "float32": "fp32", "bfloat16": "bf16", "paged_adamw_8bit": "int8"},
     "recompute": {"full": "block", "true": "block", "on": "block", "selective": "block", "false": "none", "off": "none"},
     "offload": {"cpu": "optimizer", "true": "optimizer", "false": "none"},
@@ -114,12 +123,17 @@ NOTHING = frozenset({"none", "nil", "off", "no", "n/a", "unlimited", "inf", "inf
 _THOUSANDS = {"k": 1024, "m": 1024**2}
 
 
-def same_key(word: str, value: Any = None, stage: str = "pretrain") -> str:
+def same_key(path: str, value: Any = None, stage: str = "pretrain") -> str:
     """Say which key means what an unknown one says, or those that stand in an unknown section; '' where nothing is known.
 
     Args:
+        path: the whole key, or its last part.
+        value: what is given for it.
         stage: the name to put where the key is one of a stage's.
     """
+    word = path.rpartition(".")[2]
+    if path in PATHS:
+        return _told(word, PATHS[path], stage)
     told = list(_known([word], stage)) or (list(_known(value, stage)) if isinstance(value, dict) else [])
     return "; ".join(dict.fromkeys(told))
 
@@ -130,8 +144,12 @@ def _known(words: Iterable[Any], stage: str) -> Iterator[str]:
         if name in ABSENT:
             yield f"{word}: {ABSENT[name]}"
         elif name in KEYS:
-            key, note = KEYS[name]
-            yield f"{word} is {key.replace('NAME', stage)} here" + (f" ({note})" if note else "")
+            yield _told(str(word), KEYS[name], stage)
+
+
+def _told(word: str, meant: tuple[str, str], stage: str) -> str:
+    key, note = meant
+    return f"{word} is {key.replace('NAME', stage)} here" + (f" ({note})" if note else "")
 
 
 def same_value(key: str, value: Any, *, nullable: bool) -> str:
@@ -147,6 +165,7 @@ def same_value(key: str, value: Any, *, nullable: bool) -> str:
         return known
     if nullable and text in NOTHING:
         return "null"
-    if isinstance(value, str) and text[-1:] in _THOUSANDS and text[:-1].isdigit():
-        return str(int(text[:-1]) * _THOUSANDS[text[-1]])  # 4k of a sequence are 4,096 tokens
+    if isinstance(value, str) and text[-1:] in _THOUSANDS and text[:-1].replace(".", "", 1).isdigit():
+        count = float(text[:-1]) * _THOUSANDS[text[-1]]  # 4k of a sequence are 4,096 tokens
+        return str(int(count)) if count.is_integer() else ""
     return ""

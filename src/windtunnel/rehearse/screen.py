@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any, TextIO
@@ -113,8 +114,9 @@ def show(report: Readiness, stream: TextIO | None = None) -> None:
 
     stream = stream or sys.stdout
     console = Console(file=stream, highlight=False)
-    if not stream.isatty() or console.width > WIDTH:
-        console.width = WIDTH
+    asked = os.environ.get("COLUMNS", "")
+    told = stream.isatty() or (asked.isdecimal() and int(asked) > 0)
+    console.width = min(WIDTH, console.width) if told else WIDTH
     console.print()
     console.print(_checks(report))
     console.print()

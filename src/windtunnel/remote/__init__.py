@@ -8,7 +8,18 @@ if TYPE_CHECKING:
     from .host import Address, Host
     from .jobs import How, attach, fetch, launch_from_mirror, launch_recipe, status
     from .keeping import Kept, find, keep, relaunch
-    from .sky import PROVIDERS, Rented, compare_with_schema, own_mirror, require_credentials, start_command, write_job
+    from .sky import (
+        PROVIDERS,
+        Rented,
+        compare_with_schema,
+        own_mirror,
+        refused_by_cloud,
+        require_credentials,
+        require_spot,
+        run_and_keep,
+        start_command,
+        write_job,
+    )
 
 __all__ = [
     "PROVIDERS",
@@ -25,8 +36,11 @@ __all__ = [
     "launch_from_mirror",
     "launch_recipe",
     "own_mirror",
+    "refused_by_cloud",
     "relaunch",
     "require_credentials",
+    "require_spot",
+    "run_and_keep",
     "start_command",
     "status",
     "write_job",

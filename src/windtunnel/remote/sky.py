@@ -10,6 +10,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ RECOVERY = {"strategy": "EAGER_NEXT_REGION", "max_restarts_on_errors": 0, "recov
 """Of a managed job: another region first, where there are rather machines left; an error of the training is not tried again."""
 COMPARE_SECONDS = 120.0
 _REFUSED = 7
+_KEPT = 20_000
 _COMPARE = f"""
 import sys, jsonschema, sky, yaml
 from sky.utils import schemas
@@ -57,8 +59,16 @@ PRICE_MARGIN = 1.25
 # SkyPilot's names of GPUs, by ours (rig/catalog.yaml). RTX cards are written with a hyphen there.
 _GPUS = {
     "A10G": "A10G", "A100-40": "A100", "A100-80": "A100-80GB", "L40S": "L40S", "RTX3090": "RTX3090", "RTX4090": "RTX4090",
-    "H100-PCIe": "H100", "H100": "H100", "H200": "H200", "GH200": "GH200", "B200": "B200",
+    "H100-PCIe": "H100", "H100-NVL": "H100-NVL", "H100": "H100", "H200": "H200", "GH200": "GH200", "B200": "B200",
 }  # fmt: skip
+
+
+# Of SkyPilot's own errors, and of what clouds answer: words that say that machines are out.
+_NO_ROOM = (
+    "resources unavailable", "resourcesunavailable", "failed to acquire resources", "failed to provision",
+    "insufficientinstancecapacity", "insufficient capacity", "insufficient-capacity", "resource_pool_exhausted",
+    "no instances currently available", "out of capacity",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -103,6 +113,32 @@ def provider_of(name: str) -> Provider:
     if name not in PROVIDERS:
         raise UserError(f"--to {name}: unknown provider", f"expected {', '.join(PROVIDERS)}, ssh:HOST or a folder")
     return PROVIDERS[name]
+
+
+def require_spot(name: str) -> str:
+    """Return what to know about a provider's machines that may be taken away; '' where there is nothing.
+
+    Raises:
+        UserError: SkyPilot rents none there (sky/clouds/lambda_cloud.py: spot is among what is not supported).
+    """
+    if name == "lambda":
+        raise UserError(
+            "--to lambda --spot: SkyPilot rents no spot machines from Lambda", "without --spot; or --to runpod --spot"
+        )
+    if name == "kubernetes":
+        return "a cluster has spot machines only where its nodes are labelled so; SkyPilot refuses the task elsewhere: no --spot"
+    return ""
+
+
+def refused_by_cloud(said: str) -> tuple[str, str] | None:
+    """Return (what a cloud refused, the fix) of what SkyPilot printed; None where it speaks of neither quota nor room."""
+    text = said.lower()
+    if "quota" in text or "limitexceeded" in text.replace(" ", "") or "vcpulimit" in text:
+        fix = "ask the provider for a higher quota of this GPU, which takes hours to days; or --to runpod, or fewer GPUs: --on"
+        return "the account's quota of this machine is exceeded", fix
+    if any(word in text for word in _NO_ROOM):
+        return "no machine of this kind is free there now", "another --to, another GPU: --on, or the same later"
+    return None
 
 
 def require_credentials(name: str, *, home: Path | None = None) -> None:
@@ -260,6 +296,24 @@ def start_command(file: Path, name: str, *, spot: bool = False) -> Sequence[str]
     if spot:
         return ["sky", "jobs", "launch", "--name", f"wt-{file.parent.name}"[:40], "--detach-run", str(file)]
     return ["sky", "launch", "--cluster", f"wt-{file.parent.name}"[:40], "--detach-run", str(file)]
+
+
+def run_and_keep(command: Sequence[str]) -> tuple[int, str]:
+    """Run a command in this terminal; returns its exit code and the end of what it wrote to standard error, shown as it comes.
+
+    Standard output and input stay the terminal's: SkyPilot asks there. Its errors end on the other one.
+    """
+    import codecs
+
+    kept, decoder = "", codecs.getincrementaldecoder("utf-8")("replace")
+    with subprocess.Popen(command, stderr=subprocess.PIPE, bufsize=0) as child:
+        assert child.stderr is not None
+        while part := child.stderr.read(4096):
+            text = decoder.decode(part)
+            sys.stderr.write(text)
+            sys.stderr.flush()
+            kept = (kept + text)[-_KEPT:]
+    return child.returncode, kept
 
 
 def _machine(rig: Rig, name: str) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def count(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "-"
     for scale, letter in _SCALES:
-        if abs(value) >= scale:
+        if float(f"{abs(value):.3g}") >= scale:  # what three digits round to 1,000 k is 1 M
             return f"{value / scale:.3g} {letter}"
     return f"{value:.3g}"
 
