@@ -33,6 +33,7 @@ from windtunnel.files import fsync_folder, write_atomic
 from windtunnel.recipe import Checkpoints, UserError
 
 from .folder import MODEL, Checkpoint, CheckpointStore, Written, checksum, write_manifest
+from .moved import twice
 from .retention import apply_retention, make_room
 from .slices import Value
 from .staging import Staging
@@ -303,7 +304,7 @@ class Saver:
         began = time.monotonic()
         try:
             self._staging.finish()
-            note = self._write(job)
+            note = twice(lambda: self._write(job), self.store.folder)
             path = self._commit(job, note) if self._group.rank == 0 else None
         except Exception as error:
             failure = self._give_up(job, error)
@@ -347,6 +348,10 @@ class Saver:
     def _commit(self, job: _Job, own: dict[str, Any]) -> Path:
         """Wait for all ranks' files, describe them, and give the folder its name."""
         notes = [own] + [self._await_note(job.folder, rank) for rank in range(1, self._group.world)]
+        return twice(lambda: self._publish(job, notes), self.store.folder)
+
+    def _publish(self, job: _Job, notes: Sequence[Mapping[str, Any]]) -> Path:
+        """Describe what all ranks wrote, by their notes, and give the folder its name."""
         if self._before_commit is not None:
             self._before_commit()
         files = {name: Written(**file) for note in notes for name, file in note["files"].items()}
@@ -360,7 +365,7 @@ class Saver:
             files[f"{part}/.metadata"] = checksum(job.folder / part / ".metadata")
             fsync_folder(job.folder / part)
         for rank in range(1, self._group.world):
-            _note(job.folder, rank).unlink()
+            _note(job.folder, rank).unlink(missing_ok=True)
         facts, final = job.facts, self.store.free_name(job.facts.step)
         made = Checkpoint(
             final, facts.step, self._group.world, time.time(), dict(facts.state), files, facts.validation_loss, facts.near_loss,
