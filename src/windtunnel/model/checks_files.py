@@ -64,9 +64,11 @@ def _named(context: Context) -> list[str]:
 
 
 def _is_model(given: str) -> bool:
-    """Return whether a stage's init_from is a folder of weights, rather than a run or an earlier stage."""
+    """Return whether a stage's init_from is a folder of weights or a fetched model, rather than a run or an earlier stage."""
+    if given in ("random", "previous"):
+        return False
     folder = Path(given).expanduser()
-    return given not in ("random", "previous") and folder.is_dir() and not (folder / "manifest.json").exists()
+    return not (folder / "manifest.json").exists() if folder.is_dir() else weights_folder(given) is not None
 
 
 def _begins_with_files(context: Context) -> bool:
