@@ -256,6 +256,7 @@ class Saver:
         On a GPU the values may change only after `before_update`. The outcome comes from `poll` or `wait`.
 
         Args:
+            facts: what is stored beside the tensors; its state is copied before this returns.
             parts: what to save; None: everything.
         """
         self.wait_idle()
@@ -435,7 +436,10 @@ def save_now(store: CheckpointStore, parts: Mapping[str, Mapping[str, Value]], f
     """Save once and wait until it is on the disk; all ranks call it together.
 
     Args:
-        options: see `Saver`.
+        store: where to.
+        parts: as of `Saver`: flat mappings from name to Tensor, DTensor or Slice.
+        facts: what is stored beside the tensors.
+        options: the rest of `Saver`'s arguments.
 
     Raises:
         UserError: it could not be written. SpoiledWeights: something in it is not finite.
