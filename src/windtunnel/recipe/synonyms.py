@@ -118,6 +118,8 @@ def same_key(word: str, value: Any = None, stage: str = "pretrain") -> str:
     """Say which key means what an unknown one says, or those that stand in an unknown section; '' where nothing is known.
 
     Args:
+        word: the unknown key or section.
+        value: what stands there: of a section, its keys are looked up where its name is not known.
         stage: the name to put where the key is one of a stage's.
     """
     told = list(_known([word], stage)) or (list(_known(value, stage)) if isinstance(value, dict) else [])
@@ -139,6 +141,7 @@ def same_value(key: str, value: Any, *, nullable: bool) -> str:
 
     Args:
         key: the last part of the key's path.
+        value: the refused one, as YAML gave it.
         nullable: whether the key may be null.
     """
     text = str(value).strip().lower()
