@@ -394,3 +394,40 @@ def test_manifest_is_plain_json(tmp_path: Path) -> None:
     assert data["step"] == 4
     assert data["validation_loss"] is None
     assert set(data["files"]) == {f"{part}/{name}" for part in ("model", "optimizer") for name in (".metadata", "__0_0.distcp")}
+
+
+@pytest.mark.parametrize("when", ["writing", "committing"])
+def test_a_run_that_is_moved_and_linked_back_meanwhile_keeps_its_checkpoint(tmp_path: Path, when: str) -> None:
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    run.mkdir()
+    calls = []
+
+    def move() -> None:
+        calls.append(None)
+        if len(calls) == 1:
+            run.rename(elsewhere)
+            threading.Timer(0.3, run.symlink_to, (elsewhere,)).start()
+
+    store = CheckpointStore(run / "checkpoints")
+    said: list[tuple[object, ...]] = []
+    saver = Saver(store, parts_of(3), before_commit=move if when == "committing" else None, on_event=lambda *e: said.append(e))
+    if when == "writing":
+        move()
+    saver.save(Facts(3))
+    saved = saver.wait()
+    assert saved is not None
+    assert [event[0] for event in said] == ["checkpoint"]
+    found = CheckpointStore(elsewhere / "checkpoints").newest_good()
+    assert found is not None
+    assert found.step == 3
+
+
+def test_a_run_that_is_moved_for_good_is_not_made_again_in_its_old_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("windtunnel.checkpoint.moved.WAIT_SECONDS", 0.2)
+    (tmp_path / "run").mkdir()
+    saver = Saver(CheckpointStore(tmp_path / "run" / "checkpoints"), parts_of(3))
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    saver.save(Facts(3))
+    with pytest.raises(UserError, match="was not saved"):
+        saver.wait()
+    assert not (tmp_path / "run").exists()

@@ -146,6 +146,13 @@ CASES = {
         nothing, ("model.config=meta-llama/Llama-3.1-8B",), ("meta-llama/Llama-3.1-8B", "not on this machine"),
         "windtunnel fetch",
     ),
+    "weights to begin with that are not here": Case(
+        nothing, ("stages.sft.init_from=Qwen/Qwen2.5-0.5B",),
+        ("stages.sft.init_from", "Qwen/Qwen2.5-0.5B", "not on this machine"), "windtunnel fetch Qwen/Qwen2.5-0.5B",
+    ),
+    "a run that is not there": Case(
+        nothing, ("stages.sft.init_from=runs/tuned-1",), ("stages.sft.init_from", "no run or folder runs/tuned-1"), "name a run",
+    ),
     "damaged weights": Case(
         lambda f: (f / "good/model.safetensors").write_bytes(b"no weights"), (), ("is truncated",), "windtunnel fetch",
     ),
@@ -207,3 +214,21 @@ def test_check_and_train_agree(good: Path, tmp_path: Path, monkeypatch: pytest.M
     assert case.fix in (refused.fix or "")
     assert refused.fix or name == "no JSON"
     assert "Traceback" not in refused.message
+
+
+def test_a_run_begins_with_a_models_weights_that_were_fetched_by_name(
+    good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WINDTUNNEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WINDTUNNEL_MODELS", str(tmp_path / "models"))
+    fetched = tmp_path / "models" / "tuned-before"
+    shutil.copytree(good / "good", fetched)
+    (fetched / "fetched.json").write_text(json.dumps({"id": "Someone/Tuned-Before", "source": "a test"}))
+    recipe = tmp_path / "tuned.yaml"
+    recipe.write_text(RECIPE.replace("FOLDER", str(good)))
+    loaded = load_recipe(recipe, ("stages.sft.init_from=Someone/Tuned-Before",))
+    with prepare_run(loaded, Options(root=tmp_path / "runs", yes=True), lambda _: None) as run:
+        assert run.manifest["base"]["folder"] == str(fetched.resolve())
+    (fetched / "model.safetensors").write_bytes(b"half")
+    with pytest.raises(UserError, match="is truncated"):
+        prepare_run(loaded, Options(root=tmp_path / "runs", yes=True), lambda _: None)

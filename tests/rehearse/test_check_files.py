@@ -43,6 +43,7 @@ def test_a_model_that_is_not_here_says_how_much_is_to_come(tmp_path: Path, monke
     assert absent.status == "skip"
     assert "688.36 GB" in absent.evidence
     assert "windtunnel fetch deepseek-v3" in absent.fix
+    assert absent.lacks == (("the model's weights", "windtunnel fetch deepseek-v3"),)
     (tmp_path / ".partial-deepseek-v3").mkdir()
     assert "a fetch that was cut off" in judged(tmp_path, "deepseek-v3").evidence
     here = Context("finetune", ("model.config=deepseek-v3",), ("here",), folder=tmp_path)

@@ -218,3 +218,5 @@ def test_a_model_that_is_missing_fails_only_where_it_is_to_be_trained(
         assert made[name].status == status, made[name].evidence
         assert "smollm2-135m-instruct" in made[name].evidence
         assert "windtunnel fetch smollm2-135m-instruct" in made[name].fix
+        lacks = (("the model's weights", "windtunnel fetch smollm2-135m-instruct"),) if status == "skip" else ()
+        assert made[name].lacks == lacks, "training would refuse"

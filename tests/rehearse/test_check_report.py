@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -176,3 +177,39 @@ def test_a_target_without_a_price_still_gives_minutes(tmp_path: Path) -> None:
     made = report(tmp_path, outcome("ok"), on=("GH200",))
     assert late_text(made.late_of(made.outcomes[0]))
     show(made, io.StringIO())
+
+
+WEIGHTS = (("the model's weights", "windtunnel fetch some-model"),)
+
+
+@pytest.mark.parametrize("rehearsed", [False, True])
+@pytest.mark.parametrize("named", [False, True])
+def test_nothing_is_ready_that_training_would_refuse(tmp_path: Path, rehearsed: bool, named: bool) -> None:
+    held = (outcome("ok"), outcome("skip", fix="elsewhere", lacks=WEIGHTS), outcome("skip", fix="elsewhere", lacks=WEIGHTS))
+    made = replace(report(tmp_path, *held, rehearsed=rehearsed), named=named)
+    assert made.ready is False
+    assert made.exit_code == (0 if named else 1), "what a named rig lacks is fetched there"
+    where = " on rung gpu" if rehearsed else ""
+    assert made.verdict.startswith(f"READY{where} but for the model's weights (windtunnel fetch some-model): charlm for 8xH100;")
+    assert made.next_rung == []
+    further = named and not rehearsed  # a rehearsal takes random weights
+    follows = "windtunnel rehearse charlm --set seed=2 --on 8xH100" if further else "windtunnel fetch some-model"
+    assert made.next_command == follows
+    rungs = {verdict.rung: verdict for verdict in made.rungs()}
+    assert not any(verdict.ready for verdict in rungs.values())
+    refused = "not ready: without the model's weights (windtunnel fetch some-model) `windtunnel train` refuses"
+    assert [rungs["cpu"].words, rungs["gpu"].words] == [refused] * 2
+    assert rungs["node"].words.startswith("ready but for the model's weights (windtunnel fetch some-model); only there:")
+    data = made.to_json()
+    assert (data["ready"], data["lacks"]) == (False, [{"what": "the model's weights", "command": "windtunnel fetch some-model"}])
+    stream = io.StringIO()
+    show(made, stream)
+    assert "! rung node" in stream.getvalue()
+    assert "ready but for what is not here" in write_page(made, tmp_path / "report.html").read_text()
+
+
+def test_a_failure_weighs_more_than_what_is_lacking(tmp_path: Path) -> None:
+    made = replace(report(tmp_path, outcome("fail"), outcome("skip", lacks=WEIGHTS)), named=True)
+    assert made.exit_code == 1
+    assert made.verdict.startswith("NOT READY on rung gpu: charlm")
+    assert made.next_command.startswith("windtunnel rehearse")

@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -14,6 +15,7 @@ from waiting import HANG
 
 from windtunnel.recipe import UserError
 from windtunnel.run import Metrics, MetricsReader, stretches
+from windtunnel.run.tensorboard import TensorBoard
 
 
 def test_series_latest_names_and_events(tmp_path: Path) -> None:
@@ -201,3 +203,43 @@ def test_a_kill_loses_nothing_that_was_flushed(tmp_path: Path) -> None:
         assert steps == list(range(len(steps)))
         assert len(steps) >= flushed
         assert metrics.events() == []
+
+
+def curve(folder: Path) -> list[int]:
+    """Return the steps that TensorBoard shows."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder))
+    found.Reload()
+    return [point.step for point in found.Scalars("loss")]
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_tensorboards_file_follows_a_run_that_is_moved(tmp_path: Path, linked: bool) -> None:
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    run.mkdir()
+    board = TensorBoard(run / "tensorboard")
+    board.write([("points", 0, {"loss": 2.0}, 1.0)])
+    run.rename(elsewhere)
+    board.write([("points", 1, {"loss": 1.5}, 2.0)])
+    if linked:
+        run.symlink_to(elsewhere)
+    board.write([("points", 2, {"loss": 1.0}, 3.0)])
+    board.close()
+    assert curve(elsewhere / "tensorboard") == [0, 1, 2]
+    assert run.exists() is linked
+
+
+def test_tensorboard_begins_a_new_file_where_the_run_was_copied_to_another_disk(tmp_path: Path) -> None:
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    run.mkdir()
+    board = TensorBoard(run / "tensorboard")
+    board.write([("points", 0, {"loss": 2.0}, 1.0)])
+    shutil.copytree(run, elsewhere)
+    shutil.rmtree(run)
+    board.write([("points", 1, {"loss": 1.5}, 2.0)])
+    assert not run.exists()
+    run.symlink_to(elsewhere)
+    board.write([("points", 2, {"loss": 1.0}, 3.0)])
+    board.close()
+    assert curve(elsewhere / "tensorboard") == [0, 1, 2]

@@ -52,12 +52,14 @@ class Evidence:
     Attributes:
         text: one sentence with numbers. facts: the same as JSON values, for the report and for later checks.
         warnings: it holds, but; each says what to do. absent: this machine cannot tell, and what can.
+        lacks: what `windtunnel train` on this machine would refuse to begin without, and the command that brings each.
     """
 
     text: str
     facts: dict[str, Any] = field(default_factory=dict)
     warnings: Sequence[str] = ()
     absent: str | None = None
+    lacks: Sequence[tuple[str, str]] = ()
 
 
 def always(context: Any) -> bool:
@@ -105,6 +107,7 @@ class Outcome:
         problems: (what, fix) of each thing that is wrong, where there are several.
         blocks: what needs it makes no sense. cause: the failed checks that kept it from being run.
         log: a file with the traceback or the last words of a check that broke down; empty otherwise.
+        lacks: as of Evidence.
     """
 
     check: str
@@ -121,6 +124,7 @@ class Outcome:
     blocks: bool = False
     cause: tuple[str, ...] = ()
     log: str = ""
+    lacks: tuple[tuple[str, str], ...] = ()
 
 
 class View(Protocol):
@@ -176,7 +180,7 @@ def attempt(check: Check, context: Any, say: Say, log: Path) -> Outcome:
         )
     except UserError as error:
         if isinstance(error, MissingModel) and trains_elsewhere(context):
-            return _held(check, context, began, Evidence(error.message, absent=error.fix))
+            return _held(check, context, began, Evidence(error.message, absent=error.fix, lacks=(error.lacks,)))
         return failed(check, context, began, error.message, error.fix)
     except KeyboardInterrupt:
         raise
@@ -241,5 +245,5 @@ def _held(check: Check, context: Any, began: float, evidence: Evidence) -> Outco
     status: Status = "skip" if evidence.absent is not None else "warn" if evidence.warnings else "ok"
     return Outcome(
         check.name, check.proves, status, evidence.text, time.monotonic() - began, check.shows, evidence.absent or "",
-        dict(evidence.facts), tuple(evidence.warnings), rung=rung_of(check, context),
+        dict(evidence.facts), tuple(evidence.warnings), rung=rung_of(check, context), lacks=tuple(evidence.lacks),
     )  # fmt: skip

@@ -67,6 +67,7 @@ def export_run(
     """Write a checkpoint's weights, what describes the model and its tokenizer into a folder that `windtunnel serve` takes.
 
     Args:
+        run: the run's folder.
         to: the folder, or model.safetensors in it; an earlier export there is replaced.
         dtype: fp32, bf16 or fp16; whole numbers keep theirs.
         which: the checkpoint: 'best', 'newest' or a step.
@@ -120,6 +121,7 @@ def write_export(
         config: files that describe the model, by name, as JSON.
         beside: files to copy: the tokenizer.
         facts: where the weights are from (JSON).
+        shard_bytes: of a file at most, unless one tensor is larger.
         stem: what the weights' files are called.
 
     Raises:

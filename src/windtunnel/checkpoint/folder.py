@@ -308,6 +308,7 @@ def choose_checkpoint(run: Path, which: Which, purpose: str = "") -> Chosen:
     """Return a run's checkpoint that is best by held-out answers or validation loss, the newest good one, or that of a step.
 
     Args:
+        run: the run's folder.
         which: 'best', 'newest' or a step.
         purpose: what it is for, as in "to serve", for the error's words.
 

@@ -33,6 +33,7 @@ from windtunnel.files import fsync_folder, write_atomic
 from windtunnel.recipe import Checkpoints, UserError
 
 from .folder import MODEL, Checkpoint, CheckpointStore, Written, checksum, write_manifest
+from .moved import twice
 from .retention import apply_retention, make_room
 from .slices import Value
 from .staging import Staging
@@ -255,6 +256,7 @@ class Saver:
         On a GPU the values may change only after `before_update`. The outcome comes from `poll` or `wait`.
 
         Args:
+            facts: what is stored beside the tensors; its state is copied before this returns.
             parts: what to save; None: everything.
         """
         self.wait_idle()
@@ -303,7 +305,7 @@ class Saver:
         began = time.monotonic()
         try:
             self._staging.finish()
-            note = self._write(job)
+            note = twice(lambda: self._write(job), self.store.folder)
             path = self._commit(job, note) if self._group.rank == 0 else None
         except Exception as error:
             failure = self._give_up(job, error)
@@ -347,6 +349,10 @@ class Saver:
     def _commit(self, job: _Job, own: dict[str, Any]) -> Path:
         """Wait for all ranks' files, describe them, and give the folder its name."""
         notes = [own] + [self._await_note(job.folder, rank) for rank in range(1, self._group.world)]
+        return twice(lambda: self._publish(job, notes), self.store.folder)
+
+    def _publish(self, job: _Job, notes: Sequence[Mapping[str, Any]]) -> Path:
+        """Describe what all ranks wrote, by their notes, and give the folder its name."""
         if self._before_commit is not None:
             self._before_commit()
         files = {name: Written(**file) for note in notes for name, file in note["files"].items()}
@@ -360,7 +366,7 @@ class Saver:
             files[f"{part}/.metadata"] = checksum(job.folder / part / ".metadata")
             fsync_folder(job.folder / part)
         for rank in range(1, self._group.world):
-            _note(job.folder, rank).unlink()
+            _note(job.folder, rank).unlink(missing_ok=True)
         facts, final = job.facts, self.store.free_name(job.facts.step)
         made = Checkpoint(
             final, facts.step, self._group.world, time.time(), dict(facts.state), files, facts.validation_loss, facts.near_loss,
@@ -430,7 +436,10 @@ def save_now(store: CheckpointStore, parts: Mapping[str, Mapping[str, Value]], f
     """Save once and wait until it is on the disk; all ranks call it together.
 
     Args:
-        options: see `Saver`.
+        store: where to.
+        parts: as of `Saver`: flat mappings from name to Tensor, DTensor or Slice.
+        facts: what is stored beside the tensors.
+        options: the rest of `Saver`'s arguments.
 
     Raises:
         UserError: it could not be written. SpoiledWeights: something in it is not finite.

@@ -35,6 +35,7 @@ class HostPlanner(SavePlanner):
         self._staging, self._part = staging, part
 
     def lookup_object(self, index: MetadataIndex) -> Tensor:
+        """Return the copy on the host of a box that this rank writes."""
         return self._staging.host[self._part, index]
 
 
@@ -50,9 +51,19 @@ class PartWriter(FileSystemWriter):
         self.files: dict[str, Written] = {}
 
     def storage_meta(self) -> StorageMeta:
+        """Return what DCP notes about the storage: nothing."""
         return StorageMeta()  # DCP would store the path, which changes with the folder's name
 
     def write_data(self, plan: SavePlan, planner: Any) -> torch.futures.Future[list[WriteResult]]:
+        """Write this rank's boxes one after another into its file, and note the file's size and checksum in `files`.
+
+        Args:
+            plan: this rank's boxes; without any, no file is made.
+            planner: gives the tensor of a box.
+
+        Raises:
+            OSError: the file could not be written.
+        """
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         if not plan.items:
             done.set_result([])

@@ -32,7 +32,8 @@ def check(
 ) -> None:
     """Prove what can be proven before GPUs are rented: environment, data, model, plan, budget, checkpoint, launcher.
 
-    Exits 0 when it is ready, 1 when it is not, 2 when the recipe or a rig that was named does not exist.
+    Exits 0 when it is ready, 1 when it is not, 2 when the recipe or a rig that was named does not exist. Where the model's
+    weights alone are lacking here: 0 with --on, since they are fetched on that rig, else 1.
     """
     if listed:
         _list(json)
@@ -42,8 +43,9 @@ def check(
     from windtunnel.rehearse import CheckOptions, Progress, check_recipe, show
 
     options = CheckOptions(
-        source=recipe, overrides=sets or (), on=on or (DEFAULT_TARGET,), only=only or (), root=root, resume=resume, sbatch=sbatch
-    )
+        source=recipe, overrides=sets or (), on=on or (DEFAULT_TARGET,), only=only or (), root=root, resume=resume, sbatch=sbatch,
+        named=bool(on),
+    )  # fmt: skip
     # With --json standard output is the report's alone.
     with Progress(sys.stderr if json else sys.stdout) as progress:
         report = check_recipe(options, progress)

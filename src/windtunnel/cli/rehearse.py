@@ -25,7 +25,8 @@ def rehearse(
 
     Where there is a GPU, ten full-size steps follow, and the same on all GPUs of the machine.
 
-    Exits 0 when it is ready, 1 when it is not.
+    Exits 0 when it is ready, 1 when it is not. A model whose weights are not here is rehearsed with random ones, and what is
+    lacking is named: exit 0 with --on, since they are fetched on that rig, else 1.
     """
     from windtunnel.recipe import load_recipe
 
@@ -35,7 +36,7 @@ def rehearse(
     from windtunnel.rehearse import rehearse as rehearse_recipe
 
     called = [recipe, *(part for value in sets or () for part in ("--set", value))]
-    options = Options(targets=on or [DEFAULT_TARGET], root=root, steps=steps, called=called)
+    options = Options(targets=on or [DEFAULT_TARGET], root=root, steps=steps, called=called, named=bool(on))
     # With --json standard output is the report's alone.
     with Progress(sys.stderr if json else sys.stdout) as progress:
         report = rehearse_recipe(loaded, options, progress)

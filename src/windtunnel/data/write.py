@@ -213,7 +213,7 @@ def folder_tokenizer(recipe: Recipe) -> Folder:
         if named is None:
             raise UserError("data.tokenizer.path: not given, and a model of kind gpt has no tokenizer of its own", fix)
         raise MissingModel(
-            f"data.tokenizer.path: not given, and {named} is not on this machine", f"windtunnel fetch {named}, or {fix}"
+            f"data.tokenizer.path: not given, and {named} is not on this machine", f"windtunnel fetch {named}, or {fix}", named
         )
     tokenizer = Folder.from_folder(wanted.path or str(config), "data.tokenizer.path" if wanted.path else "model.config")
     rows = table_rows(config)

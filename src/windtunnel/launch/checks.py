@@ -195,7 +195,7 @@ def training(context: Context, say: Say) -> Evidence:
     """Ask `windtunnel train` whether it takes each stage, with its weights and its data."""
     from .prepare import Options, epoch_tokens, initial_weights, require_trainable
 
-    found, missing = Findings(), {}
+    found, missing = Findings(), dict[str, MissingModel]()
     for recipe in context.stages:
         try:
             require_trainable(recipe)
@@ -206,14 +206,15 @@ def training(context: Context, say: Say) -> Evidence:
                 epoch_tokens(recipe, context.prepared)  # packs, and refuses what fits nowhere
         except UserError as error:
             if isinstance(error, MissingModel) and trains_elsewhere(context):
-                missing[error.message] = error.fix
+                missing[error.message] = error
             else:
                 found.problem(error.message, error.fix or shlex.join(["windtunnel", "plan", context.source]))
     names = ", ".join(stage.name for stage in context.loaded.training)
     evidence = found.evidence(f"`windtunnel train` runs {names}", blocks=False)
     if missing:
-        fixes = "; ".join(fix for fix in missing.values() if fix)
-        return Evidence("; ".join(missing), warnings=evidence.warnings, absent=fixes)
+        fixes = "; ".join(error.fix for error in missing.values() if error.fix)
+        lacks = [error.lacks for error in missing.values()]
+        return Evidence("; ".join(missing), warnings=evidence.warnings, absent=fixes, lacks=lacks)
     return evidence
 
 

@@ -14,9 +14,19 @@ from typing import Any
 from windtunnel.checkpoint import choose_checkpoint
 from windtunnel.convert import decoded_heads
 from windtunnel.data import PreparedData, PromptFile, describe_added, describe_packing, prepare, preview
-from windtunnel.model import base_weights, derive, describe_base, hf_shape, require_base, require_weights, weights_folder
+from windtunnel.model import (
+    base_weights,
+    derive,
+    describe_base,
+    hf_shape,
+    hub_id,
+    require_base,
+    require_weights,
+    verify_model,
+    weights_folder,
+)
 from windtunnel.plan import Plan, count_text, hours_text, make_plan, refuse, resolve, why_untrainable
-from windtunnel.recipe import GRPO, CountedCorpus, GPTModel, HuggingFaceModel, Recipe, UserError
+from windtunnel.recipe import GRPO, CountedCorpus, GPTModel, HuggingFaceModel, MissingModel, Recipe, UserError
 from windtunnel.rig import Rig, detect_rig
 from windtunnel.run import Messenger, RunFolder, newest_run
 
@@ -128,6 +138,9 @@ def _require_weights(recipe: Recipe, model: HuggingFaceModel) -> None:
                 f"{key}: {given} holds an adapter (of {_base_of(adapter)}), and training begins with whole weights",
                 "merge it into its base (peft: merge_and_unload, then save_pretrained) and name that folder",
             )
+        begins = weights_folder(given)
+        if begins is not None:
+            verify_model(begins)
     folder = None if given == "previous" else base_weights(recipe)
     if folder is not None:
         from windtunnel.model import require_fit  # imports transformers
@@ -226,6 +239,7 @@ def initial_weights(recipe: Recipe, options: Options) -> dict[str, Any] | None:
         recipe: of one stage that trains.
 
     Raises:
+        MissingModel: the weights of a model on the hub are wanted, which are not here.
         UserError: there is no such run, stage or folder, or no good checkpoint in it.
     """
     stage = recipe.training[0]
@@ -239,10 +253,8 @@ def initial_weights(recipe: Recipe, options: Options) -> dict[str, Any] | None:
     else:
         run = Path(given).expanduser() if Path(given).expanduser().exists() else options.root / given
     if not run.exists():
-        raise UserError(
-            f"{key}: there is no run or folder {given}",
-            "name a run, or a folder of weights; a model of the hub is downloaded first: hf download NAME --local-dir FOLDER",
-        )
+        _require_fetched(str(given), key, recipe, options)
+        return None  # the engine reads it
     if (run / "manifest.json").exists():
         chosen = choose_checkpoint(run, "best", "to begin with")
         _require_same_base(chosen.run, recipe)
@@ -250,6 +262,25 @@ def initial_weights(recipe: Recipe, options: Options) -> dict[str, Any] | None:
     if isinstance(recipe.model, HuggingFaceModel) and weights_folder(str(run)) is not None:
         return None  # the engine reads it
     raise UserError(f"{key}: {run} is no run, and its weights are not those of a Hugging Face model", "name a run's folder")
+
+
+def _require_fetched(name: str, key: str, recipe: Recipe, options: Options) -> None:
+    """Refuse weights to begin with that are neither a run nor a folder, unless they are a model's that was fetched by the name.
+
+    Raises:
+        MissingModel: a model of that name may be on the hub.
+        UserError: the name is none of a model.
+    """
+    if isinstance(recipe.model, HuggingFaceModel) and weights_folder(name) is not None:
+        return
+    place = Path(name).expanduser().parent
+    a_run = place.name == options.root.name or (place != Path() and place.is_dir())
+    if isinstance(recipe.model, HuggingFaceModel) and hub_id(name) is not None and not a_run:
+        raise MissingModel(f"{key}: the weights of {name} are not on this machine", f"windtunnel fetch {name}", name)
+    fix = "name a run, or a folder of weights"
+    if isinstance(recipe.model, HuggingFaceModel):
+        fix += "; a model of the hub is fetched first, and then named: windtunnel fetch OWNER/NAME"
+    raise UserError(f"{key}: there is no run or folder {name}", fix)
 
 
 def _expected(options: Options) -> dict[str, Any]:

@@ -15,14 +15,14 @@ from .known import hf_shape
 
 def model_files(context: Context, say: Say) -> Evidence:
     """Look at every folder of weights that a stage begins with: presence, sizes and headers against the index."""
-    found, seen, facts, missing = Findings(), list[str](), dict[str, Any](), dict[str, str]()
+    found, seen, facts, missing = Findings(), list[str](), dict[str, Any](), list[MissingModel]()
     for name in _named(context):
         say(name)
         try:
             require_weights(name)
         except MissingModel as error:
             if trains_elsewhere(context):
-                missing[name] = error.fix or ""
+                missing.append(error)
                 seen.append(_expected(name))
             else:
                 found.problem(error.message, error.fix)
@@ -40,7 +40,8 @@ def model_files(context: Context, say: Say) -> Evidence:
     evidence = found.evidence("; ".join(seen) or "random weights: no files are read", facts, blocks=False)
     if not missing:
         return evidence
-    return Evidence(evidence.text, evidence.facts, evidence.warnings, absent="; ".join(missing.values()))
+    fixes, lacks = "; ".join(error.fix or "" for error in missing), [error.lacks for error in missing]
+    return Evidence(evidence.text, evidence.facts, evidence.warnings, absent=fixes, lacks=lacks)
 
 
 def _expected(name: str) -> str:
@@ -63,9 +64,11 @@ def _named(context: Context) -> list[str]:
 
 
 def _is_model(given: str) -> bool:
-    """Return whether a stage's init_from is a folder of weights, rather than a run or an earlier stage."""
+    """Return whether a stage's init_from is a folder of weights or a fetched model, rather than a run or an earlier stage."""
+    if given in ("random", "previous"):
+        return False
     folder = Path(given).expanduser()
-    return given not in ("random", "previous") and folder.is_dir() and not (folder / "manifest.json").exists()
+    return not (folder / "manifest.json").exists() if folder.is_dir() else weights_folder(given) is not None
 
 
 def _begins_with_files(context: Context) -> bool:

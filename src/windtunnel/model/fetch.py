@@ -137,7 +137,8 @@ def require_weights(config: str) -> Path | None:
         lacking = f"{cut} holds half of them" if cut else "are not on this machine"
         if folder is not None and not cut:
             lacking = f"were not fetched: {folder} has its config and tokenizer alone"
-        raise MissingModel(f"model.config: the weights of {config} {lacking}", f"windtunnel fetch {config}; or {by_hand(config)}")
+        fix = f"windtunnel fetch {config}; or {by_hand(config)}"
+        raise MissingModel(f"model.config: the weights of {config} {lacking}", fix, config)
     found = weights_folder(config)
     if found is not None:
         verify_model(found)

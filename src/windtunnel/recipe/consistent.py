@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def recursion_problem(recipe: Recipe) -> str | None:
-    """What is wrong with `trm` and the rest of the recipe together; None where nothing is."""
+    """Say what is wrong with `trm` and the rest of the recipe together; None where nothing is."""
     trm, model = recipe.trm, recipe.model
     if trm is None:
         return "layout.recompute=step is for recursive models; use block or none" if recipe.layout.recompute == "step" else None
@@ -31,7 +31,7 @@ def recursion_problem(recipe: Recipe) -> str | None:
 
 
 def puzzle_problem(recipe: Recipe) -> str | None:
-    """What is wrong with model, tokenizer and a corpus of puzzles together; None where nothing is."""
+    """Say what is wrong with model, tokenizer and a corpus of puzzles together; None where nothing is."""
     corpus, model = recipe.data.corpus, recipe.model
     if isinstance(corpus, SudokuCorpus):
         return (

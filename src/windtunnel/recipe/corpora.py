@@ -44,7 +44,7 @@ class TextCorpus(Section):
 
 
 class ArithmeticCorpus(Section):
-    """Generated sums over the 17 characters 0-9 + - H B L . newline: 'H12+34B46L\\n'."""
+    r"""Generated sums over the 17 characters 0-9 + - H B L . newline: 'H12+34B46L\n'."""
 
     kind: Literal["arithmetic"] = "arithmetic"
     documents: Count = Field(200_000, ge=10, description="sums to make")

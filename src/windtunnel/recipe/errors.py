@@ -23,7 +23,22 @@ class UserError(Exception):
 
 
 class MissingModel(UserError):
-    """The files of a model that is known by its name are not on this machine; another one may have them."""
+    """The files of a model that is known by its name are not on this machine; another one may have them.
+
+    Args:
+        message: as of UserError.
+        fix: likewise.
+        name: the model's, as `windtunnel fetch` takes it.
+    """
+
+    def __init__(self, message: str, fix: str | None, name: str) -> None:
+        super().__init__(message, fix)
+        self.name = name
+
+    @property
+    def lacks(self) -> tuple[str, str]:
+        """What training here would not begin without, and the command that brings it."""
+        return "the model's weights", f"windtunnel fetch {self.name}"
 
 
 class GateFailed(UserError):

@@ -52,7 +52,7 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """The resolved recipe as YAML; loading it gives the same recipe."""
+    """Return the resolved recipe as YAML; loading it gives the same recipe."""
     from .yamlfile import dump_yaml
 
     return dump_yaml(recipe.model_dump(mode="json"))
@@ -86,7 +86,7 @@ def _find(source: str) -> Path:
 
 
 def _read_extended(source: str, seen: tuple[str, ...]) -> tuple[dict[str, Any], dict[Path_, str], Path]:
-    """A recipe over the one it extends, and where each key stands ('file:line')."""
+    """Return a recipe over the one it extends, and where each key stands ('file:line')."""
     path = _find(source)
     if str(path.resolve()) in seen:
         raise UserError(f"recipe {path}: 'extends' goes round in a circle")
@@ -143,7 +143,7 @@ def _anchor_files(data: dict[str, Any], path: Path) -> None:
 
 
 def _section(data: dict[str, Any], *names: str) -> dict[str, Any]:
-    """A section of what was read, or an empty one where something else stands there."""
+    """Return a section of what was read, or an empty one where something else stands there."""
     here: Any = data
     for name in names:
         here = here.get(name) if isinstance(here, dict) else None

@@ -103,7 +103,7 @@ def find_model(name: str) -> Path | None:
 
 
 def _kind_by_default(value: object) -> object:
-    """A model without a kind is a gpt."""
+    """Take a model without a kind for a gpt."""
     return {"kind": "gpt", **value} if isinstance(value, dict) else value
 
 

@@ -83,7 +83,7 @@ def put(data: dict[str, Any], parts: Path_, value: Any, said: str) -> None:
 
 
 def lay_over(data: Mapping[str, Any], flat: Mapping[str, Any], said: str) -> dict[str, Any]:
-    """A copy of the data with 'key.path' -> value put into it; a change of kind comes before the keys of the new kind."""
+    """Return a copy of the data with 'key.path' -> value put into it; a change of kind comes before the keys of the new kind."""
     result = copy.deepcopy(dict(data))
     for key in sorted(flat, key=lambda key: not is_kind(key)):
         put(result, tuple(key.split(".")), copy.deepcopy(flat[key]), f"{said}: {key}")

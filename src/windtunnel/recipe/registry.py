@@ -5,8 +5,8 @@ A package offers an object under a name in one of these groups, in its pyproject
     [project.entry-points."windtunnel.corpora"]
     verses = "verses:VersesCorpus"
 
-Groups are `windtunnel.` and `checks` (a Check, or several), `corpora` (a class derived from UserCorpus), `rewards` (a
-function) or `stages`. Names that are built in are found without looking here, so that nothing gets slower by plug-ins.
+Groups are `windtunnel.` and `checks` (a Check, or several), `corpora` (a class derived from UserCorpus) or `rewards` (a
+function). Names that are built in are found without looking here, so that nothing gets slower by plug-ins.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from .errors import UserError
 
-Group = Literal["checks", "corpora", "rewards", "stages"]
+Group = Literal["checks", "corpora", "rewards"]
 
 
 @dataclass(frozen=True)

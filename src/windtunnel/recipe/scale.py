@@ -32,7 +32,7 @@ STRUCTURAL = ("trm.preset", "trm.weight_base", "trm.improvement_reward", "trm.de
 
 
 def scale_model(recipe: Recipe, *, steps: int | None = None) -> Recipe:
-    """The recipe's scale model; of a recipe with several stages that train, the last one's.
+    """Return the recipe's scale model; of a recipe with several stages that train, the last one's.
 
     Rules: depth 3 and heads of 32 channels (3 of them, 4 where grouped queries need them), sequence
     128, 32 sequences a step, the same kind of corpus and tokenizer but megabytes of it, checkpoints
@@ -44,6 +44,7 @@ def scale_model(recipe: Recipe, *, steps: int | None = None) -> Recipe:
     supervision steps, and rates of its own; scheme, weights and detaching stay. Sudoku becomes 4x4.
 
     Args:
+        recipe: at full size, of any number of stages.
         steps: of the run; None: 240, of a recursive model 48.
     """
     if recipe.staged:

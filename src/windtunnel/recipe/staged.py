@@ -25,6 +25,8 @@ def validate(data: dict[str, Any], file: str, origin: dict[Path_, str] | None = 
     """Validate a mapping as a Recipe, presets filled in, and the recipe of each of its stages.
 
     Args:
+        data: what was read, presets not filled in yet.
+        file: what it is from, for messages about keys without an origin.
         origin: where each key came from, for messages.
 
     Raises:
@@ -56,7 +58,10 @@ def stage_recipe(recipe: Recipe, name: str, *, hours: float = 0.0, dollars: floa
     """Return the recipe of one stage that trains: what the stage sets is laid over the recipe, its budget is the stage's.
 
     Args:
-        hours, dollars: what the stages before it took of the recipe's budget.
+        recipe: of all stages, or that stage's own, which is returned as it is.
+        name: the stage's key under `stages`.
+        hours: what the stages before it took of the recipe's budget.
+        dollars: likewise.
 
     Raises:
         UserError: the recipe has no such stage; names the nearest.

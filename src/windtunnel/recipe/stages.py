@@ -80,7 +80,8 @@ class TrainingStage(Stage):
         None,
         min_length=1,
         description="weights to begin with: 'previous' (the stage before), 'random', a run's name or folder, a folder of "
-        "weights, or a model's name on the hub; null: previous, or of the first stage the model's own where it has some",
+        "weights, or the name of a model that was fetched (windtunnel fetch NAME); null: previous, or of the first stage the "
+        "model's own where it has some",
     )
     budget: Budget = Field(Budget(), description="limits of this stage, beside those of the whole recipe")
     share: float | None = Field(

@@ -128,7 +128,7 @@ def same_key(path: str, value: Any = None, stage: str = "pretrain") -> str:
 
     Args:
         path: the whole key, or its last part.
-        value: what is given for it.
+        value: what stands there: of a section, its keys are looked up where its name is not known.
         stage: the name to put where the key is one of a stage's.
     """
     word = path.rpartition(".")[2]
@@ -157,6 +157,7 @@ def same_value(key: str, value: Any, *, nullable: bool) -> str:
 
     Args:
         key: the last part of the key's path.
+        value: the refused one, as YAML gave it.
         nullable: whether the key may be null.
     """
     text = str(value).strip().lower()

@@ -59,7 +59,7 @@ def parse_every(value: Any) -> Every:
 
 
 def parse_hours(value: Any) -> float:
-    """A number is hours; text carries its unit ('90 min'). Raises ValueError otherwise."""
+    """Return hours: a number is hours already, text carries its unit ('90 min'). Raises ValueError otherwise."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     match = re.fullmatch(_NUMBER + r"([a-zA-Z]+)\s*", value) if isinstance(value, str) else None

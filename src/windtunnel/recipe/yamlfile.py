@@ -50,7 +50,7 @@ for _class in (_Loader, _Dumper):
 
 
 def parse_scalar(text: str) -> Any:
-    """A value as it would be read from a recipe: '12' -> 12, '1e-3' -> 0.001, 'null' -> None."""
+    """Return a value as it would be read from a recipe: '12' -> 12, '1e-3' -> 0.001, 'null' -> None."""
     return yaml.load(text, Loader=_Loader)
 
 
@@ -60,7 +60,7 @@ def dump_yaml(data: dict[str, Any]) -> str:
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
-    """The mapping in a YAML file and the line of each key path.
+    """Return the mapping in a YAML file and the line of each key path.
 
     Raises:
         UserError: the file is missing, unreadable, not UTF-8, not YAML, not a mapping, repeats a key or is far too long.

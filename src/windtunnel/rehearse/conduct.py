@@ -37,12 +37,14 @@ class Options:
         targets: names of the rigs to be ready for, the target last. root: the rehearsal's folder is made here.
         steps: optimizer steps of the scale model; None: its rule's.
         called: recipe and overrides as typed, for the commands that the report gives.
+        named: the targets were asked for by name.
     """
 
     targets: Sequence[str] = DEFAULT_TARGETS
     root: Path = Path("runs")
     steps: int | None = None
     called: Sequence[str] = ()
+    named: bool = False
 
 
 def rehearse(recipe: Recipe, options: Options, view: View) -> Readiness:
@@ -76,6 +78,7 @@ def rehearse(recipe: Recipe, options: Options, view: View) -> Readiness:
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         called=tuple(options.called) or (recipe.name,),
         rehearsed=True,
+        named=options.named,
     )
     write_json_report(report)
     write_page(report, folder / "report.html")
@@ -90,7 +93,7 @@ class CheckOptions:
         source: a recipe's name or file. overrides: 'key.path=value'.
         on: names of the rigs to be ready for, the target last. only: names of checks; empty: all.
         root: where runs will be written. resume: a run to be gone on with, its folder or its name under `root`.
-        sbatch: a batch script.
+        sbatch: a batch script. named: the rigs were asked for by name.
     """
 
     source: str
@@ -100,6 +103,7 @@ class CheckOptions:
     root: Path = Path("runs")
     resume: Path | None = None
     sbatch: Path | None = None
+    named: bool = False
 
 
 def check_recipe(options: CheckOptions, view: View | None = None) -> Readiness:
@@ -133,6 +137,7 @@ def check_recipe(options: CheckOptions, view: View | None = None) -> Readiness:
         seconds=time.monotonic() - began,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         called=tuple(parts),
+        named=options.named,
     )
 
 

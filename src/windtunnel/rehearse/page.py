@@ -40,7 +40,7 @@ def write_page(report: Readiness, path: Path) -> Path:
     found = getattr(context, "evaluation", None)
     evaluation, samples = _evaluation(found) if found is not None else ([], [])
     memory: dict[str, list[tuple[float, float]]] = getattr(context, "memory", {})
-    state = "ready" if report.ready else "not ready"
+    state = ("ready" if report.ready else "ready but for what is not here") if report.holds else "not ready"
     page = Report(
         title=f"{report.name} is {state} for {report.targets}, as far as rung {report.rung} can tell",
         verdict=f"{report.verdict}. {beyond}".strip(),

@@ -32,6 +32,7 @@ class RungVerdict:
     Attributes:
         failed: checks that do. untried: checks that a failure kept from being run.
         here: this machine is of that rung or above, so what can only be seen there was seen.
+        lacks: what training would refuse to begin without, and the command that brings each.
     """
 
     rung: Rung
@@ -39,6 +40,7 @@ class RungVerdict:
     failed: tuple[str, ...]
     untried: tuple[str, ...]
     here: bool
+    lacks: tuple[tuple[str, str], ...] = ()
 
     @property
     def words(self) -> str:
@@ -47,7 +49,11 @@ class RungVerdict:
             return f"not ready: {', '.join(self.failed)}"
         if self.untried:
             return f"not ready: {', '.join(self.untried[:3])}{', ...' if len(self.untried) > 3 else ''} not run"
-        return "ready" if self.here else f"ready as far as this machine can tell; only there: {ADDS.get(self.rung, '')}"
+        lacking = lacking_text(self.lacks)
+        if self.here:
+            return f"not ready: without {lacking} `windtunnel train` refuses" if lacking else "ready"
+        state = f"ready but for {lacking}" if lacking else "ready as far as this machine can tell"
+        return f"{state}; only there: {ADDS.get(self.rung, '')}"
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,7 @@ class Readiness:
     Attributes:
         late: minutes and dollars by when a failure would show on the target; empty without a plan.
         seconds: it took. called: recipe and overrides as typed. rehearsed: the scale model was run too.
+        named: the rigs were asked for by name, so that files of a model may be fetched there; False: they are the default.
     """
 
     context: Context
@@ -66,6 +73,7 @@ class Readiness:
     created: str
     called: Sequence[str]
     rehearsed: bool = False
+    named: bool = False
 
     @property
     def recipe(self) -> Recipe | None:
@@ -81,16 +89,29 @@ class Readiness:
         return self.recipe.name if self.recipe else self.context.source
 
     @property
-    def ready(self) -> bool:
+    def holds(self) -> bool:
         """Whether no check failed, and none was left out because of one that did."""
         return not any(outcome.status == "fail" or outcome.blocks for outcome in self.outcomes)
 
     @property
+    def lacks(self) -> tuple[tuple[str, str], ...]:
+        """What `windtunnel train` on this machine would refuse to begin without, and the command that brings it."""
+        return tuple(dict.fromkeys(what for outcome in self.outcomes for what in outcome.lacks))
+
+    @property
+    def ready(self) -> bool:
+        """Whether every check holds and training here would begin: nothing is ready that `windtunnel train` refuses."""
+        return self.holds and not self.lacks
+
+    @property
     def exit_code(self) -> int:
-        """0 ready, 1 not, 2 where the recipe or a rig that was named does not exist."""
+        """0 ready, 1 not, 2 where the recipe or a rig that was named does not exist.
+
+        What is lacking here is fetched on the rig that trains: where rigs were named, 0 says that all else is ready for them.
+        """
         if any(outcome.status == "fail" and outcome.check in INPUT_CHECKS for outcome in self.outcomes):
             return BAD_INPUT
-        return 0 if self.ready else NOT_READY
+        return 0 if self.ready or (self.holds and self.named) else NOT_READY
 
     @property
     def rung(self) -> Rung:
@@ -108,7 +129,8 @@ class Readiness:
             bad = [o for o in self.outcomes if RUNGS.index(o.rung) <= index and (o.status == "fail" or o.blocks)]
             failed = tuple(o.check for o in bad if o.status == "fail")
             untried = tuple(o.check for o in bad if o.status != "fail")
-            verdicts.append(RungVerdict(rung, not bad, failed, untried, index <= RUNGS.index(self.rung)))
+            here = index <= RUNGS.index(self.rung)
+            verdicts.append(RungVerdict(rung, not bad and not self.lacks, failed, untried, here, self.lacks))
         return verdicts
 
     @property
@@ -119,9 +141,10 @@ class Readiness:
     @property
     def verdict(self) -> str:
         """One line."""
-        state = "READY" if self.ready else "NOT READY"
+        state = "READY" if self.holds else "NOT READY"
         where = f" on rung {self.rung}" if self.rehearsed else ""
-        return f"{state}{where}: {self.name} for {self.targets}; {self._counts()}"
+        lacking = f" but for {lacking_text(self.lacks)}" if self.holds and self.lacks else ""
+        return f"{state}{where}{lacking}: {self.name} for {self.targets}; {self._counts()}"
 
     @property
     def beyond(self) -> str:
@@ -136,7 +159,9 @@ class Readiness:
     def next_command(self) -> str:
         """What to type now."""
         again, further = ("rehearse", "train") if self.rehearsed else ("check", "rehearse")
-        verb = further if self.ready else again
+        if self.holds and self.lacks and (self.rehearsed or not self.named):
+            return " && ".join(command for _, command in self.lacks)
+        verb = further if self.holds else again
         rigs = () if verb == "train" else tuple(word for name in self.context.on for word in ("--on", name))
         return shlex.join(["windtunnel", verb, *self.called, *rigs])
 
@@ -203,6 +228,7 @@ class Readiness:
             "format": FORMAT,
             "recipe": self.name,
             "ready": self.ready,
+            "lacks": [{"what": what, "command": command} for what, command in self.lacks],
             "rung": self.rung,
             "verdict": self.verdict,
             "rungs": [
@@ -236,6 +262,11 @@ class Readiness:
             "shows": outcome.shows,
             "found_later": None if late is None else {"minutes": late.minutes, "dollars": late.dollars, "rule": late.rule},
         }
+
+
+def lacking_text(lacks: Sequence[tuple[str, str]]) -> str:
+    """Return what is lacking and the commands that bring it, in words; empty where nothing is."""
+    return " and ".join(f"{what} ({command})" for what, command in lacks)
 
 
 def _renter(rig: str) -> str:

@@ -200,10 +200,9 @@ def _print_rungs(console: Any, report: Readiness) -> None:
 
     rows = []
     for verdict in report.rungs():
-        sign = Text(
-            f"{SIGNS['ok' if verdict.ready else 'fail']} rung {verdict.rung}", style=STYLES["ok" if verdict.ready else "fail"]
-        )
-        rows.append((sign, Text(verdict.words)))
+        lacking = verdict.lacks and not (verdict.failed or verdict.untried or verdict.here)
+        status = "ok" if verdict.ready else "warn" if lacking else "fail"
+        rows.append((Text(f"{SIGNS[status]} rung {verdict.rung}", style=STYLES[status]), Text(verdict.words)))
     console.print(_grid(rows))
     console.print()
 
@@ -248,7 +247,7 @@ def _grid(rows: list[tuple[Any, Any]]) -> Any:
 def _print_verdict(console: Any, report: Readiness) -> None:
     from rich.text import Text
 
-    style = "bold green" if report.ready else "bold red"
+    style = "bold green" if report.ready else "bold yellow" if report.holds else "bold red"
     console.print(Text(report.verdict, style=style))
     dearest = report.dearest()
     if dearest is not None and dearest.dollars:

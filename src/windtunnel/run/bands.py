@@ -190,7 +190,7 @@ class BandWatch:
         return [alert for alert in raised if alert is not None]
 
     def rewound(self, step: int) -> None:
-        """The run went back to `step`: what was seen since does not count."""
+        """Forget what was seen since `step`, to which the run went back."""
         self._spikes = 0
         self._streaks.clear()
         for band in ("not_finite", "loss_spike", "gradient_norm", "gradient_norm_limit"):

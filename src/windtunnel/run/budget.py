@@ -217,9 +217,10 @@ class BudgetClock:
         return min(1.0, done + (1.0 - done) * max(0, step - anchor) / (self._horizon - anchor))
 
     def exhausted(self, step: int, next_step_seconds: float | None = None, reserve_seconds: float = 0.0) -> str | None:
-        """Why the run must end before another step, or None.
+        """Return why the run must end before another step, or None.
 
         Args:
+            step: optimizer steps done.
             next_step_seconds: what that step will take, with the validation or save due in it; None: as measured.
             reserve_seconds: as in `replan`.
         """
@@ -280,7 +281,7 @@ class BudgetClock:
 
 
 def load_spent(path: Path, state: dict[str, Any] | None = None) -> Spent:
-    """What earlier sessions spent: the larger of the run folder's record and a checkpoint's `state`."""
+    """Return what earlier sessions spent: the larger of the run folder's record and a checkpoint's `state`."""
     found = [Spent(**state["spent"])] if state else []
     # Never written, or damaged: the checkpoint's is at most one interval behind.
     with contextlib.suppress(OSError, ValueError, TypeError):

@@ -94,7 +94,7 @@ def _threads(found: Findings, values: Mapping[str, str], context: Context) -> No
 
 
 def _left_over(found: Findings, values: Mapping[str, str]) -> None:
-    """What an earlier job or launcher left in the shell."""
+    """Find what an earlier job or launcher left in the shell."""
     left = [name for name in RANK_NAMES if name in values]
     launched = "TORCHELASTIC_RUN_ID" in values
     if left and not launched:

@@ -55,7 +55,10 @@ def record_end(folder: Path, cause: str, *, status: Status = "failed", lines: Se
     """Record why a run ended whose process could not: status, reason, last lines and an event.
 
     Args:
-        cause: one line. lines: what it printed last.
+        folder: the run's.
+        cause: why, in one line.
+        status: what the run is from now on.
+        lines: what its process printed last.
 
     Returns:
         whether it was recorded; False where the run has recorded an end of its own or another process has it.

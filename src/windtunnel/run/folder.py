@@ -110,6 +110,7 @@ class RunFolder:
         """Open an existing run folder.
 
         Args:
+            path: the folder.
             recipe: must be the same training; its budget, checkpoints and bands take effect.
             write: lock it, to go on with the run. Readers leave this False.
 

@@ -234,6 +234,6 @@ def _line(name: str, entries: Sequence[Entry]) -> Line:
 
 
 def _month(month: str, entries: Sequence[Entry]) -> Line:
-    """A month has dollars alone: hours and plans are those of whole runs."""
+    """Return a month's line: it has dollars alone, since hours and plans are those of whole runs."""
     spent = [entry.months[month] for entry in entries if month in entry.months]
     return Line(month, len(spent), None, sum(spent), None, 0.0)

@@ -52,7 +52,7 @@ class RunSummary:
 
 
 def list_runs(root: Path | str) -> list[RunSummary]:
-    """Runs in a folder, newest first. Damaged ones are listed with their problem; other folders are not."""
+    """Return the runs in a folder, newest first. Damaged ones are listed with their problem; other folders are not."""
     root = Path(root)
     if not root.is_dir():
         return []
@@ -137,7 +137,7 @@ def _spending(path: Path, plan: Any) -> tuple[float | None, float | None, float 
 
 
 def _name_of(path: Path) -> str:
-    """The recipe of a run whose manifest cannot be read; '?' where nothing tells."""
+    """Return the recipe's name of a run whose manifest cannot be read; '?' where nothing tells."""
     try:
         return read_own_recipe(path).name
     except UserError:
@@ -151,7 +151,7 @@ def _made(path: Path) -> float | None:
 
 
 def _best_step(checkpoints: Path) -> int | None:
-    """The step with the most right answers, or the lowest validation loss, that checkpoints tell of.
+    """Return the step with the most right answers, or the lowest validation loss, that checkpoints tell of.
 
     The room `checkpoint` reads them properly.
     """

@@ -84,7 +84,7 @@ class MetricsReader:
         return [Point(step, _read(value), when) for step, value, when in rows]
 
     def latest(self) -> dict[str, Point]:
-        """The newest point of every series."""
+        """Return the newest point of every series, by its name."""
         rows = self.rows(
             # CROSS: the series first, then one look into the index each; otherwise SQLite reads all points.
             "SELECT name, step, value, time FROM series CROSS JOIN points ON series = id"
@@ -112,7 +112,7 @@ class MetricsReader:
         self.close()
 
     def rows(self, query: str, arguments: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        """What a query of the tables gives. Raises UserError: the database is damaged."""
+        """Return what a query of the tables gives. Raises UserError: the database is damaged."""
         try:
             return self._connection.execute(query, arguments).fetchall()
         except sqlite3.DatabaseError as error:
@@ -278,7 +278,7 @@ class Metrics:
             self._tensorboard.write(batch)
 
     def _recover(self, error: Exception) -> None:
-        """The database was damaged under our hands: go on with a fresh one."""
+        """Put aside the database, which was damaged under our hands, and go on with a fresh one."""
         self.problem = str(error)
         self._connection.close()
         self._notes = []
@@ -376,7 +376,7 @@ def _connect_reader(path: Path) -> sqlite3.Connection:
 
 
 def _damaged(path: Path, error: Exception | None) -> UserError:
-    """The error readers get for a database they can make no sense of."""
+    """Return the error that readers get for a database they can make no sense of."""
     return UserError(f"metrics {path} are damaged or not metrics: {error}", "resuming the run puts them aside and starts afresh")
 
 

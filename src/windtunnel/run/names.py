@@ -67,12 +67,12 @@ _OF_STEP = re.compile(r"(.+)_step_(\d+)")
 
 
 def of_step(name: str, step: int) -> str:
-    """The metric `name` of a supervision step, counted from 0: 'loss_step_0'."""
+    """Return the metric `name` of a supervision step, counted from 0: 'loss_step_0'."""
     return f"{name}_step_{step}"
 
 
 def described(name: str) -> str | None:
-    """What a metric means, also one of a supervision step; None: there is none of that name."""
+    """Say what a metric means, also one of a supervision step; None: there is none of that name."""
     found = _OF_STEP.fullmatch(name)
     if found is None and name in METRICS:
         return METRICS[name]
@@ -83,7 +83,7 @@ def described(name: str) -> str | None:
 
 
 def health_modules() -> list[ModuleType]:
-    """The modules `health` of the rooms that log metrics of their own.
+    """Return the modules `health` of the rooms that log metrics of their own.
 
     Each has METRICS and STEP_METRICS, what they mean by name, and `judge(recipe, vocab)`, which returns a
     `windtunnel.run.Judge` for a recipe that has such metrics, else None. BEGINNINGS, if there, says the same of names that end
@@ -93,13 +93,13 @@ def health_modules() -> list[ModuleType]:
 
 
 def judges_of(recipe: Recipe, vocab: int) -> tuple[Judge, ...]:
-    """The judges of all rooms that apply to a recipe; `vocab`: tokens that its model can choose from."""
+    """Return the judges of all rooms that apply to a recipe; `vocab`: tokens that its model can choose from."""
     made = [module.judge(recipe, vocab) for module in health_modules()]
     return tuple(judge for judge in made if judge is not None)
 
 
 def step_values(metrics: Mapping[str, float], name: str) -> list[float]:
-    """The values of a metric for the supervision steps 0, 1, ...: as many as are there."""
+    """Return the values of a metric for the supervision steps 0, 1, ...: as many as are there."""
     values: list[float] = []
     while (key := of_step(name, len(values))) in metrics:
         values.append(metrics[key])

@@ -141,7 +141,7 @@ def tell_gates(folder: Path, notify: Notify, results: Sequence[GateResult], say:
 
 
 def _events(folder: Path) -> list[Event]:
-    """What happened so far; nothing where that cannot be read now."""
+    """Return what happened so far; nothing where that cannot be read now."""
     path = folder / "metrics.sqlite"
     try:
         if not path.exists():

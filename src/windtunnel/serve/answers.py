@@ -108,7 +108,7 @@ class Answer:
         self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
 
     async def whole(self) -> dict[str, Any]:
-        """The complete response."""
+        """Return the complete response, once every choice is there."""
         pieces = [Piece("")] * len(self.prepared.jobs)
         async for index, piece in self.run.events():
             pieces[index] = piece  # of a job that is not streamed there is one
@@ -175,7 +175,7 @@ class ChatAnswer(Answer):
         return {"index": index, "message": message, "logprobs": self._logprobs(piece), "finish_reason": piece.finish}
 
     def chunks(self, index: int, piece: Piece, first: bool) -> list[dict[str, Any]]:
-        """The role comes first, the text next, and the reason for the end in an event of its own."""
+        """Return a piece as events: the role first, the text next, and the reason for the end in an event of its own."""
         found: list[tuple[dict[str, str], Any, str | None]] = []
         if first:
             found.append(({"role": "assistant", "content": ""}, None, None))
@@ -202,7 +202,10 @@ class ChatAnswer(Answer):
 
 
 def _with_own(token: TokenInfo) -> dict[str, float] | None:
-    """The likeliest tokens and the one that was taken: one more than were asked for, as in OpenAI's API. None: nothing before."""
+    """Return log-probabilities of the likeliest tokens and of the one that was taken: one more than asked for, like OpenAI's.
+
+    None: nothing came before the token.
+    """
     value = _number(token.log_probability)
     return None if value is None else {**(token.top or {}), token.text: value}
 

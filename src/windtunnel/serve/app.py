@@ -33,9 +33,10 @@ PUBLIC = ("/", "/health", "/favicon.ico", "/static/*")
 
 
 def create_app(generator: Generator, *, model: str, limits: Serve, access: Access, created: int | None = None) -> FastAPI:
-    """The application around a generator, which it closes when it shuts down.
+    """Return the application around a generator, which it closes when it shuts down.
 
     Args:
+        generator: answers the requests.
         model: the id that requests name and /v1/models lists.
         limits: most tokens, prompt bytes and choices of a request.
         access: who may ask.
@@ -124,7 +125,7 @@ class EventStream(StreamingResponse):
 
 
 async def _unless_gone(request: Request, answer: Answer) -> dict[str, Any]:
-    """The whole answer, or an end to it as soon as the client has closed the connection."""
+    """Return the whole answer, or end it as soon as the client has closed the connection."""
     whole = asyncio.create_task(answer.whole())
     gone = asyncio.create_task(_disconnected(request))
     try:

@@ -29,7 +29,7 @@ class ServerMetrics:
         self.registry.register(GeneratorCollector(generator))
 
     def start(self) -> Record:
-        """A request has come in."""
+        """Note that a request has come in; its record is told what follows."""
         return Record(self)
 
     def text(self) -> bytes:
@@ -45,13 +45,13 @@ class Record:
         self._first = self._ended = False
 
     def first_text(self) -> None:
-        """The first text goes out."""
+        """Note that the first text goes out."""
         if not self._first:
             self._first = True
             self._metrics.first_token.observe(time.monotonic() - self._started)
 
     def end(self, status: int) -> None:
-        """The answer is complete, or given up."""
+        """Note that the answer is complete, or given up, with its HTTP status; a second call changes nothing."""
         if not self._ended:
             self._ended = True
             self._metrics.requests.labels(str(status)).inc()
@@ -65,7 +65,7 @@ class GeneratorCollector(Collector):
         self._generator = generator
 
     def collect(self) -> Iterator[Metric]:
-        """The generator's state now."""
+        """Yield the generator's state now, as Prometheus's metrics."""
         generator, stats = self._generator, self._generator.stats
         counters = {
             "windtunnel_prompt_tokens": ("Prompt tokens processed", stats.prompt_tokens),

@@ -242,7 +242,7 @@ def _prepare_chat(request: ChatRequest, generator: Generator, limits: Serve) -> 
 
 
 def _jobs(request: Sampled, ids: tuple[int, ...], max_tokens: int, seed: int, **wanted: Any) -> list[Job]:
-    """The choices of one prompt."""
+    """Return a job for each choice of one prompt, each with a seed of its own."""
     return [
         Job(ids, max_tokens, request.temperature, request.top_p, request.top_k, seed + i, request.stops, **wanted)
         for i in range(request.n)

@@ -30,6 +30,8 @@ def serve(
     Requests under way are finished first.
 
     Args:
+        run: a run's folder, or a folder of weights.
+        host: address to listen on.
         port: 0 takes any free one.
         token: bearer token that clients must send; None: $WINDTUNNEL_TOKEN, if set.
         insecure: allow other addresses than loopback without a token.
