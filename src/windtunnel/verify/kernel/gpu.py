@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from windtunnel.verify.kernel.child.turn import FULL, TIMING, WAITING
+from windtunnel.verify.kernel.compiling import Compiled, Key
 from windtunnel.verify.kernel.gpu_lock import gpu_path, opened
 from windtunnel.verify.kernel.hidden import Case, full_cases, new_seed
 from windtunnel.verify.kernel.plan import Plan
@@ -53,16 +55,10 @@ ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUDA_DEVICE_MAX_COPY_CONNECTIO
 BINARIES_ONLY = {"TRITON_STORE_BINARY_ONLY": "1"}
 NVIDIA = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 
-PlanOf = Mapping[tuple[str, str], Plan]
+Rest = Callable[[Compiled, Key], Compiled | Finding]
+"""Compiles what was not compiled of a plan's configurations, beside what was."""
+PlanOf = Mapping[Key, Plan]
 """Plans by size and dtype."""
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """What the compiler made of a candidate's plans. files: key and name of each, with its bytes in buffers."""
-
-    files: Sequence[Sequence[str]] = ()
-    buffers: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True)
@@ -197,17 +193,37 @@ class GpuStages:
         """Those that a plan is needed for."""
         return list(dict.fromkeys(case.size for case in self.runs().cases))
 
-    def judge(self, plans: PlanOf, compiled: Compiled | None = None, runs: Runs | None = None) -> GpuResult:
+    def counts(self) -> Counter[Key]:
+        """How many runs a plan of each size and dtype has before anything is timed, at most: so many of its configurations."""
+        runs = self.runs()
+        return Counter(case.group for case in runs.cases[: len(runs.cases) - runs.timed])
+
+    def judge(
+        self, plans: PlanOf, compiled: Compiled | None = None, runs: Runs | None = None, rest: Rest | None = None
+    ) -> GpuResult:
         """Full shapes, then the clock where it is wanted. Of clocks that went down while it was timed nothing is known but that:
-        it is timed once more. Raises UserError where the files of the GPU's lock cannot be opened."""
-        runs = runs or self.runs()
+        it is timed once more. rest: compiles what the clock needs beside; only once the values are right. Raises UserError where
+        the files of the GPU's lock cannot be opened."""
+        runs, compiled = runs or self.runs(), compiled or Compiled()
+        timed = runs.cases[-1].group
+        if not runs.timed or rest is None or not compiled.lacks(timed, plans[timed]):
+            return self._attempts(plans, compiled, runs)
+        first = self._attempts(plans, compiled, replace(runs, cases=runs.cases[: -runs.timed], timed=0))
+        if first.finding is not None:
+            return first
+        whole = rest(compiled, timed)
+        if isinstance(whole, Finding):
+            return GpuResult(whole)
+        return self._attempts(plans, whole, replace(runs, cases=runs.cases[-runs.timed :], seed=new_seed()))
+
+    def _attempts(self, plans: PlanOf, compiled: Compiled, runs: Runs) -> GpuResult:
         most = max((sum(plan.buffers) for plan in plans.values()), default=0)
         with self.memory.holding(TIMES_BUFFERS * most):
-            if self.clock:
+            if runs.timed:
                 self._measured_baseline(runs)
-            result = self._judge(plans, compiled or Compiled(), runs)
+            result = self._judge(plans, compiled, runs)
             if result.finding is not None and result.finding.reason in ("disturbed", "infrastructure"):
-                result = self._judge(plans, compiled or Compiled(), replace(runs, seed=new_seed()), again=True)
+                result = self._judge(plans, compiled, replace(runs, seed=new_seed()), again=True)
         return result
 
     def _judge(self, plans: PlanOf, compiled: Compiled, runs: Runs, *, again: bool = False) -> GpuResult:
@@ -215,6 +231,7 @@ class GpuStages:
             message = self._message(runs) | {
                 "plans": {f"{size} {dtype}": plan.model_dump_json() for (size, dtype), plan in plans.items()},
                 "kernels": [list(file) for file in compiled.files],
+                "among": {" ".join(key): [[step, list(own)] for step, own in n.items()] for key, n in compiled.among.items()},
                 "turn": len(use),
             }
             outcome = self.runner.run(Job(FULL_ENTRY, message, compiled.buffers, limits=self.limits, files=use, keep=True))

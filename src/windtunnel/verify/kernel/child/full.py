@@ -40,7 +40,8 @@ _staging: list[torch.Tensor] = []
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], Early]:
     """message: plans (texts that the judge has checked) by 'size dtype', sources, cases, timed (how many of the last cases),
     calls, seed, fixed, device, inplace, training, kernels (key and name of each file that the compiler made; buffers: their
-    bytes), turn (how many of the child's files are the lock for the GPU's use: two, or none).
+    bytes), among (by 'size dtype', [number of a step with a choice, its configurations that were compiled and fit]), turn
+    (how many of the child's files are the lock for the GPU's use: two, or none).
 
     Returns runs with heads of outputs, which are in the reply's file, 'times' for cold and warm L2, what the parts took
     ('seconds'), or what is 'wrong'.
@@ -141,9 +142,11 @@ class _Bench:
                 training=self.message["training"],
             )
             self.parameters = dict(self.drawn.model.state_dict())
-            plan = Plan.model_validate_json(self.message["plans"][" ".join(key)])
+            name, training = " ".join(key), self.message["training"]
+            plan = Plan.model_validate_json(self.message["plans"][name])
+            among = {number: configurations for number, configurations in self.message["among"].get(name, ())}
             self.replay = Replay(
-                plan, self.start, self.dice, self.message["inplace"], self.device, training=self.message["training"]
+                plan, self.start, self.dice, self.message["inplace"], self.device, training=training, among=among
             )
         return self.replay
 
