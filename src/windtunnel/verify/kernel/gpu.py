@@ -178,6 +178,7 @@ class GpuStages:
         self.memory = memory or GpuMemory.of(index)
         self.quick = device != "cpu"  # what the interpreter is slow at had better be left to this
         self._lock = threading.Lock()
+        self._flops: dict[str, int] = {}
         self._baseline: dict[str, dict[str, Samples]] | None = None if baseline else {}
 
     def runs(self, seen: Collection[str] = ()) -> Runs:
@@ -288,11 +289,13 @@ class GpuStages:
                 "tolerance": dict(self.task.tolerance),
                 "mismatched": self.task.mismatched,
                 "tf32": self.task.tf32,
+                "flops": dict(self._flops),
             }
             judged = self.trusted.run(Job(JUDGE, message, limits=LIMITS, files=(outcome.kept.fd, *use)))
         if not judged.finished:
             return GpuResult(Finding("full", "infrastructure", str(judged.message.get("error", judged.detail))))
         wrong = wrong_of(judged, "full")
+        self._flops.update(judged.message["flops"])  # of the task, whoever's outputs these were
         return (Work(**judged.message["work"]), judged.wall_seconds) if wrong is None else GpuResult(wrong)
 
     def _timed(self, runs: Runs, outcome: Outcome, work: Work, *, again: bool) -> GpuResult:
