@@ -330,6 +330,7 @@ class _Judging:
         plans = {(form.size, form.dtype): plan for form, plan in zip(self.full_forms, self.full_plans, strict=True)}
         with self.clock("gpu"):
             result = self.of.gpu.judge(plans, self.compiled, self.of.gpu.runs(self.seen), self._rest)
+        self.clock.times |= {f"gpu wait for {what}": seconds for what, seconds in result.waits.items()}
         self.evidence["gpu"] = dict(result.evidence)
         return result.finding
 

@@ -99,7 +99,8 @@ class Sandbox:
             except UserError as error:
                 return infrastructure(error.message)
             try:
-                return worker.run(job)
+                with job.within():
+                    return worker.run(job)
             except BaseException as error:
                 # Whatever came between order and reply (an interrupt too): the next job would read what belongs to this one.
                 self.restarts += 1

@@ -26,7 +26,7 @@ from windtunnel.verify.kernel.child.memory import give_back
 from windtunnel.verify.kernel.child.replay import Replay, quietly
 from windtunnel.verify.kernel.child.tensors import head_of
 from windtunnel.verify.kernel.child.timed import Right, TimedCalls
-from windtunnel.verify.kernel.child.turn import FULL, TIMING, waiting_for
+from windtunnel.verify.kernel.child.turn import FULL, TIMING, Turns
 from windtunnel.verify.kernel.gpu_lock import gpu_lock_of
 from windtunnel.verify.kernel.plan.schema import Plan
 from windtunnel.verify.sandbox import FILES_FROM, Early, note
@@ -44,10 +44,10 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
     (how many of the child's files are the lock for the GPU's use: two, or none).
 
     Returns runs with heads of outputs, which are in the reply's file, 'times' for cold and warm L2, what the parts took
-    ('seconds'), or what is 'wrong'.
+    ('seconds'), what it waited for its turns ('turn'), or what is 'wrong'.
     """
     torch.set_num_threads(1)
-    turns, device = gpu_lock_of(range(FILES_FROM, FILES_FROM + message["turn"])), message["device"]
+    turns, device = Turns(gpu_lock_of(range(FILES_FROM, FILES_FROM + message["turn"]))), message["device"]
     bench = _Bench(message)
     with bench.taking("context"):
         note("context")
@@ -56,17 +56,17 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
         _unpack(message["kernels"], buffers)
     reply: dict[str, Any] = {"device": torch.cuda.get_device_name() if device == "cuda" else "cpu"}
     try:
-        with waiting_for(turns, then=FULL), bench.taking("runs"), quietly():
+        with turns.waiting_for(then=FULL), bench.taking("runs"), quietly():
             bench.run_all()
         if message["timed"]:
-            with waiting_for(turns, alone=True, then=TIMING), bench.taking("clock"), quietly():
+            with turns.waiting_for(alone=True, then=TIMING), bench.taking("clock"), quietly():
                 bench.time()
     except Wrong as wrong:
         reply["wrong"] = {"reason": wrong.reason, "message": wrong.message}
     except torch.OutOfMemoryError:
         reply["wrong"] = {"reason": "gpu-memory", "message": "the GPU's memory did not suffice."}
         reply["others"] = _others(device)
-    reply |= {"runs": bench.runs, "times": bench.times, "seconds": bench.seconds}
+    reply |= {"runs": bench.runs, "times": bench.times, "seconds": bench.seconds, "turn": turns.waited}
     early = bench.early
     del bench
     _clear(device)

@@ -23,7 +23,7 @@ from windtunnel.verify.kernel.child.draw import Drawn
 from windtunnel.verify.kernel.child.group import Group
 from windtunnel.verify.kernel.child.memory import give_back
 from windtunnel.verify.kernel.child.tensors import dtype_name
-from windtunnel.verify.kernel.child.turn import TIMING, waiting_for
+from windtunnel.verify.kernel.child.turn import TIMING, Turns
 from windtunnel.verify.kernel.compare import RELATIVE
 from windtunnel.verify.kernel.gpu_lock import gpu_lock_of
 from windtunnel.verify.kernel.hidden import WIDE
@@ -39,16 +39,16 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
     (how many files after the first are the lock).
 
     Returns 'wrong' (reason, message) of the first wrong case or None, the work of one call of the last case, and the flops that
-    are known now.
+    are known now; 'turn', what it waited for that.
     """
     _as_new()
-    turns = gpu_lock_of(range(FILES_FROM + 1, FILES_FROM + 1 + message["turn"]))
+    turns = Turns(gpu_lock_of(range(FILES_FROM + 1, FILES_FROM + 1 + message["turn"])))
     held = mmap.mmap(FILES_FROM, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
-    with held as file, waiting_for(turns, then="judge"):
+    with held as file, turns.waiting_for(then="judge"):
         view = memoryview(file)
         outputs = [view[at : at + size] for at, size in message["spans"]]
         try:
-            return _first_wrong(message, outputs), []
+            return _first_wrong(message, outputs) | {"turn": turns.waited}, []
         finally:
             give_back(message["device"])
             for part in (*outputs, view):
@@ -103,8 +103,8 @@ def baseline(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[s
     # Chosen when the worker imported it, which knew no folder that a child may write to.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(tempfile.gettempdir(), "inductor")
     _as_new()
-    turns = gpu_lock_of(range(FILES_FROM, FILES_FROM + message["turn"]))
-    with waiting_for(turns, then="baseline"), torch.no_grad():
+    turns = Turns(gpu_lock_of(range(FILES_FROM, FILES_FROM + message["turn"])))
+    with turns.waiting_for(then="baseline"), torch.no_grad():
         case = message["cases"][-1]
         drawn = Drawn(
             message["sources"][case["size"]],
@@ -124,7 +124,7 @@ def baseline(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[s
         if message["device"] != "cpu":
             torch.cuda.synchronize()
     dice, found = random.Random(message["seed"]), {}
-    with waiting_for(turns, alone=True, then=TIMING), torch.no_grad():
+    with turns.waiting_for(alone=True, then=TIMING), torch.no_grad():
         for name, model in models.items():
 
             def call(which: int, model: Any = model) -> Any:
