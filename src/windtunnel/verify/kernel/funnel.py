@@ -121,8 +121,9 @@ class KernelVerifier:
         self._long: LongSizes | None = None
 
     def prepare(self) -> None:
-        """Run the reference now. Raises UserError where the task cannot be used, which verify would do later."""
+        """Run the reference now, at tiny sizes. Raises UserError where the task cannot be used, which verify would do later."""
         self.preparation.batch()
+        self._full_forms()
 
     def verify(self, answer: str) -> Verdict:
         """The judgement of one candidate. Raises UserError only where the task itself cannot be used."""
