@@ -292,8 +292,9 @@ class GpuStages:
 
 
 def _most(plans: PlanOf, runs: Runs) -> int:
-    """Bytes of the largest plan's buffers."""
-    return max((sum(plans[group].buffers) for group in {case.group for case in runs.cases}), default=0)
+    """Bytes of the buffers of the largest plan that runs."""
+    groups = {case.group for case in runs.cases}
+    return max((sum(plan.buffers) for key, plan in plans.items() if key in groups), default=0)
 
 
 def _without_answer(outcome: Outcome) -> Finding:
