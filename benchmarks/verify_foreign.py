@@ -4,9 +4,9 @@
 
 The file is what foreign_gather.py wrote; nothing of it is kept but names, checksums and verdicts. Each answer is recorded at its
 task's own sizes, then judged by the stages that need no GPU, in the dtype that it was written for, with PyTorch's operations
-beside its kernels, as KernelBench allows them. Norms keep their statistics there, as in the answers' own evaluation. Why one is
-refused was read in its text: foreign_causes.txt has a line for each, name | kind | what it is. --join FILE ... takes the rows of
-earlier runs over.
+beside its kernels, as KernelBench allows them. Whether a norm takes its batch's statistics is left to the product's rule; rows
+judged before 2026-11-24 had them kept. Why one is refused was read in its text: foreign_causes.txt has a line for each, name |
+kind | what it is. --join FILE ... takes the rows of earlier runs over.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def row(given: Foreign, box: Any, compiler: Any, *, record_only: bool) -> dict[s
     made |= {"right_elsewhere": given.right, "judged_on": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"}
     answer = given.answer
     try:
-        task = replace(task_from_source(given.task, name=given.name), dtypes=(given.dtype,), training=False)
+        task = replace(task_from_source(given.task, name=given.name), dtypes=(given.dtype,))
         began = time.monotonic()
         made |= recorded(task, answer, box)
         made["record_seconds"] = round(time.monotonic() - began, 2)

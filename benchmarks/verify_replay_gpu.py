@@ -15,6 +15,7 @@ Nothing else should use the GPU meanwhile.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -40,6 +41,7 @@ from windtunnel.verify import (
     GpuMemory,
     GpuStages,
     KernelVerifier,
+    ReferenceBroken,
     Sandboxes,
     Task,
     Verdict,
@@ -222,14 +224,19 @@ def honest(task: str) -> str:
 
 
 def foreign(machine: Machine, options: argparse.Namespace, seconds: float, timed_seconds: float) -> dict[str, Any]:
-    """Candidates a second, once each task's reference has run: as many under way as there are workers."""
+    """Candidates a second, once each task's reference has run at tiny sizes: as many under way as there are workers."""
     answers = [answer for answer in read(options.foreign) if answer.right is not False][:: options.every]
     found: dict[str, Any] = {"answers": len(answers)}
     for name, timed, limit in (("correctness", False, seconds), ("timed", True, timed_seconds)):
-        rows = _judged(machine, answers, options, limit, timed=timed)
+        began = time.monotonic()
+        verifiers = _prepared(machine, answers, options, timed=timed)
+        prepared = time.monotonic() - began
+        rows = _judged(answers, verifiers, options, limit - prepared, timed=timed)
         judged = [row for row in rows if "accepted" in row]
         spent = max((row["at"] for row in rows), default=0.0)
         found[name] = {
+            "tasks": len(verifiers),
+            "preparation_seconds": round(prepared, 1),
             "judged": len(judged),
             "seconds": round(spent, 1),
             "per_second": round(len(judged) / max(spent, 1e-9), 2),
@@ -243,19 +250,43 @@ def foreign(machine: Machine, options: argparse.Namespace, seconds: float, timed
     return found
 
 
+Made = dict[tuple[str, str], KernelVerifier | UserError]
+
+
+def _prepared(machine: Machine, answers: list[Foreign], options: argparse.Namespace, *, timed: bool) -> Made:
+    """A verifier of each task, whose reference has run, or what is wrong with the task; by its text and dtype."""
+
+    def one(answer: Foreign) -> KernelVerifier | UserError:
+        try:
+            task = replace(task_from_source(answer.task, name=answer.name), dtypes=(answer.dtype,))
+            verifier = machine.verifier(task, clock=timed)
+            with contextlib.suppress(ReferenceBroken):  # of this moment; its verdicts say so if it lasts
+                verifier.prepare()
+        except UserError as error:
+            return error
+        return verifier
+
+    firsts = {(answer.task, answer.dtype): answer for answer in reversed(answers)}
+    with ThreadPoolExecutor(2 * options.workers) as pool:
+        return dict(zip(firsts, pool.map(one, firsts.values()), strict=True))
+
+
 def _judged(
-    machine: Machine, answers: list[Foreign], options: argparse.Namespace, seconds: float, *, timed: bool
+    answers: list[Foreign], verifiers: Made, options: argparse.Namespace, seconds: float, *, timed: bool
 ) -> list[dict[str, Any]]:
-    """A row for each that was begun in time. at: seconds after which it was done."""
+    """A row for each that was begun in time. at: seconds after which it was done. times: seconds by stage, and of the GPU's
+    what was waited for. parts: what the GPU's stage did."""
     began = time.monotonic()
 
     def one(answer: Foreign) -> dict[str, Any] | None:
         if time.monotonic() - began > seconds:
             return None
         row: dict[str, Any] = {"name": answer.name, "sha256": answer.sha256}
+        verifier = verifiers[answer.task, answer.dtype]
         try:
-            task = replace(task_from_source(answer.task, name=answer.name), dtypes=(answer.dtype,), training=False)
-            verdict = machine.verifier(task, clock=timed).verify(answer.answer)
+            if isinstance(verifier, UserError):
+                raise verifier
+            verdict = verifier.verify(answer.answer)
         except UserError as error:
             row["task_error"] = error.message[:300]
         else:
@@ -273,7 +304,7 @@ def _judged(
 
 
 def _sums(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Seconds of all candidates together, by stage: waiting for a worker is a part of them."""
+    """Seconds of all candidates together, by stage: waiting for a worker is a part of them, and on the GPU also apart."""
     total: Counter[str] = Counter()
     for row in rows:
         total.update(row["times"])

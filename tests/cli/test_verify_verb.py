@@ -143,6 +143,9 @@ def test_how_fast_a_kernel_is_is_shown(capsys: pytest.CaptureFixture[str]) -> No
     shown = " ".join(capsys.readouterr().out.split())
     assert "35.7 us with cold L2 (95%: 35.3-36.1), 34.6 us with warm L2" in shown
     assert "75.0 us called on an idle GPU" in shown
+    del gpu["alone"]
+    _print(find_task("relu"), accept("timing", "Right.", times={"gpu": 1.0}, evidence={"gpu": gpu}), None)
+    assert "34.6 us with warm L2" in " ".join(capsys.readouterr().out.split())
     assert "0.99 x as fast as PyTorch, eager, 1.50 x as fast as PyTorch, compiled" in shown
 
 

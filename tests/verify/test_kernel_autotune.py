@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
+import torch
 from warm import gpu_box, reference_box
 
 from windtunnel.verify import (
@@ -23,9 +24,10 @@ from windtunnel.verify.sandbox import Sandbox
 pytest.importorskip("triton")
 
 from windtunnel.verify.kernel.child.replay import Replay
+from windtunnel.verify.kernel.compiling import Compiled, compile_job, drawn_orders, read_compiled
 from windtunnel.verify.kernel.gpu import PlanOf
-from windtunnel.verify.kernel.record import file_forms, read_recorded, record_job
-from windtunnel.verify.kernel.replay import compile_job
+from windtunnel.verify.kernel.plan import Choice, Plan
+from windtunnel.verify.kernel.record import HostForm, file_forms, read_recorded, record_job
 from windtunnel.verify.kernel.task import task_from_source
 from windtunnel.verify.kernel.tiny import Finding, judge_compile
 
@@ -198,3 +200,82 @@ def test_a_configuration_that_the_assembler_has_no_registers_for_is_passed_over(
         outcome = compiler.run(compile_job(plans, forms, 90, binary=True))
     assert judge_compile(outcome) is None, outcome.message
     assert sum(name.endswith(".cubin") for _, name in outcome.message["files"]) == 1
+
+
+def compiled_plans(boxes: list[Sandbox], changes: dict[str, str]) -> tuple[list[HostForm], list[Plan]]:
+    task = replace(find_task("relu"), dtypes=("float32",))
+    forms = file_forms(task, boxes[0], ["full"])
+    plans, wrong = read_recorded(boxes[0].run(record_job(SOURCE % (HONEST | changes), forms)), forms, task)
+    assert wrong is None, wrong
+    return forms, plans
+
+
+def test_as_many_configurations_are_compiled_as_are_wanted_and_later_the_others(boxes: list[Sandbox]) -> None:
+    forms, plans = compiled_plans(boxes, {"first": "tl.static_assert(BLOCK != 128)"})
+    key = (forms[0].size, forms[0].dtype)
+    ((number, step),) = [(n, s) for n, s in enumerate(plans[0].steps) if isinstance(s, Choice)]
+    which = [step.choice[at][0].arguments["BLOCK"] for at in range(4)]
+    for _ in range(4):
+        outcome = boxes[1].run(compile_job(plans, forms, 90, binary=True, wanted=[2]))
+        assert judge_compile(outcome) is None, outcome.message
+        first = read_compiled(outcome, plans, forms)
+        assert len(first.among[key][number]) == 2
+        assert sum(name.endswith(".cubin") for _, name in first.files) == 2
+        assert which.index(128) not in first.among[key][number]
+        assert first.lacks(key, plans[0]) == (len(first.tried[key][number]) < 4)
+    outcome = boxes[1].run(compile_job(plans, forms, 90, binary=True, tried=first.tried))
+    assert judge_compile(outcome) is None, outcome.message
+    whole = first.and_(read_compiled(outcome, plans, forms))
+    assert whole.among[key][number] == tuple(at for at in range(4) if which[at] != 128)
+    assert not whole.lacks(key, plans[0])
+    assert sum(name.endswith(".cubin") for _, name in whole.files) == 3
+    assert len({drawn_orders(plans[0])[number][0] for _ in range(40)}) == 4
+
+
+def test_configurations_that_differ_are_drawn_before_ones_alike(boxes: list[Sandbox]) -> None:
+    alike = "[triton.Config({'BLOCK': block, 'WHICH': 1}) for block in (64, *[128] * 9)]"
+    source = (SOURCE % HONEST).replace("configs=CONFIGS", f"configs={alike}")
+    plans, wrong = plans_of(boxes, source, replace(find_task("relu"), dtypes=("float32",)), ["full"])
+    assert wrong is None, wrong
+    for _ in range(5):
+        (order,) = drawn_orders(plans["full", "float32"]).values()
+        assert 0 in order[:2]
+
+
+def test_what_was_not_compiled_is_not_run(boxes: list[Sandbox]) -> None:
+    _, plans = compiled_plans(boxes, {})
+    started: list[int] = []
+
+    def start(kernel: object, grid: object, values: dict[str, int], options: object) -> None:
+        started.append(values["BLOCK"])
+
+    number = next(n for n, step in enumerate(plans[0].steps) if isinstance(step, Choice))
+    replay = Replay(plans[0], start, random.Random(0), (), among={number: [1, 3]})
+    size = plans[0].given[0].tensor
+    inputs = {0: torch.zeros(size.shape)}
+    for _ in range(4):
+        replay.prepare(inputs, {})
+        replay.carry_out()
+    assert sorted(started) == [128, 128, 512, 512]
+
+
+def test_the_clock_has_the_others_compiled_once_values_are_right(boxes: list[Sandbox]) -> None:
+    task = replace(find_task("relu"), dtypes=("float32",))
+    stages = GpuStages(task, boxes[0], boxes[0], baseline=False, device="cpu", size="tiny", index=None)
+    asked: list[str] = []
+    for name, changes in (("right", {}), ("wrong", {"store": "tl.store(y + at, v + 1, mask=at < n)"})):
+        plans, finding = plans_of(boxes, SOURCE % (HONEST | changes), task, stages.sizes())
+        assert finding is None
+        timed = ("tiny", "float32")
+        number = next(n for n, step in enumerate(plans[timed].steps) if isinstance(step, Choice))
+        some = Compiled(among={timed: {number: (1,)}}, tried={timed: {number: (1,)}})
+        every = Compiled(among={timed: {number: (0, 1, 2, 3)}}, tried={timed: {number: (0, 1, 2, 3)}})
+
+        def rest(known: Compiled, key: tuple[str, str], name: str = name, every: Compiled = every) -> Compiled:
+            asked.append(name)
+            return every
+
+        found = stages.judge(plans, some, rest=rest)
+        assert (found.finding is None) == (name == "right"), found
+        assert ("cold" in found.evidence) == (name == "right")
+    assert asked == ["right"]

@@ -10,9 +10,10 @@ import pytest
 from test_kernel_funnel import KERNEL, REFERENCE
 from warm import kernel_box
 
+from windtunnel.verify import find_task
 from windtunnel.verify.kernel import KernelVerifier
 from windtunnel.verify.kernel.compare import robust_scale
-from windtunnel.verify.kernel.hidden import full_cases, tiny_cases
+from windtunnel.verify.kernel.hidden import HIDDEN_ELSEWHERE, full_cases, tiny_cases
 from windtunnel.verify.kernel.long import block_of, dimension_of, long_sizes
 from windtunnel.verify.kernel.task import Task, task_from_source
 from windtunnel.verify.sandbox import Sandbox
@@ -142,3 +143,13 @@ def test_a_norm_is_run_in_the_mode_of_its_task(training: bool, right: str, box: 
     if training:
         wrong = KernelVerifier(task, box).verify(RELU.replace("NORMED", NORMED["by what was kept"]))
         assert wrong.reason == "wrong-values"
+
+
+def test_a_gpu_runs_the_values_that_the_interpreter_had_no_time_for() -> None:
+    task = replace(find_task("softmax"), dtypes=("float32",), variations=("plain", *HIDDEN_ELSEWHERE))
+
+    def variations(seen: set[str]) -> set[str]:
+        return {case.variation for case in full_cases(task, seen)} - {"wide"}
+
+    assert variations({"plain"}) == {"plain", *HIDDEN_ELSEWHERE}
+    assert variations({"plain", *HIDDEN_ELSEWHERE}) == {"plain", "negated"}

@@ -8,10 +8,10 @@ import pytest
 from test_kernel_funnel import KERNEL, REFERENCE
 from warm import compiler_box
 
-from windtunnel.verify.kernel.funnel import record
 from windtunnel.verify.kernel.plan import Plan
 from windtunnel.verify.kernel.plan.check import Allowed, PlanRefused, apart, check_plan, read_plan, read_recording
 from windtunnel.verify.kernel.plan.schema import Tensor
+from windtunnel.verify.kernel.recording import record
 from windtunnel.verify.kernel.task import Task, task_from_source
 from windtunnel.verify.sandbox import Sandbox
 

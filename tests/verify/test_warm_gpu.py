@@ -43,3 +43,35 @@ def test_a_child_compiles_and_imports_nothing_for_its_driver(tmp_path: Path) -> 
     done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+LAUNCHES = """
+import os, sys
+from triton import knobs
+from windtunnel.verify.kernel.child import warm_gpu
+built = []
+knobs.build.impl = lambda name, src, *rest: built.append(src) or sys.argv[2]
+warm_gpu._launchers()
+from triton.backends.nvidia import driver
+import shutil
+for text in ("one", "one", "other", "one"):
+    os.environ["TRITON_CACHE_DIR"] = sys.argv[1]
+    driver.compile_module_from_src(src=text, name="empty", library_dirs=[], include_dirs=[], libraries=[])
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
+print(len(built))
+"""
+
+
+@pytest.mark.skipif(
+    shutil.which("cc") is None or not Path(sysconfig.get_path("include"), "Python.h").exists(),
+    reason="needs a C compiler and Python's headers",
+)
+def test_a_launcher_is_made_once_though_tritons_files_are_removed(tmp_path: Path) -> None:
+    text = '#include <Python.h>\nstatic struct PyModuleDef d = {PyModuleDef_HEAD_INIT, "empty"};\n'
+    (tmp_path / "empty.c").write_text(text + "PyMODINIT_FUNC PyInit_empty(void) { return PyModule_Create(&d); }\n")
+    include = sysconfig.get_path("include")
+    subprocess.run(["cc", "-shared", "-fPIC", f"-I{include}", "-o", tmp_path / "m.so", tmp_path / "empty.c"], check=True)
+    command = [sys.executable, "-c", LAUNCHES, str(tmp_path / "cache"), str(tmp_path / "m.so")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "2"

@@ -3,6 +3,7 @@
 Nothing here imports torch or triton; what stands in `child` does, inside the sandbox.
 """
 
+from windtunnel.verify.kernel.admission import GpuMemory
 from windtunnel.verify.kernel.answer import plan_ends, speed_reward
 from windtunnel.verify.kernel.funnel import (
     STAGES,
@@ -11,12 +12,12 @@ from windtunnel.verify.kernel.funnel import (
     compiler_sandbox,
     judge_recording,
     kernel_sandbox,
-    record,
     stage_states,
 )
-from windtunnel.verify.kernel.gpu import GpuMemory, GpuStages, gpu_sandbox, has_gpu, reference_sandbox
+from windtunnel.verify.kernel.gpu import GpuStages, gpu_sandbox, has_gpu, reference_sandbox
 from windtunnel.verify.kernel.module import tasks_of_module
 from windtunnel.verify.kernel.prepared import ReferenceBroken
+from windtunnel.verify.kernel.recording import record
 from windtunnel.verify.kernel.task import Task, load_task, task_from_source
 
 __all__ = [

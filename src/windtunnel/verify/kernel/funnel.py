@@ -9,22 +9,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from typing import Any
 
-from windtunnel import __version__
 from windtunnel.verify.code.fences import source_of
+from windtunnel.verify.kernel.compiling import Compiled, Key, compile_job, read_compiled
 from windtunnel.verify.kernel.gpu import MOST_BYTES as MOST_GPU_BYTES
-from windtunnel.verify.kernel.gpu import Compiled, GpuStages
+from windtunnel.verify.kernel.gpu import GpuStages, has_gpu
 from windtunnel.verify.kernel.hidden import interpreted
 from windtunnel.verify.kernel.long import LongSizes, block_of, chosen
-from windtunnel.verify.kernel.plan import Form, Plan, Recorded, Recording
+from windtunnel.verify.kernel.plan import Plan, Recording
 from windtunnel.verify.kernel.plan.bombs import too_much
 from windtunnel.verify.kernel.plan.check import PlanRefused, check_plan, read_recording
-from windtunnel.verify.kernel.prepared import Batch, Preparation, Ready, ReferenceBroken, settled
+from windtunnel.verify.kernel.prepared import Batch, Preparation, Ready, ReferenceBroken
 from windtunnel.verify.kernel.record import HostForm, file_forms, form_of, forms_of, read_recorded, record_job
-from windtunnel.verify.kernel.replay import compile_job, replay_job, share
-from windtunnel.verify.kernel.task import SIZES, Task
+from windtunnel.verify.kernel.replay import replay_job, share
+from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.kernel.tiny import LIMITS, POLICY, Finding, errors_of, judge_compile, judge_tiny
 from windtunnel.verify.sandbox import Outcome, Runner, Sandbox
 from windtunnel.verify.types import Verdict, accept, broken, refuse
@@ -60,9 +59,11 @@ COMPILER_PRELOAD = (
 HOPPER = 90
 
 
-def compiler_sandbox() -> Sandbox:
-    """A warm worker with Triton's compiler loaded, which needs no GPU. A context manager."""
-    return Sandbox(preload=COMPILER_PRELOAD)
+def compiler_sandbox(*, binary: bool | None = None) -> Sandbox:
+    """A warm worker with Triton's compiler loaded, which needs no GPU. A context manager. binary: it is warm for what a GPU
+    runs too, which it can also compile without, half a second slower each time; None: where this machine has one."""
+    to_the_end = ("windtunnel.verify.kernel.child.warm_compile:to_the_end",)
+    return Sandbox(preload=COMPILER_PRELOAD + (to_the_end if binary or (binary is None and has_gpu()) else ()))
 
 
 def kernel_sandbox() -> Sandbox:
@@ -120,8 +121,9 @@ class KernelVerifier:
         self._long: LongSizes | None = None
 
     def prepare(self) -> None:
-        """Run the reference now. Raises UserError where the task cannot be used, which verify would do later."""
+        """Run the reference now, at tiny sizes. Raises UserError where the task cannot be used, which verify would do later."""
         self.preparation.batch()
+        self._full_forms()
 
     def verify(self, answer: str) -> Verdict:
         """The judgement of one candidate. Raises UserError only where the task itself cannot be used."""
@@ -242,15 +244,32 @@ class _Judging:
         """Each kernel for the GPU: those at full shapes to the end, where one is to run them."""
         if self.of.compiler is None:
             return None
-        binary = bool(self.full_plans)
-        plans, forms = (self.full_plans, self.full_forms) if binary else (self.plans, self.forms)
+        if self.of.gpu is None or not self.full_plans:
+            made = self._made(self.plans, self.forms)
+        else:
+            counts = self.of.gpu.counts()
+            wanted = [counts[form.size, form.dtype] for form in self.full_forms]
+            made = self._made(self.full_plans, self.full_forms, binary=True, wanted=wanted)
+        if isinstance(made, Finding):
+            return made
+        self.compiled = made
+        return None
+
+    def _made(self, plans: list[Plan], forms: list[HostForm], **how: Any) -> Compiled | Finding:
+        assert self.of.compiler is not None
         with self.clock("compile"):
-            outcome = self.of.compiler.run(compile_job(plans, forms, self.of.capability, binary=binary))
+            outcome = self.of.compiler.run(compile_job(plans, forms, self.of.capability, **how))
         found = judge_compile(outcome)
-        if found is None:
-            self.evidence["kernels"]["compiled"] = outcome.message.get("kernels", {})
-            self.compiled = Compiled(outcome.message.get("files", ()), outcome.buffers)
-        return found
+        if found is not None:
+            return found
+        self.evidence["kernels"].setdefault("compiled", {}).update(outcome.message.get("kernels", {}))
+        return read_compiled(outcome, plans, forms)
+
+    def _rest(self, known: Compiled, timed: Key) -> Compiled | Finding:
+        """What was compiled, with every other configuration of the plan that is timed."""
+        at = next(at for at, form in enumerate(self.full_forms) if (form.size, form.dtype) == timed)
+        made = self._made(self.full_plans[at : at + 1], self.full_forms[at : at + 1], binary=True, tried=known.tried)
+        return made if isinstance(made, Finding) else known.and_(made)
 
     def tiny(self) -> Finding | None:
         """On the interpreter: values, races, accesses outside of tensors; only a glance where a GPU runs the plans too."""
@@ -311,7 +330,8 @@ class _Judging:
             return None
         plans = {(form.size, form.dtype): plan for form, plan in zip(self.full_forms, self.full_plans, strict=True)}
         with self.clock("gpu"):
-            result = self.of.gpu.judge(plans, self.compiled, self.of.gpu.runs(self.seen))
+            result = self.of.gpu.judge(plans, self.compiled, self.of.gpu.runs(self.seen), self._rest)
+        self.clock.times |= {f"gpu wait for {what}": seconds for what, seconds in result.waits.items()}
         self.evidence["gpu"] = dict(result.evidence)
         return result.finding
 
@@ -331,37 +351,6 @@ def _refused(found: Finding, clock: _Clock) -> Verdict:
         return broken(found.stage, found.message, times=clock.times)
     kind = "out of policy" if found.reason in POLICY else "wrong"
     return refuse(found.stage, found.reason, found.message, times=clock.times, evidence={**found.evidence, "kind": kind})
-
-
-def record(source: str, task: Task, recorder: Runner, trusted: Runner) -> tuple[Recording | None, Finding | None]:
-    """All plans that a verdict may need: of every size and dtype of a task, full ones too, as they take no data. recorder: runs
-    host code. trusted: runs the reference.
-
-    Raises:
-        UserError: the task itself cannot be used.
-    """
-    if task.guessed:
-        task = settled(task, trusted)
-    sizes = [size for size in SIZES if size in task.sizes or size == "full"]
-    forms = file_forms(task, trusted, sizes)
-    tiny = next((form for form in forms if form.size == "tiny"), None)
-    if tiny is not None and not task.training:
-        forms.append(replace(tiny, training=True))
-    plans, wrong = read_recorded(recorder.run(record_job(source, forms)), forms, task)
-    if wrong is not None:
-        return None, wrong
-    block = block_of([plan for form, plan in zip(forms, plans, strict=True) if form.size.startswith("tiny")])
-    if more := LongSizes(task, trusted).forms(block):
-        late, wrong = read_recorded(recorder.run(record_job(source, more)), more, task)
-        if wrong is not None:
-            return None, wrong
-        forms, plans = [*forms, *more], [*plans, *late]
-    recorded = [
-        Recorded(form=Form(size=form.size, dtype=form.dtype, training=form.training), plan=plan)
-        for form, plan in zip(forms, plans, strict=True)
-    ]
-    versions = {name: version(name) for name in ("torch", "triton")}
-    return Recording(task=task.name, made_with={"windtunnel": __version__, **versions}, plans=tuple(recorded)), None
 
 
 def judge_recording(text: str, verifier: KernelVerifier) -> Verdict:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from windtunnel.verify.kernel.admission import JUDGE_BUFFERS, RUN_BUFFERS, TIMED_BUFFERS, GpuMemory, Waits
 from windtunnel.verify.kernel.child.turn import FULL, TIMING, WAITING
+from windtunnel.verify.kernel.compiling import Compiled, Key
 from windtunnel.verify.kernel.gpu_lock import gpu_path, opened
 from windtunnel.verify.kernel.hidden import Case, full_cases, new_seed
 from windtunnel.verify.kernel.plan import Plan
@@ -39,9 +41,6 @@ LIMITS = Limits(
 )
 BASELINE_LIMITS = replace(LIMITS, wall_seconds=300, phases=((WAITING, WAIT_SECONDS), (TIMING, 120.0)))
 MOST_BYTES = 64 << 30  # of a plan's buffers
-TIMES_BUFFERS = 6  # what a candidate takes of the GPU's memory, in its buffers: the reference in float64, inputs to be timed with
-SHARED = 0.6  # of the GPU's memory, for candidates that are under way at the same time
-LEAST_MEMORY = 8 << 30  # of a GPU that does not say what it has
 SLOWED = 1.5
 TIMED_SETS = 3
 CALLS = 40
@@ -53,16 +52,10 @@ ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUDA_DEVICE_MAX_COPY_CONNECTIO
 BINARIES_ONLY = {"TRITON_STORE_BINARY_ONLY": "1"}
 NVIDIA = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 
-PlanOf = Mapping[tuple[str, str], Plan]
+Rest = Callable[[Compiled, Key], Compiled | Finding]
+"""Compiles what was not compiled of a plan's configurations, beside what was."""
+PlanOf = Mapping[Key, Plan]
 """Plans by size and dtype."""
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """What the compiler made of a candidate's plans. files: key and name of each, with its bytes in buffers."""
-
-    files: Sequence[Sequence[str]] = ()
-    buffers: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True)
@@ -77,54 +70,11 @@ class Runs:
 
 @dataclass(frozen=True)
 class GpuResult:
-    """finding: what is wrong, or None. evidence: times and speed-ups, plain JSON."""
+    """finding: what is wrong, or None. evidence: times and speed-ups, plain JSON. waits: seconds by what was waited for."""
 
     finding: Finding | None
     evidence: Mapping[str, Any] = field(default_factory=dict)
-
-
-class GpuMemory:
-    """A GPU's memory, which candidates under way share: who does not fit in beside the others waits.
-
-    Safe to use from several threads. capacity: bytes.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = self._free = capacity
-        self._changed = threading.Condition()
-
-    @classmethod
-    def of(cls, index: int | None) -> GpuMemory:
-        """The part of a GPU's memory that is shared."""
-        if index is None:
-            return cls(LEAST_MEMORY)
-        import pynvml
-
-        try:
-            pynvml.nvmlInit()
-        except pynvml.NVMLError:
-            return cls(LEAST_MEMORY)
-        try:
-            total = int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(index)).total)
-        except pynvml.NVMLError:
-            return cls(LEAST_MEMORY)
-        finally:
-            pynvml.nvmlShutdown()
-        return cls(int(SHARED * total))
-
-    @contextlib.contextmanager
-    def holding(self, size: int) -> Iterator[None]:
-        """Wait until so many bytes are free, or all of them where that is more, and hold them meanwhile."""
-        size = min(size, self.capacity)
-        with self._changed:
-            self._changed.wait_for(lambda: self._free >= size)
-            self._free -= size
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._free += size
-                self._changed.notify_all()
+    waits: Mapping[str, float] = field(default_factory=dict)
 
 
 def has_gpu(index: int = 0) -> bool:
@@ -182,6 +132,7 @@ class GpuStages:
         self.memory = memory or GpuMemory.of(index)
         self.quick = device != "cpu"  # what the interpreter is slow at had better be left to this
         self._lock = threading.Lock()
+        self._flops: dict[str, int] = {}
         self._baseline: dict[str, dict[str, Samples]] | None = None if baseline else {}
 
     def runs(self, seen: Collection[str] = ()) -> Runs:
@@ -197,34 +148,59 @@ class GpuStages:
         """Those that a plan is needed for."""
         return list(dict.fromkeys(case.size for case in self.runs().cases))
 
-    def judge(self, plans: PlanOf, compiled: Compiled | None = None, runs: Runs | None = None) -> GpuResult:
+    def counts(self) -> Counter[Key]:
+        """How many runs a plan of each size and dtype has before anything is timed, at most: so many of its configurations."""
+        runs = self.runs()
+        return Counter(case.group for case in runs.cases[: len(runs.cases) - runs.timed])
+
+    def judge(
+        self, plans: PlanOf, compiled: Compiled | None = None, runs: Runs | None = None, rest: Rest | None = None
+    ) -> GpuResult:
         """Full shapes, then the clock where it is wanted. Of clocks that went down while it was timed nothing is known but that:
-        it is timed once more. Raises UserError where the files of the GPU's lock cannot be opened."""
-        runs = runs or self.runs()
-        most = max((sum(plan.buffers) for plan in plans.values()), default=0)
-        with self.memory.holding(TIMES_BUFFERS * most):
-            if self.clock:
-                self._measured_baseline(runs)
-            result = self._judge(plans, compiled or Compiled(), runs)
-            if result.finding is not None and result.finding.reason in ("disturbed", "infrastructure"):
-                result = self._judge(plans, compiled or Compiled(), replace(runs, seed=new_seed()), again=True)
+        it is timed once more. rest: compiles what the clock needs beside; only once the values are right. Raises UserError where
+        the files of the GPU's lock cannot be opened."""
+        waits = Waits(self.memory)
+        result = self._staged(plans, compiled or Compiled(), runs or self.runs(), rest, waits)
+        return replace(result, waits=waits.seconds)
+
+    def _staged(self, plans: PlanOf, compiled: Compiled, runs: Runs, rest: Rest | None, waits: Waits) -> GpuResult:
+        timed = runs.cases[-1].group
+        if not runs.timed or rest is None or not compiled.lacks(timed, plans[timed]):
+            return self._attempts(plans, compiled, runs, waits)
+        first = self._attempts(plans, compiled, replace(runs, cases=runs.cases[: -runs.timed], timed=0), waits)
+        if first.finding is not None:
+            return first
+        whole = rest(compiled, timed)
+        if isinstance(whole, Finding):
+            return GpuResult(whole)
+        return self._attempts(plans, whole, replace(runs, cases=runs.cases[-runs.timed :], seed=new_seed()), waits)
+
+    def _attempts(self, plans: PlanOf, compiled: Compiled, runs: Runs, waits: Waits) -> GpuResult:
+        if runs.timed:
+            self._measured_baseline(runs, plans, waits)
+        result = self._judge(plans, compiled, runs, waits)
+        if result.finding is not None and result.finding.reason in ("disturbed", "infrastructure"):
+            result = self._judge(plans, compiled, replace(runs, seed=new_seed()), waits, again=True)
         return result
 
-    def _judge(self, plans: PlanOf, compiled: Compiled, runs: Runs, *, again: bool = False) -> GpuResult:
+    def _judge(self, plans: PlanOf, compiled: Compiled, runs: Runs, waits: Waits, *, again: bool = False) -> GpuResult:
         with opened(self.use) as use:
             message = self._message(runs) | {
                 "plans": {f"{size} {dtype}": plan.model_dump_json() for (size, dtype), plan in plans.items()},
                 "kernels": [list(file) for file in compiled.files],
+                "among": {" ".join(key): [[step, list(own)] for step, own in n.items()] for key, n in compiled.among.items()},
                 "turn": len(use),
             }
-            outcome = self.runner.run(Job(FULL_ENTRY, message, compiled.buffers, limits=self.limits, files=use, keep=True))
+            job = Job(FULL_ENTRY, message, compiled.buffers, limits=self.limits, files=use, keep=True)
+            outcome = self.runner.run(waits.admitted(job, (TIMED_BUFFERS if runs.timed else RUN_BUFFERS) * _most(plans, runs)))
+        waits.add_turn(outcome)
         try:
-            return self._result(runs, outcome, again=again)
+            return self._result(plans, runs, outcome, waits, again=again)
         finally:
             if outcome.kept is not None:
                 outcome.kept.close()
 
-    def _result(self, runs: Runs, outcome: Outcome, *, again: bool) -> GpuResult:
+    def _result(self, plans: PlanOf, runs: Runs, outcome: Outcome, waits: Waits, *, again: bool) -> GpuResult:
         if not outcome.finished:
             return GpuResult(_without_answer(outcome))
         stage = "timing" if outcome.phase == TIMING else "full"
@@ -235,7 +211,7 @@ class GpuStages:
         # Wrong values explain more than what the clock saw of them.
         if finding is not None and not (len(done) == len(runs.cases) and stage == "timing"):
             return GpuResult(finding)
-        judged = self._judged(runs, outcome, done)
+        judged = self._judged(plans, runs, outcome, waits)
         if isinstance(judged, GpuResult):
             return judged
         if finding is not None:
@@ -244,7 +220,7 @@ class GpuStages:
         evidence = {"device": str(outcome.message.get("device")), "seconds": {**_seconds(outcome), "judge": spent}}
         if not runs.timed:
             return GpuResult(None, evidence)
-        timed = self._timed(runs, outcome, work, again=again)
+        timed = self._timed(outcome, work, self._measured_baseline(runs, plans, waits), again=again)
         return replace(timed, evidence={**timed.evidence, **evidence}) if timed.finding is None else timed
 
     def _message(self, runs: Runs) -> dict[str, Any]:
@@ -260,25 +236,29 @@ class GpuStages:
             "calls": runs.calls,
         }
 
-    def _judged(self, runs: Runs, outcome: Outcome, done: list[dict[str, Any]]) -> tuple[Work, float] | GpuResult:
+    def _judged(self, plans: PlanOf, runs: Runs, outcome: Outcome, waits: Waits) -> tuple[Work, float] | GpuResult:
         """The comparison, by another trusted child, and its seconds. The outputs go to it in the file they lie in."""
         assert outcome.kept is not None
         with opened(self.use) as use:
             message = self._message(runs) | {
-                "runs": done,
+                "runs": outcome.message["runs"],
                 "spans": outcome.kept.spans,
                 "turn": len(use),
                 "tolerance": dict(self.task.tolerance),
                 "mismatched": self.task.mismatched,
                 "tf32": self.task.tf32,
+                "flops": dict(self._flops),
             }
-            judged = self.trusted.run(Job(JUDGE, message, limits=LIMITS, files=(outcome.kept.fd, *use)))
+            job = Job(JUDGE, message, limits=LIMITS, files=(outcome.kept.fd, *use))
+            judged = self.trusted.run(waits.admitted(job, JUDGE_BUFFERS * _most(plans, runs)))
+        waits.add_turn(judged)
         if not judged.finished:
             return GpuResult(Finding("full", "infrastructure", str(judged.message.get("error", judged.detail))))
         wrong = wrong_of(judged, "full")
+        self._flops.update(judged.message["flops"])  # of the task, whoever's outputs these were
         return (Work(**judged.message["work"]), judged.wall_seconds) if wrong is None else GpuResult(wrong)
 
-    def _timed(self, runs: Runs, outcome: Outcome, work: Work, *, again: bool) -> GpuResult:
+    def _timed(self, outcome: Outcome, work: Work, baseline: Mapping[str, Mapping[str, Samples]], *, again: bool) -> GpuResult:
         times = outcome.message["times"]
         samples = {heat: read_samples(times.get(heat)) for heat in ("cold", "warm")}
         cold, warm = samples["cold"], samples["warm"]
@@ -288,26 +268,33 @@ class GpuStages:
         doubted = doubt(cold, work, gpu)
         if doubted is not None:
             return GpuResult(Finding("timing", doubted.reason, doubted.message, doubted.evidence))
-        baseline = self._measured_baseline(runs)
         if not again and _slowed(cold, baseline):
             return GpuResult(Finding("timing", "disturbed", "The GPU was slower than when the reference was timed."))
         evidence: dict[str, Any] = {heat: asdict(median_with_interval(s.events)) for heat, s in (("cold", cold), ("warm", warm))}
         evidence["speedup"] = {name: speedup(cold, heats["cold"]) for name, heats in baseline.items()}
         return GpuResult(None, evidence)
 
-    def _measured_baseline(self, runs: Runs) -> dict[str, dict[str, Samples]]:
+    def _measured_baseline(self, runs: Runs, plans: PlanOf, waits: Waits) -> dict[str, dict[str, Samples]]:
         """The reference's own times, taken once, alone on the GPU."""
         with self._lock:
             if self._baseline is None:
                 with opened(self.use) as use:
                     message = self._message(runs) | {"seed": secrets.randbits(62), "turn": len(use)}
-                    outcome = self.trusted.run(Job(BASELINE, message, limits=BASELINE_LIMITS, files=use))
+                    job = Job(BASELINE, message, limits=BASELINE_LIMITS, files=use)
+                    outcome = self.trusted.run(waits.admitted(job, TIMED_BUFFERS * _most(plans, runs)))
+                waits.add_turn(outcome)
                 self._baseline = {}
                 for name, heats in outcome.message.items() if outcome.finished else ():
                     read = {heat: read_samples(value) for heat, value in heats.items()}
                     if all(read.values()):
                         self._baseline[name] = {heat: value for heat, value in read.items() if value is not None}
             return self._baseline
+
+
+def _most(plans: PlanOf, runs: Runs) -> int:
+    """Bytes of the buffers of the largest plan that runs."""
+    groups = {case.group for case in runs.cases}
+    return max((sum(plan.buffers) for key, plan in plans.items() if key in groups), default=0)
 
 
 def _without_answer(outcome: Outcome) -> Finding:

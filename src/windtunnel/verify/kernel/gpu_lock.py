@@ -6,7 +6,6 @@ Made of file locks, which the kernel gives back when their holder dies, however 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -33,6 +32,8 @@ class GpuLock:
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
         """While this lasts nobody is alone; waits until that is so."""
+        import fcntl  # Windows has none; there this module is imported all the same, before the sandbox says that it cannot be
+
         fcntl.flock(self.gate, fcntl.LOCK_EX)
         try:
             fcntl.flock(self.room, fcntl.LOCK_SH)
@@ -46,6 +47,8 @@ class GpuLock:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """While this lasts nobody else is in; waits until that is so. Not from within shared: it would wait for itself."""
+        import fcntl
+
         fcntl.flock(self.gate, fcntl.LOCK_SH)
         try:
             fcntl.flock(self.room, fcntl.LOCK_EX)

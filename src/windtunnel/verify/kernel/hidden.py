@@ -39,7 +39,7 @@ CHANGES = {
     "negative": Change(sign=-1.0),  # or the smallest
 }
 ONE_SIGN = ("positive", "negative")
-FULL_VARIATIONS = ("plain", "negated", "scaled", "large")
+FULL_VARIATIONS = ("plain", "negated", "scaled", "large", "shifted", "steep")
 ALWAYS_FULL = FULL_VARIATIONS[:2]  # also where the interpreter ran them
 WIDE = ("wide",)
 PRODUCTS = ("bmm", "addmm", "addmv", "matmul", "linear", "conv", "einsum", "dot", "attention", "cdist", "rnn", "lstm", "gru")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from windtunnel.verify.kernel.arrays import Array, Buffer
@@ -15,14 +14,9 @@ from windtunnel.verify.kernel.prepared import Batch
 from windtunnel.verify.kernel.record import HostForm, form_of
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.kernel.tiny import LIMITS
-from windtunnel.verify.sandbox import Job, Limits, MiB
+from windtunnel.verify.sandbox import Job, Limits
 
 ENTRY = "windtunnel.verify.kernel.child.tiny:main"
-# ptxas is another program.
-BINARY_LIMITS = replace(
-    LIMITS, wall_seconds=240, cpu_seconds=120, processes=16, threads=128, file_bytes=256 * MiB, idle_seconds=0
-)
-COMPILE_ENTRY = "windtunnel.verify.kernel.child.compile:main"
 
 
 def replay_job(
@@ -65,20 +59,6 @@ def replay_job(
         "seed": secrets.randbits(32),
     }
     return Job(ENTRY, message, buffers, limits)
-
-
-def compile_job(plans: Sequence[Plan], forms: Sequence[HostForm], capability: int, *, binary: bool = False) -> Job:
-    """Everything the compiling child needs: plans, of which it compiles each kernel for a GPU. binary: to the end, as a GPU runs
-    it."""
-    message = {
-        "plans": [plan.model_dump_json() for plan in plans],
-        "dtypes": [form.dtype for form in forms],
-        "labels": [form.label() for form in forms],
-        "capability": capability,
-        "seed": secrets.randbits(32),
-        "binary": binary,
-    }
-    return Job(COMPILE_ENTRY, message, (), BINARY_LIMITS if binary else LIMITS)
 
 
 def share(plan: Plan, work: int) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -52,7 +53,8 @@ class Job:
     entry: 'package.module:function', our own code that runs in the child and there loads the candidate:
     function(message, buffers) -> (message, buffers). message: JSON values. buffers: raw bytes (inputs, tensors). files: open
     file descriptors, at most 8, that the child finds at FILES_FROM and after; their owner closes them. keep: the outcome's
-    buffers stay in the file that the child wrote (Outcome.kept).
+    buffers stay in the file that the child wrote (Outcome.kept). within: entered once a worker is free, for as long as the job
+    runs: what it waits for there nobody else waits for in vain.
     """
 
     entry: str
@@ -61,6 +63,7 @@ class Job:
     limits: Limits = field(default_factory=Limits)
     files: Sequence[int] = ()
     keep: bool = False
+    within: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,13 @@ from .removing import remove
 from .starting import Template, last_words
 from .types import MOST_FILES, Job, Limits, Outcome
 
+SYSTEMS = {"darwin": "macOS", "win32": "Windows"}
+# "${PWD}" is read alike by a shell and by PowerShell.
+IN_A_CONTAINER = (
+    "run it in a Linux container, from the folder with your files: "
+    "docker run --rm -it -v \"${PWD}:/work\" -w /work python:3.12 bash, and in it pip install 'windtunnel[verify]'; "
+    "then the same command (windtunnel verify layers says what protects you there)"
+)
 # Beyond the job's own time: fork, layers, killing. A worker that is silent for longer is sick.
 GRACE_SECONDS = 60.0
 MOST_MESSAGE = 1 << 16
@@ -60,7 +67,11 @@ class Sandbox:
         template: Template | None = None,
     ) -> None:
         if not sys.platform.startswith("linux"):
-            raise UserError("candidates are only run on Linux: the sandbox is made of its namespaces, Landlock and seccomp")
+            raise UserError(
+                f"candidates are only run on Linux, and this is {SYSTEMS.get(sys.platform, sys.platform)}: "
+                "the sandbox is made of Linux's namespaces, Landlock and seccomp",
+                IN_A_CONTAINER,
+            )
         self._setup: dict[str, Any] = {"devices": list(devices), "namespaces": namespaces, "lasting": lasting}
         self._template = template or Template(preload, environment or {})
         self._template.users += 1
@@ -99,7 +110,8 @@ class Sandbox:
             except UserError as error:
                 return infrastructure(error.message)
             try:
-                return worker.run(job)
+                with job.within():
+                    return worker.run(job)
             except BaseException as error:
                 # Whatever came between order and reply (an interrupt too): the next job would read what belongs to this one.
                 self.restarts += 1

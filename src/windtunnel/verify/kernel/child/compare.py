@@ -12,6 +12,7 @@ be off by; such errors are for the tiny sizes to find, where every element is co
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 import torch
 
@@ -34,10 +35,10 @@ def values_differ(
     name: str,
     tolerance: dict[str, float],
     mismatched: float,
-    coarse: torch.Tensor | None = None,
+    coarse: torch.Tensor | Rounding | None = None,
 ) -> Difference | None:
     """Why the values of one output are not right, or None. Shapes and dtypes agree already. coarse: what the reference gives in
-    float64 with the factors of its products cut to TF32, where a candidate's may be."""
+    float64 with the factors of its products cut to TF32, where a candidate's may be, or by how much that is off."""
     if not own.is_floating_point():
         off = (given != own) & (given != exact)  # as in `compare`
         share = float(off.double().mean()) if off.numel() else 0.0
@@ -54,18 +55,34 @@ def values_differ(
     error = torch.where(finite, (got - right).abs(), zero)
     allowed, scale = _allowed(right, mine, finite, dtype_name(own), tolerance)
     if coarse is not None:
-        rounding = torch.where(finite & coarse.isfinite(), (coarse - right).abs(), zero)
+        rounding = coarse if isinstance(coarse, Rounding) else _rounding(coarse, right, finite, scale)
         found = _coarser(error, rounding, scale, RELATIVE[dtype_name(own)], name)
         if found is not None:
             return found
-        worst = float(rounding.max()) if rounding.numel() else 0.0
-        allowed += min(COARSE_WORST * worst, COARSE_AT_MOST * scale)
+        allowed += min(COARSE_WORST * rounding.worst, COARSE_AT_MOST) * scale
     wrong = finite & (error > allowed)
     share = float(wrong.double().mean()) if wrong.numel() else 0.0
     if share == 0:
         return None
     worst = float(torch.where(wrong, error, zero).max())
     return Difference("wrong-values", f"{name} differs from the reference in {share:.2%} of its elements, by up to {worst:.3g}.")
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """By how much a reference is off that has the factors of its products cut to TF32: the root mean square of all elements, and
+    the worst of them, in parts of the mean magnitude."""
+
+    mean: float
+    worst: float
+
+
+def rounding_of(coarse: torch.Tensor, own: torch.Tensor, exact: torch.Tensor) -> Rounding | None:
+    """The rounding of one output; None of whole numbers."""
+    if not own.is_floating_point():
+        return None
+    finite = exact.isfinite() & own.isfinite()
+    return _rounding(coarse, exact, finite, _scale(exact, finite))
 
 
 def not_finite(given: torch.Tensor, own: torch.Tensor, exact: torch.Tensor, name: str) -> Difference | None:
@@ -82,11 +99,18 @@ def not_finite(given: torch.Tensor, own: torch.Tensor, exact: torch.Tensor, name
     return None
 
 
-def _coarser(error: torch.Tensor, rounding: torch.Tensor, scale: float, relative: float, name: str) -> Difference | None:
+def _rounding(coarse: torch.Tensor, right: torch.Tensor, finite: torch.Tensor, scale: float) -> Rounding:
+    off = torch.where(finite & coarse.isfinite(), (coarse - right).abs(), torch.zeros_like(right))
+    if not off.numel() or not scale:
+        return Rounding(0.0, 0.0)
+    return Rounding(float(off.square().mean().sqrt()) / scale, float(off.max()) / scale)
+
+
+def _coarser(error: torch.Tensor, rounding: Rounding, scale: float, relative: float, name: str) -> Difference | None:
     """Whether the errors, all together, are more than TF32's."""
     if error.numel() < COARSE_ELEMENTS:
         return None
-    off, of_tf32 = (float(some.square().mean().sqrt()) for some in (error, rounding))
+    off, of_tf32 = float(error.square().mean().sqrt()), rounding.mean * scale
     if off <= COARSE_MEAN * of_tf32 + 2 * relative * scale:
         return None
     return Difference("wrong-values", f"{name} is off by {off:.2g} on average, where TF32 products would be by {of_tf32:.2g}.")
@@ -103,13 +127,16 @@ def robust_scale(sizes: torch.Tensor) -> float:
     return float(sizes.mean())
 
 
+def _scale(right: torch.Tensor, finite: torch.Tensor) -> float:
+    return robust_scale(right.abs()[finite])
+
+
 def _allowed(
     right: torch.Tensor, mine: torch.Tensor, finite: torch.Tensor, dtype: str, tolerance: dict[str, float]
 ) -> tuple[torch.Tensor, float]:
     """By how much each element may be off, and the mean magnitude."""
     zero = torch.zeros_like(right)
-    size = torch.where(finite, right.abs(), zero)
-    scale = robust_scale(size[finite])
+    size, scale = torch.where(finite, right.abs(), zero), _scale(right, finite)
     relative = tolerance.get(dtype, RELATIVE[dtype])
     own_error = float(torch.where(finite, (mine - right).abs(), zero).max()) if right.numel() else 0.0
     slack = min(OWN_ERROR[dtype] * own_error, OWN_ERROR_AT_MOST[dtype] * relative * scale)

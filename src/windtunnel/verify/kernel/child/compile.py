@@ -9,8 +9,7 @@ Imports torch and triton, without the interpreter.
 from __future__ import annotations
 
 import dataclasses
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from windtunnel.verify.kernel.arrays import Buffer
 from windtunnel.verify.kernel.child.build import argument, build
 from windtunnel.verify.kernel.child.load import Wrong, kernel_place, said
 from windtunnel.verify.kernel.child.replay import MISFITS, Misfit, quietly
-from windtunnel.verify.kernel.plan import Choice, Launch, Plan, Tensor
+from windtunnel.verify.kernel.plan import Choice, Launch, Operation, Plan, Tensor
 from windtunnel.verify.kernel.plan.schema import BYTES
 from windtunnel.verify.sandbox.channel import note
 
@@ -44,27 +43,33 @@ SHARED_BYTES = {
 
 
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
-    """message: plans (texts that the judge has checked), their dtypes and labels, capability (90 for Hopper), seed, binary
-    (whether to go on to the end, with every configuration).
+    """message: plans (texts that the judge has checked), their dtypes and labels, capability (90 for Hopper), orders (of each
+    plan [number of a step with a choice, configurations in the order of trying]), wanted (of each plan's choices how many that
+    fit), others (those in orders alone, as many as fit, the rest of the plans being compiled already), binary (whether to go on
+    to the end).
 
-    Returns the kernels with their sizes, 'kernels', and key and name of each file made, 'files', with their bytes; or what is
-    'wrong'.
+    Returns the kernels with their sizes, 'kernels', of each plan [step, configurations that fit, ones that do not],
+    'configurations', and key and name of each file made, 'files', with their bytes; or what is 'wrong'.
     """
     torch.set_num_threads(1)
     compiler = Compiler(message["capability"], binary=message["binary"])
-    dice = random.Random(message["seed"])
+    configurations = []
     note("compile")
     try:
         with compiler.installed(), quietly():
             for number, (text, dtype) in enumerate(zip(message["plans"], message["dtypes"], strict=True)):
                 compiler.again = number == 0
                 compiler.depth = len(STAGES) if dtype == message["dtypes"][0] else 1
-                _plan(Plan.model_validate_json(text), dice, message["labels"][number], every=message["binary"])
+                work = _Work(
+                    Plan.model_validate_json(text), message["labels"][number], binary=message["binary"], others=message["others"]
+                )
+                configurations.append(work.compile(dict(message["orders"][number]), message["wanted"][number]))
     except Wrong as wrong:
         return {"wrong": {"reason": wrong.reason, "message": wrong.message}}, []
     files = sorted(_files()) if message["binary"] else []
     folder = triton.knobs.cache.dir
-    return {"kernels": compiler.done, "files": files}, [Path(folder, key, name).read_bytes() for key, name in files]
+    reply = {"kernels": compiler.done, "files": files, "configurations": configurations}
+    return reply, [Path(folder, key, name).read_bytes() for key, name in files]
 
 
 def _files() -> Iterator[tuple[str, str]]:
@@ -91,44 +96,68 @@ class _Typed:
         return self.strides
 
 
-def _plan(plan: Plan, dice: random.Random, label: str, *, every: bool) -> None:
-    """Every launch of a plan; of several configurations one, at random, that the GPU has room for, or every one.
+class _Work:
+    """The compiling of one plan. label: for messages. binary, others: as in `main`."""
 
-    Raises:
-        Wrong: a kernel cannot be compiled.
-    """
-    kernels = build(plan.kernels)
-    for step in plan.steps:
-        ways = [[step]] if not isinstance(step, Choice) else dice.sample(step.choice, len(step.choice))
-        fits = 0
-        for number, way in enumerate(ways):
+    def __init__(self, plan: Plan, label: str, *, binary: bool, others: bool) -> None:
+        self.plan, self.label, self.binary, self.others = plan, label, binary, others
+        self.kernels = build(plan.kernels)
+
+    def compile(self, orders: Mapping[int, Sequence[int]], wanted: int) -> list[tuple[int, list[int], list[int]]]:
+        """Every launch; of several configurations the first ones, as many as are wanted, that the GPU has room for.
+
+        Raises:
+            Wrong: a kernel cannot be compiled.
+        """
+        found = []
+        for number, step in enumerate(self.plan.steps):
+            if not isinstance(step, Choice):
+                if not self.others:
+                    self._alone(step)
+            elif number in orders:
+                found.append((number, *self._chosen(step, orders[number], wanted)))
+        return found
+
+    def _chosen(self, step: Choice, order: Sequence[int], wanted: int) -> tuple[list[int], list[int]]:
+        fits: list[int] = []
+        misfits: list[int] = []
+        for at in order:
+            if len(fits) >= wanted and not self.others:
+                break
             try:
-                for launch in way:
-                    if isinstance(launch, Launch):
-                        _launch(launch, kernels, label, binary=every)
+                self._way(step.choice[at])
+                fits.append(at)
             except _TooMuch as error:
-                if number == len(ways) - 1 and not fits:
-                    raise Wrong(error.reason, f"{error} ({label}).") from None
-            else:
-                fits += 1
-                if not every:
-                    break
+                misfits.append(at)
+                if len(misfits) == len(order) and not self.others:
+                    raise Wrong(error.reason, f"{error} ({self.label}).") from None
+        return fits, misfits
 
+    def _alone(self, step: Launch | Operation) -> None:
+        try:
+            self._way([step])
+        except _TooMuch as error:
+            raise Wrong(error.reason, f"{error} ({self.label}).") from None
 
-def _launch(launch: Launch, kernels: Sequence[Any], label: str, *, binary: bool) -> None:
-    values = {name: argument(value, kernels, _Typed) for name, value in launch.arguments.items()}
-    options = {name: value for name, value in launch.options.items() if value is not None}
-    if isinstance(warps := options.get("num_warps"), int) and not binary:
-        # Computed from a tiny size it may be none or three, and says nothing of the size that it is meant for.
-        options["num_warps"] = 1 << max(warps - 1, 0).bit_length()
-    try:
-        kernels[launch.launch].run(grid=launch.grid, warmup=True, **values, **options)
-    except _TooMuch:
-        raise
-    except _NotCompiled as error:
-        raise Wrong(error.reason, f"{error} ({label}).") from None
-    except Exception as error:
-        raise Wrong("compile-error", f"a kernel does not compile: {why(error)} ({label}).") from None
+    def _way(self, way: Sequence[Launch | Operation]) -> None:
+        for step in way:
+            if isinstance(step, Launch):
+                self._launch(step)
+
+    def _launch(self, launch: Launch) -> None:
+        values = {name: argument(value, self.kernels, _Typed) for name, value in launch.arguments.items()}
+        options = {name: value for name, value in launch.options.items() if value is not None}
+        if isinstance(warps := options.get("num_warps"), int) and not self.binary:
+            # Computed from a tiny size it may be none or three, and says nothing of the size that it is meant for.
+            options["num_warps"] = 1 << max(warps - 1, 0).bit_length()
+        try:
+            self.kernels[launch.launch].run(grid=launch.grid, warmup=True, **values, **options)
+        except _TooMuch:
+            raise
+        except _NotCompiled as error:
+            raise Wrong(error.reason, f"{error} ({self.label}).") from None
+        except Exception as error:
+            raise Wrong("compile-error", f"a kernel does not compile: {why(error)} ({self.label}).") from None
 
 
 def why(error: BaseException) -> str:

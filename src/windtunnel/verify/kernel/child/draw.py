@@ -54,7 +54,7 @@ class Drawn:
         """The reference's outputs in the case's dtype and in float64, and 'tensor' or 'tuple'."""
         own, kind = self._own(inputs)
         exact_model = copy.deepcopy(self.model).double()
-        exact, _ = _outputs(exact_model(*[_double(value) for value in _clones(inputs)]))
+        exact, _ = _outputs(exact_model(*[_double(value) for value in inputs]))
         return own, exact, kind
 
     @torch.no_grad()
@@ -62,7 +62,7 @@ class Drawn:
         """The reference's outputs in float64 with the factors of its products cut to TF32."""
         model = copy.deepcopy(self.model).double()
         with CoarseProducts():
-            return _outputs(model(*[_double(value) for value in _clones(inputs)]))[0]
+            return _outputs(model(*[_double(value) for value in inputs]))[0]
 
     def _own(self, inputs: list[Any]) -> tuple[list[torch.Tensor], str]:
         """The reference in the case's dtype; in float32 and rounded where PyTorch lacks an operation in it."""
@@ -72,7 +72,7 @@ class Drawn:
             if self.dtype == torch.float32:
                 raise
         wide = copy.deepcopy(self.model).float()
-        outputs, kind = _outputs(wide(*[value.float() if _floating(value) else value for value in _clones(inputs)]))
+        outputs, kind = _outputs(wide(*[_copied(value, torch.float32) for value in inputs]))
         return [output.to(self.dtype) if output.is_floating_point() else output for output in outputs], kind
 
     def _input(self, value: Any, case: dict[str, Any], moved: int | None) -> Any:
@@ -140,7 +140,14 @@ def _clones(values: Sequence[Any]) -> list[Any]:
 
 
 def _double(value: Any) -> Any:
-    return value.double() if _floating(value) else value
+    return _copied(value, torch.float64)
+
+
+def _copied(value: Any, dtype: torch.dtype) -> Any:
+    """A tensor of its own, which a reference may write to; of floating ones in this dtype."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.to(dtype, copy=True) if value.is_floating_point() else value.clone()
 
 
 def _floating(value: Any) -> bool:

@@ -26,7 +26,7 @@ from windtunnel.verify.kernel.child.memory import give_back
 from windtunnel.verify.kernel.child.replay import Replay, quietly
 from windtunnel.verify.kernel.child.tensors import head_of
 from windtunnel.verify.kernel.child.timed import Right, TimedCalls
-from windtunnel.verify.kernel.child.turn import FULL, TIMING, waiting_for
+from windtunnel.verify.kernel.child.turn import FULL, TIMING, Turns
 from windtunnel.verify.kernel.gpu_lock import gpu_lock_of
 from windtunnel.verify.kernel.plan.schema import Plan
 from windtunnel.verify.sandbox import FILES_FROM, Early, note
@@ -40,13 +40,14 @@ _staging: list[torch.Tensor] = []
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], Early]:
     """message: plans (texts that the judge has checked) by 'size dtype', sources, cases, timed (how many of the last cases),
     calls, seed, fixed, device, inplace, training, kernels (key and name of each file that the compiler made; buffers: their
-    bytes), turn (how many of the child's files are the lock for the GPU's use: two, or none).
+    bytes), among (by 'size dtype', [number of a step with a choice, its configurations that were compiled and fit]), turn
+    (how many of the child's files are the lock for the GPU's use: two, or none).
 
     Returns runs with heads of outputs, which are in the reply's file, 'times' for cold and warm L2, what the parts took
-    ('seconds'), or what is 'wrong'.
+    ('seconds'), what it waited for its turns ('turn'), or what is 'wrong'.
     """
     torch.set_num_threads(1)
-    turns, device = gpu_lock_of(range(FILES_FROM, FILES_FROM + message["turn"])), message["device"]
+    turns, device = Turns(gpu_lock_of(range(FILES_FROM, FILES_FROM + message["turn"]))), message["device"]
     bench = _Bench(message)
     with bench.taking("context"):
         note("context")
@@ -55,17 +56,17 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
         _unpack(message["kernels"], buffers)
     reply: dict[str, Any] = {"device": torch.cuda.get_device_name() if device == "cuda" else "cpu"}
     try:
-        with waiting_for(turns, then=FULL), bench.taking("runs"), quietly():
+        with turns.waiting_for(then=FULL), bench.taking("runs"), quietly():
             bench.run_all()
         if message["timed"]:
-            with waiting_for(turns, alone=True, then=TIMING), bench.taking("clock"), quietly():
+            with turns.waiting_for(alone=True, then=TIMING), bench.taking("clock"), quietly():
                 bench.time()
     except Wrong as wrong:
         reply["wrong"] = {"reason": wrong.reason, "message": wrong.message}
     except torch.OutOfMemoryError:
         reply["wrong"] = {"reason": "gpu-memory", "message": "the GPU's memory did not suffice."}
         reply["others"] = _others(device)
-    reply |= {"runs": bench.runs, "times": bench.times, "seconds": bench.seconds}
+    reply |= {"runs": bench.runs, "times": bench.times, "seconds": bench.seconds, "turn": turns.waited}
     early = bench.early
     del bench
     _clear(device)
@@ -141,9 +142,11 @@ class _Bench:
                 training=self.message["training"],
             )
             self.parameters = dict(self.drawn.model.state_dict())
-            plan = Plan.model_validate_json(self.message["plans"][" ".join(key)])
+            name, training = " ".join(key), self.message["training"]
+            plan = Plan.model_validate_json(self.message["plans"][name])
+            among = {number: configurations for number, configurations in self.message["among"].get(name, ())}
             self.replay = Replay(
-                plan, self.start, self.dice, self.message["inplace"], self.device, training=self.message["training"]
+                plan, self.start, self.dice, self.message["inplace"], self.device, training=training, among=among
             )
         return self.replay
 

@@ -11,19 +11,19 @@ import os
 import random
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from windtunnel.verify.kernel.arrays import Buffer, row_major
 from windtunnel.verify.kernel.child.clock import measure
-from windtunnel.verify.kernel.child.compare import drawn_part, is_large, not_finite, sums_differ, values_differ
+from windtunnel.verify.kernel.child.compare import Rounding, drawn_part, is_large, not_finite, sums_differ, values_differ
 from windtunnel.verify.kernel.child.draw import Drawn
+from windtunnel.verify.kernel.child.group import Group
 from windtunnel.verify.kernel.child.memory import give_back
-from windtunnel.verify.kernel.child.products import ProductsByZero
 from windtunnel.verify.kernel.child.tensors import dtype_name
-from windtunnel.verify.kernel.child.turn import TIMING, waiting_for
+from windtunnel.verify.kernel.child.turn import TIMING, Turns
 from windtunnel.verify.kernel.compare import RELATIVE
 from windtunnel.verify.kernel.gpu_lock import gpu_lock_of
 from windtunnel.verify.kernel.hidden import WIDE
@@ -34,19 +34,21 @@ SUMS_RELATIVE = 2.0  # of a block's mean: errors of one sign are few
 
 
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
-    """message: sources, cases, seed, fixed, device, tolerance, mismatched, tf32, runs, spans (where
-    its outputs lie in the child's first file), turn (how many files after that are the lock).
+    """message: sources, cases, seed, fixed, device, tolerance, mismatched, tf32, timed, runs, spans (where
+    its outputs lie in the child's first file), flops (what one call multiplies, by 'size dtype', as far as that is known), turn
+    (how many files after the first are the lock).
 
-    Returns 'wrong' (reason, message) of the first wrong case or None, and the work of one call of the last case.
+    Returns 'wrong' (reason, message) of the first wrong case or None, the work of one call of the last case, and the flops that
+    are known now; 'turn', what it waited for that.
     """
     _as_new()
-    turns = gpu_lock_of(range(FILES_FROM + 1, FILES_FROM + 1 + message["turn"]))
+    turns = Turns(gpu_lock_of(range(FILES_FROM + 1, FILES_FROM + 1 + message["turn"])))
     held = mmap.mmap(FILES_FROM, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
-    with held as file, waiting_for(turns, then="judge"):
+    with held as file, turns.waiting_for(then="judge"):
         view = memoryview(file)
         outputs = [view[at : at + size] for at, size in message["spans"]]
         try:
-            return _first_wrong(message, outputs), []
+            return _first_wrong(message, outputs) | {"turn": turns.waited}, []
         finally:
             give_back(message["device"])
             for part in (*outputs, view):
@@ -54,43 +56,40 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
 
 
 def _first_wrong(message: dict[str, Any], outputs: Sequence[Buffer]) -> dict[str, Any]:
-    drawn, key, flops = None, ("", ""), 0
+    group: Group | None = None
     work: dict[str, Any] = {}
+    flops: dict[str, int] = {}
     for number, (case, run) in enumerate(zip(message["cases"], message["runs"], strict=True)):
-        if drawn is None or key != (case["size"], case["dtype"]):
-            drawn, key, counted = None, (case["size"], case["dtype"]), False
-            drawn = Drawn(
-                message["sources"][key[0]],
-                key[1],
-                message["seed"],
-                message["fixed"],
-                message["device"],
-                training=message["training"],
-            )
-        inputs = drawn.inputs(case, message["seed"] + 1 + number)
-        own, exact, kind, done = _answers(drawn, inputs, count=not counted)
-        flops, counted = done if not counted else flops, True
-        work = _work(inputs, own, flops, case["dtype"])
+        key = (case["size"], case["dtype"])
+        if group is None or key != group.key:
+            group = None  # its memory goes before the next one's comes
+            group = Group(message, *key)
+        inputs = group.drawn.inputs(case, message["seed"] + 1 + number)
+        own, exact, kind = group.answers(inputs)
+        if group.flops is not None:
+            flops[group.name] = group.flops
+        work = _work(inputs, own, group.flops or 0, case["dtype"])
         if not _sensible(own, exact):
             continue
-        wide = case["variation"] in WIDE
-        tf32 = message["tf32"] and flops > 0 and case["dtype"] == "float32" and "float32" not in message["tolerance"]
-        coarse = drawn.coarse(inputs) if tf32 and not wide else [None] * len(own)
-        part = message["seed"] + number
-        answers = [*zip(own, exact, coarse, strict=True)]
-        wrong = _judge(run, kind, answers, outputs, message, part=part, tf32=tf32, finite_alone=wide)
+        given = _Given(run, kind, outputs, message, message["seed"] + number, case["variation"] in WIDE)
+        wrong = _compared(given, group, case["variation"], inputs, own, exact)
         if wrong is not None:
-            return {"wrong": {"reason": wrong[0], "message": f"{wrong[1]} ({case['label']})"}, "work": work}
-    return {"wrong": None, "work": work}
+            text = f"{wrong[1]} ({case['label']})"
+            return {"wrong": {"reason": wrong[0], "message": text}, "work": work, "flops": flops}
+    return {"wrong": None, "work": work, "flops": flops}
 
 
-def _answers(drawn: Drawn, inputs: list[Any], *, count: bool) -> tuple[list[torch.Tensor], list[torch.Tensor], str, int]:
-    """The reference's outputs in its dtype and in float64, and what it multiplies, where that is to be counted."""
-    if not count:
-        return (*drawn.answers(inputs), 0)
-    with FlopCounterMode(display=False) as counter, ProductsByZero() as zeros:
-        answers = drawn.answers(inputs)
-    return (*answers, (counter.get_total_flops() - zeros.flops) // 2)  # it ran twice
+def _compared(
+    given: _Given, group: Group, variation: str, inputs: list[Any], own: list[torch.Tensor], exact: list[torch.Tensor]
+) -> tuple[str, str] | None:
+    """Reason and words of what is wrong. What TF32 rounds off is taken from plain inputs first: these ones' own, which takes the
+    reference another time, only where that would refuse."""
+    if not group.tf32 or given.finite_alone:
+        return given.judge(own, exact, [None] * len(own), tf32=group.tf32)
+    known = group.known_roundings(variation)
+    if known is not None and given.judge(own, exact, known, tf32=True) is None:
+        return None
+    return given.judge(own, exact, group.roundings(variation, inputs, own, exact, given.part), tf32=True)
 
 
 def baseline(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
@@ -104,8 +103,8 @@ def baseline(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[s
     # Chosen when the worker imported it, which knew no folder that a child may write to.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(tempfile.gettempdir(), "inductor")
     _as_new()
-    turns = gpu_lock_of(range(FILES_FROM, FILES_FROM + message["turn"]))
-    with waiting_for(turns, then="baseline"), torch.no_grad():
+    turns = Turns(gpu_lock_of(range(FILES_FROM, FILES_FROM + message["turn"])))
+    with turns.waiting_for(then="baseline"), torch.no_grad():
         case = message["cases"][-1]
         drawn = Drawn(
             message["sources"][case["size"]],
@@ -125,7 +124,7 @@ def baseline(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[s
         if message["device"] != "cpu":
             torch.cuda.synchronize()
     dice, found = random.Random(message["seed"]), {}
-    with waiting_for(turns, alone=True, then=TIMING), torch.no_grad():
+    with turns.waiting_for(alone=True, then=TIMING), torch.no_grad():
         for name, model in models.items():
 
             def call(which: int, model: Any = model) -> Any:
@@ -161,49 +160,66 @@ def _as_new() -> None:
     torch.use_deterministic_algorithms(False)
 
 
-def _judge(
-    run: dict[str, Any],
-    kind: str,
-    answers: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]],
-    buffers: Sequence[Buffer],
-    message: dict[str, Any],
-    *,
-    part: int,
-    tf32: bool,
-    finite_alone: bool,
-) -> tuple[str, str] | None:
-    """answers: of the reference in the case's dtype, in float64, and there with products in TF32 where they may be. finite_alone:
-    a case that asks for numbers, not which: a softmax of huge values turns on their last bits. part: what blocks of large outputs
-    were drawn by."""
-    heads = run.get("outputs")
-    given_number = len(heads) if isinstance(heads, list) else 0
-    if run.get("kind") != kind or given_number != len(answers):
-        return "wrong-structure", f"forward returned {run.get('kind')} of {given_number}, expected {kind} of {len(answers)}."
-    assert isinstance(heads, list)
-    tolerance = dict(message["tolerance"])
-    if tf32:
-        tolerance["float32"] = TF32_RELATIVE
-    for number, (head, (right, exact, coarse)) in enumerate(zip(heads, answers, strict=True)):
-        name = "The output" if kind == "tensor" else f"Output {number}"
-        wrong = _metadata(head, right, name)
-        if wrong is not None:
-            return wrong
-        if is_large(right):
-            of_blocks = _given(buffers[head["sums"]], "float64", message["device"])
-            relative = SUMS_RELATIVE * tolerance.get(head["dtype"], RELATIVE[head["dtype"]])
-            found = None if finite_alone else sums_differ(of_blocks, right, exact, name, relative)
+@dataclass(frozen=True)
+class _Given:
+    """What a candidate gave for one case. part: what blocks of large outputs were drawn by. finite_alone: a case that asks for
+    numbers, not which: a softmax of huge values turns on their last bits."""
+
+    run: dict[str, Any]
+    kind: str
+    buffers: Sequence[Buffer]
+    message: dict[str, Any]
+    part: int
+    finite_alone: bool
+
+    def judge(
+        self,
+        owns: list[torch.Tensor],
+        exacts: list[torch.Tensor],
+        roundings: Sequence[Rounding | None],
+        *,
+        tf32: bool,
+    ) -> tuple[str, str] | None:
+        """Reason and words of what is wrong. owns, exacts: of the reference in the case's dtype and in float64. roundings: what
+        TF32 rounds off, where products may be in it."""
+        heads = self.run.get("outputs")
+        given_number = len(heads) if isinstance(heads, list) else 0
+        if self.run.get("kind") != self.kind or given_number != len(owns):
+            text = f"forward returned {self.run.get('kind')} of {given_number}, expected {self.kind} of {len(owns)}."
+            return "wrong-structure", text
+        assert isinstance(heads, list)
+        tolerance = dict(self.message["tolerance"])
+        if tf32:
+            tolerance["float32"] = TF32_RELATIVE
+        for number, (head, right, exact, rounding) in enumerate(zip(heads, owns, exacts, roundings, strict=True)):
+            name = "The output" if self.kind == "tensor" else f"Output {number}"
+            found = _metadata(head, right, name) or self._values(head, right, exact, rounding, name, tolerance)
             if found is not None:
-                return found.reason, found.message
-            right, exact = (drawn_part(some, part) for some in (right, exact))
-            coarse = None if coarse is None else drawn_part(coarse, part)
-        given = _given(buffers[head["at"]], head["dtype"], message["device"]).reshape(right.shape)
-        if finite_alone:
-            found = not_finite(given, right, exact, name)
-        else:
-            found = values_differ(given, right, exact, name, tolerance, message["mismatched"], coarse)
-        if found is not None:
-            return found.reason, found.message
-    return None
+                return found
+        return None
+
+    def _values(
+        self,
+        head: dict[str, Any],
+        right: torch.Tensor,
+        exact: torch.Tensor,
+        rounding: Rounding | None,
+        name: str,
+        tolerance: dict[str, float],
+    ) -> tuple[str, str] | None:
+        device, found = self.message["device"], None
+        if is_large(right):
+            of_blocks = _given(self.buffers[head["sums"]], "float64", device)
+            relative = SUMS_RELATIVE * tolerance.get(head["dtype"], RELATIVE[head["dtype"]])
+            found = None if self.finite_alone else sums_differ(of_blocks, right, exact, name, relative)
+            right, exact = (drawn_part(some, self.part) for some in (right, exact))
+        if found is None:
+            given = _given(self.buffers[head["at"]], head["dtype"], device).reshape(right.shape)
+            if self.finite_alone:
+                found = not_finite(given, right, exact, name)
+            else:
+                found = values_differ(given, right, exact, name, tolerance, self.message["mismatched"], rounding)
+        return None if found is None else (found.reason, found.message)
 
 
 def _metadata(head: dict[str, Any], right: torch.Tensor, name: str) -> tuple[str, str] | None:

@@ -66,7 +66,8 @@ class Replay:
     """One plan with its kernels made and its buffers allocated, to be carried out any number of times.
 
     start: starts a kernel. inplace: positions of inputs that may be overwritten. training: statistics may be kept anew. taken:
-    number of a step with a choice → the configuration that is always taken, where one was chosen. blank: no kernel runs, and what
+    number of a step with a choice → the configuration that is always taken, where one was chosen. among: the same → those that
+    were compiled and fit, of which one is taken as long as one does. blank: no kernel runs, and what
     PyTorch sets counts as unset.
     """
 
@@ -79,9 +80,10 @@ class Replay:
         device: str = "cpu",
         *,
         training: bool = False,
+        among: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         self.plan, self.start, self.dice, self.inplace, self.device = plan, start, dice, inplace, device
-        self.training = training
+        self.training, self.among = training, among or {}
         self.kernels = build(plan.kernels)
         self.taken: dict[int, int] = {}
         self.blank = False
@@ -180,7 +182,8 @@ class Replay:
             return
         times, left = self.times[number], list(range(len(step.choice)))
         self.dice.shuffle(left)
-        left.sort(key=lambda at: times[self.alike[number][at]])
+        among = self.among.get(number, left)
+        left.sort(key=lambda at: (at not in among, times[self.alike[number][at]]))
         for place, at in enumerate(left):
             times[self.alike[number][at]] += not self.blank
             try:

@@ -61,7 +61,7 @@ class TimedCalls:
         """Choose the fastest of each kernel's configurations, one after the other."""
         for number, step in self.replay.choices():
             known: dict[int, float] = {}
-            for at in range(len(step.choice)):
+            for at in self.replay.among.get(number) or range(len(step.choice)):
                 self.replay.taken[number] = at
                 try:
                     known[at] = min(self._try() for _ in range(TRIES))

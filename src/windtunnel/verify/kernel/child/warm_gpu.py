@@ -9,6 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 import torch
 import triton
@@ -29,7 +32,7 @@ def warm() -> None:
     with tempfile.TemporaryDirectory(prefix="windtunnel-triton-") as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
         try:
-            for step in (_compiler, _arguments, _versions, _driver, _count):
+            for step in (_compiler, _arguments, _versions, _driver, _launchers, _count):
                 try:
                     step()
                 except Exception as error:
@@ -69,6 +72,28 @@ def _driver() -> None:
     utils = CudaUtils()
     if CudaUtils.__new__(CudaUtils) is utils:
         CudaUtils.__init__ = _is_set_up
+
+
+def _launchers() -> None:
+    """Up to 3.6 Triton writes a C module for each signature that a kernel is launched with, which a C compiler makes. It says
+    nothing of a kernel but its arguments' types, so a child that serves many plans keeps each, whatever else of Triton's files is
+    removed after a plan."""
+    from triton.backends.nvidia import driver
+
+    driver.compile_module_from_src = MadeOnce(driver.compile_module_from_src)
+
+
+class MadeOnce:
+    """A function that makes modules of texts, each once in a process: nobody may unload one."""
+
+    def __init__(self, make: Callable[..., ModuleType]) -> None:
+        self.make = make
+        self.made: dict[tuple[str, str], ModuleType] = {}
+
+    def __call__(self, src: str, name: str, **how: Any) -> ModuleType:
+        if (name, src) not in self.made:
+            self.made[name, src] = self.make(src=src, name=name, **how)
+        return self.made[name, src]
 
 
 def _count() -> None:

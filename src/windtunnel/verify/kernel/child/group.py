@@ -1,0 +1,68 @@
+"""The reference at one size and dtype, with what its cases have in common and need not compute twice. Imports torch.
+
+Its answers exist in the judge's process alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from windtunnel.verify.kernel.child.compare import Rounding, drawn_part, is_large, rounding_of
+from windtunnel.verify.kernel.child.draw import Drawn
+from windtunnel.verify.kernel.child.products import ProductsByZero
+
+# What TF32 rounds off is for these about the same part of the mean magnitude as for plain values.
+AS_PLAIN = ("plain", "negated", "scaled")
+
+
+class Group:
+    """Cases that share a model. message: as the judge's. flops: what one call multiplies, None where nobody needs to know."""
+
+    def __init__(self, message: dict[str, Any], size: str, dtype: str) -> None:
+        self.key, self.name = (size, dtype), f"{size} {dtype}"
+        self.drawn = Drawn(
+            message["sources"][size],
+            dtype,
+            message["seed"],
+            message["fixed"],
+            message["device"],
+            training=message["training"],
+        )
+        self.flops: int | None = message["flops"].get(self.name)
+        self._may_be_tf32 = message["tf32"] and dtype == "float32" and "float32" not in message["tolerance"]
+        self._counts = bool(message["timed"] or self._may_be_tf32)
+        self._plain: list[Rounding | None] | None = None
+
+    @property
+    def tf32(self) -> bool:
+        """Whether products may be in TF32, and there are any. Once there are answers."""
+        return bool(self._may_be_tf32 and self.flops)
+
+    def answers(self, inputs: list[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor], str]:
+        """The reference's outputs in its dtype and in float64, and what kind they are. What it multiplies is counted once."""
+        if self.flops is not None or not self._counts:
+            return self.drawn.answers(inputs)
+        with FlopCounterMode(display=False) as counter, ProductsByZero() as zeros:
+            answers = self.drawn.answers(inputs)
+        self.flops = (counter.get_total_flops() - zeros.flops) // 2  # it ran twice
+        return answers
+
+    def known_roundings(self, variation: str) -> list[Rounding | None] | None:
+        """Of each output what TF32 rounds off, where that is known from other inputs."""
+        return self._plain if variation in AS_PLAIN else None
+
+    def roundings(
+        self, variation: str, inputs: list[Any], own: Sequence[torch.Tensor], exact: Sequence[torch.Tensor], part: int
+    ) -> list[Rounding | None]:
+        """The same from these inputs, by a second run in float64. part: what blocks of large outputs were drawn by."""
+        found = []
+        for coarse, right, mine in zip(self.drawn.coarse(inputs), exact, own, strict=True):
+            large = is_large(mine)
+            found.append(rounding_of(*(drawn_part(some, part) if large else some for some in (coarse, mine, right))))
+        if variation == "plain":
+            self._plain = found
+        return found

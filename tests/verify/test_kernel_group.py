@@ -1,0 +1,97 @@
+"""The judge computes of a reference what it needs, and no more often than it has to."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from windtunnel.verify.kernel.child.compare import values_differ  # noqa: E402
+from windtunnel.verify.kernel.child.group import Group  # noqa: E402
+from windtunnel.verify.kernel.hidden import Case  # noqa: E402
+
+SOURCE = """\
+import torch
+import torch.nn as nn
+
+N = 96
+
+
+class Model(nn.Module):
+    def forward(self, a, b):
+        a.mul_(2)
+        return a @ b
+
+
+def get_inputs():
+    return [torch.randn(N, N), torch.randn(N, N)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def message(**more) -> dict:
+    common = {"sources": {"full": SOURCE}, "seed": 3, "fixed": [], "device": "cpu", "training": False}
+    return common | {"tolerance": {}, "tf32": True, "timed": 0, "flops": {}} | more
+
+
+def inputs_of(group: Group, variation: str = "plain") -> list:
+    return group.drawn.inputs(Case("full", group.key[1], variation).as_json(), 5)
+
+
+def test_what_a_call_multiplies_is_counted_once_for_a_task() -> None:
+    group = Group(message(), "full", "float32")
+    group.answers(inputs_of(group))
+    assert group.flops == 2 * 96**3
+    assert group.tf32
+    again = Group(message(flops={"full float32": 7}), "full", "float32")
+    again.answers(inputs_of(again))
+    assert again.flops == 7
+
+
+@pytest.mark.parametrize(
+    ("dtype", "more"), [("float16", {}), ("float32", {"tf32": False}), ("float32", {"tolerance": {"float32": 1e-3}})]
+)
+def test_it_is_not_counted_where_neither_clock_nor_products_need_it(dtype: str, more: dict) -> None:
+    group = Group(message(**more), "full", dtype)
+    group.answers(inputs_of(group))
+    assert group.flops is None
+    assert not group.tf32
+    timed = Group(message(**more, timed=3), "full", dtype)
+    timed.answers(inputs_of(timed))
+    assert timed.flops == 2 * 96**3
+    assert not timed.tf32
+
+
+def test_a_reference_that_writes_to_its_inputs_leaves_the_judges_alone() -> None:
+    for dtype in ("float32", "float64"):
+        group = Group(message(), "full", dtype)
+        inputs = inputs_of(group)
+        before = inputs[0].clone()
+        own, exact, _ = group.answers(inputs)
+        group.drawn.coarse(inputs)
+        assert torch.equal(inputs[0], before)
+        assert torch.allclose(own[0].double(), exact[0], atol=1e-3)
+
+
+def test_the_rounding_of_plain_values_serves_scaled_and_negated_ones_alone() -> None:
+    group = Group(message(), "full", "float32")
+    made = []
+    coarse = group.drawn.coarse
+    group.drawn.coarse = lambda inputs: made.append(1) or coarse(inputs)  # type: ignore[method-assign]
+    assert group.known_roundings("plain") is None
+    found = {}
+    for variation in ("plain", "negated", "scaled", "large"):
+        inputs = inputs_of(group, variation)
+        own, exact, _ = group.answers(inputs)
+        known = group.known_roundings(variation)
+        found[variation] = known or group.roundings(variation, inputs, own, exact, 1)
+        assert (
+            values_differ(coarse(inputs)[0].float(), own[0], exact[0], "It", {"float32": 2e-3}, 0.0, found[variation][0]) is None
+        )
+        off = exact[0] + 40 * found["plain"][0].worst * exact[0].abs().mean()
+        assert values_differ(off.float(), own[0], exact[0], "It", {"float32": 2e-3}, 0.0, found[variation][0]) is not None
+    assert len(made) == 2  # plain and large
+    assert found["negated"] is found["scaled"] is found["plain"]
