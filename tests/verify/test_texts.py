@@ -302,9 +302,13 @@ def runner() -> Iterator[Any]:
     ],
 )
 def test_mathematics(runner: Any, gold: str, found: str, reason: str) -> None:
+    from windtunnel.verify import second_opinion
     from windtunnel.verify.mathematics import MathVerifier
 
-    assert MathVerifier.of({"answer": gold}, runner).verify(f"so \\boxed{{{found}}}").reason == reason
+    verifier = MathVerifier.of({"answer": gold}, runner)
+    assert verifier.verify(f"so \\boxed{{{found}}}").reason == reason
+    if reason == "accepted":
+        assert second_opinion(verifier).verify(f"so \\boxed{{{found}}}").accepted
 
 
 def test_a_number_in_a_task_is_what_json_means_by_it(runner: Any) -> None:

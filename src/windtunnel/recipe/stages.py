@@ -237,6 +237,13 @@ class GRPO(TrainingStage):
         description="JSON lines with prompt, good, bad and perhaps truth: answers that the reward must tell apart",
     )
     retries: int = Field(2, ge=0, description="times that a judge which failed is asked again before nothing is known")
+    cross_check: float = Field(
+        0.02,
+        ge=0,
+        le=1,
+        description="share of accepted answers that are judged once more, another way (docs/rl.md), and at least one of each "
+        "round on each rank; what is refused then is not learned from; 0: none",
+    )
     answers: HeldOut | None = Field(HeldOut(), description="held-out prompts answered; null: the last weights are best")
     keep_rollouts: int = Field(20, ge=0, description="rounds whose answers and rewards stay in the run's folder, to be read")
     engine: Literal["in-turn", "transformers", "vllm"] = Field(

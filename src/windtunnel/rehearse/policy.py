@@ -131,6 +131,7 @@ def _policy(context: Context, recipe: Recipe, model: Any, tokenizer: Any, replac
         "rewards": [*stage.sources, _variety(context)], "reward": None, "learners": None, "engines": None, "overlap": False,
         "placement": "local", "engine": _engine_here(stage), "engine_tensor": None,
         "mask_truncated": False, "resamples": 1, "keep_rollouts": rounds,
+        "cross_check": 1.0 if stage.cross_check else 0.0,
     }  # fmt: skip
     evaluate = recipe.evaluation.model_copy(
         update={"name": "evaluate", "gates": None, "exact_match_problems": ASKED, "samples": 1, "sample_tokens": tokens}
@@ -247,10 +248,20 @@ def judges(rehearsal: Rehearsal, say: Say) -> Evidence:
             return rewards.begin(rewards.verifiers(prompt), answer).result()
 
         right = [(prompt, judge(prompt, answer)) for prompt, answer in zip(prompts, known, strict=True) if answer is not None]
+        again = [
+            (prompt, rewards.check(prompt, answer, None))
+            for (prompt, reward), answer in zip(right, (one for one in known if one is not None), strict=True)
+            if reward.accepted and stage.cross_check
+        ]
         worthless = [(prompt, answer, judge(prompt, answer)) for prompt in prompts[:1] for answer in WORTHLESS]
     for prompt, answer, reward in worthless:
         if reward.accepted:
             raise CheckFailed(f"{answer!r} is accepted as an answer to prompt {prompt.number}: {reward.message}")
+    twice = [(prompt, found) for prompt, found in again if found.accepted is False]
+    if twice:
+        prompt, found = twice[0]
+        words = f"the data's own right answer to prompt {prompt.number} is accepted, and refused when judged once more"
+        raise CheckFailed(f"{words}: {found.message}")
     refused = [(prompt, reward) for prompt, reward in right if not reward.accepted]
     what = " and ".join(sorted({one.kind for prompt, _ in right if (one := first_judge(stage, prompt)) is not None}))
     if not right:
@@ -266,6 +277,7 @@ def judges(rehearsal: Rehearsal, say: Say) -> Evidence:
         f"{len(right) - len(refused)} of {len(right)} right answers of the data are accepted by {what}: '{said}'; "
         f"{len(worthless)} worthless ones refused"
     )
+    text += f"; {len(again)} judged once more, another way, and accepted again" if again else ""
     warnings = [f"{len(refused)} of the data's right answers are not accepted as they stand"] if refused else []
     return Evidence(text, {"accepted": len(right) - len(refused), "refused": len(worthless)}, warnings)
 

@@ -10,19 +10,20 @@ if TYPE_CHECKING:
     from .advantages import all_equal, group_advantages
     from .batches import micro_batches, pack
     from .canary import TOLERANCE, Canary, score
+    from .cross_check import Checked
     from .curriculum import Levels
     from .engine import Answers, Engine, Receipt, Scores, Serving
     from .engine_process import EngineProcess
     from .engine_share import EngineShare, engines_of
     from .engines import Engines
-    from .examination import evaluate_trained, examine_policy, first_judge, right_answers
+    from .examination import evaluate_trained, examine_policy, right_answers
     from .learner import Learner
     from .link import Link
     from .loss import LossSettings, PolicyLoss, Tokens, token_losses
     from .method import Reinforcement, held_out_prompts, train_policy
     from .mismatch import Mismatch, measure_mismatch
     from .placed_rewards import start_judges
-    from .rewards import Reward, Rewards
+    from .rewards import Reward, Rewards, first_judge
     from .rewards import combine as combine_verdicts
     from .rollouts import Collector, Round, Sample
     from .send import Held, Sent, WeightSender
@@ -37,6 +38,7 @@ __all__ = [
     "Answers",
     "BrokenSnapshot",
     "Canary",
+    "Checked",
     "Collector",
     "Engine",
     "EngineFailed",

@@ -9,11 +9,11 @@ from typing import Any
 
 from windtunnel.data import Prompt, draw_tasks
 from windtunnel.evaluate import EvaluationReport, Exam, Subject, evaluate_run
-from windtunnel.recipe import GRPO, PromptCorpus, Recipe, RewardSource
+from windtunnel.recipe import PromptCorpus, Recipe, RewardSource
 from windtunnel.run import RunFolder
 
 from .method import held_out_prompts
-from .rewards import SUBJECT, Rewards, as_text
+from .rewards import Rewards, as_text, first_judge
 
 FORMS = {"boxed": "\\boxed{{{}}}", "answer-tag": "<answer>{}</answer>", "hashes": "#### {}"}
 """How an answer is written for judges that look at a part of it."""
@@ -59,11 +59,6 @@ def right_answers(recipe: Recipe, prompts: Sequence[Prompt]) -> list[str | None]
     if isinstance(corpus, PromptCorpus) and corpus.kernels is not None:
         kernels = {task.name: task.written.answer for task in draw_tasks(corpus.kernels, recipe.seed)}
     return [_right_answer(prompt, first_judge(stage, prompt), kernels) for prompt in prompts]
-
-
-def first_judge(stage: GRPO, prompt: Prompt) -> RewardSource | None:
-    """Return the source that says what is right of a prompt's answers; None: none judges it."""
-    return next((source for source in stage.sources if source.of in (None, prompt.data.get(SUBJECT))), None)
 
 
 def _right_answer(prompt: Prompt, judge: RewardSource | None, kernels: Mapping[str, str]) -> str | None:

@@ -8,6 +8,8 @@ from functools import partial
 from windtunnel.recipe import GRPO, Recipe
 from windtunnel.run import Finding, Judge
 
+from .monitors import MONITORS, monitor_findings
+
 METRICS: dict[str, str] = {
     "reward": "mean reward of a round's answers, of those that are known; also of prompts that taught nothing",
     "reward_deviation": "standard deviation of the rewards of a round",
@@ -49,6 +51,7 @@ METRICS: dict[str, str] = {
     "waiting_seconds": "of a step: waiting for a round that was answered ahead",
     "engine_restarts": "times that an engine was started again in a round",
     "learning_seconds": "of a step: scoring and updates, as the host sees it",
+    **MONITORS,
 }
 
 BEGINNINGS = {"right_of_": "share of answers that the first judge accepts, 0 to 1, to prompts of the subject"}
@@ -105,6 +108,7 @@ def findings(metrics: Mapping[str, float], stage: GRPO | None = None) -> list[Fi
         ),
         _warn("unknown_rewards", _above(metrics["unknown"], UNKNOWN, "of the answers could not be judged"), PATIENCE, judges),
         _warn("truncated", _above(metrics["truncated"], TRUNCATED, "of the answers are cut"), PATIENCE, cut),
+        *monitor_findings(metrics, stage),
     ]  # fmt: skip
 
 

@@ -26,7 +26,9 @@ from windtunnel.train import (
 )
 
 from .batches import micro_batches
+from .cross_check import write_disagreements
 from .curriculum import Levels
+from .drift import Drift
 from .errors import DifferentSampler
 from .health import different
 from .kept_rounds import Answered
@@ -37,7 +39,7 @@ from .rewards import Rewards
 from .rollouts import Round, Sample, Stopped, write_round
 from .rounds import Rounds, largest_of
 
-CURRICULUM = "curriculum"
+CURRICULUM, DRIFT = "curriculum", "drift"
 
 
 class PromptBatches:
@@ -86,12 +88,13 @@ class Learner:
         inner: trains the policy; its batches are of prompts.
         rewards: judges of the answers.
         rounds: gives the rounds to learn from.
-        rollouts: folder of the rounds' answers; None: another rank's.
+        rollouts: folder of the rounds' answers, of which rank 0 keeps its own.
+
+    Attributes:
+        drift: on rank 0, what rewards did over the last rounds.
     """
 
-    def __init__(
-        self, inner: HFEngine, stage: GRPO, ranks: Ranks, rewards: Rewards, rounds: Rounds, *, rollouts: Path | None
-    ) -> None:
+    def __init__(self, inner: HFEngine, stage: GRPO, ranks: Ranks, rewards: Rewards, rounds: Rounds, *, rollouts: Path) -> None:
         self.inner, self.rewards = inner, rewards
         self.layout, self.feed, self.schedule, self.parameters = inner.layout, inner.feed, inner.schedule, inner.parameters
         self.before_update: Callable[[], None] = nothing
@@ -101,7 +104,7 @@ class Learner:
         prompts = inner.feed.batches
         assert isinstance(prompts, PromptBatches)
         self._levels = None if stage.curriculum is None else Levels(stage.curriculum, prompts.loader, stage.name or "rl")
-        self._alike = False
+        self.drift, self._alike = Drift(stage), False
         inner.job.network.temperature = stage.temperature
 
     def step(self, step: int, progress: float, since: Pending | None = None, mark: Mark | None = None) -> Pending | None:
@@ -114,7 +117,8 @@ class Learner:
             return None
         self.feed.batches.seek(answered.ends)
         found = self._fresh(answered.found)
-        if self._rollouts is not None and self._stage.keep_rollouts:
+        write_disagreements(self._rollouts, step, self._ranks.rank, found)
+        if self._ranks.first and self._stage.keep_rollouts:
             write_round(self._rollouts, step, found, self._stage.keep_rollouts)
         learning = time.monotonic()
         self._ranks.heartbeat.beat("learning")  # of its own length: on a CPU many times that of an answer
@@ -128,6 +132,7 @@ class Learner:
         metrics, tokens = self._measured(replace(answered, found=found), parts, time.monotonic() - learning)
         self._require_alike(metrics)
         metrics |= self._go_up(found)
+        metrics |= self.drift.note(metrics) if self._ranks.first else {}
         return Pending(step, _together(sums), began, since, tokens=tokens, more=metrics)
 
     def validate(self) -> None:
@@ -139,13 +144,16 @@ class Learner:
         state = self.inner.state_dict()
         reference = {} if self._reference is None else self._reference.states()
         levels = {} if self._levels is None else {CURRICULUM: self._levels.state()}
-        return EngineState({**state.tensors, **reference}, {**state.facts, **levels, **self._rounds.facts()})
+        return EngineState(
+            {**state.tensors, **reference}, {**state.facts, **levels, DRIFT: self.drift.state(), **self._rounds.facts()}
+        )
 
     def load_state_dict(self, state: EngineState) -> None:
         """Take over a state; the reference's tensors have been filled where they lie."""
         self.inner.load_state_dict(state)
         if self._levels is not None:
             self._levels.load(state.facts.get(CURRICULUM))
+        self.drift.load(state.facts.get(DRIFT))
         self._rounds.forget(self._made, state.facts)
 
     def start_over(self, position: int) -> None:
@@ -153,6 +161,7 @@ class Learner:
         self.inner.start_over(position)
         if self._levels is not None:
             self._levels.load(None)
+        self.drift.load(None)
         self._rounds.forget(0, None)
 
     def export(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:

@@ -20,6 +20,7 @@ from windtunnel.model import NewRows, hf_shape
 from windtunnel.recipe import GRPO, HuggingFaceModel, Recipe, UserError
 from windtunnel.train import Ask, Engine, Feed, HeldOutAnswers, HFEngine, Ranks, Work, build_hf_engine, train
 
+from .drift import Drift
 from .engine_share import engines_of
 from .kept_rounds import KeptRounds
 from .learner import Learner, PromptBatches
@@ -58,7 +59,7 @@ class Reinforcement:
             inner = build_hf_engine(recipe, work.layout, ranks, feed, hf_shape(model.config).raw)
             rounds = _rounds(work, inner, stage, rewards, loader)
             stack.pop_all()
-        return Learner(inner, stage, ranks, rewards, rounds, rollouts=work.run.path / ROLLOUTS if ranks.first else None)
+        return Learner(inner, stage, ranks, rewards, rounds, rollouts=work.run.path / ROLLOUTS)
 
     @contextlib.contextmanager
     def ask(self, work: Work, engine: Engine) -> Iterator[Ask | None]:
@@ -71,7 +72,7 @@ class Reinforcement:
             return
         questions = held_out_prompts(work.recipe, work.data, stage.answers.prompts)
         tokens = stage.answers.tokens or stage.answer_tokens
-        judge = _Knowing(engine.rewards) if work.ranks.first else None
+        judge = _Knowing(engine.rewards, engine.drift) if work.ranks.first else None
         yield HeldOutAnswers(engine.inner, work.ranks, work.data.tokenizer, questions, tokens, judge, work.stop)
 
 
@@ -80,6 +81,7 @@ class _Knowing:
     """Judges that must know something of the first held-out answers, before a round is made for them."""
 
     rewards: Rewards
+    drift: Drift
     known: bool = False
 
     def judge(self, questions: Sequence[Question], said: Sequence[Completion], too_long: int = 0) -> Answered:
@@ -91,6 +93,7 @@ class _Knowing:
                 f"of {len(found.answers)} held-out answers nothing is known: {found.answers[0].message[:300]}",
                 f"see that the judges work on this machine and that prompts have what they need: {self.rewards.metric}",
             )
+        self.drift.held_out(found.share, found.n)
         return found
 
 

@@ -17,6 +17,7 @@ from .kept_rounds import Answered
 from .loss import PolicyLoss, k3
 from .mismatch import measure_mismatch
 from .rewards import SUBJECT, Rewards
+from .signs import monitor_metrics, sketches, sum_signs
 
 OF = "of_"
 """Before a subject, where right answers are counted by subject."""
@@ -30,12 +31,14 @@ class RoundSums:
         sums: by name. most: likewise, what the largest of is taken over ranks. judged: by source, sum of rewards
             and answers; by subject, right ones and answers.
         sampler: its own metrics, the largest of all ranks is taken.
+        accepted: of accepted answers, the prompt's number and a sketch of the text.
     """
 
     sums: dict[str, float] = field(default_factory=dict)
     most: dict[str, float] = field(default_factory=dict)
     judged: dict[str, list[float]] = field(default_factory=dict)
     sampler: dict[str, float] = field(default_factory=dict)
+    accepted: list[list[int]] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -74,13 +77,14 @@ class RoundSums:
             "stale": math.fsum(len(s.tokens) * (version - s.version + later) for s in learned),
             "too_old": sum(version - s.version > stage.overlap * stage.updates for s in learned),
             "prompt_tokens": sum(len(s.prompt.ids) for s in learned), "answer_tokens": sum(len(s.tokens) for s in learned),
-        } | _of_tokens(losses)  # fmt: skip
+        } | _of_tokens(losses) | sum_signs(found, stage)  # fmt: skip
         most = {
             "resampled": float(found.resampled), "generating": found.seconds, "judging": found.judging, "learning": learning,
             "stalest": float(max((version - s.version for s in learned), default=0) + stage.updates - 1),
             "longest": float(max((len(s.tokens) for s in everything), default=0)), **_largest(losses),
         }  # fmt: skip
-        return cls({name: float(value) for name, value in sums.items()}, most, judged, dict(answered.metrics))
+        return cls({name: float(value) for name, value in sums.items()}, most, judged, dict(answered.metrics),
+                   sketches(found, stage))  # fmt: skip
 
     def as_json(self) -> dict[str, Any]:
         """JSON that the constructor takes."""
@@ -99,7 +103,8 @@ def round_metrics(ranks: Sequence[RoundSums]) -> tuple[dict[str, float], float]:
         "reward": mean,
         "reward_deviation": math.sqrt(max(0.0, sums["squares"] / known - mean**2)),
         "right": sums["right"] / answers,
-        "unknown": (answers - sums["known"]) / answers,
+        # What was judged twice, and not alike, is counted as that.
+        "unknown": (answers - sums["known"] - sums["disagreed"]) / answers,
         "asked_again": sums["asked_again"],
         "answer_length": tokens / answers,
         "answer_longest": most["longest"],
@@ -130,6 +135,7 @@ def round_metrics(ranks: Sequence[RoundSums]) -> tuple[dict[str, float], float]:
         found["reward_plan"] = sums["plan"] / sums["plans"]
     if sums["referenced"]:
         found["kl"] = sums["kl"] / scored
+    found |= monitor_metrics(sums, [row for one in ranks for row in one.accepted])
     return found, sums["prompt_tokens"] + sums["answer_tokens"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from windtunnel.data import Prompt
 from windtunnel.recipe import GRPO, UserError
 from windtunnel.run import LOGS, print_to
 
+from .cross_check import Checked
 from .rewards import Judging, Reward, Rewards
 
 AT_ONCE = 32
@@ -38,6 +39,10 @@ class JudgeHost:
     def judge(self, prompt: Prompt, answer: str) -> Reward:
         """Judge an answer to a prompt."""
         return self._rewards.begin(self._rewards.verifiers(prompt), answer).result()
+
+    def check(self, prompt: Prompt, answer: str, other: Prompt | None) -> Checked:
+        """Judge an accepted answer once more."""
+        return self._rewards.check(prompt, answer, other)
 
     def close(self) -> None:
         """End the judges' processes."""
@@ -112,17 +117,28 @@ class PlacedRewards(Rewards):
         """Judge an answer in the background."""
         return _Elsewhere(self._waiters.submit(self._judged, verifiers, answer))
 
+    def check(self, prompt: Prompt, answer: str, other: Prompt | None) -> Checked:
+        """Judge an accepted answer once more, on some node."""
+        found = self._asked(lambda actor: actor.check.remote(prompt, answer, other))
+        return Checked(None, found) if isinstance(found, str) else found
+
     def _judged(self, prompt: Prompt, answer: str) -> Reward:
+        found = self._asked(lambda actor: actor.judge.remote(prompt, answer))
+        if isinstance(found, str):
+            return Reward(None, tuple(None for _ in self.sources), None, found, self.stage.retries)
+        return found
+
+    def _asked(self, begin: Callable[[Any], Any]) -> Any:
+        """Return what an actor answers; a text: why none did."""
         why = ""
         for attempt in range(self.stage.retries + 1):
             with self._lock:
                 actor = next(self._turns)
             try:
-                found: Reward = answer_of(actor.judge.remote(prompt, answer), "judging an answer", JUDGE_SECONDS)
-                return found
+                return answer_of(begin(actor), "judging an answer", JUDGE_SECONDS)
             except (NoAnswer, ActorLost) as error:
                 why = f"after {attempt + 1} attempts: {error}"
-        return Reward(None, tuple(None for _ in self.sources), None, why, self.stage.retries)
+        return why
 
 
 class _Elsewhere(Judging):

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.data import Prompt
 from windtunnel.evaluate import Answer, Answered, Completion, Question
@@ -31,6 +31,9 @@ from windtunnel.verify import (
 )
 from windtunnel.verify import broken as unknown
 
+if TYPE_CHECKING:
+    from .cross_check import Checked
+
 SUBJECT = "subject"
 """Key of a prompt's record by which sources with `of` know their prompts."""
 MOST_WORKERS = 16
@@ -48,6 +51,10 @@ class Reward:
         message: the first source's words.
         asked_again: how often a source that failed was asked again.
         plan: where plan and code have rewards of their own: that of the plan, and `total` is that of the code.
+        share: of a kernel that is accepted: what part of the task's work it does itself.
+        checked: whether a second judgement accepts what the first did; None: there was none, or it failed.
+        check: that judgement's words; empty: there was none.
+        swapped: whether the judge accepts the answer for another prompt too; None: it was not asked.
     """
 
     total: float | None
@@ -56,6 +63,10 @@ class Reward:
     message: str = ""
     asked_again: int = 0
     plan: float | None = None
+    share: float | None = None
+    checked: bool | None = None
+    check: str = ""
+    swapped: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -70,22 +81,25 @@ class Judging:
 
     def __init__(self, rewards: Rewards, verifiers: Sequence[Verifier | None], answer: str) -> None:
         self._rewards, self._verifiers, self._answer = rewards, verifiers, answer
+        self._lock, self._found = threading.Lock(), list[Reward]()
         # Several sources may look at one judge's verdict, as correctness and speed do.
         different = {id(v): v for v in verifiers if v is not None}
         self._verdicts = {number: rewards.submit(verifier, answer) for number, verifier in different.items()}
 
     def result(self) -> Reward:
-        """Wait for every source; one that failed is asked again as often as the recipe allows."""
+        """Wait for every source; one that failed is asked again as often as the recipe allows. Any thread may ask, and again."""
+        with self._lock:
+            if not self._found:
+                self._found.append(self._combined())
+            return self._found[0]
+
+    def _combined(self) -> Reward:
         again, found = 0, dict[int, Verdict]()
         for verifier in self._verifiers:
             if verifier is None or id(verifier) in found:
                 continue
-            verdict = self._verdicts[id(verifier)].result()
-            for _ in range(self._rewards.stage.retries):
-                if not verdict.infrastructure:
-                    break
-                again += 1
-                verdict = self._rewards.submit(verifier, self._answer).result()
+            verdict, times = self._rewards.ask(verifier, self._answer, self._verdicts[id(verifier)])
+            again += times
             if verdict.infrastructure:
                 self._rewards.failed(self._verifiers.index(verifier), verdict)
             found[id(verifier)] = verdict
@@ -164,6 +178,27 @@ class Rewards:
         """Queue an answer for one source."""
         return self._pool.submit(verifier, answer, wait=True)
 
+    def ask(self, verifier: Verifier, answer: str, asked: Future[Verdict] | None = None) -> tuple[Verdict, int]:
+        """Wait for a verdict; return it and how often a source that failed was asked again.
+
+        Args:
+            verifier: of the source.
+            answer: its text.
+            asked: what was submitted already.
+        """
+        verdict = (asked or self.submit(verifier, answer)).result()
+        for again in range(self.stage.retries):
+            if not verdict.infrastructure:
+                return verdict, again
+            verdict = self.submit(verifier, answer).result()
+        return verdict, self.stage.retries
+
+    def check(self, prompt: Prompt, answer: str, other: Prompt | None) -> Checked:
+        """Judge an accepted answer once more, another way; see `cross_check.check_again`. Waits for the judges."""
+        from .cross_check import check_again
+
+        return check_again(self, prompt, answer, other)
+
     def failed(self, source: int, verdict: Verdict) -> None:
         """Put into the log why a source judged nothing, however often it was asked."""
         if self._log is None:
@@ -235,7 +270,13 @@ def combine(stage: GRPO, verdicts: Sequence[Verdict | None], asked_again: int = 
     first = asked[0][1]
     accepted = None if first.infrastructure else first.accepted
     plan = _sum(given, "plan") if stage.classes else None
-    return Reward(_sum(given, "code"), parts, accepted, first.message, asked_again, plan)
+    share = first.evidence.get("share") if accepted and asked[0][0].kind == "kernel" else None
+    return Reward(_sum(given, "code"), parts, accepted, first.message, asked_again, plan, share)
+
+
+def first_judge(stage: GRPO, prompt: Prompt) -> RewardSource | None:
+    """Return the source that says what is right of a prompt's answers; None: none judges it."""
+    return next((source for source in stage.sources if source.of in (None, prompt.data.get(SUBJECT))), None)
 
 
 def _sum(given: Sequence[tuple[RewardSource, float | None]], tokens: str) -> float | None:

@@ -8,6 +8,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,10 +21,13 @@ from windtunnel.recipe import GRPO, UserError
 from windtunnel.verify import plan_ends
 
 from .advantages import all_equal, group_advantages
-from .rewards import Judging, Reward, Rewards, prompt_text
+from .cross_check import AT_ONCE, CrossChecks
+from .rewards import Reward, Rewards, prompt_text
 
 FAILED = Reward(None, (), None, "no answer was generated")
 WAIT_SECONDS = 0.01
+CHECK = 1
+"""Last part of the seed that draws which answers are judged once more."""
 
 
 class Stopped(Exception):
@@ -64,7 +68,9 @@ class Sample:
             "parts": self.reward.parts, "right": self.reward.accepted, "why": self.reward.message, "tokens": len(self.tokens),
             "cut": self.cut, "advantage": None if math.isnan(self.advantage) else round(self.advantage, 4),
             "version": self.version, "prompt_number": self.prompt.number, "sample": self.number,
-        } | ({} if not self.plan_tokens else {"plan_tokens": self.plan_tokens, "plan_reward": self.reward.plan})  # fmt: skip
+        } | ({} if not self.reward.check else {
+            "checked": self.reward.checked, "check": self.reward.check, "right_elsewhere": self.reward.swapped,
+        }) | ({} if not self.plan_tokens else {"plan_tokens": self.plan_tokens, "plan_reward": self.reward.plan})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -123,6 +129,9 @@ class Collector:
     stop: Callable[[], bool] = lambda: False
     alive: Callable[[], None] = lambda: None
 
+    def __post_init__(self) -> None:
+        self._threads = ThreadPoolExecutor(AT_ONCE, "cross-check")
+
     def collect(self, generator: Generator, number: int, version: int) -> Round:
         """Return a round: groups with different rewards in them, as far as they can be had.
 
@@ -140,7 +149,8 @@ class Collector:
         made: list[tuple[Sample, ...]] = []
         resampled, judging, missing = 0, 0.0, share
         while missing > 0:
-            groups, waited = self._answers(generator, self.loader.next_group(missing), number, resampled, version)
+            unchecked = stage.cross_check > 0 and not any(sample.reward.check for group in made for sample in group)
+            groups, waited = self._answers(generator, self.loader.next_group(missing), number, resampled, version, unchecked)
             judging, made = judging + waited, [*made, *groups]
             different = sum(not _teaches_nothing(group) for group in made)
             again = stage.equal_rewards == "resample" and resampled < stage.resamples
@@ -165,11 +175,13 @@ class Collector:
         )
 
     def _answers(
-        self, generator: Generator, prompts: Sequence[Prompt], number: int, attempt: int, version: int
+        self, generator: Generator, prompts: Sequence[Prompt], number: int, attempt: int, version: int, unchecked: bool
     ) -> tuple[list[tuple[Sample, ...]], float]:
-        """Answer and judge; also the seconds that judging took after the last answer."""
+        """Answer and judge; also the seconds that judging took after the last answer.
+
+        unchecked: no accepted answer of the round was judged once more so far, and one is to be.
+        """
         stage, samples = self.stage, self.stage.samples
-        verifiers = [self.rewards.verifiers(prompt) for prompt in prompts]
         jobs = [
             Job(
                 tuple(prompt.ids.tolist()), stage.answer_tokens, temperature=stage.temperature, draws=True,
@@ -178,14 +190,19 @@ class Collector:
             for i, prompt in enumerate(prompts)
             for k in range(samples)
         ]  # fmt: skip
-        begun: dict[int, Judging] = {}
+
+        def chosen(place: int) -> bool:
+            draw = _draw(self.seed, number, attempt, self.loader.rank, place // samples, place % samples, CHECK)
+            return draw < stage.cross_check * 2**64
+
+        judged = CrossChecks(self.rewards, self._threads, prompts, chosen)
         places: dict[int, int] = {}
 
         def judge(ticket: Ticket) -> None:
             """Begin to judge an answer as soon as it is there; on the generator's thread."""
             place = places.get(id(ticket))
-            if place is not None and place not in begun:
-                begun[place] = self.rewards.begin(verifiers[place // samples], _text(generator, ticket))
+            if place is not None:
+                judged.begin(place, _text(generator, ticket))
 
         tickets = generator.submit(jobs, judge, stream=False, bounded=False)
         places |= {id(ticket): place for place, ticket in enumerate(tickets)}
@@ -193,20 +210,17 @@ class Collector:
         if self.agree(int(self.stop())):
             raise Stopped
         ended = time.monotonic()
+        texts = [None if cut is None else _text(generator, ticket) for ticket, cut in zip(tickets, finished, strict=True)]
+        rewards = judged.results(texts, unchecked)
         made = []
-        for place, (ticket, cut) in enumerate(zip(tickets, finished, strict=True)):
-            if cut is None:
-                reward, text = FAILED, ""
-            else:
-                text = _text(generator, ticket)
-                judging = begun.get(place) or self.rewards.begin(verifiers[place // samples], text)
-                reward = judging.result()
+        for place, (ticket, cut, reward) in enumerate(zip(tickets, finished, rewards, strict=True)):
+            text = texts[place] or ""
             tokens, drawn = zip(*ticket.drawn, strict=True) if ticket.drawn and cut is not None else ((), ())
             made.append(
                 Sample(
                     prompts[place // samples], place % samples, np.array(tokens, dtype=np.int64),
                     np.array(drawn, dtype=np.float32), text, bool(cut), version if ticket.version is None else ticket.version,
-                    reward, plan_tokens=plan_tokens(generator.text.decode, ticket.tokens, text) if stage.classes else 0,
+                    reward or FAILED, plan_tokens=plan_tokens(generator.text.decode, ticket.tokens, text) if stage.classes else 0,
                 )
             )  # fmt: skip
         groups = [tuple(made[i : i + samples]) for i in range(0, len(made), samples)]
@@ -276,5 +290,5 @@ def _text(generator: Generator, ticket: Ticket) -> str:
 
 
 def _draw(*parts: int) -> int:
-    """Return the seed of one answer."""
+    """Return a number below 2**64: the seed of one answer."""
     return int.from_bytes(hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest())

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .reading import read_text
     from .reward_process import RewardProcess, find_reward
     from .sandbox import Layers, Limits, Sandbox
+    from .second import second_opinion
     from .selftest import TESTED, SelfTest, require_working, self_test
     from .service import serve
     from .tasks import catalogue as kernel_tasks
@@ -91,6 +92,7 @@ __all__ = [
     "reference_sandbox",
     "refuse",
     "require_working",
+    "second_opinion",
     "self_test",
     "serve",
     "speed_reward",

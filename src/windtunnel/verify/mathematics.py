@@ -120,6 +120,20 @@ class MathVerifier:
         return refuse("compare", "wrong-result", "the expression is another one", times=times, evidence=evidence)
 
 
+def sides(verifier: MathVerifier, answer: str) -> tuple[str, str] | None:
+    """The right expression and that of an answer as their parser takes them; None where they are not for it: no expression, the
+    very same text, or what verify refuses before it parses."""
+    found = extract(answer, verifier.where)
+    if not found or len(found) > MOST_EXPRESSION:
+        return None
+    gold, found = _bare(verifier.gold), _bare(found)
+    if NUMBER.fullmatch(gold):
+        found = without_unit(found)
+    if _squeezed(gold) == _squeezed(found) or CODE.search(found) or not _is_whole(found) or same_base(found, gold) is not None:
+        return None
+    return readable(gold), readable(found)
+
+
 def _is_some(gold: str | float) -> bool:
     return math.isfinite(gold) if isinstance(gold, float) else isinstance(gold, int) or bool(gold.strip())
 

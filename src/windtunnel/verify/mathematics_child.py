@@ -28,12 +28,12 @@ def compare(message: dict[str, Any], buffers: list[memoryview]) -> tuple[dict[st
     from math_verify import verify
 
     logging.disable(logging.CRITICAL)
-    gold, found = _parse(message["gold"]), _parse(message["found"])
+    gold, found = parse_whole(message["gold"]), parse_whole(message["found"])
     if not gold or not found:
         return {"gold": bool(gold), "parsed": bool(found), "equal": False}, []
     if not (_is_read(gold) and _is_read(found)) and _signs(message["gold"]) != _signs(message["found"]):
         return {"gold": True, "parsed": True, "equal": False}, []  # what cannot be read is compared by a part of its text
-    digits = max(message["digits"], _places(gold))
+    digits = max(message["digits"], places(gold))
     more = {"allow_set_relation_comp": True, "timeout_seconds": None, "raise_on_error": True}
     equal = verify(gold, found, float_rounding=digits, **more)
     differ = bool(equal) and sides_differ(message["found"], _number, message["digits"])
@@ -45,7 +45,7 @@ def readable(message: dict[str, Any], buffers: list[memoryview]) -> tuple[dict[s
     import logging
 
     logging.disable(logging.CRITICAL)
-    return {"gold": bool(_parse(message["gold"]))}, []
+    return {"gold": bool(parse_whole(message["gold"]))}, []
 
 
 def warm_up() -> None:
@@ -66,11 +66,11 @@ def _signs(text: str) -> str:
 
 def _number(text: str) -> Any:
     """The number that a side of an equation is, or None."""
-    value = next(iter(_parse(text)), None)
+    value = next(iter(parse_whole(text)), None)
     return value if getattr(value, "is_number", False) is True else None
 
 
-def _places(gold: list[Any]) -> int:
+def places(gold: list[Any]) -> int:
     """The decimals that show three digits of a small number."""
     value: Any = next(iter(gold), None)
     if getattr(value, "is_number", False) is not True or not value.is_real:
@@ -79,7 +79,7 @@ def _places(gold: list[Any]) -> int:
     return SHOWN_DIGITS - 1 - math.floor(math.log10(size)) if 1e-12 < size < 1 else 0
 
 
-def _parse(text: str) -> list[Any]:
+def parse_whole(text: str) -> list[Any]:
     """The expression that the whole text is. Without the box only what an anchor announces would be read."""
     from math_verify import parse
 

@@ -16,6 +16,8 @@ GROUPS: tuple[tuple[str, str], ...] = (
     ("Bits per byte", r"validation_bits_per_byte"),
     ("Rewards", r"reward|reward_(?!deviation)\w+|answers_reward"),
     ("Length of answers, tokens", r"answer_length|answer_longest"),
+    ("Signs of a gamed reward", r"accepted_(repeats|elsewhere)|self_repeating|form_alone|kernels_little|swapped_accepted"),
+    ("Rewards that part, standard errors", r"judges_apart|held_out_apart"),
     ("Staleness, updates", r"staleness(_largest)?"),
     ("Mismatch between learner and sampler, nats", r"mismatch|mismatch_p95|mismatch_largest|mismatch_k3"),
     ("Tokens per second", r"tokens_per_second"),

@@ -120,6 +120,14 @@ class KernelVerifier:
         self._full: list[HostForm] | None = None
         self._long: LongSizes | None = None
 
+    def anew(self) -> KernelVerifier:
+        """The same with hidden inputs of its own, drawn when it judges first: for a second opinion."""
+        made = KernelVerifier(
+            self.task, self.runner, self.preparation.runner, compiler=self.compiler, capability=self.capability, gpu=self.gpu
+        )
+        made.preparation = Preparation(self.preparation.task, self.preparation.runner, uses=1)
+        return made
+
     def prepare(self) -> None:
         """Run the reference now, at tiny sizes. Raises UserError where the task cannot be used, which verify would do later."""
         self.preparation.batch()

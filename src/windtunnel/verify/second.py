@@ -1,0 +1,59 @@
+"""A second opinion: the same question asked in another way, so that what fooled a verifier once may not fool it again."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from .sandbox import Job
+from .types import Verdict, Verifier, accept, refuse
+
+NUMBERS = "windtunnel.verify.mathematics_numbers:compare_values"
+
+
+def second_opinion(verifier: Verifier) -> Verifier:
+    """Return a verifier of the same task that goes another way.
+
+    Kernels are run on hidden inputs of their own, drawn anew; mathematics is compared by values at a few points in place of
+    symbols; code gets its tests in the other order, each in a fresh child. Any other is asked again as it is.
+    """
+    from .code import CodeVerifier
+    from .kernel import KernelVerifier
+    from .mathematics import MathVerifier
+
+    if isinstance(verifier, KernelVerifier):
+        return verifier.anew()
+    if isinstance(verifier, CodeVerifier):
+        return replace(verifier, task=replace(verifier.task, cases=tuple(reversed(verifier.task.cases))))
+    return ByValues(verifier) if isinstance(verifier, MathVerifier) else verifier
+
+
+@dataclass(frozen=True)
+class ByValues:
+    """Mathematics by numbers. What has no values to compare, such as a set or a text, is judged as before.
+
+    first: what is right, and which part of an answer counts.
+    """
+
+    first: object
+
+    def verify(self, answer: str) -> Verdict:
+        """Judge one answer."""
+        from .mathematics import LIMITS, MathVerifier, sides
+
+        assert isinstance(self.first, MathVerifier)
+        started = time.monotonic()
+        compared = sides(self.first, answer)
+        if compared is None:
+            return self.first.verify(answer)
+        gold, found = compared
+        message = {"gold": gold, "found": found, "digits": self.first.digits}
+        outcome = self.first.runner.run(Job(NUMBERS, message, (), LIMITS))
+        equal = outcome.message.get("equal") if outcome.finished else None
+        times = {"total": time.monotonic() - started}
+        if equal is None:
+            return self.first.verify(answer)
+        if equal:
+            return accept("compare", "it has the values of the right one", times=times)
+        words = f"its values are not those of the right one, {self.first.gold[:80]}"
+        return refuse("compare", "wrong-result", words, times=times, evidence={"found": found[:200]})
