@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
@@ -14,7 +13,16 @@ from typing import Any
 from windtunnel.checkpoint import choose_checkpoint
 from windtunnel.convert import decoded_heads
 from windtunnel.data import PreparedData, PromptFile, describe_added, describe_packing, prepare, preview
-from windtunnel.model import base_weights, derive, describe_base, hf_shape, require_base, require_weights, weights_folder
+from windtunnel.model import (
+    base_weights,
+    derive,
+    describe_base,
+    hf_shape,
+    refuse_adapter,
+    require_base,
+    require_weights,
+    weights_folder,
+)
 from windtunnel.plan import Plan, count_text, hours_text, make_plan, refuse, resolve, why_untrainable
 from windtunnel.recipe import GRPO, CountedCorpus, GPTModel, HuggingFaceModel, Recipe, UserError
 from windtunnel.rig import Rig, detect_rig
@@ -121,26 +129,13 @@ def _require_weights(recipe: Recipe, model: HuggingFaceModel) -> None:
     given, key = stage.init_from, f"stages.{stage.name}.init_from"
     if given is None:
         require_weights(model.config)
-    elif given not in ("random", "previous"):
-        adapter = Path(given).expanduser() / "adapter_config.json"
-        if adapter.is_file() and weights_folder(given) is None:
-            raise UserError(
-                f"{key}: {given} holds an adapter (of {_base_of(adapter)}), and training begins with whole weights",
-                "merge it into its base (peft: merge_and_unload, then save_pretrained) and name that folder",
-            )
+    elif given not in ("random", "previous") and weights_folder(given) is None:
+        refuse_adapter(Path(given).expanduser(), key)
     folder = None if given == "previous" else base_weights(recipe)
     if folder is not None:
         from windtunnel.model import require_fit  # imports transformers
 
         require_fit(hf_shape(model.config).raw, folder, decoded_heads(folder))
-
-
-def _base_of(adapter: Path) -> str:
-    """The model that an adapter says it belongs to."""
-    try:
-        return str(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return "an unknown model"
 
 
 def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
