@@ -33,6 +33,7 @@ from windtunnel.data.corpus import listed_files
 from windtunnel.data.packing import NO_TARGET, best_fit, pack_ids
 from windtunnel.data.subwords import CHATML_END, CHATML_START, train_bpe
 from windtunnel.data.templates import ChatTemplate, choose_template
+from windtunnel.data.write import folder_tokenizer
 from windtunnel.recipe import ArithmeticCorpus, BPETokenizer, ConversationCorpus, FolderTokenizer, Recipe, UserError, load_recipe
 
 TALK = [
@@ -535,6 +536,15 @@ def test_a_tokenizer_larger_than_the_model_is_refused(folders: Path) -> None:
         tokenizer.require_fits(300, "config.json")
     with pytest.raises(UserError, match="is not a folder"):
         Folder.from_folder("/nowhere")
+
+
+def test_a_misspelt_folder_of_the_model_is_named_with_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINDTUNNEL_MODELS", str(tmp_path / "fetched"))
+    (tmp_path / "models" / "mined").mkdir(parents=True)
+    with pytest.raises(UserError, match="there is no folder") as caught:
+        folder_tokenizer(load_recipe("finetune", [f"model.config={tmp_path}/models/mine"]))
+    assert f"{tmp_path}/models/mined" in (caught.value.fix or "")
+    assert "fetch" not in (caught.value.fix or "")
 
 
 @pytest.mark.skipif("WINDTUNNEL_SMOLLM2" not in os.environ, reason="WINDTUNNEL_SMOLLM2 names no folder with SmolLM2's tokenizer")

@@ -136,10 +136,26 @@ CASES = {
         ("data.tokenizer.path=FOLDER/other",), ("data.tokenizer.path", "another model's tokenizer"), "data.tokenizer.path=null",
     ),
     "ids beyond the table": Case(
-        edit("config.json", vocab_size=250), ("stages.sft.init_from=random",), ("vocab_size", "250"), "data.tokenizer.path",
+        edit("config.json", vocab_size=250), ("stages.sft.init_from=random",), ("vocab_size", "250", "beside it"),
+        "correct vocab_size",
+    ),
+    "another tokenizer's ids beyond the table": Case(
+        lambda f: (shutil.copytree(f / "good", f / "own"), edit("config.json", vocab_size=250)(f)),
+        ("stages.sft.init_from=random", "data.tokenizer.path=FOLDER/own"), ("vocab_size", "250"),
+        "give the model's own tokenizer as data.tokenizer.path",
     ),
     "an adapter in place of weights": Case(
         adapter, ("stages.sft.init_from=FOLDER/lora",), ("stages.sft.init_from", "Qwen/Qwen2.5-7B"), "merge",
+    ),
+    "an adapter as the model": Case(
+        adapter, ("model.config=FOLDER/lora",), ("model.config", "holds an adapter (of Qwen/Qwen2.5-7B)"), "merge",
+    ),
+    "an adapter with a config as the model": Case(
+        lambda f: (adapter(f), shutil.copy(f / "good/config.json", f / "lora")),
+        ("model.config=FOLDER/lora",), ("model.config", "holds an adapter (of Qwen/Qwen2.5-7B)"), "merge",
+    ),
+    "a misspelt folder": Case(
+        nothing, ("model.config=FOLDER/goood",), ("model.config", "there is no folder"), "made/good",
     ),
     "no such weights": Case(nothing, ("stages.sft.init_from=FOLDER/none",), ("stages.sft.init_from", "none"), "name a run"),
     "a model that is not here": Case(

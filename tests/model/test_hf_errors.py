@@ -12,7 +12,7 @@ from causal_configs import VARIANTS, small_config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.model import HFShape, hf_shape
+from windtunnel.model import HFShape, hf_shape, require_weights
 from windtunnel.recipe import UserError
 
 
@@ -178,3 +178,33 @@ def test_any_value_under_any_key_gives_a_shape_or_a_user_error(
         assert isinstance(shape, HFShape)
         fix = f"{shape.parameters} parameters" if shape.parameters > 0 and shape.flops_per_token(16) > 0 else None
     assert fix
+
+
+@pytest.mark.parametrize(
+    "name", ["models/mine", "./models/mine", "ROOT/models/mine", "models/sub/mine", "mymodl", "~/nowhere/mine"]
+)
+def test_a_misspelt_folder_gives_the_nearest_before_anything_is_to_be_fetched(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks first: for the shape, or for the weights."""
+    monkeypatch.setenv("WINDTUNNEL_MODELS", str(tmp_path / "fetched"))
+    monkeypatch.chdir(tmp_path)
+    for folder in ("models/mined", "models/sub/minee", "mymodel"):
+        (tmp_path / folder).mkdir(parents=True)
+    name = name.replace("ROOT", str(tmp_path))
+    for ask in (hf_shape, require_weights):
+        with pytest.raises(UserError) as caught:
+            ask(name)
+        fix = caught.value.fix or ""
+        assert ("there is no folder" in caught.value.message) == (name != "mymodl")
+        assert "nearest" in fix.partition("fetch")[0] or "check the path" in fix
+        assert any(near in fix for near in ("models/mined", "models/sub/minee", "mymodel", "check the path"))
+
+
+def test_an_id_of_the_hub_is_no_misspelt_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINDTUNNEL_MODELS", str(tmp_path / "fetched"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("Somebody/Their-Model-1B", "Qwen/Qwen2.5-7B", "qwen2.5-7b"):
+        with pytest.raises(UserError, match="not on this machine") as caught:
+            require_weights(name)
+        assert f"windtunnel fetch {name}" in (caught.value.fix or "")

@@ -381,6 +381,14 @@ def test_disk() -> None:
     assert "disk" in refused.reasons[0]
 
 
+def test_no_more_checkpoints_take_disk_than_are_saved() -> None:
+    """Where a step takes an hour or more, one an hour would be thousands."""
+    slow = replace(laptop(), cpu_gflops=0.01)
+    plan = make_plan(charlm("budget.steps=500", "checkpoints.every=250 steps"), slow, corpus_tokens=1000)
+    assert plan.hours > 1000
+    assert 2 * plan.checkpoint_gib < plan.disk_gib < 4 * plan.checkpoint_gib
+
+
 def test_micro_batch_beyond_a_ranks_share_is_cut() -> None:
     plan = make_plan(scale_model(charlm()), parse_rig("8xH100"))
     assert (plan.layout.micro_batch, plan.layout.accumulation) == (4, 1)

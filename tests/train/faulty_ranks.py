@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -48,4 +49,4 @@ def plant(folder: Path, monkeypatch: pytest.MonkeyPatch, fault: str, *, rank: in
     """
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(PLANTED.format(fault=FAULTS[fault], rank=rank, step=step, least=least))
-    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)

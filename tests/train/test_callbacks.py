@@ -202,8 +202,9 @@ def test_running_out_of_memory_is_told_whatever_says_so(error: BaseException, sh
 
 
 def test_what_needs_less_memory() -> None:
-    layout = Layout(1, 12, 2, 64, "fp32", False, "cpu")
-    assert "stages.pretrain.micro_batch=6" in lighter(layout, "pretrain", recomputes=False)
+    layout, run = Layout(1, 12, 2, 64, "fp32", False, "cpu"), Path("runs/my run")
+    again = "windtunnel train --resume --run 'runs/my run' --set "
+    assert f": {again}stages.pretrain.micro_batch=6" in lighter(run, layout, "pretrain", recomputes=False)
     one = Layout(1, 1, 24, 64, "fp32", False, "cpu")
-    assert "layout.recompute=block" in lighter(one, "sft", recomputes=True)
-    assert "more GPUs" in lighter(one, "sft", recomputes=False)
+    assert f": {again}layout.recompute=block" in lighter(run, one, "sft", recomputes=True)
+    assert "more GPUs" in lighter(run, one, "sft", recomputes=False)

@@ -125,7 +125,7 @@ def test_memory_that_runs_out_on_one_rank_is_one_line_and_the_last_good_state(
         run(folder)
     assert error.value.exit_code == 1
     assert "\n" not in error.value.message
-    assert "micro_batch=2" in (error.value.fix or "")
+    assert f": windtunnel train --resume --run {folder} --set stages.pretrain.micro_batch=2" in (error.value.fix or "")
     assert newest(folder).step == saved
     if fault == "forward":
         assert error.value.message.endswith("; the state after step 11 is saved")

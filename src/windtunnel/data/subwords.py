@@ -253,20 +253,28 @@ class Folder(Subwords):
         parts = np.split(known, np.flatnonzero(np.diff(known) != 1) + 1)
         return tuple((int(part[0]), int(part[-1]) + 1) for part in parts if len(part))
 
-    def require_fits(self, rows: int, where: str) -> None:
+    def require_fits(self, rows: int, where: str, *, own: bool = False) -> None:
         """Refuse a model whose embedding table is smaller than the vocabulary.
 
         Args:
             rows: of the model's embedding table. where: what says so, for the message.
+            own: the tokenizer is the model's own, so that what says so is to blame.
 
         Raises:
             UserError: an id of this tokenizer is outside the table.
         """
-        if self.vocab > rows:
+        if self.vocab <= rows:
+            return
+        if own:
             raise UserError(
-                f"the tokenizer has ids up to {self.vocab - 1} and the model's table has {rows} rows ({where})",
-                "give the model's own tokenizer as data.tokenizer.path",
+                f"{where} is {rows}, and the tokenizer beside it has ids up to {self.vocab - 1}",
+                "correct vocab_size to the rows of the weights' embedding; where the weights have no more rows than that, they"
+                " lack the tokens' (transformers: resize_token_embeddings, then save_pretrained)",
             )
+        raise UserError(
+            f"the tokenizer has ids up to {self.vocab - 1} and the model's table has {rows} rows ({where})",
+            "give the model's own tokenizer as data.tokenizer.path",
+        )
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, special: Sequence[str] = ()) -> BPE:

@@ -25,6 +25,8 @@ from windtunnel.recipe import (
     TextCorpus,
     UserError,
     find_model,
+    is_folder_name,
+    near_folders,
 )
 
 from .arithmetic import chunks, generate
@@ -212,13 +214,19 @@ def folder_tokenizer(recipe: Recipe) -> Folder:
         fix = "--set data.tokenizer.path=FOLDER, one with a tokenizer.json"
         if named is None:
             raise UserError("data.tokenizer.path: not given, and a model of kind gpt has no tokenizer of its own", fix)
+        near = near_folders(named)
+        nearest = f"nearest here: {', '.join(near)}; " if near else ""
+        if is_folder_name(named):
+            raise MissingModel(f"data.tokenizer.path: not given, and model.config: there is no folder {named}", nearest + fix)
         raise MissingModel(
-            f"data.tokenizer.path: not given, and {named} is not on this machine", f"windtunnel fetch {named}, or {fix}", named
+            f"data.tokenizer.path: not given, and {named} is not on this machine",
+            f"{nearest}windtunnel fetch {named}, or {fix}",
+            named,
         )
     tokenizer = Folder.from_folder(wanted.path or str(config), "data.tokenizer.path" if wanted.path else "model.config")
     rows = table_rows(config)
     if config is not None and rows is not None:
-        tokenizer.require_fits(rows, f"vocab_size in {config / 'config.json'}")
+        tokenizer.require_fits(rows, f"vocab_size in {config / 'config.json'}", own=wanted.path is None)
     begins = recipe.training[0].init_from if recipe.training else None
     if wanted.path and config is not None and begins is None and (config / "tokenizer.json").is_file():
         _require_same_ids(tokenizer, Folder.from_folder(str(config), "model.config"), wanted.path, config)

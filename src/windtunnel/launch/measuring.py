@@ -76,6 +76,11 @@ def calibrate(recipe: Recipe, rigs: Sequence[Rig], *, steps: int = STEPS, say: C
     """
     rig = _measurable(rigs)
     assert rig.gpu is not None
+    if recipe.rl is not None:
+        raise UserError(
+            "what is measured are training steps, and this recipe does reinforcement learning",
+            "windtunnel plan finetune --calibrate",
+        )
     if isinstance(recipe.model, GPTModel):
         recipe = resolve(recipe, rig)
     plan = make_plan(recipe, rig)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
@@ -20,6 +19,7 @@ from windtunnel.model import (
     describe_base,
     hf_shape,
     hub_id,
+    refuse_adapter,
     require_base,
     require_weights,
     verify_model,
@@ -132,28 +132,16 @@ def _require_weights(recipe: Recipe, model: HuggingFaceModel) -> None:
     if given is None:
         require_weights(model.config)
     elif given not in ("random", "previous"):
-        adapter = Path(given).expanduser() / "adapter_config.json"
-        if adapter.is_file() and weights_folder(given) is None:
-            raise UserError(
-                f"{key}: {given} holds an adapter (of {_base_of(adapter)}), and training begins with whole weights",
-                "merge it into its base (peft: merge_and_unload, then save_pretrained) and name that folder",
-            )
         begins = weights_folder(given)
-        if begins is not None:
+        if begins is None:
+            refuse_adapter(Path(given).expanduser(), key)
+        else:
             verify_model(begins)
     folder = None if given == "previous" else base_weights(recipe)
     if folder is not None:
         from windtunnel.model import require_fit  # imports transformers
 
         require_fit(hf_shape(model.config).raw, folder, decoded_heads(folder))
-
-
-def _base_of(adapter: Path) -> str:
-    """The model that an adapter says it belongs to."""
-    try:
-        return str(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return "an unknown model"
 
 
 def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:

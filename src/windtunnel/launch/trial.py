@@ -94,6 +94,8 @@ def try_steps(
 ) -> Trial:
     """Run `steps` full-size steps on random tokens in fresh processes, one a rank, and measure time and memory.
 
+    Of reinforcement learning it is the learners' update, on made-up answers as long as they may be; nothing generates or judges.
+
     Args:
         recipe: its depth must be a number.
         layout: of a plan for this machine.
@@ -145,8 +147,6 @@ def _check(recipe: Recipe, layout: Layout) -> None:
             f"recompute {layout.recompute}",
             "--set layout.shard=optimizer --set layout.recompute=none",
         )
-    if recipe.rl is not None:
-        raise UserError("a trial runs training steps, and this recipe does reinforcement learning", "windtunnel plan finetune")
     if layout.device == "cuda":
         have = detect_rig(measure_cpu=False).gpus
         if layout.ranks > have:

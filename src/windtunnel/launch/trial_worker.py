@@ -41,7 +41,12 @@ def _measure(request: dict[str, Any], folder: Path, say: Any) -> dict[str, Any]:
     from windtunnel.train import TrialRequest, run_trial
 
     request["recipe"] = Recipe.model_validate(request["recipe"])
-    return run_trial(TrialRequest(**request), folder, say)
+    made = TrialRequest(**request)
+    if made.recipe.rl is None:
+        return run_trial(made, folder, say)
+    from windtunnel.rl import run_learner_trial
+
+    return run_learner_trial(made, folder, say)
 
 
 def _explained(error: Exception) -> dict[str, Any]:

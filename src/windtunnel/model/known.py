@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from windtunnel.recipe import UserError, find_model
+from windtunnel.recipe import UserError, find_model, is_folder_name, near_folders
 
 from .hf import HFShape
 from .hf_config import read_config, shape_from_config
@@ -80,7 +80,7 @@ def hf_shape(config: str, base: Path | None = None) -> HFShape:
         return shape_from_config(config, read_config(fetched), str(fetched / "config.json"))
     if name:
         return _built_in(name)
-    raise _unknown(config, path if looks_like_path else None)
+    raise unknown_model(config, path)
 
 
 def _exists(path: Path) -> bool:
@@ -90,16 +90,33 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _unknown(config: str, path: Path | None) -> UserError:
-    """Return the error with the nearest names; `path` is where a file was looked for, if `config` is written like one."""
-    if path and (config.endswith(".json") or config.startswith(("~", ".", "/"))):
-        fix = "check the path; a folder or file that holds the model's config.json is expected"
-        return UserError(f"model.config: there is no {_shortened(str(path))}", fix)
+def is_known(name: str) -> bool:
+    """Return whether a model is built in by this name or id."""
+    return name.strip().lower() in _spellings()
+
+
+def unknown_model(config: str, path: Path | None = None, kind: type[UserError] = UserError) -> UserError:
+    """Return the error of a model that is not there, with the nearest folders, where it can only be one, and names.
+
+    Args:
+        config: as the recipe has it.
+        path: where a folder or file was looked for; None: from the working directory.
+        kind: of the error.
+    """
+    place = _shortened(str(path or config))
+    folders = near_folders(str(path or config))
+    if is_folder_name(config):
+        fix = "a folder or file that holds the model's config.json is expected"
+        what = place if config.endswith(".json") else f"folder {place}"
+        nearest = f"nearest: {', '.join(folders)}" if folders else "check the path"
+        return kind(f"model.config: there is no {what}", f"{nearest}; {fix}, or a model by name: windtunnel fetch OWNER/NAME")
     wanted = config.strip().lower().rsplit("/", 1)[-1]
     choices = {spelling.rsplit("/", 1)[-1]: name for spelling, name in _spellings().items()}
     near = list(dict.fromkeys(choices[found] for found in difflib.get_close_matches(wanted, choices, n=6, cutoff=0.5)))[:3]
     nearest = f"nearest built-in models: {', '.join(near)}" if near else f"built-in models: {', '.join(known_models())}"
-    return UserError(
+    if folders:
+        nearest = f"nearest folders: {', '.join(folders)}; {nearest}"
+    return kind(
         f"model.config: {_shortened(config)!r} is neither a built-in model nor a file or folder",
         f"{nearest}; or give a config.json, or bring any model of the hub: windtunnel fetch OWNER/NAME",
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -360,21 +361,25 @@ GIB = 2**30
 
 
 def disk_gib(
-    checkpoint: float, kept: float, policy: Checkpoints, hours: float, tokens: float | None, token_bytes: int, base: float = 0.0
+    checkpoint: float, kept: float, policy: Checkpoints, length: Length, tokens: float | None, token_bytes: int, base: float = 0.0
 ) -> float:
     """Return the most GiB of disk that a run holds at once.
 
     Only the newest checkpoint keeps optimizer states, but the one before keeps its own until the newest is complete; then
-    keep_last, keep_best and one an hour as weights.
+    keep_last, keep_best and one an hour as weights, and never more than are saved: steps may take hours each.
 
     Args:
         checkpoint: GiB of a whole checkpoint.
         kept: GiB of one that keeps only weights.
         policy: which are kept.
-        hours: of the run.
+        length: of the run.
         tokens: of the data as prepared.
         token_bytes: bytes of each.
         base: GiB of what is there beside, such as the model as it was downloaded.
     """
-    count = policy.keep_last - 1 + policy.keep_best + (int(hours) if policy.keep_hourly else 0)
+    every = policy.every
+    saved = math.ceil(length.steps / every.steps if every.steps else 3600 * length.hours / (every.seconds or 3600.0))
+    hourly = min(int(length.hours), saved) if policy.keep_hourly else 0
+    # The newest is whole; of what a policy learns from, its first weights may be kept as the best.
+    count = min(policy.keep_last - 1 + policy.keep_best + hourly, saved)
     return base + 2 * checkpoint + count * kept + token_bytes * (tokens or 0.0) / 2**30

@@ -284,7 +284,7 @@ def afford(recipe: Recipe, rig: Rig, draft: Draft) -> tuple[Length, float, list[
     """Return a run's length and GiB of disk, and what its budget or the disk has against it with what would help."""
     length = run_length(recipe, rig, int(draft.tokens), draft.derived_tokens, draft.pace, draft.epoch_tokens, draft.derived_by)
     disk = disk_gib(
-        draft.checkpoint_gib, draft.kept_gib, recipe.checkpoints, length.hours, draft.corpus, draft.token_bytes, draft.base_gib
+        draft.checkpoint_gib, draft.kept_gib, recipe.checkpoints, length, draft.corpus, draft.token_bytes, draft.base_gib
     )
     return length, disk, *money_and_disk(recipe.budget, rig, draft.pace, length, disk)
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .layout import MEGATRON, OWN_ENGINE, Layout
     from .limits import RISE, SMALL_RISE, gate_limits, least_refinement, norm_band, stage_gates
     from .load import dump_recipe, load_recipe, recipe_names, template_names
-    from .models import FETCHED, GPTModel, HuggingFaceModel, LoRA, find_model, model_folder
+    from .models import FETCHED, GPTModel, HuggingFaceModel, LoRA, find_model, is_folder_name, model_folder, near_folders
     from .notify import Notify
     from .overlay import LIMITS
     from .recursion import MOST_SUPERVISION, PRESETS, Preset, Recursion, ResolvedRecursion
@@ -148,10 +148,12 @@ __all__ = [
     "find_model",
     "find_plugin",
     "gate_limits",
+    "is_folder_name",
     "keys_page",
     "least_refinement",
     "load_recipe",
     "model_folder",
+    "near_folders",
     "norm_band",
     "parse_count",
     "parse_dollars",
@@ -204,7 +206,7 @@ _MODULES = {
     "overlay": ("LIMITS",),
     "notify": ("Notify",),
     "load": ("dump_recipe", "load_recipe", "recipe_names", "template_names"),
-    "models": ("FETCHED", "GPTModel", "HuggingFaceModel", "LoRA", "find_model", "model_folder"),
+    "models": ("FETCHED", "GPTModel", "HuggingFaceModel", "LoRA", "find_model", "is_folder_name", "model_folder", "near_folders"),
     "recursion": ("MOST_SUPERVISION", "PRESETS", "Preset", "Recursion", "ResolvedRecursion"),
     "rewards": ("Curriculum", "HeldOut", "RewardSource"),
     "scale": ("scale_model", "scale_stages", "smoke_recipe"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -100,6 +102,33 @@ def find_model(name: str) -> Path | None:
         return folder if owner_and_name.lower() == name.strip().lower() else None
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError):  # no path at all, or not to be read
         return None
+
+
+def is_folder_name(name: str) -> bool:
+    """Return whether a model's name can only be that of a folder or file: ~, ./x, a/b/c, x.json, or x/y where x is a folder."""
+    name = name.strip()
+    if name.startswith(("~", ".", "/")) or name.endswith((".json", "/")) or "\\" in name:
+        return True
+    if "/" not in name:
+        return False
+    return not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or Path(name).parent.is_dir()
+
+
+def near_folders(name: str) -> list[str]:
+    """Return folders that are named nearly as a model is: beside where it was looked for, else those of fetched models."""
+    path = Path(name.strip())
+    beside = _entries(path.parent)
+    near = [str(path.parent / found) for found in difflib.get_close_matches(path.name, beside, n=3, cutoff=0.6)]
+    return near or difflib.get_close_matches(path.name.lower(), _entries(models_root()), n=3, cutoff=0.6)
+
+
+def _entries(folder: Path) -> list[str]:
+    """Return the names of a folder's folders; [] where there is none."""
+    try:
+        found = folder.expanduser().iterdir()
+        return sorted(entry.name for entry in found if entry.is_dir() and not entry.name.startswith("."))
+    except (OSError, ValueError, RuntimeError):
+        return []
 
 
 def _kind_by_default(value: object) -> object:

@@ -53,19 +53,37 @@ def node(rehearsal: Rehearsal, say: Say) -> Evidence:
 def _steps(rehearsal: Rehearsal, rig: Rig, say: Say) -> Evidence:
     recipe = rehearsal.resolved  # a depth left to the planner is the target's, not what one GPU would get
     say("planning")
-    plan = make_plan(recipe, rig)
+    plan = make_plan(_in_turn(recipe) if rig.gpus == 1 else recipe, rig)
     if not plan.fits:
         return Evidence(
             f"the full-size model does not fit {rig.gpus} x {_gpu(rig)}: {plan.reasons[0]}", absent=_elsewhere(rehearsal)
         )
-    if recipe.rl is not None or plan.layout.engine != "windtunnel":
-        what = "reinforcement learning" if recipe.rl else f"a layout of {plan.layout.engine}"
-        return Evidence(f"{what} is planned, not tried", absent=_elsewhere(rehearsal))
+    if plan.layout.engine != "windtunnel":
+        return Evidence(f"a layout of {plan.layout.engine} is planned, not tried", absent=_elsewhere(rehearsal))
     trial = try_steps(recipe, plan.layout, steps=STEPS, vocab=plan.vocab, timeout=TIMEOUT_SECONDS, say=say)
     if trial.failure is not None:
-        fix = "--set stages.pretrain.micro_batch=..., half of the plan's" if trial.out_of_memory else None
+        fix = _smaller(recipe, plan) if trial.out_of_memory else None
         raise CheckFailed(f"{rig.gpus} x {_gpu(rig)}, {plan.layout.describe()}: {trial.failure}", fix)
-    return _judge(plan, trial, rig)
+    return _judge_learner(plan, trial) if recipe.rl is not None else _judge(plan, trial, rig)
+
+
+def _in_turn(recipe: Recipe) -> Recipe:
+    """Return the recipe with engines on the learners' GPUs: one GPU has room for none beside."""
+    stage = recipe.rl
+    if stage is None:
+        return recipe
+    return recipe.with_stages(
+        rl=stage.model_copy(update={"engine": "in-turn", "overlap": 0, "learners": None, "engines": None, "engine_tensor": None})
+    )
+
+
+def _smaller(recipe: Recipe, plan: Plan) -> str:
+    """Return what needs less memory, by the name of the stage that is tried."""
+    assert plan.layout is not None
+    half = plan.layout.micro_batch // 2
+    if not half:
+        return "windtunnel plan names layouts that need less: shorter sequences (model.sequence), an adapter, more GPUs"
+    return f"--set stages.{recipe.training[0].name}.micro_batch={half}, half of the plan's"
 
 
 FULL_STEPS = 4
@@ -188,6 +206,21 @@ def _judge(plan: Plan, trial: Trial, rig: Rig) -> Evidence:
         )
     remark = f"{' and '.join(better)} below the plan by more than {GATE:.0%}: {_CALIBRATE}"
     return Evidence(text, facts, [remark] if better else [])
+
+
+def _judge_learner(plan: Plan, trial: Trial) -> Evidence:
+    """Hold the memory of a learner's update against the plan; its time is told, since a round is more than that."""
+    memory, planned = trial.reserved_gib or 0.0, plan.reserved_gib
+    off = memory / planned - 1
+    text = (
+        f"{trial.steps} updates by {plan.layout.ranks} learner(s) on answers as long as they may be: {memory:.1f} GiB reserved "
+        f"({off:+.1%} of the plan), {1000 * (trial.step_seconds or 0.0):,.0f} ms each; nothing generated or judged"
+    )
+    facts = {"measured": {"memory": memory, "step": trial.step_seconds}, "planned": {"memory": planned}, "off": {"memory": off},
+             "losses": list(trial.losses), "layout": trial.layout}  # fmt: skip
+    if off > GATE:
+        raise CheckFailed(f"{text}: memory above the plan by more than {GATE:.0%}", f"{_CALIBRATE}; look at the layout again")
+    return Evidence(text, facts, [f"memory below the plan by more than {GATE:.0%}: {_CALIBRATE}"] if off < -GATE else [])
 
 
 def _alone(rig: Rig) -> Rig:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .snapshot import Publisher, WeightSnapshot, newest_snapshot, open_snapshot
     from .sync import Offer, offer_weights, publish_base, publish_weights, require_fresh, send_weights
     from .transfer import Invitation
+    from .trial import made_up_samples, run_learner_trial
     from .vllm_engine import VLLM_VERSIONS, has_vllm
 
 __all__ = [
@@ -77,6 +78,7 @@ __all__ = [
     "group_advantages",
     "has_vllm",
     "held_out_prompts",
+    "made_up_samples",
     "measure_mismatch",
     "micro_batches",
     "newest_snapshot",
@@ -87,6 +89,7 @@ __all__ = [
     "publish_weights",
     "require_fresh",
     "right_answers",
+    "run_learner_trial",
     "score",
     "send_weights",
     "start_judges",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -234,9 +234,9 @@ class Learner:
         batches = [batch for part in parts for batch in part]
         if self._reference is not None:
             with self._reference.in_place():
-                _give(batches, self.inner.job.score(batches), "reference")
+                give(batches, self.inner.job.score(batches), "reference")
         if len(parts) > 1:
-            _give(batches, self.inner.job.score(batches), "old")
+            give(batches, self.inner.job.score(batches), "old")
 
     def _measured(
         self, answered: Answered, parts: Sequence[Sequence[ObjectiveBatch]], seconds: float
@@ -255,7 +255,8 @@ def loss_of(batch: ObjectiveBatch) -> PolicyLoss:
     return batch.objective
 
 
-def _give(batches: Sequence[ObjectiveBatch], scores: Iterator[Tensor], name: str) -> None:
+def give(batches: Sequence[ObjectiveBatch], scores: Iterable[Tensor], name: str) -> None:
+    """Give losses the log-probabilities of their tokens by `reference`, `old` or `sampler`."""
     for batch, found in zip(batches, scores, strict=True):
         loss = loss_of(batch)
         loss.tokens = replace(loss.tokens, **{name: found.reshape(-1)})

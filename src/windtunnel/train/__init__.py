@@ -33,11 +33,12 @@ if TYPE_CHECKING:
     from .schedule import learning_rate_scale
     from .session import Ask, Method, Work, train
     from .trace import TraceRequest, run_trace
-    from .trial import TrialRequest, run_trial
+    from .trial import TRIAL_PROGRESS, TrialRequest, TrialSteps, random_feed, run_trial
 
 __all__ = [
     "COMPUTE",
     "RANKS_TIMEOUT",
+    "TRIAL_PROGRESS",
     "Abandoned",
     "Ask",
     "Engine",
@@ -58,6 +59,7 @@ __all__ = [
     "Scalars",
     "TraceRequest",
     "TrialRequest",
+    "TrialSteps",
     "Work",
     "adapter_settings",
     "adapter_tensors",
@@ -76,6 +78,7 @@ __all__ = [
     "nothing",
     "plain_model",
     "random_batch",
+    "random_feed",
     "restore_engine",
     "row_offset",
     "run_trace",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -42,17 +44,19 @@ def short_of(error: BaseException) -> str:
     return f" ({size:,.2f} {unit} more were not there)"
 
 
-def lighter(layout: Layout, stage: str, *, recomputes: bool) -> str:
-    """Return what to change so that a run needs less memory.
+def lighter(run: Path, layout: Layout, stage: str, *, recomputes: bool) -> str:
+    """Return what to change so that a run needs less memory: the command that goes on with it, where a setting is enough.
 
     Args:
+        run: its folder.
         stage: its name in the recipe.
         recomputes: whether blocks can be computed again.
     """
+    again = f"windtunnel train --resume --run {shlex.quote(str(run))}"
     share = layout.micro_batch * layout.accumulation
     smaller = [n for n in range(1, layout.micro_batch // 2 + 1) if share % n == 0]
     if smaller:
-        return f"go on with smaller micro-batches: --set stages.{stage}.micro_batch={smaller[-1]}"
+        return f"go on with smaller micro-batches: {again} --set stages.{stage}.micro_batch={smaller[-1]}"
     if recomputes and layout.recompute == "none":
-        return "compute blocks again in the backward pass: --set layout.recompute=block"
+        return f"compute blocks again in the backward pass: {again} --set layout.recompute=block"
     return "a smaller model, shorter sequences (model.sequence), or more GPUs"

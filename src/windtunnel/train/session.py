@@ -132,7 +132,7 @@ def _other(run: RunFolder, layout: Layout, ranks: Ranks, method: Method, after_s
             checkpoints.load(step)
         elif initial is not None:
             begin_with(engine, initial)
-        lighter = _lighter(run.recipe, layout)
+        lighter = _lighter(run, layout)
         Loop(engine, ranks, checkpoints, step=step or 0, after_step=after_step, lighter=lighter, ask=ask).run()
 
 
@@ -192,7 +192,7 @@ def _first(
             begin_with(engine, initial)
         loop = Loop(
             engine, ranks, checkpoints, callbacks, Deciders(health, budget), journal=journal, step=step, after_step=after_step,
-            lighter=_lighter(recipe, layout), ask=ask,
+            lighter=_lighter(run, layout), ask=ask,
         )  # fmt: skip
         if checkpoint is not None:
             journal.event("resumed", f"resumed from step {step:,}")
@@ -222,9 +222,10 @@ def _stage(recipe: Recipe) -> TrainingStage:
     return recipe.training[0]
 
 
-def _lighter(recipe: Recipe, layout: Layout) -> str:
+def _lighter(run: RunFolder, layout: Layout) -> str:
+    recipe = run.recipe
     recomputes = recipe.trm is not None or isinstance(recipe.model, HuggingFaceModel)
-    return lighter(layout, _stage(recipe).name or "pretrain", recomputes=recomputes)
+    return lighter(run.path, layout, _stage(recipe).name or "pretrain", recomputes=recomputes)
 
 
 def _by_clock(recipe: Recipe) -> bool:
@@ -325,7 +326,7 @@ def _engine(
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
-        fix = lighter(replace(layout, micro_batch=1, accumulation=1), "", recomputes=False)
+        fix = lighter(run.path, replace(layout, micro_batch=1, accumulation=1), "", recomputes=False)
         raise OutOfMemory(f"out of memory while the model is built{short_of(error)}", fix) from None
     with contextlib.closing(engine), method.ask(work, engine) as ask:
         yield engine, data, ask

@@ -26,7 +26,7 @@ from .ranks import Ranks
 from .trace_ledger import MemoryLedger, Peak
 from .trace_standins import like_a_gpu, outside_fake, partitioned_compile, patched
 from .trace_watch import OPTIMIZER, watch_blocks, watch_sharding, watch_supervision
-from .trial import PROGRESS
+from .trial import TRIAL_PROGRESS
 
 # With accumulation the second micro-batch finds the first one's gradients; those after it find no more.
 MOST_MICRO_BATCHES = 2
@@ -70,7 +70,7 @@ def trace_gpt(recipe: Recipe, layout: Layout, vocab: int) -> list[Peak]:
             watch_blocks(ledger, model, [(block.attention, block.mlp) for block in model.layers()])
         stack.enter_context(ledger)
         engine.before_update = lambda: ledger.begin(OPTIMIZER)
-        engine.step(1, PROGRESS)
+        engine.step(1, TRIAL_PROGRESS)
         _hold_gpt(ledger, model, optimizer)
         return ledger.peaks()
 

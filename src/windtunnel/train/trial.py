@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from .ranks import Ranks, join_ranks
 
 GIB = 2**30
 LEAST_STEPS = 3  # timed, however slow they are
-PROGRESS = 0.1  # of the run: the schedule's plateau
+TRIAL_PROGRESS = 0.1  # of the run: the schedule's plateau
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,32 @@ class TrialRequest:
     seconds: float
 
 
-def run_trial(request: TrialRequest, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
+class TrialSteps(Protocol):
+    """What is tried: steps, one after the other. parameters: of the whole model; trained: those of them that are."""
+
+    parameters: int
+    trained: int
+
+    def step(self, mark: Mark | None = None) -> Pending:
+        """Take one step. Marked, it is no part of a series: the next one is timed from its own beginning."""
+
+    def validate(self) -> None:
+        """Score a micro-batch, where that takes memory of its own."""
+
+    def close(self) -> None:
+        """End the engine."""
+
+
+Build = Callable[["TrialRequest", Layout, Ranks, Path], TrialSteps]
+
+
+def run_trial(request: TrialRequest, folder: Path, say: Callable[[str], None], build: Build | None = None) -> dict[str, Any]:
     """Build, warm up, time, read memory; called once on every rank.
 
     Args:
         folder: for this rank's random tokens.
         say: told what is being done now.
+        build: what is tried; None: steps of training on random tokens.
 
     Returns:
         JSON values; seconds and GiB. On a CPU memory is the process's resident set.
@@ -69,7 +89,7 @@ def run_trial(request: TrialRequest, folder: Path, say: Callable[[str], None]) -
         memory = _Memory(ranks.device)
         began = time.monotonic()
         say("building the model")
-        steps = _build(request, layout, ranks, folder)
+        steps = (build or _build)(request, layout, ranks, folder)
         try:
             memory.synchronize()
             built = {"build_seconds": time.monotonic() - began, "built_gib": memory.now()}
@@ -100,9 +120,9 @@ class EngineSteps:
         self.parameters, self.trained = engine.parameters.total, engine.parameters.trained
 
     def step(self, mark: Mark | None = None) -> Pending:
-        """Take one step. Marked, it is no part of a series: the next one is timed from its own beginning."""
+        """See `TrialSteps`."""
         self._done += 1
-        pending = self._engine.step(self._done, PROGRESS, self._since, mark)
+        pending = self._engine.step(self._done, TRIAL_PROGRESS, self._since, mark)
         assert pending is not None
         self._since = pending if mark is None else None
         return pending
@@ -143,7 +163,7 @@ def random_feed(layout: Layout, ranks: Ranks, vocab: int, folder: Path, seed: in
 
 
 def _measure(
-    request: TrialRequest, layout: Layout, ranks: Ranks, steps: EngineSteps, memory: _Memory, say: Callable[[str], None]
+    request: TrialRequest, layout: Layout, ranks: Ranks, steps: TrialSteps, memory: _Memory, say: Callable[[str], None]
 ) -> dict[str, Any]:
     began = time.monotonic()
     say("compiling and doing the first step")
@@ -174,7 +194,7 @@ def _measure(
 
 
 def _timed(
-    request: TrialRequest, ranks: Ranks, steps: EngineSteps, warm: list[StepResult], say: Callable[[str], None]
+    request: TrialRequest, ranks: Ranks, steps: TrialSteps, warm: list[StepResult], say: Callable[[str], None]
 ) -> list[StepResult]:
     """Steps as the training loop does them: a step's results are read while the next one computes."""
     done: list[StepResult] = []
