@@ -2,11 +2,13 @@
 
     finetune_peers.py losses --out losses.json             five steps of a tiny model in fp32: losses and gradient norms
     finetune_peers.py speed --out speed.json [--case smollm2-packed ...]     tokens/s and peak memory on a GPU
+    finetune_peers.py speed --graphs --case smollm2-packed                   and our side once more, its passes recorded
     finetune_peers.py scaling --out scaling.json [--case ...]                the same steps on one GPU and on all of them
-    finetune_peers.py side ours|trl CASE FOLDER             one side of one case; losses and speed start these
+    finetune_peers.py side ours|graphs|trl CASE FOLDER      one side of one case; losses and speed start these
 
 Every side is a process of its own. Tokens are counted alike: ids that are read in a step, without padding. A side's
-time is that of its whole loop: reading and packing samples, copying them, steps, logging. TRL computes with Liger's
+time is that of its whole loop: reading and packing samples, copying them, steps, logging; gpu_busy is the share of it in
+which NVML saw a kernel run. TRL computes with Liger's
 kernels on a GPU; it needs `pip install trl liger-kernel`, perhaps in an interpreter of its own (--peer-python).
 KERNELS=1 gives a table of our kernels' times in place of valid speeds.
 """
@@ -21,8 +23,11 @@ import random
 import statistics
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,11 +133,11 @@ def write_samples(case: Case, folder: Path, seed: int = 7) -> None:
             total += min(length + 6, case.sequence)
 
 
-def our_recipe(case: Case, folder: Path, steps: int) -> Any:
+def our_recipe(case: Case, folder: Path, steps: int, graphs: bool = False) -> Any:
     """Return our recipe of a case."""
     from windtunnel.recipe import load_recipe
 
-    return load_recipe("finetune", our_sets(case, folder, steps))
+    return load_recipe("finetune", [*our_sets(case, folder, steps), *["stages.sft.graphs=true"] * graphs])
 
 
 def our_sets(case: Case, folder: Path, steps: int, gpus: int = 1) -> list[str]:
@@ -164,15 +169,15 @@ def prepared(case: Case, folder: Path) -> Any:
 # The two sides
 
 
-def ours(case: Case, folder: Path) -> dict[str, Any]:
-    """Train as `windtunnel train` does, and return losses, gradient norms, seconds and memory."""
+def ours(case: Case, folder: Path, graphs: bool = False) -> dict[str, Any]:
+    """Train as `windtunnel train` does, and return losses, gradient norms, seconds and memory; graphs: passes are recorded."""
     import torch
 
     from windtunnel.launch import Options, prepare_run
     from windtunnel.run import MetricsReader, RunFolder
     from windtunnel.train import train
 
-    recipe = our_recipe(case, folder, case.steps)
+    recipe = our_recipe(case, folder, case.steps, graphs)
     run = prepare_run(recipe, Options(root=folder / "runs", yes=True, price=1.0), lambda text: None)
     run.close()
     clock = Clock(case)
@@ -261,6 +266,7 @@ class Clock:
 
     def __init__(self, case: Case) -> None:
         self._case, self._began, self._ended = case, 0.0, 0.0
+        self._busy: list[int] = []
 
     def __call__(self, step: int) -> None:
         """Note that a step has been started or is done; the GPU is waited for at both ends."""
@@ -272,9 +278,21 @@ class Clock:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             self._began = time.perf_counter()
+            threading.Thread(target=self._watch, daemon=True).start()
         elif step == self._case.steps:
             torch.cuda.synchronize()
             self._ended = time.perf_counter()
+
+    def _watch(self) -> None:
+        """Ask NVML how busy the GPU is, five times a second until the last step; find nothing where NVML is not there."""
+        import torch
+
+        while not self._ended:
+            time.sleep(0.2)
+            try:
+                self._busy.append(torch.cuda.utilization())
+            except (ImportError, RuntimeError, OSError):
+                return
 
     def report(self, share: float) -> dict[str, Any]:
         """Return tokens a second and peak memory; `share` of the positions hold a token."""
@@ -289,6 +307,7 @@ class Clock:
         return {
             "step_seconds": seconds, "filled": share, "tokens_per_second": positions * share / seconds,
             "positions_per_second": positions / seconds, "allocated_gb": memory[0], "reserved_gb": memory[1],
+            "gpu_busy": statistics.mean(self._busy[2:]) / 100 if len(self._busy) > 2 else None,
         }  # fmt: skip
 
 
@@ -360,9 +379,11 @@ def compare_speed(folder: Path, cases: list[str], sides: list[str], peer: str) -
             print(
                 name, side, json.dumps({k: v for k, v in result[side].items() if k not in ("loss", "gradient_norm")}), flush=True
             )
-        if all("tokens_per_second" in result.get(side, {}) for side in ("ours", "trl")):
-            result["speed_ratio"] = result["ours"]["tokens_per_second"] / result["trl"]["tokens_per_second"]
-            result["memory_ratio"] = result["ours"]["allocated_gb"] / result["trl"]["allocated_gb"]
+        for side, first in (("ours", ""), ("graphs", "graphs_")):
+            if all("tokens_per_second" in result.get(one, {}) for one in (side, "trl")):
+                result[f"{first}speed_ratio"] = result[side]["tokens_per_second"] / result["trl"]["tokens_per_second"]
+                result[f"{first}memory_ratio"] = result[side]["allocated_gb"] / result["trl"]["allocated_gb"]
+        if any(key.endswith("ratio") for key in result):
             print(name, {k: round(v, 3) for k, v in result.items() if k.endswith("ratio")}, flush=True)
         found[name] = {"case": asdict(CASES[name]), **result}
     return found
@@ -419,12 +440,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--folder", type=Path, default=Path("build/finetune_peers"))
     parser.add_argument("--case", action="append", choices=list(CASES))
-    parser.add_argument("--side", action="append", choices=["ours", "trl"])
+    parser.add_argument("--side", action="append", choices=["ours", "graphs", "trl"])
+    parser.add_argument("--graphs", action="store_true", help="our side once more, with stages.sft.graphs=true")
     parser.add_argument("--peer-python", default=sys.executable)
     args = parser.parse_args()
     if args.command == "side":
         side, case, folder = args.rest
-        result = {"ours": ours, "trl": trl}[side](CASES[case], Path(folder))
+        run: dict[str, Callable[[Case, Path], dict[str, Any]]]
+        run = {"ours": ours, "graphs": partial(ours, graphs=True), "trl": trl}
+        result = run[side](CASES[case], Path(folder))
         print("RESULT " + json.dumps(result), flush=True)
         return
     folder = args.folder.resolve()
@@ -435,7 +459,8 @@ def main() -> None:
         found = compare_scaling(folder, args.case or ["smollm2-packed", "qwen-lora-packed", "qwen-full-packed"])
     else:
         cases = args.case or [name for name in CASES if name != "tiny"]
-        found = compare_speed(folder, cases, args.side or ["trl", "ours"], args.peer_python)
+        sides = args.side or ["trl", "ours", *["graphs"] * args.graphs]
+        found = compare_speed(folder, cases, sides, args.peer_python)
     text = json.dumps({"machine": machine(), "command": args.command, "results": found}, indent=1)
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -4,14 +4,17 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from test_hf_attention_gpu import batch_of
+from test_hf_gpu import VOCAB, job_of
 
 from windtunnel.launch import try_steps
 from windtunnel.model import Objective, RecursiveGPT, Replay, Supervision, build_model, cuda_recorder, deterministic, recipe_shape
 from windtunnel.plan import make_plan, resolve
-from windtunnel.recipe import load_recipe
+from windtunnel.recipe import LoRA, load_recipe
 from windtunnel.rig import detect_rig
 
 pytestmark = [
@@ -82,6 +85,74 @@ def test_recorded_steps_of_a_plain_model_are_those_that_are_launched_bit_for_bit
             found.append([(one.result().loss, one.result().gradient_norm) for one in pending])
             steps.close()
     assert found[0] == found[1]
+
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 3, "num_attention_heads": 9,
+    "num_key_value_heads": 3, "vocab_size": VOCAB, "max_position_embeddings": 4096, "tie_word_embeddings": True,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+PACKS = [[[900, 100], [1024]], [[60] * 17, [30] * 30], [[500], [700, 200]], [[9] * 100, [5] * 90], [[1024], [1000]]]
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [{}, {"recompute": "block"}, {"lora": LoRA(rank=8)}, {"lora": LoRA(rank=8), "weights": "fp8"}, {"compile": False}],
+    ids=["full", "recompute", "lora", "fp8", "eager"],
+)
+def test_recorded_steps_of_packed_documents_are_those_that_are_launched_bit_for_bit(
+    chosen: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from windtunnel.train.hf import engine
+
+    made, found = [], []
+    record = engine.cuda_recorder
+
+    def counted(stage: str) -> Any:
+        one = record(stage)
+
+        def make(work: Any) -> Any:
+            made.append(one(work))
+            return made[-1]
+
+        return make
+
+    monkeypatch.setattr(engine, "cuda_recorder", counted)
+    for most in (0, 16):
+        monkeypatch.setattr(engine, "MOST_RECORDINGS", most)
+        torch._dynamo.reset()
+        with job_of(LLAMA, recorded=True, attention="varlen", exact=True, **chosen) as job:
+            sums = []
+            for step in range(4 * len(PACKS)):
+                # Waiting for the device would show here in a launched step, and fail the recording of one that is recorded.
+                batches = [batch_of(PACKS[(step + i) % len(PACKS)], 1024, seed=step + i) for i in range(2)]
+                sums.append(job.step(batches, 4096, 1e-3))
+            found.append((torch.stack(sums).cpu(), {name: p.detach().cpu() for name, p in job.trained.items()}))
+            job.step([batches[0]], 2048, 1e-3, mark=lambda phase: None)  # drops what is recorded
+        del job
+    assert 3 <= len(made) <= len(PACKS)
+    (one, weights), (other, recorded) = found
+    assert torch.equal(one, other)
+    assert all(torch.equal(tensor, recorded[name]) for name, tensor in weights.items())
+    assert torch.isfinite(one).all()
+    assert (one[:, 2] > 0).all()
+
+
+def test_a_replayed_step_is_started_without_waiting() -> None:
+    with job_of(LLAMA, recorded=True, attention="varlen", exact=True) as job:
+        given = batch_of(PACKS[0], 1024)
+        for _ in range(4):
+            job.step([given], 2048, 1e-4)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(2):
+                job.step([given, given], 2048, 1e-4)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        with torch.profiler.profile() as profile:
+            job.step([given], 2048, 1e-4)
+        calls = {event.key: event.count for event in profile.key_averages()}
+        assert calls["cudaGraphLaunch"] == 1
 
 
 WAITS = """

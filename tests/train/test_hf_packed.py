@@ -139,6 +139,21 @@ def test_blocks_of_positions_are_sorted_into_seen_partly_seen_and_unseen(lengths
     assert full[:, :rows].sum() >= (whole & some)[:, :rows].tril(-1).sum()  # those on the diagonal never are
 
 
+@pytest.mark.parametrize("window", [0, 3])
+def test_documents_without_a_token_change_nothing(window: int) -> None:
+    draw = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(24, h, 8, generator=draw) for h in (4, 2, 2)]
+    starts = torch.tensor([0, 5, 6, 20, *[24] * 21], dtype=torch.int32)
+    found = []
+    for extent in ((4, 14), (8, 16), (24, 24)):
+        q, k, v = (t.clone().requires_grad_() for t in inputs)
+        out, sums = documents.document_attention(q, k, v, starts, torch.tensor(extent), 0.3, window, "split")
+        (out * torch.arange(8.0)).sum().backward()
+        found.append([out.detach(), sums, q.grad, k.grad, v.grad])
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
 def test_the_operation_is_one_that_torch_compile_can_trust() -> None:
     draw = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(24, h, 8, generator=draw, requires_grad=True) for h in (4, 2, 2))

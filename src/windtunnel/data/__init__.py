@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .kernels_files import TaskReader
     from .loader import BatchLoader, ValidationBatches
     from .mixture import MixtureFile
-    from .packing import ConversationFile, best_fit, sequence_starts, target_rows
+    from .packing import ConversationFile, best_fit, bucketed, sequence_starts, target_rows
     from .prepared import PreparedData, open_prepared, prepare
     from .prompts import Prompt, PromptFile, PromptLoader, prompt_records
     from .samples import conversation_files, describe_packing, preview, read_conversations, shown_samples
@@ -68,6 +68,7 @@ __all__ = [
     "ValidationBatches",
     "add_tokens",
     "best_fit",
+    "bucketed",
     "cache_entries",
     "cache_root",
     "check_thesis",
@@ -144,6 +145,7 @@ _LAZY = {
     "Batch": "batch",
     "ConversationFile": "packing",
     "best_fit": "packing",
+    "bucketed": "packing",
     "sequence_starts": "packing",
     "target_rows": "packing",
     "conversation_files": "samples",

@@ -28,7 +28,7 @@ class Batch:
             variable-length attention takes it; the padding at a sequence's end counts as one. Behind the last
             document all are B T.
         extent: (2,) int64 on the host, packed documents and tokens of the longest.
-        target_rows: (n,) int64, the flattened positions that have a target, and a few more up to a round number;
+        target_rows: (n,) int64, the flattened positions that have a target, and more up to a round number;
             each once. None: not known on the host.
     """
 

@@ -49,7 +49,9 @@ class BatchLoader:
         seed: int,
         position: int = 0,
         device: str | torch.device = "cpu",
+        few_shapes: bool = False,
     ) -> None:
+        """few_shapes: packed batches differ in few shapes, so that each can be recorded; some more positions are scored."""
         assert tokens.count >= 2, "a split needs at least two tokens: an input and a target"
         assert 0 <= rank < world
         assert min(micro_batch, accumulation) > 0
@@ -62,6 +64,7 @@ class BatchLoader:
         self.world = world
         self.position = position
         self.wait_seconds = 0.0
+        self._few_shapes = few_shapes
         self.sequences = tokens.sequences(sequence)
         self._order = tokens.order(sequence, seed)
         self._device = this_device(device)
@@ -156,8 +159,9 @@ class BatchLoader:
         try:
             shape = (self.micro_batch, self.tokens.width(self.sequence))
             transfer = Transfer(
-                self._device, shape, self.tokens.dtype, PREFETCH + 2, sequence=self.sequence, packed=self.tokens.packed
-            )
+                self._device, shape, self.tokens.dtype, PREFETCH + 2, sequence=self.sequence, packed=self.tokens.packed,
+                few_shapes=self._few_shapes,
+            )  # fmt: skip
             while not stop.is_set():
                 rows, draw = self.rows(position, micro), self._draw(position, micro)
                 short = self.tokens.read(rows, self.sequence, transfer.buffer(), draw=draw)

@@ -24,6 +24,7 @@ IDS = np.uint32((1 << 30) - 1)
 NO_TARGET = np.uint32(0xFFFFFFFF)  # -1 once it is seen as int32
 _BLOCK = 1 << 22
 ROUND = 256  # positions with a target are scored in multiples of this
+SHAPES = 8  # of them there are at most so many where shapes are to be few
 
 
 def pack_ids(ids: Array, learned: Array) -> Array:
@@ -266,9 +267,32 @@ def sequence_starts(positions: Array) -> tuple[Array, Array]:
     return starts, np.array([len(found), np.diff(starts[: len(found) + 1]).max()], dtype=np.int64)
 
 
-def target_rows(targets: Array) -> Array:
+def bucketed(documents: int, longest: int, positions: int, sequence: int) -> tuple[int, int]:
+    """Return at least so many documents and tokens of the longest, as numbers of which there are few, and one for most batches.
+
+    Both are powers of two, unless that is more than there can be: of documents at least 16 and one for 256 positions, of the
+    longest at least 128.
+
+    Args:
+        documents, longest: as `sequence_starts` finds them.
+        positions: of all rows. sequence: of a row.
+    """
+    return min(positions, max(16, _power(positions // 256), _power(documents))), min(sequence, max(128, _power(longest)))
+
+
+def _power(number: int) -> int:
+    """Return the least power of two that is not below a number."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+def coarse_round(positions: int) -> int:
+    """Return of what the number of scored positions is a multiple, so that there are at most 8 such numbers."""
+    return -(-positions // SHAPES // ROUND) * ROUND if positions > SHAPES * ROUND else ROUND
+
+
+def target_rows(targets: Array, multiple: int = ROUND) -> Array:
     """Return the flattened positions that have a target, then others up to a multiple of 256 (tiles of a matrix product)."""
     there = targets.reshape(-1) != NO_TARGET
     found = np.flatnonzero(there)
-    wanted = min(there.size, -(-max(1, len(found)) // ROUND) * ROUND)
+    wanted = min(there.size, -(-max(1, len(found)) // multiple) * multiple)
     return np.concatenate([found, np.flatnonzero(~there)[: wanted - len(found)]])

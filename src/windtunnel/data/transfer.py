@@ -9,7 +9,7 @@ import numpy as np
 
 from .batch import Batch
 from .documents import Array
-from .packing import sequence_starts, target_rows
+from .packing import ROUND, coarse_round, sequence_starts, target_rows
 
 if TYPE_CHECKING:
     import torch
@@ -53,14 +53,19 @@ class Transfer:
 
     x is the first `sequence` of a row and y the last: of width sequence + 1 the same moved by one, of width
     2 * sequence another. Packed rows are ids, targets and positions. Belongs to the thread that makes it.
+
+    Args:
+        few_shapes: positions with a target come in few different numbers.
     """
 
     def __init__(
-        self, device: str | torch.device, shape: tuple[int, int], dtype: str, slots: int, *, sequence: int, packed: bool = False
-    ) -> None:
+        self, device: str | torch.device, shape: tuple[int, int], dtype: str, slots: int, *, sequence: int,
+        packed: bool = False, few_shapes: bool = False,
+    ) -> None:  # fmt: skip
         import torch
 
         self._sequence, self._packed = sequence, packed
+        self._multiple = coarse_round(shape[0] * sequence) if few_shapes else ROUND
         self._device = this_device(device)
         self._mask = _MASK[dtype]
         self._cuda = self._device.type == "cuda"
@@ -102,7 +107,7 @@ class Transfer:
         import torch
 
         T = self._sequence
-        arrays = [*sequence_starts(rows[:, 2 * T :]), target_rows(rows[:, T : 2 * T])]
+        arrays = [*sequence_starts(rows[:, 2 * T :]), target_rows(rows[:, T : 2 * T], self._multiple)]
         return [torch.from_numpy(array) for array in arrays]
 
     def _widen(self, tokens: torch.Tensor, short: dict[int, int], layout: list[torch.Tensor] | None) -> Batch:

@@ -5,6 +5,7 @@ Where kernels are short, a GPU waits for the host to start each of them; a repla
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable
 from typing import Protocol
 
@@ -34,10 +35,11 @@ class Replay:
 
     Args:
         record: makes a recording of a function without arguments, without running it; None: nothing is recorded.
+        most: recordings that are made; what comes after them is run.
     """
 
-    def __init__(self, record: Callable[[Callable[[], None]], Recording] | None = None) -> None:
-        self._record = record
+    def __init__(self, record: Callable[[Callable[[], None]], Recording] | None = None, most: int = sys.maxsize) -> None:
+        self._record, self._most = record, most
         self._runs: dict[Hashable, int] = {}
         self._recorded: dict[Hashable, Recording] = {}
         # Of tensors of the same shapes: one recording is done before the next one begins, so that all use the same.
@@ -51,7 +53,8 @@ class Replay:
         shapes = tuple((tuple(t.shape), t.dtype, t.requires_grad) for t in given)
         key = (name, shapes)
         self._runs[key] = self._runs.get(key, 0) + 1
-        if self._runs[key] <= RUNS_BEFORE:
+        full = key not in self._recorded and len(self._recorded) >= self._most
+        if self._runs[key] <= RUNS_BEFORE or full:
             work(*given)
             return
         if shapes not in self._places:
@@ -70,8 +73,11 @@ class Replay:
         self._runs.clear()
 
 
-def cuda_recorder() -> Callable[[Callable[[], None]], Recording]:
+def cuda_recorder(stage: str = "stages.pretrain") -> Callable[[Callable[[], None]], Recording]:
     """Return a function that records CUDA graphs; they share one pool of memory, so they must be replayed one after another.
+
+    Args:
+        stage: the recipe's section, for messages.
 
     Raises, where it records:
         UserError: the work waits for the device, or does something else that cannot be recorded.
@@ -91,8 +97,8 @@ def cuda_recorder() -> Callable[[Callable[[], None]], Recording]:
             torch.cuda.set_stream(stream)
             why = str(error.__context__ or error).splitlines()[0]
             raise UserError(
-                f"stages.pretrain.graphs: the passes cannot be recorded as a CUDA graph here: {why}",
-                "--set stages.pretrain.graphs=false",
+                f"{stage}.graphs: the passes cannot be recorded as a CUDA graph here: {why}",
+                f"--set {stage}.graphs=false",
             ) from error
         return graph
 

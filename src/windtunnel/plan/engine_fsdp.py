@@ -13,7 +13,7 @@ from windtunnel.rig import Rig
 from .constants import HFConstants
 from .expert_parallel import all_to_all_seconds, dispatch_bytes
 from .hf_work import STATE_BYTES, Totals, Workload
-from .memory import BF16, FP32, Ledger, Memory, around
+from .memory import BF16, FP32, GIB, Ledger, Memory, around
 from .steptime import FAST_LINK_GBS, Exchange, ring_seconds
 
 SOURCES: Mapping[str, str] = {
@@ -27,6 +27,7 @@ SOURCES: Mapping[str, str] = {
     "loss": "one chunk of logits, gradients of the last hidden states and of the head",
     "gathered_weights": "copies of the blocks at work in compute precision: gathered, or cast",
     "answers": "a copy of the weights that held-out questions are answered with, keys and values",
+    "recording": "of recorded passes: theirs for good, beside what is launched before a batch's kind of packing is recorded",
     "communication": "buffers of collectives: gathering the next block, reducing the last one's gradients",
 }
 
@@ -118,8 +119,8 @@ class _Step:
         self.root_gradients, self.root_reduce = BF16 * work.trained_root, reduced * work.trained_root
         self.gradients = reduced * sums.trained / self.shards
         self.blocks_gradients = self.gradients - self.root_reduce / self.shards
-        # Earlier micro-batches have left their gradients.
-        self.before = self.gradients if layout.accumulation > 1 else 0.0
+        # Earlier micro-batches have left their gradients; where passes are recorded they have a place for good.
+        self.before = self.gradients if layout.accumulation > 1 or layout.recorded else 0.0
 
     def run(self) -> Memory:
         self._note("before the step", (0.0, 0.0), {}, self.before)
@@ -127,9 +128,22 @@ class _Step:
         self._backward()
         self._note("optimizer", (1.0, 1.0), {}, self.gradients)
         if self.work.answers is not None:
-            self._note("answering", (1.0, 1.0), self.work.answering_bytes(self.layout.ranks, BF16), 0.0)
+            left = self.gradients if self.layout.recorded else 0.0
+            self._note("answering", (1.0, 1.0), self.work.answering_bytes(self.layout.ranks, BF16), left)
+        if self.layout.recorded:
+            self._record()
         wasted = self.c.fragmentation + (self.c.quantised_fragmentation if self.scratch else 0.0)
         return Memory(self.ledger, around(self.layout, self.c), self.c.extra_gib, wasted, self._misplaced())
+
+    def _record(self) -> None:
+        """Hold what passes need once more: in no moment may anything else use it, passes of a batch that is launched neither.
+
+        They are recorded on a stream of their own, and so with cuBLAS's workspace of that stream.
+        """
+        static = sum(self.ledger.static.values()) + self.gradients
+        passes = max(entry.total for entry in self.ledger.entries if entry.name.startswith(("forward", "loss", "backward")))
+        for entry in self.ledger.entries:
+            entry.held["recording"] = passes - static + self.c.workspace_gib * GIB
 
     def _misplaced(self) -> float:
         """Bytes beyond the sum of what is alive: the buffer that reduces embedding and head must lie in one piece.
@@ -157,7 +171,7 @@ class _Step:
         last = {"activations": self.kept + self.backward, **at_work, **self._copies(1.0)}
         self._note("backward, last block", (1.0, 0.0), last, self.before, self.block)
         # What a block's gradients were cast into is held until the next ones are: alone, a rank keeps it as their sum.
-        kept = self.layout.ranks == 1 and self.layout.accumulation == 1
+        kept = self.layout.ranks == 1 and not self.before
         cast = self.block_reduce
         if self.layers > 1:
             share = 1 - 1 / self.layers

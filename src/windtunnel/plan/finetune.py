@@ -228,9 +228,9 @@ def parameter_counts(work: Workload) -> dict[str, int]:
 
 def stated_errors(c: HFConstants, layout: Layout, rig: Rig) -> dict[str, float]:
     """Return the relative errors of memory and time: more for what was never measured here, split models and networks."""
-    split = layout.engine == MEGATRON
-    memory = max(c.memory_error, UNSEEN_MEMORY_ERROR if split or layout.expert > 1 else 0.0)
-    return {"memory": memory, "time": max(c.time_error, 0.4 if split or layout.expert > 1 else 0.3 if rig.nodes > 1 else 0.0)}
+    split = layout.engine == MEGATRON or layout.expert > 1
+    memory = max(c.memory_error, UNSEEN_MEMORY_ERROR if split or layout.recorded else 0.0)
+    return {"memory": memory, "time": max(c.time_error, 0.4 if split else 0.3 if rig.nodes > 1 or layout.recorded else 0.0)}
 
 
 def layout_notes(work: Workload, layout: Layout, fits: bool) -> list[str]:
@@ -261,6 +261,8 @@ def layout_notes(work: Workload, layout: Layout, fits: bool) -> list[str]:
             f"attention with {UNUSUAL_SCORES[work.shape.family]} runs on FlexAttention, for which its time is arithmetic, not"
             " measured yet"
         )
+    if layout.recorded:
+        found.append("recorded passes of fine-tuning were not measured yet, neither their memory nor their time")
     if work.shape.family in PUBLISHED and (layout.engine == MEGATRON or not fits):
         found.append(PUBLISHED[work.shape.family])
     return found

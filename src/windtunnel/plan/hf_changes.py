@@ -24,7 +24,14 @@ HELD = {
 
 def changes(recipe: Recipe) -> list[Iterator[Change]]:
     """Return kinds of change for the same rig; of each the first that fits is worth naming."""
-    return [_fewer_answers(recipe), _freer_layout(recipe), _leaner_states(recipe), _cheaper_methods(recipe), _shorter(recipe)]
+    return [
+        _launched(recipe),
+        _fewer_answers(recipe),
+        _freer_layout(recipe),
+        _leaner_states(recipe),
+        _cheaper_methods(recipe),
+        _shorter(recipe),
+    ]
 
 
 def elsewhere(recipe: Recipe) -> list[Change]:
@@ -35,6 +42,12 @@ def elsewhere(recipe: Recipe) -> list[Change]:
 def stand_ins(recipe: Recipe) -> list[Iterator[Change]]:
     """Return ways to train the same model more cheaply, and smaller models of its kind, the largest first."""
     return [_same_model(recipe), _smaller_models(recipe)]
+
+
+def _launched(recipe: Recipe) -> Iterator[Change]:
+    """Record nothing: a recording holds its memory for good."""
+    if recipe.sft is not None and recipe.sft.graphs is True:
+        yield Change(("stages.sft.graphs=false",), "every kernel launched by the host")
 
 
 def _fewer_answers(recipe: Recipe) -> Iterator[Change]:

@@ -48,7 +48,7 @@ class HFTraining:
         check_choice(work, rig, ranks)
         if not _is_split(work) and work.precision == "bf16":
             yield from _own(work, ranks, worth)
-        if not work.shares_experts:
+        if not work.shares_experts and not work.recorded:
             yield from _megatron(work, rig, ranks, worth)
 
     def least_gib(self, layout: Layout) -> float:
@@ -110,6 +110,8 @@ def check_choice(work: Workload, rig: Rig, ranks: int) -> None:
             "layout.shard: full, with tensor, expert or pipeline parallelism: Megatron-Bridge shards optimizer states only",
             "--set layout.shard=optimizer",
         )
+    if work.recorded:
+        _check_recorded(work, ranks)
     if work.precision == "fp8":
         _check_fp8(work, rig)
     if work.weights in ("fp8", "fp8-experts") and shape.family == "gpt_oss":
@@ -218,6 +220,21 @@ def _check_fp8(work: Workload, rig: Rig) -> None:
         )
 
 
+def _check_recorded(work: Workload, ranks: int) -> None:
+    """Refuse what no recording can hold. Raises UserError."""
+    launched = f"--set {work.stage}.graphs=false"
+    if _is_split(work) or work.precision == "fp8":
+        raise UserError(f"{work.stage}.graphs: true, for a layout or a precision that only Megatron-Bridge runs", launched)
+    if work.shares_experts:
+        raise UserError(f"{work.stage}.graphs: true, and tokens that travel to shared experts cannot be recorded", launched)
+    if ranks > 1 and work.choice.shard not in (None, "none"):
+        raise UserError(
+            f"{work.stage}.graphs: true with layout.shard: {work.choice.shard}: passes that gather weights from other ranks are"
+            " not recorded",
+            f"--set layout.shard=none, or {launched}",
+        )
+
+
 def share_of(work: Workload, data: int) -> int:
     """Sequences a step for each data-parallel rank: the batch in whole sequences, the same for all."""
     return math.ceil(max(1, work.batch_tokens // work.sequence) / data)
@@ -244,7 +261,7 @@ def micro_batches(work: Workload, share: int, data: int) -> list[int]:
 def _own(work: Workload, ranks: int, worth: Worth) -> Iterator[Layout]:
     """FSDP2 over all ranks; frozen experts shared out by `expert` of them."""
     share = share_of(work, ranks)
-    shards: list[str] = ["full"] if ranks == 1 else ["full", "optimizer", "none"]
+    shards: list[str] = ["full"] if ranks == 1 else ["none"] if work.recorded else ["full", "optimizer", "none"]
     groups = [1]
     if work.shares_experts:
         groups = [work.choice.expert] if work.choice.expert else _expert_groups(work, ranks)
@@ -252,7 +269,7 @@ def _own(work: Workload, ranks: int, worth: Worth) -> Iterator[Layout]:
     for expert, shard in itertools.product(groups, [work.choice.shard] if work.choice.shard else shards):
         first = Layout(
             ranks, micros[0], share // micros[0], work.sequence, work.precision, work.compile, "cuda",
-            shard=shard, expert=expert, engine=OWN_ENGINE,
+            shard=shard, expert=expert, engine=OWN_ENGINE, recorded=work.recorded,
         )  # fmt: skip
         if worth(first):
             yield from _of_kind(first, micros, work.choice)

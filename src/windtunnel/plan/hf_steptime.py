@@ -179,7 +179,9 @@ def _update_bytes(sums: Totals, layout: Layout) -> float:
 
 
 def _host_seconds(layers: float, compiled: bool, layout: Layout, c: HFConstants) -> float:
-    """Return the time the host takes to launch a micro-batch. FSDP2's hooks are the host's too."""
+    """Return the time the host takes to launch a micro-batch, nothing where it is recorded. FSDP2's hooks are the host's too."""
+    if layout.recorded:
+        return 0.0
     passes = 3 if layout.recompute == "block" and not compiled else 2
     sharding = c.shard_launch_seconds if layout.ranks > 1 and layout.shard != "none" and layout.engine != MEGATRON else 0.0
     return layers * passes * ((c.launch_seconds if compiled else c.eager_launch_seconds) + sharding)

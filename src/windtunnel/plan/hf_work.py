@@ -41,6 +41,7 @@ class Workload:
         frozen_copy: a bf16 copy of the model as it was is held beside it (a reference policy).
         answers: held-out questions that the model answers between steps; None: there are none.
         new_rows: rows of added tokens, which are trained beside frozen tables too.
+        recorded: passes are to be recorded as CUDA graphs.
     """
 
     shape: HFShape
@@ -58,6 +59,7 @@ class Workload:
     frozen_copy: bool = False
     answers: Answers | None = None
     new_rows: int = 0
+    recorded: bool = False
 
     def answering(self, ranks: int) -> tuple[int, int]:
         """Return how many answers a rank writes at a time, and how many times it does so."""
@@ -159,7 +161,8 @@ def fine_tuning(recipe: Recipe) -> Workload:
     precision = "bf16" if stage.precision == "auto" else stage.precision
     work = workload_of(stage, "stages.sft", model, recipe.layout, stage.batch_tokens, precision)
     new, ids = new_tokens(recipe)
-    return replace(work, shape=replace(work.shape, vocab=max(work.shape.vocab, ids or 0)), new_rows=new)
+    shape = replace(work.shape, vocab=max(work.shape.vocab, ids or 0))
+    return replace(work, shape=shape, new_rows=new, recorded=stage.graphs is True)
 
 
 def workload_of(

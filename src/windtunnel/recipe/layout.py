@@ -33,7 +33,7 @@ class Layout:
     expert: int = 1
     pipeline: int = 1
     recompute: str = "none"  # or 'step' (a supervision step of a recursive GPT), or 'block'
-    recorded: bool = False  # a GPT's passes are CUDA graphs
+    recorded: bool = False  # passes are CUDA graphs
     # A GPT's blocks are fused kernels already: `compile` is of the optimizer's updates alone. Follows from the device.
     fused: bool = field(default=False, compare=False)
     offload: str = "none"  # or 'optimizer'

@@ -160,6 +160,11 @@ class FineTune(TrainingStage):
     micro_batch: int | None = Field(None, ge=1, description="sequences per rank per forward pass; null: the plan's")
     precision: Literal["auto", "bf16", "fp8"] = Field("auto", description="of matrix products; auto: bf16")
     compile: bool = Field(True, description="torch.compile of each block")
+    graphs: bool | Literal["auto"] = Field(
+        "auto",
+        description="record passes as CUDA graphs, so that the GPU never waits for the host to launch them, on ranks that hold "
+        "all weights; auto: not yet",
+    )
     attention: Attention = Field(
         "auto",
         description="kernel for packed documents: FlashAttention-4 (Hopper, Blackwell), PyTorch's FlashAttention-2, "

@@ -353,7 +353,7 @@ def text_feed(recipe: Recipe, layout: Layout, ranks: Ranks, data: PreparedData) 
 
     loader = BatchLoader(
         data.train, sequence=layout.sequence, micro_batch=layout.micro_batch, accumulation=layout.accumulation,
-        rank=ranks.rank, world=ranks.world, seed=recipe.seed, device=ranks.device,
+        rank=ranks.rank, world=ranks.world, seed=recipe.seed, device=ranks.device, few_shapes=layout.recorded,
     )  # fmt: skip
     tokenizer = data.tokenizer
     return Feed(loader, validation, tokenizer.vocab, tokenizer.token_bytes(), NewRows.of(tokenizer))

@@ -34,6 +34,8 @@ from .documents import document_attention, flash_kernels
 
 Kind = Literal["flash4", "varlen", "flex", "split", "mask"]
 KINDS: tuple[Kind, ...] = ("flash4", "varlen", "flex", "split", "mask")
+# Of those what they are given has the same shapes for every batch, and they take documents without a token. 'split' is the CPU's.
+RECORDED = ("varlen", "split")
 
 # cuDNN's kernels first: on Hopper they take two thirds of the time of PyTorch's own FlashAttention.
 BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -107,7 +109,7 @@ class Attention:
 
 def choose(
     wanted: Kind | Literal["auto"], device: torch.device, compute: torch.dtype, text: Any, special: str | None = None,
-    layer: int = SMALL_LAYER,
+    layer: int = SMALL_LAYER, *, recorded: bool = False,
 ) -> Kind:  # fmt: skip
     """Return the kernel for packed documents.
 
@@ -117,12 +119,15 @@ def choose(
         text: the model's config.
         special: see `special_scores`.
         layer: how many parameters a layer has.
+        recorded: one whose work can be recorded.
 
     Raises:
         UserError: the wanted one is not to be had; says what is missing.
     """
     if wanted == "auto":
         there = [kind for kind in KINDS if missing(kind, device, compute, text, special) is None]
+        if recorded:
+            there = [kind for kind in RECORDED if kind in there] or there
         return "varlen" if layer < SMALL_LAYER and "varlen" in there else there[0]
     why = missing(wanted, device, compute, text, special)
     if why is not None:

@@ -27,7 +27,7 @@ from windtunnel.recipe import HuggingFaceModel, Layout, LoRA, Recipe, UserError
 
 from ..engine import COMPUTE, Feed, Parameters
 from ..ranks import Ranks
-from .attention import Attention, Kind, choose, special_scores
+from .attention import RECORDED, Attention, Kind, choose, special_scores
 from .engine import HFEngine, HFJob
 from .network import Network, add_lora, cast_within, drops_out, freeze_in_fp8, prepare_blocks, share_experts, skeleton
 from .optimizer import AdamW, States
@@ -57,6 +57,7 @@ def build_hf(
     keep_attention: bool = False,
     expert: int = 1,
     new: NewRows | None = None,
+    recorded: bool = False,
 ) -> HFJob:
     """Return a causal language model, sharded over the ranks, with its optimizer.
 
@@ -77,12 +78,15 @@ def build_hf(
         keep_attention: with recompute 'block', keep what attention has computed.
         expert: ranks that share the experts of each layer, where these are held as 'fp8-experts'.
         new: rows of tokens that were added to the model's own, which `raw_config` has room for.
+        recorded: passes are recorded as CUDA graphs; 'auto' then takes an attention kernel that can be.
 
     Raises:
-        UserError: the model or the way it is to be held is not supported.
+        UserError: the model or the way it is to be held is not supported, or its passes cannot be recorded.
     """
     _check_held(weights, lora, expert)
     model = skeleton(raw_config)
+    if recorded:
+        _check_recorded(model, weights, shard, ranks)
     _check_length(model.config, sequence)
     model.train()
     blocks = blocks_of(model)
@@ -103,7 +107,8 @@ def build_hf(
     if compile:
         for norm in _norms(model):
             norm.forward = torch.compile(norm.forward, dynamic=False)
-    network = Network(model, _attention(model, attention, ranks.device, compute, exact), compute)
+    attends = _attention(model, attention, ranks.device, compute, exact, recorded)
+    network = Network(model, attends, compute, few_extents=recorded)
     if sharded.mesh is not None:
         reduce = torch.float32 if master or lora is not None else compute
         shard_model(network, blocks, sharded.mesh, shard=shard, compute=compute, reduce=reduce)
@@ -114,9 +119,12 @@ def build_hf(
         states="bf16" if states == "fp32" and not master and lora is None else states,
         group=sharded.group,
         compiled=compile and ranks.device.type == "cuda",
+        kept=recorded,
     )
     keep_gathered = shard == "optimizer" and ranks.world > 1
-    return HFJob(network, optimizer, counts, ranks, sharded=sharded.group is not None, keep_gathered=keep_gathered)
+    return HFJob(
+        network, optimizer, counts, ranks, sharded=sharded.group is not None, keep_gathered=keep_gathered, recorded=recorded
+    )
 
 
 FULL_RATE, ADAPTER_RATE = 1e-5, 2e-4
@@ -150,7 +158,7 @@ def build_hf_engine(recipe: Recipe, layout: Layout, ranks: Ranks, feed: Feed, co
         config, lora=model.adapter, weights=model.weights, master=stage.master, states=stage.states,
         recompute="block" if layout.recompute == "block" else "none", compile=layout.compile, shard=layout.shard, ranks=ranks,
         sequence=layout.sequence, seed=recipe.seed, compute=COMPUTE[layout.precision], folder=folder,
-        attention=stage.attention, exact=stage.deterministic, expert=layout.expert, new=feed.new,
+        attention=stage.attention, exact=stage.deterministic, expert=layout.expert, new=feed.new, recorded=layout.recorded,
     )  # fmt: skip
     rate = stage.learning_rate or (FULL_RATE if model.adapter is None else ADAPTER_RATE)
     return HFEngine(
@@ -187,9 +195,24 @@ def _check_held(weights: str, lora: LoRA | None, expert: int) -> None:
         )
 
 
+def _check_recorded(model: PreTrainedModel, weights: str, shard: str, ranks: Ranks) -> None:
+    """Refuse what is not recorded: the host's part in a pass, random numbers, exchanges with other ranks. Raises UserError."""
+    launched = "--set stages.sft.graphs=false"
+    if weights == "fp8-experts":
+        raise UserError("stages.sft.graphs: tokens that travel to shared experts cannot be recorded", launched)
+    if ranks.world > 1 and shard != "none":
+        raise UserError(
+            "stages.sft.graphs: passes that gather weights from other ranks are not recorded",
+            f"--set layout.shard=none, or {launched}",
+        )
+    if drops_out(model):
+        raise UserError("stages.sft.graphs: this model's config asks for dropout, which is not recorded", launched)
+
+
 def _attention(
-    model: PreTrainedModel, wanted: Kind | Literal["auto"], device: torch.device, compute: torch.dtype, exact: bool
-) -> Attention:
+    model: PreTrainedModel, wanted: Kind | Literal["auto"], device: torch.device, compute: torch.dtype, exact: bool,
+    recorded: bool,
+) -> Attention:  # fmt: skip
     text = model.config.get_text_config()
     window = getattr(text, "sliding_window", None)
     on_gpu = device.type == "cuda"
@@ -199,7 +222,11 @@ def _attention(
         torch.use_deterministic_algorithms(exact, warn_only=True)
     special = special_scores(model)
     inner = sum(p.numel() for p in model.parameters() if text.vocab_size not in p.shape)
-    kind = choose(wanted, device, compute, text, special, inner // max(text.num_hidden_layers, 1))
+    layer = inner // max(text.num_hidden_layers, 1)
+    kind = choose(wanted, device, compute, text, special, layer, recorded=recorded)
+    if recorded and kind not in RECORDED:
+        other = "" if wanted == "auto" else "--set stages.sft.attention=auto, or "
+        raise UserError(f"stages.sft.graphs: attention by {kind} is not recorded", f"{other}--set stages.sft.graphs=false")
     return Attention(kind, frozenset([window] if window else []), exact=exact and on_gpu, special=special is not None)
 
 

@@ -128,7 +128,7 @@ def _sides(window: int) -> dict[str, int]:
 
 def _split(q: Tensor, k: Tensor, v: Tensor, bounds: list[int], scale: float, window: int) -> tuple[Tensor, Tensor]:
     out, sums = q.new_empty(*q.shape[:2], v.size(2)), q.new_empty(q.size(1), q.size(0), dtype=torch.float32)
-    for start, end in itertools.pairwise(bounds):
+    for start, end in _filled(bounds):
         part = slice(start, end)
         one = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             *_heads_first(q, k, v, part), 0.0, not window, attn_mask=_near(end - start, window, q), scale=scale
@@ -142,7 +142,7 @@ def _split_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v, out, sums = kept
     results = tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
-    for start, end in itertools.pairwise(bounds):
+    for start, end in _filled(bounds):
         part = slice(start, end)
         ours, theirs = (t[part].transpose(0, 1)[None] for t in (grad, out))
         found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -154,6 +154,11 @@ def _split_backward(
             shared = one[0].unflatten(0, (result.size(1), -1)).sum(1)
             result[part] = shared.transpose(0, 1)
     return results  # type: ignore[return-value]
+
+
+def _filled(bounds: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield where documents begin and end, but for empty ones: they round a number up, and the CPU's kernel cannot do them."""
+    return ((start, end) for start, end in itertools.pairwise(bounds) if start < end)
 
 
 def _heads_first(q: Tensor, k: Tensor, v: Tensor, part: slice) -> tuple[Tensor, ...]:

@@ -6,6 +6,7 @@ import gc
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,14 +17,20 @@ from torch.distributed.fsdp import FSDPModule
 from windtunnel.checkpoint import Slice
 from windtunnel.data import Batch
 from windtunnel.evaluate import Validation, validation_loss
+from windtunnel.model import Replay, cuda_recorder
 from windtunnel.recipe import Layout, Schedule
 
 from ..engine import EngineState, Feed, Mark, Moment, Parameters, Pending, adopt, nothing, row_offset
 from ..ranks import Ranks
 from ..schedule import learning_rate_scale
+from .attention import Packed
+from .loss import TokenObjective
 from .network import Network
 from .optimizer import AdamW
 from .shards import sum_gradients
+
+# Each takes some of the device's memory for its list of kernels, beside the pool that all share.
+MOST_RECORDINGS = 16
 
 
 class HFJob:
@@ -34,13 +41,20 @@ class HFJob:
         optimizer: AdamW over the trained parameters.
         parameters: how many there are.
         sharded: each rank has a part of its own, not a copy.
+
+    Args:
+        recorded: the passes of a micro-batch are recorded as CUDA graphs; gradients then stay where they are.
     """
 
     def __init__(
-        self, network: Network, optimizer: AdamW, parameters: Parameters, ranks: Ranks, *, sharded: bool, keep_gathered: bool
-    ) -> None:
+        self, network: Network, optimizer: AdamW, parameters: Parameters, ranks: Ranks, *, sharded: bool, keep_gathered: bool,
+        recorded: bool = False,
+    ) -> None:  # fmt: skip
         self.network, self.optimizer, self.parameters, self.ranks = network, optimizer, parameters, ranks
         self.sharded, self._keep_gathered = sharded, keep_gathered
+        self._run = Replay(cuda_recorder("stages.sft"), MOST_RECORDINGS) if recorded else Replay()
+        # What is recorded adds to the same sums at every step.
+        self._sums = torch.zeros(4, dtype=torch.float64, device=ranks.device)
 
     def step(
         self,
@@ -61,33 +75,24 @@ class HFJob:
             batches: this rank's `Batch`es, or (tokens, targets), each (micro_batch, sequence) on its device; targets < 0 are
                 skipped.
             batch_tokens: tokens of the step over all ranks.
-            mark: called on the host after each 'forward', 'backward' and 'optimizer'.
+            mark: called on the host after each 'forward', 'backward' and 'optimizer'. What is recorded goes by as a whole: a
+                marked step is not, and no step after it.
             before_update: called when the gradients are complete.
 
         Returns:
             (4,) fp64 on the device, over all ranks: sum of factor times loss in nats, sum of factors (of targets, where they
             have none) or shares, squared norm of the mean loss's gradient before clipping, targets.
         """
+        if mark is not None:
+            self._run = Replay()
         tell = mark or _ignore
         unit = 2.0 ** -math.ceil(math.log2(batch_tokens))
-        sums = torch.zeros(4, dtype=torch.float64, device=self.ranks.device)
+        sums = self._sums.zero_()
         for batch, last in _with_last(batches):
             if self._keep_gathered:
                 assert isinstance(self.network, FSDPModule)
                 self.network.set_reshard_after_backward(last)
-            (tokens, targets), more = self.network.given(batch)
-            total = self.network(tokens, targets, **more)[1]
-            tell("forward")
-            (total * unit).backward()
-            tell("backward")
-            there, factors, objective = targets >= 0, more.get("factors"), more.get("objective")
-            count = there.sum()
-            sums[0] += total.detach()
-            if objective is not None:
-                sums[1] += objective.share
-            else:
-                sums[1] += count if factors is None else torch.where(there, factors, 0.0).sum(dtype=torch.float64)
-            sums[3] += count
+            self._go_through(batch, unit, tell)
         if self.ranks.world > 1:
             dist.all_reduce(sums)
             if not self.sharded:
@@ -97,7 +102,45 @@ class HFJob:
         factor = torch.where(sums[1] > 0, 1.0 / (unit * sums[1]), 0.0)
         sums[2] = self.optimizer.step(learning_rate, factor.float())
         tell("optimizer")
-        return sums
+        return sums.clone()
+
+    def _go_through(self, batch: Iterable[Tensor], unit: float, tell: Mark) -> None:
+        """Go forward and backward over a micro-batch, recorded where that is asked for, and add to the sums."""
+        (tokens, targets), more = self.network.given(batch)
+        packed: Packed | None = more.get("packed")
+        known = {
+            "tokens": tokens, "targets": targets, "positions": more.get("positions"), "factors": more.get("factors"),
+            "rows": more.get("rows"), "starts": None if packed is None else packed.starts,
+        }  # fmt: skip
+        tensors = {name: tensor for name, tensor in known.items() if tensor is not None}
+
+        def passes(*given: Tensor) -> None:
+            here: dict[str, Any] = dict(zip(tensors, given, strict=True))
+            starts, rest = here.pop("starts", None), {name: value for name, value in more.items() if name not in here}
+            if packed is not None:
+                rest["packed"] = replace(packed, starts=starts)
+            self._passes(**here, **rest, unit=unit, tell=tell)
+
+        extent = None if packed is None or packed.extent is None else tuple(packed.extent.tolist())
+        # An objective is another one for each micro-batch.
+        (Replay() if "objective" in more else self._run)(("passes", unit, extent), passes, *tensors.values())
+
+    def _passes(
+        self, tokens: Tensor, targets: Tensor, *, unit: float, tell: Mark, factors: Tensor | None = None,
+        objective: TokenObjective | None = None, **more: Any,
+    ) -> None:  # fmt: skip
+        total = self.network(tokens, targets, factors=factors, objective=objective, **more)[1]
+        tell("forward")
+        (total * unit).backward()
+        tell("backward")
+        there, sums = targets >= 0, self._sums
+        count = there.sum()
+        sums[0] += total.detach()
+        if objective is not None:
+            sums[1] += objective.share
+        else:
+            sums[1] += count if factors is None else torch.where(there, factors, 0.0).sum(dtype=torch.float64)
+        sums[3] += count
 
     def reshard(self) -> None:
         """Drop what a forward pass left gathered: it is in the products' dtype, not the weights' own."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from windtunnel.data import Batch
+from windtunnel.data import Batch, bucketed
 from windtunnel.model import (
     ExpertGroup,
     FP8Experts,
@@ -35,12 +35,13 @@ class Network(nn.Module):
 
     Attributes:
         temperature: logits are divided by it.
+        few_extents: numbers and lengths of documents are rounded up to a few, for passes that may be recorded.
     """
 
-    def __init__(self, model: PreTrainedModel, attention: Attention, compute: torch.dtype) -> None:
+    def __init__(self, model: PreTrainedModel, attention: Attention, compute: torch.dtype, few_extents: bool = False) -> None:
         super().__init__()
         self.model, self.attention, self._compute = model, attention, compute
-        self.temperature = 1.0
+        self.temperature, self.few_extents = 1.0, few_extents
         config = model.config.get_text_config()
         self._cap = float(getattr(config, "final_logit_softcapping", None) or 0.0)
         # Granite divides the logits, Cohere multiplies them.
@@ -53,7 +54,12 @@ class Network(nn.Module):
             return (tokens, targets), {}
         more: dict[str, Any] = {"factors": batch.weights, "rows": batch.target_rows}
         if batch.document_ids is not None:
-            packed = self.attention.of_documents(batch.document_ids, batch.cu_seqlens, batch.extent)
+            extent = batch.extent
+            if self.few_extents and extent is not None:
+                documents, longest = extent.tolist()
+                B, T = batch.document_ids.shape
+                extent = torch.tensor(bucketed(documents, longest, B * T, T))
+            packed = self.attention.of_documents(batch.document_ids, batch.cu_seqlens, extent)
             more |= {"positions": batch.position_ids, "packed": packed}
         if isinstance(batch, ObjectiveBatch):
             more["objective"] = batch.objective

@@ -33,14 +33,19 @@ class AdamW:
         group: ranks among which the parameters are sharded, None if they are not.
         compiled: fuse the update into one kernel.
         clip: largest norm of the gradient; larger ones are scaled down to it.
+        kept: gradients are there from now on and stay where they are, for what was recorded to add to.
     """
 
     def __init__(
         self, parameters: Mapping[str, nn.Parameter], *, states: States, group: dist.ProcessGroup | None = None,
         compiled: bool = False, betas: tuple[float, float] = (0.9, 0.95), eps: float = 1e-8, weight_decay: float = 0.0,
-        clip: float = 1.0,
+        clip: float = 1.0, kept: bool = False,
     ) -> None:  # fmt: skip
         self._parameters, self._group, self._compiled, self._clip = dict(parameters), group, compiled, clip
+        self._kept: list[Tensor] = []
+        for parameter in self._parameters.values() if kept else ():
+            parameter.grad = torch.zeros_like(parameter)
+            self._kept.append(parameter.grad)
         self._betas, self._eps, self._decay = betas, eps, weight_decay
         self.steps = 0
         self._moments = {name: _Moments(local(p), states) for name, p in self._parameters.items()}
@@ -55,7 +60,7 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, learning_rate: float, factor: Tensor | None = None) -> Tensor:
-        """Clip, update the weights and drop the gradients; waits for nothing.
+        """Clip, update the weights and drop the gradients, or zero them where they are kept; waits for nothing.
 
         Args:
             factor: () fp32 on the device, what the gradients are to be multiplied with; None: 1. Where it is 0, as in a step
@@ -80,8 +85,11 @@ class AdamW:
             self._fused_step(gradients, scale, learning_rate)
         else:
             self._rounded_step(gradients, scale, learning_rate)
-        for parameter in self._parameters.values():
-            parameter.grad = None
+        if self._kept:
+            torch._foreach_zero_(self._kept)
+        else:
+            for parameter in self._parameters.values():
+                parameter.grad = None
         return square
 
     def _fused_step(self, gradients: dict[str, Tensor], scale: Tensor, learning_rate: float) -> None:
