@@ -217,7 +217,7 @@ def folder_tokenizer(recipe: Recipe) -> Folder:
         near = near_folders(named)
         nearest = f"nearest here: {', '.join(near)}; " if near else ""
         if is_folder_name(named):
-            raise MissingModel(f"data.tokenizer.path: not given, and model.config: there is no folder {named}", nearest + fix)
+            raise UserError(f"data.tokenizer.path: not given, and model.config: there is no folder {named}", nearest + fix)
         raise MissingModel(
             f"data.tokenizer.path: not given, and {named} is not on this machine",
             f"{nearest}windtunnel fetch {named}, or {fix}",
