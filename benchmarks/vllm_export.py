@@ -55,12 +55,20 @@ def main() -> int:
 
     prompts, wanted = by_transformers(given)
     found = by_vllm(given, prompts, [ids for ids, _ in wanted])
+    shape = json.loads((given.folder / "config.json").read_text(encoding="utf-8"))
     result = {
+        "what": "vLLM beside transformers on an exported folder: greedy answers, and log-probabilities of transformers' answers",
         "folder": given.folder.name,
+        "model": {key: shape.get(key) for key in ("model_type", "num_hidden_layers", "hidden_size", "vocab_size")},
         "dtype": given.dtype,
         **compare([p for _, p in wanted], *found),
-        "machine": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine(),
-        "versions": {"vllm": vllm.__version__, "torch": torch.__version__, "transformers": transformers.__version__},
+        "machine": machine(),
+        "versions": {
+            "python": platform.python_version(),
+            "vllm": vllm.__version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
     result["agrees"] = result["largest_margin"] <= given.margin
@@ -68,6 +76,15 @@ def main() -> int:
     if given.out:
         given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0 if result["agrees"] else 1
+
+
+def machine() -> str:
+    """Return the GPU's name, or the CPU's architecture and cores."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
 
 
 def by_transformers(given: argparse.Namespace) -> tuple[list[tuple[int, ...]], list[tuple[tuple[int, ...], Any]]]:

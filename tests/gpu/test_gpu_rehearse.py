@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from windtunnel.check import all_checks
+from windtunnel.data.subwords import CHATML_END, CHATML_START, train_bpe
+from windtunnel.model import hf_shape, weights_folder
 from windtunnel.rehearse import run_checks, select
-from windtunnel.rehearse.climbing import node, one_gpu
+from windtunnel.rehearse.climbing import full_size, node, one_gpu
 from windtunnel.rehearse.context import Rehearsal
 
 torch = pytest.importorskip("torch")
@@ -41,3 +44,46 @@ def test_full_size_steps_are_held_against_the_plan(stage, tmp_path: Path, monkey
     assert evidence.absent is None
     assert not evidence.warnings
     assert len(evidence.facts["losses"]) >= 10
+
+
+SMOLLM2 = "smollm2-135m-instruct"
+CHAT = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def random_model(folder: Path, **changes: object) -> str:
+    """Write a model of SmolLM2's shape, but for changes, with random weights and a small tokenizer; return its folder."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder.mkdir()
+    texts = [f"What is {i}+{3 * i}? Answer with the number alone.\nuser assistant" for i in range(300)]
+    train_bpe(texts, 400, (CHATML_START, CHATML_END)).save(folder / "tokenizer.json")
+    told = {"eos_token": CHATML_END, "bos_token": CHATML_START, "tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    (folder / "chat_template.jinja").write_text(CHAT)
+    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(**hf_shape(SMOLLM2).raw | ends | changes)).save_pretrained(folder)
+    return str(folder)
+
+
+def saved_and_loaded(config: str, folder: Path, *sets: str) -> None:
+    """Train a model at full size for a few steps, save, load, export and evaluate it."""
+    made = Rehearsal("finetune", (f"model.config={config}", "data.corpus.arithmetic.documents=5k", *sets), ("here",), folder)
+    evidence = full_size(made, print)
+    print(evidence.text)
+    assert evidence.facts["parameters"] == hf_shape(config).parameters
+    assert evidence.facts["checkpoint_bytes"] > evidence.facts["export_bytes"] > evidence.facts["parameters"]
+    assert 0 < evidence.facts["loss"] < 20
+    assert not list(folder.glob("full*/"))
+
+
+@pytest.mark.timeout(240)
+def test_a_fine_tuned_model_at_full_size_is_saved_loaded_exported_and_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SmolLM2 where its folder is in $WINDTUNNEL_MODELS, else a random model of its shape."""
+    monkeypatch.setenv("WINDTUNNEL_CACHE", str(tmp_path / "cache"))
+    saved_and_loaded(SMOLLM2 if weights_folder(SMOLLM2) else random_model(tmp_path / "random"), tmp_path)

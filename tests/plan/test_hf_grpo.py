@@ -9,6 +9,7 @@ import pytest
 from windtunnel.model import hf_shape
 from windtunnel.plan import Plan, lines, make_plan
 from windtunnel.plan.constants import HFConstants, load_hf_constants
+from windtunnel.plan.judging import TIMED_KERNELS
 from windtunnel.plan.rollout import plan_engines, sync_seconds
 from windtunnel.recipe import Recipe, UserError, load_recipe
 from windtunnel.rig import parse_rig
@@ -208,10 +209,10 @@ def test_judging_is_counted_and_hidden_only_where_no_gpu_is_shared() -> None:
     timed, free = plan("8xH100", *kernels), plan("8xH100", "stages.rl.rewards=[{kind: exact}]")
     assert "judging" not in free.step_terms
     assert plan("8xH100", f"stages.rl.rewards={twice}").step_terms["judging"] == timed.step_terms["judging"]
-    assert timed.step_terms["judging"] == pytest.approx(512 / 3.49)
+    assert timed.step_terms["judging"] == pytest.approx(512 / TIMED_KERNELS.per_second)
     assert timed.hidden_seconds == pytest.approx(free.hidden_seconds)
     assert timed.step_seconds == pytest.approx(sum(timed.step_terms.values()) - timed.hidden_seconds)
-    assert plan("2x(8xH100)", *kernels).step_terms["judging"] == pytest.approx(256 / 3.49)
+    assert plan("2x(8xH100)", *kernels).step_terms["judging"] == pytest.approx(256 / TIMED_KERNELS.per_second)
     code = plan("8xH100", "stages.rl.rewards=[{kind: code}]")
     assert code.hidden_seconds > free.hidden_seconds
     assert code.step_seconds == pytest.approx(free.step_seconds)

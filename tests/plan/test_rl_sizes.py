@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from windtunnel.plan import make_plan
-from windtunnel.plan.judging import CORE_SECONDS, judge_answers
+from windtunnel.plan.judging import CORE_SECONDS, REPLAYED_KERNELS, TIMED_KERNELS, judge_answers
 from windtunnel.recipe import load_recipe, stage_recipe
 from windtunnel.rig import parse_rig
 
@@ -38,6 +38,21 @@ def test_every_verifiers_time_is_the_measured_one() -> None:
     assert CORE_SECONDS["kernel"] == pytest.approx(1 / one["kernel_per_second"])
     assert CORE_SECONDS["code"] == pytest.approx(1 / one["code_per_second"])
     assert CORE_SECONDS["math"] == pytest.approx(1 / json.loads((results / "verify-math-cpu.json").read_text())["per_second"])
+
+
+def test_kernels_are_judged_at_a_speed_that_was_measured_and_the_plan_says_at_which() -> None:
+    for speed in (TIMED_KERNELS, REPLAYED_KERNELS):
+        found = json.loads((BENCHMARKS / "results" / speed.file).read_text())
+        for key in speed.entry:
+            found = found[key]
+        assert found == speed.per_second
+    stage = load_recipe("rl", ["stages.rl.rewards=[{kind: kernel, key: task}]"]).rl
+    assert stage is not None
+    used, _, other = judge_answers(stage, parse_rig("8xH100"), 1).source.partition("not counted with")
+    assert f"3.5 kernels a second and machine, {TIMED_KERNELS.what}" in used
+    assert TIMED_KERNELS.file in used
+    assert "1.8 kernels a second" in other
+    assert REPLAYED_KERNELS.file in other
 
 
 def test_a_round_waits_for_its_judges() -> None:

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 VLLM_VERSIONS = ">=0.25.1,<0.33"
-"""Of vLLM that are known to do what is asked of them: 0.25.1 was tried on a GPU, 0.32 on a CPU."""
+"""Of vLLM that are known to do what is asked of them: 0.25.1 was tried on a GPU, 0.32.0 on a CPU (vllm-export-cpu.json)."""
 
 
 class AsyncEngine(Protocol):

@@ -13,8 +13,36 @@ CPU_SOURCE = (
     "5.8 kernels and 148 programs a second and core (benchmarks/results/verify-speed-cpu.json), 5.2 mathematical answers"
     " (benchmarks/results/verify-math-cpu.json)"
 )
-TIMED_KERNELS_PER_SECOND = 3.49
-GPU_SOURCE = "3.5 kernels a second and machine run and timed on a GPU (benchmarks/results/verify-speed-gpu.json)"
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Kernels a second that one machine with a GPU judges, as a file of measurements has it.
+
+    Attributes:
+        file: under benchmarks/results.
+        entry: in it, by keys and indices.
+        what: was judged.
+    """
+
+    per_second: float
+    file: str
+    entry: tuple[str | int, ...]
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.per_second:.1f} kernels a second and machine, {self.what} (benchmarks/results/{self.file})"
+
+
+TIMED_KERNELS = Speed(
+    3.49, "verify-speed-gpu.json", ("gpu_scaling", 5, "per_second"), "a small right one over and over, run and timed on a GPU"
+)
+"""What plans count with."""
+REPLAYED_KERNELS = Speed(
+    1.76, "verify-replay-h200.json", ("foreign", "after", "per_second"), "models' answers to KernelBench at its shapes, not timed"
+)
+"""Of other tasks than a recipe's own, by a later judge: told beside, so that nobody takes the other for it."""
+GPU_SOURCE = f"{TIMED_KERNELS}; not counted with: {REPLAYED_KERNELS}"
 MOST_WORKERS = 16
 """Answers judged at once by a process that learns."""
 
@@ -44,7 +72,7 @@ def subjects_of(recipe: Recipe) -> tuple[str, ...]:
 def judge_metric(metric: str, answers: int, rig: Rig) -> float:
     """Return the seconds of judging so many held-out answers of fine-tuning by a metric, one process judging."""
     seconds = answers * CORE_SECONDS.get(metric, 0.0) / max(1, min(rig.cpu_cores, MOST_WORKERS))
-    return max(seconds, answers / TIMED_KERNELS_PER_SECOND) if metric == "kernel" and rig.gpu is not None else seconds
+    return max(seconds, answers / TIMED_KERNELS.per_second) if metric == "kernel" and rig.gpu is not None else seconds
 
 
 def judge_answers(stage: GRPO, rig: Rig, processes: int, answers: int | None = None, subjects: tuple[str, ...] = ()) -> Judging:
@@ -77,7 +105,7 @@ def judge_answers(stage: GRPO, rig: Rig, processes: int, answers: int | None = N
         timed = (
             answers
             * sum(share for (kind, _, _), share in shares.items() if kind == "kernel")
-            / (TIMED_KERNELS_PER_SECOND * rig.nodes)
+            / (TIMED_KERNELS.per_second * rig.nodes)
         )
         seconds, hidden, sources = max(seconds, timed), 0.0, [*sources, GPU_SOURCE]
     free = sorted({kind for kind in kinds if kind not in CORE_SECONDS})
