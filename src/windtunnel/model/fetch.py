@@ -130,12 +130,12 @@ def require_weights(config: str) -> Path | None:
 
     Raises:
         MissingModel: it is not here; says how to get it.
-        UserError: it is half here; says what it lacks.
+        UserError: it is half here, or its name is nothing's; says what it lacks, or what is near.
     """
     folder = find_model(config)
     cut = cut_off(config)
     if folder is None and not cut and not is_known(config) and (is_folder_name(config) or hub_id(config) is None):
-        raise unknown_model(config, kind=MissingModel)
+        raise unknown_model(config)
     if folder is None or _noted(folder).get("only"):
         lacking = f"{cut} holds half of them" if cut else "are not on this machine"
         if folder is not None and not cut:

@@ -95,13 +95,12 @@ def is_known(name: str) -> bool:
     return name.strip().lower() in _spellings()
 
 
-def unknown_model(config: str, path: Path | None = None, kind: type[UserError] = UserError) -> UserError:
+def unknown_model(config: str, path: Path | None = None) -> UserError:
     """Return the error of a model that is not there, with the nearest folders, where it can only be one, and names.
 
     Args:
         config: as the recipe has it.
         path: where a folder or file was looked for; None: from the working directory.
-        kind: of the error.
     """
     place = _shortened(str(path or config))
     folders = near_folders(str(path or config))
@@ -109,14 +108,16 @@ def unknown_model(config: str, path: Path | None = None, kind: type[UserError] =
         fix = "a folder or file that holds the model's config.json is expected"
         what = place if config.endswith(".json") else f"folder {place}"
         nearest = f"nearest: {', '.join(folders)}" if folders else "check the path"
-        return kind(f"model.config: there is no {what}", f"{nearest}; {fix}, or a model by name: windtunnel fetch OWNER/NAME")
+        return UserError(
+            f"model.config: there is no {what}", f"{nearest}; {fix}, or a model by name: windtunnel fetch OWNER/NAME"
+        )
     wanted = config.strip().lower().rsplit("/", 1)[-1]
     choices = {spelling.rsplit("/", 1)[-1]: name for spelling, name in _spellings().items()}
     near = list(dict.fromkeys(choices[found] for found in difflib.get_close_matches(wanted, choices, n=6, cutoff=0.5)))[:3]
     nearest = f"nearest built-in models: {', '.join(near)}" if near else f"built-in models: {', '.join(known_models())}"
     if folders:
         nearest = f"nearest folders: {', '.join(folders)}; {nearest}"
-    return kind(
+    return UserError(
         f"model.config: {_shortened(config)!r} is neither a built-in model nor a file or folder",
         f"{nearest}; or give a config.json, or bring any model of the hub: windtunnel fetch OWNER/NAME",
     )
