@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from recordings import Again
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tiny_hf import tiny_llama
@@ -18,16 +18,6 @@ from windtunnel.generate import Engine, HFDecoder, Job, NoText, RecordedDecoder,
 from windtunnel.model import Recording
 
 CPU = torch.device("cpu")
-
-
-@dataclass
-class Again:
-    """In the place of a CUDA graph: it knows no other tensors than those it was recorded with."""
-
-    work: Callable[[], None]
-
-    def replay(self) -> None:
-        self.work()
 
 
 class Recorder:

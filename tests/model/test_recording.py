@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import pytest
 import torch
 from random_models import tokens
+from recordings import Again
 from recursive_reference import random_model, recursive_shape
 from torch import Tensor
 
@@ -17,16 +17,6 @@ from windtunnel.model.recording import RUNS_BEFORE
 from windtunnel.model.shape import RecursionShape
 
 SCHEMES = [RecursionShape("layerwise", 2, 1, 3), RecursionShape("two_latent", 2, 1, 3), RecursionShape("looped", 1, 1, 3)]
-
-
-@dataclass
-class Again:
-    """In the place of a CUDA graph: it knows no other tensors than those it was recorded with."""
-
-    work: Callable[[], None]
-
-    def replay(self) -> None:
-        self.work()
 
 
 def test_work_is_recorded_once_and_sees_what_it_is_given() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from hf_models import ALONE, MODELS, VOCAB, drawn, engine_on, job_of, packed, weights_of
 from hypothesis import given
 from hypothesis import strategies as st
+from recordings import Again
 
 from windtunnel.checkpoint import CheckpointStore, Facts
 from windtunnel.data import Batch, BatchLoader, ConversationFile, bucketed
@@ -28,16 +28,6 @@ WIDTH = 160
 PACKS = ((90, 60), (150,), (9,) * 17, (40,) * 3)
 BUCKETS = 3
 ROUNDS = 3 * (RUNS_BEFORE + 2)
-
-
-@dataclass
-class Again:
-    """In the place of a CUDA graph: it knows no other tensors than those it was recorded with."""
-
-    work: Callable[[], None]
-
-    def replay(self) -> None:
-        self.work()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from recordings import Again
 
 from windtunnel.evaluate import validation_loss
 from windtunnel.recipe import UserError, load_recipe
@@ -64,10 +65,6 @@ def test_recorded_passes_give_what_passes_give(request_: TrialRequest, tmp_path:
     from windtunnel.train.ranks import join_ranks
     from windtunnel.train.trial import EngineSteps, random_feed
 
-    class Again:
-        def __init__(self, work: Callable[[], None]) -> None:
-            self.replay = work
-
     results, recorded = [], 0
 
     def record(work: Callable[[], None]) -> Again:
@@ -118,13 +115,6 @@ def test_fp8_products_of_a_hugging_face_model_are_refused(tmp_path: Path) -> Non
     with pytest.raises(UserError) as error:
         run_trial(request, tmp_path, lambda _: None)
     assert "stages.sft.precision=bf16" in (error.value.fix or "")
-
-
-class Again:
-    """In the place of a CUDA graph."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        self.replay = work
 
 
 def test_a_trial_with_recorded_passes_records_them_validates_and_reads_the_phases_without(

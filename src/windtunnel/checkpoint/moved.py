@@ -14,8 +14,8 @@ WAIT_SECONDS = 30.0
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
 
-def twice(attempt: Callable[[], T], folder: Path) -> T:
-    """Return what an attempt returns; one that failed since the folder was not there is made once more when it is back.
+def retry_once_back(attempt: Callable[[], T], folder: Path) -> T:
+    """Return what an attempt returns; one that failed because the folder was gone is made once more when it is back.
 
     Args:
         attempt: writes into the folder, and may be made twice.

@@ -33,7 +33,7 @@ from windtunnel.files import fsync_folder, write_atomic
 from windtunnel.recipe import Checkpoints, UserError
 
 from .folder import MODEL, Checkpoint, CheckpointStore, Written, checksum, write_manifest
-from .moved import twice
+from .moved import retry_once_back
 from .retention import apply_retention, make_room
 from .slices import Value
 from .staging import Staging
@@ -305,7 +305,7 @@ class Saver:
         began = time.monotonic()
         try:
             self._staging.finish()
-            note = twice(lambda: self._write(job), self.store.folder)
+            note = retry_once_back(lambda: self._write(job), self.store.folder)
             path = self._commit(job, note) if self._group.rank == 0 else None
         except Exception as error:
             failure = self._give_up(job, error)
@@ -349,7 +349,7 @@ class Saver:
     def _commit(self, job: _Job, own: dict[str, Any]) -> Path:
         """Wait for all ranks' files, describe them, and give the folder its name."""
         notes = [own] + [self._await_note(job.folder, rank) for rank in range(1, self._group.world)]
-        return twice(lambda: self._publish(job, notes), self.store.folder)
+        return retry_once_back(lambda: self._publish(job, notes), self.store.folder)
 
     def _publish(self, job: _Job, notes: Sequence[Mapping[str, Any]]) -> Path:
         """Describe what all ranks wrote, by their notes, and give the folder its name."""

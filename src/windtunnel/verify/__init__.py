@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from .reading import read_text
     from .reward_process import RewardProcess, find_reward
     from .sandbox import Layers, Limits, Sandbox
-    from .second import second_opinion
+    from .second_judge import second_opinion
     from .selftest import TESTED, SelfTest, require_working, self_test
     from .service import serve
     from .tasks import catalogue as kernel_tasks

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from .sandbox import Job
 from .types import Verdict, Verifier, accept, refuse
+
+if TYPE_CHECKING:
+    from .mathematics import MathVerifier
 
 NUMBERS = "windtunnel.verify.mathematics_numbers:compare_values"
 
@@ -30,18 +34,18 @@ def second_opinion(verifier: Verifier) -> Verifier:
 
 @dataclass(frozen=True)
 class ByValues:
-    """Mathematics by numbers. What has no values to compare, such as a set or a text, is judged as before.
+    """Judge mathematics by numbers. What has no values to compare, such as a set or a text, is judged as before.
 
-    first: what is right, and which part of an answer counts.
+    Attributes:
+        first: what is right, and which part of an answer counts.
     """
 
-    first: object
+    first: MathVerifier
 
     def verify(self, answer: str) -> Verdict:
         """Judge one answer."""
-        from .mathematics import LIMITS, MathVerifier, sides
+        from .mathematics import LIMITS, sides
 
-        assert isinstance(self.first, MathVerifier)
         started = time.monotonic()
         compared = sides(self.first, answer)
         if compared is None:

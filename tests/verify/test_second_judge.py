@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from windtunnel.verify import CodeVerifier, KernelVerifier, MathVerifier, Verifiers, second_opinion
-from windtunnel.verify.second import ByValues
+from windtunnel.verify.second_judge import ByValues
 
 
 @pytest.fixture(scope="module")
