@@ -12,6 +12,8 @@ import torch
 from recordings import Again
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
+from interpreter import passes_interpreted
 from tiny_hf import tiny_llama
 
 from windtunnel.generate import Engine, HFDecoder, Job, NoText, RecordedDecoder, hf_decoder, load_hf
@@ -96,6 +98,39 @@ def test_after_a_failure_it_begins_anew(tmp_path: Path) -> None:
 
 def test_on_a_cpu_and_for_models_whose_steps_differ_nothing_is_recorded(tmp_path: Path) -> None:
     assert type(hf_decoder(load_hf(tiny_llama(tmp_path / "tiny"), CPU, torch.float32))) is HFDecoder
+
+
+SPANS = """
+import sys
+import torch
+sys.path[:0] = {paths!r}
+from pathlib import Path
+from recordings import Again
+from tiny_hf import tiny_llama
+from windtunnel.generate import HFDecoder, RecordedDecoder, load_hf
+
+with torch.inference_mode():
+    for kind, changes in {kinds!r}.items():
+        folder = tiny_llama(Path({folder!r}) / kind, kind=kind, **changes)
+        models = [load_hf(folder, torch.device("cpu"), torch.float32) for _ in range(2)]
+        plain, recorded = HFDecoder(models[0]), RecordedDecoder(models[1], None, lambda: Again, kernel=True)
+        for slot, length in enumerate((3, 30, 7)):
+            for decoder in (plain, recorded):
+                decoder.feed([slot], [list(range(5, 5 + length))])
+        for number in range(6):
+            slots = [0, 1, 2] if number < 3 else [0, 2]
+            tokens = [3 + 7 * number + slot for slot in slots]
+            one, other = (decoder.step(slots, tokens) for decoder in (plain, recorded))
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+        assert models[1].config._attn_implementation == "sdpa"
+print("all equal")
+"""
+
+
+def test_the_kernel_that_attends_gives_the_same_in_every_kind_of_model(tmp_path: Path) -> None:
+    here = Path(__file__).parent
+    kinds = {"llama": {}, "qwen2": {}, "qwen3": {"head_dim": 16}, "mistral": {}, "olmo2": {}, "granite": {}, "phi3": {}}
+    passes_interpreted(SPANS.format(paths=[str(here), str(here.parent)], kinds=kinds, folder=str(tmp_path)))
 
 
 @pytest.mark.gpu

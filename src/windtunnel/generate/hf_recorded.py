@@ -8,11 +8,13 @@ without meaning until few are left, and so do columns until they are full; then 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import AttentionInterface
 from transformers.cache_utils import Cache, DynamicLayer
 
 from windtunnel.model import Recording, Replay, cuda_recorder
@@ -24,6 +26,8 @@ Record = Callable[[Callable[[], None]], Recording]
 KINDS = frozenset({"llama", "mistral", "qwen2", "qwen3", "olmo2", "olmo3", "granite", "smollm3", "phi3"})
 """Models whose step has the same kernels whatever is in it: no experts, which tokens choose."""
 LEAST_COLUMNS = 256
+ATTENTION = "windtunnel_newest"
+"""The name under which transformers knows the attention of a step."""
 SPARSE = 4
 """A batch is made anew once fewer than one row in so many is in use."""
 
@@ -72,7 +76,8 @@ class StaticBatch:
     Attributes:
         end: columns that are there.
         column: (1,) where a step writes.
-        mask: (rows, 1, 1, columns), whether a row attends to a column.
+        first: (rows,) each row's first column; it attends to those from there to the newest.
+        mask: (rows, 1, 1, columns), the same as a mask, which attention on a CPU takes.
         logits: (rows, vocab) fp32 of the last step.
     """
 
@@ -82,6 +87,7 @@ class StaticBatch:
         self.mask = torch.zeros(rows, 1, 1, columns, dtype=torch.bool, device=device)
         self.logits = torch.zeros(rows, vocab, dtype=torch.float32, device=device)
         self.column = torch.zeros(1, dtype=torch.long, device=device)
+        self.first = torch.zeros(rows, dtype=torch.long, device=device)
         self.cache = Cache(layers=[StaticLayer(self, _room(pair, rows, columns)) for pair in like])
 
     @property
@@ -100,12 +106,16 @@ class RecordedDecoder(HFDecoder):
 
     Args:
         record: makes a recording of a function; see `windtunnel.model.Replay`. Called from the thread that decodes.
+        kernel: whether a kernel of Triton attends; None: where there is a GPU.
     """
 
-    def __init__(self, model: Any, capacity: int | None = None, record: Callable[[], Record] = cuda_recorder) -> None:
+    def __init__(
+        self, model: Any, capacity: int | None = None, record: Callable[[], Record] = cuda_recorder, *, kernel: bool | None = None
+    ) -> None:
         self._batch: StaticBatch | None = None
         self._recorder, self._replay = record, Replay()
         super().__init__(model, capacity)
+        self._kernel = self.device.type == "cuda" if kernel is None else kernel
 
     def reset(self) -> None:
         """Empty all slots and begin with new memory, after a failure."""
@@ -134,14 +144,31 @@ class RecordedDecoder(HFDecoder):
         assert batch is not None
         batch.column = given[2, :1]
         batch.mask.index_fill_(3, batch.column, True)
-        out = self.model(
-            input_ids=given[0][:, None],
-            attention_mask=batch.mask,
-            position_ids=given[1][:, None],
-            past_key_values=batch.cache,
-            use_cache=True,
-        )
+        with self._attention(batch) as more:
+            out = self.model(
+                input_ids=given[0][:, None],
+                attention_mask=batch.mask,
+                position_ids=given[1][:, None],
+                past_key_values=batch.cache,
+                use_cache=True,
+                **more,
+            )
         batch.logits.copy_(out.logits[:, -1])
+
+    @contextlib.contextmanager
+    def _attention(self, batch: StaticBatch) -> Iterator[dict[str, Any]]:
+        """Have the model attend by each row's span of columns, where a kernel does; what it is to be called with besides."""
+        if not self._kernel:
+            yield {}
+            return
+        config = self.model.config.get_text_config()
+        before = config._attn_implementation
+        AttentionInterface.register(ATTENTION, _attend)
+        config._attn_implementation = ATTENTION
+        try:
+            yield {"spans": (batch.first, batch.column)}
+        finally:
+            config._attn_implementation = before
 
     def _is_done_with(self, batch: StaticBatch, slots: Sequence[int]) -> bool:
         """Return whether other rows or columns are needed."""
@@ -176,6 +203,8 @@ class RecordedDecoder(HFDecoder):
         own = torch.tensor([self._lengths[slot] for slot in slots], device=self.device)[:, None]
         column = torch.arange(columns, device=self.device)
         batch.mask[: len(slots), 0, 0] = (column >= width - own) & (column < width)
+        batch.first.fill_(width)  # of rows that nobody uses
+        batch.first[: len(slots)] -= own[:, 0]
         batch.end = width
         self._let_go()
         for slot in alone:
@@ -188,6 +217,17 @@ class RecordedDecoder(HFDecoder):
         """Drop the batch and its recording with their memory."""
         self._replay.forget()
         self._batch = None
+
+
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *,
+    spans: tuple[Tensor, Tensor], scaling: float | None = None, **_: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Attend to spans of columns; called by transformers in place of its own. Returns (rows, 1, heads, dim), and no weights."""
+    from windtunnel.model.triton_attention import attend_newest  # Triton is there where a GPU is
+
+    scale = query.size(-1) ** -0.5 if scaling is None else scaling
+    return attend_newest(query, key, value, *spans, scale).transpose(1, 2), None
 
 
 def hf_decoder(model: Any, capacity: int | None = None) -> HFDecoder:
