@@ -25,11 +25,34 @@ def choose(logits_NV: Tensor, temperature_N: Tensor, top_p_N: Tensor, top_k_N: T
     if not bool((temperature_N > 0).any()):
         return best
     scaled = logits_NV / temperature_N.clamp(min=1e-4)[:, None]
-    ordered, token = scaled.sort(dim=-1, descending=True, stable=True)
+    whole = (top_p_N >= 1) & ((top_k_N <= 0) | (top_k_N >= logits_NV.size(-1)))
+    if bool(whole.all()):
+        sampled = _of_all(scaled, uniform_N)
+    elif bool(whole.any()):
+        sampled = torch.where(whole, _of_all(scaled, uniform_N), _of_likeliest(scaled, top_p_N, top_k_N, uniform_N))
+    else:
+        sampled = _of_likeliest(scaled, top_p_N, top_k_N, uniform_N)
+    return torch.where(temperature_N > 0, sampled, best)
+
+
+def _of_all(scaled_NV: Tensor, uniform_N: Tensor) -> Tensor:
+    """Return the token at which the sum of probabilities, in the order of the vocabulary, passes the draw.
+
+    Sorting is most of the time of sampling from a large vocabulary, and nothing is cut off here.
+    """
+    total = scaled_NV.softmax(-1).cumsum(-1)
+    draw = uniform_N.to(total.dtype)[:, None] * total[:, -1:]
+    # Rounding may leave the draw at the very top: then the last token that adds anything.
+    last = (total < total[:, -1:]).sum(-1)
+    return torch.minimum((total <= draw).sum(-1), last)
+
+
+def _of_likeliest(scaled_NV: Tensor, top_p_N: Tensor, top_k_N: Tensor, uniform_N: Tensor) -> Tensor:
+    ordered, token = scaled_NV.sort(dim=-1, descending=True, stable=True)
     probability = ordered.softmax(-1)
     before = probability.cumsum(-1) - probability
-    rank = torch.arange(logits_NV.size(-1), device=logits_NV.device)
-    limit = torch.where(top_k_N > 0, top_k_N, logits_NV.size(-1))
+    rank = torch.arange(scaled_NV.size(-1), device=scaled_NV.device)
+    limit = torch.where(top_k_N > 0, top_k_N, scaled_NV.size(-1))
     keep = (rank < limit[:, None]) & (before < top_p_N[:, None])
     keep[:, 0] = True
     kept = torch.where(keep, probability, 0.0)
@@ -37,8 +60,7 @@ def choose(logits_NV: Tensor, temperature_N: Tensor, top_p_N: Tensor, top_k_N: T
     # Drawn on the scale of what is kept. Rounding may leave the draw at the very top: the last kept token then.
     draw = uniform_N.to(kept.dtype)[:, None] * total[:, -1:]
     index = torch.minimum((total <= draw).sum(-1), keep.sum(-1) - 1)
-    sampled = token.gather(1, index[:, None])[:, 0]
-    return torch.where(temperature_N > 0, sampled, best)
+    return token.gather(1, index[:, None])[:, 0]
 
 
 def top_log_probabilities(logits_NV: Tensor, chosen_N: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
