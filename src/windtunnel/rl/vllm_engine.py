@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import Pipe
@@ -46,6 +46,12 @@ SOCKETS, SOCKETS_PREFIX = "VLLM_RPC_BASE_PATH", "wt-vllm-"
 """Environment: where vLLM's processes have their sockets."""
 WORKER = f"{__package__}.vllm_adapters.AdapterReceipts"
 TIMEOUT_SECONDS = 600.0
+TOKENS_AT_A_TIME = 32
+"""Tokens of an answer that vLLM tells together; also how often it shows that it goes on."""
+RANK_VARIABLES = frozenset(
+    {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+)
+"""What torchrun, or this package in its place, tells a rank."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +204,8 @@ class VLLMEngine:
             "dtype": str(self._dtype).removeprefix("torch."), "skip_tokenizer_init": True, "max_model_len": tokens,
             "tensor_parallel_size": settings.tensor, "worker_extension_cls": settings.worker, "disable_log_stats": True,
             "logprobs_mode": "processed_logprobs", "enable_prefix_caching": False, "generation_config": "vllm",
+            # Nobody reads along: of 256 answers at a time, telling each token cost more than computing it.
+            "stream_interval": TOKENS_AT_A_TIME,
         }  # fmt: skip
         if settings.devices is None:
             arguments["enforce_eager"] = True
@@ -299,11 +307,22 @@ class Interpreter:
 def start_vllm(dtype: torch.dtype, serving: Serving, settings: VLLMSettings) -> tuple[Connection, Interpreter]:
     """Start vLLM's process; its pipe, and the process."""
     ours, theirs = Pipe()
+    environment = engine_environment(os.environ, settings)
+    command = [settings.python, "-m", __name__, str(theirs.fileno())]
+    process = Interpreter(command, environment, theirs.fileno(), settings.log)
+    theirs.close()
+    with contextlib.suppress(OSError):
+        ours.send((dtype, serving, settings))
+    return ours, process
+
+
+def engine_environment(environ: Mapping[str, str], settings: VLLMSettings) -> dict[str, str]:
+    """Return the environment of vLLM's process: this one's, without what makes it one of the learners."""
     source = str(Path(__file__).resolve().parents[2])
-    paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "VLLM_NO_USAGE_STATS": "1"}
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):  # the learners', not its
-        environment.pop(name, None)
+    paths = [source, *filter(None, [environ.get("PYTHONPATH")])]
+    # vLLM makes a process group of its own. With the learners' variables it would look for their store, and wait for it for ever.
+    kept = {name: value for name, value in environ.items() if name not in RANK_VARIABLES and not name.startswith("TORCHELASTIC_")}
+    environment = {**kept, "PYTHONPATH": os.pathsep.join(paths), "VLLM_NO_USAGE_STATS": "1"}
     # Answers have seeds of their own, which its sampler does not know; vLLM looks for it all the same, and fails without it.
     environment.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     if settings.devices is None:
@@ -312,13 +331,8 @@ def start_vllm(dtype: torch.dtype, serving: Serving, settings: VLLMSettings) -> 
             cores = sorted(os.sched_getaffinity(0))
             environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "|".join(str(core) for core in cores[: settings.tensor]))
     else:
-        environment["CUDA_VISIBLE_DEVICES"] = _named(settings.devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    command = [settings.python, "-m", __name__, str(theirs.fileno())]
-    process = Interpreter(command, environment, theirs.fileno(), settings.log)
-    theirs.close()
-    with contextlib.suppress(OSError):
-        ours.send((dtype, serving, settings))
-    return ours, process
+        environment["CUDA_VISIBLE_DEVICES"] = _named(settings.devices, environ.get("CUDA_VISIBLE_DEVICES"))
+    return environment
 
 
 def _named(devices: str, visible: str | None) -> str:
