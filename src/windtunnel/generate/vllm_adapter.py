@@ -244,6 +244,7 @@ def sampling_keywords(job: Job, ends: frozenset[int]) -> dict[str, Any]:
         "stop_token_ids": sorted(ends),
         "logprobs": drawn if scored is None else scored,
         "prompt_logprobs": scored if job.score_prompt else None,
+        "flat_logprobs": job.draws,  # plain lists: an object for each token of long answers burdens the garbage collector
         "detokenize": False,
     }
 
