@@ -18,6 +18,10 @@ from .mismatch import Mismatch, measure_mismatch
 # Nats, mean and largest, over the canary's tokens. Scale models of all families that the trainer takes differ by 3e-7 and 1e-6
 # in fp32, by 4e-3 and 0.09 in bf16: there merged adapters are rounded, and a router now and then chooses another expert.
 TOLERANCE = {torch.float32: (1e-5, 1e-3), torch.bfloat16: (0.02, 0.5)}
+# Of a trained model random tokens have logits of 20 to 40, of which bf16 keeps a tenth: SmolLM2-135M and vLLM differed by
+# 0.097 and 0.49 on an H100 with the same weights. So an engine's first version may differ by more, and how far it does says
+# how far apart the two are: every later version may differ by twice that.
+FIRST_TOLERANCE = {torch.float32: TOLERANCE[torch.float32], torch.bfloat16: (0.25, 3.0)}
 
 
 @dataclass(frozen=True)
@@ -71,13 +75,21 @@ def score(job: HFJob, tokens: Tensor) -> Tensor:
     return -losses.float().cpu()
 
 
-def make_canary(job: HFJob, tokens: Tensor, computed: torch.dtype) -> Canary:
+def tolerance_after(computed: torch.dtype, seen: Mismatch | None) -> tuple[float, float]:
+    """Return the nats, mean and largest, by which an engine may differ that differed by `seen` before; None: it has no weights yet."""
+    if seen is None:
+        return FIRST_TOLERANCE[computed]
+    mean, largest = TOLERANCE[computed]
+    return max(mean, 2 * seen.mean), max(largest, 2 * seen.largest)
+
+
+def make_canary(job: HFJob, tokens: Tensor, tolerance: tuple[float, float]) -> Canary:
     """Return the learner's canary. All ranks must call it together.
 
     Args:
         job: the learner.
         tokens: (B, T) int64, the sequences to score.
-        computed: the lesser of the dtypes that learner and engine compute in; it decides the tolerance.
+        tolerance: nats, mean and largest, by which an engine may differ.
     """
-    mean, largest = TOLERANCE[computed]
+    mean, largest = tolerance
     return Canary(tokens.cpu(), score(job, tokens), mean, largest)

@@ -18,11 +18,13 @@ from windtunnel.recipe import GRPO, UserError
 from windtunnel.run import LOGS
 from windtunnel.train import COMPUTE, HFEngine, Ranks, adapter_settings, plain_model, training_undisturbed, vocabulary_of
 
+from .canary import tolerance_after
 from .engine import Receipt, Serving
 from .engine_process import EngineProcess, Told
 from .engine_share import EngineShare
 from .engines import Engines, Process
 from .link import Link
+from .mismatch import Mismatch
 from .patience import last_line
 from .placed_engine import PlacedEngine
 from .send import Held, WeightSender
@@ -124,6 +126,7 @@ class Beside:
         draw = torch.Generator().manual_seed(CANARY_SEED)
         length = min(CANARY_TOKENS, inner.layout.sequence - 1)  # vLLM only scores what one more token fits behind
         self._canary = torch.randint(0, vocabulary_of(inner.job), (CANARIES, length), generator=draw)
+        self._seen: Mismatch | None = None
         self._metrics: dict[str, float] = {}
 
         vllm = stage.engine == "vllm"
@@ -168,8 +171,9 @@ class Beside:
         began, version = time.monotonic(), self._inner.job.optimizer.steps
         if self._newest is None or self._newest[1] != version:
             path = publish_weights(
-                self._inner.job, self._publisher, version, dtype=self._dtype, canary=self._canary, compute=self._dtype
-            )
+                self._inner.job, self._publisher, version, dtype=self._dtype, canary=self._canary, compute=self._dtype,
+                tolerance=tolerance_after(self._dtype, self._seen),
+            )  # fmt: skip
             self._newest = Path(self._ranks.share(None if path is None else str(path))), version
         self._published = time.monotonic() - began
         return self._newest
@@ -192,7 +196,10 @@ class Beside:
         if self._apart is not None and self._base is None:
             path = publish_base(job, Publisher(self._apart, keep=1) if self._ranks.first else None, dtype=self._dtype)
             self._base = Path(self._ranks.share(None if path is None else str(path)))
-        offer = offer_weights(job, version, dtype=self._dtype, canary=self._canary, compute=self._dtype, base=self._base)
+        offer = offer_weights(
+            job, version, dtype=self._dtype, canary=self._canary, compute=self._dtype, base=self._base,
+            tolerance=tolerance_after(self._dtype, self._seen),
+        )  # fmt: skip
         offered = time.monotonic()
 
         def send(sender: WeightSender, held: Held, check: Callable[[], None]) -> None:
@@ -203,6 +210,8 @@ class Beside:
 
     def _shown(self, receipts: Sequence[Receipt], published: float, loaded: float, restarts: int) -> dict[str, float]:
         canaries = [receipt.canary for receipt in receipts if receipt.canary is not None]
+        if self._seen is None:
+            self._seen = max(canaries, key=lambda canary: canary.mean)
         return {
             "publish_seconds": published,
             "load_seconds": loaded,

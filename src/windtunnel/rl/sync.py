@@ -12,15 +12,16 @@ from torch import Tensor
 
 from windtunnel.train import HFJob, adapter_settings, adapter_tensors, hub_buckets, hub_config, hub_weights
 
-from .canary import Canary, make_canary
+from .canary import TOLERANCE, Canary, make_canary
 from .errors import StaleWeights
 from .send import Held, Sent, WeightSender, nothing
 from .snapshot import Publisher
 
 
 def publish_weights(
-    job: HFJob, publisher: Publisher | None, version: int, *, dtype: torch.dtype, canary: Tensor, compute: torch.dtype
-) -> Path | None:
+    job: HFJob, publisher: Publisher | None, version: int, *, dtype: torch.dtype, canary: Tensor, compute: torch.dtype,
+    tolerance: tuple[float, float] | None = None,
+) -> Path | None:  # fmt: skip
     """Score a canary, gather the weights block by block, merge adapters, and publish. All ranks must call it together.
 
     Args:
@@ -30,6 +31,7 @@ def publish_weights(
         dtype: of the parameters, as the engines hold them.
         canary: tokens (B, T) int64 that the learner scores and every engine must score alike.
         compute: what the learner computes in.
+        tolerance: see `make_canary`; None: of small random models.
 
     Returns:
         The version's folder; None on ranks other than the first.
@@ -38,7 +40,7 @@ def publish_weights(
         RuntimeError: on every rank, when the first one could not write; names the cause.
     """
     assert (publisher is not None) == job.ranks.first
-    scored = make_canary(job, canary, _lesser(dtype, compute))
+    scored = make_canary(job, canary, tolerance or TOLERANCE[_lesser(dtype, compute)])
     return _published(job, publisher, version, hub_weights(job, dtype), dtype, scored)
 
 
@@ -89,13 +91,14 @@ class Offer:
 
 
 def offer_weights(
-    job: HFJob, version: int, *, dtype: torch.dtype, canary: Tensor, compute: torch.dtype, base: Path | None = None
-) -> Offer:
+    job: HFJob, version: int, *, dtype: torch.dtype, canary: Tensor, compute: torch.dtype, base: Path | None = None,
+    tolerance: tuple[float, float] | None = None,
+) -> Offer:  # fmt: skip
     """Score a canary and say what `send_weights` will send. All ranks must call it together; see `publish_weights`.
 
     `base`: of `publish_base`, where adapters alone will be sent.
     """
-    scored = make_canary(job, canary, _lesser(dtype, compute)).as_json()
+    scored = make_canary(job, canary, tolerance or TOLERANCE[_lesser(dtype, compute)]).as_json()
     return Offer(version, hub_config(job, dtype), scored, None if base is None else adapter_settings(job), base)
 
 
