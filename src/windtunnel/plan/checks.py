@@ -26,6 +26,7 @@ def _plan(context: Context, say: Say) -> Evidence:
             if not plan.fits:
                 options = "; or ".join(f"{a.change} ({a.why})" for a in plan.alternatives)
                 found.problem(f"{plan.recipe} does not fit {name}: " + "; ".join(plan.reasons), options or None)
+                facts[name]["instead"] = [a.rig for a in plan.alternatives if a.rig]
                 continue
             parts.append(f"{name}: {summary(plan)}")
             for warning in plan.warnings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -22,6 +23,12 @@ class Alternative:
     def elsewhere(self) -> bool:
         """Whether it needs another rig."""
         return "--rig " in self.change
+
+    @property
+    def rig(self) -> str | None:
+        """The other rig, where nothing but that has to change."""
+        words = shlex.split(self.change)
+        return words[1] if len(words) == 2 and words[0] == "--rig" else None
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shlex
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from typing import Any
 from windtunnel.check import RUNGS, Outcome, Rung, Shows
 from windtunnel.plan import Plan
 from windtunnel.recipe import Every, GPTModel, Recipe, UserError
-from windtunnel.rig import instance_names
+from windtunnel.rig import instance_names, parse_rig
 
 from .context import Context
 
@@ -162,8 +163,16 @@ class Readiness:
         if self.holds and self.lacks and (self.rehearsed or not self.named):
             return " && ".join(command for _, command in self.lacks)
         verb = further if self.holds else again
-        rigs = () if verb == "train" else tuple(word for name in self.context.on for word in ("--on", name))
+        rigs = () if verb == "train" else tuple(word for name in self._where_it_fits() for word in ("--on", name))
         return shlex.join(["windtunnel", verb, *self.called, *rigs])
+
+    def _where_it_fits(self) -> Sequence[str]:
+        """Return the rigs that were asked for; in the place of a single one that it does not fit, the cheapest that it fits."""
+        plans = next((outcome.facts.get("plans", {}) for outcome in self.outcomes if outcome.check == "plan"), {})
+        options = [set(facts["instead"]) for facts in plans.values() if "instead" in facts]
+        if len(self.context.on) != 1 or not options or not (fit := set.intersection(*options)):
+            return self.context.on
+        return [min(fit, key=lambda name: (parse_rig(name).dollars_per_hour or math.inf, name))]
 
     @property
     def next_rung(self) -> list[str]:
