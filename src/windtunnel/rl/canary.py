@@ -76,7 +76,12 @@ def score(job: HFJob, tokens: Tensor) -> Tensor:
 
 
 def tolerance_after(computed: torch.dtype, seen: Mismatch | None) -> tuple[float, float]:
-    """Return the nats, mean and largest, by which an engine may differ that differed by `seen` before; None: it has no weights yet."""
+    """Return the nats, mean and largest, by which an engine may differ.
+
+    Args:
+        computed: the lesser of the dtypes that learner and engine compute in.
+        seen: how far it was apart on its first version; None: this is the first.
+    """
     if seen is None:
         return FIRST_TOLERANCE[computed]
     mean, largest = TOLERANCE[computed]
