@@ -96,7 +96,7 @@ def test_what_the_target_cannot_mean_is_refused() -> None:
 
 
 def test_a_target_that_does_not_fit_costs_nothing_and_says_why() -> None:
-    ladder = climbed(charlm("model.depth=64"), "g5.xlarge", "8xH100")
+    ladder = climbed(charlm("model.depth=128"), "g5.xlarge", "8xH100")
     assert not ladder.rungs[-1].plan.fits
     assert ladder.rungs[-1].hours is None
     assert ladder.rungs[-1].dollars is None
@@ -112,7 +112,7 @@ def test_a_rung_without_a_price_is_left_out_of_the_total_and_named() -> None:
     assert any("leaves out cpu" in text for _, text in ladder_remarks(ladder))
 
 
-@pytest.mark.parametrize("overrides", [(), ("model.depth=48",), ("model.depth=64",)])
+@pytest.mark.parametrize("overrides", [(), ("model.depth=48",), ("model.depth=64",), ("model.depth=128",)])
 def test_the_table_is_at_most_100_columns_wide(overrides: tuple[str, ...]) -> None:
     ladder = climbed(charlm(*overrides), "cpu", "g5.xlarge", "4x(4xGH200)", "16xp5.48xlarge")
     rows = [COLUMNS, *ladder_rows(ladder)]

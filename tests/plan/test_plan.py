@@ -45,15 +45,17 @@ def test_seed_depths_have_the_parameters_they_have(depth: int, billions: float) 
     assert plan.parameters["matrices"] / 1e9 == pytest.approx(billions, rel=0.01)
 
 
-def test_d64_does_not_fit_8xh100_and_says_what_does() -> None:
-    plan = make_plan(charlm("model.depth=64"), parse_rig("8xH100"))
+def test_d64_with_whole_weights_does_not_fit_8xh100_and_says_what_does() -> None:
+    whole = "layout.shard=optimizer"
+    plan = make_plan(charlm("model.depth=64", whole), parse_rig("8xH100"))
     assert not plan.fits
     assert "12.9 B parameters" in plan.reasons[0]
     assert "51.6 GB of fp32 weights alone" in plan.reasons[0]
     changes = [a.change for a in plan.alternatives]
+    assert "--set layout.shard=full" in changes
     depth = int(next(c for c in changes if "model.depth" in c).split("=")[1])
-    assert make_plan(charlm(f"model.depth={depth}"), parse_rig("8xH100")).fits
-    assert not make_plan(charlm(f"model.depth={depth + 2}"), parse_rig("8xH100")).fits, "the largest that fits"
+    assert make_plan(charlm(f"model.depth={depth}", whole), parse_rig("8xH100")).fits
+    assert not make_plan(charlm(f"model.depth={depth + 2}", whole), parse_rig("8xH100")).fits, "the largest that fits"
     assert "--rig 8xB200" in changes
     error = refuse(plan)
     assert isinstance(error, UserError)
@@ -63,11 +65,12 @@ def test_d64_does_not_fit_8xh100_and_says_what_does() -> None:
 @pytest.mark.parametrize(
     ("overrides", "rig"),
     [
-        (("model.depth=64",), "8xH100"),
+        (("model.depth=128",), "8xH100"),
+        (("model.depth=64", "layout.shard=optimizer"), "8xH100"),
         (("model.depth=48",), "H100"),
         (("model.depth=40",), "g5.xlarge"),
         (("model.depth=24", "stages.pretrain.micro_batch=16"), "RTX4090"),
-        (("model.depth=60",), "2x(8xA100)"),
+        (("model.depth=128",), "2x(8xA100)"),
     ],
 )
 def test_every_alternative_works(overrides: tuple[str, ...], rig: str) -> None:
@@ -220,7 +223,7 @@ def test_what_ends_the_run_is_said_with_what_comes_later() -> None:
     assert unlimited.ends.startswith("after the ")
 
 
-@pytest.mark.parametrize(("depth", "verdict"), [(12, "fits"), (50, "tight"), (64, "does not fit")])
+@pytest.mark.parametrize(("depth", "verdict"), [(12, "fits"), (88, "tight"), (128, "does not fit")])
 def test_the_verdict_follows_the_stated_error(depth: int, verdict: str) -> None:
     plan = make_plan(charlm(f"model.depth={depth}"), parse_rig("8xH100"))
     most = plan.peak_gib * (1 + plan.error["memory"])
@@ -240,7 +243,7 @@ def test_a_plan_within_its_error_of_the_limit_is_tight() -> None:
 
 
 def test_a_plan_that_does_not_fit_prints_no_hours_and_dollars() -> None:
-    plan = make_plan(charlm("model.depth=64"), parse_rig("8xH100"))
+    plan = make_plan(charlm("model.depth=128"), parse_rig("8xH100"))
     labels = {label for label, _, _ in lines(plan)}
     assert not labels & {"time", "cost", "length", "ends", "epochs", "disk"}
     assert not any("best trained with" in note for note in plan.notes)

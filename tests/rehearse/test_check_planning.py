@@ -27,7 +27,7 @@ def test_the_shipped_recipe_fits_its_rigs(on: str, tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_too_large_is_named_with_what_would_do(tmp_path: Path) -> None:
-    made = outcome("plan", tmp_path, "model.depth=64", on=("8xH200", "RTX4090"))
+    made = outcome("plan", tmp_path, "model.depth=128", on=("8xH200", "RTX4090"))
     assert made.status == "fail"
     assert "does not fit RTX4090" in made.evidence
     assert "does not fit 8xH200" in made.evidence

@@ -66,6 +66,11 @@ def _check(recipe: Recipe, plan: Plan) -> None:
             f"--trace runs the package's own engine, and this plan ({split}) is for {layout.engine}",
             "plan without --trace, or --set layout.tensor=1 --set layout.expert=1 --set layout.pipeline=1",
         )
+    if recipe.model.kind == "gpt" and layout.shard == "full" and layout.ranks > 1:
+        raise UserError(
+            "--trace does not follow a GPT whose weights are sharded (layout.shard: full)",
+            "plan without --trace; measure with --calibrate on GPUs",
+        )
     if isinstance(recipe.model, HuggingFaceModel) and recipe.model.weights not in TRAINED_WEIGHTS:
         raise UserError(
             f"--trace runs the package's own engine, which does not hold weights in {recipe.model.weights}",

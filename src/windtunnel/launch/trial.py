@@ -140,10 +140,10 @@ def _check(recipe: Recipe, layout: Layout) -> None:
         )
     if layout.offload != "none":
         raise UserError("a trial cannot keep optimizer states in CPU memory yet", "--set layout.offload=none")
-    again = recipe.trm is None and layout.recompute != "none"
-    if recipe.model.kind == "gpt" and (layout.shard != "optimizer" or again):
+    again, shards = recipe.trm is None and layout.recompute != "none", ("optimizer", "full")[: 2 if recipe.trm is None else 1]
+    if recipe.model.kind == "gpt" and (layout.shard not in shards or again):
         raise UserError(
-            f"a GPT is trained with optimizer states sharded and nothing recomputed, not shard {layout.shard}, "
+            f"a GPT is trained with {' or '.join(shards)} sharded and nothing recomputed, not shard {layout.shard}, "
             f"recompute {layout.recompute}",
             "--set layout.shard=optimizer --set layout.recompute=none",
         )

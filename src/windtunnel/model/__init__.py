@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .attention import deterministic
     from .base import base_weights, describe_base, describing_files, fingerprint, require_base, weight_files
     from .blocks import DECODED_BYTES, Block, Experts, LatentAttention, Linear, Norm
-    from .build import build_model, new_model
+    from .build import build_model, empty_model, new_model
     from .cache import KVCache, extend, lay_out
     from .checks import add_gradients
     from .download import by_hand
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         verify_model,
         weights_folder,
     )
-    from .fp8 import disable_fp8, enable_fp8
+    from .fp8 import disable_fp8, enable_fp8, enable_gathered_fp8
     from .fp8_experts import PARTS, BlockFP8, FP8Experts, SharedExperts, share_experts_fp8, shared_experts_of
     from .frozen_fp8 import FrozenFP8, decode_fp8, encode_fp8, freeze_experts_fp8, freeze_linear_fp8, holds_experts
     from .gpt import GPT, build_gpt
@@ -108,7 +108,9 @@ __all__ = [
     "deterministic",
     "disable_fp8",
     "download_rate",
+    "empty_model",
     "enable_fp8",
+    "enable_gathered_fp8",
     "encode_fp8",
     "expert_group",
     "expert_sources",

@@ -1,7 +1,7 @@
 """Tensorwise fp8 matrix products for training (arXiv:2209.05433): e4m3 forward, e5m2 gradients, dense rate on Hopper and later.
 
 Weights are quantised once an optimizer step, activations and gradients once a product, each in both
-orders by one kernel. Evaluation and inference stay in the compute dtype.
+orders by one kernel; sharded weights whenever they have been gathered. Evaluation and inference stay in the compute dtype.
 """
 
 from __future__ import annotations
@@ -55,6 +55,11 @@ def _multiply(a_MK: Tensor, b_NK: Tensor, scale_a: Tensor, scale_b: Tensor, fast
 
 
 def _add_gradient(weights: Sequence[Tensor], product: Tensor) -> None:
+    parts = product.split([w.size(0) for w in weights])
+    if all(weight.grad is None and weight.dtype == product.dtype for weight in weights):
+        for weight, part in zip(weights, parts, strict=True):
+            weight.grad = part
+        return
     for weight in weights:
         if weight.grad is None:
             weight.grad = torch.zeros_like(weight)
@@ -62,14 +67,19 @@ def _add_gradient(weights: Sequence[Tensor], product: Tensor) -> None:
     if together is not None:
         together += product
         return
-    for weight, part in zip(weights, product.split([w.size(0) for w in weights]), strict=True):
+    for weight, part in zip(weights, parts, strict=True):
         weight.grad += part  # type: ignore[operator]
+
+
+def _held(quantised: Quantised | None, weights: Sequence[Tensor]) -> Quantised:
+    """Return what is held of weights in fp8, or quantise them now."""
+    return quantise_weights(weights) if quantised is None else quantised
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, amax: Tensor | None, quantised: Quantised, gate_weight: Tensor | None,
+        ctx: Any, x: Tensor, amax: Tensor | None, quantised: Quantised | None, gate_weight: Tensor | None,
         gradient_amax: GradientAmax | None, *weights: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         from .triton_fp8 import find_amax, quantise_both
@@ -85,7 +95,8 @@ class _Linear(torch.autograd.Function):
             gate = (first @ small.t()).view(*x.shape[:-1], -1)
         ctx.save_for_backward(columns, inverse, small, first)
         # Fast accumulation loses little in the forward pass; gradients keep full accumulation.
-        out = _multiply(rows, quantised.rows, inverse, quantised.inverse, fast=True)
+        held = _held(quantised, weights)
+        out = _multiply(rows, held.rows, inverse, held.inverse, fast=True)
         return out.view(*x.shape[:-1], -1), gate
 
     @staticmethod
@@ -97,7 +108,8 @@ class _Linear(torch.autograd.Function):
         amax = ctx.gradient_amax.take() if ctx.gradient_amax is not None else None
         g_rows, g_columns, g_inverse = quantise_both(flat, find_amax(flat) if amax is None else amax, E5M2)
         _add_gradient(ctx.weights, _multiply(g_columns, columns, g_inverse, inverse, fast=False))
-        dx = _multiply(g_rows, ctx.quantised.columns, g_inverse, ctx.quantised.inverse, fast=False)
+        held = _held(ctx.quantised, ctx.weights)
+        dx = _multiply(g_rows, held.columns, g_inverse, held.inverse, fast=False)
         if small is not None:
             dgate = dgate.reshape(-1, dgate.size(-1))
             _add_gradient([ctx.gate_weight], dgate.t() @ first)
@@ -108,20 +120,21 @@ class _Linear(torch.autograd.Function):
 class _MLP(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, amax: Tensor | None, quantised_up: Quantised, quantised_down: Quantised,
+        ctx: Any, x: Tensor, amax: Tensor | None, quantised_up: Quantised | None, quantised_down: Quantised | None,
         gradient_amax: GradientAmax | None, up: Tensor, down: Tensor,
     ) -> Tensor:  # fmt: skip
         from .triton_fp8 import find_amax, quantise_both, quantise_relu_squared
 
         flat = x.reshape(-1, x.size(-1))
         rows, columns, inverse = quantise_both(flat, find_amax(flat) if amax is None else amax, E4M3)
-        hidden = _multiply(rows, quantised_up.rows, inverse, quantised_up.inverse, fast=True)
+        held_up, held_down = _held(quantised_up, [up]), _held(quantised_down, [down])
+        hidden = _multiply(rows, held_up.rows, inverse, held_up.inverse, fast=True)
         amax_hidden = find_amax(hidden, signed=True)
         y_rows, y_inverse = quantise_relu_squared(hidden, amax_hidden)
         ctx.save_for_backward(columns, inverse, hidden, amax_hidden, y_inverse)
         ctx.up, ctx.down, ctx.quantised_up, ctx.quantised_down = up, down, quantised_up, quantised_down
         ctx.gradient_amax = gradient_amax
-        return _multiply(y_rows, quantised_down.rows, y_inverse, quantised_down.inverse, fast=True).view(x.shape)
+        return _multiply(y_rows, held_down.rows, y_inverse, held_down.inverse, fast=True).view(x.shape)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -131,19 +144,20 @@ class _MLP(torch.autograd.Function):
         flat = grad.reshape(-1, grad.size(-1))
         amax = ctx.gradient_amax.take() if ctx.gradient_amax is not None else None
         g_rows, g_columns, g_inverse = quantise_both(flat, find_amax(flat) if amax is None else amax, E5M2)
-        dy = _multiply(g_rows, ctx.quantised_down.columns, g_inverse, ctx.quantised_down.inverse, fast=False)
+        held_up, held_down = _held(ctx.quantised_up, [ctx.up]), _held(ctx.quantised_down, [ctx.down])
+        dy = _multiply(g_rows, held_down.columns, g_inverse, held_down.inverse, fast=False)
         # The one pass over `hidden` also gives relu^2 again, transposed: keeping it would cost a byte an element.
         d_rows, d_columns, d_inverse, y_columns = quantise_relu_squared_backward(dy, find_amax(dy), hidden, amax_hidden)
         _add_gradient([ctx.down], _multiply(g_columns, y_columns, g_inverse, y_inverse, fast=False))
         _add_gradient([ctx.up], _multiply(d_columns, columns, d_inverse, inverse, fast=False))
-        dx = _multiply(d_rows, ctx.quantised_up.columns, d_inverse, ctx.quantised_up.inverse, fast=False)
+        dx = _multiply(d_rows, held_up.columns, d_inverse, held_up.inverse, fast=False)
         return dx.view(grad.shape), None, None, None, None, None, None
 
 
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, amax: Tensor | None, quantised_both: Quantised, quantised_down: Quantised,
+        ctx: Any, x: Tensor, amax: Tensor | None, quantised_both: Quantised | None, quantised_down: Quantised | None,
         gradient_amax: GradientAmax | None, up: Tensor, gate: Tensor, down: Tensor,
     ) -> Tensor:  # fmt: skip
         from .triton_fp8 import find_amax, quantise_both
@@ -151,13 +165,14 @@ class _SwiGLU(torch.autograd.Function):
 
         flat = x.reshape(-1, x.size(-1))
         rows, columns, inverse = quantise_both(flat, find_amax(flat) if amax is None else amax, E4M3)
-        both = _multiply(rows, quantised_both.rows, inverse, quantised_both.inverse, fast=True)
+        held_both, held_down = _held(quantised_both, [up, gate]), _held(quantised_down, [down])
+        both = _multiply(rows, held_both.rows, inverse, held_both.inverse, fast=True)
         largest = swiglu_largest(both)
         y_rows, y_inverse = quantise_swiglu(both, largest)
         ctx.save_for_backward(columns, inverse, both, largest, y_inverse)
         ctx.weights, ctx.quantised_both, ctx.quantised_down = (up, gate, down), quantised_both, quantised_down
         ctx.gradient_amax = gradient_amax
-        return _multiply(y_rows, quantised_down.rows, y_inverse, quantised_down.inverse, fast=True).view(x.shape)
+        return _multiply(y_rows, held_down.rows, y_inverse, held_down.inverse, fast=True).view(x.shape)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -169,24 +184,29 @@ class _SwiGLU(torch.autograd.Function):
         flat = grad.reshape(-1, grad.size(-1))
         amax = ctx.gradient_amax.take() if ctx.gradient_amax is not None else None
         g_rows, g_columns, g_inverse = quantise_both(flat, find_amax(flat) if amax is None else amax, E5M2)
-        dy = _multiply(g_rows, ctx.quantised_down.columns, g_inverse, ctx.quantised_down.inverse, fast=False)
+        held_both, held_down = _held(ctx.quantised_both, [up, gate]), _held(ctx.quantised_down, [down])
+        dy = _multiply(g_rows, held_down.columns, g_inverse, held_down.inverse, fast=False)
         # As in `_MLP`, the product is made again, transposed, by the pass that its gradients need anyway.
         d_rows, d_columns, d_inverse, y_columns = quantise_swiglu_backward(dy, find_amax(dy), both, largest)
         _add_gradient([down], _multiply(g_columns, y_columns, g_inverse, y_inverse, fast=False))
         _add_gradient([up, gate], _multiply(d_columns, columns, d_inverse, inverse, fast=False))
-        dx = _multiply(d_rows, ctx.quantised_both.columns, d_inverse, ctx.quantised_both.inverse, fast=False)
+        dx = _multiply(d_rows, held_both.columns, d_inverse, held_both.inverse, fast=False)
         return dx.view(grad.shape), None, None, None, None, None, None, None
 
 
 def fp8_linear(
-    x: Tensor, quantised: Quantised, *weights: Tensor, amax: Tensor | None = None, gradient_amax: GradientAmax | None = None
+    x: Tensor,
+    quantised: Quantised | None,
+    *weights: Tensor,
+    amax: Tensor | None = None,
+    gradient_amax: GradientAmax | None = None,
 ) -> Tensor:
     """Return x (..., I) bf16 times each weight (O, I) transposed, side by side: (..., sum of O).
 
     Args:
         x: the input, bf16.
-        quantised: the weights below one another, in fp8.
-        *weights: the fp32 weights, which get the gradient.
+        quantised: the weights below one another, in fp8; None: they are quantised for each pass.
+        *weights: the weights, which get the gradient.
         amax: (1,) largest magnitude of x, looked for if None.
         gradient_amax: receives the largest magnitude of the output's gradient.
     """
@@ -194,14 +214,14 @@ def fp8_linear(
 
 
 def fp8_gated_linear(
-    x: Tensor, quantised: Quantised, gate_weight: Tensor, *weights: Tensor, amax: Tensor | None = None
+    x: Tensor, quantised: Quantised | None, gate_weight: Tensor, *weights: Tensor, amax: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """`fp8_linear`, and x's first channels times gate_weight (K, channels) transposed in bf16: (..., K)."""
     return _Linear.apply(x, amax, quantised, gate_weight, None, *weights)
 
 
 def fp8_mlp(
-    x: Tensor, quantised_up: Quantised, quantised_down: Quantised, up: Tensor, down: Tensor,
+    x: Tensor, quantised_up: Quantised | None, quantised_down: Quantised | None, up: Tensor, down: Tensor,
     *, amax: Tensor | None = None, gradient_amax: GradientAmax | None = None,
 ) -> Tensor:  # fmt: skip
     """Return relu(x up^T)^2 down^T."""
@@ -209,7 +229,7 @@ def fp8_mlp(
 
 
 def fp8_swiglu(
-    x: Tensor, quantised_both: Quantised, quantised_down: Quantised, up: Tensor, gate: Tensor, down: Tensor, *,
+    x: Tensor, quantised_both: Quantised | None, quantised_down: Quantised | None, up: Tensor, gate: Tensor, down: Tensor, *,
     amax: Tensor | None = None, gradient_amax: GradientAmax | None = None,
 ) -> Tensor:  # fmt: skip
     """Return (silu(x gate^T) * x up^T) down^T. quantised_both: of up over gate."""
@@ -224,6 +244,12 @@ def enable_fp8(model: GPT) -> int:
     """
     model.fp8 = True
     return refresh_fp8(model)
+
+
+def enable_gathered_fp8(model: GPT) -> None:
+    """As `enable_fp8` for sharded weights: nothing of them is held in fp8, products quantise what was gathered for them."""
+    for part in model.parts():
+        part.fp8 |= {name: None for name, weights in part.products().items() if fits(weights)}
 
 
 def disable_fp8(model: GPT) -> None:

@@ -42,7 +42,7 @@ class Attention(nn.Module):
         self.value = Linear(shape.dim, shape.kv_dim)
         self.output = Linear(shape.dim, shape.dim)
         self.value_gate = Linear(GATE_CHANNELS, shape.kv_heads) if layer in shape.value_layers else None
-        self.fp8: dict[str, Quantised] = {}
+        self.fp8: dict[str, Quantised | None] = {}
         self.prepared: dict[str, Tensor] = {}
 
     def products(self) -> dict[str, list[nn.Parameter]]:
@@ -91,7 +91,7 @@ class MLP(nn.Module):
         self.up = Linear(shape.dim, shape.hidden)
         self.gate = Linear(shape.dim, shape.hidden) if shape.mlp == "swiglu" else None
         self.down = Linear(shape.hidden, shape.dim)
-        self.fp8: dict[str, Quantised] = {}
+        self.fp8: dict[str, Quantised | None] = {}
         self.prepared: dict[str, Tensor] = {}
 
     def products(self) -> dict[str, list[nn.Parameter]]:
@@ -134,8 +134,14 @@ class Block(nn.Module):
         self.mlp = MLP(shape)
 
 
+def write_whole(parameter: nn.Parameter, draw: Callable[[Tensor], object]) -> None:
+    """Let a draw fill a parameter where it lies."""
+    draw(parameter)
+
+
 # How a block attends: (block, normed states, value embeddings, amax, gradient_amax) -> (B, T, C).
 Attend = Callable[[Block, Tensor, Tensor | None, Tensor | None, GradientAmax | None], Tensor]
+Write = Callable[[nn.Parameter, Callable[[Tensor], object]], None]
 
 
 class GPT(nn.Module):
@@ -165,6 +171,8 @@ class GPT(nn.Module):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
         self.fp8 = False
+        # Given to every lookup where tables are sharded: see `Table.forward`.
+        self.after_lookups: Tensor | None = None
         self._stale = True
         self._trunk = self.trunk
 
@@ -174,18 +182,26 @@ class GPT(nn.Module):
         return rotary_tables(shape.sequence, shape.head_dim, shape.rope_base, device)
 
     @torch.no_grad()
-    def initialise(self, seed: int) -> None:
-        """Set initial weights, the same for a seed and device type: matrices uniform with std 1/sqrt(dim), outputs zero."""
+    def initialise(self, seed: int, write: Write = write_whole) -> None:
+        """Set initial weights, the same for a seed and device type: matrices uniform with std 1/sqrt(dim), outputs zero.
+
+        Args:
+            seed: of what is drawn.
+            write: takes a parameter and what fills a whole tensor of its shape, one after the other; it may keep a part.
+        """
         self.weights_changed()
         device = self.head.weight.device
         generator = torch.Generator(device=device).manual_seed(seed)
         bound = math.sqrt(3 / self.shape.dim)
 
-        def uniform(weight: Tensor, limit: float) -> None:
-            weight.uniform_(-limit, limit, generator=generator)
+        def uniform(weight: nn.Parameter, limit: float, least: float | None = None) -> None:
+            write(weight, lambda whole: whole.uniform_(-limit if least is None else least, limit, generator=generator))
 
-        self.embedding.weight.normal_(0, 0.8, generator=generator)
-        self.head.weight.normal_(0, 0.001, generator=generator)
+        def normal(weight: nn.Parameter, spread: float) -> None:
+            write(weight, lambda whole: whole.normal_(0, spread, generator=generator))
+
+        normal(self.embedding.weight, 0.8)
+        normal(self.head.weight, 0.001)
         for table in self.value_tables.values():
             assert isinstance(table, Table)
             uniform(table.weight, bound)
@@ -193,20 +209,20 @@ class GPT(nn.Module):
             attention, mlp = block.attention, block.mlp
             for layer in (attention.query, attention.key, attention.value):
                 uniform(layer.weight, bound)
-            attention.output.weight.zero_()
+            write(attention.output.weight, torch.zero_)
             uniform(mlp.up.weight, 0.4 * bound)
             if mlp.gate is not None:
                 uniform(mlp.gate.weight, bound)
-            mlp.down.weight.zero_()
+            write(mlp.down.weight, torch.zero_)
             if attention.value_gate is not None:
-                attention.value_gate.weight.uniform_(0, 0.02, generator=generator)
+                uniform(attention.value_gate.weight, 0.02, least=0)
         if self.positions is not None:
-            self.positions.normal_(0, 0.8, generator=generator)
+            normal(self.positions, 0.8)
         if not self.shape.mixes_embedding:
             return
         depth = torch.linspace(0, 1, self.shape.layers, device=device)
-        self.residual_scale.copy_(1.15 - 0.10 * depth)
-        self.embedding_mix.copy_(0.20 - 0.15 * depth)
+        write(self.residual_scale, lambda whole: whole.copy_(1.15 - 0.10 * depth))
+        write(self.embedding_mix, lambda whole: whole.copy_(0.20 - 0.15 * depth))
 
     def compile(self, *_: object, **__: object) -> None:
         """Compile the blocks as one graph, on CPUs; shapes must not change afterwards in training.
@@ -240,8 +256,9 @@ class GPT(nn.Module):
     def look_up(self, idx_BT: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Token embeddings (B, T, C) and the value embeddings (B, T, E) of each layer in shape.value_layers."""
         tokens = TokenOrder(idx_BT, self.shape.padded_vocab) if torch.is_grad_enabled() else None
-        extras = [table(idx_BT, self.compute, tokens) for table in self.value_tables.values()]
-        embedded = self.embedding(idx_BT, self.compute, tokens)
+        after = self.after_lookups if torch.is_grad_enabled() else None
+        extras = [table(idx_BT, self.compute, tokens, after) for table in self.value_tables.values()]
+        embedded = self.embedding(idx_BT, self.compute, tokens, after)
         if self.positions is not None:
             embedded = embedded + self.positions[: idx_BT.size(1)].to(self.compute)
         return embedded, extras

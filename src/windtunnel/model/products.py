@@ -34,8 +34,24 @@ def stacked(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     return together.to(dtype) if together is not None else torch.cat([w.detach().to(dtype) for w in weights])
 
 
+def made_again(weights: Sequence[Tensor], x: Tensor) -> bool:
+    """Whether the backward pass stacks these weights anew rather than keep them: they are in x's precision as they are.
+
+    Sharded weights are then freed in between, and gathered to where they were.
+    """
+    return all(weight.dtype == x.dtype for weight in weights)
+
+
 def accumulate(weights: Sequence[Tensor], grad_NO: Tensor, x_NI: Tensor) -> None:
-    """Add grad^T x to weight.grad for weights (O, I) below one another, products and sums in fp32."""
+    """Add grad^T x to weight.grad for weights (O, I) below one another, products and sums in fp32.
+
+    Weights in x's own precision, gathered from other ranks, have no gradient yet: theirs is the product.
+    """
+    if all(weight.grad is None and weight.dtype == x_NI.dtype for weight in weights):
+        products = (grad_NO.t() @ x_NI).split([weight.size(0) for weight in weights])
+        for weight, product in zip(weights, products, strict=True):
+            weight.grad = product
+        return
     for weight in weights:
         if weight.grad is None:
             weight.grad = torch.zeros_like(weight)
@@ -46,7 +62,7 @@ def accumulate(weights: Sequence[Tensor], grad_NO: Tensor, x_NI: Tensor) -> None
         assert target is not None
         part = grad_NO[:, start : start + target.size(0)].t()
         start += target.size(0)
-        if x_NI.dtype == torch.float32:
+        if target.dtype == x_NI.dtype:
             target.addmm_(part, x_NI)
         else:
             torch.addmm(target, part, x_NI, out_dtype=torch.float32, out=target)
@@ -55,8 +71,11 @@ def accumulate(weights: Sequence[Tensor], grad_NO: Tensor, x_NI: Tensor) -> None
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, matrix, *weights):  # type: ignore[no-untyped-def]
-        flat, matrix = x.reshape(-1, x.size(-1)), stacked(weights, x.dtype) if matrix is None else matrix
-        ctx.save_for_backward(flat, matrix)
+        flat, kept = x.reshape(-1, x.size(-1)), matrix
+        if matrix is None:
+            matrix = stacked(weights, x.dtype)
+            kept = None if made_again(weights, x) else matrix
+        ctx.save_for_backward(flat, kept)
         ctx.weights = weights
         return (flat @ matrix.t()).view(*x.shape[:-1], -1)
 
@@ -65,6 +84,7 @@ class _Linear(torch.autograd.Function):
         x, matrix = ctx.saved_tensors
         flat = grad.reshape(-1, grad.size(-1))
         accumulate(ctx.weights, flat, x)
+        matrix = stacked(ctx.weights, x.dtype) if matrix is None else matrix
         dx = (flat @ matrix).view(*grad.shape[:-1], -1) if ctx.needs_input_grad[0] else None
         return dx, None, *(None for _ in ctx.weights)
 
@@ -76,7 +96,7 @@ class _GatedLinear(torch.autograd.Function):
     def forward(ctx, x, gate_weight, *weights):  # type: ignore[no-untyped-def]
         flat, matrix = x.reshape(-1, x.size(-1)), stacked(weights, x.dtype)
         small = gate_weight.detach().to(x.dtype)
-        ctx.save_for_backward(flat, matrix, small)
+        ctx.save_for_backward(flat, None if made_again(weights, x) else matrix, small)
         ctx.weights, ctx.gate_weight = weights, gate_weight
         out, gate = flat @ matrix.t(), flat[:, : small.size(1)] @ small.t()
         return out.view(*x.shape[:-1], -1), gate.view(*x.shape[:-1], -1)
@@ -87,6 +107,7 @@ class _GatedLinear(torch.autograd.Function):
         flat, dgate = grad.reshape(-1, grad.size(-1)), dgate.reshape(-1, dgate.size(-1))
         accumulate(ctx.weights, flat, x)
         accumulate([ctx.gate_weight], dgate, x[:, : small.size(1)])
+        matrix = stacked(ctx.weights, x.dtype) if matrix is None else matrix
         dx = flat @ matrix
         dx[:, : small.size(1)] += dgate @ small
         return dx.view(*grad.shape[:-1], -1), None, *(None for _ in ctx.weights)
@@ -122,11 +143,13 @@ class _SwiGLU(torch.autograd.Function):
     def forward(ctx, x, up, gate, down, up16, down16):  # type: ignore[no-untyped-def]
         from .triton_swiglu import swiglu_forward
 
-        flat = x.reshape(-1, x.size(-1))
-        up16 = stacked([up, gate], x.dtype) if up16 is None else up16
+        flat, kept = x.reshape(-1, x.size(-1)), up16
+        if up16 is None:
+            up16 = stacked([up, gate], x.dtype)
+            kept = None if made_again([up, gate], x) else up16
         down16 = down.detach().to(x.dtype) if down16 is None else down16
         both = flat @ up16.t()
-        ctx.save_for_backward(flat, both, up16, down16)
+        ctx.save_for_backward(flat, both, kept, down16)
         ctx.up, ctx.gate, ctx.down = up, gate, down
         return (swiglu_forward(both) @ down16.t()).view(x.shape)
 
@@ -140,6 +163,7 @@ class _SwiGLU(torch.autograd.Function):
         dboth = swiglu_backward_(product, both)
         accumulate([ctx.down], flat, product)
         accumulate([ctx.up, ctx.gate], dboth, x)
+        up16 = stacked([ctx.up, ctx.gate], x.dtype) if up16 is None else up16
         return (dboth @ up16).view(grad.shape), None, None, None, None, None
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from windtunnel.recipe import MOST_SUPERVISION, UserError
 
 from .fused import wide
-from .gpt import GPT, Attend, Attention, fp8_now
+from .gpt import GPT, Attend, Attention, Write, fp8_now, write_whole
 from .loss import capped_cross_entropy
 from .products import stacked
 from .residual import last_norm
@@ -57,12 +57,12 @@ class RecursiveGPT(GPT):
         return self.shape.recursion
 
     @torch.no_grad()
-    def initialise(self, seed: int) -> None:
+    def initialise(self, seed: int, write: Write = write_whole) -> None:
         """Set initial weights, those of the plain GPT; the halting head says that nothing is solved."""
-        super().initialise(seed)
+        super().initialise(seed, write)
         if self.recursion.halting:
-            self.halt_weight.zero_()
-            self.halt_bias.fill_(HALT_BIAS)
+            write(self.halt_weight, torch.zero_)
+            write(self.halt_bias, lambda whole: whole.fill_(HALT_BIAS))
 
     def compile(self, *_: object, **__: object) -> None:
         """Compile what is applied again and again, once, on CPUs; on GPUs it consists of fused kernels already."""

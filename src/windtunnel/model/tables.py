@@ -31,7 +31,7 @@ class TokenOrder:
 
 
 def add_rows_(table_VC: Tensor, grad_NC: Tensor, tokens: TokenOrder) -> None:
-    """Add gradient rows to table[token], for every position, in a fixed order. `table_VC` is fp32."""
+    """Add gradient rows to table[token], for every position, in a fixed order. `table_VC` is fp32, or what it was gathered in."""
     if table_VC.size(0) <= ONE_HOT_ROWS:
         table_VC += F.one_hot(tokens.idx_N, table_VC.size(0)).to(grad_NC.dtype).T @ grad_NC
     elif grad_NC.is_cuda:
@@ -53,7 +53,7 @@ def read_rows(table_VC: Tensor, idx: Tensor, dtype: torch.dtype) -> Tensor:
 
 class _Lookup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, weight, idx, dtype, tokens):  # type: ignore[no-untyped-def]
+    def forward(ctx, weight, idx, dtype, tokens, after):  # type: ignore[no-untyped-def]
         ctx.tokens, ctx.weight = tokens, weight
         return read_rows(weight, idx, dtype)
 
@@ -63,7 +63,7 @@ class _Lookup(torch.autograd.Function):
         if weight.grad is None:
             weight.grad = torch.zeros_like(weight)
         add_rows_(weight.grad, grad.reshape(-1, grad.size(-1)), ctx.tokens)
-        return None, None, None, None
+        return None, None, None, None, None
 
 
 class Table(nn.Module):
@@ -73,8 +73,21 @@ class Table(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(rows, dim))
 
-    def forward(self, idx_BT: Tensor, dtype: torch.dtype, tokens: TokenOrder | None = None) -> Tensor:
-        """Look up tokens (B, T): (B, T, C) in `dtype`; `tokens` is shared between tables looked up with the same idx."""
+    def forward(
+        self, idx_BT: Tensor, dtype: torch.dtype, tokens: TokenOrder | None = None, after: Tensor | None = None
+    ) -> Tensor:
+        """Look up tokens (B, T).
+
+        Args:
+            idx_BT: the tokens.
+            dtype: of what is returned.
+            tokens: shared between tables looked up with the same idx.
+            after: requires a gradient and gets none; whoever watches it in the backward pass (FSDP2, of what a module is given)
+                hears of it when this table's gradient is complete.
+
+        Returns:
+            (B, T, C) in `dtype`.
+        """
         if not torch.is_grad_enabled():
             return read_rows(self.weight, idx_BT, dtype)
-        return _Lookup.apply(self.weight, idx_BT, dtype, tokens or TokenOrder(idx_BT, self.weight.size(0)))
+        return _Lookup.apply(self.weight, idx_BT, dtype, tokens or TokenOrder(idx_BT, self.weight.size(0)), after)

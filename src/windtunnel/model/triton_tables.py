@@ -16,7 +16,7 @@ def _add_rows(table, grad, order, start, C, BLOCK: tl.constexpr, ROWS: tl.conste
     if begin < end:
         column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         inside = column < C
-        total = tl.load(table + row * C + column, mask=inside, other=0.0)
+        total = tl.load(table + row * C + column, mask=inside, other=0.0).to(tl.float32)
         # Common tokens have thousands of addends: several rows are then in flight at a time.
         blocks = (end - begin) // ROWS
         for i in range(blocks):
@@ -39,7 +39,7 @@ def _read_rows(table, idx, out, C, BLOCK: tl.constexpr):
 
 
 def add_rows_kernel_(table_VC: Tensor, grad_NC: Tensor, order_N: Tensor, start_V: Tensor) -> None:
-    """Add rows of grad_NC to table_VC, fp32; `order_N` sorted by token, `start_V` the V + 1 offsets."""
+    """Add rows of grad_NC to table_VC, summed in fp32; `order_N` sorted by token, `start_V` the V + 1 offsets."""
     V, C = table_VC.shape
     block = min(2048, triton.next_power_of_2(C))
     warps = max(1, min(8, block // 256))

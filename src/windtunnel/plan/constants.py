@@ -43,6 +43,7 @@ class Constants:
     eager_traffic: float = 2.5  # times the bytes that are moved with torch.compile
     launch_seconds: float = 1e-3  # host time of a pass through a block, forwards or backwards
     eager_launch_seconds: float = 2.5e-3
+    shard_launch_seconds: float = 1.6e-3  # more of it where FSDP2 gathers, casts and reduces a block (two H200s, 30 blocks)
     link_efficiency: float = 0.75  # of a node's links
     network_efficiency: float = 0.65  # of the network between nodes
     straggle: float = 0.02  # more, of what crosses the network, for every doubling of nodes
@@ -81,6 +82,7 @@ class GPTConstants(Constants):
     # Of time where a recursive GPT's products are in fp8: at width 768, the one that was measured, 14 % more than planned.
     # What the fit to wider plain GPTs misses there are products and quantising kernels too small for their rates.
     fp8_error: float = 0.25
+    sharded_error: float = 0.3  # of time where weights are gathered from other ranks, which nobody has measured yet
     launch_error: float = 0.31  # of time where launches bound it: the host's speed differs by machine, and by minute
     cpu_efficiency: float = 0.50  # of measured matmul GFLOP/s
     cpu_attention_efficiency: float = 0.16  # the same of attention's causal FLOPs: the depth-4 model on 2 cores
@@ -122,7 +124,6 @@ class HFConstants(Constants):
     optimizer_efficiency: float = 0.55  # of the memory bandwidth, for what an update reads and writes
     rounding_factor: float = 2.0  # times longer where weights or states are rounded stochastically
     launch_seconds: float = 6e-4  # compiled
-    shard_launch_seconds: float = 1.6e-3  # more of it where FSDP2 gathers, casts and reduces a block (two H200s, 30 blocks)
     step_overhead_seconds: float = 0.004
     overlap: float = 0.85  # of gathering and reducing weights
     gather_slowdown: float = 0.05  # products are slower while collectives run beside them

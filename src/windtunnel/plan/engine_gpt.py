@@ -1,6 +1,7 @@
 """The package's own GPT engine: memory and seconds of a rank that holds all weights and shares the optimizer's states.
 
-A recursive GPT applies its blocks many times: `Passes` counts how often, and how much of it one backward pass covers.
+Where weights and gradients are shared too, `gpt_shards` knows what that adds. A recursive GPT applies its blocks many times:
+`Passes` counts how often, and how much of it one backward pass covers.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from windtunnel.model import GPTShape
 from windtunnel.recipe import Layout
 from windtunnel.rig import Rig
 
-from . import steptime
+from . import gpt_shards, steptime
 from .constants import GPTConstants
+from .gpt_shards import is_sharded
 from .memory import GIB, Ledger, Memory, around
 from .steptime import Exchange, Seconds, StepTime, Work, ring_seconds, wide
 
@@ -31,11 +33,13 @@ STATES_AT_WORK = 5
 _Held = list[tuple[str, tuple[float, float], dict[str, float]]]
 
 SOURCES = {
-    "weights": "fp32 master weights, 4 B a parameter, whole on each rank",
-    "gradients": "fp32, 4 B a parameter, whole on each rank (reduce-scattered at the step)",
+    "weights": "fp32 master weights, 4 B a parameter, whole on each rank unless the layout shards them",
+    "gradients": "fp32, 4 B a parameter, whole on each rank (reduce-scattered at the step) unless the layout shards them",
     "muon_momentum": "fp32, 4 B a matrix parameter, over the ranks",
     "adamw_moments": "two fp32 moments, 8 B a parameter of tables, head and scalars, over the ranks",
     "averaged_weights": "fp32 moving average, 4 B a parameter, over the ranks (trm.ema)",
+    "gathered_weights": "of sharded weights: the part of a block at work in compute precision, the root's in fp32",
+    "communication": "buffers of gathering the next part and of reducing the last one's gradients",
     "compute_weights": "copies in compute precision that the backward pass keeps",
     "activations": "what autograd keeps per layer and token",
     "states": "recursion's states at the borders of what is computed again",
@@ -105,23 +109,25 @@ def memory(shape: GPTShape, layout: Layout, constants: GPTConstants, passes: Pas
     passes = passes or plain(shape)
     element = 4 if layout.precision == "fp32" else 2
     other = shape.parameters - shape.matrix_parameters
+    holders = layout.ranks if is_sharded(layout) else 1
     static = {
-        "weights": 4.0 * shape.parameters,
-        "gradients": 4.0 * shape.parameters,
+        "weights": 4.0 * shape.parameters / holders,
+        "gradients": 4.0 * shape.parameters / holders,
         "muon_momentum": 4.0 * shape.matrix_parameters / layout.ranks,
         "adamw_moments": 8.0 * other / layout.ranks,
     }
     if passes.averaged:
         static["averaged_weights"] = 4.0 * shape.parameters / layout.ranks
-    quantised = 2.0 * shape.matrix_parameters if layout.precision == "fp8" else 0.0
+    # Of sharded weights nothing is held in 8 bits: they are quantised where they are gathered.
+    quantised = 2.0 * shape.matrix_parameters if layout.precision == "fp8" and holders == 1 else 0.0
     again = layout.recompute != "none"
     read, blocks = _activation_bytes(shape, layout, constants, element, passes)
     kept = {
         # What is computed again is not there before the backward pass has come to it.
         "activations": read if again else read + blocks,
         # In 8 bits they are kept in both orders, from step to step; in 16 bits only until the backward pass has used them.
-        # Applications of the same block share them.
-        "compute_weights": quantised or (2.0 * shape.matrix_parameters if element == 2 else 0.0),
+        # Applications of the same block share them. Sharded, they are gathered again instead.
+        "compute_weights": quantised or (2.0 * shape.matrix_parameters if element == 2 and holders == 1 else 0.0),
     }
     at_end = 0.0
     if passes.recursive:
@@ -148,6 +154,8 @@ def memory(shape: GPTShape, layout: Layout, constants: GPTConstants, passes: Pas
         ("backward", (1.0, 0.0), kept | worked),
         ("optimizer", (1.0, 1.0), optimizer),
     ]
+    if is_sharded(layout):
+        moments = _gathering(moments, shape, layout, element, read)
     if layout.recorded:
         moments = _recorded(moments, shape, layout, constants, passes, element)
     ledger = Ledger(static)
@@ -155,6 +163,29 @@ def memory(shape: GPTShape, layout: Layout, constants: GPTConstants, passes: Pas
         ledger.note(name, done, held)
     wasted = 0.0 if layout.device == "cpu" else constants.fragmentation
     return Memory(ledger, around(layout, constants), constants.extra_gib, wasted)
+
+
+def _gathering(moments: _Held, shape: GPTShape, layout: Layout, element: int, read: float) -> _Held:
+    """Add what is gathered and reduced at each moment; at the end of the backward pass tables and root are."""
+    whole, found = gpt_shards.gathered(shape, layout, element), []
+    for name, done, held in moments:
+        more: dict[str, float] = {}
+        if name in ("forward", "loss"):
+            more = {"gathered_weights": whole.root + whole.part, "communication": whole.gathering}
+        elif name == "backward":
+            # A part's gradient in compute precision, the last one's on its way to the others.
+            more = {"gathered_weights": whole.root + 2 * whole.part, "communication": whole.gathering + 2 * whole.reducing}
+        elif name == "optimizer":
+            more = {"optimizer_workspace": gpt_shards.exchanged_bytes(shape, layout) - held["optimizer_workspace"]}
+        found.append((name, done, {key: held.get(key, 0.0) + more.get(key, 0.0) for key in held | more}))
+        if name == "backward":
+            last = {
+                "activations": read,
+                "gathered_weights": 2 * whole.root + 2 * whole.table,
+                "communication": whole.gathering + 2 * whole.tables_reducing,
+            }
+            found.append(("backward, tables and head", (1.0, 1.0), last))
+    return found
 
 
 def _recorded(moments: _Held, shape: GPTShape, layout: Layout, constants: GPTConstants, passes: Passes, element: int) -> _Held:
@@ -252,8 +283,9 @@ def _load(shape: GPTShape, layout: Layout, passes: Passes) -> _Load:
     blocks = (forward + 2 * passes.graded) / (3 * shape.layers)
     # Scored tokens take one forward pass of every application, beside training's `blocks` of three passes.
     validation = passes.applications / shape.layers / blocks
-    # Weights are converted once a backward pass, or an update; each application adds its gradients to them.
-    weights = CONVERSION * passes.updates + (1 - CONVERSION) * passes.graded / shape.layers
+    # Weights are converted once a backward pass, or an update; each application adds its gradients to them. Sharded ones are
+    # converted before they are gathered.
+    weights = (0.0 if is_sharded(layout) else CONVERSION * passes.updates) + (1 - CONVERSION) * passes.graded / shape.layers
     return _Load(blocks, float(passes.heads), weights, float(passes.combined), validation)
 
 
@@ -284,12 +316,17 @@ def _gpu(shape: GPTShape, layout: Layout, rig: Rig, c: GPTConstants, passes: Pas
     attention = load.blocks * attention_flops(shape) * rank_tokens / (peak * c.attention_efficiency)
     traffic = _moved(shape, layout, rank_tokens, width * eager, c, load) / bandwidth + quantising
     # Reduce-scatter of the gradients and all-gather of the weights.
-    exchange = passes.updates * ring_seconds(c.communication_bytes * shape.parameters, layout.ranks, 1, rig, c)
+    once = passes.updates * ring_seconds(c.communication_bytes * shape.parameters, layout.ranks, 1, rig, c)
+    exchange, copies = Exchange({"communication": once}, c.overlap * once), 0.0
+    if is_sharded(layout):
+        exchange = gpt_shards.exchange(shape, layout, rig, c)
+        copies = gpt_shards.copied_bytes(shape, layout) / bandwidth
     return Work(
         passes=_both(products, attention, traffic),
         update=passes.updates * _optimizer_seconds(shape, layout, peak * c.matmul_efficiency * size, bandwidth, c),
         peak_flops=peak,
-        exchange=Exchange({"communication": exchange}, c.overlap * exchange),
+        copies=copies,
+        exchange=exchange,
         under=c.overlap * products,
         host_step=_launch_seconds(layout, c, passes),
         validation=load.validation,
@@ -327,7 +364,8 @@ def _launch_seconds(layout: Layout, c: GPTConstants, passes: Passes) -> float:
     blocks = passes.forward(layout.recompute) + passes.graded
     one = REPLAY_LAUNCHES * passes.updates if layout.recorded else blocks + HEAD_LAUNCHES * passes.heads
     launched = layout.accumulation * one + UPDATE_LAUNCHES * passes.updates
-    return launched * (c.launch_seconds if layout.compile else c.eager_launch_seconds)
+    gathering = gpt_shards.PARTS * passes.graded * c.shard_launch_seconds if is_sharded(layout) else 0.0
+    return launched * (c.launch_seconds if layout.compile else c.eager_launch_seconds) + layout.accumulation * gathering
 
 
 def _product_flops(shape: GPTShape, load: _Load) -> float:

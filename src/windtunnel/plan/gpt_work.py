@@ -26,6 +26,7 @@ class GPTTraining:
     Attributes:
         batch_tokens: that the rules ask for; whole sequences on every rank may be a few more.
         recompute: what of a recursive GPT is computed again; None: the search decides.
+        shard: over the ranks: 'optimizer' states, or 'full': weights and gradients too.
     """
 
     shape: GPTShape
@@ -34,6 +35,7 @@ class GPTTraining:
     batch_tokens: int
     recompute: str | None
     c: GPTConstants
+    shard: str = "optimizer"
 
     # The layouts come in order of preference, and the largest micro-batch that fits is as good as any.
     preferred_first = True
@@ -55,7 +57,7 @@ class GPTTraining:
             for micro in self._micro_batches(share, ranks):
                 yield Layout(
                     ranks, micro, share // micro, self.shape.sequence, precision, compiled, device,
-                    recompute=again, recorded=recorded, fused=device == "cuda",
+                    shard=self.shard, recompute=again, recorded=recorded, fused=device == "cuda",
                 )  # fmt: skip
 
     def least_gib(self, layout: Layout) -> float:
@@ -94,6 +96,8 @@ class GPTTraining:
         notes = self.share(best.layout.ranks)[1]
         if not best.fits:
             return notes
+        if best.layout.shard == "full":
+            notes.append("weights and gradients are gathered and reduced part by part, which nobody has measured for a GPT yet")
         return notes + _turned_down(best, found.tried) + self._launched(best.layout)
 
     def _recorded(self, device: str) -> tuple[bool, ...]:
@@ -143,16 +147,30 @@ def choose_precision(stage: Pretrain, rig: Rig) -> str:
     return stage.precision
 
 
-def check_own_layout(recipe: Recipe, rig: Rig) -> None:
-    """Refuse what the recipe's `layout` asks for beyond what trains a GPT: data-parallel ranks with sharded optimizer states.
+def ways_to_shard(recipe: Recipe, rig: Rig) -> tuple[str, ...]:
+    """Return what ranks may share, the preferred first: optimizer states, and where those leave too little room all they hold.
 
-    A recursive GPT may compute supervision steps or blocks again.
+    Weights and gradients are whole on every rank where passes are recorded or blocks are applied again and again. One rank
+    shares nothing, whatever it is called.
+    """
+    if rig.gpus <= 1 or recipe.trm is not None:
+        return ("optimizer",)
+    if recipe.layout.shard is not None:
+        return (recipe.layout.shard,)
+    return ("optimizer",) if recipe.pretrain.graphs is True else ("optimizer", "full")
+
+
+def check_own_layout(recipe: Recipe, rig: Rig) -> None:
+    """Refuse what the recipe's `layout` asks for beyond what trains a GPT: data-parallel ranks that share what they hold.
+
+    A recursive GPT may compute supervision steps or blocks again, and shares optimizer states alone.
 
     Raises:
         UserError: names the key and the value that works.
     """
+    full = recipe.layout.shard == "full" and recipe.trm is None
     runs: dict[str, str | int] = {
-        "shard": "optimizer",
+        "shard": "full" if full else "optimizer",
         "recompute": "none" if recipe.trm is None else recipe.layout.recompute or "none",
         "offload": "none",
         "tensor": 1,
@@ -163,10 +181,17 @@ def check_own_layout(recipe: Recipe, rig: Rig) -> None:
         asked = getattr(recipe.layout, key)
         # On one rank nothing is sharded whatever it is called.
         if asked not in (None, value) and not (key == "shard" and rig.gpus <= 1):
+            kind = "recursive models" if recipe.trm is not None else "models of kind gpt"
+            share = "optimizer states" if recipe.trm is not None else "optimizer states, or weights and gradients too"
             raise UserError(
-                f"layout.{key}: {asked}: models of kind gpt are trained on data-parallel ranks with sharded optimizer states",
+                f"layout.{key}: {asked}: {kind} are trained on data-parallel ranks that share {share}",
                 f"--set layout.{key}={value}",
             )
+    if full and rig.gpus > 1 and recipe.pretrain.graphs is True:
+        raise UserError(
+            "stages.pretrain.graphs: true with layout.shard: full: passes that gather weights from other ranks are not recorded",
+            "--set stages.pretrain.graphs=auto, or --set layout.shard=optimizer",
+        )
 
 
 def passes_of(recipe: Recipe, shape: GPTShape) -> Passes:

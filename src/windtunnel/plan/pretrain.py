@@ -9,10 +9,11 @@ from windtunnel.recipe import Recipe, SudokuCorpus
 from windtunnel.rig import Rig
 
 from .alternatives import AS_IT_IS, Change, changed
-from .constants import Constants, GPTConstants, load_constants
+from .constants import UNSEEN_MEMORY_ERROR, Constants, GPTConstants, load_constants
 from .cost import EPOCHS_WARN, Length, Pace, budget_hours, budget_tokens, round_steps, vocabulary
 from .engine_gpt import SOURCES, Passes
-from .gpt_work import GPTTraining, check_own_layout, checkpoint_gib, passes_of, weights_gib
+from .gpt_shards import is_sharded
+from .gpt_work import GPTTraining, check_own_layout, checkpoint_gib, passes_of, ways_to_shard, weights_gib
 from .plan import Case, Draft, StagePlanner, parts_text
 from .search import Candidate, search
 from .steptime import LAUNCHES
@@ -40,7 +41,7 @@ class Pretraining(StagePlanner):
 
     def changes(self, recipe: Recipe, rig: Rig) -> list[list[Change]]:
         """See StagePlanner: recomputation, a smaller micro-batch, fewer passes, less depth."""
-        free, found = _free(recipe), []
+        free, found = _free(recipe), _sharing(recipe, rig)
         if recipe.pretrain.graphs is True:
             found.append([Change(("stages.pretrain.graphs=auto",), "recorded only where there is room")])
         if recipe.trm is not None and recipe.layout.recompute is not None:
@@ -144,6 +145,15 @@ def _free(recipe: Recipe) -> Change:
     return AS_IT_IS if recipe.pretrain.micro_batch is None else Change(("stages.pretrain.micro_batch=null",), "")
 
 
+def _sharing(recipe: Recipe, rig: Rig) -> list[list[Change]]:
+    """Return what keeps ranks from sharing weights and gradients too, undone."""
+    if rig.gpus <= 1 or recipe.trm is not None or "full" in ways_to_shard(recipe, rig):
+        return []
+    sets = ["layout.shard=full"] if recipe.layout.shard is not None else []
+    sets += ["stages.pretrain.graphs=auto"] if recipe.pretrain.graphs is True else []
+    return [[Change((*sets, *_free(recipe).sets), "weights and gradients shared too")]]
+
+
 def _fewer_passes(recipe: Recipe) -> list[list[Change]]:
     """Of a recursive GPT: gradients that end sooner, or the most supervision steps, loops or cycles that fit; each by itself."""
     if recipe.trm is None:
@@ -169,10 +179,15 @@ def size_up(recipe: Recipe, rig: Rig, vocab: int, constants: GPTConstants) -> Si
     shape = recipe_shape(recipe, vocab)
     hyper, passes = derive(recipe, vocab), passes_of(recipe, shape)
     again = recipe.layout.recompute if passes.recursive else None
-    work = GPTTraining(shape, passes, recipe.pretrain, int(hyper.batch_tokens.value), again, constants)
-    found = search(work, rig, rig.gpus or 1)
-    assert found is not None
-    return Sized(recipe.gpt.depth, shape, hyper, found.best, tuple(work.notes(found)), passes)
+    tried: list[Sized] = []
+    for shard in ways_to_shard(recipe, rig):
+        work = GPTTraining(shape, passes, recipe.pretrain, int(hyper.batch_tokens.value), again, constants, shard)
+        found = search(work, rig, rig.gpus or 1)
+        assert found is not None
+        tried.append(Sized(recipe.gpt.depth, shape, hyper, found.best, tuple(work.notes(found)), passes))
+        if found.best.fits:
+            return tried[-1]
+    return min(tried, key=lambda sized: sized.candidate.peak_gib)
 
 
 def pace(recipe: Recipe, candidate: Candidate, constants: GPTConstants, corpus_tokens: float | None) -> Pace:
@@ -219,15 +234,20 @@ def pick_depth(recipe: Recipe, rig: Rig, vocab: int, constants: GPTConstants, co
 
 
 def deepest_that_fits(recipe: Recipe, rig: Rig, vocab: int, constants: GPTConstants) -> int | None:
-    """Find the deepest of DEPTHS that fits the rig's memory, whatever it costs; None where none does."""
-    low, high = 0, len(DEPTHS)
+    """Find the deepest of DEPTHS that fits the rig's memory, whatever it costs, and beyond them; None where none does.
+
+    What the recipe itself asks for bounds the search, where that is deeper.
+    """
+    asked = 0 if recipe.gpt.depth == "auto" else recipe.gpt.depth
+    depths = range(DEPTHS[0], max(DEPTHS[-1], asked) + 1, DEPTHS[1] - DEPTHS[0])
+    low, high = 0, len(depths)
     while low < high:
         middle = (low + high) // 2
-        if size_up(at_depth(recipe, DEPTHS[middle]), rig, vocab, constants).candidate.fits:
+        if size_up(at_depth(recipe, depths[middle]), rig, vocab, constants).candidate.fits:
             low = middle + 1
         else:
             high = middle
-    return DEPTHS[low - 1] if low else None
+    return depths[low - 1] if low else None
 
 
 def _blocked(recipe: Recipe, sized: Sized, constants: GPTConstants, corpus: float | None, hours: float | None, why: str) -> str:
@@ -253,7 +273,17 @@ def _memory_reason(sized: Sized, given: int | None) -> str:
     size = f"depth {sized.depth} has {count} parameters, {4 * shape.parameters / 1e9:.1f} GB of fp32 weights alone{again}"
     at = f"at the recipe's micro-batch {given}" if given else f"even at micro-batch {candidate.layout.micro_batch}"
     needs = f"each rank needs {candidate.peak_gib:.1f} GiB ({parts_text(candidate.memory.components)}) {at}"
-    return f"{size}; {needs}; the limit is {candidate.limit_gib:.1f} GiB"
+    return f"{size}; {needs}; the limit is {candidate.limit_gib:.1f} GiB{_shared(sized)}"
+
+
+def _shared(sized: Sized) -> str:
+    """Say what each of several ranks holds of weights, gradients and states."""
+    layout = sized.candidate.layout
+    if layout.ranks == 1:
+        return ""
+    if layout.shard == "full":
+        return f"; weights, gradients and optimizer states are shared over {layout.ranks} ranks already"
+    return f"; each of {layout.ranks} ranks holds all weights and gradients"
 
 
 def _model(sized: Sized) -> str:
@@ -312,7 +342,9 @@ def deepest_fed(recipe: Recipe, vocab: int, tokens: float) -> int | None:
 
 
 def _memory_error(constants: GPTConstants, candidate: Candidate) -> float:
-    """State the relative error of a rank's memory."""
+    """State the relative error of a rank's memory: larger where less was measured, unless the user has measured it."""
+    if is_sharded(candidate.layout) and constants.extra_gib == 0:
+        return max(constants.memory_error, UNSEEN_MEMORY_ERROR)
     if not candidate.layout.recorded or constants.extra_gib != 0:
         return constants.memory_error
     return max(constants.memory_error, constants.recorded_memory_error)
@@ -327,6 +359,8 @@ def _time_error(constants: GPTConstants, sized: Sized) -> float:
         errors.append(constants.launch_error)
     elif candidate.layout.recorded:
         errors.append(constants.recorded_error)
+    if is_sharded(candidate.layout):
+        errors.append(constants.sharded_error)
     if candidate.layout.precision == "fp8" and sized.passes.recursive:
         errors.append(constants.fp8_error)
     return max(errors)

@@ -44,13 +44,14 @@ def short_of(error: BaseException) -> str:
     return f" ({size:,.2f} {unit} more were not there)"
 
 
-def lighter(run: Path, layout: Layout, stage: str, *, recomputes: bool) -> str:
+def lighter(run: Path, layout: Layout, stage: str, *, recomputes: bool, shards: bool = False) -> str:
     """Return what to change so that a run needs less memory: the command that goes on with it, where a setting is enough.
 
     Args:
         run: its folder.
         stage: its name in the recipe.
         recomputes: whether blocks can be computed again.
+        shards: whether ranks can share weights and gradients where they share optimizer states.
     """
     again = f"windtunnel train --resume --run {shlex.quote(str(run))}"
     share = layout.micro_batch * layout.accumulation
@@ -59,4 +60,6 @@ def lighter(run: Path, layout: Layout, stage: str, *, recomputes: bool) -> str:
         return f"go on with smaller micro-batches: {again} --set stages.{stage}.micro_batch={smaller[-1]}"
     if recomputes and layout.recompute == "none":
         return f"compute blocks again in the backward pass: {again} --set layout.recompute=block"
+    if shards and layout.shard == "optimizer" and layout.ranks > 1:
+        return f"share weights and gradients over the ranks too: {again} --set layout.shard=full"
     return "a smaller model, shorter sequences (model.sequence), or more GPUs"

@@ -1,4 +1,7 @@
-"""The engine of our own GPT, plain or recursive: Muon and AdamW, optimizer states sharded over data-parallel ranks (ZeRO-2)."""
+"""The engine of our own GPT, plain or recursive: Muon and AdamW, their states sharded over data-parallel ranks (ZeRO-2).
+
+Where the layout says so weights and gradients are sharded too; see `gpt_shards`.
+"""
 
 from __future__ import annotations
 
@@ -44,21 +47,32 @@ def build(recipe: Recipe, layout: Layout, ranks: Ranks, vocab: int) -> tuple[Hyp
         deterministic(recipe.pretrain.deterministic)
     torch.set_float32_matmul_precision("highest" if layout.precision == "fp32" else "high")
     rates = derive(recipe, vocab)
-    shape = recipe_shape(recipe, vocab)
-    model = build_model(
-        shape, device=ranks.device, compute=COMPUTE[layout.precision], seed=recipe.seed, recompute=layout.recompute
-    )
-    if layout.precision == "fp8":
-        from windtunnel.model import enable_fp8  # its kernels need a GPU's packages
+    shape, sharded = recipe_shape(recipe, vocab), is_sharded(layout)
+    if sharded:
+        from .gpt_shards import build_sharded  # imports FSDP2, which takes seconds
 
-        enable_fp8(model)
+        assert not layout.recorded
+        model = build_sharded(shape, ranks, COMPUTE[layout.precision], recipe.seed)
+    else:
+        model = build_model(
+            shape, device=ranks.device, compute=COMPUTE[layout.precision], seed=recipe.seed, recompute=layout.recompute
+        )
+    if layout.precision == "fp8":
+        from windtunnel.model import enable_fp8, enable_gathered_fp8  # its kernels need a GPU's packages
+
+        (enable_gathered_fp8 if sharded else enable_fp8)(model)
     optimizer = MuonAdamW(
         model, rates, rank=ranks.rank, world=ranks.world, compiled=layout.compile,
-        clip=recipe.pretrain.optimizer.clip, ema=recipe.trm.ema if recipe.trm else None,
+        clip=recipe.pretrain.optimizer.clip, ema=recipe.trm.ema if recipe.trm else None, sharded=sharded,
     )  # fmt: skip
-    if layout.compile:
+    if layout.compile and not sharded:  # one graph of all blocks has no place for gathering them one by one
         model.compile()
     return rates, model, optimizer
+
+
+def is_sharded(layout: Layout) -> bool:
+    """Whether ranks hold parts of weights and gradients; one rank has nobody to share with."""
+    return layout.shard == "full" and layout.ranks > 1
 
 
 @dataclass(frozen=True)
@@ -135,6 +149,10 @@ class GPTEngine:
     @torch.no_grad()
     def load_state_dict(self, state: EngineState) -> None:
         """Take over weights, states and position."""
+        if is_sharded(self.layout):
+            from .shards import reshard
+
+            reshard(self.model)
         adopt(self.state_dict(), state)
         self.optimizer.adamw_steps = int(state.facts["updates"])
         self.optimizer.loaded()
@@ -143,7 +161,12 @@ class GPTEngine:
 
     def start_over(self, position: int) -> None:
         """Return to initial weights and empty states."""
-        self.model.initialise(self._seed)
+        if is_sharded(self.layout):
+            from .gpt_shards import initialise_shards
+
+            initialise_shards(self.model, self._seed)
+        else:
+            self.model.initialise(self._seed)
         self.optimizer.start_over()
         self.feed.batches.seek(position)
 
@@ -151,13 +174,22 @@ class GPTEngine:
     def export(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights, averaged where averages are kept."""
         with self.optimizer.averaged():
-            for name, parameter in self.model.named_parameters():
+            for name, weight in self._weights():
                 if self._ranks.first:
-                    yield name, parameter.detach().to("cpu", dtype, copy=True)
+                    yield name, weight.to("cpu", dtype, copy=True)
 
     def close(self) -> None:
         """End the batches' thread."""
         self.feed.batches.close()
+
+    def _weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield every weight, whole; all ranks must iterate to the end together."""
+        if is_sharded(self.layout):
+            from .gpt_shards import whole_weights
+
+            yield from whole_weights(self.model)
+        else:
+            yield from ((name, parameter.detach()) for name, parameter in self.model.named_parameters())
 
 
 def build_gpt_engine(recipe: Recipe, layout: Layout, ranks: Ranks, feed: Feed) -> GPTEngine:

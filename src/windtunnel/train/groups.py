@@ -1,8 +1,8 @@
-"""Parameters of one kind kept in contiguous buffers, their optimizer states sharded over ranks (ZeRO-2).
+"""Parameters of one kind: the optimizer's rule for them, and its states, of which each rank owns a part.
 
-Every parameter is a view into a group's buffer, and its gradient into another, so that reducing,
-updating and gathering touch each group once and copy nothing. Each rank owns one contiguous part of
-every buffer: it reduces, updates and sends out that part only.
+Here weights and gradients are whole on every rank (ZeRO-2; sharded ones: `group_shards`). Every parameter is a view into
+its group's buffer, and its gradient into another, so that reducing, updating and gathering touch each group once and copy
+nothing. Each rank owns one contiguous part of every buffer: it reduces, updates and sends out that part only.
 """
 
 from __future__ import annotations
@@ -27,10 +27,71 @@ class Scalars:
     weight_decay: float
 
 
+Named = list[tuple[str, nn.Parameter]]
+Update = Callable[..., None]
+
+
 class Group:
+    """Parameters of one kind, as the optimizer sees them.
+
+    Attributes:
+        named: the parameters by their names in the model.
+        counts: whether the rule depends on how many updates were done. steps: so many, where it does.
+    """
+
+    named: Named
+    counts = False
+    steps = 0
+
+    def reduce(self) -> Any:
+        """Sum gradients over ranks into the owned part; returns a handle to wait for, or None."""
+        return None
+
+    def gather(self) -> Any:
+        """Send the owned weights to all ranks; returns a handle to wait for, or None."""
+        return None
+
+    def square(self) -> Tensor:
+        """Return the squared norm of the owned gradients."""
+        raise NotImplementedError
+
+    def scale(self, factor: Tensor) -> None:
+        """Multiply the owned gradients."""
+        raise NotImplementedError
+
+    def clear(self) -> None:
+        """Begin the next step's gradients."""
+        raise NotImplementedError
+
+    def start_average(self) -> None:
+        """Keep a running average of the owned weights, which begins as what they are now."""
+        raise NotImplementedError
+
+    def average_in(self, decay: float) -> None:
+        """Move the average towards the owned weights: each update counts 1 - decay."""
+        raise NotImplementedError
+
+    def swap(self) -> None:
+        """Exchange the owned weights with their average; done again, everything is as it was, bit for bit."""
+        raise NotImplementedError
+
+    def weight_state(self) -> Iterator[tuple[str, Tensor | Slice]]:
+        """Yield the weights; where an average is kept its parts, and the raw weights' as states."""
+        raise NotImplementedError
+
+    def update(self, scalars: Scalars) -> None:
+        """One update of the owned weights."""
+        raise NotImplementedError
+
+    def states(self) -> Iterator[tuple[str, Slice]]:
+        """Yield the optimizer's states of the owned weights."""
+        raise NotImplementedError
+
+
+class BufferGroup(Group):
     """Parameters of one kind in one buffer of `world` equal parts."""
 
-    def __init__(self, named: list[tuple[str, nn.Parameter]], size: int, rank: int, world: int, device: torch.device) -> None:
+    def __init__(self, named: Named, size: int, rank: int, world: int, device: torch.device) -> None:
         self.named, self.rank, self.world = named, rank, world
         self.part = -(-size // world)
         self.weights = torch.zeros(self.part * world, device=device)
@@ -52,7 +113,7 @@ class Group:
         return slice(self.rank * self.part, (self.rank + 1) * self.part)
 
     def reduce(self) -> Any:
-        """Sum gradients over ranks into the owned part; returns a handle to wait for, or None."""
+        """See `Group`."""
         if self.world == 1:
             return None
         if dist.get_backend() == "gloo":
@@ -60,10 +121,22 @@ class Group:
         return dist.reduce_scatter_tensor(self.grads[self.owned], self.grads, async_op=True)
 
     def gather(self) -> Any:
-        """Send the owned weights to all ranks; returns a handle to wait for, or None."""
+        """See `Group`."""
         if self.world == 1:
             return None
         return dist.all_gather_into_tensor(self.weights, self.weights[self.owned].clone(), async_op=True)
+
+    def square(self) -> Tensor:
+        """See `Group`."""
+        return torch.linalg.vector_norm(self.grads[self.owned]).square()
+
+    def scale(self, factor: Tensor) -> None:
+        """See `Group`."""
+        self.grads[self.owned].mul_(factor)
+
+    def clear(self) -> None:
+        """See `Group`."""
+        self.grads.zero_()
 
     def slices(self, owned: Tensor) -> Iterator[tuple[str, Slice]]:
         """Yield the part of each parameter in a buffer of the owned part's length; empty where this rank owns none of it."""
@@ -75,25 +148,25 @@ class Group:
             yield name, Slice(owned[start - low : stop - low], tuple(parameter.shape), max(0, start - begin))
 
     def start_average(self) -> None:
-        """Keep a running average of the owned weights, which begins as what they are now."""
+        """See `Group`."""
         if self.average is None:
             self.average = torch.empty_like(self.weights[self.owned])
         self.average.copy_(self.weights[self.owned])
 
     def average_in(self, decay: float) -> None:
-        """Move the average towards the owned weights: each update counts 1 - decay."""
+        """See `Group`."""
         if self.average is not None:
             self.average.lerp_(self.weights[self.owned], 1.0 - decay)
 
     def swap(self) -> None:
-        """Exchange the owned weights with their average; done again, everything is as it was, bit for bit."""
+        """See `Group`."""
         assert self.average is not None, "no average is kept"
         raw = self.weights[self.owned].clone()
         self.weights[self.owned].copy_(self.average)
         self.average.copy_(raw)
 
     def weight_state(self) -> Iterator[tuple[str, Tensor | Slice]]:
-        """Yield the weights; where an average is kept its parts, and the raw weights' as states."""
+        """See `Group`."""
         if self.average is None:
             for name, parameter in self.named:
                 yield f"model.{name}", parameter.detach()
@@ -103,73 +176,113 @@ class Group:
         for name, part in self.slices(self.weights[self.owned]):
             yield f"optimizer.raw.{name}", part
 
-    def update(self, scalars: Scalars) -> None:
-        """One update of the owned weights."""
-        raise AssertionError("groups update themselves")
-
-    def states(self) -> Iterator[tuple[str, Slice]]:
-        """Yield the optimizer's states of the owned weights."""
-        raise AssertionError("groups know their states")
-
 
 def _scalar(value: float) -> Tensor:
     # 0-d CPU tensors enter compiled graphs as arguments: a new learning rate does not recompile.
     return torch.tensor(value, dtype=torch.float32)
 
 
-class MatrixGroup(Group):
-    """Matrices of one shape under Muon; a rank owns whole matrices."""
+class Muon:
+    """Muon's rule and states for matrices of one shape, of which this rank owns some, whole.
 
-    def __init__(self, named, shape, rate, rank, world, device, update: Callable[..., None]) -> None:  # type: ignore[no-untyped-def]
+    Attributes:
+        first: number of the first one owned. count: how many are. per_rank: how many a rank owns, but for the last ones.
+
+    Args:
+        matrices: of this shape there are.
+        rate: peak learning rate of a square matrix.
+        update: `muon_update`, compiled or not.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], matrices: int, rate: float, rank: int, world: int, device: torch.device, update: Update
+    ) -> None:
         rows, columns = shape
-        per_rank = -(-len(named) // world)
-        super().__init__(named, per_rank * world * rows * columns, rank, world, device)
-        self.shape, self.rate, self._update = shape, rate * max(1.0, rows / columns) ** 0.5, update
-        self.count = max(0, min(per_rank, len(named) - rank * per_rank))
+        self.per_rank = -(-matrices // world)
+        self.first = rank * self.per_rank
+        self.count = max(0, min(self.per_rank, matrices - self.first))
         self.momentum = torch.zeros(self.count, rows, columns, device=device)
         small = (rows, 1) if rows >= columns else (1, columns)
         self.second = torch.zeros(self.count, *small, device=device)
         self.low_precision = device.type == "cuda"
+        self._rate, self._update = rate * max(1.0, rows / columns) ** 0.5, update
 
-    def _stack(self, buffer: Tensor) -> Tensor:
-        rows, columns = self.shape
-        return buffer[self.owned][: self.count * rows * columns].view(self.count, rows, columns)
+    def update(self, weights: Tensor, grads: Tensor, scalars: Scalars, span: slice | None = None) -> None:
+        """Update the matrices owned, or a span of them, (matrices, rows, columns), in place."""
+        momentum, second = (state if span is None else state[span] for state in (self.momentum, self.second))
+        self._update(
+            weights, grads, momentum, second, _scalar(self._rate * scalars.lr_scale), _scalar(scalars.momentum),
+            _scalar(0.9), _scalar(scalars.weight_decay), self.low_precision,
+        )  # fmt: skip
 
-    def update(self, scalars: Scalars) -> None:
-        if self.count:
-            self._update(
-                self._stack(self.weights), self._stack(self.grads), self.momentum, self.second,
-                _scalar(self.rate * scalars.lr_scale), _scalar(scalars.momentum), _scalar(0.9),
-                _scalar(scalars.weight_decay), self.low_precision,
-            )  # fmt: skip
-
-    def states(self) -> Iterator[tuple[str, Slice]]:
-        first = self.rank * (self.part // (self.shape[0] * self.shape[1]))
+    def states(self, named: Named) -> Iterator[tuple[str, Slice]]:
+        """Yield the states of the matrices owned, `named` being all of this shape."""
         for i in range(self.count):
-            name = self.named[first + i][0]
+            name = named[self.first + i][0]
             for kind, tensor in (("momentum", self.momentum[i]), ("second", self.second[i])):
                 yield f"optimizer.{kind}.{name}", Slice(tensor.view(-1), tuple(tensor.shape), 0)
 
 
-class VectorGroup(Group):
-    """Tables, head and scalars under AdamW; a rank owns a range of the flat buffer."""
+@dataclass(frozen=True)
+class AdamW:
+    """AdamW's rule for one kind of parameters; `update`: `adamw_update`, compiled or not."""
 
-    def __init__(self, named, rate, betas, decay, rank, world, device, update: Callable[..., None]) -> None:  # type: ignore[no-untyped-def]
-        super().__init__(named, sum(p.numel() for _, p in named), rank, world, device)
-        self.rate, self.betas, self.decay, self._update = rate, betas, decay, update
-        self.first = torch.zeros(self.part, device=device)
-        self.second = torch.zeros(self.part, device=device)
-        self.steps = 0
+    rate: float
+    betas: tuple[float, float]
+    decay: float
+    apply: Update
 
-    def update(self, scalars: Scalars) -> None:
-        self.steps += 1
-        self._update(
-            self.weights[self.owned], self.grads[self.owned], self.first, self.second,
-            _scalar(self.rate * scalars.lr_scale), _scalar(self.betas[0]), _scalar(self.betas[1]),
-            _scalar(self.decay), _scalar(self.steps),
+    def update(self, weight: Tensor, grad: Tensor, first: Tensor, second: Tensor, scalars: Scalars, step: int) -> None:
+        """Update flat tensors of one length in place; `step` counts from 1."""
+        self.apply(
+            weight, grad, first, second, _scalar(self.rate * scalars.lr_scale), _scalar(self.betas[0]), _scalar(self.betas[1]),
+            _scalar(self.decay), _scalar(step),
         )  # fmt: skip
 
+
+class MatrixGroup(BufferGroup):
+    """Matrices of one shape under Muon; a rank owns whole matrices."""
+
+    def __init__(
+        self, named: Named, shape: tuple[int, ...], rate: float, rank: int, world: int, device: torch.device, update: Update
+    ) -> None:
+        self.muon = Muon(shape, len(named), rate, rank, world, device, update)
+        super().__init__(named, self.muon.per_rank * world * shape[0] * shape[1], rank, world, device)
+        self.shape = shape
+
+    def _stack(self, buffer: Tensor) -> Tensor:
+        rows, columns = self.shape
+        count = self.muon.count
+        return buffer[self.owned][: count * rows * columns].view(count, rows, columns)
+
+    def update(self, scalars: Scalars) -> None:
+        """See `Group`."""
+        if self.muon.count:
+            self.muon.update(self._stack(self.weights), self._stack(self.grads), scalars)
+
     def states(self) -> Iterator[tuple[str, Slice]]:
+        """See `Group`."""
+        return self.muon.states(self.named)
+
+
+class VectorGroup(BufferGroup):
+    """Tables, head and scalars under AdamW; a rank owns a range of the flat buffer."""
+
+    counts = True
+
+    def __init__(self, named: Named, rule: AdamW, rank: int, world: int, device: torch.device) -> None:
+        super().__init__(named, sum(p.numel() for _, p in named), rank, world, device)
+        self._rule = rule
+        self.first = torch.zeros(self.part, device=device)
+        self.second = torch.zeros(self.part, device=device)
+
+    def update(self, scalars: Scalars) -> None:
+        """See `Group`."""
+        self.steps += 1
+        self._rule.update(self.weights[self.owned], self.grads[self.owned], self.first, self.second, scalars, self.steps)
+
+    def states(self) -> Iterator[tuple[str, Slice]]:
+        """See `Group`."""
         for kind, buffer in (("first", self.first), ("second", self.second)):
             for name, part in self.slices(buffer):
                 if part.local.numel():

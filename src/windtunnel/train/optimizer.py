@@ -1,20 +1,23 @@
-"""Muon and AdamW over a GPT's parameters, their states and averages sharded over ranks; see `groups`."""
+"""Muon and AdamW over a GPT's parameters, their states and averages sharded over ranks; see `groups` and `group_shards`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from windtunnel.checkpoint import Slice
 from windtunnel.model import GPT, HyperParameters
 
-from .groups import Group, MatrixGroup, Scalars, VectorGroup
+from .groups import AdamW, Group, MatrixGroup, Named, Scalars, VectorGroup
 from .muon import adamw_update, muon_update
+
+if TYPE_CHECKING:
+    from .group_shards import MatrixShards, VectorShards
 
 __all__ = ["MuonAdamW", "Scalars"]
 
@@ -24,7 +27,7 @@ AVERAGE_WARMUP = 10
 
 
 class MuonAdamW:
-    """The optimizer of a GPT. After construction parameters and gradients live in its buffers.
+    """The optimizer of a GPT. After construction parameters and gradients live in its buffers, unless they are sharded.
 
     Args:
         model: on its final device, weights the same on every rank.
@@ -33,25 +36,34 @@ class MuonAdamW:
         clip: gradients are scaled down to this norm over all parameters and ranks; None: never.
         ema: decay of a running average of the weights, taken after every update; None: none is kept. After t
             updates the decay is at most (1 + t) / (10 + t), so that a short run's average is not its beginning.
+        sharded: FSDP2 has spread weights and gradients over the ranks; no averages are then kept.
     """
 
     def __init__(
         self, model: GPT, rates: HyperParameters, *, rank: int = 0, world: int = 1, compiled: bool = False,
-        clip: float | None = None, ema: float | None = None,
+        clip: float | None = None, ema: float | None = None, sharded: bool = False,
     ) -> None:  # fmt: skip
         device = model.head.weight.device
+        assert ema is None or not sharded
+        self._device = device
         wrap = (lambda f: torch.compile(f, dynamic=False, fullgraph=True)) if compiled else (lambda f: f)
         muon, adamw = wrap(muon_update), wrap(adamw_update)
         self._model, self._clip, self._ema = model, clip, ema
         self.rank, self.world = rank, world
         self.groups: list[Group] = []
+        matrix: type[MatrixGroup | MatrixShards] = MatrixGroup
+        vector: type[VectorGroup | VectorShards] = VectorGroup
+        if sharded:
+            from .group_shards import MatrixShards, VectorShards  # imports DTensor, which takes seconds
+
+            matrix, vector = MatrixShards, VectorShards
         matrices = [(n, p) for n, p in model.named_parameters() if n.startswith("blocks.")]
         for shape in sorted({tuple(p.shape) for _, p in matrices}):
             named = [(n, p) for n, p in matrices if tuple(p.shape) == shape]
-            self.groups.append(MatrixGroup(named, shape, rates.matrix_lr.value, rank, world, device, muon))
+            self.groups.append(matrix(named, shape, rates.matrix_lr.value, rank, world, device, muon))
         for named, rate, betas, decay in _vectors(model, rates):
             if named:
-                self.groups.append(VectorGroup(named, rate, betas, decay, rank, world, device, adamw))
+                self.groups.append(vector(named, AdamW(rate, betas, decay, adamw), rank, world, device))
         covered = {n for g in self.groups for n, _ in g.named}
         missing = {n for n, _ in model.named_parameters()} - covered
         assert not missing, f"parameters without an optimizer: {missing}"
@@ -70,7 +82,7 @@ class MuonAdamW:
             This rank's part of the squared gradient norm before clipping (0-d): sum it over ranks, then take the root.
         """
         pending = [group.reduce() for group in self.groups]
-        square = torch.zeros((), device=self.groups[0].grads.device)
+        square = torch.zeros((), device=self._device)
         if self._clip is not None:
             square = self._clipped(pending, self._clip)
             pending = [None] * len(pending)
@@ -81,7 +93,7 @@ class MuonAdamW:
             if before_update is not None and group is self.groups[0]:
                 before_update()
             if self._clip is None:
-                square += torch.linalg.vector_norm(group.grads[group.owned]).square()
+                square += group.square()
             group.update(scalars)
             gathers.append(group.gather())
         if self._ema is not None:
@@ -91,23 +103,23 @@ class MuonAdamW:
         for group, handle in zip(self.groups, gathers, strict=True):
             if handle is not None:
                 handle.wait()
-            group.grads.zero_()
+            group.clear()
         self._model.weights_changed()
         return square
 
     def _clipped(self, pending: list[Any], limit: float) -> Tensor:
         """Scale the owned gradients so that the norm of all is at most `limit`; this rank's squared norm before it."""
-        square = torch.zeros((), device=self.groups[0].grads.device)
+        square = torch.zeros((), device=self._device)
         for group, handle in zip(self.groups, pending, strict=True):
             if handle is not None:
                 handle.wait()
-            square += torch.linalg.vector_norm(group.grads[group.owned]).square()
+            square += group.square()
         whole = square.clone()
         if self.world > 1:
             dist.all_reduce(whole)
         scale = (limit / (whole.sqrt() + CLIP_EPSILON)).clamp(max=1.0)
         for group in self.groups:
-            group.grads[group.owned].mul_(scale)
+            group.scale(scale)
         return square
 
     @property
@@ -170,16 +182,13 @@ class MuonAdamW:
     @property
     def adamw_steps(self) -> int:
         """Updates done, for bias correction."""
-        return next(g.steps for g in self.groups if isinstance(g, VectorGroup))
+        return next(group.steps for group in self.groups if group.counts)
 
     @adamw_steps.setter
     def adamw_steps(self, value: int) -> None:
         for group in self.groups:
-            if isinstance(group, VectorGroup):
+            if group.counts:
                 group.steps = value
-
-
-Named = list[tuple[str, nn.Parameter]]
 
 
 def _vectors(model: GPT, rates: HyperParameters) -> Iterator[tuple[Named, float, tuple[float, float], float]]:

@@ -225,7 +225,12 @@ def _stage(recipe: Recipe) -> TrainingStage:
 def _lighter(run: RunFolder, layout: Layout) -> str:
     recipe = run.recipe
     recomputes = recipe.trm is not None or isinstance(recipe.model, HuggingFaceModel)
-    return lighter(run.path, layout, _stage(recipe).name or "pretrain", recomputes=recomputes)
+    return lighter(run.path, layout, _stage(recipe).name or "pretrain", recomputes=recomputes, shards=_may_shard(recipe, layout))
+
+
+def _may_shard(recipe: Recipe, layout: Layout) -> bool:
+    """Whether a GPT's weights could be sharded too."""
+    return recipe.trm is None and not isinstance(recipe.model, HuggingFaceModel) and not layout.recorded
 
 
 def _by_clock(recipe: Recipe) -> bool:
@@ -326,7 +331,8 @@ def _engine(
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
-        fix = lighter(run.path, replace(layout, micro_batch=1, accumulation=1), "", recomputes=False)
+        built = replace(layout, micro_batch=1, accumulation=1)
+        fix = lighter(run.path, built, "", recomputes=False, shards=_may_shard(recipe, layout))
         raise OutOfMemory(f"out of memory while the model is built{short_of(error)}", fix) from None
     with contextlib.closing(engine), method.ask(work, engine) as ask:
         yield engine, data, ask

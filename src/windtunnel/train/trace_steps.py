@@ -21,6 +21,7 @@ from windtunnel.recipe import HuggingFaceModel, Layout, Recipe
 
 from . import gpt
 from .engine import COMPUTE, Feed
+from .groups import BufferGroup, MatrixGroup
 from .optimizer import MuonAdamW
 from .ranks import Ranks
 from .trace_ledger import MemoryLedger, Peak
@@ -60,8 +61,8 @@ def trace_gpt(recipe: Recipe, layout: Layout, vocab: int) -> list[Peak]:
         engine = gpt.build_gpt_engine(recipe, layout, ranks, Feed(_Batches(layout), list, vocab, np.zeros(0)))
         model, optimizer = engine.model, engine.optimizer
         for group in optimizer.groups:
-            if hasattr(group, "low_precision"):
-                group.low_precision = cuda
+            if isinstance(group, MatrixGroup):
+                group.muon.low_precision = cuda
         ledger = MemoryLedger()
         _hold_gpt(ledger, model, optimizer)
         if isinstance(model, RecursiveGPT):
@@ -85,10 +86,11 @@ def _build_gpt(shape: GPTShape, *, device: torch.device, compute: torch.dtype, s
 
 def _hold_gpt(ledger: MemoryLedger, model: GPT, optimizer: MuonAdamW) -> None:
     for part in model.parts():
-        for quantised in part.fp8.values():
+        for quantised in filter(None, part.fp8.values()):
             ledger.hold([quantised.rows, quantised.columns], "compute_weights")
     ledger.hold([*model.parameters(), *model.buffers()], "weights")
     for group in optimizer.groups:
+        assert isinstance(group, BufferGroup)
         ledger.hold(group.weights, "weights")
         ledger.hold(group.grads, "gradients")
         if group.average is not None:

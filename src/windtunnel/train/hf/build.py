@@ -27,11 +27,11 @@ from windtunnel.recipe import HuggingFaceModel, Layout, LoRA, Recipe, UserError
 
 from ..engine import COMPUTE, Feed, Parameters
 from ..ranks import Ranks
+from ..shards import fill, make_mesh, materialise, shard_model
 from .attention import RECORDED, Attention, Kind, choose, special_scores
 from .engine import HFEngine, HFJob
 from .network import Network, add_lora, cast_within, drops_out, freeze_in_fp8, prepare_blocks, share_experts, skeleton
 from .optimizer import AdamW, States
-from .shards import fill, make_mesh, materialise, shard_model
 from .token_rows import NAME as ROWS_NAME
 from .token_rows import TokenRows
 from .weights import load_weights

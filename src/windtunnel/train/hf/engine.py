@@ -23,11 +23,11 @@ from windtunnel.recipe import Layout, Schedule
 from ..engine import EngineState, Feed, Mark, Moment, Parameters, Pending, adopt, nothing, row_offset
 from ..ranks import Ranks
 from ..schedule import learning_rate_scale
+from ..shards import reshard, sum_gradients
 from .attention import Packed
 from .loss import TokenObjective
 from .network import Network
 from .optimizer import AdamW
-from .shards import sum_gradients
 
 # Each takes some of the device's memory for its list of kernels, beside the pool that all share.
 MOST_RECORDINGS = 16
@@ -144,9 +144,7 @@ class HFJob:
 
     def reshard(self) -> None:
         """Drop what a forward pass left gathered: it is in the products' dtype, not the weights' own."""
-        for module in self.network.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        reshard(self.network)
 
     @torch.no_grad()
     def score(self, batches: Iterable[Batch]) -> Iterator[Tensor]:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from windtunnel.model import NewRows
 from windtunnel.recipe import UserError
 
-from .shards import fill
+from ..shards import fill
 
 NAME = "token_adapter"
 

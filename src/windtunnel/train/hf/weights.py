@@ -31,9 +31,9 @@ from windtunnel.model import (
 )
 from windtunnel.recipe import UserError
 
+from ..shards import fill
 from .engine import HFJob
 from .network import is_adapter
-from .shards import fill
 from .token_rows import TokenRows, rows_beside
 
 Named = list[tuple[str, nn.Module]]

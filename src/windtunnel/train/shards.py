@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from ..ranks import Ranks
+from .ranks import Ranks
 
 BUCKET_BYTES = 256 << 20
 
@@ -65,23 +65,33 @@ def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def shard_model(
-    root: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, *, shard: str, compute: torch.dtype, reduce: torch.dtype
-) -> None:
+    root: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, *, shard: str, compute: torch.dtype, reduce: torch.dtype,
+    cast_inputs: bool = True, root_compute: torch.dtype | None = None,
+) -> None:  # fmt: skip
     """Apply `fully_shard` to every block and to the root; gradients are summed over ranks.
 
     Args:
         compute: dtype of the parameters while a module computes. reduce: of gradients while they are summed.
+        cast_inputs: what blocks are given is cast to `compute`; else it comes as it is to be computed with.
+        root_compute: dtype of what the root holds itself; None: `compute`.
     """
-    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
+    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=cast_inputs)
     for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=shard != "optimizer")
     # What the root is given, factors of targets among it, is no activation: it keeps its dtype.
-    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
+    policy = MixedPrecisionPolicy(param_dtype=root_compute or compute, reduce_dtype=reduce, cast_forward_inputs=False)
     fully_shard(root, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(1.0)
+
+
+def reshard(root: nn.Module) -> None:
+    """Drop what a forward pass left gathered: it is in the products' dtype, not the weights' own, and does not follow them."""
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def materialise(network: nn.Module, device: torch.device) -> None:
