@@ -109,7 +109,7 @@ def _loss(run: Path | None) -> list[Curve]:
         return []
     try:
         with MetricsReader(run / "metrics.sqlite") as metrics:
-            found = {"training": metrics.series("loss"), "validation": metrics.series("validation_loss")}
+            found = {name: metrics.series(name) for name in ("loss", "validation_loss")}
     except UserError:
         return []
     return [Curve(name, [(p.step, p.value) for p in points]) for name, points in found.items() if points]
