@@ -77,7 +77,15 @@ def full_report() -> Report:
             CheckRow("kill", "nothing is lost", EVIL, 22.0, "fail", "read the log"),
             CheckRow("gpu", "bf16", "no GPU", 0.0, "skip", "rehearse there"),
         ],
-        plans=[PlanRow("8xH100", True, [("depth", "24", "deepest"), ("vocabulary", "18", "")], Memory({"weights": 5.0, "optimizer": 7.0}, 79.1), ["±8 %"])],
+        plans=[
+            PlanRow(
+                "8xH100",
+                True,
+                [("depth", "24", "deepest"), ("vocabulary", "18", "")],
+                Memory({"weights": 5.0, "optimizer": 7.0}, 79.1),
+                ["±8 %"],
+            )
+        ],
         loss=[Curve("training", [(s, 3 / (s + 1)) for s in range(200)]), Curve("validation", [(0, 3.0), (199, 0.1)])],
         memory=[Curve("rank 0", [(0, 1.0), (1, 2.0)])],
         memory_limit_gib=24.0,

@@ -49,7 +49,9 @@ def write_page(report: Readiness, path: Path) -> Path:
         ready=report.ready,
         subtitle=f"{when} on {_machine(report)}; {report.seconds:.0f} s{where}",
         rungs=[(verdict.rung, verdict.ready, verdict.words) for verdict in report.rungs()],
-        checks=[_row(outcome, report.late_of(outcome)) for outcome in sorted(report.outcomes, key=lambda o: URGENCY.index(o.status))],
+        checks=[
+            _row(outcome, report.late_of(outcome)) for outcome in sorted(report.outcomes, key=lambda o: URGENCY.index(o.status))
+        ],
         plans=[_plan(plan, number) for number, plan in enumerate(report.plans())],
         loss=_loss(getattr(context, "run", None)),
         recursion=_recursion(context),
