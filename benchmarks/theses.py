@@ -26,7 +26,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from windtunnel.data import export_theses, prepare
-from windtunnel.data.subwords import CHATML_END, CHATML_START, train_bpe
+from windtunnel.data.bpe import CHATML_END, CHATML_START, train_bpe
 from windtunnel.data.theses_make import generated_records, simulate
 from windtunnel.recipe import FolderTokenizer, GeneratedTheses, ThesisCorpus, TimeSplit, load_recipe
 

@@ -28,10 +28,10 @@ from windtunnel.data import (
     shown_samples,
     solve,
 )
+from windtunnel.data.bpe import CHATML_END, CHATML_START, train_bpe
 from windtunnel.data.conversations import Conversation, ConversationReader
 from windtunnel.data.corpus import listed_files
 from windtunnel.data.packing import NO_TARGET, best_fit, pack_ids
-from windtunnel.data.subwords import CHATML_END, CHATML_START, train_bpe
 from windtunnel.data.templates import ChatTemplate, choose_template
 from windtunnel.data.write import folder_tokenizer
 from windtunnel.recipe import ArithmeticCorpus, BPETokenizer, ConversationCorpus, FolderTokenizer, Recipe, UserError, load_recipe

@@ -260,3 +260,19 @@ def test_a_hundred_megabytes_are_prepared(tmp_path: Path) -> None:
     (tmp_path / "big.txt").write_bytes(line.tobytes())
     prepared = prepare(text(str(tmp_path / "big.txt")), tmp_path / "cache")
     assert prepared.bytes == 100_000_000
+
+
+def test_the_tokenizer_learns_from_a_sample_of_a_large_corpus(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text(paragraphs(20_000), encoding="utf-8")  # one document, which is more than the sample
+    sets = ["data.corpus.kind=text", f"data.corpus.files=[{path}]", "data.tokenizer={kind: bpe, vocab_size: 300}"]
+    whole = prepare(load_recipe("charlm", sets), tmp_path / "cache")
+    said: list[str] = []
+    small = load_recipe("charlm", [*sets, "data.tokenizer.sample_megabytes=0.2"])
+    sampled = prepare(small, tmp_path / "cache", lambda share, what: said.append(what))
+    assert not any("the tokenizer learned from" in note for note in whole.notes)
+    assert any("the tokenizer learned from 2" in note and "sample_megabytes=0.2" in note for note in sampled.notes)
+    assert any(what.startswith("training the tokenizer on 2") for what in said)
+    assert sampled.bytes == whole.bytes
+    assert sampled.tokenizer.vocab == 300
+    assert prepare(small, tmp_path / "other").checksum == sampled.checksum

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from windtunnel.data import PromptFile, PromptLoader, prepare, solve
-from windtunnel.data.subwords import CHATML_END, CHATML_START, train_bpe
+from windtunnel.data.bpe import CHATML_END, CHATML_START, train_bpe
 from windtunnel.recipe import (
     ArithmeticCorpus,
     BPETokenizer,

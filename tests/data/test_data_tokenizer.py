@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.data import BPE, Characters, StreamDecoder, Tokenizer, UnknownCharacter, load_tokenizer
+from windtunnel.data.bpe import train_bpe
 from windtunnel.data.documents import batch_of
-from windtunnel.data.subwords import train_bpe
 from windtunnel.recipe import UserError
 
 TEXTS = ["def add(a, b):\n    return a + b\n", "naïve café — 漢字 😀", "numbers 12345 and 3.14\r\n\r\n"]

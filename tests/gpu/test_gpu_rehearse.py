@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.check import all_checks
-from windtunnel.data.subwords import CHATML_END, CHATML_START, train_bpe
+from windtunnel.data.bpe import CHATML_END, CHATML_START, train_bpe
 from windtunnel.model import hf_shape, weights_folder
 from windtunnel.rehearse import run_checks, select
 from windtunnel.rehearse.climbing import full_size, node, one_gpu

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from windtunnel.data.subwords import CHATML_END, CHATML_START, train_bpe
+from windtunnel.data.bpe import CHATML_END, CHATML_START, train_bpe
 
 TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"

@@ -87,7 +87,7 @@ def test_a_template_whose_answers_do_not_end_is_refused(tiny: Path, tmp_path: Pa
 
 
 def test_another_models_tokenizer_is_named(tiny: Path, tmp_path: Path) -> None:
-    from windtunnel.data.subwords import CHATML_END, CHATML_START, train_bpe
+    from windtunnel.data.bpe import CHATML_END, CHATML_START, train_bpe
 
     folder = shutil.copytree(tiny, tmp_path / "other")
     train_bpe(["quite other words"] * 9, 300, (CHATML_START, CHATML_END)).save(folder / "tokenizer.json")

@@ -151,6 +151,10 @@ def test_json_and_page(tmp_path: Path) -> None:
     page = write_page(made, tmp_path / "report.html").read_text()
     for part in ("mend &lt;it&gt;", "mind &lt;that&gt;", "Found later, when training is over", "<h2>Rungs</h2>"):
         assert part in page
+    mixed = report(tmp_path, *(outcome(status) for status in ("skip", "ok", "warn", "fail")))
+    page = write_page(mixed, tmp_path / "report.html").read_text()
+    places = [page.index(f"evidence of {status}") for status in ("fail", "warn", "skip", "ok")]
+    assert places == sorted(places)  # what needs a reader stands on top
 
 
 def test_a_report_of_a_recipe_that_does_not_load(tmp_path: Path) -> None:

@@ -57,7 +57,9 @@ def test_a_short_rehearsal_is_ready_with_evidence_for_every_check(tmp_path: Path
     assert checks["serve"]["found_later"]["dollars"] > 1
     folder = tmp_path / report["folder"]
     page = (folder / "report.html").read_text()
-    assert page.count("<svg") >= 4
+    curves = json.loads(page.partition('id="curves">')[2].partition("</script>")[0])
+    assert {"Loss", "Memory"} <= {chart["title"] for chart in curves["runs"][0]["charts"]}
+    assert "<svg" in page  # planned memory
     assert json.loads((folder / "report.json").read_text()) == report
     runs = list((folder / "killed").iterdir())
     assert len(runs) == 1

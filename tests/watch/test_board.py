@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import json
 import math
 import sqlite3
@@ -167,7 +169,9 @@ def test_only_those_with_the_token_read(served: tuple[Path, str]) -> None:
         address = ask(url, f"/api/runs/{name}/ticket").json()["url"]
         report = httpx.get(url + address, timeout=HANG)
         assert "<h1>charlm" in report.text
-        assert "script" not in report.headers["content-security-policy"]
+        script = report.text.rpartition('<script type="module">')[2].partition("</script>")[0]
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"script-src 'sha256-{digest}';" in report.headers["content-security-policy"]  # that one and no other
         assert httpx.get(url + "/report/guessed", timeout=HANG).status_code == 404
         assert sorted(p.name for p in run.path.iterdir()) == before  # reading writes nothing
 
@@ -201,6 +205,8 @@ def test_a_browser_shows_the_runs_and_the_newest_step(served: tuple[Path, str], 
             browser.value("document.querySelector('.bar button').click()")
             browser.until("document.querySelectorAll('canvas').length > 3")
             assert browser.value("document.documentElement.scrollWidth") == width
+            loss = "[...document.querySelectorAll('.chart')].find(c => c.innerText.startsWith('loss'))"
+            assert browser.value(f"{loss}.querySelectorAll('.legend span').length") == 2  # a curve of each run
             browser.value(f"location.hash = '#/run/{run.path.name}'")
             browser.until("document.querySelector('.figures b')?.textContent.startsWith('50')")
             browser.until("[...document.querySelectorAll('.legend span')].some(chip => chip.textContent.startsWith('budget 10'))")

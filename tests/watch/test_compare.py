@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from test_watch_report import Page
 
 from windtunnel.cli.start import main
 from windtunnel.recipe import UserError, load_recipe
@@ -56,6 +57,12 @@ def test_the_picture_is_drawn_or_refused(tmp_path: Path) -> None:
     draw_comparison(results, tmp_path / "both.svg")
     text = (tmp_path / "both.svg").read_text()
     assert "<svg" in text
+    draw_comparison(results, tmp_path / "both.html")
+    page = Page((tmp_path / "both.html").read_text(encoding="utf-8"))
+    assert page.open == []
+    assert [one["name"] for one in json.loads(page.data[0])["runs"]] == [result.name for result in results]
+    for part in ("2 runs", "2.0000", results[0].name):
+        assert part in page.text
     with pytest.raises(UserError, match="drawn as"):
         draw_comparison(results, tmp_path / "both.gif")
     with pytest.raises(UserError, match="nothing to draw"):

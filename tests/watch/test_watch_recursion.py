@@ -20,7 +20,7 @@ from windtunnel.recipe import UserError, load_recipe
 from windtunnel.run import Metrics, MetricsReader, RunFolder, of_step
 from windtunnel.watch import Report, Snapshot, read_snapshot, recursion_curves, write_report, write_run_page
 from windtunnel.watch.live import plain_line
-from windtunnel.watch.recursion import smoothed, step_curves
+from windtunnel.watch.recursion import smoothed
 from windtunnel.watch.screen import screen
 from windtunnel.watch.text import chain
 
@@ -121,30 +121,33 @@ def test_the_page_of_a_run_shows_gates_losses_by_step_and_refinement(run: RunFol
     text = write_run_page(run.path).read_text(encoding="utf-8")
     page = Page(text)
     assert page.open == []
-    assert "script" not in page.tags
     assert len(page.ids) == len(set(page.ids))
-    for part in ("after step 0", "after step 3", "Refinement", "gradient_norm", "17.25", "0.5 – 1.5", "halve the rates", EVIL):
+    for part in ("Refinement", "gradient_norm", "17.25", "0.5 – 1.5", "halve the rates", EVIL):
         assert part in page.text, part
     assert "✗ done" in page.text, "a run whose gates failed is not good"
-    # Loss and its later part, by step, held-out, refinement, order, gradient norm.
-    assert page.tags.count("svg") == 7
+    charts = page.charts
+    # By step, held out, refinement, order.
+    assert [chart["place"] for chart in charts.values() if "place" in chart] == ["recursion"] * 4
+    assert "Loss" in charts
+    assert "Loss after each supervision step" not in charts
+    by_step = charts["Training loss after each supervision step"]
+    assert by_step["names"] == [f"after step {i}" for i in range(4)]
+    assert by_step["log"]
+    assert by_step["limits"][0]["value"] == pytest.approx(math.log(8192), rel=1e-5)
 
 
 def test_bits_per_byte_by_step_and_the_norms_of_each_update_are_on_the_page(run: RunFolder) -> None:
     assert "0.406 → 0.386 → 0.365 → 0.345" in Page(write_run_page(run.path).read_text(encoding="utf-8")).text
-    before = write_run_page(run.path).read_text(encoding="utf-8")
-    assert "root mean square</text>" not in before
+    assert Page(write_run_page(run.path).read_text(encoding="utf-8")).charts["Gradient norm"]["names"] == ["gradient_norm"]
     with Metrics(run.metrics_path) as metrics:
         for step in range(1, STEPS + 1):
-            metrics.log(step, {of_step("gradient_norm", i): 1.0 + i for i in range(4)})
+            metrics.log(step, {of_step("gradient_norm", i): 1.0 + i for i in range(16)})
         metrics.flush()
-    with MetricsReader(run.metrics_path) as metrics:
-        curves = step_curves(metrics, "gradient_norm")
-    assert [(curve.name, {y for _, y in curve.points}) for curve in curves] == [(f"after step {i}", {1.0 + i}) for i in range(4)]
-    after = Page(write_run_page(run.path).read_text(encoding="utf-8"))
-    chart = after.text.partition("Gradient norm")[2]
-    for part in ("root mean square", *(curve.name for curve in curves)):
-        assert part in chart
+    chart = Page(write_run_page(run.path).read_text(encoding="utf-8")).charts["Gradient norm"]
+    # As many as there are colours: the first, the last and some between.
+    assert len(chart["names"]) == 8
+    assert chart["names"][0] == "gradient_norm"
+    assert chart["series"]["gradient_norm_step_15"][0] == [1, 16.0, 16.0, 16.0]
 
 
 class Cells(HTMLParser):
@@ -194,7 +197,7 @@ def test_curves_are_the_metrics(run: RunFolder) -> None:
     assert all(y == pytest.approx(15.0) for curve in curves.refinement for _, y in curve.points)
     assert all(y == 100 for _, y in curves.order[0].points)
     page = Page(write_report(run.path / "r.html", Report("t", "v", True, recursion=curves)).read_text(encoding="utf-8"))
-    assert "after step 3" in page.text
+    assert "after step 3" in page.charts["Training loss after each supervision step"]["names"]
 
 
 def test_a_plain_run_has_a_page_too(tmp_path: Path) -> None:

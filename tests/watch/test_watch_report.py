@@ -8,13 +8,14 @@ import re
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from windtunnel.recipe import UserError, load_recipe
 from windtunnel.run import Metrics, RunFolder
 from windtunnel.watch import CheckRow, Curve, Memory, PlanRow, Report, Sample, write_report, write_run_page
-from windtunnel.watch.charts import line_chart, memory_chart, thin
+from windtunnel.watch.charts import memory_chart, thin
 from windtunnel.watch.evaluated import evaluation_of
 
 EVIL = "<script>alert(1)</script> & 'x' \"y\""
@@ -32,7 +33,13 @@ class Page(HTMLParser):
         self.ids: list[str] = []
         self.links: list[str] = []
         self.text = ""
+        self.data: list[str] = []
         self.feed(text)
+
+    @property
+    def charts(self) -> dict[str, dict[str, Any]]:
+        """The charts of its first run, by title."""
+        return {chart["title"]: chart for chart in json.loads(self.data[0])["runs"][0]["charts"]}
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
@@ -53,7 +60,10 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.text += data
+        if self.open[-1:] == ["script"]:
+            self.data.append(data)
+        else:
+            self.text += data
 
 
 def full_report() -> Report:
@@ -67,7 +77,15 @@ def full_report() -> Report:
             CheckRow("kill", "nothing is lost", EVIL, 22.0, "fail", "read the log"),
             CheckRow("gpu", "bf16", "no GPU", 0.0, "skip", "rehearse there"),
         ],
-        plans=[PlanRow("8xH100", True, [("depth", "24", "deepest")], Memory({"weights": 5.0, "optimizer": 7.0}, 79.1), ["±8 %"])],
+        plans=[
+            PlanRow(
+                "8xH100",
+                True,
+                [("depth", "24", "deepest"), ("vocabulary", "18", "")],
+                Memory({"weights": 5.0, "optimizer": 7.0}, 79.1),
+                ["±8 %"],
+            )
+        ],
         loss=[Curve("training", [(s, 3 / (s + 1)) for s in range(200)]), Curve("validation", [(0, 3.0), (199, 0.1)])],
         memory=[Curve("rank 0", [(0, 1.0), (1, 2.0)])],
         memory_limit_gib=24.0,
@@ -84,13 +102,17 @@ def test_report_is_self_contained_well_formed_and_escaped(tmp_path: Path) -> Non
     text = write_report(tmp_path / "report.html", full_report()).read_text(encoding="utf-8")
     page = Page(text)
     assert page.open == []
-    assert "script" not in page.tags
+    assert len(page.data) == page.tags.count("script") == 2  # what it draws, and what draws it
+    assert not re.search(r"^import |\bfetch\(|https?://(?!www.w3.org)", page.data[1], flags=re.M)
     assert "link" not in page.tags
     assert all(link.startswith("#") for link in page.links)
     assert not re.search(r"@import|url\((?!#)", text)
     assert len(page.ids) == len(set(page.ids))
     assert {link[1:] for link in page.links} <= set(page.ids)
-    assert page.tags.count("svg") == 4
+    assert page.tags.count("svg") == 1
+    assert list(page.charts) == ["Loss", "Memory", "Cost"]
+    assert page.charts["Cost"]["limits"] == [{"name": "budget", "kind": "bad", "value": 5.0}]
+    assert page.charts["Loss"]["series"]["validation"] == [[0, 3.0], [199, 0.1]]
     for part in (EVIL, "✗ not ready", "What to do: read the log", "not here", "41 % (32-51)", "name: charlm", "±8 %"):
         assert part in page.text
     assert text.count("var(--") > 50
@@ -104,6 +126,9 @@ def test_what_holds_is_folded_and_what_needs_a_reader_is_open(tmp_path: Path) ->
     assert "<b>gpu</b>" in before
     assert "<b>plan</b>" in folded.partition("</details>")[0]
     assert "<details>" in before
+    shown, _, rest = text.partition("The rest of this plan")
+    assert "depth</td>" in shown
+    assert "vocabulary</td>" in rest.partition("</details>")[0]
 
 
 def policy_run(folder: Path) -> Path:
@@ -135,11 +160,13 @@ def test_the_page_of_a_run_has_rewards_by_verifier_evaluation_and_samples(tmp_pa
     page = Page(text)
     assert page.open == []
     assert len(page.ids) == len(set(page.ids))
-    for part in ("Rewards", "reward math", "reward code", "Length of answers", "Staleness", "Mismatch", "Learning rate"):
-        assert part in page.text, part
-    assert "Loss, the later part" in page.text
-    assert "tokens per second, mean" in page.text  # a noisy metric is smoothed
-    assert "planned" in page.text  # what was planned, beside it
+    titles = " ".join(page.charts)
+    for part in ("Rewards", "Length of answers", "Staleness", "Mismatch", "Learning rate", "Tokens per second"):
+        assert part in titles, part
+    assert page.charts["Rewards"]["names"] == ["reward", "reward_code", "reward_math"]
+    assert page.charts["Tokens per second"]["limits"][0] == {"name": "planned", "kind": "plan", "value": 900.0}
+    assert page.charts["Learning rate, share of its peak"]["series"]["learning_rate"][0] == [1, 1.0, 1.0, 1.0]
+    assert re.search(r"median; planned 900: 9[45]% of it", page.text)  # the steps' are 701 to 1,000
     for part in ("1.2345", "6 of 8", "mean reward 0.8", "upon", "expected 4; not a number", EVIL):
         assert part in page.text, part
     damaged = tmp_path / "damaged"
@@ -149,7 +176,7 @@ def test_the_page_of_a_run_has_rewards_by_verifier_evaluation_and_samples(tmp_pa
 
 
 def test_charts_follow_the_pages_colours(tmp_path: Path) -> None:
-    svg = line_chart([Curve("a", [(0, 1.0), (1, 2.0)])], x="step", y="loss", limit=3.0, name="x")
+    svg = memory_chart([("here", Memory({"a": 1.0, "b": 2.0}, 3.0))])
     ElementTree.fromstring(svg.replace("xlink:href", "href"))
     assert not re.search(r"#0102[01]\w", svg)
     assert "#000000" not in svg
@@ -161,14 +188,15 @@ def test_an_empty_report_has_no_empty_sections(tmp_path: Path) -> None:
     assert "✓ ready" in page.text
 
 
-def test_charts_of_nothing_are_empty_and_bad_numbers_are_left_out() -> None:
-    assert line_chart([], x="a", y="b") == ""
-    assert line_chart([Curve("n", [(0, math.nan), (1, math.inf)])], x="a", y="b") == ""
+def test_charts_of_nothing_are_left_out_and_bad_numbers_are_named(tmp_path: Path) -> None:
+    odd = Report("t", "v", True, loss=[Curve("n", [(0, math.nan), (1, math.inf), (2, 1.23456789)])])
+    page = Page(write_report(tmp_path / "r.html", odd).read_text(encoding="utf-8"))
+    assert list(page.charts) == ["Loss"]
+    assert page.charts["Loss"]["series"]["n"] == [[0, "nan"], [1, "inf"], [2, 1.23457]]
     assert memory_chart([("here", Memory({}))]) == ""
     # Parts beyond the colours are told apart by hatching.
     assert "<pattern" not in memory_chart([("here", Memory({"a": 1.0}))])
     assert "<pattern" in memory_chart([("here", Memory({f"part {i}": 1.0 for i in range(11)}))])
-    assert "<svg" in line_chart([Curve("n", [(0, 1.0), (1, math.nan)])], x="a", y="b")
 
 
 def test_thinning_keeps_spikes_and_order() -> None:

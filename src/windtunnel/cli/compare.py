@@ -21,7 +21,8 @@ LONGEST = 60
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or their names under --root.")],
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw losses over tokens, hours and dollars: .png or .svg.")
+        Path | None,
+        typer.Option("--plot", metavar="FILE", help="Draw losses over tokens, hours, dollars: .png, .svg; .html: all curves."),
     ] = None,
     root: RootOption = DEFAULT_ROOT,
     json: JsonOption = False,

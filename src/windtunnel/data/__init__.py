@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from .added import add_tokens, describe_added
     from .arithmetic import Problem, held_out_problems, parse_problem, solve
     from .batch import Batch, Batches
+    from .bpe import BPE
     from .cache import CacheEntry, cache_entries, cache_root, remove_entry
     from .checks_theses import Gate, thesis_gates
     from .conversations import Conversation
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from .prepared import PreparedData, open_prepared, prepare
     from .prompts import Prompt, PromptFile, PromptLoader, prompt_records
     from .samples import conversation_files, describe_packing, preview, read_conversations, shown_samples
-    from .subwords import BPE, Folder
+    from .subwords import Folder
     from .sudoku_file import PuzzleFile, make_puzzles
     from .sudoku_make import GRADES, Puzzles, draw_symmetries, make_batch, symmetry_key
     from .sudoku_solve import Solutions, count_solutions, grades_of, solve_grids
@@ -157,7 +158,7 @@ _LAZY = {
     "preview": "samples",
     "read_conversations": "samples",
     "shown_samples": "samples",
-    "BPE": "subwords",
+    "BPE": "bpe",
     "Folder": "subwords",
     "BatchLoader": "loader",
     "Batches": "batch",

@@ -14,17 +14,18 @@ import numpy as np
 
 from windtunnel.recipe import BPETokenizer, ConversationCorpus, FolderTokenizer, MixtureCorpus, Recipe, UserError
 
+from .bpe import CHATML_END, CHATML_START, train_bpe
 from .conversations import Conversation, ConversationReader
 from .corpus import CorpusFile, listed_files
 from .documents import Array
 from .mixture import MixtureFile
 from .packing import ConversationFile, pack_ids
-from .subwords import CHATML_END, CHATML_START, Subwords, train_bpe
+from .subwords import Subwords
 from .survey import Survey, split_by_key
 from .templates import ChatTemplate, Encoded, choose_template
 from .tokenizer import Tokenizer
 from .tokens import TokenWriter
-from .write import BPE_TRAINING_BYTES, NAMES, Progress, Split, Written, folder_tokenizer, ordered_map
+from .write import NAMES, Progress, Split, Written, folder_tokenizer, ordered_map, sampled_share
 
 if TYPE_CHECKING:
     from .prepared import PreparedData
@@ -153,8 +154,7 @@ def conversation_tokenizer(recipe: Recipe, texts: Callable[[], Iterator[str]], s
             f"data.tokenizer.kind: {wanted.kind} has no tokens that mark turns, which conversations need",
             "--set data.tokenizer.kind=folder (a model's own), or bpe",
         )
-    report(0.2, "training the tokenizer")
-    share = min(1.0, BPE_TRAINING_BYTES / max(1, size))
+    share = sampled_share(wanted, size, report)
     chosen = (text for i, text in enumerate(texts()) if int(i * share) != int((i + 1) * share))
     return train_bpe(chosen, wanted.vocab_size, (CHATML_START, CHATML_END))
 

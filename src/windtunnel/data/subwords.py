@@ -1,4 +1,4 @@
-"""Tokenizers through Hugging Face's library: byte-level BPE trained on a corpus, and a model's own from its folder."""
+"""Tokenizers through Hugging Face's library: what all of them share, and a model's own from its folder."""
 
 from __future__ import annotations
 
@@ -20,13 +20,8 @@ from .tokenizer import BOS, Tokenizer
 if TYPE_CHECKING:
     import tokenizers
 
-BOS_TEXT = "<|bos|>"
-CHATML_START, CHATML_END = "<|im_start|>", "<|im_end|>"
 # Small files that belong to a tokenizer and travel with it.
 _BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
-_FIX = "use the tokenizer.json that preparing the data wrote"
-# GPT-4's way of cutting text into words (published with tiktoken), with numbers of at most two digits for small vocabularies.
-_WORDS = r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"""
 
 
 class Subwords(Tokenizer):
@@ -86,36 +81,6 @@ class Subwords(Tokenizer):
     def text_start(self) -> str:
         """What a chat template of ours begins with: BOS as text, if the tokenizer itself puts it before every text."""
         return ""
-
-
-class BPE(Subwords):
-    """A byte-level BPE trained here. Text that spells out '<|bos|>' is encoded as ordinary text."""
-
-    kind = "bpe"
-
-    def __init__(self, inner: tokenizers.Tokenizer) -> None:
-        super().__init__(inner, _pieces(inner))
-        end = inner.token_to_id(CHATML_END)
-        self.eos = end if end is not None else self.bos
-
-    @classmethod
-    def from_file(cls, path: Path) -> BPE:
-        """Read a Hugging Face tokenizer.json. Raises UserError if it is not a byte-level BPE with BOS as id 0."""
-        import tokenizers
-
-        try:
-            inner = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
-            raise UserError(f"tokenizer {path} cannot be read: {error}") from None
-        if inner.token_to_id(BOS_TEXT) != BOS:
-            raise UserError(f"tokenizer {path}: expected {BOS_TEXT} as token 0", _FIX)
-        try:
-            return cls(inner)
-        except KeyError:
-            raise UserError(f"tokenizer {path}: not a byte-level BPE", _FIX) from None
-
-    def save(self, path: str | Path) -> None:
-        self._inner.save(str(path))
 
 
 class Folder(Subwords):
@@ -277,45 +242,11 @@ class Folder(Subwords):
         )
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int, special: Sequence[str] = ()) -> BPE:
-    """Train on texts. The vocabulary may come out smaller than asked when the texts are few.
-
-    Args:
-        special: further special tokens, such as the markers of a chat template.
-    """
-    import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-
-    inner = tokenizers.Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(tokenizers.Regex(_WORDS), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    inner.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[BOS_TEXT, *special],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    inner.train_from_iterator(texts, trainer)
-    return BPE(inner)
-
-
-def _pieces(inner: tokenizers.Tokenizer) -> list[bytes]:
-    to_byte = _bytes_of_characters()
-    special = inner.get_added_tokens_decoder()
-    words = [inner.id_to_token(i) for i in range(inner.get_vocab_size())]
-    return [b"" if i in special else bytes(to_byte[c] for c in word or "") for i, word in enumerate(words)]
-
-
 def _any_pieces(inner: tokenizers.Tokenizer) -> list[bytes]:
     """The bytes of every id: byte-level characters, or SentencePiece's '▁' for a space and '<0x0A>' for a byte."""
     words: dict[int, str] = {i: word for word, i in inner.get_vocab(with_added_tokens=True).items()}
     added = inner.get_added_tokens_decoder()
-    to_byte = _bytes_of_characters()
+    to_byte = bytes_of_characters()
     byte_level = '"ByteLevel"' in json.dumps(json.loads(inner.to_str()).get("decoder"))
     pieces = []
     for i in range(max(words, default=-1) + 1):
@@ -363,8 +294,8 @@ def _special_texts(*sources: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def _bytes_of_characters() -> dict[str, int]:
-    """Byte-level BPE writes printable Latin-1 as itself and the other bytes, in order, as U+0100 onwards (GPT-2)."""
+def bytes_of_characters() -> dict[str, int]:
+    """Return the byte of each character: printable Latin-1 is itself, the other bytes are, in order, U+0100 onwards (GPT-2)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in set(printable)]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}

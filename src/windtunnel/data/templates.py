@@ -24,9 +24,10 @@ import numpy as np
 
 from windtunnel.recipe import Conversational, PromptCorpus, Recipe, UserError
 
+from .bpe import BOS_TEXT, CHATML_END, CHATML_START
 from .conversations import Conversation, Message, learned
 from .documents import Array
-from .subwords import BOS_TEXT, CHATML_END, CHATML_START, Folder, Subwords
+from .subwords import Folder, Subwords
 from .tokenizer import Characters, Tokenizer
 
 Span = tuple[int, int]

@@ -205,7 +205,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             raise ValueError("neither a character tokenizer nor a Hugging Face tokenizers file")
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise UserError(f"tokenizer {file} cannot be read: {error}") from None
-    from .subwords import BPE
+    from .bpe import BPE
 
     return BPE.from_file(file)
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from windtunnel.recipe import (
     ArithmeticCorpus,
+    BPETokenizer,
     CharacterTokenizer,
     FolderTokenizer,
     HuggingFaceModel,
@@ -31,7 +32,7 @@ from windtunnel.recipe import (
 
 from .arithmetic import chunks, generate
 from .corpus import CorpusFile
-from .documents import Array, DocumentBatch
+from .documents import GOLDEN, Array, DocumentBatch, mix
 from .survey import Survey, survey_arithmetic, survey_text, text_batches
 from .tokenizer import Characters, Tokenizer
 from .tokens import TokenWriter
@@ -39,7 +40,8 @@ from .tokens import TokenWriter
 if TYPE_CHECKING:
     from .subwords import Folder
 
-BPE_TRAINING_BYTES = 256 << 20
+STRETCH = 64 << 10
+"""Bytes that a sample takes of a document at a time."""
 NAMES = ("train", "validation")
 T = TypeVar("T")
 R = TypeVar("R")
@@ -184,16 +186,25 @@ def document_tokenizer(recipe: Recipe, surveyed: Sequence[Surveyed], report: Pro
     if isinstance(wanted, CharacterTokenizer):
         alphabet = "".join(sorted({c for found, _ in surveyed for c in found.alphabet})) if wanted.alphabet == "auto" else None
         return Characters(alphabet or wanted.alphabet, wanted.unknown)
-    from .subwords import train_bpe
+    from .bpe import train_bpe
 
-    report(0.2, "training the tokenizer")
-    tokenizer = train_bpe(
-        chain.from_iterable(_training_texts(found, batches()) for found, batches in surveyed), wanted.vocab_size
-    )
+    share = sampled_share(wanted, sum(found.bytes for found, _ in surveyed), report)
+    texts = (_training_texts(found, batches(), share) for found, batches in surveyed)
+    tokenizer = train_bpe(chain.from_iterable(texts), wanted.vocab_size)
+    notes = surveyed[0][0].notes
+    if share < 1:
+        key = f"data.tokenizer.sample_megabytes={wanted.sample_megabytes:g}"
+        notes.append(f"the tokenizer learned from {share:.0%} of the text ({key})")
     if tokenizer.vocab < wanted.vocab_size:
-        note = f"the corpus gives a vocabulary of {tokenizer.vocab:,} tokens, not {wanted.vocab_size:,}"
-        surveyed[0][0].notes.append(note)
+        notes.append(f"the corpus gives a vocabulary of {tokenizer.vocab:,} tokens, not {wanted.vocab_size:,}")
     return tokenizer
+
+
+def sampled_share(wanted: BPETokenizer, size: int, report: Progress) -> float:
+    """Return the share of `size` bytes of text that a BPE is trained on, and report that it is."""
+    share = min(1.0, wanted.sample_megabytes * 1e6 / max(1, size))
+    report(0.2, "training the tokenizer" if share == 1 else f"training the tokenizer on {share:.0%} of the text")
+    return share
 
 
 def folder_tokenizer(recipe: Recipe) -> Folder:
@@ -261,14 +272,23 @@ def table_rows(folder: Path | None) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def _training_texts(found: Survey, batches: Iterable[MakeBatch]) -> Iterator[str]:
-    """Training documents, of a large corpus those with the highest keys: about 256 MiB of them, chosen by hash."""
-    share = min(1.0, BPE_TRAINING_BYTES / max(1, found.bytes))
-    lowest = max(found.threshold, int((1 - share) * 2**64))
+def _training_texts(found: Survey, batches: Iterable[MakeBatch], share: float) -> Iterator[str]:
+    """Yield training documents: all of them, or the share asked for of their stretches, chosen by a hash of key and place."""
     for make in batches:
         batch = make()
-        for i in np.flatnonzero(batch.keys >= np.uint64(min(lowest, 2**64 - 1))):
-            yield batch.document(int(i))
+        training = np.flatnonzero(batch.keys >= np.uint64(found.threshold))
+        if share == 1:
+            yield from (batch.document(int(i)) for i in training)
+            continue
+        pieces = -(-np.diff(batch.starts)[training] // STRETCH)
+        document = np.repeat(training, pieces)
+        place = np.arange(len(document)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        drawn = mix(batch.keys[document] + place.astype(np.uint64) * GOLDEN)
+        for i in np.flatnonzero(drawn < np.uint64(share * 2**64)):
+            first = int(batch.starts[document[i]]) + STRETCH * int(place[i])
+            last = min(first + STRETCH, int(batch.starts[document[i] + 1]))
+            # A character that a stretch's end divides is left out.
+            yield batch.text[first:last].tobytes().decode("utf-8", "ignore")
 
 
 def cores() -> int:

@@ -64,6 +64,9 @@ class BPETokenizer(Section):
 
     kind: Literal["bpe"] = "bpe"
     vocab_size: int = Field(8192, ge=257, description="bytes, merges and BOS")
+    sample_megabytes: float = Field(
+        32.0, gt=0, description="text that the merges are learned from, chosen by a hash; a corpus of less is taken whole"
+    )
 
 
 class FolderTokenizer(Section):

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from windtunnel.evaluate import EvaluationReport
 
 LEAST_GIB = 0.005  # of what is drawn
+URGENCY = ("fail", "warn", "skip", "ok")
+"""What needs a reader stands on top."""
 REMARKS = ("does not fit", "instead", "warning", "note")
 
 
@@ -47,7 +49,9 @@ def write_page(report: Readiness, path: Path) -> Path:
         ready=report.ready,
         subtitle=f"{when} on {_machine(report)}; {report.seconds:.0f} s{where}",
         rungs=[(verdict.rung, verdict.ready, verdict.words) for verdict in report.rungs()],
-        checks=[_row(outcome, report.late_of(outcome)) for outcome in sorted(report.outcomes, key=lambda o: o.status != "fail")],
+        checks=[
+            _row(outcome, report.late_of(outcome)) for outcome in sorted(report.outcomes, key=lambda o: URGENCY.index(o.status))
+        ],
         plans=[_plan(plan, number) for number, plan in enumerate(report.plans())],
         loss=_loss(getattr(context, "run", None)),
         recursion=_recursion(context),
@@ -109,7 +113,7 @@ def _loss(run: Path | None) -> list[Curve]:
         return []
     try:
         with MetricsReader(run / "metrics.sqlite") as metrics:
-            found = {"training": metrics.series("loss"), "validation": metrics.series("validation_loss")}
+            found = {name: metrics.series(name) for name in ("loss", "validation_loss")}
     except UserError:
         return []
     return [Curve(name, [(p.step, p.value) for p in points]) for name, points in found.items() if points]

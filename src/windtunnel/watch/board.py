@@ -13,18 +13,15 @@ from windtunnel.run import (
     MetricsReader,
     RunFolder,
     RunSummary,
-    Stretch,
     compare_expected,
-    described,
     list_runs,
     sampled,
     silence,
     stretches,
 )
 
-from .compare import pace
+from .curves import drawn, told
 from .follow import read_snapshot
-from .groups import grouped, limits_of
 from .live import finite
 from .made import samples_of, stages_of, stamp_of
 
@@ -33,7 +30,6 @@ CURVE_POINTS = 400
 MOST_EVENTS = 60
 NO_CURVE: dict[str, Any] = {"spark": [], "progress": None, "last": None}
 PATIENCE_SECONDS = 0.3
-SHOWN_AS_FIGURES = ("progress", "epoch", "targets", "memory_share")
 
 
 class Board:
@@ -68,9 +64,7 @@ class Board:
         found["samples"] = samples_of(run, None)
         if run.metrics_path.exists():
             with MetricsReader(run.metrics_path) as metrics:
-                curves = _Curves(metrics)
-                found["charts"] = _charts(run, metrics, curves)
-                found["clock"] = _clock(run, curves)
+                found |= drawn(run, metrics, CURVE_POINTS)
                 found["samples"] = samples_of(run, metrics)
                 found["events"] = [_event(event) for event in metrics.events(last=MOST_EVENTS)]
         return _json(found)
@@ -88,7 +82,7 @@ class Board:
         with MetricsReader(path) as metrics:
             last = max((point.step for point in metrics.latest().values()), default=-1)
             new = (
-                {series: _told(stretches(metrics, series, CURVE_POINTS, since=since)) for series in metrics.names()}
+                {series: told(stretches(metrics, series, CURVE_POINTS, since=since)) for series in metrics.names()}
                 if last > since
                 else {}
             )
@@ -156,49 +150,6 @@ def _silent(folder: Path) -> float | None:
     except UserError:
         found = silence(folder, None)
     return found.seconds if found else None
-
-
-class _Curves:
-    """The stretches of a run's series, each read once: of a long run that is most of what a page takes."""
-
-    def __init__(self, metrics: MetricsReader) -> None:
-        self._metrics, self._known = metrics, dict[str, list[Stretch]]()
-
-    def __getitem__(self, name: str) -> list[Stretch]:
-        if name not in self._known:
-            self._known[name] = stretches(self._metrics, name, CURVE_POINTS)
-        return self._known[name]
-
-
-def _charts(run: RunFolder, metrics: MetricsReader, curves: _Curves) -> list[dict[str, Any]]:
-    left = [name for name in metrics.names() if name not in SHOWN_AS_FIGURES]
-    groups, left = grouped(left)
-    charts: list[dict[str, Any]] = [
-        {"title": title, "names": names, "limits": limits_of(run, names), "more": False} for title, names in groups
-    ]
-    charts += [{"title": name.replace("_", " "), "names": [name], "limits": [], "more": True} for name in left]
-    for chart in charts:
-        chart["series"] = {name: _told(curves[name]) for name in chart["names"]}
-        chart["meaning"] = next((text for name in chart["names"] if (text := described(name))), "")
-    return charts
-
-
-def _told(found: list[Stretch]) -> list[list[float | None]]:
-    """Points as [step, mean, low, high]."""
-    return [[s.step, s.mean, s.low, s.high] for s in found]
-
-
-def _clock(run: RunFolder, curves: _Curves) -> list[list[float | None]]:
-    """Return [step, tokens, hours of training, dollars] along the run, by which curves are drawn over any of them."""
-    plan = run.manifest.get("plan") or {}
-    batch = float((plan.get("layout") or {}).get("batch_tokens") or 0.0)
-    money = {s.step: s.high for s in curves["dollars"]}
-    known: float | None = 0.0 if money else None
-    found: list[list[float | None]] = []
-    for step, hours in pace(curves["loss"] or curves["step_seconds"]).items():
-        known = money.get(step, known)
-        found.append([step, step * batch if batch else None, hours, known])
-    return found
 
 
 def _event(event: Any) -> dict[str, Any]:

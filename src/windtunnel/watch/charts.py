@@ -1,4 +1,4 @@
-"""Charts as SVG for pages without scripts: drawn by matplotlib, coloured by the page's style sheet (light or dark)."""
+"""Planned memory as SVG: drawn by matplotlib, coloured by the page's style sheet (light or dark)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .report_model import Curve, Memory
+from .report_model import Memory
 
 # Stand-ins which the page's variables replace: matplotlib wants real colours.
 _INK, _GRID = "#010203", "#010204"
@@ -18,58 +18,6 @@ _VARIABLES = {_INK: "var(--ink)", _GRID: "var(--grid)", **{c: f"var(--c{i})" for
 MOST_POINTS = 1500
 WIDTH = 9.6
 """Inches, of ten points a letter: what a page's card is wide."""
-
-
-def line_chart(
-    curves: Sequence[Curve], *, x: str, y: str, limit: float | None = None, limit_name: str = "limit", name: str = "chart",
-    log: bool = False,
-) -> str:  # fmt: skip
-    """Lines over a common x axis, with a dashed limit if given. Empty text when there is nothing finite to draw.
-
-    `log`: a logarithmic y axis, without what is not positive.
-    """
-    least = 0.0 if log else -math.inf
-    clean = [(c, thin([p for p in c.points if math.isfinite(p[0]) and least < p[1] < math.inf])) for c in curves]
-    clean = [(curve, points) for curve, points in clean if points]
-    if not clean:
-        return ""
-    bold = [curve for curve, _ in clean if not curve.faint]
-
-    def draw(axes: Any) -> None:
-        number = 0
-        for curve, points in clean:
-            colour = _COLOURS[number % len(_COLOURS)]
-            if curve.faint:
-                axes.plot(*zip(*points, strict=True), color=colour, linewidth=0.8, alpha=0.35)
-                continue
-            number += 1
-            marker = "o" if len(points) <= 30 else None
-            axes.plot(*zip(*points, strict=True), label=curve.name, color=colour, linewidth=1.8, marker=marker, markersize=3.5)
-        if limit is not None:
-            # The limits' own colour may be a line's.
-            axes.axhline(limit, color=_COLOURS[3] if len(bold) <= 3 else _INK, linestyle="--", linewidth=1.4, label=limit_name)
-        axes.set_xlabel(x)
-        axes.set_ylabel(y)
-        if log:
-            _logarithmic(axes)
-        # Above the lines, from the left: a narrow screen shows the left part.
-        axes.legend(
-            frameon=False, labelcolor=_INK, ncols=min(4, len(bold) + 1), loc="lower left", bbox_to_anchor=(0.0, 1.0),
-            borderaxespad=0.2, handlelength=1.4, columnspacing=1.4,
-        )  # fmt: skip
-
-    return _svg(draw, (WIDTH, 3.3), name)
-
-
-def _logarithmic(axes: Any) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    marks = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0) if high / low < 30 else (1.0, 2.0, 5.0) if high / low < 1000 else (1.0,)
-    axes.yaxis.set_major_locator(LogLocator(subs=marks))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def memory_chart(plans: Sequence[tuple[str, Memory]], *, name: str = "memory") -> str:

@@ -15,7 +15,7 @@ from windtunnel.run import MetricsReader, RunFolder, by_path, load_spent
 from .charts import thin
 
 MOST_BEST = 5
-PICTURES = (".png", ".svg")
+PICTURES = (".png", ".svg", ".html")
 # A pause between two sessions is not training: no step takes so many times the median of them.
 PAUSE = 50
 Points = list[tuple[float, float]]
@@ -147,13 +147,18 @@ def different_keys(results: Sequence[RunResult]) -> list[tuple[str, list[Any]]]:
 
 
 def draw_comparison(results: Sequence[RunResult], path: Path) -> None:
-    """Draw validation losses over tokens, hours and dollars beside each other.
+    """Draw validation losses over tokens, hours and dollars beside each other; as .html all curves, on a page.
 
     Raises:
-        UserError: neither .png nor .svg, nothing to draw, or the file cannot be written.
+        UserError: none of .png, .svg and .html, nothing to draw, or the file cannot be written.
     """
     if path.suffix.lower() not in PICTURES:
-        raise UserError(f"{path}: a comparison is drawn as {' or '.join(PICTURES)}", f"name it {path.with_suffix('.png')}")
+        raise UserError(f"{path}: a comparison is drawn as {', '.join(PICTURES)}", f"name it {path.with_suffix('.png')}")
+    if path.suffix.lower() == ".html":
+        from .compare_page import write_comparison
+
+        write_comparison(results, path)
+        return
     shown = [name for name in ("tokens", "hours", "dollars") if any(len(result.curves[name]) > 0 for result in results)]
     if not shown:
         raise UserError("none of the runs has been validated yet: there is nothing to draw")

@@ -9,6 +9,8 @@ from typing import Any
 from windtunnel.run import RunFolder
 
 LOSS = "Loss"
+MOST_CURVES = 8
+"""Of a chart, which has so many colours."""
 # In this order; what is not among them is a group of its own.
 GROUPS: tuple[tuple[str, str], ...] = (
     (LOSS, r"loss|validation_loss"),
@@ -24,7 +26,7 @@ GROUPS: tuple[tuple[str, str], ...] = (
     ("Seconds per step", r"step_seconds"),
     ("Peak memory of a GPU, GiB", r"memory_gib"),
     ("Dollars", r"dollars|dollars_forecast"),
-    ("Gradient norm", r"gradient_norm"),
+    ("Gradient norm", r"gradient_norm(_step_\d+)?"),
     ("Learning rate, share of its peak", r"learning_rate"),
     ("Loss after each supervision step", r"loss_step_\d+"),
     ("Validation loss after each supervision step", r"validation_loss_step_\d+"),
@@ -38,8 +40,16 @@ def grouped(names: Iterable[str]) -> tuple[list[tuple[str, list[str]]], list[str
         mine = [name for name in left if re.fullmatch(pattern, name)]
         left = [name for name in left if name not in mine]
         if mine:
-            charts.append((title, mine))
+            charts.append((title, _told_apart(mine)))
     return charts, left
+
+
+def _told_apart(names: list[str]) -> list[str]:
+    """Return as many series as can be told apart by their colours, in order: the first, the last and some between."""
+    names = sorted(names, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
+    if len(names) <= MOST_CURVES:
+        return names
+    return [names[round(i * (len(names) - 1) / (MOST_CURVES - 1))] for i in range(MOST_CURVES)]
 
 
 def limits_of(run: RunFolder, names: list[str]) -> list[dict[str, Any]]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from windtunnel.run import MetricsReader, Point, of_step
 
-from .charts import line_chart
+from .curves import chart_of
+from .groups import MOST_CURVES
 from .report_model import Curve, RecursionCurves
 
 SMOOTHED = 100  # points that a noisy series is averaged into
+PLACE = "recursion"
 SHARES = 40  # likewise of a series that is 0 or 1
-MOST_CURVES = 8
 
 Points = list[tuple[float, float]]
 
@@ -44,28 +46,19 @@ def recursion_curves(metrics: MetricsReader, vocab: int | None = None) -> Recurs
     )
 
 
-def recursion_charts(curves: RecursionCurves | None) -> dict[str, str]:
-    """SVG by name; empty text where there is nothing to draw."""
+def recursion_charts(curves: RecursionCurves | None) -> list[dict[str, Any]]:
+    """Return the charts of the page's part on recursion; none where nothing recurs."""
     if curves is None:
-        return dict.fromkeys(("supervision", "held_out", "refinement", "order", "solved"), "")
-    nothing = "knowing nothing, ln(vocabulary)"
-    loss = "loss, nats per token"
-    return {
-        "supervision": line_chart(
-            curves.training, x="step", y=loss, limit=curves.uniform, limit_name=nothing, name="supervision", log=True
-        ),
-        "held_out": line_chart(
-            curves.held_out, x="step", y=loss, limit=curves.uniform, limit_name=nothing, name="held-out", log=True
-        ),
-        "refinement": line_chart(curves.refinement, x="step", y="refinement, percent", name="refinement"),
-        "solved": line_chart(curves.solved, x="step", y="percent solved", name="solved"),
-        "order": line_chart(curves.order, x="step", y="percent in order", name="order"),
-    }
-
-
-def step_curves(metrics: MetricsReader, name: str, most: int = MOST_CURVES) -> list[Curve]:
-    """One metric after each supervision step, of `most` of them; empty where the run did not log it."""
-    return _named(_steps(metrics, set(metrics.names()), name), most)
+        return []
+    loss, nothing = "nats per token", [("knowing nothing, ln(vocabulary)", "plan", curves.uniform)]
+    charts = [
+        chart_of("Training loss after each supervision step", curves.training, unit=loss, limits=nothing, log=True, place=PLACE),
+        chart_of("Held-out loss after each supervision step", curves.held_out, unit=loss, limits=nothing, log=True, place=PLACE),
+        chart_of("Refinement: how far the last step's loss is below the first's", curves.refinement, unit="percent", place=PLACE),
+        chart_of("Training samples answered wholly right, by step", curves.solved, unit="percent", place=PLACE),
+        chart_of("Every step's loss is below that of the one before", curves.order, unit="percent of steps", place=PLACE),
+    ]
+    return [chart for chart in charts if chart["names"]]
 
 
 def smoothed(points: Points, most: int = SMOOTHED) -> Points:

@@ -1,10 +1,11 @@
-"""The readiness report as one HTML file that needs nothing else: no network, no scripts."""
+"""The readiness report as one HTML file that needs nothing else."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from .charts import line_chart, memory_chart
+from .charts import memory_chart
+from .curves import chart_of
 from .page import save, template
 from .recursion import recursion_charts
 from .report_model import Report
@@ -23,13 +24,16 @@ def render(report: Report) -> str:
     """Return the page as text. Everything that came from outside is escaped."""
     from markupsafe import Markup
 
-    charts = {
-        "loss": line_chart(report.loss, x="step", y="loss, nats per token", name="loss"),
-        "memory": line_chart(report.memory, x="step", y="GiB", limit=report.memory_limit_gib, name="memory-time"),
-        "cost": line_chart(report.cost, x="step", y="dollars", limit=report.budget_dollars, limit_name="budget", name="cost"),
-        "plans": memory_chart([(p.rig, p.memory) for p in report.plans if p.memory], name="memory-plan"),
-        **recursion_charts(report.recursion),
-    }
-    text = template("report.html").render(report=report, charts={k: Markup(v) for k, v in charts.items()})
+    limit, budget = report.memory_limit_gib, report.budget_dollars
+    charts = [
+        chart_of("Loss", report.loss, unit="nats per token"),
+        chart_of("Memory", report.memory, unit="GiB", limits=[("limit", "bad", limit)]),
+        chart_of("Cost", report.cost, unit="dollars", limits=[("budget", "bad", budget)]),
+        *recursion_charts(report.recursion),
+    ]
+    shown = [chart for chart in charts if chart["names"]]
+    curves = {"runs": [{"name": report.title, "charts": shown, "clock": []}]} if shown else None
+    memory = Markup(memory_chart([(plan.rig, plan.memory) for plan in report.plans if plan.memory], name="memory-plan"))
+    text = template("report.html").render(report=report, memory=memory, curves=curves)
     assert isinstance(text, str)
     return text

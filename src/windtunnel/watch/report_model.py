@@ -50,14 +50,10 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class Curve:
-    """Points of one line of a chart: (x, y); x is a step unless the chart says otherwise.
-
-    `faint`: drawn thinly behind the others, in the colour of the line after it, and left out of the legend.
-    """
+    """Points of one line of a chart: (x, y); x is a step unless the chart says otherwise."""
 
     name: str
     points: list[tuple[float, float]]
-    faint: bool = False
 
 
 @dataclass(frozen=True)

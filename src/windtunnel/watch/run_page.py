@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,16 +11,21 @@ from typing import Any
 from windtunnel.recipe import dump_recipe
 from windtunnel.run import MetricsReader, RunFolder, compare_expected
 
+from .curves import drawn
 from .evaluated import evaluation_of
 from .follow import read_snapshot
 from .page import save, template
+from .recursion import PLACE, recursion_charts, recursion_curves
 from .report_model import Sample
-from .run_charts import run_charts
 from .snapshot import Snapshot
 from .text import chain, count, dollars, duration, number, share
 from .worth import worth_part
 
 MOST_EVENTS = 40
+POINTS = 1000
+"""Of a curve."""
+BY_STEP = ("Loss after each supervision step", "Validation loss after each supervision step")
+"""Charts that the part on recursion has, smoothed."""
 GOOD = ("running", "done")
 
 
@@ -87,16 +94,36 @@ def run_page(folder: Path) -> str:
         good=str(run.manifest.get("status", "running")) in GOOD and not failed,
         gates=[_gate(item) for item in run.manifest.get("gates") or []],
         expected=[item.row() for item in compare_expected(run)],
-        figures=_figures(now),
+        figures=_figures(now, run.manifest.get("plan") or {}, _speed(run)),
         evaluation=evaluation,
         samples=samples,
         events=_events(run),
         recipe=dump_recipe(run.recipe),
     )
-    drawn, recursion = run_charts(run)
-    text = template("run.html").render(report=page, drawn=drawn, charts=recursion, worth=worth_part(run.path))
+    worth = worth_part(run.path)
+    curves = curves_of(run, [worth.chart] if worth else [])
+    recursive = any(chart.get("place") == PLACE for chart in curves["charts"])
+    shown = {"runs": [curves]} if curves["charts"] else None
+    text = template("run.html").render(report=page, curves=shown, recursive=recursive, worth=worth)
     assert isinstance(text, str)
     return text
+
+
+def curves_of(run: RunFolder, others: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """Return the curves of a run for the script of the page: `name`, `charts` and `clock`; see `curves.drawn`."""
+    found: dict[str, Any] = {"charts": [], "clock": []}
+    if run.metrics_path.exists():
+        with MetricsReader(run.metrics_path) as metrics:
+            found = drawn(run, metrics, POINTS)
+            recursion = recursion_charts(recursion_curves(metrics, _vocab(run)))
+        if recursion:
+            found["charts"] = [chart for chart in found["charts"] if chart["title"] not in BY_STEP] + recursion
+    return {"name": run.path.name, **found, "charts": [*found["charts"], *others]}
+
+
+def _vocab(run: RunFolder) -> int | None:
+    found = (run.manifest.get("plan") or {}).get("vocab")
+    return found if isinstance(found, int) and found > 1 else None
 
 
 def _gate(item: dict[str, Any]) -> Gate:
@@ -116,9 +143,29 @@ def _text(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
-def _figures(now: Snapshot) -> list[tuple[str, str, str]]:
+def _speed(run: RunFolder) -> float | None:
+    """Return the median of a run's tokens per second: its first steps compile, and tell nothing."""
+    if not run.metrics_path.exists():
+        return None
+    with MetricsReader(run.metrics_path) as metrics:
+        known = [point.value for point in metrics.series("tokens_per_second")]
+    return statistics.median(known) if known else None
+
+
+def _planned(text: str, measured: float | None, planned: float | None) -> str:
+    """Return what was planned, as `text` says it, and how much of that was measured."""
+    if not planned:
+        return ""
+    return f"planned {text}" + (f": {measured / planned:.0%} of it" if measured is not None else "")
+
+
+def _figures(now: Snapshot, plan: dict[str, Any], speed: float | None) -> list[tuple[str, str, str]]:
+    hours, rate, spent = plan.get("hours"), plan.get("tokens_per_second"), plan.get("dollars")
+    took = duration(now.elapsed)
+    money = [_planned(dollars(spent), None, spent), f"budget {dollars(now.dollars_budget)}" if now.dollars_budget else ""]
     rows = [
-        ("steps", f"{now.step:,}" + (f" of {now.goal:,}" if now.goal else ""), f"in {duration(now.elapsed)}"),
+        ("steps", f"{now.step:,}" + (f" of {now.goal:,}" if now.goal else ""), ""),
+        ("time", took, _planned(duration(3600 * hours), None, hours) if hours else ""),
         ("training loss", number(now.loss), "nats per token, of the last step"),
         ("validation loss", number(now.validation), "nats per token"),
         ("bits per byte", number(now.bpb), "of held-out text"),
@@ -131,11 +178,19 @@ def _figures(now: Snapshot) -> list[tuple[str, str, str]]:
     if now.bpb_steps[1:]:
         rows.append(("bits per byte, by step", chain(now.bpb_steps), "of held-out text, after each supervision step"))
     rows += [
-        ("tokens per second", count(now.tokens_per_second), f"MFU {share(now.mfu)}"),
+        ("tokens per second", count(speed), _joined("median", _planned(count(rate), speed, rate), _mfu(now))),
         ("peak memory", "-" if now.memory_gib is None else f"{now.memory_gib:.1f} GiB", "of a GPU"),
-        ("spent", dollars(now.dollars), f"budget {dollars(now.dollars_budget)}"),
+        ("spent", dollars(now.dollars), _joined(*money)),
     ]
     return [row for row in rows if row[1] != "-"]
+
+
+def _mfu(now: Snapshot) -> str:
+    return "" if now.mfu is None else f"MFU {share(now.mfu)}"
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)
 
 
 def _events(run: RunFolder) -> list[tuple[str, str, str, str]]:

@@ -24,9 +24,9 @@ from windtunnel.recipe import UserError
 from windtunnel.web import Access, APIError, Guard, error_response, http_error, listening, serve_app, url_of
 
 from .board import Board
+from .page import STATIC, script_source
 from .run_page import run_page
 
-STATIC = Path(__file__).parent / "static"
 INTERVAL = 1.0
 """Seconds between two looks at a run."""
 QUIET_SECONDS = 10.0
@@ -34,8 +34,10 @@ QUIET_SECONDS = 10.0
 TICKET_SECONDS = 60.0
 # The page has no data of its own; a report's address is a secret of a minute.
 PUBLIC = ("/", "/static/*", "/report/*")
-# A report is one file with its style inside, and no script.
-REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+# A report is one file with its style and its script inside.
+REPORT_POLICY = (
+    "default-src 'none'; script-src {script}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+)
 
 
 def serve_board(
@@ -124,7 +126,8 @@ class Pages:
         if until < time.monotonic():
             raise APIError(404, "this address of a report is not good any more: open it from the run's page again")
         page = await asyncio.to_thread(run_page, self._board.folder(name))
-        return HTMLResponse(page, headers={"Content-Security-Policy": REPORT_POLICY, "Cache-Control": "no-store"})
+        policy = REPORT_POLICY.format(script=script_source())
+        return HTMLResponse(page, headers={"Content-Security-Policy": policy, "Cache-Control": "no-store"})
 
     async def _all_events(self, request: Request) -> Response:
         return _stream(self._news(self._board.runs))

@@ -10,7 +10,7 @@ from typing import Any
 
 from windtunnel.run import apart
 
-from .charts import line_chart
+from .curves import chart_of
 from .report_model import Curve
 
 
@@ -19,7 +19,8 @@ class WorthPart:
     """Texts for the page.
 
     Attributes:
-        spoilt: sentences on refinement that is bought. columns, rows: the table. remarks: (label, text). chart: SVG.
+        spoilt: sentences on refinement that is bought. columns, rows: the table. remarks: (label, text).
+        chart: see `curves.chart_of`.
     """
 
     verdict: str
@@ -27,7 +28,7 @@ class WorthPart:
     columns: list[str]
     rows: list[list[str]]
     remarks: list[tuple[str, str]]
-    chart: str
+    chart: dict[str, Any]
 
 
 def worth_part(folder: Path) -> WorthPart | None:
@@ -80,11 +81,11 @@ def _phi(phi: dict[str, Any]) -> str:
     return f"{phi['value']:.2f} (95 % {ends[0]} to {ends[1]}); 1: a recurrence is as good as more blocks, 0: worth nothing"
 
 
-def _chart(models: list[dict[str, Any]], puzzles: bool) -> str:
+def _chart(models: list[dict[str, Any]], puzzles: bool) -> dict[str, Any]:
     def curve(name: str, kinds: tuple[str, ...]) -> Curve:
         chosen = sorted((m for m in models if m["kind"] in kinds), key=lambda m: m["flops"])
         return Curve(name, [(m["flops"], 100 * m["solved"]["value"] if puzzles else m["loss"]["value"]) for m in chosen])
 
     curves = [curve("plain models", ("plain",)), curve("this run's recursion", ("run", "recurrent"))]
-    y = "held-out puzzles solved, percent" if puzzles else "held-out loss, nats per token"
-    return line_chart(curves, x="training FLOPs, of this run's", y=y, name="worth")
+    title, unit = ("Held-out puzzles solved", "percent") if puzzles else ("Held-out loss", "nats per token")
+    return chart_of(title, curves, x="training FLOPs, of this run's", unit=unit, place="worth")

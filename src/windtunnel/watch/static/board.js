@@ -1,11 +1,11 @@
 // Pages of all runs and of one, live. Everything that a run wrote is put in as text, never as HTML.
 
 import { Chart, short, spark } from "/static/charts.js";
+import { axisOf, beside, over, smoothing } from "/static/curves.js";
 
 const $ = (id) => document.getElementById(id);
 const main = $("main");
 const finite = (v) => typeof v === "number" && Number.isFinite(v);
-const AXES = { step: 0, tokens: 1, hours: 2, dollars: 3 };
 const MOST_POINTS = 1200;
 let stop = null; // ends the stream of the page that is shown
 
@@ -180,8 +180,9 @@ async function showRun(name, signal) {
     return;
   }
   const top = el("div");
-  const axis = el("select", { "aria-label": "x axis" }, ...Object.keys(AXES).filter((x) => x === "step" || run.clock.some((c) => finite(c[AXES[x]]))).map((x) => el("option", {}, x)));
-  const bar = el("div", { class: "bar" }, el("a", { href: "#/" }, "all runs"), el("span", { class: "right" }, el("label", { class: "soft" }, "over ", axis),
+  const axis = axisOf([run]);
+  const bar = el("div", { class: "bar" }, el("a", { href: "#/" }, "all runs"), el("span", { class: "right" }, smoothing(0, (share) => run.drawn?.forEach((chart) => chart.smooth(share))),
+    el("label", { class: "soft" }, "over ", axis),
     el("button", { type: "button", onclick: () => report(name) }, "report")));
   const rest = el("div", { class: "rest" });
   const charts = chartsOf(run, axis);
@@ -237,23 +238,6 @@ function halved(points) {
   return found;
 }
 
-// Puts points over tokens, hours or dollars, between the steps of which it is known when they were.
-function over(points, clock, axis) {
-  const k = AXES[axis];
-  if (!k) return points;
-  const known = clock.filter((c) => finite(c[k]));
-  if (!known.length) return [];
-  let i = 0;
-  const found = [];
-  for (const p of points) {
-    while (i + 1 < known.length && known[i + 1][0] < p[0]) i++;
-    const [a, b] = [known[i], known[Math.min(i + 1, known.length - 1)]];
-    const share = b[0] > a[0] ? Math.min(1, Math.max(0, (p[0] - a[0]) / (b[0] - a[0]))) : 0;
-    found.push([a[k] + share * (b[k] - a[k]), ...p.slice(1)]);
-  }
-  return found;
-}
-
 function momentOf(run) {
   const [status, ...reason] = run.phase.split(": ");
   const word = status === "training" || status === "starting" ? "running" : status;
@@ -285,6 +269,7 @@ function chartsOf(run, axis) {
     const chart = new Chart({ title: part.title, meaning: part.meaning, limits: part.limits });
     return { part, chart };
   });
+  run.drawn = drawn.map(({ chart }) => chart);
   run.draw = () => drawn.forEach(({ part, chart }) => {
     chart.x = axis.value;
     chart.set(part.names.map((name) => ({ name: name.replaceAll("_", " "), points: over(part.series[name], run.clock, axis.value) })));
@@ -353,21 +338,16 @@ async function showCompare(names, signal) {
     if (!signal.aborted) main.replaceChildren(el("p", { class: "bad" }, error.message), el("a", { href: "#/" }, "all runs"));
     return;
   }
-  const axis = el("select", { "aria-label": "x axis" }, ...Object.keys(AXES).filter((x) => x === "step" || runs.some((run) => run.clock.some((c) => finite(c[AXES[x]])))).map((x) => el("option", {}, x)));
+  const axis = axisOf(runs);
   if ([...axis.options].some((o) => o.value === "tokens")) axis.value = "tokens";
-  const titles = new Map();
-  for (const run of runs) for (const part of run.charts) for (const name of part.names) if (!part.more || titles.has(name)) titles.set(name, part.meaning);
-  const charts = [...titles].map(([name, meaning]) => ({ name, chart: new Chart({ title: name.replaceAll("_", " "), meaning }) }));
-  const draw = () => charts.forEach(({ name, chart }) => {
+  const charts = beside(runs).map((part) => ({ part, chart: new Chart(part) }));
+  const draw = () => charts.forEach(({ part, chart }) => {
     chart.x = axis.value;
-    chart.set(runs.flatMap((run, i) => {
-      const points = run.charts.find((part) => name in part.series)?.series[name];
-      return points ? [{ name: run.name, colour: `--c${i % 8}`, points: over(points, run.clock, axis.value) }] : [];
-    }));
+    chart.set(part.curves(axis.value));
   });
   axis.onchange = draw;
   main.replaceChildren(el("div", { class: "bar" }, el("a", { href: "#/" }, "all runs"), el("span", { class: "sums" }, `${runs.length} runs`),
-    el("span", { class: "right" }, el("label", { class: "soft" }, "over ", axis))),
+    el("span", { class: "right" }, smoothing(0, (share) => charts.forEach(({ chart }) => chart.smooth(share))), el("label", { class: "soft" }, "over ", axis))),
     el("div", { class: "charts" }, ...charts.map(({ chart }) => chart.element)));
   draw();
   runs.forEach((run) => {

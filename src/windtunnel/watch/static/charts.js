@@ -1,4 +1,5 @@
-// Curves on a canvas: means with the band from lowest to highest, lines of plans and limits, a cross-hair, zoom by dragging.
+// Curves on a canvas: means with the band from lowest to highest or smoothed, lines of plans and limits, a cross-hair, zoom
+// by dragging. Used by the live pages, and inside of reports, which are one file.
 
 const COLOURS = ["--c0", "--c1", "--c2", "--c3", "--c4", "--c5", "--c6", "--c7"];
 const LIMITS = { plan: "--soft", warn: "--warn", bad: "--bad" };
@@ -46,14 +47,43 @@ function logTicks(low, high) {
   return found.filter((v) => v >= low && v <= high);
 }
 
+// The mean of the share of a curve's points around each; null where that is no more than the point itself.
+function smoothed(points, share) {
+  const half = Math.floor((points.length * share) / 2);
+  if (half < 1) return null;
+  const [sums, counts] = [[0], [0]];
+  points.forEach((p, i) => {
+    sums.push(sums[i] + (finite(p[1]) ? p[1] : 0));
+    counts.push(counts[i] + (finite(p[1]) ? 1 : 0));
+  });
+  return points.map((p, i) => {
+    const reach = Math.min(half, i); // where a loss falls fast, the mean of what follows would not be near it
+    const [a, b] = [i - reach, Math.min(points.length, i + reach + 1)];
+    return [p[0], counts[b] > counts[a] ? (sums[b] - sums[a]) / (counts[b] - counts[a]) : null];
+  });
+}
+
+// What decides how much of the y axis is shown: a smoothed curve, and the noise around it but for its spikes.
+function calm(soft, points) {
+  const known = points.map((p) => p[1]).filter(finite).sort((a, b) => a - b);
+  const [low, high] = [known[Math.floor(0.04 * known.length)], known[Math.floor(0.96 * known.length)]];
+  return soft.map((p, i) => [p[0], p[1], finite(points[i][1]) ? Math.min(high, Math.max(low, points[i][1])) : null]);
+}
+
+const START = 0.1; // of the x axis
+const FAR = 2.5; // times what the rest takes up
+
 // curves: [{name, points: [[x, mean, low, high]], colour?}]; limits: [{name, kind, value}]
 export class Chart {
-  constructor({ title, meaning = "", x = "step", limits = [] }) {
+  constructor({ title, meaning = "", x = "step", unit = "", limits = [], log = false }) {
     this.x = x;
     this.limits = limits;
     this.curves = [];
+    this.soft = [];
+    this.share = 0;
     this.zoom = null;
-    this.log = false;
+    this.log = log;
+    this.start = false;
     this.at = null;
     this.element = document.createElement("section");
     this.element.className = "card chart";
@@ -62,15 +92,22 @@ export class Chart {
     const heading = document.createElement("h3");
     heading.textContent = title;
     heading.title = meaning;
+    if (unit) heading.append(Object.assign(document.createElement("small"), { textContent: ` ${unit}` }));
+    this.early = button("start", "Show the first steps too, which lie far from the rest", () => {
+      this.start = !this.start;
+      this.early.setAttribute("aria-pressed", this.start);
+      this.draw();
+    });
+    this.early.hidden = true;
     this.whole = button("whole", "Show the whole run", () => this.zoomTo(null));
     this.whole.hidden = true;
-    this.scale = button("log", "A logarithmic scale, or a plain one", () => {
+    this.scale = button(log ? "linear" : "log", "A logarithmic scale, or a plain one", () => {
       this.log = !this.log;
       this.scale.setAttribute("aria-pressed", this.log);
       this.scale.textContent = this.log ? "linear" : "log";
       this.draw();
     });
-    top.append(heading, this.scale, this.whole);
+    top.append(heading, this.early, this.scale, this.whole);
     this.canvas = document.createElement("canvas");
     this.canvas.setAttribute("role", "img");
     this.canvas.setAttribute("aria-label", `${title}: drag to zoom`);
@@ -83,6 +120,12 @@ export class Chart {
 
   set(curves) {
     this.curves = curves;
+    this.smooth(this.share);
+  }
+
+  smooth(share) {
+    this.share = share;
+    this.soft = this.curves.map((curve) => (share ? smoothed(curve.points, share) : null));
     this.draw();
   }
 
@@ -116,24 +159,37 @@ export class Chart {
     this.draw();
   }
 
-  shown() {
+  shown(lines) {
     const [low, high] = this.zoom ?? [-Infinity, Infinity];
-    return this.curves.map((c) => c.points.filter((p) => finite(p[0]) && p[0] >= low && p[0] <= high));
+    return lines.map((points) => points && points.filter((p) => finite(p[0]) && p[0] >= low && p[0] <= high));
   }
 
-  // The range of what is shown, on the scale it is drawn on.
+  extent(parts, from, y, ok) {
+    let [left, right, low, high, count] = [Infinity, -Infinity, Infinity, -Infinity, 0];
+    for (const points of parts) for (const p of points) if (p[0] >= from) {
+      left = Math.min(left, p[0]);
+      right = Math.max(right, p[0]);
+      count++;
+      for (let k = 1; k < p.length; k++) if (ok(p[k])) {
+        low = Math.min(low, y(p[k]));
+        high = Math.max(high, y(p[k]));
+      }
+    }
+    return { left, right, low, high, count };
+  }
+
+  // The range of what is shown, on the scale it is drawn on. What falls far at its start, as a loss does, would be a flat
+  // line after it: then the rest decides, and the start leaves the picture.
   range(parts) {
     const y = (v) => (this.log ? Math.log10(v) : v);
     const ok = (v) => finite(v) && (!this.log || v > 0);
-    let [left, right, low, high] = [Infinity, -Infinity, Infinity, -Infinity];
-    for (const points of parts) for (const p of points) {
-      left = Math.min(left, p[0]);
-      right = Math.max(right, p[0]);
-      for (const v of p.slice(1)) if (ok(v)) {
-        low = Math.min(low, y(v));
-        high = Math.max(high, y(v));
-      }
-    }
+    const all = this.extent(parts, -Infinity, y, ok);
+    const { left: first, right: last } = all;
+    const late = this.extent(parts, first + START * (last - first), y, ok);
+    const rest = late.high - late.low;
+    const far = !this.zoom && !this.log && late.count >= 20 && rest > 2e-3 * Math.abs(late.high) && all.high - all.low > FAR * rest;
+    this.early.hidden = !far;
+    let [left, right, low, high] = [first, last, ...(far && !this.start ? [late.low, late.high] : [all.low, all.high])];
     if (low > high) return null;
     const span = high - low || Math.abs(high) || 1;
     for (const { value } of this.limits) {
@@ -160,8 +216,9 @@ export class Chart {
     const c = this.canvas.getContext("2d");
     c.scale(ratio, ratio);
     c.font = "11px system-ui, sans-serif";
-    const parts = this.shown();
-    const r = this.range(parts);
+    const parts = this.shown(this.curves.map((curve) => curve.points));
+    const soft = this.shown(this.soft);
+    const r = this.range(parts.map((points, i) => (soft[i] ? calm(soft[i], points) : points)));
     if (!r) {
       c.fillStyle = colour("--soft");
       c.fillText("nothing to draw yet", 12, height / 2);
@@ -176,11 +233,11 @@ export class Chart {
     c.beginPath();
     c.rect(box.left, box.top, box.right - box.left, box.bottom - box.top);
     c.clip();
-    parts.forEach((points, i) => this.curve(c, points, this.colourOf(i), X, Y, r.ok));
+    parts.forEach((points, i) => this.curve(c, points, soft[i], this.colourOf(i), X, Y, r.ok));
     this.limits.forEach((limit) => this.line(c, limit, box, r, Y));
     c.restore();
     const near = this.cross(c, box, parts);
-    this.tell(parts, near);
+    this.tell(parts.map((points, i) => soft[i] ?? points), near);
   }
 
   colourOf(i) {
@@ -193,13 +250,15 @@ export class Chart {
     c.lineWidth = 1;
     c.textAlign = "right";
     c.textBaseline = "middle";
-    for (const t of this.log ? logTicks(r.low, r.high) : ticks(r.low, r.high, 5)) {
+    const levels = this.log ? logTicks(r.low, r.high) : ticks(r.low, r.high, 5);
+    const apart = levels.length > 1 && !this.log ? Math.ceil(Math.log10(Math.abs(r.high) / (levels[1] - levels[0]))) + 1 : 3;
+    for (const t of levels) {
       const place = Math.round(box.bottom - ((t - r.low) / (r.high - r.low)) * (box.bottom - box.top)) + 0.5;
       c.beginPath();
       c.moveTo(box.left, place);
       c.lineTo(box.right, place);
       c.stroke();
-      c.fillText(short(this.log ? 10 ** t : t, 3), box.left - 6, place);
+      c.fillText(short(this.log ? 10 ** t : t, Math.min(6, Math.max(3, apart))), box.left - 6, place);
     }
     c.textAlign = "center";
     c.textBaseline = "top";
@@ -209,9 +268,9 @@ export class Chart {
     c.fillText(this.x, box.right, box.bottom + 14);
   }
 
-  curve(c, points, name, X, Y, ok) {
+  curve(c, points, soft, name, X, Y, ok) {
     c.fillStyle = c.strokeStyle = colour(name);
-    const banded = points.filter((p) => ok(p[2]) && ok(p[3]));
+    const banded = soft ? [] : points.filter((p) => ok(p[2]) && ok(p[3]));
     if (banded.some((p) => p[2] !== p[3])) {
       c.globalAlpha = 0.18;
       c.beginPath();
@@ -220,8 +279,22 @@ export class Chart {
       c.fill();
       c.globalAlpha = 1;
     }
-    c.lineWidth = 1.7;
     c.lineJoin = "round";
+    if (soft) {
+      c.globalAlpha = 0.25;
+      this.trace(c, points, 1, X, Y, ok);
+      c.globalAlpha = 1;
+    }
+    this.trace(c, soft ?? points, 1.7, X, Y, ok);
+    if (points.length <= 40) for (const p of points) if (ok(p[1])) {
+      c.beginPath();
+      c.arc(X(p[0]), Y(p[1]), 2.4, 0, 7);
+      c.fill();
+    }
+  }
+
+  trace(c, points, width, X, Y, ok) {
+    c.lineWidth = width;
     c.beginPath();
     let drawing = false;
     for (const p of points) {
@@ -229,11 +302,6 @@ export class Chart {
       drawing = ok(p[1]);
     }
     c.stroke();
-    if (points.length <= 40) for (const p of points) if (ok(p[1])) {
-      c.beginPath();
-      c.arc(X(p[0]), Y(p[1]), 2.4, 0, 7);
-      c.fill();
-    }
   }
 
   line(c, limit, box, r, Y) {

@@ -1,0 +1,138 @@
+"""A byte-level BPE trained on a corpus: `tokenizers` learns the merges, `tiktoken` applies them to documents."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from windtunnel.recipe import UserError
+
+from .documents import Array, DocumentBatch
+from .subwords import Subwords, bytes_of_characters
+from .tokenizer import BOS
+
+if TYPE_CHECKING:
+    import tiktoken
+    import tokenizers
+
+BOS_TEXT = "<|bos|>"
+CHATML_START, CHATML_END = "<|im_start|>", "<|im_end|>"
+_FIX = "use the tokenizer.json that preparing the data wrote"
+# GPT-4's way of cutting text into words (published with tiktoken), with numbers of at most two digits for small vocabularies.
+_WORDS = r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"""
+
+
+class BPE(Subwords):
+    """A byte-level BPE trained here. Text that spells out '<|bos|>' is encoded as ordinary text."""
+
+    kind = "bpe"
+
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        super().__init__(inner, _pieces(inner))
+        end = inner.token_to_id(CHATML_END)
+        self.eos = end if end is not None else self.bos
+
+    @classmethod
+    def from_file(cls, path: Path) -> BPE:
+        """Read a Hugging Face tokenizer.json. Raises UserError if it is not a byte-level BPE with BOS as id 0."""
+        import tokenizers
+
+        try:
+            inner = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise UserError(f"tokenizer {path} cannot be read: {error}") from None
+        if inner.token_to_id(BOS_TEXT) != BOS:
+            raise UserError(f"tokenizer {path}: expected {BOS_TEXT} as token 0", _FIX)
+        try:
+            return cls(inner)
+        except KeyError:
+            raise UserError(f"tokenizer {path}: not a byte-level BPE", _FIX) from None
+
+    def save(self, path: str | Path) -> None:
+        self._inner.save(str(path))
+
+    def encode_documents(self, batch: DocumentBatch) -> tuple[Array, Array, Counter[str]]:
+        fast = self.fast
+        if fast is None:
+            return super().encode_documents(batch)
+        encoded = [self._encode_fast(fast, text) for text in batch.documents()]
+        lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
+        ids = np.concatenate(encoded).astype(self.dtype) if encoded else np.empty(0, dtype=self.dtype)
+        return ids, lengths, Counter()
+
+    def _encode_fast(self, fast: tiktoken.Encoding, text: str) -> Array:
+        try:
+            return fast.encode_to_numpy(text, disallowed_special=())
+        except ValueError:  # its regular expressions give up on runs of a million blanks and the like
+            return np.array(self._inner.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+
+    @cached_property
+    def fast(self) -> tiktoken.Encoding | None:
+        """The same tokenizer in a library that is several times as fast; None where it could give other ids.
+
+        It knows tokens by their bytes and takes their ids as the order of the merges. So every token that is not a byte
+        must come of one merge, in that order, and text must be cut into words as `train_bpe` has it cut.
+        """
+        import tiktoken
+
+        content, ours = json.loads(self.content), json.loads(_untrained().to_str())
+        other = any(content.get(part) != ours[part] for part in ("normalizer", "pre_tokenizer"))
+        if other or not _merges_in_order(content["model"]):
+            return None
+        ranks = {piece: i for i, piece in enumerate(self.pieces) if piece}
+        special = {token.content: i for i, token in self._inner.get_added_tokens_decoder().items()}
+        return tiktoken.Encoding("bpe", pat_str=_WORDS, mergeable_ranks=ranks, special_tokens=special)
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, special: Sequence[str] = ()) -> BPE:
+    """Train on texts. The vocabulary may come out smaller than asked when the texts are few.
+
+    Args:
+        special: further special tokens, such as the markers of a chat template.
+    """
+    from tokenizers import pre_tokenizers, trainers
+
+    inner = _untrained()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[BOS_TEXT, *special],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    inner.train_from_iterator(texts, trainer)
+    return BPE(inner)
+
+
+def _untrained() -> tokenizers.Tokenizer:
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    inner = tokenizers.Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(_WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    inner.decoder = decoders.ByteLevel()
+    return inner
+
+
+def _merges_in_order(model: dict[str, Any]) -> bool:
+    """Return whether the merges make tokens of rising ids, none twice, and all but the bytes and the special ones."""
+    vocab: dict[str, int] = model["vocab"]
+    made = [vocab["".join(pair) if isinstance(pair, list) else pair.replace(" ", "")] for pair in model["merges"]]
+    return not model.get("dropout") and made == list(range(len(vocab) - len(made), len(vocab)))
+
+
+def _pieces(inner: tokenizers.Tokenizer) -> list[bytes]:
+    to_byte = bytes_of_characters()
+    special = inner.get_added_tokens_decoder()
+    words = [inner.id_to_token(i) for i in range(inner.get_vocab_size())]
+    return [b"" if i in special else bytes(to_byte[c] for c in word or "") for i, word in enumerate(words)]
