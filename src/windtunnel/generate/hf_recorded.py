@@ -224,7 +224,7 @@ def _attend(
     spans: tuple[Tensor, Tensor], scaling: float | None = None, **_: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """Attend to spans of columns; called by transformers in place of its own. Returns (rows, 1, heads, dim), and no weights."""
-    from windtunnel.model.triton_attention import attend_newest  # Triton is there where a GPU is
+    from windtunnel.model import attend_newest  # Triton is there where a GPU is
 
     scale = query.size(-1) ** -0.5 if scaling is None else scaling
     return attend_newest(query, key, value, *spans, scale).transpose(1, 2), None

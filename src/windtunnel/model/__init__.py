@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from .sampling import choose, top_log_probabilities
     from .stored import BITS, FETCH_AGAIN, INDEX, SINGLE, Stored, StoredModel, read_stored
     from .supervision import Objective, SupervisedSums, Supervision, objective_of, train_supervised
+    from .triton_attention import attend_newest
     from .weights import fast_dtype, load_weights, model_of_recipe
 
 __all__ = [
@@ -92,6 +93,7 @@ __all__ = [
     "SupervisedSums",
     "Supervision",
     "add_gradients",
+    "attend_newest",
     "base_weights",
     "blocks_of",
     "build_gpt",
