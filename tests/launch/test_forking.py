@@ -67,6 +67,23 @@ def test_a_program_is_as_the_interpreter_starts_it(forker: Forker, tmp_path: Pat
     assert os.environ.get("OF_ITS_OWN") is None
 
 
+def test_streams_that_close_their_numbers_close_none_of_the_program(tmp_path: Path) -> None:
+    """As a check's own do, which lead into its log."""
+    (tmp_path / "printing.py").write_text(
+        "import gc, os\ndef main():\n    gc.collect()\n    os.write(1, b'out ')\n    os.write(2, b'err')\n"
+    )
+    code = """
+        import os, sys
+        from pathlib import Path
+        from windtunnel.launch import Forker
+        sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+        forker = Forker()
+        sys.exit(forker.start(["-m", "printing"], os.environ, Path("log")).wait())
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, timeout=HANG, check=True)
+    assert (tmp_path / "log").read_text() == "out err"
+
+
 @pytest.mark.parametrize(
     ("name", "words"), [("raising", "ValueError: as it is"), ("leaving", "for a reason"), ("missing", "No module")]
 )

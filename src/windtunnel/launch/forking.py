@@ -156,6 +156,7 @@ def become(words: Sequence[str], environment: Mapping[str, str], folder: str, st
         streams: descriptors of what becomes standard input, output and error.
     """
     os.setsid()
+    sys.stdin = sys.stdout = sys.stderr = None  # type: ignore[assignment]  # what closes its number does so before it is another's
     for number, descriptor in enumerate(streams):
         os.dup2(descriptor, number)
     for descriptor in set(streams) - {0, 1, 2}:
