@@ -18,12 +18,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import statistics
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -32,8 +29,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness import Bench, Side, has_gpu, leave_this_folder, machine
 
-HERE = Path(__file__).resolve().parent
+SIDE_SECONDS = 580.0
+RESULT = "RESULT "
 SMOLLM2 = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 576, "intermediate_size": 1536,
     "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152, "rms_norm_eps": 1e-5,
@@ -266,7 +265,7 @@ class Clock:
 
     def __init__(self, case: Case) -> None:
         self._case, self._began, self._ended = case, 0.0, 0.0
-        self._busy: list[int] = []
+        self._timed: list[float] = []
 
     def __call__(self, step: int) -> None:
         """Note that a step has been started or is done; the GPU is waited for at both ends."""
@@ -278,21 +277,11 @@ class Clock:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             self._began = time.perf_counter()
-            threading.Thread(target=self._watch, daemon=True).start()
         elif step == self._case.steps:
             torch.cuda.synchronize()
             self._ended = time.perf_counter()
-
-    def _watch(self) -> None:
-        """Ask NVML how busy the GPU is, five times a second until the last step; find nothing where NVML is not there."""
-        import torch
-
-        while not self._ended:
-            time.sleep(0.2)
-            try:
-                self._busy.append(torch.cuda.utilization())
-            except (ImportError, RuntimeError, OSError):
-                return
+        if step in (self._case.warm, self._case.steps):
+            self._timed.append(time.time())
 
     def report(self, share: float) -> dict[str, Any]:
         """Return tokens a second and peak memory; `share` of the positions hold a token."""
@@ -307,7 +296,7 @@ class Clock:
         return {
             "step_seconds": seconds, "filled": share, "tokens_per_second": positions * share / seconds,
             "positions_per_second": positions / seconds, "allocated_gb": memory[0], "reserved_gb": memory[1],
-            "gpu_busy": statistics.mean(self._busy[2:]) / 100 if len(self._busy) > 2 else None,
+            "timed": self._timed,
         }  # fmt: skip
 
 
@@ -341,95 +330,90 @@ class Kernels:
 # The comparison
 
 
-def run_side(side: str, case: str, folder: Path, python: str) -> dict[str, Any]:
-    """Run one side in a process of its own and return what it found."""
-    command = [python, str(Path(__file__).resolve()), "side", side, case, str(folder)]
-    paths = [str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=580, env=environment)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if not lines:
-        return {"failed": (done.stdout + done.stderr)[-3000:]}
-    found: dict[str, Any] = json.loads(lines[-1].removeprefix("RESULT "))
-    return found
+@dataclass(frozen=True)
+class Peers:
+    """What runs the sides. Attributes: python: the interpreter of TRL's."""
+
+    bench: Bench
+    folder: Path
+    python: str
+
+    def side(self, side: str, case: str, folder: Path) -> dict[str, Any]:
+        """Run one side in a process of its own and return what it found."""
+        python = self.python if side == "trl" else sys.executable
+        words, log = [python, str(Path(__file__).resolve()), "side", side, case, str(folder)], folder / f"{side}.log"
+        ended = self.bench.run(Side(words, log), min(SIDE_SECONDS, self.bench.left))
+        lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.startswith(RESULT)]
+        if not lines:
+            return {"failed": f"{ended.how}: {ended.words}"}
+        found: dict[str, Any] = json.loads(lines[-1].removeprefix(RESULT))
+        timed = found.pop("timed", [])
+        idle = self.bench.meter.idle(*timed) if len(timed) == 2 else None
+        return found | ({} if idle is None else {"gpu_busy": 1 - idle})
 
 
-def compare_losses(folder: Path, peer: str) -> dict[str, Any]:
+def compare_losses(peers: Peers, results: dict[str, Any]) -> None:
     """Train the tiny model on one batch of conversations, again and again, on both sides."""
-    write_samples(CASES["tiny"], folder)
-    mine, theirs = run_side("ours", "tiny", folder, sys.executable), run_side("trl", "tiny", folder, peer)
-    found: dict[str, Any] = {"ours": mine, "trl": theirs}
+    write_samples(CASES["tiny"], peers.folder)
+    for side in ("ours", "trl"):
+        results[side] = peers.side(side, "tiny", peers.folder)
+        peers.bench.write()
+    mine, theirs = results["ours"], results["trl"]
     for name in ("loss", "gradient_norm"):
         if mine.get(name) and theirs.get(name):
             apart = [abs(a - b) / abs(b) for a, b in zip(mine[name], theirs[name], strict=True)]
             # In the first step the weights are the same; what updates did to the difference stands in the others.
-            found[f"{name}_first_step_difference"], found[f"{name}_largest_difference"] = apart[0], max(apart)
-    return found
+            results[f"{name}_first_step_difference"], results[f"{name}_largest_difference"] = apart[0], max(apart)
 
 
-def compare_speed(folder: Path, cases: list[str], sides: list[str], peer: str) -> dict[str, Any]:
+def compare_speed(peers: Peers, cases: list[str], sides: list[str], results: dict[str, Any]) -> None:
     """Run both sides of each case in turns."""
-    found: dict[str, Any] = {}
     for name in cases:
-        write_samples(CASES[name], folder / name)
-        prepared(CASES[name], folder / name)
-        result: dict[str, Any] = {}
+        write_samples(CASES[name], peers.folder / name)
+        prepared(CASES[name], peers.folder / name)
+        result = results[name] = {"case": asdict(CASES[name])}
         for side in sides:
-            result[side] = run_side(side, name, folder / name, peer if side == "trl" else sys.executable)
-            print(
-                name, side, json.dumps({k: v for k, v in result[side].items() if k not in ("loss", "gradient_norm")}), flush=True
-            )
+            result[side] = peers.side(side, name, peers.folder / name)
+            peers.bench.write()
+            shown = {key: value for key, value in result[side].items() if key not in ("loss", "gradient_norm")}
+            print(name, side, json.dumps(shown), flush=True)
         for side, first in (("ours", ""), ("graphs", "graphs_")):
             if all("tokens_per_second" in result.get(one, {}) for one in (side, "trl")):
                 result[f"{first}speed_ratio"] = result[side]["tokens_per_second"] / result["trl"]["tokens_per_second"]
                 result[f"{first}memory_ratio"] = result[side]["allocated_gb"] / result["trl"]["allocated_gb"]
         if any(key.endswith("ratio") for key in result):
             print(name, {k: round(v, 3) for k, v in result.items() if k.endswith("ratio")}, flush=True)
-        found[name] = {"case": asdict(CASES[name]), **result}
-    return found
 
 
-def compare_scaling(folder: Path, cases: list[str]) -> dict[str, Any]:
+def compare_scaling(peers: Peers, cases: list[str], results: dict[str, Any]) -> None:
     """Run `windtunnel train` on one GPU and on all, the batch growing with them, and compare the time of a step."""
     import torch
 
     from windtunnel.run import MetricsReader, RunFolder, newest_run
 
-    found: dict[str, Any] = {}
     for name in cases:
-        case, place = CASES[name], folder / name
+        case, place = CASES[name], peers.folder / name
         if not (place / "talks.jsonl").exists():
             write_samples(case, place)
         prepared(case, place)
-        result: dict[str, Any] = {}
+        result = results[name] = {}
         for gpus in (1, torch.cuda.device_count()):
             root = place / f"runs-{gpus}"
             sets = [part for entry in our_sets(case, place, case.steps, gpus) for part in ("--set", entry)]
             command = [sys.executable, "-m", "windtunnel", "train", "finetune", *sets]
             command += ["--gpus", str(gpus), "--price", "1", "--yes", "--root", str(root)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=400)
-            run = newest_run(root, "finetune")
-            if done.returncode or run is None:
-                result[str(gpus)] = {"failed": (done.stdout + done.stderr)[-3000:]}
+            ended = peers.bench.run(Side(command, place / f"scaling-{gpus}.log"), min(SIDE_SECONDS, peers.bench.left))
+            if ended.code != 0:
+                result[str(gpus)] = {"failed": f"{ended.how}: {ended.words}"}
                 continue
-            with MetricsReader(RunFolder.open(run).metrics_path) as reader:
+            with MetricsReader(RunFolder.open(newest_run(root, "finetune")).metrics_path) as reader:
                 seconds = [p.value for p in reader.series("step_seconds") if p.step > case.warm]
             result[str(gpus)] = {"step_seconds": statistics.median(seconds), "steps": len(seconds)}
+            peers.bench.write()
         pair = [r["step_seconds"] for r in result.values() if "step_seconds" in r]
         if len(pair) == 2:
             result["speed_up"] = torch.cuda.device_count() * pair[0] / pair[1]
         print(name, json.dumps(result)[:3000], flush=True)
-        found[name] = result
-    return found
-
-
-def machine() -> dict[str, Any]:
-    """Return what this was measured on."""
-    import torch
-
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"gpu": gpu, "cpu": platform.processor() or platform.machine(), "python": platform.python_version(),
-            "torch": torch.__version__, "date": time.strftime("%Y-%m-%d"), "weights": "random"}  # fmt: skip
 
 
 def main() -> None:
@@ -437,34 +421,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["losses", "speed", "scaling", "side"])
     parser.add_argument("rest", nargs="*")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("build/finetune_peers.json"))
     parser.add_argument("--folder", type=Path, default=Path("build/finetune_peers"))
     parser.add_argument("--case", action="append", choices=list(CASES))
     parser.add_argument("--side", action="append", choices=["ours", "graphs", "trl"])
     parser.add_argument("--graphs", action="store_true", help="our side once more, with stages.sft.graphs=true")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="that all may take")
     parser.add_argument("--peer-python", default=sys.executable)
     args = parser.parse_args()
     if args.command == "side":
+        leave_this_folder()
         side, case, folder = args.rest
         run: dict[str, Callable[[Case, Path], dict[str, Any]]]
         run = {"ours": ours, "graphs": partial(ours, graphs=True), "trl": trl}
-        result = run[side](CASES[case], Path(folder))
-        print("RESULT " + json.dumps(result), flush=True)
+        print(RESULT + json.dumps(run[side](CASES[case], Path(folder))), flush=True)
         return
-    folder = args.folder.resolve()
-    if args.command == "losses":
-        found = compare_losses(folder, args.peer_python)
-        print(json.dumps({k: v for k, v in found.items() if k.endswith("difference")}))
-    elif args.command == "scaling":
-        found = compare_scaling(folder, args.case or ["smollm2-packed", "qwen-lora-packed", "qwen-full-packed"])
-    else:
-        cases = args.case or [name for name in CASES if name != "tiny"]
-        sides = args.side or ["trl", "ours", *["graphs"] * args.graphs]
-        found = compare_speed(folder, cases, sides, args.peer_python)
-    text = json.dumps({"machine": machine(), "command": args.command, "results": found}, indent=1)
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(text + "\n")
+    gpu, results = has_gpu(), dict[str, Any]()
+    found = {"machine": machine(gpu=gpu) | {"weights": "random"}, "command": args.command, "results": results}
+    with Bench(args.out, found, args.seconds, gpu=gpu) as bench:
+        peers = Peers(bench, args.folder.resolve(), args.peer_python)
+        if args.command == "losses":
+            compare_losses(peers, results)
+            print(json.dumps({k: v for k, v in results.items() if k.endswith("difference")}))
+        elif args.command == "scaling":
+            compare_scaling(peers, args.case or ["smollm2-packed", "qwen-lora-packed", "qwen-full-packed"], results)
+        else:
+            cases = args.case or [name for name in CASES if name != "tiny"]
+            compare_speed(peers, cases, args.side or ["trl", "ours", *["graphs"] * args.graphs], results)
+        bench.write()
 
 
 if __name__ == "__main__":

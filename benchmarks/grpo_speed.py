@@ -24,24 +24,19 @@ Beside PyTorch, transformers, peft and vLLM's packages (shared/gpu/vllm-0.25.1.t
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import platform
 import random
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+from harness import ROUND_PARTS, VLLM, Bench, Meter, Side, leave_this_folder, machine, medians, round_parts
+
 SMOLLM2: dict[str, Any] = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 576, "intermediate_size": 1536,
     "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152, "rms_norm_eps": 1e-5,
@@ -59,12 +54,8 @@ TINY: dict[str, Any] = SMOLLM2 | {
     "vocab_size": 512,
 }  # fmt: skip
 RATE, WARM, SEED = 1e-6, 2, 7
-SAMPLE_SECONDS, POLL_SECONDS = 0.05, 0.5
-PARTS = {
-    "weights": ["publish_seconds", "load_seconds"], "generating": ["generating_seconds"], "judging": ["judging_seconds"],
-    "learning": ["learning_seconds"],
-}  # fmt: skip
-METRICS = [*(name for names in PARTS.values() for name in names), "step_seconds", "answer_length", "reward_deviation", "mismatch"]
+OURS = [name for names in ROUND_PARTS.values() for name in names]
+METRICS = [*OURS, "step_seconds", "answer_length", "reward_deviation", "mismatch"]
 REWARD = '''
 def share(prompt, answer, truth):
     """Return the share of an answer's words whose number ends with 7: it differs within a group, and costs nothing."""
@@ -311,59 +302,6 @@ def _write_holds(trainer: Any, folder: Path, version: str) -> None:
 # The comparison
 
 
-class Meter:
-    """Samples memory and use of the GPU, in a thread; on a CPU the memory of a process with all that it started."""
-
-    def __init__(self, cpu: bool) -> None:
-        self.rows: list[tuple[float, float, float | None]] = []  # time, GB, share of a moment in which kernels ran
-        self.root: int | None = None
-        self._read = self._of_tree if cpu else _nvml()
-        threading.Thread(target=self._sample, daemon=True).start()
-
-    def now(self) -> float:
-        """Return the GB in use."""
-        return self._read()[0]
-
-    def _sample(self) -> None:
-        while True:
-            self.rows.append((time.time(), *self._read()))
-            time.sleep(SAMPLE_SECONDS)
-
-    def _of_tree(self) -> tuple[float, float | None]:
-        total = 0.0
-        for process in _tree(self.root):
-            with contextlib.suppress(Exception):
-                total += process.memory_info().rss / 1e9
-        return total, None
-
-
-def _nvml() -> Callable[[], tuple[float, float | None]]:
-    try:
-        import pynvml as nvml
-    except ImportError:
-        from vllm.third_party import pynvml as nvml
-    nvml.nvmlInit()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    handle = nvml.nvmlDeviceGetHandleByIndex(int(visible)) if visible.isdigit() else nvml.nvmlDeviceGetHandleByUUID(visible)
-
-    def read() -> tuple[float, float | None]:
-        return nvml.nvmlDeviceGetMemoryInfo(handle).used / 1e9, nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-
-    return read
-
-
-def _tree(root: int | None) -> list[Any]:
-    """Return a process and all that came of it."""
-    import psutil
-
-    if root is None:
-        return []
-    with contextlib.suppress(psutil.Error):
-        first = psutil.Process(root)
-        return [first, *first.children(recursive=True)]
-    return []
-
-
 def rounds_of(side: str, folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the rounds of a side so far, and what it holds."""
     file, told = folder / f"{side}.jsonl", folder / "trl.json"
@@ -384,9 +322,7 @@ def rounds_of(side: str, folder: Path) -> tuple[list[dict[str, Any]], dict[str, 
         value = {name: points[one["step"]] for name, points in series.items() if one["step"] in points}
         if "learning_seconds" not in value:  # metrics are written a little later
             break
-        parts = {part: sum(value.get(name, 0.0) for name in names) for part, names in PARTS.items()}
-        parts["generating"] -= parts["judging"]  # of which it is a part
-        parts["rest"] = one["seconds"] - sum(parts.values())
+        parts = round_parts(value, one["seconds"])
         found.append(one | {"parts": parts, "answer_tokens": value["answer_length"]} | value)
     plan, stage = run.manifest["plan"], run.recipe.rl
     assert stage is not None
@@ -395,22 +331,17 @@ def rounds_of(side: str, folder: Path) -> tuple[list[dict[str, Any]], dict[str, 
     return found, {"holds": holds}
 
 
-def summary(rounds: list[dict[str, Any]], meter: Meter, since: float, before: float) -> dict[str, Any]:
+def summary(rounds: list[dict[str, Any]], meter: Meter, since: float) -> dict[str, Any]:
     """Return medians over the rounds behind the warm-up, the peak since the side began, and the idle share of each round."""
-    rows = [row for row in meter.rows if row[0] >= since]
     for one in rounds:
-        within = [busy for when, _, busy in rows if busy is not None and one["began"] <= when <= one["ended"]]
-        one["idle"] = 1 - statistics.fmean(within) if within else None
+        one["idle"] = meter.idle(one["began"], one["ended"])
     counted = rounds[WARM:]
-    found: dict[str, Any] = {
-        "rounds": len(rounds), "counted": len(counted), "peak_gb": max((gb for _, gb, _ in rows), default=None),
-        "before_gb": before,
-    }  # fmt: skip
+    found: dict[str, Any] = {"rounds": len(rounds), "counted": len(counted), "peak_gb": meter.peak(since)}
     if counted:
         idle = [one["idle"] for one in counted if one["idle"] is not None]
         found |= {
             "seconds": statistics.median(one["seconds"] for one in counted),
-            "parts": {part: statistics.median(one["parts"].get(part, 0.0) for one in counted) for part in counted[0]["parts"]},
+            "parts": medians(counted),
             "first_round_after": rounds[0]["ended"] - since,
             "idle": statistics.fmean(idle) if idle else None,
         }  # fmt: skip
@@ -418,15 +349,10 @@ def summary(rounds: list[dict[str, Any]], meter: Meter, since: float, before: fl
 
 
 class Comparison:
-    """Runs the sides one after the other, each for its share of the time, and writes what is known so far."""
+    """Runs the sides of cases one after the other, each for its share of the time, and writes what is known so far."""
 
-    def __init__(self, given: argparse.Namespace, folder: Path) -> None:
-        self._given, self._folder, self._until = given, folder, time.monotonic() + given.seconds
-        self._found: dict[str, Any] = {"command": " ".join(sys.argv), "machine": _machine(given.cpu), "results": {}}
-        self._meter = Meter(given.cpu)
-        timer = threading.Timer(given.seconds + 15, self._over)
-        timer.daemon = True
-        timer.start()
+    def __init__(self, given: argparse.Namespace, folder: Path, bench: Bench) -> None:
+        self._given, self._folder, self._bench = given, folder, bench
 
     def run(self, name: str) -> None:
         """Run the sides of a case."""
@@ -435,82 +361,33 @@ class Comparison:
             case = replace(case, peer_batch=given.peer_batch)
         folder = self._folder / name
         write_case(case, folder, given.rounds)
-        result = self._found["results"][name] = {"case": asdict(case)}
+        result = self._bench.found["results"][name] = {"case": asdict(case)}
         wanted = given.side or (["trl", "in-turn"] if given.cpu else list(case.sides))
-        sides = {side: share for side, share in case.sides.items() if side in wanted}
-        shares = sum(sides.values())
-        for side, share in sides.items():
-            left = self._until - time.monotonic()
-            result[side] = self._side(name, side, case, folder, left * share / shares, result)
-            shares -= share
+        for side, seconds in self._bench.turns({side: share for side, share in case.sides.items() if side in wanted}):
+            self._side(name, side, case, folder, seconds, result)
 
-    def _side(self, name: str, side: str, case: Case, folder: Path, seconds: float, result: dict[str, Any]) -> dict[str, Any]:
+    def _side(self, name: str, side: str, case: Case, folder: Path, seconds: float, result: dict[str, Any]) -> None:
         """Run one side until it ends or its time is over."""
-        given = self._given
+        given, bench = self._given, self._bench
         python = given.peer_python if side == "trl" else sys.executable
         words = [python, str(Path(__file__).resolve()), "side", side, name, str(folder), str(given.rounds), str(int(given.cpu))]
-        paths = [str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PEER_BATCH": str(case.peer_batch)}
-        before, since, until = self._meter.now(), time.time(), time.monotonic() + seconds
-        state: dict[str, Any] = {}
-        with (folder / f"{side}.log").open("wb") as log:
-            process = subprocess.Popen(words, env=environment, stdout=log, stderr=log, start_new_session=True)
-            self._meter.root, seen = process.pid, -1
-            try:
-                while process.poll() is None and time.monotonic() < until:
-                    time.sleep(POLL_SECONDS)
-                    rounds, told = rounds_of(side, folder)
-                    if len(rounds) != seen:
-                        seen = len(rounds)
-                        state = summary(rounds, self._meter, since, before) | told | {"each": rounds}
-                        result[side] = state
-                        self._write()
-            finally:
-                code = process.poll()
-                _end(process.pid)
-                process.wait(20)
-                self._meter.root = None
-        rounds, told = rounds_of(side, folder)
-        state = summary(rounds, self._meter, since, before) | told | {"each": rounds, "took": time.time() - since}
-        state["ended"] = "its time was over" if code is None else f"exit code {code}"
-        if code != 0:
-            lines = (folder / f"{side}.log").read_text(errors="replace")
-            engine = [path.read_text(errors="replace") for path in sorted((folder / side).glob("*/logs/engine-*.log"))]
-            state["last_words"] = [lines[-3000:], *(text[-2000:] for text in engine)]
-        self._settle(before)
+        before, log = bench.meter.now(), folder / f"{side}.log"
+
+        def look(since: float) -> None:
+            rounds, told = rounds_of(side, folder)
+            if len(rounds) != result.get(side, {}).get("rounds"):
+                result[side] = summary(rounds, bench.meter, since) | told | {"before_gb": before, "each": rounds}
+                bench.write()
+
+        ended = bench.run(Side(words, log, {"PEER_BATCH": str(case.peer_batch)}), seconds, look)
+        state = result[side] = result[side] | {"took": ended.seconds, "ended": ended.how}
+        if ended.code != 0:
+            engines = sorted((folder / side).glob("*/logs/engine-*.log"))
+            state["last_words"] = [ended.words, *(path.read_text(errors="replace")[-2000:] for path in engines)]
+        bench.write()
         print(_line(name, side, state), flush=True)
-        if code not in (0, None):
+        if ended.code not in (0, None):
             print("\n".join(state["last_words"])[-5000:], flush=True)
-        result[side] = state
-        self._write()
-        return state
-
-    def _settle(self, before: float) -> None:
-        """Wait until a side's memory is free again."""
-        until = time.monotonic() + 15
-        while self._meter.now() > before + 1 and time.monotonic() < until:
-            time.sleep(POLL_SECONDS)
-
-    def _write(self) -> None:
-        self._given.out.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._given.out.with_suffix(".tmp")
-        temporary.write_text(json.dumps(self._found, indent=1) + "\n")
-        temporary.replace(self._given.out)
-
-    def _over(self) -> None:
-        if self._meter.root is not None:
-            _end(self._meter.root)
-        print("its time was over", flush=True)
-        os._exit(3)
-
-
-def _end(root: int) -> None:
-    """End a side with all that it started: engines and judges have sessions of their own."""
-    for process in _tree(root):
-        with contextlib.suppress(Exception):
-            process.send_signal(signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(root, signal.SIGKILL)
 
 
 def _line(case: str, side: str, state: dict[str, Any]) -> str:
@@ -524,28 +401,12 @@ def _line(case: str, side: str, state: dict[str, Any]) -> str:
     )
 
 
-def _machine(cpu: bool) -> dict[str, Any]:
-    """Return what this is measured on, without starting CUDA here."""
-    import importlib.metadata
-
-    asked = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    gpu = None if cpu else subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
-    versions: dict[str, str | None] = {}
-    for name in ("torch", "transformers", "peft", "vllm", "trl"):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = None
-    return {"gpu": gpu, "cpu": platform.machine(), "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(),
-            "versions": versions, "date": time.strftime("%Y-%m-%d"), "weights": "random"}  # fmt: skip
-
-
 def main() -> None:
     """Compare, or be one side."""
     if sys.argv[1:2] == ["side"]:
         side, name, folder, rounds, cpu = sys.argv[2:7]
-        sys.path.remove(str(HERE))  # its files have names of other packages
-        for key, value in {"VLLM_USE_FLASHINFER_SAMPLER": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}.items():
+        leave_this_folder()
+        for key, value in VLLM.items():
             os.environ.setdefault(key, value)
         more = Path(folder), int(rounds), cpu == "1"
         if side != "trl":
@@ -565,9 +426,11 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true", help="a tiny model without vLLM")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="grpo-speed-") as temporary:
-        comparison = Comparison(given, (given.folder or Path(temporary)).resolve())
-        for name in given.case or ["tiny" if given.cpu else "smollm2-135m"]:
-            comparison.run(name)
+        found = {"command": " ".join(sys.argv), "machine": machine(gpu=not given.cpu) | {"weights": "random"}, "results": {}}
+        with Bench(given.out, found, given.seconds, gpu=not given.cpu) as bench:
+            comparison = Comparison(given, (given.folder or Path(temporary)).resolve(), bench)
+            for name in given.case or ["tiny" if given.cpu else "smollm2-135m"]:
+                comparison.run(name)
     return None
 
 

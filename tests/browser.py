@@ -14,7 +14,8 @@ from typing import Any
 
 from waiting import HANG
 
-CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+NAMES = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
+CHROMIUM = next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
 class Browser:

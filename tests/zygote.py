@@ -1,8 +1,7 @@
 """A process that has imported everything and forks others: a command or a rank then starts in milliseconds, not in seconds.
 
-What is forked is `windtunnel.cli.main`, or `windtunnel.launch.worker.main`, as a program runs it: in a session of its own, with
-its own environment, folder, arguments and streams, so that it can be killed, stopped and signalled as one that was started by
-hand. What must not be imported yet, as in tests of how quickly a command starts, is started by hand.
+What is forked is a program of windtunnel (`windtunnel.launch.forking` says how), with a folder and streams of its own. What must
+not be imported yet, as in tests of how quickly a command starts, is started by hand.
 """
 
 from __future__ import annotations
@@ -20,11 +19,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from waiting import HANG
+
+from windtunnel.launch.forking import become
 
 PRELOADED = (
     "windtunnel.launch.worker", "windtunnel.train.session", "windtunnel.train.hf", "torch.distributed.fsdp",
@@ -41,7 +41,7 @@ def windtunnel(
         place = Path(held)
         (place / "in").write_text(input, encoding="utf-8")
         pid = _zygote().start(
-            "windtunnel.cli", ["windtunnel", *arguments], dict(os.environ if env is None else env), cwd or Path.cwd(),
+            "windtunnel", list(arguments), dict(os.environ if env is None else env), cwd or Path.cwd(),
             (place / "in", place / "out", place / "err"),
         )  # fmt: skip
         code = _zygote().wait(pid, timeout)
@@ -62,7 +62,7 @@ class Ranks:
 
     def _start(self, folder: Path, own: dict[str, str]) -> int:
         nothing, printed = Path(os.devnull), self._place / f"{own['RANK']}.out"
-        arguments, streams = ["worker", str(folder), "--json"], (nothing, printed, printed)
+        arguments, streams = [str(folder), "--json"], (nothing, printed, printed)
         return _zygote().start("windtunnel.launch.worker", arguments, {**os.environ, **own}, Path.cwd(), streams)
 
     @property
@@ -181,40 +181,9 @@ def _tell(what: dict[str, int]) -> None:
 
 def _be(asked: dict[str, Any]) -> None:
     """Be what is asked for."""
-    os.setsid()
-    for number, (path, flags) in enumerate(zip(asked["streams"], (os.O_RDONLY, *[os.O_WRONLY | os.O_CREAT] * 2), strict=True)):
-        os.dup2(os.open(path, flags, 0o600), number)
-    # As the interpreter opens them: lines of standard error are there at once.
-    sys.stdin, sys.stdout = (open(n, mode, encoding="utf-8", closefd=False) for n, mode in ((0, "r"), (1, "w")))  # noqa: SIM115
-    sys.stderr = open(2, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
-    os.environ.clear()
-    os.environ.update(asked["environment"])
-    os.chdir(asked["cwd"])
-    sys.path[0], sys.argv = asked["cwd"], asked["arguments"]
-    code = 99
-    try:
-        code = _call(asked["module"]) or 0
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(code)
-
-
-def _call(module: str) -> int | None:
-    if module == "windtunnel.launch.worker":
-        import torch
-
-        torch.set_num_threads(1)
-    main: Callable[[], int | None] = importlib.import_module(module).main
-    return main()
+    flags = (os.O_RDONLY, *[os.O_WRONLY | os.O_CREAT] * 2)
+    given, out, err = (os.open(path, flag, 0o600) for path, flag in zip(asked["streams"], flags, strict=True))
+    become([asked["module"], *asked["arguments"]], asked["environment"], asked["cwd"], (given, out, err))
 
 
 if __name__ == "__main__":

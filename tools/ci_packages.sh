@@ -1,17 +1,28 @@
 #!/bin/sh
-# Installs what some tests need beside Python: an sshd and rsync, for machines that are reached by ssh alone.
-# At best: only as root where apt works. Without them those tests are skipped, and say what is missing.
+# Installs what some tests need beside Python: an sshd and rsync, for machines that are reached by ssh alone, and a headless
+# Chromium, for pages. At best: only as root where apt works, and one without the other where only one is to be had.
+# Without them those tests are skipped, and say what is missing.
 set -u
-for tool in sshd rsync; do
-  PATH="$PATH:/usr/sbin:/usr/local/sbin" command -v "$tool" >/dev/null || missing=yes
-done
-[ -n "${missing:-}" ] || exit 0
-if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
-  echo "not root with apt-get here: tests that need an sshd and rsync are skipped"
-  exit 0
-fi
+PATH="$PATH:/usr/sbin:/usr/local/sbin"
 export DEBIAN_FRONTEND=noninteractive
-install() { timeout 120 apt-get install -y -q --no-install-recommends openssh-server openssh-client rsync; }
-{ install || { timeout 120 apt-get update -q && install; }; } >/dev/null 2>&1 </dev/null ||
-  echo "openssh-server and rsync cannot be installed here: tests that need them are skipped"
+
+one_of() {
+  for tool; do command -v "$tool" >/dev/null && return; done
+  return 1
+}
+can_install() { [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; }
+install() { timeout 240 apt-get install -y -q --no-install-recommends "$@" >/dev/null 2>&1 </dev/null; }
+# What a machine knows of packages may be old or nothing: it is asked for once, in what is installed first.
+update() { [ -n "${updated:-}" ] || { updated=yes; timeout 120 apt-get update -q >/dev/null 2>&1 </dev/null; }; }
+skipped() { echo "$1 cannot be installed here: tests that need it are skipped"; }
+
+if ! { one_of sshd && one_of rsync; }; then
+  set -- openssh-server openssh-client rsync
+  can_install && { install "$@" || { update && install "$@"; }; } || skipped "an sshd with rsync"
+fi
+if ! one_of chromium chromium-headless-shell chromium-browser google-chrome; then
+  # The shell alone has no windows, and is a third smaller. Not every distribution has it; Ubuntu's are snaps, which are no files.
+  set -- chromium-headless-shell
+  can_install && { install "$@" || { update && install "$@"; } || install chromium; } || skipped "a headless Chromium"
+fi
 exit 0

@@ -194,4 +194,7 @@ def test_kubernetes_has_spot_machines_only_where_nodes_are_labelled(capsys: pyte
     with pytest.raises(SystemExit) as ended:
         main(["launch", "charlm", "--on", "8xH100", "--to", "k8s", "--spot", "--dry-run", "--set", "checkpoints.mirror=s3://b/r"])
     assert ended.value.code == 0
-    assert "warn: a cluster has spot machines only where its nodes are labelled" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "warn: a cluster has spot machines only where its nodes are labelled" in said
+    assert "nobody publishes what they cost or how often they are taken away" in said
+    assert "no interruption is counted: --interruptions 0.1 (an hour)" in said

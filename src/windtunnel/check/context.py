@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # types only: the rooms that own them have checks, and so imp
     from torch import Tensor
 
     from windtunnel.data import CorpusFile, PreparedData
+    from windtunnel.launch import Forker
     from windtunnel.model import GPT
     from windtunnel.plan import Plan
     from windtunnel.rig import Rig
@@ -30,6 +31,8 @@ class Context(Protocol):
         root: where runs will be written; it need not exist yet.
         resume: the run folder to be resumed. sbatch: the batch script that will start the job.
         facts: by name, the facts of every check that passed so far.
+        forker: starts programs in milliseconds, for a check that says so (`forks`) in a process of its own; None: start them
+            by the interpreter.
     """
 
     source: str
@@ -39,6 +42,7 @@ class Context(Protocol):
     resume: Path | None
     sbatch: Path | None
     facts: dict[str, dict[str, Any]]
+    forker: Forker | None
 
     @property
     def loaded(self) -> Recipe:

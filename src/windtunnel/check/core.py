@@ -83,6 +83,7 @@ class Check:
         limit: seconds after which it is ended and has failed.
         apart: in a process of its own, so that it may hang, crash or be killed. `run` must then be a module's function.
         stage: the stage of a rehearsal that proves the same and more, so that a rehearsal leaves this check out.
+        forks: it starts programs of windtunnel by `context.forker`, where there is one.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Check:
     limit: float = LIMIT_SECONDS
     apart: bool = True
     stage: str | None = None
+    forks: bool = False
 
 
 @dataclass(frozen=True)

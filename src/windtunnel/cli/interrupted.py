@@ -18,6 +18,11 @@ SAVE_GIB_PER_SECOND = 1.25
 """And how fast it is written: the slowest of the three saves there."""
 UNCOUNTED = "no interruption is counted: --interruptions 0.1 (an hour)"
 """Of a machine that may be taken away, and nobody knows how often."""
+OF_CLUSTERS = (
+    "of a cluster's spot nodes nobody publishes what they cost or how often they are taken away: prices are those of clouds "
+    "(--price is yours)"
+)
+"""The same of kubernetes, where what is known of clouds says nothing."""
 AGAIN_SECONDS = 600.0
 """From losing a machine to another one that has the package. Taken, not measured."""
 

@@ -39,7 +39,7 @@ def launch_sky(
     from windtunnel.remote import Rented, compare_with_schema, require_credentials, require_spot, start_command, write_job
     from windtunnel.rig import parse_rig
 
-    from .interrupted import rate_of
+    from .interrupted import OF_CLUSTERS, is_spot, rate_of
 
     if recipe is None or on is None:
         raise UserError("a machine is rented for a recipe and a rig", f"windtunnel launch charlm --on 8xH100 --to {to}")
@@ -63,7 +63,10 @@ def launch_sky(
         "no known price" if plan.dollars is None else f"about ${plan.dollars:,.0f} of GPU time at ${rig.dollars_per_hour:,.2f}/h"
     )
     typer.echo(f"{loaded.name} on {rig.name}: {plan.hours:.1f} h, {cost} ({rig.price_note})", err=True)
-    _tell_interruptions(plan, rig, loaded, on, rate_of(on, interruptions, spot=spot), root)
+    if to == "kubernetes" and is_spot(on):
+        typer.echo(f"note: {OF_CLUSTERS}", err=True)
+    rate = rate_of(on, interruptions, spot=spot and to != "kubernetes")
+    _tell_interruptions(plan, rig, loaded, on, rate, root)
     if spot:
         typer.echo(_saved_within(plan, rig, to), err=True)
     if dry:

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 from windtunnel import lazy
 
 if TYPE_CHECKING:
+    from .forking import Forked, Forker
     from .local import mirror_again, run_training, train_run
     from .measuring import Calibration, calibrate, observe_run
     from .megatron import Job, render_job
     from .prepare import Options, data_lines, look_before_training, prepare_run
-    from .processes import stop_with_parent
+    from .processes import Process, stop_with_parent
     from .restart import stand_again
     from .stages import StageReport, run_stages
     from .stopping import Stopped, stop_run
@@ -21,9 +22,12 @@ if TYPE_CHECKING:
 __all__ = [
     "Beside",
     "Calibration",
+    "Forked",
+    "Forker",
     "Job",
     "Options",
     "Phase",
+    "Process",
     "StageReport",
     "Stopped",
     "Trial",

@@ -249,7 +249,14 @@ def ranks(context: Context, say: Say) -> Evidence:
     with ThreadPoolExecutor(2) as pool:
         jobs = [
             pool.submit(
-                try_steps, recipe, _layout(recipe, plan, count), steps=STEPS, warm_up=WARM_UP, vocab=vocab, timeout=TIMEOUT
+                try_steps,
+                recipe,
+                _layout(recipe, plan, count),
+                steps=STEPS,
+                warm_up=WARM_UP,
+                vocab=vocab,
+                timeout=TIMEOUT,
+                forker=context.forker,
             )
             for count in (1, 2)
         ]
@@ -315,5 +322,6 @@ CHECKS = (
     Check(
         "ranks", "the scale model spread over ranks gives the losses of one process", "leave layout to the plan", ranks,
         shows="first steps", needs=("recipe", "torch", "data", "model"), applies=_has_ranks, limit=150.0, stage="ranks",
+        forks=True,
     ),
 )  # fmt: skip

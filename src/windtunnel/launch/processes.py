@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 from windtunnel.recipe import UserError
 
@@ -42,6 +43,22 @@ def stop_with_parent() -> None:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+class Process(Protocol):
+    """What is asked of a process that was started or forked: `subprocess.Popen` has it, and `windtunnel.launch.Forked`."""
+
+    pid: int
+    returncode: int | Any  # None before its end
+
+    def poll(self) -> int | None:
+        """Return the exit code, None while it runs."""
+
+    def wait(self) -> int:
+        """Wait for its end and return the exit code."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal, if it still runs."""
+
+
 def run_child(
     arguments: Sequence[str], environment: Mapping[str, str], log: Path, stage: Path, timeout: float, say: Callable[[str], None]
 ) -> tuple[int, str | None]:
@@ -60,11 +77,21 @@ def run_child(
             [sys.executable, *arguments], env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             start_new_session=True, preexec_fn=stop_with_parent,
         )  # fmt: skip
-    try:
-        stopped = _wait(process, stage, timeout, say)
-    finally:
-        _kill(process)
+    stopped = watch([process], stage, timeout, say)
     return process.returncode, stopped
+
+
+def watch(processes: Sequence[Process], stage: Path, timeout: float, say: Callable[[str], None]) -> str | None:
+    """Wait until processes have ended, or one has failed, or for `timeout` seconds; then end them and all that they started.
+
+    Returns:
+        why they were stopped, or None where they ended by themselves.
+    """
+    try:
+        return _wait(processes, stage, timeout, say)
+    finally:
+        for process in processes:
+            _kill(process)
 
 
 def stage_of(path: Path) -> str:
@@ -75,9 +102,9 @@ def stage_of(path: Path) -> str:
         return ""
 
 
-def _wait(process: subprocess.Popen[bytes], path: Path, timeout: float, say: Callable[[str], None]) -> str | None:
+def _wait(processes: Sequence[Process], path: Path, timeout: float, say: Callable[[str], None]) -> str | None:
     deadline, told = time.monotonic() + timeout, ""
-    while process.poll() is None:
+    while None in (codes := [process.poll() for process in processes]) and not any(codes):
         stage = stage_of(path)
         if stage != told:
             say(stage)
@@ -88,7 +115,7 @@ def _wait(process: subprocess.Popen[bytes], path: Path, timeout: float, say: Cal
     return None
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: Process) -> None:
     """End the process and all that it started: torchrun gives its workers sessions of their own."""
     import psutil
 

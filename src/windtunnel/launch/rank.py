@@ -156,13 +156,25 @@ def start_here(folder: Path, ranks: int, port: int, beats: Path, as_json: bool, 
         output: gets what they print, in place of standard output.
     """
     threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks))} if ranks > 1 else {}
-    shared = {
-        **threads, **os.environ,
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), HEARTBEATS: str(beats),
-    }  # fmt: skip
-    command = rank_command(folder, as_json)
+    shared, command = {**threads, **os.environ, HEARTBEATS: str(beats)}, rank_command(folder, as_json)
     return [
-        LocalRank(number, command, {**shared, "RANK": str(number), "LOCAL_RANK": str(number)}, beats, output)
-        for number in range(ranks)
+        LocalRank(number, command, {**shared, **rank_environment(number, ranks, port)}, beats, output) for number in range(ranks)
     ]
+
+
+def open_store() -> Any:
+    """Return a store by which ranks find each other, for as long as it is kept; `port` names it.
+
+    As torchrun does it: the store outlives every rank, and its port is one that is free.
+    """
+    import torch.distributed as dist
+
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def rank_environment(number: int, ranks: int, port: int) -> dict[str, str]:
+    """Return what tells a process which of the ranks on this machine it is; `port`: of their store."""
+    return {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "RANK": str(number), "LOCAL_RANK": str(number),
+    }  # fmt: skip

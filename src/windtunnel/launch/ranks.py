@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any, NoReturn
+from typing import IO, NoReturn
 
 from windtunnel.files import write_atomic
 from windtunnel.recipe import UserError
@@ -28,7 +28,7 @@ from windtunnel.run import (
 )
 
 from .processes import CRASHED
-from .rank import STARTING_SECONDS, Rank, start_here
+from .rank import STARTING_SECONDS, Rank, open_store, start_here
 from .stacks import Stack
 
 ABANDON = signal.SIGQUIT
@@ -74,12 +74,7 @@ def run_ranks(folder: Path, ranks: int, *, as_json: bool, output: IO[str] | None
         RankFailed: a rank died or hung; names it, what it did and where.
         UserError: a rank refused what it was to do, or ran out of memory.
     """
-    store: Any = None
-    if ranks > 1:
-        import torch.distributed as dist
-
-        # As torchrun does it: the store outlives every rank, and its port is one that is free.
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = open_store() if ranks > 1 else None
     with tempfile.TemporaryDirectory(prefix="windtunnel-ranks-") as beats:
         started = start_here(folder, ranks, store.port if store else 0, Path(beats), as_json, output)
         watch_ranks(folder, started, output)

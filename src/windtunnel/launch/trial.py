@@ -15,7 +15,9 @@ from windtunnel.plan import Layout
 from windtunnel.recipe import Recipe, UserError
 from windtunnel.rig import detect_rig
 
-from .processes import run_child, stage_of
+from .forking import Forker
+from .processes import run_child, stage_of, watch
+from .rank import open_store, rank_environment
 
 LOG_LINES = 60  # of a failed trial's output that are kept
 
@@ -91,6 +93,7 @@ def try_steps(
     seconds: float = 300.0,
     timeout: float = 1200.0,
     say: Callable[[str], None] | None = None,
+    forker: Forker | None = None,
 ) -> Trial:
     """Run `steps` full-size steps on random tokens in fresh processes, one a rank, and measure time and memory.
 
@@ -104,6 +107,7 @@ def try_steps(
         seconds: begin no further timed step after so long, once there are three.
         timeout: seconds after which the processes are killed, whatever they are doing.
         say: told each stage.
+        forker: starts the processes, where they need no GPU; None: each imports torch anew, as those of a run do.
 
     Returns:
         The measurement; also when memory ran out, a process crashed or hung: see Trial.failure.
@@ -127,7 +131,7 @@ def try_steps(
     with tempfile.TemporaryDirectory(prefix="windtunnel-trial-") as name:
         folder = Path(name)
         (folder / "request.json").write_text(json.dumps(request))
-        trouble = _run(folder, layout.ranks, timeout, say or (lambda _: None))
+        trouble = _run(folder, layout.ranks, timeout, say or (lambda _: None), forker)
         outcomes = _outcomes(folder, layout.ranks)
         return _trial(layout, folder, outcomes, trouble, time.monotonic() - began)
 
@@ -161,7 +165,7 @@ def _config(recipe: Recipe) -> dict[str, Any] | None:
     return hf_shape(recipe.model.config).raw
 
 
-def _run(folder: Path, ranks: int, timeout: float, say: Callable[[str], None]) -> str | None:
+def _run(folder: Path, ranks: int, timeout: float, say: Callable[[str], None], forker: Forker | None) -> str | None:
     """Start the ranks and wait; why they were stopped, or None where they ended by themselves."""
     module = ["-m", "windtunnel.launch.trial_worker", str(folder)]
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--log-dir", str(folder / "ranks")]
@@ -171,6 +175,11 @@ def _run(folder: Path, ranks: int, timeout: float, say: Callable[[str], None]) -
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
         **os.environ,
     }
+    if forker is not None:
+        store = open_store() if ranks > 1 else None
+        whole = [environment if store is None else environment | rank_environment(i, ranks, store.port) for i in range(ranks)]
+        started = [forker.start(module, each, folder / "log") for each in whole]
+        return watch(started, folder / "stage-0", timeout, say)
     arguments = [*(torchrun if ranks > 1 else []), *module]
     return run_child(arguments, environment, folder / "log", folder / "stage-0", timeout, say)[1]
 

@@ -10,17 +10,19 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from windtunnel.recipe import UserError
 
 from .base import unreadable, weight_files
 from .new_rows import NewRows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Readers = dict[str, Callable[[], Tensor]]
 
@@ -85,6 +87,8 @@ def require_fit(config: Mapping[str, Any], folder: Path, heads: Readers) -> None
 
 def hollow(config: Mapping[str, Any]) -> PreTrainedModel:
     """Return transformers' model of a config.json without memory, on the device 'meta'. Raises UserError."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     try:
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32)

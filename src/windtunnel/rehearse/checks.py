@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from .processes import Child
 
 
-STEPS, EVERY = 40, 4
+STEPS, EVERY = 24, 3
 """Enough saves to be caught in the middle of one."""
-RECURSIVE_STEPS, RECURSIVE_EVERY = 24, 3
-"""A recursive model's steps take longer."""
 EXACT = ("loss", "gradient_norm", "learning_rate")
 SAMPLES = 3
 TOKENS = 4096
@@ -36,11 +34,10 @@ def is_gpt_with_data(context: Context) -> bool:
 def small_run(context: Context) -> Recipe:
     """The scale model for a few dozen steps, a save every few of them, and three samples to be measured by."""
     scale = context.scale
-    steps, every = (STEPS, EVERY) if scale.trm is None else (RECURSIVE_STEPS, RECURSIVE_EVERY)
     micro = 8 if scale.trm is None else 2
     pretrain = scale.pretrain.model_copy(
         update={
-            "validate_every": Every(steps=steps // 2),
+            "validate_every": Every(steps=STEPS // 2),
             "validation_tokens": TOKENS,
             "batch_tokens": 1024 if scale.trm is None else 2 * micro * scale.gpt.sequence,
             "micro_batch": micro,
@@ -50,8 +47,8 @@ def small_run(context: Context) -> Recipe:
     evaluate = scale.evaluation.model_copy(
         update={"bits_per_byte_tokens": TOKENS, "exact_match_problems": SAMPLES, "samples": SAMPLES, "sample_tokens": 16}
     )
-    checkpoints = scale.checkpoints.model_copy(update={"every": Every(steps=every)})
-    budget = scale.budget.model_copy(update={"steps": steps})
+    checkpoints = scale.checkpoints.model_copy(update={"every": Every(steps=EVERY)})
+    budget = scale.budget.model_copy(update={"steps": STEPS})
     small = scale.with_stages(pretrain=pretrain, evaluate=evaluate)
     return small.model_copy(update={"checkpoints": checkpoints, "budget": budget})
 
@@ -65,6 +62,7 @@ def checkpoint(context: Context, say: Say) -> Evidence:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     rehearsal = Rehearsal(context.source, context.overrides, context.on, folder, given=context.recipe)
+    rehearsal.forker = context.forker
     rehearsal.__dict__["scale"] = small_run(context)  # a cached property
     rehearsal.recipe_file.write_text(dump_recipe(rehearsal.scale), encoding="utf-8")
     with _one_thread_each(), _left_alone(rehearsal) as child:
@@ -101,7 +99,8 @@ def _left_alone(rehearsal: Rehearsal) -> Iterator[Child]:
     from .processes import Child
     from .training import train_command
 
-    with Child(train_command(rehearsal.recipe_file, root=rehearsal.folder / "alone"), rehearsal.folder / "alone.log") as child:
+    command = train_command(rehearsal.recipe_file, root=rehearsal.folder / "alone")
+    with Child(command, rehearsal.folder / "alone.log", forker=rehearsal.forker) as child:
         yield child
 
 
@@ -160,7 +159,7 @@ CHECKS = (
         "checkpoint", "SIGKILL inside a save costs only the steps since the one before; resumed, the run is the same to a bit",
         "runs need a local or POSIX-conforming file system; read the logs named", checkpoint,
         shows="first interruption", needs=("recipe", "torch", "data", "model"), applies=is_gpt_with_data,
-        limit=240.0, stage="kill",
+        limit=240.0, stage="kill", forks=True,
     ),
     Check(
         "export", "the exported weights alone give the same model", "look at the free disk", export,

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from windtunnel.data import CorpusFile, PreparedData
     from windtunnel.evaluate import EvaluationReport
+    from windtunnel.launch import Forker
     from windtunnel.model import GPT
 
     from .training import Ended
@@ -73,6 +74,7 @@ class Context(CheckContext):
     steps: int | None = None
     given: Recipe | None = None
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    forker: Forker | None = field(default=None, repr=False)
     _plans: dict[tuple[Any, ...], Plan] = field(default_factory=dict, repr=False)
 
     @cached_property

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from windtunnel.check import CheckFailed
-from windtunnel.launch import stop_with_parent
+from windtunnel.launch import Forker, Process, stop_with_parent
 from windtunnel.plan import CALIBRATION, CALIBRATION_OFF
 from windtunnel.run import STARTED
 
@@ -29,25 +29,28 @@ class Child:
     Args:
         arguments: what follows the interpreter, such as ['-m', 'windtunnel', 'train', ...].
         log: gets standard output and standard error.
+        forker: starts it, where it is a module; None: the interpreter does.
     """
 
-    def __init__(self, arguments: Sequence[str], log: Path, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, arguments: Sequence[str], log: Path, environment: dict[str, str] | None = None, forker: Forker | None = None
+    ) -> None:
         self.log = log
         own = {name: value for name, value in os.environ.items() if name != STARTED}
+        # A scale model tells nothing about the speed of a GPU: its runs must not correct plans.
+        own |= {"PYTHONUNBUFFERED": "1", CALIBRATION: CALIBRATION_OFF, **(environment or {})}
         self._file: IO[bytes] = open(log, "ab")  # noqa: SIM115 - closed with the process
         self._read = log.stat().st_size
         self._rest = b""
         self._heard = time.monotonic()
+        self.process: Process
+        if forker is not None:
+            self.process = forker.start(arguments, own, log)
+            return
         self.process = subprocess.Popen(
-            [sys.executable, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=self._file,
-            stderr=subprocess.STDOUT,
-            # A scale model tells nothing about the speed of a GPU: its runs must not correct plans.
-            env={**own, "PYTHONUNBUFFERED": "1", CALIBRATION: CALIBRATION_OFF, **(environment or {})},
-            start_new_session=True,
-            preexec_fn=stop_with_parent,
-        )
+            [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=self._file, stderr=subprocess.STDOUT, env=own,
+            start_new_session=True, preexec_fn=stop_with_parent,
+        )  # fmt: skip
 
     def __enter__(self) -> Child:
         return self

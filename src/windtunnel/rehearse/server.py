@@ -9,17 +9,25 @@ import pickle
 import resource
 import signal
 import sys
+from importlib import import_module
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from pathlib import Path
 
 from windtunnel.check import attempt
-from windtunnel.launch import stop_with_parent
+from windtunnel.launch import Forker, stop_with_parent
 
 STACK_SIGNAL = signal.SIGUSR2
 """A check that gets it writes where it stands. A watchdog thread would do that too, but then checks could not fork safely."""
 PLAIN, CAUSAL = "--plain", "--causal"
 """Arguments of a server that imports nothing beforehand, or also what Hugging Face models need."""
+_AHEAD: tuple[tuple[str, ...], ...] = (
+    ("torch",), ("torch._dynamo",), ("windtunnel.data", "prepare"), ("windtunnel.model", "build_gpt"),
+    ("windtunnel.train", "train", "run_trial"), ("windtunnel.checkpoint", "export_run"), ("windtunnel.rl", "evaluate_trained"),
+    ("windtunnel.cli.app",), ("windtunnel.cli.train",), ("windtunnel.launch", "run_training", "run_stages"),
+    ("windtunnel.launch.trial_worker",), ("windtunnel.watch", "training_view", "write_run_page"), ("matplotlib.figure",),
+)  # fmt: skip
+_OF_HUGGING_FACE = (("windtunnel.rl.engine",), ("windtunnel.train", "build_hf_engine"), ("windtunnel.generate", "hf_decoder"))
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
@@ -48,11 +56,15 @@ def main() -> None:
 
 
 def _import_ahead(causal: bool) -> None:
-    """What most checks import; what is missing or broken they will say themselves."""
-    names = ["torch", "torch._dynamo", "windtunnel.model", "windtunnel.data", "windtunnel.train", "windtunnel.evaluate"]
-    for name in (*names, "windtunnel.rl.engine") if causal else names:
+    """Import what most checks and the programs that they start use; what is missing or broken they will say themselves.
+
+    A room imports little by itself: what needs time stands behind its names.
+    """
+    for module, *names in _AHEAD + (_OF_HUGGING_FACE if causal else ()):
         with contextlib.suppress(Exception):
-            __import__(name)
+            room = import_module(module)
+            for name in names:
+                getattr(room, name)
 
 
 def _child(request: bytes, handle: int) -> None:
@@ -76,6 +88,8 @@ def _child(request: bytes, handle: int) -> None:
     sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="replace")
     faulthandler.enable(sys.stderr)
     check, context = pickle.loads(rest)
+    if check.forks and context.device == "cpu":  # nothing is computed here yet; a GPU's driver is not forked by anybody
+        context.forker = Forker()
     faulthandler.register(STACK_SIGNAL, file=sys.stderr, all_threads=False)
     sender.send(attempt(check, context, sender.send, Path(log)))
     sys.stdout.flush()

@@ -29,7 +29,8 @@ def kill(rehearsal: Rehearsal, say: Say) -> Evidence:
     """Start a run; once it has a checkpoint, SIGKILL it while it writes the next."""
     rehearsal.recipe_file.write_text(dump_recipe(rehearsal.scale), encoding="utf-8")
     root = rehearsal.folder / "killed"
-    with Child(train_command(rehearsal.recipe_file, root=root), rehearsal.folder / "killed.log", rehearsal.environment) as child:
+    command, log = train_command(rehearsal.recipe_file, root=root), rehearsal.folder / "killed.log"
+    with Child(command, log, rehearsal.environment, rehearsal.forker) as child:
         follow = Follower(rehearsal, child, say)
         run = await_run(child, root, follow)
         rehearsal.run = run
@@ -51,7 +52,8 @@ def resume(rehearsal: Rehearsal, say: Say) -> Evidence:
     command = train_command(rehearsal.recipe_file, run=rehearsal.run)
     with contextlib.ExitStack() as stack:
         beside = stack.enter_context(Uninterrupted(rehearsal, lambda text: None)) if rehearsal.side_by_side else None
-        child = stack.enter_context(Child(command, rehearsal.folder / "resumed.log", rehearsal.environment))
+        log = rehearsal.folder / "resumed.log"
+        child = stack.enter_context(Child(command, log, rehearsal.environment, rehearsal.forker))
         follow = Follower(rehearsal, child, say)
 
         def look() -> None:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from .engine_process import EngineProcess
     from .engine_share import EngineShare, engines_of
     from .engines import Engines
-    from .examination import evaluate_trained, examine_policy, right_answers
+    from .evaluation import evaluate_trained
+    from .examination import examine_policy, right_answers
     from .learner import Learner
     from .link import Link
     from .loss import LossSettings, PolicyLoss, Tokens, token_losses

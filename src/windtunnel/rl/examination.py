@@ -1,28 +1,19 @@
-"""Evaluate a policy: held-out prompts that have not chosen its checkpoint, judged as in training, beside what it began with."""
+"""Examine a policy: held-out prompts that have not chosen its checkpoint, judged as in training."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 from windtunnel.data import Prompt, draw_tasks
-from windtunnel.evaluate import EvaluationReport, Exam, Subject, evaluate_run
+from windtunnel.evaluate import Exam, Subject
 from windtunnel.recipe import PromptCorpus, Recipe, RewardSource
-from windtunnel.run import RunFolder
 
 from .method import held_out_prompts
 from .rewards import Rewards, as_text, first_judge
 
 FORMS = {"boxed": "\\boxed{{{}}}", "answer-tag": "<answer>{}</answer>", "hashes": "#### {}"}
 """How an answer is written for judges that look at a part of it."""
-
-
-def evaluate_trained(run: Path | str, *arguments: Any, **more: Any) -> EvaluationReport:
-    """Measure a run of any kind of stage; see `windtunnel.evaluate.evaluate_run`."""
-    is_policy = RunFolder.open(Path(run)).recipe.rl is not None
-    return evaluate_run(run, *arguments, **more, examine=examine_policy if is_policy else None)
 
 
 @contextlib.contextmanager
