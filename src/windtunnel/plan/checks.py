@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from windtunnel.check import Check, Context, Evidence, Findings, Say
 from windtunnel.plan import Layout, Plan
@@ -16,7 +17,7 @@ LONG_HOURS = 0.5
 
 
 def _plan(context: Context, say: Say) -> Evidence:
-    found, parts, facts = Findings(), [], {}
+    found, parts, facts = Findings(), [], dict[str, dict[str, Any]]()
     for rig in context.rigs:
         say(rig.name)
         plans = context.plans(rig)

@@ -168,7 +168,7 @@ class Readiness:
 
     def _where_it_fits(self) -> Sequence[str]:
         """Return the rigs that were asked for; in the place of a single one that it does not fit, the cheapest that it fits."""
-        plans = next((outcome.facts.get("plans", {}) for outcome in self.outcomes if outcome.check == "plan"), {})
+        plans: dict[str, Any] = next((outcome.facts.get("plans", {}) for outcome in self.outcomes if outcome.check == "plan"), {})
         options = [set(facts["instead"]) for facts in plans.values() if "instead" in facts]
         if len(self.context.on) != 1 or not options or not (fit := set.intersection(*options)):
             return self.context.on
