@@ -35,9 +35,10 @@ ADVICE = {
 
 
 def judge_gates(gates: Gates, recipe: Recipe, series: Mapping[str, Sequence[Point]], *, gpus: bool) -> tuple[GateResult, ...]:
-    """The gates that apply to the recipe, judged on a run's metrics.
+    """Judge the gates that apply to the recipe on a run's metrics.
 
     Args:
+        gates: of the stage; those that are null or do not fit the model are left out.
         recipe: the stage's, for its preset and supervision steps.
         series: by metric (see `gate_series`).
         gpus: whether the run had GPUs; without, their utilisation is not asked for.
@@ -61,7 +62,7 @@ def judge_gates(gates: Gates, recipe: Recipe, series: Mapping[str, Sequence[Poin
 
 
 def gate_series(metrics: MetricsReader, recipe: Recipe) -> dict[str, list[Point]]:
-    """The series that `judge_gates` asks for."""
+    """Return the series that `judge_gates` asks for, by metric; of a metric that was not logged an empty one."""
     steps = range(recipe.trm.supervision if recipe.trm is not None else 0)
     wanted = ["loss", "validation_loss", "answers_right", "gradient_norm", "refinement", "gpu_utilisation"]
     wanted += [of_step("validation_loss", step) for step in steps]
@@ -159,7 +160,7 @@ def _not_measured(name: str, limit: str, off: str) -> GateResult:
 
 
 def _late(points: Sequence[Point]) -> float | None:
-    """The median of a series' last tenth by steps; NaN where one of its values is; None where there are no points."""
+    """Return the median of a series' last tenth by steps; NaN where one of its values is; None where there are no points."""
     if not points:
         return None
     since = points[-1].step * (1 - 1 / PARTS)

@@ -32,6 +32,7 @@ class Group:
 
     def __init__(self, named: list[tuple[str, nn.Parameter]], size: int, rank: int, world: int, device: torch.device) -> None:
         self.named, self.rank, self.world = named, rank, world
+        # All parts are of one length, which collectives ask for: the buffers are filled up with zeros, which stay zero.
         self.part = -(-size // world)
         self.weights = torch.zeros(self.part * world, device=device)
         self.grads = torch.zeros(self.part * world, device=device)
@@ -48,19 +49,20 @@ class Group:
 
     @property
     def owned(self) -> slice:
-        """This rank's part of the buffers."""
+        """Return this rank's part of the buffers."""
         return slice(self.rank * self.part, (self.rank + 1) * self.part)
 
     def reduce(self) -> Any:
-        """Sum gradients over ranks into the owned part; returns a handle to wait for, or None."""
+        """Sum gradients over ranks into the owned part; return a handle to wait for, or None."""
         if self.world == 1:
             return None
+        # The whole sum is more than the owned part needs; only that part is read.
         if dist.get_backend() == "gloo":
             return dist.all_reduce(self.grads, async_op=True)
         return dist.reduce_scatter_tensor(self.grads[self.owned], self.grads, async_op=True)
 
     def gather(self) -> Any:
-        """Send the owned weights to all ranks; returns a handle to wait for, or None."""
+        """Send the owned weights to all ranks; return a handle to wait for, or None."""
         if self.world == 1:
             return None
         return dist.all_gather_into_tensor(self.weights, self.weights[self.owned].clone(), async_op=True)
@@ -104,7 +106,7 @@ class Group:
             yield f"optimizer.raw.{name}", part
 
     def update(self, scalars: Scalars) -> None:
-        """One update of the owned weights."""
+        """Update the owned weights from their gradients, which are complete, and the states."""
         raise AssertionError("groups update themselves")
 
     def states(self) -> Iterator[tuple[str, Slice]]:
@@ -122,8 +124,10 @@ class MatrixGroup(Group):
 
     def __init__(self, named, shape, rate, rank, world, device, update: Callable[..., None]) -> None:  # type: ignore[no-untyped-def]
         rows, columns = shape
+        # Orthogonalising takes a whole matrix, so that ranks share out matrices; the last ones may own none.
         per_rank = -(-len(named) // world)
         super().__init__(named, per_rank * world * rows * columns, rank, world, device)
+        # An orthogonal matrix with more rows than columns moves each output less: Muon's factor makes up for it (Jordan 2024).
         self.shape, self.rate, self._update = shape, rate * max(1.0, rows / columns) ** 0.5, update
         self.count = max(0, min(per_rank, len(named) - rank * per_rank))
         self.momentum = torch.zeros(self.count, rows, columns, device=device)
@@ -136,6 +140,7 @@ class MatrixGroup(Group):
         return buffer[self.owned][: self.count * rows * columns].view(self.count, rows, columns)
 
     def update(self, scalars: Scalars) -> None:
+        """Update the owned matrices, all at once."""
         if self.count:
             self._update(
                 self._stack(self.weights), self._stack(self.grads), self.momentum, self.second,
@@ -144,6 +149,7 @@ class MatrixGroup(Group):
             )  # fmt: skip
 
     def states(self) -> Iterator[tuple[str, Slice]]:
+        """Yield the momentum and the second moment of each owned matrix, by its name."""
         first = self.rank * (self.part // (self.shape[0] * self.shape[1]))
         for i in range(self.count):
             name = self.named[first + i][0]
@@ -162,6 +168,7 @@ class VectorGroup(Group):
         self.steps = 0
 
     def update(self, scalars: Scalars) -> None:
+        """Update the owned range of the buffer."""
         self.steps += 1
         self._update(
             self.weights[self.owned], self.grads[self.owned], self.first, self.second,
@@ -170,6 +177,7 @@ class VectorGroup(Group):
         )  # fmt: skip
 
     def states(self) -> Iterator[tuple[str, Slice]]:
+        """Yield the owned part of each parameter's two moments, by its name; nothing of what other ranks own."""
         for kind, buffer in (("first", self.first), ("second", self.second)):
             for name, part in self.slices(buffer):
                 if part.local.numel():
