@@ -61,7 +61,7 @@ class _Sequence:
 
     @property
     def ready(self) -> bool:
-        """Whether all that comes before the next step is in the cache."""
+        """Return whether all that must come before the next step is in the cache."""
         return self.fed == len(self.before)
 
     def leave_slot(self) -> None:
@@ -107,17 +107,17 @@ class Engine:
 
     @property
     def alive(self) -> bool:
-        """Whether the worker is there and its last steps have not all failed."""
+        """Return whether the worker is there and its last steps have not all failed."""
         return self._thread.is_alive() and not self._closing and self._failures < UNWELL
 
     @property
     def waiting(self) -> int:
-        """Sequences without a slot yet."""
+        """Return how many sequences have no slot yet."""
         return len(self._waiting)
 
     @property
     def running(self) -> int:
-        """Sequences in slots."""
+        """Return how many sequences are in slots."""
         return len(self._running)
 
     def submit(
@@ -154,12 +154,13 @@ class Engine:
         self._thread.join(timeout)
 
     def _work(self) -> None:
-        """The thread: rounds until closed. A round that fails is never the last."""
+        """Do rounds until closed, as the thread's body. A round that fails is never the last."""
         if self._decoder.device.type == "cpu":
             torch.set_num_threads(1 if self._decoder.weights < ONE_THREAD_WEIGHTS else len(os.sched_getaffinity(0)))
         try:
             while self._admit():
                 try:
+                    # A turn of prompts, then a step: however long a prompt that joins, the others wait for one turn of it.
                     with torch.inference_mode():
                         self._prefill()
                         self._decode()
@@ -248,7 +249,7 @@ class Engine:
             self._take(logits[done], [sequences[i] for i in done])
 
     def _score(self, sequence: _Sequence) -> None:
-        """Log-probabilities of the prompt's tokens, from a pass over the whole prompt. Never raises."""
+        """Give a ticket the log-probabilities of its prompt's tokens, by a pass over the whole prompt. Never raises."""
         try:
             sequence.ticket.prompt_infos = tuple(self._scores(sequence))
         except Exception:
@@ -258,6 +259,7 @@ class Engine:
     def _scores(self, sequence: _Sequence) -> list[TokenInfo]:
         job, count = sequence.job, sequence.job.logprobs or 0
         stream = TextStream(self.text)
+        # Nothing comes before the first token, so that it has no probability; NaN keeps its place.
         infos = list(stream.push(job.prompt[0], float("nan"))[0].tokens)
         at = 1
         for logits in self._decoder.score(job.prompt):
@@ -272,7 +274,7 @@ class Engine:
         return infos + list(stream.finish("length").tokens)
 
     def _decode(self) -> None:
-        """One token for every sequence whose prompt is in the cache."""
+        """Decode one token for every sequence whose prompt is in the cache."""
         ready = sorted((s for s in self._running.values() if s.ready and not s.ticket.cancelled), key=lambda s: s.slot)
         if ready:
             self._guarded(ready, self._step)
@@ -304,6 +306,8 @@ class Engine:
 
     def _take(self, logits: Tensor, sequences: list[_Sequence]) -> None:
         """Sample a token for each row and pass its text on. Never raises: the cache has already grown."""
+        # Each sequence draws from its own stream, once a token: its text does not depend on what runs beside it, and the second
+        # attempt below takes the numbers of the first.
         draws = [sequence.random.random() for sequence in sequences]
         try:
             self._sample(logits, sequences, draws)
@@ -375,6 +379,7 @@ class Engine:
             piece, stopped = sequence.text.push(token, log_probability, top)
             if news := bool(piece.text or piece.tokens):
                 ticket.add(piece)
+        # The last token needs no room in the cache: nothing is computed after it.
         full = len(job.prompt) + len(ticket.tokens) > self.context
         if stopped:
             self._finish(sequence, "stop")
@@ -384,6 +389,7 @@ class Engine:
             ticket.tell()
 
     def _finish(self, sequence: _Sequence, reason: str) -> None:
+        # A running mean, by which those who find the queue full are told when to come again.
         self._seconds = 0.8 * self._seconds + 0.2 * (time.monotonic() - sequence.submitted)
         self.stats.finished += 1
         self._leave(sequence)
@@ -397,7 +403,7 @@ class Engine:
         sequence.ticket.tell()
 
     def _leave(self, sequence: _Sequence) -> None:
-        """Free its slot, at once: an idle slot that is full must not be there when the others step."""
+        """Free a sequence's slot at once: an idle slot that is full must not be there when the others step."""
         if sequence.slot >= 0:
             self._running.pop(sequence.slot, None)
             self._decoder.free(sequence.slot)

@@ -113,7 +113,7 @@ class RecordedDecoder(HFDecoder):
         self._let_go()
 
     def step(self, slots: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        """Append one token to each slot; the logits after it (N, vocab)."""
+        """Append one token to each slot; return the logits after it (N, vocab)."""
         batch = self._batch
         if batch is None or self._is_done_with(batch, slots):
             batch = self._gather(slots)

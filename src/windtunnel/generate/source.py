@@ -45,9 +45,14 @@ class LoadedRun:
     warnings: tuple[str, ...] = ()
 
     def generator(self, prompts: Sequence[str], tokens: int, *, most_slots: int = 256) -> Engine:
-        """A generator with room for each prompt and so many tokens more, for all at once; to be closed.
+        """Return a generator with room for each prompt and so many tokens more, for all at once; to be closed.
 
         The model must not be trained afterwards. What is generated depends on which prompts come together, on a GPU.
+
+        Args:
+            prompts: of which the longest decides the room.
+            tokens: generated behind each, at most.
+            most_slots: sequences decoded together at most, however many prompts.
         """
         longest = max((len(self.tokenizer.encode(prompt, bos=True)) for prompt in prompts), default=1)
         slots = max(1, min(most_slots, len(prompts)))
@@ -76,7 +81,7 @@ class Source:
 
 
 def load_run(run: Path, checkpoint: Which = "best", device: str | None = None, purpose: str = "") -> LoadedRun:
-    """The run's model with the weights of its best, its newest or a given step's checkpoint.
+    """Return the run's model with the weights of its best, its newest or a given step's checkpoint.
 
     On CUDA the model computes in bf16, elsewhere in fp32.
 
@@ -107,7 +112,7 @@ def load_source(
     base: Path | None = None,
     ranks: int | None = None,
 ) -> Source:
-    """A generator for a run folder's best checkpoint (or that of a step), for an exported folder, or a Hugging Face folder.
+    """Return a generator for a run's best checkpoint (or that of a step), an exported folder, or a Hugging Face folder.
 
     Args:
         path: the folder.
@@ -309,6 +314,8 @@ def export_model(
     """Write any run's weights with what is needed to use them; see `HubRun.export` and, of our own models, `export_run`.
 
     Args:
+        run: its folder.
+        to: the folder to write, or model.safetensors in it.
         dtype: fp32, bf16 or fp16; None: bf16, of an adapter alone fp32.
         which: the checkpoint: 'best', 'newest' or a step.
         adapter: write the adapter alone, as peft reads it.
@@ -337,12 +344,12 @@ def _load_vllm(folder: Path) -> Source:
 def gpt_generator(
     model: GPT, tokenizer: Tokenizer, *, slots: int, queue: int = 0, capacity: int | None = None, exact: bool = True
 ) -> Engine:
-    """A generator with our GPT, which must not be trained any more. See `GPTDecoder` and `Engine` for the arguments."""
+    """Return a generator with our GPT, which must not be trained any more; arguments as of `GPTDecoder` and `Engine`."""
     return Engine(GPTDecoder(model, slots, capacity, exact=exact), OwnText(tokenizer), slots=slots, queue=queue)
 
 
 def find_device(name: str | None) -> torch.device:
-    """The device asked for, or the fastest there is. Raises UserError."""
+    """Return the device asked for, or the fastest there is. Raises UserError: it is not there."""
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError:

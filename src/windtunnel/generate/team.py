@@ -147,9 +147,10 @@ def _join(store: dist.Store, device: torch.device, rank: int, size: int) -> Team
 
 
 def _wait(store: dist.Store, what: str, followers: list[subprocess.Popen[bytes]]) -> None:
-    """Wait until all followers have said so; raises UserError as soon as one of them refuses or is gone."""
+    """Wait until all followers have said so. Raises UserError as soon as one of them refuses or is gone."""
     for rank, process in enumerate(followers, 1):
         while not store.check([f"{what}-{rank}"]):
+            # Asked before the store is: a process that refused and ended in between has left its words there.
             gone = process.poll() is not None
             if store.check([f"refused-{rank}"]):
                 raise UserError(*json.loads(store.get(f"refused-{rank}")))

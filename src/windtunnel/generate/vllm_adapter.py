@@ -35,7 +35,7 @@ class AsyncEngine(Protocol):
 
     @property
     def errored(self) -> bool:
-        """Whether it is dead."""
+        """Return whether it is dead."""
 
 
 class VLLMGenerator:
@@ -82,7 +82,7 @@ class VLLMGenerator:
 
     @property
     def engine(self) -> Any:
-        """vLLM's own, for what only it can do; by `call`."""
+        """Return vLLM's own engine, for what only it can do; by `call`."""
         return self._engine
 
     def call(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
@@ -94,17 +94,17 @@ class VLLMGenerator:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be expected to answer."""
+        """Return whether it can be expected to answer."""
         return self._thread.is_alive() and self._engine is not None and not self._engine.errored
 
     @property
     def running(self) -> int:
-        """Sequences in slots."""
+        """Return how many sequences are in slots."""
         return min(len(self._open), self.slots)
 
     @property
     def waiting(self) -> int:
-        """Sequences without a slot yet."""
+        """Return how many sequences have no slot yet."""
         return max(0, len(self._open) - self.slots)
 
     def submit(
@@ -142,7 +142,7 @@ class VLLMGenerator:
             self._engine.shutdown()
 
     async def _living(self) -> AsyncEngine:
-        """The engine; a new one where the old one has died."""
+        """Return the engine; a new one where the old one has died."""
         if self._engine is not None and self._engine.errored:
             log.error("vLLM's engine has died; it starts again")
             with contextlib.suppress(Exception):
@@ -195,7 +195,7 @@ class VLLMGenerator:
                         return
 
     def _advance(self, ticket: Ticket, text: TextStream, new: Any) -> bool:
-        """Add new tokens to a ticket; whether it is over."""
+        """Add new tokens to a ticket; return whether it is over."""
         job = ticket.job
         tokens = list(new.token_ids) if job.max_tokens else []
         self.stats.recent.append((time.monotonic(), len(tokens)))
@@ -291,7 +291,14 @@ def open_vllm(folder: Path, text: Callable[[int], TextCodec], *, slots: int, que
     """Return a generator with vLLM for a Hugging Face folder; see `load_vllm`.
 
     Args:
+        folder: the model.
         text: makes its tokenizer from the size of the model's vocabulary.
+        slots: sequences that are decoded together.
+        queue: sequences that may wait.
+        **arguments: more of vLLM's AsyncEngineArgs.
+
+    Raises:
+        UserError: vLLM is not there, not of a version that is known, or refuses the model.
     """
     check_version()
     from vllm import SamplingParams
