@@ -229,7 +229,7 @@ TIMEOUT = 100.0
 
 
 def _has_ranks(context: Context) -> bool:
-    """Whether there is a scale model to spread, and steps that a trial can take."""
+    """Return whether there is a scale model to spread, and steps that a trial can take."""
     return context.recipe.rl is None and (context.has_data or not context.is_gpt)
 
 

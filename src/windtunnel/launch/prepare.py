@@ -286,7 +286,7 @@ def _require_same_base(run: RunFolder, recipe: Recipe) -> None:
 
 
 def _automatic(recipe: Recipe) -> bool:
-    """Whether the plan chooses the model's depth."""
+    """Return whether the plan chooses the model's depth."""
     return isinstance(recipe.model, GPTModel) and recipe.model.depth == "auto"
 
 

@@ -186,7 +186,7 @@ class _Job:
     # A rank that was stopped
 
     def _stands_still(self, rank: Rank) -> bool:
-        """Whether a rank was stopped for too long, and the run was saved and ended for it.
+        """Return whether a rank was stopped for too long, and the run was saved and ended for it.
 
         Raises:
             RankFailed: it was, but could not be continued, or the run could not be ended.

@@ -40,7 +40,7 @@ class Stack:
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for another rank, or for a device that does."""
+        """Return whether it waits for another rank, or for a device that does."""
         if not self.frames:
             return False
         file, line, _ = self.frames[0]
@@ -49,7 +49,7 @@ class Stack:
 
     @property
     def compiles(self) -> bool:
-        """Whether it waits for a compiler, which may take long."""
+        """Return whether it waits for a compiler, which may take long."""
         return any(part in file for file, _, _ in self.frames for part in _COMPILERS)
 
     @property

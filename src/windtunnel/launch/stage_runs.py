@@ -114,7 +114,7 @@ def other_training(recipe: Recipe, run: StageRun) -> str | None:
 
 
 def has_ended(recipe: Recipe, path: Path) -> bool:
-    """Whether a run came to its end, and that is where its stage ends now: one that is shorter is trained on."""
+    """Return whether a run came to its end, and that is where its stage ends now: one that is shorter is trained on."""
     run = position_of(path)
     return run.ended and _other_length(recipe, run) is None
 

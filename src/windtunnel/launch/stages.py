@@ -39,7 +39,7 @@ class StageReport:
 
     @property
     def held(self) -> bool:
-        """Whether all gates did; without gates there is nothing to hold."""
+        """Return whether all gates did; without gates there is nothing to hold."""
         return all(gate.held for gate in self.gates or ())
 
     def to_json(self) -> dict[str, Any]:

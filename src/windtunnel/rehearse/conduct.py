@@ -153,7 +153,7 @@ def _outcomes(checks: list[Check], options: CheckOptions, context: Context, view
 
 @contextlib.contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """Within the block SIGTERM raises KeyboardInterrupt, in the main thread only."""
+    """Let SIGTERM raise KeyboardInterrupt meanwhile, in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -169,7 +169,7 @@ def sigterm_interrupts() -> Iterator[None]:
 
 
 def stages() -> list[Check]:
-    """The stages of a rehearsal; they share what they find through it."""
+    """Return the stages of a rehearsal; they share what they find through it."""
     from . import after, climbing, conversion, policy, serving, staged, trading, training, tuning
 
     modules = (training, after, trading, staged, serving, tuning, policy, climbing)
@@ -177,7 +177,7 @@ def stages() -> list[Check]:
 
 
 def rehearsal_checks(context: Context) -> list[Check]:
-    """Checks and stages. A check whose proof a stage repeats at a larger scale is left out."""
+    """Return checks, then stages. A check whose proof a stage repeats at a larger scale is left out."""
     later = stages()
     try:
         proven = {stage.name for stage in later if stage.applies(context)}

@@ -47,7 +47,14 @@ class Nursery:
         self.close()
 
     def run(self, check: Check, context: Any, say: Say, log: Path) -> Outcome:
-        """A check's outcome; one that does not come back within its limit, or at all, has failed."""
+        """Run a check and return its outcome; one that does not come back within its limit, or at all, has failed.
+
+        Args:
+            check: its `run` must be a function of a module.
+            context: sent to the process; what the check changes in it is lost, but for the outcome's facts.
+            say: told what the check is doing.
+            log: gets what the check prints.
+        """
         try:  # whether it applies was asked here: that function need not travel
             work = pickle.dumps((replace(check, applies=always), context))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -121,7 +128,7 @@ class Nursery:
 
 
 def _follow(port: Connection, receiver: Connection, pid: int, say: Say, until: float, log: Path) -> Outcome | int | None:
-    """The child's outcome; else the status it ended with; None where it took too long and was killed."""
+    """Wait for the child; return its outcome, else the status it ended with, None where it took too long and was killed."""
     ears: list[Any] = [receiver, port]
     while True:
         left = until - time.monotonic()
@@ -154,7 +161,7 @@ def _await_stack(log: Path) -> None:
 
 
 def _is_causal(context: Any) -> bool:
-    """Whether the recipe, if it can be read, is of a Hugging Face model."""
+    """Return whether the recipe, if it can be read, is of a Hugging Face model."""
     try:
         return not getattr(context, "is_gpt", True)
     except UserError:
@@ -180,7 +187,7 @@ def _last_words(log: Path) -> str:
 
 
 def _where(log: Path) -> str:
-    """Where a check stood when its time was over, from the stack that it left."""
+    """Return where a check stood when its time was over, from the stack that it left."""
     frames = _frames(log)
     return f": it hangs in {frames[0].removeprefix('File ')} ({log})" if frames else ": it hangs"
 

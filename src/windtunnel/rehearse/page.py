@@ -79,7 +79,7 @@ def _recipe(report: Readiness) -> str:
 
 
 def late_text(late: Late | None) -> str:
-    """'$37.52 (60 min)', or the minutes alone where no price is known; empty where nothing is known."""
+    """Return '$37.52 (60 min)', or the minutes alone where no price is known; empty where nothing is known."""
     if late is None:
         return ""
     minutes = f"{late.minutes:.0f} min" if late.minutes >= 1 else f"{60 * late.minutes:.0f} s"
@@ -116,7 +116,7 @@ def _loss(run: Path | None) -> list[Curve]:
 
 
 def _recursion(context: Context) -> Any:
-    """Losses after each supervision step, of a recursive model that was trained."""
+    """Return the losses after each supervision step, of a recursive model that was trained; else None."""
     run: Path | None = getattr(context, "run", None)
     if run is None or not context.recurses or not (run / "metrics.sqlite").exists():
         return None
@@ -128,7 +128,7 @@ def _recursion(context: Context) -> Any:
 
 
 def _cost(report: Readiness) -> list[Curve]:
-    """Dollars over the planned run on each target: starting up costs the first of them."""
+    """Return dollars over the planned run on each target: starting up costs the first of them."""
     curves = []
     for plan in report.plans():
         if not plan.fits or plan.dollars is None or not plan.dollars_per_hour:

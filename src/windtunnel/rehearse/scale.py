@@ -47,7 +47,7 @@ _TOKENS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
 
 
 def small_config(raw: dict[str, Any], vocab: int = VOCAB) -> dict[str, Any]:
-    """The same model with 2 layers of each kind's beginning, 4 heads of 16 channels and 512 tokens.
+    """Return the same model with 2 layers of each kind's beginning, 4 heads of 16 channels and 512 tokens.
 
     Ratios that decide code paths stay: heads to key/value heads (up to 4), tied tables, windows, experts, latent attention.
     """

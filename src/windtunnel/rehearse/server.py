@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def _import_ahead(causal: bool) -> None:
-    """What most checks import; what is missing or broken they will say themselves."""
+    """Import what most checks import; what is missing or broken they will say themselves."""
     names = ["torch", "torch._dynamo", "windtunnel.model", "windtunnel.data", "windtunnel.train", "windtunnel.evaluate"]
     for name in (*names, "windtunnel.rl.engine") if causal else names:
         with contextlib.suppress(Exception):
@@ -56,9 +56,10 @@ def _import_ahead(causal: bool) -> None:
 
 
 def _child(request: bytes, handle: int) -> None:
-    """Run one check and send its outcome; never returns."""
+    """Run one check, send its outcome and end the process: this does not return."""
     import faulthandler
 
+    # Its own session: what it starts can be found and ended with it, and Ctrl-C does not reach it.
     os.setsid()
     stop_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
@@ -79,7 +80,7 @@ def _child(request: bytes, handle: int) -> None:
     faulthandler.register(STACK_SIGNAL, file=sys.stderr, all_threads=False)
     sender.send(attempt(check, context, sender.send, Path(log)))
     sys.stdout.flush()
-    os._exit(0)
+    os._exit(0)  # the server's exit handlers are not this copy's to run
 
 
 def _end_orphans() -> None:

@@ -75,7 +75,7 @@ def address(child: Child) -> str:
 
 
 def _greedy(rehearsal: Rehearsal, say: Say) -> tuple[str, str]:
-    """A prompt of the held-out data, and how the model goes on from it greedily."""
+    """Return a prompt of the held-out data, and how the model goes on from it greedily."""
     from contextlib import closing
 
     from windtunnel.generate import Job, load_run

@@ -39,7 +39,7 @@ def stages(rehearsal: Rehearsal, say: Say) -> Evidence:
 
 
 def runs_by_stage(root: Path) -> dict[str, Path]:
-    """Folders of the runs by stage, in the order in which they began. Raises CheckFailed where one did not end."""
+    """Return the runs' folders by stage, in the order in which they began. Raises CheckFailed where one did not end."""
     from windtunnel.run import RunFolder
 
     found = []
@@ -52,7 +52,7 @@ def runs_by_stage(root: Path) -> dict[str, Path]:
 
 
 def _judge(run: Path, stage: TrainingStage, recipe: Recipe, rehearsal: Rehearsal) -> dict[str, str]:
-    """Each gate of the recipe: what the run shows, and whether it would hold. Raises CheckFailed where one cannot be judged."""
+    """Return of each gate what the run shows, and whether it would hold. Raises CheckFailed where one cannot be judged."""
     from windtunnel.run import MetricsReader, RunFolder
     from windtunnel.train import gate_series, judge_gates
 
