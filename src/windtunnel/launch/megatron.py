@@ -187,6 +187,7 @@ def _write_packs(file: ConversationFile, sequence: int, path: Path) -> int:
                     tokens, learned = (each[: int(length)] for each in file.sample(int(number)))
                     row["seq_start_id"].append(len(row["input_ids"]))
                     row["input_ids"] += tokens.tolist()
+                    # Megatron's mask says of a position whether the token after it is learned; ours, whether this one is.
                     row["loss_mask"] += [*learned[1:].astype(int).tolist(), 0]
                 rows.append(row)
             writer.write_table(pyarrow.Table.from_pylist(rows, schema))

@@ -35,7 +35,7 @@ class Stack:
 
     @property
     def frames(self) -> list[tuple[str, int, str]]:
-        """File, line and function of the thread that answered, innermost first: the one that trains."""
+        """Return file, line and function of the thread that answered, innermost first: the one that trains."""
         return [(file, int(line), name) for file, line, name in _FRAME.findall(self.text.partition(_CURRENT)[2])]
 
     @property
@@ -54,7 +54,7 @@ class Stack:
 
     @property
     def where(self) -> str:
-        """The innermost frame in words; empty where there is none."""
+        """Return the innermost frame in words; empty where there is none."""
         if not self.frames:
             return ""
         file, line, name = self.frames[0]
@@ -67,8 +67,10 @@ def ask(folder: Path, processes: Mapping[int, int]) -> dict[int, Stack]:
     """Return the stacks of the ranks that answer.
 
     Args:
-        folder: where they write. processes: of each rank the process id.
+        folder: where they write.
+        processes: of each rank the process id.
     """
+    # Each rank adds to one file: what stands behind the length before the signal is the answer to this one.
     before = {}
     for rank, process in processes.items():
         with contextlib.suppress(OSError):

@@ -77,7 +77,7 @@ class Trial:
     versions: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as JSON values."""
+        """Return everything as JSON values."""
         return asdict(self)
 
 
@@ -99,6 +99,7 @@ def try_steps(
     Args:
         recipe: its depth must be a number.
         layout: of a plan for this machine.
+        steps: timed steps; at least one.
         warm_up: steps before them, which compile and allocate; at least one.
         vocab: tokens of a GPT's vocabulary, as the plan has it.
         seconds: begin no further timed step after so long, once there are three.
@@ -162,7 +163,7 @@ def _config(recipe: Recipe) -> dict[str, Any] | None:
 
 
 def _run(folder: Path, ranks: int, timeout: float, say: Callable[[str], None]) -> str | None:
-    """Start the ranks and wait; why they were stopped, or None where they ended by themselves."""
+    """Start the ranks and wait; return why they were stopped, or None where they ended by themselves."""
     module = ["-m", "windtunnel.launch.trial_worker", str(folder)]
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--log-dir", str(folder / "ranks")]
     environment = {

@@ -30,7 +30,7 @@ class Beside:
 
 
 def find_beside(folder: Path, name: str, recipe: Recipe) -> Beside:
-    """What is there of a training `name` beside the run in `folder`; runs of other recipes or lengths do not count."""
+    """Find a training `name` beside the run in `folder`; runs of other recipes or lengths do not count."""
     root = folder / FOLDER / name
     for summary in list_runs(root):
         if summary.status == "damaged":
@@ -52,10 +52,14 @@ def train_beside(
     output: Any = None,
     isolated: bool = True,
 ) -> tuple[int, Path]:
-    """Train to the end what is not there yet; returns the exit code and the run's folder.
+    """Train to the end what is not there yet; return the exit code and the run's folder.
 
     Args:
+        beside: what is there of it.
+        recipe: what to train.
         options: price and GPUs; root, run and resume are this function's.
+        view: shows the training.
+        as_json: tell progress as JSON.
         output: where processes of their own print; None: where this one does.
         isolated: in a process of its own, with an empty GPU.
 
@@ -71,6 +75,6 @@ def train_beside(
 
 
 def _same(trained: Recipe, asked: Recipe) -> bool:
-    """The same training of the same length; what one of the two leaves to be derived is so in both."""
+    """Return whether both are the same training of the same length; what one leaves to be derived the other must too."""
     left, right = (json.dumps(r.budget.model_dump(mode="json"), sort_keys=True) for r in (trained, asked))
     return left == right and first_difference(trained, asked) is None and first_difference(asked, trained) is None
