@@ -16,7 +16,7 @@ from windtunnel.rig import Rig, load_catalog
 from .constants import HFConstants, load_hf_constants
 from .hf_work import PROMPT_TOKENS, read_shape
 from .judging import judge_answers, subjects_of
-from .rollout import Engine, plan_engines
+from .rollout import EnginePlan, plan_engines
 from .text import count_text, hours_text, seconds_text
 from .types import Plan
 
@@ -309,7 +309,7 @@ class _Steps:
         ]
 
 
-def _decoding(engine: Engine, questions: Questions, models: int) -> str:
+def _decoding(engine: EnginePlan, questions: Questions, models: int) -> str:
     engines = engine.gpus // engine.tensor
     tokens = questions.prompts * questions.mean_answer * questions.answer_tokens
     rate = tokens / max(engine.seconds, 1e-9)
