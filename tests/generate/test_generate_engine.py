@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from tiny import TOKENIZER, tiny_engine, tiny_model
 from waiting import HANG
 
-from windtunnel.generate import Engine, GenerationFailed, Job, OwnText, QueueFull, TextStream, gpt_generator
+from windtunnel.generate import BatchedGenerator, GenerationFailed, Job, OwnText, QueueFull, TextStream, gpt_generator
 from windtunnel.model import build_gpt
 
 TEXT = OwnText(TOKENIZER)
@@ -22,7 +22,7 @@ def ids(text: str) -> tuple[int, ...]:
     return tuple(TEXT.encode(text))
 
 
-def run(engine: Engine, job: Job) -> tuple[str, str]:
+def run(engine: BatchedGenerator, job: Job) -> tuple[str, str]:
     (done,) = engine.generate([job])
     return done.text, done.finish
 

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from tiny_hf import tiny_llama
 from waiting import HANG
 
-from windtunnel.generate import Engine, Job, load_hf, load_source
+from windtunnel.generate import BatchedGenerator, Job, load_hf, load_source
 from windtunnel.recipe import UserError
 
 PROMPTS = ("The cat", "one two three four", "x", "hello world " * 12, "数字", "user assistant system hello the mat")
@@ -23,9 +23,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return tiny_llama(tmp_path_factory.mktemp(request.param) / "tiny", kind=request.param, **changes)
 
 
-def engine_of(folder: Path) -> Engine:
+def engine_of(folder: Path) -> BatchedGenerator:
     generator = load_source(folder, device="cpu").generator
-    assert isinstance(generator, Engine)
+    assert isinstance(generator, BatchedGenerator)
     return generator
 
 

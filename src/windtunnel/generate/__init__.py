@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from windtunnel import lazy
 
 if TYPE_CHECKING:
+    from .batched import BatchedGenerator
     from .decoder import Decoder, HubDecoder
-    from .engine import Engine
     from .gpt import GPTDecoder
     from .hf import HFDecoder, end_tokens, load_hf
     from .hf_recorded import RecordedDecoder, hf_decoder
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "VLLM_VERSIONS",
+    "BatchedGenerator",
     "Completion",
     "Decoder",
-    "Engine",
     "GPTDecoder",
     "GenerationFailed",
     "Generator",

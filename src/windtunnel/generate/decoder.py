@@ -1,4 +1,4 @@
-"""What an engine asks of a model: sequences in slots of a cache, fed and stepped together."""
+"""What a generator asks of a model: sequences in slots of a cache, fed and stepped together."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What generates text, as its users see it: jobs go in, tickets with pieces of text come out.
 
-Three implementations: `Engine` over our GPT, `Engine` over any Hugging Face causal model, and vLLM. Evaluation and serving
-know this module and nothing behind it.
+Three implementations: `BatchedGenerator` over our GPT, the same over any Hugging Face causal model, and vLLM. Evaluation and
+serving know this module and nothing behind it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Generation where several ranks share the experts of a model, each with attention and a cache of its own sequences.
 
-The first rank leads: an `Engine` asks its decoder for one forward pass after the other, and the decoder tells the other ranks,
-which do their rows of the same pass. In every layer all ranks pass the experts together, those without rows too. Slots are
-dealt out round robin; logits are gathered on the first rank, which samples.
+The first rank leads: a `BatchedGenerator` asks its decoder for one forward pass after the other, and the decoder tells the
+other ranks, which do their rows of the same pass. In every layer all ranks pass the experts together, those without rows too.
+Slots are dealt out round robin; logits are gathered on the first rank, which samples.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from windtunnel.model import GPT, ExpertGroup, NewRows, fast_dtype, hf_shape, lo
 from windtunnel.recipe import HuggingFaceModel, Recipe, Serve, UserError
 from windtunnel.run import read_own_recipe
 
+from .batched import BatchedGenerator
 from .decoder import HubDecoder
-from .engine import Engine
 from .gpt import GPTDecoder
 from .protocol import Generator
 from .text import FolderText, OwnText, TextCodec
@@ -44,7 +44,7 @@ class LoadedRun:
     tokenizer: Tokenizer
     warnings: tuple[str, ...] = ()
 
-    def generator(self, prompts: Sequence[str], tokens: int, *, most_slots: int = 256) -> Engine:
+    def generator(self, prompts: Sequence[str], tokens: int, *, most_slots: int = 256) -> BatchedGenerator:
         """Return a generator with room for each prompt and so many tokens more, for all at once; to be closed.
 
         The model must not be trained afterwards. What is generated depends on which prompts come together, on a GPU.
@@ -198,15 +198,15 @@ def _load_hf_run(path: Path, which: Which, device: torch.device, base: Path | No
 
 def _generator(
     load: Load, named: Named, device: torch.device, ranks: int, text: Callable[[], TextCodec], limits: Serve
-) -> Engine:
-    """Return an engine over a Hugging Face model whose experts lie on so many ranks."""
+) -> BatchedGenerator:
+    """Return a generator over a Hugging Face model whose experts lie on so many ranks."""
     from .hf_recorded import hf_decoder
-    from .team import SharedEngine, start_team
+    from .team import SharedGenerator, start_team
 
     if ranks == 1:
-        return Engine(hf_decoder(load(device, ExpertGroup())), text(), slots=limits.slots, queue=limits.queue)
+        return BatchedGenerator(hf_decoder(load(device, ExpertGroup())), text(), slots=limits.slots, queue=limits.queue)
     leader = start_team(load, named, device, ranks)
-    return SharedEngine(leader, text(), slots=limits.slots, queue=limits.queue)
+    return SharedGenerator(leader, text(), slots=limits.slots, queue=limits.queue)
 
 
 def loader_of(named: Named) -> Load:
@@ -343,9 +343,18 @@ def _load_vllm(folder: Path) -> Source:
 
 def gpt_generator(
     model: GPT, tokenizer: Tokenizer, *, slots: int, queue: int = 0, capacity: int | None = None, exact: bool = True
-) -> Engine:
-    """Return a generator with our GPT, which must not be trained any more; arguments as of `GPTDecoder` and `Engine`."""
-    return Engine(GPTDecoder(model, slots, capacity, exact=exact), OwnText(tokenizer), slots=slots, queue=queue)
+) -> BatchedGenerator:
+    """Return a generator with our GPT, which must not be trained any more.
+
+    Args:
+        model: the GPT, in evaluation from now on.
+        tokenizer: its own.
+        slots: sequences decoded together.
+        queue: sequences that may wait.
+        capacity: tokens a sequence may have; None: the model's context.
+        exact: see `GPTDecoder`.
+    """
+    return BatchedGenerator(GPTDecoder(model, slots, capacity, exact=exact), OwnText(tokenizer), slots=slots, queue=queue)
 
 
 def find_device(name: str | None) -> torch.device:

@@ -26,7 +26,7 @@ from windtunnel.checkpoint import Which
 from windtunnel.model import ExpertGroup
 from windtunnel.recipe import UserError
 
-from .engine import Engine
+from .batched import BatchedGenerator
 from .hf import HFDecoder
 from .shared_experts import Leader, Team, follow
 from .text import TextCodec
@@ -90,8 +90,8 @@ class TeamLeader(Leader):
             dist.destroy_process_group()
 
 
-class SharedEngine(Engine):
-    """An `Engine` on the first rank of a team; closing it ends the others."""
+class SharedGenerator(BatchedGenerator):
+    """A `BatchedGenerator` on the first rank of a team; closing it ends the others."""
 
     def __init__(self, leader: TeamLeader, text: TextCodec, *, slots: int, queue: int) -> None:
         super().__init__(leader, text, slots=slots, queue=queue)

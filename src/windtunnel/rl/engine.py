@@ -18,8 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from windtunnel.generate import Engine as Generation
-from windtunnel.generate import Job, NoText, Ticket, hf_decoder
+from windtunnel.generate import BatchedGenerator, Job, NoText, Ticket, hf_decoder
 from windtunnel.model import merge_adapter
 
 from .canary import Canary
@@ -90,7 +89,7 @@ class Engine:
     def __init__(self, dtype: torch.dtype, device: str = "cpu", serving: Serving | None = None) -> None:
         self._dtype, self._device, self._serving = dtype, device, serving
         self._model: PreTrainedModel | None = None
-        self._generation: Generation | None = None
+        self._generation: BatchedGenerator | None = None
         self._receiver: WeightReceiver | None = None
         self._base: dict[str, Tensor] = {}
         self.version = NOTHING
@@ -172,7 +171,7 @@ class Engine:
             assert self._serving is not None
             decoder = hf_decoder(self._loaded(), self._serving.tokens)
             text = NoText(decoder.vocab, self._serving.ends)
-            self._generation = Generation(decoder, text, slots=self._serving.slots)
+            self._generation = BatchedGenerator(decoder, text, slots=self._serving.slots)
         return self._generation.submit(jobs, notify, stream=False, bounded=False)
 
     @property

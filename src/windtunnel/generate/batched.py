@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 CHUNK = 512
 # On a GPU, which takes about as long for many tokens as for few.
 GPU_TURN = 16 * CHUNK
-# After so many failures without a step that worked between them, the engine says that it is not well.
+# After so many failures without a step that worked between them, the generator says that it is not well.
 UNWELL = 3
 # Up to so many weights a step on a CPU takes less time than waking a second thread costs, the more so when the cores are busy.
 ONE_THREAD_WEIGHTS = 32_000_000
@@ -39,7 +39,7 @@ ONE_THREAD_WEIGHTS = 32_000_000
 
 @dataclass
 class _Sequence:
-    """A job in the engine's hands.
+    """A job in the generator's hands.
 
     Attributes:
         text: None where the ticket's reader makes it.
@@ -74,11 +74,11 @@ class _ShortOfMemory(Exception):
     """So many sequences at once do not fit."""
 
 
-class Engine:
+class BatchedGenerator:
     """A `Generator` around a decoder. `close` it in the end.
 
     A job whose own step fails is given up alone. Where memory runs out, half as many sequences go on at once, the others after
-    them. Whatever else fails costs the jobs in their slots, and the engine begins again with an empty cache.
+    them. Whatever else fails costs the jobs in their slots, and the generator begins again with an empty cache.
 
     Args:
         decoder: the model; nobody else may use it.
@@ -102,7 +102,7 @@ class Engine:
         self._closing = False
         self._failures = 0
         self._seconds = 1.0
-        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="generator", daemon=True)
         self._thread.start()
 
     @property
@@ -167,7 +167,7 @@ class Engine:
                 except _ShortOfMemory:
                     self._halve()
                 except BaseException:
-                    log.exception("a round of the engine failed; it begins again with an empty cache")
+                    log.exception("a round of the generator failed; it begins again with an empty cache")
                     self._begin_again()
         finally:
             with self._wake:
@@ -191,7 +191,7 @@ class Engine:
         """Decode half as many sequences together from now on. All leave their slots, and memory with them, and go on."""
         ran = sorted(self._running.values(), key=lambda s: s.submitted)
         self.together, self.stats.halvings = len(ran) // 2, self.stats.halvings + 1
-        log.warning("memory ran out with %d answers at once; the engine goes on with %d", len(ran), self.together)
+        log.warning("memory ran out with %d answers at once; the generator goes on with %d", len(ran), self.together)
         self._running.clear()
         for sequence in ran:
             sequence.leave_slot()
