@@ -74,7 +74,7 @@ class Answers:
     log_probabilities: Tensor
 
 
-class Engine:
+class InferenceEngine:
     """An engine in this process.
 
     Args:

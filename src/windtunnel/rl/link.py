@@ -18,13 +18,13 @@ class Receiving(Protocol):
     """What is used of an engine's process."""
 
     def prepare(self, config: dict[str, Any], tokens: int) -> None:
-        """See `Engine.prepare`."""
+        """See `InferenceEngine.prepare`."""
 
     def join(self, invitation: Invitation) -> None:
-        """See `Engine.join`."""
+        """See `InferenceEngine.join`."""
 
     def receive(self, version: int, config: dict[str, Any], canary: dict[str, Any] | None) -> Receipt:
-        """See `Engine.receive`."""
+        """See `InferenceEngine.receive`."""
 
 
 Send = Callable[[WeightSender, Held, Callable[[], None]], None]
