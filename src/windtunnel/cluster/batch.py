@@ -24,7 +24,7 @@ from windtunnel.run import STARTED, STOP_FILE
 
 from . import scheduler
 from .chain import next_move
-from .job import RECIPE, SCRIPT, TEMPORARY, Attempt, Job, State, environment_of
+from .job import RECIPE, SCRIPT, TEMPORARY, Attempt, SlurmJob, State, environment_of
 from .nodes import everywhere, judge, read_reports, serve_clock, table, waited_for
 from .ray_cluster import RayCluster
 
@@ -60,7 +60,7 @@ class Allocation:
 
 def run_job(path: Path) -> int:
     """Run one attempt of a job in the allocation that this process is in; returns the exit code. Raises UserError."""
-    job = Job.open(path)
+    job = SlurmJob.open(path)
     return Driver(job, Allocation.here()).run()
 
 
@@ -68,7 +68,7 @@ def run_job(path: Path) -> int:
 class Driver:
     """One attempt. Attributes: job: its folder. given: the allocation."""
 
-    job: Job
+    job: SlurmJob
     given: Allocation
     _signal: str | None = None
     _told: float | None = None

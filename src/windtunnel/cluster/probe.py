@@ -25,7 +25,7 @@ from typing import Any
 
 from windtunnel.files import write_json
 
-from .job import Job
+from .job import SlurmJob
 
 PACKAGES = ("windtunnel", "torch", "numpy", "transformers", "tokenizers", "ray", "vllm", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 CLOCK = "clock.json"
@@ -42,7 +42,7 @@ GIB = 2**30
 
 def main() -> int:
     """Report this node."""
-    job, folder = Job.open(Path(sys.argv[1])), Path(sys.argv[2])
+    job, folder = SlurmJob.open(Path(sys.argv[1])), Path(sys.argv[2])
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     report = look(job, folder)
     file = folder / f"{node}.json"
@@ -52,7 +52,7 @@ def main() -> int:
     return 0
 
 
-def look(job: Job, folder: Path) -> dict[str, Any]:
+def look(job: SlurmJob, folder: Path) -> dict[str, Any]:
     """Return what can be seen of this node without the others."""
     spec = job.spec
     temporary = Path(os.environ.get("TMPDIR", spec.temporary))
@@ -128,7 +128,7 @@ def clock(folder: Path) -> dict[str, float | str]:
     return {"problem": f"{problem}: {', '.join(served['addresses'])}, port {served['port']}"}
 
 
-def measure_links(job: Job, folder: Path) -> dict[str, Any]:
+def measure_links(job: SlurmJob, folder: Path) -> dict[str, Any]:
     """Reduce over all GPUs, or over all nodes where there is none; returns GB/s, or what went wrong."""
     node, nodes = int(os.environ.get("SLURM_PROCID", "0")), int(os.environ.get("SLURM_NTASKS", "1"))
     local = max(1, job.spec.gpus_per_node)
