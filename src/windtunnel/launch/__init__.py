@@ -7,7 +7,7 @@ from windtunnel import lazy
 if TYPE_CHECKING:
     from .local import mirror_again, run_training, train_run
     from .measuring import Calibration, calibrate, observe_run
-    from .megatron import Job, render_job
+    from .megatron import MegatronJob, render_job
     from .prepare import Options, data_lines, look_before_training, prepare_run
     from .processes import stop_with_parent
     from .restart import stand_again
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Beside",
     "Calibration",
-    "Job",
+    "MegatronJob",
     "Options",
     "Phase",
     "StageReport",

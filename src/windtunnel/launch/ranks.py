@@ -90,15 +90,17 @@ def run_ranks(folder: Path, ranks: int, *, as_json: bool, output: IO[str] | None
 
 def watch_ranks(folder: Path, ranks: Sequence[Rank], output: IO[str] | None) -> None:
     """Wait for ranks to end well, wherever they run, and end them; see `run_ranks`."""
-    job = _Job(folder, ranks, output)
-    with job.signals():
+    watch = _RankWatch(folder, ranks, output)
+    with watch.signals():
         try:
-            job.wait()
+            watch.wait()
         finally:
-            job.end()
+            watch.end()
 
 
-class _Job:
+class _RankWatch:
+    """Watches the ranks of one run from their start to their end; see the module."""
+
     def __init__(self, folder: Path, ranks: Sequence[Rank], output: IO[str] | None) -> None:
         self._folder, self._ranks, self._output, self._interrupts = folder, ranks, output, 0
         self._asked: float | None = None
