@@ -19,7 +19,7 @@ from windtunnel.recipe import UserError
 from .extract import WHERE, Where, extract
 from .mathematics_text import readable, same_base, says_more, without_unit
 from .reading import shown
-from .sandbox import Job, Limits, MiB, Runner
+from .sandbox import Limits, MiB, Runner, SandboxJob
 from .types import Verdict, accept, broken, refuse
 
 CHILD = "windtunnel.verify.mathematics_child"
@@ -98,7 +98,7 @@ class MathVerifier:
             return refuse("compare", "wrong-result", "the expression is another one, or says more than one", evidence=evidence)
         gold, found = readable(gold), readable(found)
         message = {"gold": gold, "found": found, "digits": self.digits}
-        outcome = self.runner.run(Job(f"{CHILD}:compare", message, (), LIMITS))
+        outcome = self.runner.run(SandboxJob(f"{CHILD}:compare", message, (), LIMITS))
         times = {"total": time.monotonic() - started}
         if outcome.status == "infrastructure":
             return broken("compare", outcome.detail, times=times)
@@ -147,7 +147,7 @@ def _check_gold(gold: str, runner: Runner) -> None:
         raise UserError(f"{given}... with {len(gold):,} characters, at most {MOST_EXPRESSION:,}", fix)
     if not _is_whole(_bare(gold)):
         raise UserError(f"{given}, which closes or leaves open a brace", fix)
-    outcome = runner.run(Job(f"{CHILD}:readable", {"gold": readable(_bare(gold))}, (), LIMITS))
+    outcome = runner.run(SandboxJob(f"{CHILD}:readable", {"gold": readable(_bare(gold))}, (), LIMITS))
     if outcome.status == "infrastructure":
         return
     if not outcome.finished:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from windtunnel.recipe import UserError
 
-from .sandbox import Job, Layers, Outcome, Sandbox
+from .sandbox import Layers, Outcome, Sandbox, SandboxJob
 from .types import Verdict, Verifier, broken
 
 ATTEMPTS = 2
@@ -49,7 +49,7 @@ class Sandboxes:
         """Start one worker and say which layers stand: the others are made alike."""
         return self._all[-1].start()
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: SandboxJob) -> Outcome:
         """Run a job on a free worker."""
         outcome = self._once(job)
         for _ in range(ATTEMPTS - 1):
@@ -79,7 +79,7 @@ class Sandboxes:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _once(self, job: Job) -> Outcome:
+    def _once(self, job: SandboxJob) -> Outcome:
         sandbox = self._free.get()
         try:
             return sandbox.run(job)

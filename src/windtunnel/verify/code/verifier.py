@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from ..sandbox import Job, Outcome, Runner
+from ..sandbox import Outcome, Runner, SandboxJob
 from ..types import Verdict, accept, broken, refuse
 from .cases import Call, Program
 from .compare import matches, near, same_print
@@ -73,10 +73,10 @@ class CodeVerifier:
         if isinstance(case, Call):
             args = {"function": case.function, "args": encode(list(case.args)), "kwargs": encode(dict(case.kwargs))}
             args["around"] = encode([list(made) for made in case.around])
-            outcome = self.runner.run(Job("windtunnel.verify.code.child:call", {**text, **args}, (), self.task.limits))
+            outcome = self.runner.run(SandboxJob("windtunnel.verify.code.child:call", {**text, **args}, (), self.task.limits))
         else:
             message = {**text, "stdin": case.stdin}
-            outcome = self.runner.run(Job("windtunnel.verify.code.child:program", message, (), self.task.limits))
+            outcome = self.runner.run(SandboxJob("windtunnel.verify.code.child:program", message, (), self.task.limits))
         if outcome.status == "infrastructure":
             return broken("run", outcome.detail)
         where = f"test {at + 1} of {len(self.task.cases)}"

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from windtunnel.verify.sandbox import Job, Outcome
+from windtunnel.verify.sandbox import Outcome, SandboxJob
 
 # What a candidate takes of the GPU's memory, in the buffers of its largest plan, which hold inputs, parameters, outputs and what
 # lies between. In the process of the runs these are there once; inputs up to three times more while new ones are drawn (the last
@@ -93,7 +93,7 @@ class Waits:
         said = outcome.message.get("turn")
         self.add("turn", said if isinstance(said, float) and 0 <= said <= outcome.wall_seconds else 0.0)
 
-    def admitted(self, job: Job, size: int) -> Job:
+    def admitted(self, job: SandboxJob, size: int) -> SandboxJob:
         """A job that its runner begins once a worker is free and then so many bytes of the GPU are."""
         asked = time.monotonic()
 

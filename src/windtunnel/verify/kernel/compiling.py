@@ -14,7 +14,7 @@ from typing import Any
 from windtunnel.verify.kernel.plan import Choice, Launch, Plan
 from windtunnel.verify.kernel.record import HostForm
 from windtunnel.verify.kernel.tiny import LIMITS
-from windtunnel.verify.sandbox import Job, MiB, Outcome
+from windtunnel.verify.sandbox import MiB, Outcome, SandboxJob
 
 COMPILE_ENTRY = "windtunnel.verify.kernel.child.compile:main"
 # ptxas is another program.
@@ -83,7 +83,7 @@ def compile_job(
     binary: bool = False,
     wanted: Sequence[int] | None = None,
     tried: Mapping[Key, Numbers] | None = None,
-) -> Job:
+) -> SandboxJob:
     """Everything the compiling child needs: plans, of which it compiles each kernel for a GPU. binary: to the end, as a GPU runs
     it. wanted: of each plan's choices how many configurations, one where this is None. tried: those that were tried before, after
     which all others are wanted, and none needed."""
@@ -98,7 +98,7 @@ def compile_job(
         "others": tried is not None,
         "binary": binary,
     }
-    return Job(COMPILE_ENTRY, message, (), BINARY_LIMITS if binary else LIMITS)
+    return SandboxJob(COMPILE_ENTRY, message, (), BINARY_LIMITS if binary else LIMITS)
 
 
 def read_compiled(outcome: Outcome, plans: Sequence[Plan], forms: Sequence[HostForm]) -> Compiled:

@@ -20,7 +20,7 @@ from windtunnel.verify.kernel.roofline import Work
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.kernel.timing import LEAST, Samples, doubt, median_with_interval, read_samples, speedup
 from windtunnel.verify.kernel.tiny import Finding, ended, wrong_of
-from windtunnel.verify.sandbox import Job, Limits, MiB, Outcome, Runner, Sandbox
+from windtunnel.verify.sandbox import Limits, MiB, Outcome, Runner, Sandbox, SandboxJob
 
 FULL_ENTRY = "windtunnel.verify.kernel.child.full:main"
 JUDGE = "windtunnel.verify.kernel.child.judge:main"
@@ -191,7 +191,7 @@ class GpuStages:
                 "among": {" ".join(key): [[step, list(own)] for step, own in n.items()] for key, n in compiled.among.items()},
                 "turn": len(use),
             }
-            job = Job(FULL_ENTRY, message, compiled.buffers, limits=self.limits, files=use, keep=True)
+            job = SandboxJob(FULL_ENTRY, message, compiled.buffers, limits=self.limits, files=use, keep=True)
             outcome = self.runner.run(waits.admitted(job, (TIMED_BUFFERS if runs.timed else RUN_BUFFERS) * _most(plans, runs)))
         waits.add_turn(outcome)
         try:
@@ -249,7 +249,7 @@ class GpuStages:
                 "tf32": self.task.tf32,
                 "flops": dict(self._flops),
             }
-            job = Job(JUDGE, message, limits=LIMITS, files=(outcome.kept.fd, *use))
+            job = SandboxJob(JUDGE, message, limits=LIMITS, files=(outcome.kept.fd, *use))
             judged = self.trusted.run(waits.admitted(job, JUDGE_BUFFERS * _most(plans, runs)))
         waits.add_turn(judged)
         if not judged.finished:
@@ -280,7 +280,7 @@ class GpuStages:
             if self._baseline is None:
                 with opened(self.use) as use:
                     message = self._message(runs) | {"seed": secrets.randbits(62), "turn": len(use)}
-                    job = Job(BASELINE, message, limits=BASELINE_LIMITS, files=use)
+                    job = SandboxJob(BASELINE, message, limits=BASELINE_LIMITS, files=use)
                     outcome = self.trusted.run(waits.admitted(job, TIMED_BUFFERS * _most(plans, runs)))
                 waits.add_turn(outcome)
                 self._baseline = {}

@@ -14,7 +14,7 @@ from windtunnel.verify.kernel.compare import is_flat
 from windtunnel.verify.kernel.guess import MOST_ELEMENTS, WISHED_WORK, guessed_sizes, related_sizes, wished_elements
 from windtunnel.verify.kernel.hidden import Case, new_seed, tiny_cases
 from windtunnel.verify.kernel.task import Task
-from windtunnel.verify.sandbox.types import Job, Limits, MiB, Outcome, Runner
+from windtunnel.verify.sandbox.types import Limits, MiB, Outcome, Runner, SandboxJob
 
 ENTRY = "windtunnel.verify.kernel.child.reference:main"
 # Small sizes of a reference take milliseconds; one that needs more than this does not end, or is no task for the interpreter.
@@ -87,7 +87,7 @@ def prepare(task: Task, runner: Runner, cases: Sequence[Case], count: bool = Fal
     """Runs the reference on every case, with a seed from the operating system. count: its work too."""
     sizes = {case.size for case in cases}
     outcome = runner.run(
-        Job(
+        SandboxJob(
             ENTRY,
             {
                 "sources": {size: task.at(size) for size in sizes},

@@ -13,7 +13,7 @@ from windtunnel.verify.kernel.plan.check import Allowed, PlanRefused, check_plan
 from windtunnel.verify.kernel.prepared import Batch, Ready, ReferenceBroken
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.kernel.tiny import Finding, ended, unbegun, wrong_of
-from windtunnel.verify.sandbox import Job, Limits, MiB, Outcome, Runner
+from windtunnel.verify.sandbox import Limits, MiB, Outcome, Runner, SandboxJob
 
 ENTRY = "windtunnel.verify.kernel.child.record:main"
 SHAPES_ENTRY = "windtunnel.verify.kernel.child.shapes:main"
@@ -89,7 +89,9 @@ def file_forms(task: Task, runner: Runner, sizes: Sequence[str]) -> list[HostFor
     """The forms of these sizes and of all dtypes, from a reference that computes nothing. Raises UserError where it cannot be
     asked for its shapes, ReferenceBroken where the machinery failed."""
     asked = [(size, dtype) for size in sizes for dtype in task.dtypes]
-    job = Job(SHAPES_ENTRY, {"sources": [task.at(size) for size, _ in asked], "dtypes": [d for _, d in asked]}, limits=LIMITS)
+    job = SandboxJob(
+        SHAPES_ENTRY, {"sources": [task.at(size) for size, _ in asked], "dtypes": [d for _, d in asked]}, limits=LIMITS
+    )
     outcome = runner.run(job)
     if outcome.status == "infrastructure":
         raise ReferenceBroken(outcome.detail)
@@ -106,9 +108,9 @@ def file_forms(task: Task, runner: Runner, sizes: Sequence[str]) -> list[HostFor
     return forms
 
 
-def record_job(source: str, forms: Sequence[HostForm], limits: Limits = LIMITS) -> Job:
+def record_job(source: str, forms: Sequence[HostForm], limits: Limits = LIMITS) -> SandboxJob:
     """Everything that the recording child needs: shapes, no data."""
-    return Job(ENTRY, {"source": source, "forms": [form.message() for form in forms]}, limits=limits)
+    return SandboxJob(ENTRY, {"source": source, "forms": [form.message() for form in forms]}, limits=limits)
 
 
 def read_recorded(

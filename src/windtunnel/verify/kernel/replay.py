@@ -14,7 +14,7 @@ from windtunnel.verify.kernel.prepared import Batch
 from windtunnel.verify.kernel.record import HostForm, form_of
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.kernel.tiny import LIMITS
-from windtunnel.verify.sandbox import Job, Limits
+from windtunnel.verify.sandbox import Limits, SandboxJob
 
 ENTRY = "windtunnel.verify.kernel.child.tiny:main"
 
@@ -26,7 +26,7 @@ def replay_job(
     batch: Batch,
     limits: Limits = LIMITS,
     seconds: float | None = None,
-) -> Job:
+) -> SandboxJob:
     """Everything the child needs to carry the plans out on every case; no right answer is among it. plans: of the forms, in
     order. seconds: of CPU time, after which no other case is begun. The runs come back in the order of `tiny.in_groups`."""
     buffers: list[Buffer] = []
@@ -58,7 +58,7 @@ def replay_job(
         "seconds": seconds,
         "seed": secrets.randbits(32),
     }
-    return Job(ENTRY, message, buffers, limits)
+    return SandboxJob(ENTRY, message, buffers, limits)
 
 
 def share(plan: Plan, work: int) -> float:

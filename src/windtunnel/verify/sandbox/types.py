@@ -47,7 +47,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Job:
+class SandboxJob:
     """One piece of work for a fresh child.
 
     entry: 'package.module:function', our own code that runs in the child and there loads the candidate:
@@ -98,5 +98,5 @@ class Outcome:
 class Runner(Protocol):
     """Something that runs jobs: one Sandbox or a pool of them."""
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: SandboxJob) -> Outcome:
         """Run a job in a fresh child and wait for it. Raises nothing because of the candidate."""

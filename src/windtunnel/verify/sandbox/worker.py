@@ -24,7 +24,7 @@ from .outcome import infrastructure, judge_end
 from .paths import readable_paths
 from .removing import remove
 from .starting import Template, last_words
-from .types import MOST_FILES, Job, Limits, Outcome
+from .types import MOST_FILES, Limits, Outcome, SandboxJob
 
 SYSTEMS = {"darwin": "macOS", "win32": "Windows"}
 # "${PWD}" is read alike by a shell and by PowerShell.
@@ -92,17 +92,17 @@ class Sandbox:
 
     def start(self) -> Layers:
         """Start the worker if it does not run, let a trial child try to get out, and say which layers stand."""
-        from .types import Job
+        from .types import SandboxJob
 
         with self._lock:
             faults = self._running().layers
         with tempfile.NamedTemporaryFile(prefix="windtunnel-secret-") as secret:
-            job = Job("windtunnel.verify.sandbox.selfcheck:main", {"parent": os.getpid(), "secret": secret.name})
+            job = SandboxJob("windtunnel.verify.sandbox.selfcheck:main", {"parent": os.getpid(), "secret": secret.name})
             outcome = self.run(job)
         worked = outcome.message.get("worked") if outcome.finished else [f"the trial failed: {outcome.detail}"]
         return Layers(faults, tuple(map(str, worked or ())))
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: SandboxJob) -> Outcome:
         """Run a job in a fresh child and wait for it; what the candidate does is told in the outcome, never raised."""
         with self._lock:
             try:
@@ -223,7 +223,7 @@ class _Worker:
                 raise
             raise UserError(f"the sandbox's worker did not start: {text or error}") from None
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: SandboxJob) -> Outcome:
         limits = job.limits
         self.jobs += 1
         number = self.jobs
