@@ -26,7 +26,7 @@ PLAIN = "the model has no chat template, so it was asked in plain text"
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a model is asked. samples: answers. tokens: most of one. Others as of `windtunnel.generate.Job`."""
+    """How a model is asked. samples: answers. tokens: most of one. Others as of `windtunnel.generate.GenerationJob`."""
 
     samples: int = 16
     tokens: int = 2048
@@ -173,7 +173,7 @@ def ask(generator: Generator, reference: str, sampling: Sampling) -> tuple[list[
         UserError: the model's context is too short for the prompt, or generation fails.
     """
     from windtunnel.data import task_prompt
-    from windtunnel.generate import GenerationFailed, Job
+    from windtunnel.generate import GenerationFailed, GenerationJob
 
     prompt, remarks = task_prompt(reference, plan=True), []
     try:
@@ -190,7 +190,7 @@ def ask(generator: Generator, reference: str, sampling: Sampling) -> tuple[list[
     if tokens < sampling.tokens:
         remarks.append(f"answers have at most {tokens:,} tokens: the model's context is {generator.context:,}")
     jobs = [
-        Job(tuple(ids), tokens, sampling.temperature, sampling.top_p, seed=sampling.seed + number)
+        GenerationJob(tuple(ids), tokens, sampling.temperature, sampling.top_p, seed=sampling.seed + number)
         for number in range(sampling.samples)
     ]
     try:

@@ -16,7 +16,7 @@ import numpy as np
 from windtunnel.checkpoint import Which
 from windtunnel.data import PreparedData, ValidationBatches, held_out_problems, prepare
 from windtunnel.files import write_json
-from windtunnel.generate import Generator, Job, is_hf_run, load_run
+from windtunnel.generate import GenerationJob, Generator, is_hf_run, load_run
 from windtunnel.model import GPT, use_supervision
 from windtunnel.recipe import EvaluationGates, Recipe, TextCorpus, UserError
 from windtunnel.run import GateResult, RunFolder
@@ -376,7 +376,7 @@ def samples(generator: Generator, prompts: list[str], tokens: int, seed: int) ->
     """
     ids = [tuple(generator.text.encode(prompt)[-generator.context :]) for prompt in prompts]
     first = (seed + SAMPLE_SEED) << 16
-    made = generator.generate([Job(i, tokens, temperature=0.8, seed=first + n) for n, i in enumerate(ids)])
+    made = generator.generate([GenerationJob(i, tokens, temperature=0.8, seed=first + n) for n, i in enumerate(ids)])
     return [Sample(prompt, done.text) for prompt, done in zip(prompts, made, strict=True)]
 
 

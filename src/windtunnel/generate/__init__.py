@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .hf import HFDecoder, end_tokens, load_hf
     from .hf_recorded import RecordedDecoder, hf_decoder
     from .hf_run import HubRun
-    from .protocol import Completion, GenerationFailed, Generator, Job, QueueFull, Stats, Ticket
+    from .protocol import Completion, GenerationFailed, GenerationJob, Generator, QueueFull, Stats, Ticket
     from .source import (
         LoadedRun,
         Source,
@@ -34,11 +34,11 @@ __all__ = [
     "Decoder",
     "GPTDecoder",
     "GenerationFailed",
+    "GenerationJob",
     "Generator",
     "HFDecoder",
     "HubDecoder",
     "HubRun",
-    "Job",
     "LoadedRun",
     "Message",
     "NoText",

@@ -21,7 +21,7 @@ from torch import Tensor
 from windtunnel.model import choose, out_of_memory, top_log_probabilities
 
 from .decoder import Decoder
-from .protocol import Completion, GenerationFailed, Job, QueueFull, Stats, Ticket
+from .protocol import Completion, GenerationFailed, GenerationJob, QueueFull, Stats, Ticket
 from .text import Piece, TextCodec, TextStream, TokenInfo
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class _Sequence:
     slot: int = -1
 
     @property
-    def job(self) -> Job:
+    def job(self) -> GenerationJob:
         return self.ticket.job
 
     @property
@@ -121,7 +121,12 @@ class BatchedGenerator:
         return len(self._running)
 
     def submit(
-        self, jobs: Sequence[Job], notify: Callable[[Ticket], None] | None = None, *, stream: bool = True, bounded: bool = True
+        self,
+        jobs: Sequence[GenerationJob],
+        notify: Callable[[Ticket], None] | None = None,
+        *,
+        stream: bool = True,
+        bounded: bool = True,
     ) -> list[Ticket]:
         """Queue all of these jobs, or none. See `Generator`."""
         assert all(job.prompt and len(job.prompt) <= self.context for job in jobs)
@@ -142,7 +147,7 @@ class BatchedGenerator:
             self._wake.notify()
         return [sequence.ticket for sequence in made]
 
-    def generate(self, jobs: Sequence[Job]) -> list[Completion]:
+    def generate(self, jobs: Sequence[GenerationJob]) -> list[Completion]:
         """Run jobs to their ends, however many. See `Generator`."""
         return [ticket.result() for ticket in self.submit(jobs, bounded=False)]
 

@@ -29,7 +29,7 @@ class GenerationFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Job:
+class GenerationJob:
     """One sequence to continue. Limits are the caller's to check, except that prompts are not empty and fit the context.
 
     Attributes:
@@ -100,7 +100,11 @@ class Ticket:
     """
 
     def __init__(
-        self, job: Job, notify: Callable[[Ticket], None] | None = None, stream: bool = True, text: TextStream | None = None
+        self,
+        job: GenerationJob,
+        notify: Callable[[Ticket], None] | None = None,
+        stream: bool = True,
+        text: TextStream | None = None,
     ) -> None:
         self.job, self.stream = job, stream
         self._text, self._read = text, 0
@@ -225,7 +229,12 @@ class Generator(Protocol):
         """Return how many sequences are in slots."""
 
     def submit(
-        self, jobs: Sequence[Job], notify: Callable[[Ticket], None] | None = None, *, stream: bool = True, bounded: bool = True
+        self,
+        jobs: Sequence[GenerationJob],
+        notify: Callable[[Ticket], None] | None = None,
+        *,
+        stream: bool = True,
+        bounded: bool = True,
     ) -> list[Ticket]:
         """Queue all of these jobs, or none. See `Ticket` for `notify` and `stream`; `bounded`: hold to the queue's limit.
 
@@ -234,7 +243,7 @@ class Generator(Protocol):
             GenerationFailed: the generator is closed.
         """
 
-    def generate(self, jobs: Sequence[Job]) -> list[Completion]:
+    def generate(self, jobs: Sequence[GenerationJob]) -> list[Completion]:
         """Run jobs to their ends, however many. Raises GenerationFailed."""
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from windtunnel.recipe import UserError
 
-from .protocol import Completion, GenerationFailed, Job, QueueFull, Stats, Ticket
+from .protocol import Completion, GenerationFailed, GenerationJob, QueueFull, Stats, Ticket
 from .text import FolderText, TextCodec, TextStream, TokenInfo
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,12 @@ class VLLMGenerator:
         return max(0, len(self._open) - self.slots)
 
     def submit(
-        self, jobs: Sequence[Job], notify: Callable[[Ticket], None] | None = None, *, stream: bool = True, bounded: bool = True
+        self,
+        jobs: Sequence[GenerationJob],
+        notify: Callable[[Ticket], None] | None = None,
+        *,
+        stream: bool = True,
+        bounded: bool = True,
     ) -> list[Ticket]:
         """Queue all of these jobs, or none. See `Generator`."""
         if not self._thread.is_alive():
@@ -121,7 +126,7 @@ class VLLMGenerator:
             asyncio.run_coroutine_threadsafe(self._follow(ticket), self._loop)
         return tickets
 
-    def generate(self, jobs: Sequence[Job]) -> list[Completion]:
+    def generate(self, jobs: Sequence[GenerationJob]) -> list[Completion]:
         """Run jobs to their ends, however many. See `Generator`."""
         return [ticket.result() for ticket in self.submit(jobs, bounded=False)]
 
@@ -223,7 +228,7 @@ class VLLMGenerator:
         ticket.tell()
         return reason is not None
 
-    def _prompt_infos(self, job: Job, scored: Sequence[dict[int, Any] | None]) -> list[TokenInfo]:
+    def _prompt_infos(self, job: GenerationJob, scored: Sequence[dict[int, Any] | None]) -> list[TokenInfo]:
         stream, infos = TextStream(self.text), list[TokenInfo]()
         for token, found in zip(job.prompt, scored, strict=True):
             p, top = log_probabilities(found, token, job.logprobs)
@@ -231,7 +236,7 @@ class VLLMGenerator:
         return infos + list(stream.finish("length").tokens)
 
 
-def sampling_keywords(job: Job, ends: frozenset[int]) -> dict[str, Any]:
+def sampling_keywords(job: GenerationJob, ends: frozenset[int]) -> dict[str, Any]:
     """Return what vllm.SamplingParams is to be built with for a job. Stop strings are found here, in the text."""
     scored = None if job.logprobs is None else max(1, job.logprobs)
     drawn = 0 if job.draws else None

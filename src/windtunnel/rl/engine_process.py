@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from windtunnel.generate import GenerationFailed, Job, Ticket
+from windtunnel.generate import GenerationFailed, GenerationJob, Ticket
 from windtunnel.run import print_to
 from windtunnel.train import child_context
 
@@ -139,7 +139,7 @@ class EngineProcess:
         version: int = self._ask("save", file)
         return version
 
-    def submit(self, jobs: Sequence[tuple[int, Job]]) -> None:
+    def submit(self, jobs: Sequence[tuple[int, GenerationJob]]) -> None:
         """Have numbered jobs answered, together; an engine that is gone says so by `ended`."""
         self._open |= {number for number, _ in jobs}
         self._heard = time.monotonic()
@@ -256,7 +256,7 @@ def answer_calls(port: Connection, engine: Any) -> None:
                 before = now
                 send("beat", now)
 
-    def submit(jobs: Sequence[tuple[int, Job]]) -> None:
+    def submit(jobs: Sequence[tuple[int, GenerationJob]]) -> None:
         version, numbers = engine.version, dict[int, int]()
         known = threading.Event()
 

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from windtunnel.generate import VLLM_VERSIONS, Job, NoText, Ticket, VLLMGenerator, open_vllm, told_version
+from windtunnel.generate import VLLM_VERSIONS, GenerationJob, NoText, Ticket, VLLMGenerator, open_vllm, told_version
 from windtunnel.recipe import UserError
 
 from .canary import Canary
@@ -162,7 +162,7 @@ class VLLMEngine:
             raise StaleWeights("the engine has no weights yet")
         return Scores(self.version, self._score(tokens))
 
-    def submit(self, jobs: Sequence[Job], notify: Callable[[Ticket], None]) -> list[Ticket]:
+    def submit(self, jobs: Sequence[GenerationJob], notify: Callable[[Ticket], None]) -> list[Ticket]:
         """Answer jobs; an engine that dies ends the process, so that they are asked again."""
         assert self._generator is not None
         if self.version == NOTHING:
@@ -244,7 +244,7 @@ class VLLMEngine:
     def _score(self, tokens: Tensor) -> Tensor:
         """Return log-probabilities (B, T - 1) fp32 of tokens (B, T), each given those before it."""
         assert self._generator is not None
-        jobs = [Job(tuple(row), 0, score_prompt=True, logprobs=0) for row in tokens.tolist()]
+        jobs = [GenerationJob(tuple(row), 0, score_prompt=True, logprobs=0) for row in tokens.tolist()]
         found = self._generator.generate(jobs)
         return torch.tensor([[info.log_probability for info in one.prompt_infos[1:]] for one in found])
 

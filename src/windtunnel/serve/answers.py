@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
-from windtunnel.generate import GenerationFailed, Generator, Job, Piece, QueueFull, Ticket, TokenInfo
+from windtunnel.generate import GenerationFailed, GenerationJob, Generator, Piece, QueueFull, Ticket, TokenInfo
 from windtunnel.web import APIError
 
 from .schema import ChatRequest, CompletionRequest, Prepared, StreamOptions
@@ -53,7 +53,7 @@ class Hub:
 class Run:
     """One request's tickets. `events` yields (choice, piece) until each has finished; leaving it early cancels."""
 
-    def __init__(self, generator: Generator, hub: Hub, jobs: list[Job], stream: bool) -> None:
+    def __init__(self, generator: Generator, hub: Hub, jobs: list[GenerationJob], stream: bool) -> None:
         self._news = asyncio.Event()
         try:
             self.tickets = generator.submit(jobs, lambda _: hub.notify(self._news), stream=stream)
