@@ -127,7 +127,7 @@ class Outcome:
     lacks: tuple[tuple[str, str], ...] = ()
 
 
-class View(Protocol):
+class CheckView(Protocol):
     """Shows checks while they run."""
 
     def begin(self, check: Check) -> None:

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.mirror import Following
 from windtunnel.recipe import Recipe, UserError
@@ -22,18 +22,8 @@ from .prepare import Options, prepare_run
 from .processes import Crashed, described
 from .ranks import run_ranks
 
-
-class View(Protocol):
-    """Shows a run; see `windtunnel.watch`."""
-
-    def update(self, snapshot: Any) -> None:
-        """Show the fields of a snapshot."""
-
-    def say(self, text: str) -> None:
-        """Show one line that stays."""
-
-    def close(self) -> None:
-        """Give the terminal back."""
+if TYPE_CHECKING:
+    from windtunnel.train import View
 
 
 def run_training(recipe: Recipe, options: Options, view: View, *, as_json: bool = False) -> int:

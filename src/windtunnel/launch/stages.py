@@ -7,15 +7,18 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.recipe import Recipe, TrainingStage, UserError, stage_recipe
 from windtunnel.run import GateResult, RunFolder, tell_gates
 
-from .local import View, train_run, write_page
+from .local import train_run, write_page
 from .look_ahead import Ahead, look_ahead
 from .prepare import Options
 from .stage_runs import StageRun, has_ended, held_run, judge, newest_of_job, none_of_job, position_of
+
+if TYPE_CHECKING:
+    from windtunnel.train import View
 
 STOPPED = 3
 GATE_FAILED = 1

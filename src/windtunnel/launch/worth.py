@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.recipe import Recipe
 from windtunnel.run import RunFolder, first_difference, list_runs
 
-from .local import View, train_run
+from .local import train_run
 from .prepare import Options
+
+if TYPE_CHECKING:
+    from windtunnel.train import View
 
 FOLDER = "worth"
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
-from windtunnel.check import Check, Outcome, View, all_checks
+from windtunnel.check import Check, CheckView, Outcome, all_checks
 from windtunnel.recipe import Recipe, UserError
 from windtunnel.rig import parse_rig
 from windtunnel.run import new_folder
@@ -47,7 +47,7 @@ class Options:
     named: bool = False
 
 
-def rehearse(recipe: Recipe, options: Options, view: View) -> Readiness:
+def rehearse(recipe: Recipe, options: Options, view: CheckView) -> Readiness:
     """Rehearse a recipe on this machine and write report.html and report.json into a new folder.
 
     Raises:
@@ -106,7 +106,7 @@ class CheckOptions:
     named: bool = False
 
 
-def check_recipe(options: CheckOptions, view: View | None = None) -> Readiness:
+def check_recipe(options: CheckOptions, view: CheckView | None = None) -> Readiness:
     """Prove all that can be proven without the rig. Nothing stays on disk but prepared data and the logs of checks that broke.
 
     Raises:
@@ -141,7 +141,7 @@ def check_recipe(options: CheckOptions, view: View | None = None) -> Readiness:
     )
 
 
-def _outcomes(checks: list[Check], options: CheckOptions, context: Context, view: View | None) -> list[Outcome]:
+def _outcomes(checks: list[Check], options: CheckOptions, context: Context, view: CheckView | None) -> list[Outcome]:
     """Run the checks; of a recipe or a rig that cannot be read those alone that say so, here and at once."""
     try:
         _ = context.loaded, context.rigs

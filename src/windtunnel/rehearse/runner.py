@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from windtunnel.check import Check, Outcome, View, attempt, failed, not_run
+from windtunnel.check import Check, CheckView, Outcome, attempt, failed, not_run
 from windtunnel.recipe import UserError
 
 from .nursery import Nursery
@@ -28,7 +28,7 @@ class Silent:
         """Show nothing."""
 
 
-def run_checks(checks: Sequence[Check], context: Any, view: View | None = None, *, isolate: bool = True) -> list[Outcome]:
+def run_checks(checks: Sequence[Check], context: Any, view: CheckView | None = None, *, isolate: bool = True) -> list[Outcome]:
     """Run the checks that apply, in order; what they find is left in `context.facts` for the later ones.
 
     Args:
