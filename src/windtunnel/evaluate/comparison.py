@@ -1,4 +1,4 @@
-"""What recursion is worth: a recursive model beside plain ones on the same held-out data, and the verdict in words."""
+"""A recursive model beside FLOPs-matched baselines on the same held-out data: what each loses, and the verdict in words."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Row:
 
 @dataclass(frozen=True)
 class ComparisonReport:
-    """What recursion is worth in a run.
+    """A recursive run beside its FLOPs-matched baselines.
 
     Attributes:
         rows: the run's model first. units: what the bootstrap draws, such as 'documents'. targets: held-out targets scored.
@@ -109,7 +109,7 @@ class ComparisonReport:
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Stable keys; what is written to worth.json."""
+        """Stable keys; what is written to flop_matched.json."""
         return {
             "format": FORMAT,
             "run": self.run,

@@ -75,13 +75,15 @@ def flop_matched_members(recipe: Recipe, vocab: int, length: Length) -> tuple[Me
     """
     if recipe.trm is None:
         raise UserError(
-            f"recipe {recipe.name} trains a plain model: there is no recursion to weigh", "leave --worth out, or train recipe trm"
+            f"recipe {recipe.name} trains a plain model: there is no recursion to weigh",
+            "leave --flop-matched out, or train recipe trm",
         )
     base = _common(recipe, length)
     own = _member(base, vocab, "recursive", "run", "")
     own = replace(own, role=f"this run, {own.recurrences}x")
     if own.recurrences == 1:
-        raise UserError(f"recipe {recipe.name} applies its blocks once: there is no recursion to weigh", "leave --worth out")
+        what = f"recipe {recipe.name} applies its blocks once: there is no recursion to weigh"
+        raise UserError(what, "leave --flop-matched out")
     plain = _as_plain(base)
     once = gpt_shape(recipe.gpt, vocab)
     middle = math.sqrt(once.flops_per_token * own.shape.flops_per_token)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from windtunnel import lazy
 
 if TYPE_CHECKING:
+    from .beside import Beside, find_beside, train_beside
     from .local import mirror_again, run_training, train_run
     from .measuring import Calibration, calibrate, observe_run
     from .megatron import MegatronJob, render_job
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from .supervisor import supervise
     from .trace import trace_plan
     from .trial import Phase, Trial, try_steps
-    from .worth import Beside, find_beside, train_beside
 
 __all__ = [
     "Beside",

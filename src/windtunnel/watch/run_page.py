@@ -10,13 +10,13 @@ from windtunnel.recipe import dump_recipe
 from windtunnel.run import MetricsReader, RunFolder, compare_expected
 
 from .evaluated import evaluation_of
+from .flop_matched import flop_matched_part
 from .follow import read_snapshot
 from .page import save, template
 from .report_model import Sample
 from .run_charts import run_charts
 from .snapshot import Snapshot
 from .text import chain, count, dollars, duration, number, share
-from .worth import worth_part
 
 MOST_EVENTS = 40
 GOOD = ("running", "done")
@@ -94,7 +94,8 @@ def run_page(folder: Path) -> str:
         recipe=dump_recipe(run.recipe),
     )
     drawn, recursion = run_charts(run)
-    text = template("run.html").render(report=page, drawn=drawn, charts=recursion, worth=worth_part(run.path))
+    matched = flop_matched_part(run.path)
+    text = template("run.html").render(report=page, drawn=drawn, charts=recursion, flop_matched=matched)
     assert isinstance(text, str)
     return text
 

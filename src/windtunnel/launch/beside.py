@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.recipe import Recipe
+from windtunnel.recipe import Recipe, UserError
 from windtunnel.run import RunFolder, first_difference, list_runs
 
 from .local import train_run
@@ -16,7 +16,8 @@ from .prepare import Options
 if TYPE_CHECKING:
     from windtunnel.train import View
 
-FOLDER = "worth"
+FOLDER, FORMER = "flop_matched", "worth"
+"""Of the trainings, in the run's own folder: now, and as it was called before."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,15 @@ class Beside:
 
 
 def find_beside(folder: Path, name: str, recipe: Recipe) -> Beside:
-    """Find a training `name` beside the run in `folder`; runs of other recipes or lengths do not count."""
-    root = folder / FOLDER / name
+    """Find a training `name` beside the run in `folder`; runs of other recipes or lengths do not count.
+
+    Raises:
+        UserError: the trainings are in a folder of the former name: they would be done anew beside those that are there.
+    """
+    former, now = folder / FORMER, folder / FOLDER
+    if former.is_dir() and not now.exists():
+        raise UserError(f"{former}: trainings beside a run are now in {now}", f"mv {former} {now}")
+    root = now / name
     for summary in list_runs(root):
         if summary.status == "damaged":
             continue
