@@ -15,7 +15,7 @@ from . import engine_gpt
 from .constants import GPTConstants
 from .engine_gpt import Passes
 from .memory import Memory
-from .search import Candidate, Found, Worth
+from .search import Candidate, Found, Promising
 from .steptime import StepTime
 
 
@@ -38,7 +38,7 @@ class GPTTraining:
     # The layouts come in order of preference, and the largest micro-batch that fits is as good as any.
     preferred_first = True
 
-    def layouts(self, rig: Rig, ranks: int, worth: Worth) -> Iterator[Layout]:
+    def layouts(self, rig: Rig, ranks: int, promising: Promising) -> Iterator[Layout]:
         """Yield what may be, the preferred first: nothing computed again, passes recorded, small micro-batches.
 
         Raises:

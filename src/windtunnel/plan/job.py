@@ -25,7 +25,7 @@ JOB_COLUMNS = ("step", "what it does", "time", "on the rig", "elsewhere", "disk"
 ANSWER_TOKENS = 512
 """Most tokens of an answer, where the recipe does not say."""
 PREDICTIONS = (1_000, 10_000)
-WORTH = 1.0
+LEAST_SAVING = 1.0
 """Dollars from which on another machine is worth the trouble."""
 CONVERT_GBS_PER_CORE = 0.23
 CONVERT_CORES = 16
@@ -293,7 +293,7 @@ class _Steps:
         if free is not None and free * 2**30 < whole:
             found.append(f"all steps leave {_size(whole)} on the disk, {_size(free * 2**30)} are free on {self.rig.name}")
         saved = sum((s.dollars or 0.0) - (s.elsewhere_dollars or 0.0) for s in steps if s.counted and not s.needs_gpu)
-        if saved < WORTH:
+        if saved < LEAST_SAVING:
             return found
         name = hub_id(self.model.config) or self.model.config
         prepared = next(

@@ -83,8 +83,8 @@ class SideBySide:
             said.append(("cheapest", f"{cheap.rig}: {_money(cheap.dollars)}"))
             if self.hour_value is not None:
                 best = min(priced, key=lambda rig: rig.waiting or 0.0)
-                worth = f"with ${self.hour_value:g} for an hour of waiting, {_money(best.waiting)}"
-                said.append(("cheapest", f"{best.rig}: {worth}"))
+                waited = f"with ${self.hour_value:g} for an hour of waiting, {_money(best.waiting)}"
+                said.append(("cheapest", f"{best.rig}: {waited}"))
         return [*said, *(("cannot", f"{rig.rig}: {rig.reason}") for rig in self.rigs if rig.reason)]
 
 
