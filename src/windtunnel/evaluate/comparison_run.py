@@ -173,10 +173,8 @@ def _step_seconds(run: RunFolder) -> float | None:
 
 def _trained(folder: Path, member: Member, step: int, vocab: int) -> Trained:
     run, losses = RunFolder.open(folder), list[float]()
-    recursion = member.shape.recursion
-    wanted = (
-        ["loss"] if member.kind == "plain" or recursion is None else [of_step("loss", i) for i in range(recursion.supervision)]
-    )
+    steps = 0 if member.kind == "plain" else member.shape.supervision
+    wanted = [of_step("loss", i) for i in range(steps)] or ["loss"]
     if run.metrics_path.exists():
         with MetricsReader(run.metrics_path) as metrics:
             series = [metrics.series(name) for name in wanted]

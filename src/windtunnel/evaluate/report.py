@@ -389,8 +389,8 @@ def _validation(model: GPT, data: PreparedData, tokens: int) -> Validation:
 
 
 def _by_step(model: GPT, validation: Validation) -> LossByStep | None:
-    recursion = model.shape.recursion
-    return None if recursion is None else LossByStep(recursion.supervision, validation.steps)
+    trained = model.shape.supervision
+    return LossByStep(trained, validation.steps) if trained else None
 
 
 def answer_after(recipe: Recipe) -> str | None:

@@ -141,7 +141,7 @@ def _check(recipe: Recipe, layout: Layout) -> None:
         )
     if layout.offload != "none":
         raise UserError("a trial cannot keep optimizer states in CPU memory yet", "--set layout.offload=none")
-    again = recipe.trm is None and layout.recompute != "none"
+    again = not recipe.recomputes and layout.recompute != "none"
     if recipe.model.kind == "gpt" and (layout.shard != "optimizer" or again):
         raise UserError(
             f"a GPT is trained with optimizer states sharded and nothing recomputed, not shard {layout.shard}, "

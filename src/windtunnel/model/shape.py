@@ -95,6 +95,11 @@ class GPTShape:
         return replace(self, recursion=replace(self.recursion, supervision=steps))
 
     @property
+    def supervision(self) -> int:
+        """Supervision steps that the model is trained with, each of which answers; 0 where it answers once."""
+        return 0 if self.recursion is None else self.recursion.supervision
+
+    @property
     def kv_dim(self) -> int:
         """Channels of the keys (and of the values) of one layer."""
         return self.kv_heads * self.head_dim
@@ -166,7 +171,7 @@ class GPTShape:
     @property
     def _supervised(self) -> int:
         """How often a token's loss is counted in a step."""
-        return 1 if self.recursion is None else self.recursion.supervision
+        return max(1, self.supervision)
 
     @property
     def _graded_passes(self) -> float:

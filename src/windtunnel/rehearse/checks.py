@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 STEPS, EVERY = 40, 4
 """Enough saves to be caught in the middle of one."""
-RECURSIVE_STEPS, RECURSIVE_EVERY = 24, 3
-"""A recursive model's steps take longer."""
+SUPERVISED_STEPS, SUPERVISED_EVERY = 24, 3
+"""Steps of several supervision steps each take longer."""
 EXACT = ("loss", "gradient_norm", "learning_rate")
 SAMPLES = 3
 TOKENS = 4096
@@ -36,13 +36,13 @@ def is_gpt_with_data(context: Context) -> bool:
 def small_run(context: Context) -> Recipe:
     """Return the scale model for a few dozen steps, a save every few of them, and three samples to be measured by."""
     scale = context.scale
-    steps, every = (STEPS, EVERY) if scale.trm is None else (RECURSIVE_STEPS, RECURSIVE_EVERY)
-    micro = 8 if scale.trm is None else 2
+    steps, every = (SUPERVISED_STEPS, SUPERVISED_EVERY) if scale.supervision else (STEPS, EVERY)
+    micro = 2 if scale.supervision else 8
     pretrain = scale.pretrain.model_copy(
         update={
             "validate_every": Every(steps=steps // 2),
             "validation_tokens": TOKENS,
-            "batch_tokens": 1024 if scale.trm is None else 2 * micro * scale.gpt.sequence,
+            "batch_tokens": 2 * micro * scale.gpt.sequence if scale.supervision else 1024,
             "micro_batch": micro,
             "compile": False,  # takes longer than the run
         }

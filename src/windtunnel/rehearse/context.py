@@ -145,11 +145,6 @@ class Context(CheckContext):
         """Return whether the recipe's data are puzzles."""
         return isinstance(self.recipe.data.corpus, SudokuCorpus)
 
-    @property
-    def recurses(self) -> bool:
-        """Return whether the model's blocks recurse."""
-        return self.recipe.trm is not None
-
     @cached_property
     def resolved(self) -> Recipe:
         """Return the recipe as the target would train it: depth 'auto' made a number. Raises UserError."""

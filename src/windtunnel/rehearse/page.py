@@ -17,7 +17,7 @@ from windtunnel.watch import (
     PlanRow,
     Report,
     Sample,
-    recursion_curves,
+    supervision_curves,
     write_report,
 )
 
@@ -50,7 +50,7 @@ def write_page(report: Readiness, path: Path) -> Path:
         checks=[_row(outcome, report.late_of(outcome)) for outcome in sorted(report.outcomes, key=lambda o: o.status != "fail")],
         plans=[_plan(plan, number) for number, plan in enumerate(report.plans())],
         loss=_loss(getattr(context, "run", None)),
-        recursion=_recursion(context),
+        supervision=_supervision(context),
         memory=[Curve(f"{name} run, resident", points) for name, points in memory.items() if points],
         cost=_cost(report),
         budget_dollars=recipe.budget.dollars if recipe else None,
@@ -115,14 +115,14 @@ def _loss(run: Path | None) -> list[Curve]:
     return [Curve(name, [(p.step, p.value) for p in points]) for name, points in found.items() if points]
 
 
-def _recursion(context: Context) -> Any:
-    """Return the losses after each supervision step, of a recursive model that was trained; else None."""
+def _supervision(context: Context) -> Any:
+    """Return the losses after each supervision step of the model that was trained; None where there are no such steps."""
     run: Path | None = getattr(context, "run", None)
-    if run is None or not context.recurses or not (run / "metrics.sqlite").exists():
+    if run is None or not context.recipe.supervision or not (run / "metrics.sqlite").exists():
         return None
     try:
         with MetricsReader(run / "metrics.sqlite") as metrics:
-            return recursion_curves(metrics, context.prepared.tokenizer.vocab)
+            return supervision_curves(metrics, context.prepared.tokenizer.vocab)
     except UserError:
         return None
 

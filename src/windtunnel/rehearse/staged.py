@@ -60,9 +60,7 @@ def _judge(run: Path, stage: TrainingStage, recipe: Recipe, rehearsal: Rehearsal
     folder = RunFolder.open(run)
     own = stage_recipe(recipe, stage.name)
     # The limits are the recipe's, the number of supervision steps is the toy's.
-    if own.trm is not None and folder.recipe.trm is not None:
-        trm = own.trm.model_copy(update={"supervision": folder.recipe.trm.supervision})
-        own = own.model_copy(update={"trm": trm})
+    own = own.with_supervision(folder.recipe.supervision)
     with MetricsReader(folder.metrics_path) as metrics:
         series = gate_series(metrics, own)
     results = judge_gates(stage.gates, own, series, gpus=rehearsal.here.gpu is not None)

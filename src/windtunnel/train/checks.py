@@ -197,7 +197,7 @@ def _judge(
     fix = f"change gates of stage {name} in the recipe, or give it a longer budget"
     if isinstance(asked.refinement, float) and asked.refinement >= MOST:
         found.problem(f"stage {name}: a refinement of {asked.refinement:g} % is more than a loss can fall by", fix, shows="end")
-    if asked.order and recipe.trm is not None and recipe.trm.supervision == 1:
+    if asked.order and recipe.supervision == 1:
         found.warn(f"stage {name}: with trm.supervision=1 neither order nor refinement can be asked for")
     results = judge_gates(asked, recipe, _metrics(recipe, *planned), gpus=context.rig.gpu is not None)
     for result in results:
@@ -221,8 +221,8 @@ def _metrics(recipe: Recipe, end: int, vocab: int) -> dict[str, Any]:
     def series(numbers: Any, value: float) -> list[Any]:
         return [Point(step=step, value=value * (1 - 0.5 * step / end), time=0.0) for step in numbers]
 
-    supervision = recipe.trm.supervision if recipe.trm is not None else 0
-    by_step = {of_step("validation_loss", i): series(validated, start * (1 - 0.1 * i)) for i in range(supervision)}
+    steps_of = range(recipe.supervision)
+    by_step = {of_step("validation_loss", i): series(validated, start * (1 - 0.1 * i)) for i in steps_of}
     if interval is not None:
         by_step["validation_loss"] = series(validated, start)
     if answers is not None and answers.every is not None:

@@ -44,9 +44,8 @@ def judge_gates(gates: Gates, recipe: Recipe, series: Mapping[str, Sequence[Poin
         gpus: whether the run had GPUs; without, their utilisation is not asked for.
     """
     settings, limits = settings_of(recipe), gate_limits(gates, recipe, gpus=gpus)
-    supervision = recipe.trm.supervision if recipe.trm is not None else 0
     judges: dict[str, Callable[[str], GateResult]] = {
-        "order": lambda limit: _order(series, supervision, settings, limit),
+        "order": lambda limit: _order(series, recipe.supervision, settings, limit),
         "refinement": lambda limit: _refinement(
             series.get("refinement", ()), least_refinement(gates, recipe) or 0.0, settings, limit
         ),
@@ -63,9 +62,8 @@ def judge_gates(gates: Gates, recipe: Recipe, series: Mapping[str, Sequence[Poin
 
 def gate_series(metrics: MetricsReader, recipe: Recipe) -> dict[str, list[Point]]:
     """Return the series that `judge_gates` asks for, by metric; of a metric that was not logged an empty one."""
-    steps = range(recipe.trm.supervision if recipe.trm is not None else 0)
     wanted = ["loss", "validation_loss", "answers_right", "gradient_norm", "refinement", "gpu_utilisation"]
-    wanted += [of_step("validation_loss", step) for step in steps]
+    wanted += [of_step("validation_loss", step) for step in range(recipe.supervision)]
     return {name: metrics.series(name) for name in wanted}
 
 

@@ -234,8 +234,7 @@ def _stage(recipe: Recipe) -> TrainingStage:
 
 def _lighter(run: RunFolder, layout: Layout) -> str:
     recipe = run.recipe
-    recomputes = recipe.trm is not None or isinstance(recipe.model, HuggingFaceModel)
-    return lighter(run.path, layout, _stage(recipe).name or "pretrain", recomputes=recomputes)
+    return lighter(run.path, layout, _stage(recipe).name or "pretrain", recomputes=recipe.recomputes)
 
 
 def _by_clock(recipe: Recipe) -> bool:

@@ -65,7 +65,7 @@ def _trace(request: TraceRequest, layout: Layout, say: Callable[[str], None]) ->
         assert request.vocab is not None, "a GPT's trace needs its vocabulary"
         depth = request.recipe.gpt.depth
         assert depth != "auto"
-        say(f"tracing all {depth} blocks" if request.recipe.trm is None else "tracing all supervision steps")
+        say("tracing all supervision steps" if request.recipe.supervision else f"tracing all {depth} blocks")
         return trace_gpt(request.recipe, layout, request.vocab), [depth], depth
     depths = choose_depths(range(len(request.blocks)) if request.whole else request.blocks)
     traced = []

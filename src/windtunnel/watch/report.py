@@ -6,8 +6,8 @@ from pathlib import Path
 
 from .charts import line_chart, memory_chart
 from .page import save, template
-from .recursion import recursion_charts
 from .report_model import Report
+from .supervision import supervision_charts
 
 
 def write_report(path: Path | str, report: Report) -> Path:
@@ -28,7 +28,7 @@ def render(report: Report) -> str:
         "memory": line_chart(report.memory, x="step", y="GiB", limit=report.memory_limit_gib, name="memory-time"),
         "cost": line_chart(report.cost, x="step", y="dollars", limit=report.budget_dollars, limit_name="budget", name="cost"),
         "plans": memory_chart([(p.rig, p.memory) for p in report.plans if p.memory], name="memory-plan"),
-        **recursion_charts(report.recursion),
+        **supervision_charts(report.supervision),
     }
     text = template("report.html").render(report=report, charts={k: Markup(v) for k, v in charts.items()})
     assert isinstance(text, str)

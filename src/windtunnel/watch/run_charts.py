@@ -6,8 +6,8 @@ from windtunnel.run import MetricsReader, RunFolder, described
 
 from .charts import line_chart
 from .groups import LOSS, grouped, limits_of
-from .recursion import recursion_charts, recursion_curves, smoothed, step_curves
 from .report_model import Curve
+from .supervision import smoothed, step_curves, supervision_charts, supervision_curves
 
 SMOOTHED = 60
 """Points that a noisy metric is averaged into."""
@@ -22,15 +22,15 @@ _UNITS = {LOSS: "nats per token", "Gradient norm": "before clipping", "Tokens pe
 
 
 def run_charts(run: RunFolder) -> tuple[list[tuple[str, str, str]], dict[str, str]]:
-    """Return the charts of a run as (title, SVG, what it means), and those of a recursive one by name."""
+    """Return the charts of a run as (title, SVG, what it means), and those of supervision steps by name."""
     if not run.metrics_path.exists():
-        return [], recursion_charts(None)
+        return [], supervision_charts(None)
     with MetricsReader(run.metrics_path) as metrics:
         drawn = []
         for title, names in grouped(metrics.names())[0]:
             if title not in _LEFT_OUT:
                 drawn += _group(run, metrics, title, names)
-        return [part for part in drawn if part[1]], recursion_charts(recursion_curves(metrics, _vocab(run)))
+        return [part for part in drawn if part[1]], supervision_charts(supervision_curves(metrics, _vocab(run)))
 
 
 def _group(run: RunFolder, metrics: MetricsReader, title: str, names: list[str]) -> list[tuple[str, str, str]]:

@@ -93,9 +93,9 @@ def run_page(folder: Path) -> str:
         events=_events(run),
         recipe=dump_recipe(run.recipe),
     )
-    drawn, recursion = run_charts(run)
+    drawn, by_step = run_charts(run)
     matched = flop_matched_part(run.path)
-    text = template("run.html").render(report=page, drawn=drawn, charts=recursion, flop_matched=matched)
+    text = template("run.html").render(report=page, drawn=drawn, charts=by_step, flop_matched=matched)
     assert isinstance(text, str)
     return text
 

@@ -1,4 +1,4 @@
-"""A recursive run's losses after each supervision step, its refinement and order, as curves for a page."""
+"""Losses after each supervision step of a run, their refinement and order, as curves for a page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from windtunnel.run import MetricsReader, Point, of_step
 
 from .charts import line_chart
-from .report_model import Curve, RecursionCurves
+from .report_model import Curve, SupervisionCurves
 
 SMOOTHED = 100  # points that a noisy series is averaged into
 SHARES = 40  # likewise of a series that is 0 or 1
@@ -17,7 +17,7 @@ MOST_CURVES = 8
 Points = list[tuple[float, float]]
 
 
-def recursion_curves(metrics: MetricsReader, vocab: int | None = None) -> RecursionCurves | None:
+def supervision_curves(metrics: MetricsReader, vocab: int | None = None) -> SupervisionCurves | None:
     """Return curves from a run's metrics, or None where the run has no supervision steps.
 
     Args:
@@ -34,7 +34,7 @@ def recursion_curves(metrics: MetricsReader, vocab: int | None = None) -> Recurs
         Curve("held-out", _refinement(held_out)),
     ]
     order = smoothed(_points(metrics.series("supervision_order")), SHARES)
-    return RecursionCurves(
+    return SupervisionCurves(
         training=_named([smoothed(points) for points in training]),
         held_out=_named(held_out),
         refinement=[curve for curve in percent if curve.points],
@@ -44,7 +44,7 @@ def recursion_curves(metrics: MetricsReader, vocab: int | None = None) -> Recurs
     )
 
 
-def recursion_charts(curves: RecursionCurves | None) -> dict[str, str]:
+def supervision_charts(curves: SupervisionCurves | None) -> dict[str, str]:
     """SVG by name; empty text where there is nothing to draw."""
     if curves is None:
         return dict.fromkeys(("supervision", "held_out", "refinement", "order", "solved"), "")
