@@ -32,10 +32,12 @@ class MixtureFile(TokenFile):
 
     @property
     def packed(self) -> bool:
+        """Return whether rows hold several samples: all parts are alike in it."""
         return self.parts[0].packed
 
     @property
     def bytes(self) -> int:
+        """Return the bytes of all parts on the disk."""
         return sum(part.bytes for part in self.parts)
 
     @cached_property
@@ -53,7 +55,7 @@ class MixtureFile(TokenFile):
         return total if limit is None else min(total, max(1, limit))
 
     def order(self, sequence: int, seed: int) -> MixtureOrder:
-        """The order in which training visits the sequences of all parts."""
+        """Return the order in which training visits the sequences of all parts."""
         return MixtureOrder([part.sequences(sequence) for part in self.parts], self.weights, seed)
 
     def epochs_of_sources(self, sequence: int, seed: int, position: int) -> dict[str, float]:
@@ -75,9 +77,11 @@ class MixtureFile(TokenFile):
         return np.concatenate(rows), targets
 
     def width(self, sequence: int) -> int:
+        """Return the numbers in a row of a batch; see `TokenFile`."""
         return self.parts[0].width(sequence)
 
     def ids_of(self, out: Tokens, sequence: int) -> Tokens:
+        """Return the part of rows that holds ids."""
         return self.parts[0].ids_of(out, sequence)
 
     def _starts(self, sequence: int) -> list[int]:
@@ -118,11 +122,11 @@ class MixtureOrder:
         self._orders = [SequenceOrder(n, seed + k) for k, n in enumerate(counts)]
 
     def visits(self, source: int, n: int) -> int:
-        """How many of the first n positions belong to a source."""
+        """Return how many of the first n positions belong to a source."""
         return self._below(self._bounds[source + 1], n) - self._below(self._bounds[source], n)
 
     def _below(self, bound: int, n: int) -> int:
-        """How many of the first n points lie below a bound: [x mod M < a] = floor(x / M) - floor((x - a) / M)."""
+        """Return how many of the first n points lie below a bound: [x mod M < a] = floor(x / M) - floor((x - a) / M)."""
         multiplier = int(GOLDEN)
         first = multiplier + self._shift
         return _floor_sum(n, _MODULUS, multiplier, first) - (_floor_sum(n, _MODULUS, multiplier, first - bound + _MODULUS) - n)

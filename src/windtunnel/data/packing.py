@@ -92,6 +92,7 @@ class ConversationFile(TokenFile):
 
     @property
     def packed(self) -> bool:
+        """Return that rows hold several samples, with their positions (see `Batch`)."""
         return True
 
     @cached_property
@@ -118,7 +119,7 @@ class ConversationFile(TokenFile):
 
     @property
     def learned(self) -> int:
-        """Tokens that are learned, of all samples whatever their length."""
+        """Return how many tokens are learned, of all samples whatever their length."""
         return int(self._learned_before[-1])
 
     def sample(self, number: int) -> tuple[Array, Array]:
@@ -195,7 +196,7 @@ class ConversationFile(TokenFile):
         return 3 * sequence
 
     def ids_of(self, out: Array, sequence: int) -> Array:
-        """The part of rows that holds ids."""
+        """Return the part of rows that holds ids."""
         return out[:, :sequence]
 
     def _fill(self, rows: Array, sequence: int, out: Array, targets: int | None, draw: Draw | None) -> Short:
@@ -223,6 +224,7 @@ def best_fit(lengths: Array, sequence: int) -> tuple[Array, Array]:
 
     Args:
         lengths: (n,) tokens of each sample, from 1 to `sequence`.
+        sequence: tokens that a pack has room for.
 
     Returns:
         (n,) the samples, pack after pack, and (packs + 1,) where each pack begins among them.
@@ -274,8 +276,10 @@ def bucketed(documents: int, longest: int, positions: int, sequence: int) -> tup
     longest at least 128.
 
     Args:
-        documents, longest: as `sequence_starts` finds them.
-        positions: of all rows. sequence: of a row.
+        documents: how many there are, as `sequence_starts` finds it.
+        longest: tokens of the longest, likewise.
+        positions: of all rows.
+        sequence: positions of a row.
     """
     return min(positions, max(16, _power(positions // 256), _power(documents))), min(sequence, max(128, _power(longest)))
 

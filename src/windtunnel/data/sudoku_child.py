@@ -109,7 +109,7 @@ def _exactly(source: IO[bytes], size: int) -> Array:
 
 
 def main(arguments: list[str]) -> None:
-    """The child."""
+    """Make the batches whose numbers stand on standard input, one a line, until there are no more."""
     box, grade, seed, size = map(int, arguments)
     for line in sys.stdin:
         _send(sys.stdout.buffer, make_batch(box, grade, seed, int(line), size))

@@ -44,12 +44,12 @@ class Puzzles:
         return len(self.inputs)
 
     def take(self, which: Array) -> Puzzles:
-        """The puzzles of an index or mask."""
+        """Return the puzzles of an index or mask."""
         return Puzzles(self.inputs[which], self.solutions[which], self.grades[which], self.splits[which])
 
 
 def join(parts: list[Puzzles]) -> Puzzles:
-    """All puzzles of several batches."""
+    """Return all puzzles of several batches."""
     names = ("inputs", "solutions", "grades", "splits")
     return Puzzles(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
@@ -72,7 +72,7 @@ def full_grids(n: int, box: int, rng: np.random.Generator) -> Array:
 
 
 def _guess(c: Array, rng: np.random.Generator) -> Array:
-    """Each grid's cell with fewest candidates (among equals the first) gets one of them at random."""
+    """Give each grid's cell with fewest candidates (among equals the first) one of them at random."""
     n = c.shape[2]
     flat = c.reshape(-1, n).copy()
     cell, each = fewest(c), np.arange(n)
@@ -92,6 +92,7 @@ def dig(solutions: Array, grade: int, clues: Array, rng: np.random.Generator) ->
         solutions: (n, cells) full grids.
         grade: 0: single candidates must suffice, 1: single places may help, 2: one solution, however it is found.
         clues: (n,) clues at which a puzzle is left as it is; 0: take away all that can be.
+        rng: draws the order.
 
     Returns:
         (n, cells) uint8 puzzles.

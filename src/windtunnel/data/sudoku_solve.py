@@ -111,7 +111,7 @@ def _sweep(c: Array, places: bool) -> tuple[Array, Array]:
 
 
 def _places(cells: list[Array], full: np.uint16) -> tuple[Array, Array]:
-    """The cells of every row (or column, or box) one after the other -> digits with one place in it, (n,) any without."""
+    """Find the digits with a single place in each row (or column, or box), and which grids have one without any (n,)."""
     once, twice = cells[0].copy(), np.zeros_like(cells[0])
     for cell in cells[1:]:
         twice |= once & cell

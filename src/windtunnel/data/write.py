@@ -154,7 +154,7 @@ def _write(tokenizer: Tokenizer, found: Survey, batches: Iterable[MakeBatch], fo
 
 
 def _tokenize(tokenizer: Tokenizer, threshold: int, batch: DocumentBatch) -> _Part:
-    """A batch's documents as ids behind BOS, split by key."""
+    """Return a batch's documents as ids behind BOS, split by key."""
     ids, lengths, skipped = tokenizer.encode_documents(batch)
     held_out = batch.keys < np.uint64(threshold)
     counts = lengths + 1
@@ -272,7 +272,7 @@ def _training_texts(found: Survey, batches: Iterable[MakeBatch]) -> Iterator[str
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
