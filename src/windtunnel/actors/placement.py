@@ -36,7 +36,7 @@ class Wanted:
 
     @property
     def text(self) -> str:
-        """In words."""
+        """Return the placement in words."""
         if not self.tensor:
             return f"{self.learners} learners and {self.engines} engines of a CPU core each"
         return f"{self.learners} learners of a GPU and {self.engines} engines of {self.tensor} GPU(s)"

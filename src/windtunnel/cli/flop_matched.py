@@ -21,14 +21,14 @@ class Aside:
     """Shows on standard error what a training says; standard output is for the report."""
 
     def update(self, snapshot: Any) -> None:
-        """Nothing: the training shows its own."""
+        """Show nothing: the training shows its own."""
 
     def say(self, text: str) -> None:
-        """One line."""
+        """Show one line."""
         typer.echo(text, err=True)
 
     def close(self) -> None:
-        """Nothing."""
+        """Have no terminal to give back."""
 
 
 def evaluate_flop_matched(folder: Path, *, steps: int | None, yes: bool, json: bool, isolated: bool = True) -> None:

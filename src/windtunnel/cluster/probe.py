@@ -169,7 +169,7 @@ def addresses() -> list[str]:
 
 
 def _look_at_clock(address: str, port: int) -> tuple[float, float]:
-    """(seconds that this clock is ahead, seconds that the question took)."""
+    """Return (seconds that this clock is ahead, seconds that the question took)."""
     with socket.create_connection((address, port), timeout=5.0) as connection:
         before = time.time()
         connection.sendall(b"?")

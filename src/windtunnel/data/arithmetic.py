@@ -73,7 +73,7 @@ def generate(corpus: ArithmeticCorpus, seed: int, first: int, count: int) -> Doc
 
 
 def _term(draw: _Draws, width: int, decimals: int) -> Array:
-    """Numbers times 10**decimals: uniform in their count of digits, then in value."""
+    """Draw numbers times 10**decimals: uniform in their count of digits, then in value."""
     powers = 10 ** np.arange(width + 1, dtype=np.int64)
     size = draw.below(1, width + 1)
     low = np.where(size == 1, 0, powers[size - 1])
@@ -97,11 +97,11 @@ class _Draws:
         return (mix(self._state) >> np.uint64(11)) * 2.0**-53
 
     def below(self, low: int, high: int) -> Array:
-        """(n,) int64, uniform in [low, high)."""
+        """Return (n,) int64, uniform in [low, high)."""
         return (self._uniform() * (high - low)).astype(np.int64) + low
 
     def between(self, low: Array, high: Array) -> Array:
-        """(n,) int64, uniform in [low, high) of each document; ranges below 2**53."""
+        """Return (n,) int64, uniform in [low, high) of each document; ranges below 2**53."""
         return (self._uniform() * (high - low)).astype(np.int64) + low
 
 
@@ -117,12 +117,12 @@ class _Grid:
         self._columns.append(np.full(self._count, ord(character), dtype=np.uint8))
 
     def where(self, condition: Array, yes: str, no: str, used: Array) -> None:
-        """One of two characters, or none, in the documents where it is used."""
+        """Add one of two characters, or none, to the documents where it is used."""
         column = np.where(condition, ord(yes) if yes else 0, ord(no) if no else 0).astype(np.uint8)
         self._columns.append(column * used)
 
     def number(self, scaled: Array, width: int, decimals: int, used: Array) -> None:
-        """Numbers times 10**decimals, without leading zeros or trailing ones behind the point."""
+        """Add numbers times 10**decimals, without leading zeros or trailing ones behind the point."""
         rest: Any = scaled.astype(np.uint32 if 10 ** (width + decimals) < 2**32 else np.uint64)
         ten = rest.dtype.type(10)
         shown = np.zeros(self._count, dtype=bool)

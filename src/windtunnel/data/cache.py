@@ -19,7 +19,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def cache_root(cache: str | Path | None = None) -> Path:
-    """$WINDTUNNEL_CACHE, else $XDG_CACHE_HOME/windtunnel, else ~/.cache/windtunnel; created.
+    """Return $WINDTUNNEL_CACHE, else $XDG_CACHE_HOME/windtunnel, else ~/.cache/windtunnel; created.
 
     Raises:
         UserError: the folder cannot be created or written.

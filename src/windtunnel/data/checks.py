@@ -108,7 +108,7 @@ def _what_else(beginning: bytes, size: int) -> tuple[str, str] | None:
 
 
 def _same_contents(listed: list[CorpusFile]) -> tuple[str, str] | None:
-    """Two files with the same contents, among those of the same size."""
+    """Return two files with the same contents, among those of the same size."""
     import xxhash
 
     by_size: dict[int, list[str]] = {}
@@ -267,7 +267,7 @@ def amount(context: Context, say: Say) -> Evidence:
 
 
 def _tokens(context: Context) -> tuple[int, int, str]:
-    """(training tokens, held-out tokens, how they are known)."""
+    """Return (training tokens, held-out tokens, how they are known)."""
     facts, recipe = context.facts["data"], context.recipe
     if whole := facts.get("whole"):
         return whole["train_tokens"], whole["validation_tokens"], "counted"

@@ -42,7 +42,7 @@ class MixtureFile(TokenFile):
 
     @cached_property
     def array(self) -> Tokens:
-        """(count,) ids of all parts one after the other, in memory; for looking at, not for training."""
+        """Return (count,) ids of all parts one after the other, in memory; for looking at, not for training."""
         return np.concatenate([part.array for part in self.parts])
 
     def sequences(self, sequence: int) -> int:
@@ -64,7 +64,7 @@ class MixtureFile(TokenFile):
         return {name: order.visits(k, position) / order.counts[k] for k, name in enumerate(self.names)}
 
     def used(self, sequence: int, limit: int | None) -> tuple[Array, int]:
-        """(rows,) sequences to validate on, whole ones, of each part in the share of its weight; and their targets."""
+        """Return (rows,) sequences to validate on, whole ones, of each part in the share of its weight; and their targets."""
         rows, targets = [], 0
         share = [weight / sum(self.weights) for weight in self.weights]
         for part, start, weight in zip(self.parts, self._starts(sequence), share, strict=True):
@@ -132,7 +132,7 @@ class MixtureOrder:
         return _floor_sum(n, _MODULUS, multiplier, first) - (_floor_sum(n, _MODULUS, multiplier, first - bound + _MODULUS) - n)
 
     def __call__(self, first: int, n: int) -> Array:
-        """(n,) int64 sequences at global positions first .. first + n - 1."""
+        """Return (n,) int64 sequences at global positions first .. first + n - 1."""
         with np.errstate(over="ignore"):
             points = (np.arange(first, first + n, dtype=np.uint64) + np.uint64(1)) * GOLDEN + np.uint64(self._shift)
         inner = np.array(self._bounds[1:-1], dtype=np.uint64)

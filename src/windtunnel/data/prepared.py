@@ -181,7 +181,7 @@ def _files(corpus: Any) -> list[CorpusFile]:
 
 
 def _sources(recipe: Recipe) -> list[Recipe]:
-    """Of a mixture: a recipe for each source, with its corpus alone."""
+    """Return a recipe for each source of a mixture, with its corpus alone."""
     assert isinstance(recipe.data.corpus, MixtureCorpus)
     parts = [recipe.data.model_copy(update={"corpus": source.corpus}) for source in recipe.data.corpus.sources]
     return [recipe.model_copy(update={"data": part}) for part in parts]
@@ -312,7 +312,7 @@ def _open(folder: Path, reused: bool) -> PreparedData:
 
 
 def _file(folder: Path, name: str, split: Split, meta: dict[str, Any]) -> TokenFile:
-    """One split of a prepared folder, as the kind of file that its corpus makes."""
+    """Return one split of a prepared folder, as the kind of file that its corpus makes."""
     path, vocab = folder / f"{name}.bin", meta["vocab"]
     if meta["corpus"] == "sudoku":
         return PuzzleFile(path, split.dtype, split.tokens, vocab, cells=(vocab - 1) ** 2)

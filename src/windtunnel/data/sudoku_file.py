@@ -184,7 +184,7 @@ def make_puzzles(corpus: SudokuCorpus, seed: int, progress: Callable[[float], No
 
 
 def _new(batch: Puzzles, seen: set[bytes]) -> Array:
-    """(n,) bool: puzzles not met before; adds them to `seen`."""
+    """Return (n,) bool: puzzles not met before; adds them to `seen`."""
     new = np.zeros(len(batch), dtype=bool)
     for i, row in enumerate(batch.inputs):
         content = row.tobytes()
@@ -194,7 +194,7 @@ def _new(batch: Puzzles, seen: set[bytes]) -> Array:
 
 
 def held_out_of(keys: Array, share: float) -> Array:
-    """(n,) bool: the puzzles with the lowest keys, about this share of them and at least one; equal keys stay together.
+    """Return (n,) bool: the puzzles with the lowest keys, about this share of them and at least one; equal keys stay together.
 
     Raises:
         UserError: all keys are equal.

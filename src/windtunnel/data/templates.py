@@ -105,7 +105,7 @@ class ChatTemplate:
 
     @property
     def described(self) -> str:
-        """Whose it is, for a report."""
+        """Return whose template it is, for a report."""
         return "the tokenizer's own" if self.name == "model" else self.name
 
     @property
@@ -201,7 +201,7 @@ class ChatTemplate:
         return [_joined(sample) for sample in ids]
 
     def _encode_whole(self, rendered: list[tuple[str, list[Span]]]) -> list[Encoded]:
-        """For tokenizers that put a space before every text: encoded whole, learned is what lies within a span."""
+        """Encode whole, for tokenizers that put a space before every text; learned is what lies within a span."""
         assert isinstance(self.tokenizer, Subwords)
         made = []
         for (_, spans), encoding in zip(rendered, self.tokenizer.encode_marked([text for text, _ in rendered]), strict=True):

@@ -45,7 +45,7 @@ class TokenFile:
 
     @cached_property
     def array(self) -> Tokens:
-        """(count,) ids, memory-mapped and read-only."""
+        """Return (count,) ids, memory-mapped and read-only."""
         return np.memmap(self.path, dtype=np.dtype(self.dtype).newbyteorder("<"), mode="r", shape=(self.count,))
 
     @property
@@ -74,7 +74,7 @@ class TokenFile:
         return SequenceOrder(self.sequences(sequence), seed)
 
     def used(self, sequence: int, limit: int | None) -> tuple[Tokens, int]:
-        """(rows,) the first sequences that hold `limit` targets (None: all), and how many targets are in use."""
+        """Return (rows,) the first sequences that hold `limit` targets (None: all), and how many targets are in use."""
         targets = self.targets(limit)
         return np.arange(-(-targets // sequence)), targets
 
@@ -156,7 +156,7 @@ class SequenceOrder:
         self._kept: dict[int, Tokens] = {}
 
     def permutation(self, epoch: int) -> Tokens:
-        """(count,) the sequences of one epoch in the order they are visited."""
+        """Return (count,) the sequences of one epoch in the order they are visited."""
         if epoch not in self._kept:
             key = np.array([self.seed & (2**64 - 1), epoch], dtype=np.uint64)
             raw = np.random.Philox(key=key).random_raw(self.count)
@@ -166,7 +166,7 @@ class SequenceOrder:
         return self._kept[epoch]
 
     def __call__(self, first: int, n: int) -> Tokens:
-        """(n,) int64 sequences at global positions first .. first + n - 1."""
+        """Return (n,) int64 sequences at global positions first .. first + n - 1."""
         parts = []
         while n > 0:
             epoch, start = divmod(first, self.count)

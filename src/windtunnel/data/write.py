@@ -277,7 +277,7 @@ def cores() -> int:
 
 
 def ordered_map(work: Callable[[T], R], items: Iterable[T], *, threads: int | None = None) -> Generator[R, None, None]:
-    """`work` over items in a few threads, results in order, only a few held at once. NumPy frees the interpreter lock."""
+    """Do `work` over items in a few threads, results in order, only a few held at once. NumPy frees the interpreter lock."""
     threads = threads or min(8, cores())
     with ThreadPoolExecutor(threads, thread_name_prefix="tokenize") as pool:
         pending: deque[Future[R]] = deque()

@@ -203,7 +203,7 @@ def best_twin(rows: Sequence[Row]) -> Row:
 
 
 def verdict(own: Row, same: Row, uniform: float, updates: int = 1) -> str:
-    """One sentence on the plain model of the same FLOPs against the run's, which made `updates` for each of its."""
+    """Return one sentence on the plain model of the same FLOPs against the run's, which made `updates` for each of its."""
     if min(own.loss.value, same.loss.value) >= uniform:
         return (
             f"No verdict: on held-out data both lose more than knowing nothing does ({own.loss.value:.2f} and "

@@ -89,7 +89,7 @@ def compare_run(folder: Path, steps: int | None = None) -> Comparison:
 
 
 def _comparison(run: RunFolder, folder: Path, steps: int, taken: int, *, itself: bool) -> Comparison:
-    """Of a run that took `taken` steps, at `steps`."""
+    """Return the comparison of a run that took `taken` steps, at `steps`."""
     layout = run.manifest["plan"]["layout"]
     length = Length(steps, int(layout["batch_tokens"]), str(layout["precision"]), int(layout.get("data") or 1))
     vocab = load_tokenizer(run.tokenizer_path).vocab

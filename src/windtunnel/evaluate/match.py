@@ -53,7 +53,7 @@ def wilson(right: int, n: int) -> tuple[float, float]:
 
 
 def answer_tokens(problems: Sequence[Problem]) -> int:
-    """Tokens that an answer may have."""
+    """Return how many tokens an answer may have."""
     return max(ANSWER_TOKENS, max(len(p.answer) for p in problems) + 1)
 
 

@@ -88,12 +88,12 @@ class Optimized:
 
     @property
     def right(self) -> int:
-        """Those that are right."""
+        """Return those that are right."""
         return sum(1 + len(one.twins) for one in self.judged if one.verdict.accepted)
 
     @property
     def unknown(self) -> int:
-        """Those about which nothing is known."""
+        """Return those about which nothing is known."""
         return sum(1 + len(one.twins) for one in self.judged if one.verdict.infrastructure)
 
     def reasons(self) -> list[tuple[str, int, str]]:

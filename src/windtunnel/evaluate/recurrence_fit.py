@@ -131,7 +131,7 @@ def _interval(values: Sequence[_Estimate], count: int) -> tuple[float | None, fl
 
 
 def _estimate(sizes: np.ndarray, losses: np.ndarray, recurrent: Sequence[Recurrent]) -> _Estimate | str:
-    """From the losses of the plain and then of the recurrent models; a sentence where the plain ones draw no curve.
+    """Estimate phi from the losses of the plain and then of the recurrent models; a sentence where the plain ones draw no curve.
 
     A loss outside the plain models' counts as the nearest end's. The fit grows with every log share, so that it is
     then a bound.
@@ -190,7 +190,7 @@ def fit_curve(sizes: np.ndarray, losses: np.ndarray) -> Curve:
 
 @functools.cache
 def _solutions(sizes: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """For each of ALPHAS what takes losses to (floor, scale), (2, K), and to what the fit leaves over, (K, K)."""
+    """Return for each of ALPHAS what takes losses to (floor, scale), (2, K), and to what the fit leaves over, (K, K)."""
     powers = np.array(sizes)[None, :] ** -ALPHAS[:, None]
     design = np.stack([np.ones_like(powers), powers], axis=2)
     inverse = np.linalg.pinv(design)

@@ -370,7 +370,7 @@ def _backtest(subject: Subject, found: TunedEvaluation) -> tuple[BacktestReport 
 
 
 def samples(generator: Generator, prompts: list[str], tokens: int, seed: int) -> list[Sample]:
-    """One text for each prompt at temperature 0.8, the same for the same seed.
+    """Return one text for each prompt at temperature 0.8, the same for the same seed.
 
     Prompts that are longer than the context lose their beginning.
     """

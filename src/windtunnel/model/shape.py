@@ -39,7 +39,7 @@ class RecursionShape:
 
     @property
     def gradient_passes(self) -> int:
-        """Those of `passes` that have a gradient."""
+        """Return those of `passes` that have a gradient."""
         return self.passes if self.gradient_cycles == "all" else self.cycle_passes
 
 
@@ -189,7 +189,7 @@ class GPTShape:
 
     @cached_property
     def _pass_flops(self) -> float:
-        """One pass through all blocks, forward and backward."""
+        """Return one pass through all blocks, forward and backward."""
         return training_flops(self.blocks, self.sequence)
 
     def kv_bytes_per_token(self, element_bytes: int = 2) -> int:

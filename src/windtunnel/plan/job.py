@@ -132,14 +132,14 @@ class Job:
         return {"steps": [asdict(s) for s in self.steps], "total": total, "elsewhere": self.elsewhere, "advice": self.advice}
 
     def rows(self) -> list[tuple[str, ...]]:
-        """One row a step under JOB_COLUMNS, the total after those that count."""
+        """Return one row a step under JOB_COLUMNS, the total after those that count."""
         counted = [_row(step) for step in self.steps if step.counted]
         name = "total" if self.fits else "the others"
         total = (name, "", hours_text(self.hours), _money(self.dollars), _money(self.shared_dollars), _size(self.disk_bytes))
         return [*counted, total, *(_row(step) for step in self.steps if not step.counted)]
 
     def remarks(self) -> list[tuple[str, str]]:
-        """(label, text): where the figures come from, and the advice."""
+        """Return (label, text): where the figures come from, and the advice."""
         named = {step.name: step.source for step in self.steps if step.source}
         return [*named.items(), *(("note", text) for text in self.advice)]
 

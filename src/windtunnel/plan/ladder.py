@@ -229,7 +229,7 @@ COLUMNS = ("rung", "rig", "done there", "GiB a rank", "step", "time", "cost")
 
 
 def ladder_rows(ladder: Ladder) -> list[tuple[str, ...]]:
-    """One row a rung under COLUMNS, and the total."""
+    """Return one row a rung under COLUMNS, and the total."""
     rows = [_row(rung) for rung in ladder.rungs]
     known = [rung.hours for rung in ladder.rungs if rung.hours is not None]
     total = f"${ladder.dollars:,.2f}" if any(rung.dollars is not None for rung in ladder.rungs) else ""

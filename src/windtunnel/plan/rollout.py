@@ -181,7 +181,7 @@ def _generation(
 
 
 def _token_seconds(shape: HFShape, stage: Asked, rig: Rig, tensor: int, batch: float, c: HFConstants) -> float:
-    """One token of `batch` sequences: products or reading weights and KV cache, whichever takes longer."""
+    """Return the seconds of one token of `batch` sequences: products or reading weights and KV cache, whichever takes longer."""
     assert rig.gpu is not None
     context = stage.prompt_tokens + stage.mean_answer * stage.answer_tokens / 2
     used = shape.parameters if shape.experts is None else _touched(shape, batch)

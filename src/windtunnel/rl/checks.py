@@ -189,7 +189,7 @@ class Round:
 
 @one_thread()
 def weight_sync(context: Context, say: Say) -> Evidence:
-    """In fp32, where next to nothing may differ, and in bf16, as learners and engines compute."""
+    """Send weights in fp32, where next to nothing may differ, and in bf16, as learners and engines compute."""
     import torch
 
     from windtunnel.rl import EngineFailed

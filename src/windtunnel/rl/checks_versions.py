@@ -38,7 +38,7 @@ def watched_publisher(folder: Path, copy: Path) -> Publisher:
 
 
 def half_written_is_passed_over(engine: EngineProcess, copy: Path, complete: int) -> None:
-    """In the copy of a folder in which a version was being written, the one before is the newest."""
+    """Prove it: in the copy of a folder in which a version was being written, the one before is the newest."""
     from windtunnel.rl import BrokenSnapshot, newest_snapshot, open_snapshot
 
     path = newest_snapshot(copy)

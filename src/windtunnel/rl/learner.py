@@ -78,7 +78,7 @@ class PromptBatches:
         self.loader.seek(position)
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Close nothing: nothing runs."""
 
 
 class Learner:

@@ -31,7 +31,7 @@ class Hub:
         self._pending = False
 
     def notify(self, news: asyncio.Event) -> None:
-        """From the generator's thread: set an event in the loop, soon."""
+        """Set an event in the loop, soon; called from the generator's thread."""
         self._news.append(news)
         if not self._pending:
             self._pending = True
@@ -88,7 +88,7 @@ class Run:
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens generated so far, over all choices."""
+        """Return how many tokens were generated so far, over all choices."""
         return sum(len(ticket.tokens) for ticket in self.tickets)
 
 
@@ -128,15 +128,15 @@ class Answer:
         yield "data: [DONE]\n\n"
 
     def choice(self, index: int, piece: Piece) -> dict[str, Any]:
-        """One choice of a whole answer."""
+        """Return one choice of a whole answer."""
         return self._choice(index, piece, first=True)
 
     def chunks(self, index: int, piece: Piece, first: bool) -> list[dict[str, Any]]:
-        """One piece of a choice as the choices of one or several events. Echoed prompts come first."""
+        """Return one piece of a choice as the choices of one or several events. Echoed prompts come first."""
         return [self._choice(index, piece, first)]
 
     def _usage(self) -> dict[str, int]:
-        """Tokens of prompts (each once, however many choices) and of completions."""
+        """Count the tokens of prompts (each once, however many choices) and of completions."""
         prompt, made = self.prepared.prompt_tokens, self.run.completion_tokens
         return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
 
@@ -170,7 +170,7 @@ class ChatAnswer(Answer):
     kind, kind_of_event, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
     def choice(self, index: int, piece: Piece) -> dict[str, Any]:
-        """One choice of a whole answer."""
+        """Return one choice of a whole answer."""
         message = {"role": "assistant", "content": piece.text, "refusal": None}
         return {"index": index, "message": message, "logprobs": self._logprobs(piece), "finish_reason": piece.finish}
 

@@ -94,7 +94,7 @@ class ChatMessage(BaseModel):
         return self
 
     def plain(self) -> dict[str, str]:
-        """As templates take it: the content is one text."""
+        """Return the message as templates take it: the content is one text."""
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
         return {"role": self.role, "content": text, **({} if self.name is None else {"name": self.name})}

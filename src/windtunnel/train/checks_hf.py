@@ -140,7 +140,7 @@ class _RandomBatches:
         self.position = position
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Close nothing: nothing runs."""
 
 
 def small_engine(context: Context, compute: dtype) -> HFEngine:

@@ -185,4 +185,4 @@ class _Batches:
         """Stay: all are alike."""
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Close nothing: nothing runs."""

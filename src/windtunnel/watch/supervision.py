@@ -64,7 +64,7 @@ def supervision_charts(curves: SupervisionCurves | None) -> dict[str, str]:
 
 
 def step_curves(metrics: MetricsReader, name: str, most: int = MOST_CURVES) -> list[Curve]:
-    """One metric after each supervision step, of `most` of them; empty where the run did not log it."""
+    """Return one metric after each supervision step, of `most` of them; empty where the run did not log it."""
     return _named(_steps(metrics, set(metrics.names()), name), most)
 
 
