@@ -71,6 +71,7 @@ def held_out_units(data: PreparedData, sequence: int, limit: int) -> Units:
     if isinstance(file, PuzzleFile):
         of = np.arange(targets) // file.cells
         return _merged(of, "puzzles")
+    # Target i is token i + 1; a document's first target is its own `bos`.
     starts = np.asarray(file.array[1 : targets + 1] == data.tokenizer.bos)
     documents = np.cumsum(starts)
     documents -= documents[0]
@@ -97,6 +98,7 @@ def measure(model: GPT, data: PreparedData, units: Units) -> Measured:
     length = np.asarray(data.tokenizer.token_bytes())
     puzzles = isinstance(data.validation, PuzzleFile)
     steps = int(getattr(model, "supervision", 1)) if model.shape.supervision else 1
+    # `position` runs through `units.of`: batches come in the file's order, and their padding (y < 0) counts as no target.
     sums, position = np.zeros((steps + 4, units.count)), 0
     training = model.training
     model.eval()

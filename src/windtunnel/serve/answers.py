@@ -45,6 +45,7 @@ class Hub:
             self._deliver()
 
     def _deliver(self) -> None:
+        # Before the queue is emptied: what another thread appends after the last `popleft` finds False and wakes the loop again.
         self._told, self._pending = self._loop.time(), False
         while self._news:
             self._news.popleft().set()
@@ -69,7 +70,7 @@ class Run:
         try:
             while left:
                 await self._news.wait()
-                self._news.clear()
+                self._news.clear()  # before the pieces are taken: one that comes meanwhile sets it again
                 for index, ticket in list(left.items()):
                     if not (ticket.stream or ticket.over):
                         continue
