@@ -185,6 +185,7 @@ class SlurmJob:
 
     def runs(self) -> list[RunSummary]:
         """Return the runs that the job has made, the newest first."""
+        # By what each manifest says, not by its place: runs are renamed and moved.
         return [run for run in list_runs(self.spec.root) if job_of(run.path) == self.path]
 
     def progress(self) -> tuple[int, int]:

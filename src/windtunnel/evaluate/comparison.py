@@ -155,6 +155,7 @@ def weigh(
     ours = measured[own.name]
     draws = resamples(len(ours.targets))
     rows = tuple(_row(m, measured[m.name], own, ours, draws, told.get(m.name)) for m in members)
+    # The curve of sizes is one of models trained alike: the twin with fewer, larger updates lies on another.
     sizes = [m for m in members if m.kind == "plain" and m.name != WHOLE_BATCHES]
     plain = [Plain(m.shape.scaling_parameters, measured[m.name].nats[-1]) for m in sizes]
     again = [

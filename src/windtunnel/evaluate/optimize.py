@@ -243,6 +243,7 @@ def optimize_module(
     made, known = candidates(task.source)
     remarks += known
     grouped: dict[str, list[Candidate]] = {}
+    # A model that has found its answer repeats it, and judging takes seconds to minutes: equal code is judged once.
     for one in made:
         grouped.setdefault(one.source, []).append(one)
     say(f"verifying {len(grouped)} candidates")
@@ -254,6 +255,7 @@ def optimize_module(
         for some, verdict in zip(grouped.values(), verdicts, strict=True)
     )
     right = [one for one in judged if one.verdict.accepted]
+    # Either all of them were timed or, without a GPU, none: then launches decide.
     best = min(right, key=lambda one: (one.seconds or 0.0, one.launches), default=None)
     plans = None
     if best is not None:

@@ -274,7 +274,7 @@ def _open_decoder(load: Load, named: Named, device: torch.device, ranks: int) ->
     else:
         with contextlib.closing(start_team(load, named, device, ranks)) as leader:
             yield leader
-    gc.collect()
+    gc.collect()  # modules, hooks and recorded graphs refer to each other: counting references alone frees none of them
 
 
 def _named(run: HubRun) -> Named:
@@ -292,6 +292,7 @@ def _shares_of(run: HubRun, device: torch.device, asked: int | None) -> int:
     if run.model.weights != "fp8-experts" or device.type != "cuda":
         return 1
     trained = int(run.run.manifest["plan"]["layout"].get("expert", 1))
+    # A divisor of what it was trained on divides the experts too, without looking how many there are.
     return max(n for n in range(1, trained + 1) if trained % n == 0 and n <= torch.cuda.device_count())
 
 

@@ -166,6 +166,7 @@ _DEEPSEEK_EXPERTS: dict[str, Any] = {
 }
 _SHORT, _LONG = {"max_position_embeddings": 2048}, {"max_position_embeddings": 131072}
 
+# `defaults` are what the class of transformers' config would fill in: published files leave such keys out.
 _DENSE: dict[str, Family] = {
     "llama": Family(**_BIASES, mlp_bias="mlp_bias", whole_heads=True, defaults=_SHORT),
     "mistral": Family(windows=every_layer, defaults={**_LONG, "num_key_value_heads": 8, "sliding_window": 4096}),

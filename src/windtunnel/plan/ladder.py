@@ -116,6 +116,7 @@ def climb(recipe: Recipe, rigs: Sequence[Rig]) -> Ladder:
     """
     *lower, target = rigs
     plan = make_plan(recipe, target)
+    # Depth and batch are the target's on every rung: a rehearsal of another model would show nothing of this one.
     below = resolve(recipe, target)
     rungs: list[Rung] = []
     for rig in lower:
