@@ -223,7 +223,7 @@ def training(context: Context, say: Say) -> Evidence:
 STEPS, WARM_UP = 4, 1
 SEQUENCES, SEQUENCE = 4, 64
 """Of a step over all ranks."""
-GPT_TOLERANCE, CAUSAL_TOLERANCE = 2e-3, 1e-4
+GPT_TOLERANCE, HF_TOLERANCE = 2e-3, 1e-4
 """Relative: sums over ranks are taken in another order, and Muon iterates on what comes of it."""
 TIMEOUT = 100.0
 
@@ -260,7 +260,7 @@ def ranks(context: Context, say: Say) -> Evidence:
                 f"on {count} rank{'s' if count > 1 else ''}: {trial.failure}", "torchrun must be able to open ports on localhost"
             )
     worst = max(abs(b / a - 1) for a, b in zip(one.losses, two.losses, strict=True))
-    allowed = GPT_TOLERANCE if context.is_gpt else CAUSAL_TOLERANCE
+    allowed = GPT_TOLERANCE if context.is_gpt else HF_TOLERANCE
     how = _layout(recipe, plan, 2).describe().split(";")[0]
     text = f"{len(one.losses)} steps on {how}: losses {'are those of' if worst == 0 else f'within {worst:.0e} of'} one process"
     if worst > allowed:

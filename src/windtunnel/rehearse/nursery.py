@@ -23,7 +23,7 @@ from windtunnel.check import Check, Outcome, Say, always, failed
 from windtunnel.launch import stop_with_parent
 from windtunnel.recipe import UserError
 
-from .server import CAUSAL, PLAIN, STACK_SIGNAL
+from .server import HF, PLAIN, STACK_SIGNAL
 
 SERVER = f"{__package__}.server"
 TICK = 0.5
@@ -84,7 +84,7 @@ class Nursery:
             self._server = None
 
     def _run(self, check: Check, context: Any, request: bytes, say: Say, log: Path, began: float) -> Outcome:
-        port = self._start(_is_causal(context))
+        port = self._start(_is_hf(context))
         assert self._server is not None
         receiver, sender = Pipe(duplex=False)
         with receiver:
@@ -102,12 +102,12 @@ class Nursery:
             return failed(check, context, began, f"no result after {check.limit:.0f} s{_where(log)}", log=log)
         return failed(check, context, began, f"its process {_how(status)} without a result{_last_words(log)}", log=log)
 
-    def _start(self, causal: bool) -> Connection:
+    def _start(self, hf: bool) -> Connection:
         if self._port is not None:
             return self._port
         ours, theirs = Pipe()
         # -P: a file of the current folder must not hide a module from it; the check of imports says so.
-        flags = [PLAIN] if self._plain else [CAUSAL] if causal else []
+        flags = [PLAIN] if self._plain else [HF] if hf else []
         command = [sys.executable, "-P", "-m", SERVER, str(theirs.fileno()), *flags]
         with theirs:
             # A session of its own: Ctrl-C is for the main process, which ends this one.
@@ -160,7 +160,7 @@ def _await_stack(log: Path) -> None:
         time.sleep(TICK / 10)
 
 
-def _is_causal(context: Any) -> bool:
+def _is_hf(context: Any) -> bool:
     """Return whether the recipe, if it can be read, is of a Hugging Face model."""
     try:
         return not getattr(context, "is_gpt", True)

@@ -18,7 +18,7 @@ from windtunnel.launch import stop_with_parent
 
 STACK_SIGNAL = signal.SIGUSR2
 """A check that gets it writes where it stands. A watchdog thread would do that too, but then checks could not fork safely."""
-PLAIN, CAUSAL = "--plain", "--causal"
+PLAIN, HF = "--plain", "--hf"
 """Arguments of a server that imports nothing beforehand, or also what Hugging Face models need."""
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
@@ -29,7 +29,7 @@ def main() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     port = Connection(int(sys.argv[1]))
     if PLAIN not in sys.argv:
-        _import_ahead(CAUSAL in sys.argv)
+        _import_ahead(HF in sys.argv)
     while True:
         try:
             request = port.recv_bytes()
@@ -47,10 +47,10 @@ def main() -> None:
         port.send(status)
 
 
-def _import_ahead(causal: bool) -> None:
+def _import_ahead(hf: bool) -> None:
     """Import what most checks import; what is missing or broken they will say themselves."""
     names = ["torch", "torch._dynamo", "windtunnel.model", "windtunnel.data", "windtunnel.train", "windtunnel.evaluate"]
-    for name in (*names, "windtunnel.rl.engine") if causal else names:
+    for name in (*names, "windtunnel.rl.engine") if hf else names:
         with contextlib.suppress(Exception):
             __import__(name)
 

@@ -59,7 +59,7 @@ def run_trace(request: TraceRequest, say: Callable[[str], None]) -> dict[str, An
 
 
 def _trace(request: TraceRequest, layout: Layout, say: Callable[[str], None]) -> tuple[list[Peak], list[int], int]:
-    from .trace_steps import trace_causal, trace_gpt
+    from .trace_steps import trace_gpt, trace_hf
 
     if request.config is None:
         assert request.vocab is not None, "a GPT's trace needs its vocabulary"
@@ -71,7 +71,7 @@ def _trace(request: TraceRequest, layout: Layout, say: Callable[[str], None]) ->
     traced = []
     for count in sorted({depths.small, depths.large}):
         say(f"tracing {count} of {depths.whole} blocks" if count < depths.whole else f"tracing all {count} blocks")
-        traced.append((count, trace_causal(request.recipe, layout, request.layout, cut(request.config, count))))
+        traced.append((count, trace_hf(request.recipe, layout, request.layout, cut(request.config, count))))
     counts = [count for count, _ in traced]
     peaks = traced[0][1] if len(traced) == 1 else extrapolate(traced[0][1], traced[1][1], depths)
     return peaks, counts, depths.whole

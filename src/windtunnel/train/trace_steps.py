@@ -96,7 +96,7 @@ def _hold_gpt(ledger: MemoryLedger, model: GPT, optimizer: MuonAdamW) -> None:
         ledger.hold([part.local for _, part in group.states() if isinstance(part, Slice)], "optimizer_states")
 
 
-def trace_causal(recipe: Recipe, layout: Layout, spread: dict[str, Any], config: dict[str, Any]) -> list[Peak]:
+def trace_hf(recipe: Recipe, layout: Layout, spread: dict[str, Any], config: dict[str, Any]) -> list[Peak]:
     """Return the peaks of one step of a Hugging Face model, phase by phase, at the depth that `config` says.
 
     Args:
