@@ -42,7 +42,7 @@ class Limits:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Limits:
-        """From what JSON makes of them."""
+        """Make limits from what JSON makes of them."""
         return cls(**{**values, "phases": tuple((str(name), float(seconds)) for name, seconds in values["phases"])})
 
 

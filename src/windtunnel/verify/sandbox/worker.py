@@ -81,7 +81,7 @@ class Sandbox:
         self.restarts = 0
 
     def twin(self) -> Sandbox:
-        """Another one of the same kind, whose worker is a fork of the same process: where that runs, it starts at once."""
+        """Return another one of the same kind, whose worker is a fork of the same process, so that it starts at once."""
         return Sandbox(template=self._template, **self._setup)
 
     def begin(self) -> None:
@@ -121,8 +121,11 @@ class Sandbox:
                 return infrastructure(f"the warm worker failed and will be replaced: {error}")
 
     def stop(self) -> None:
-        """End at once, from another thread than the one whose job runs: what becomes of the job is an infrastructure failure, as
-        of any that comes later. Twins can start no worker either. `close` clears up."""
+        """End at once, from another thread than the one whose job runs.
+
+        What becomes of the job is an infrastructure failure, as of any that comes later. Twins can start no worker either.
+        `close` clears up.
+        """
         self._stopped = True
         self._template.stop()
         worker = self._worker
@@ -180,7 +183,7 @@ def _refuse_whole_tmp() -> None:
 
 
 def _memory_group() -> tuple[Path | None, str]:
-    """A memory cgroup, or why there is none."""
+    """Return a memory cgroup, or why there is none."""
     try:
         return cgroup.make(), ""
     except OSError as error:
