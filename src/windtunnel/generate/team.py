@@ -124,6 +124,7 @@ def start_team(load: Load, weights: Named, device: torch.device, size: int) -> T
         command = [sys.executable, "-m", "windtunnel.generate.team", json.dumps(told)]
         followers.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL))
     try:
+        # Before the group is formed, which waits for all its members for as long as TIMEOUT: one that cannot start is seen here.
         _wait(store, "here", followers)
         team = _join(store, device, 0, size)
         local = HFDecoder(load(device, team.experts))
