@@ -129,6 +129,7 @@ class MixtureOrder:
         """Return how many of the first n points lie below a bound: [x mod M < a] = floor(x / M) - floor((x - a) / M)."""
         multiplier = int(GOLDEN)
         first = multiplier + self._shift
+        # The second sum is taken one modulus higher, so that no term is negative, which adds 1 to each of its n terms.
         return _floor_sum(n, _MODULUS, multiplier, first) - (_floor_sum(n, _MODULUS, multiplier, first - bound + _MODULUS) - n)
 
     def __call__(self, first: int, n: int) -> Array:

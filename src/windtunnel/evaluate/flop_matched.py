@@ -133,6 +133,7 @@ def matching_gpt(model: GPTModel, vocab: int, flops: float) -> GPTModel:
     for candidate, stretch in _candidates(model, own, flops):
         shape = gpt_shape(candidate, vocab)
         error = abs(shape.flops_per_token / flops - 1)
+        # FLOPs come first until they are within CLOSE; from there on proportions decide too.
         key = (max(0.0, error - CLOSE), stretch + 3 * error)
         if best is None or key < best[:2]:
             best = (*key, candidate)
@@ -165,7 +166,7 @@ def _candidates(model: GPTModel, own: GPTShape, flops: float) -> Iterator[tuple[
 
 
 def _other_hidden(model: GPTModel, shape: GPTShape, flops: float, stretch: float) -> Iterator[tuple[GPTModel, float]]:
-    each = 6.0 * (3 if shape.mlp == "swiglu" else 2) * shape.dim * shape.layers
+    each = 6.0 * (3 if shape.mlp == "swiglu" else 2) * shape.dim * shape.layers  # FLOPs of one more channel in all MLPs
     step = 64 if shape.hidden >= 1024 else 8
     hidden = round((shape.hidden + (flops - shape.flops_per_token) / each) / step) * step
     if hidden > 0 and HIDDEN_RANGE[0] <= hidden / shape.hidden <= HIDDEN_RANGE[1] and hidden != shape.hidden:

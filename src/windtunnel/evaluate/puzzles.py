@@ -184,7 +184,13 @@ def _solved(kind: str, right: Any, blank: Any, *, held_out: bool) -> Solved:
 
 
 def _halting(exact: Any, logits: Any, used: int) -> Halting:
-    """Return which puzzles are right and the halting logits, each (N, n): of each supervision step."""
+    """Return what the halting head is worth.
+
+    Args:
+        exact: (N, n) bool, which puzzles are right after each supervision step.
+        logits: (N, n) of the head, likewise.
+        used: the first steps, which count.
+    """
     stop = logits[:used] > 0
     stop_at = np.where(stop.any(0), stop.argmax(0), used - 1)
     told = stop == exact[:used]

@@ -56,6 +56,7 @@ def rehearse(recipe: Recipe, options: Options, view: CheckView) -> Readiness:
     began = time.monotonic()
     if options.steps is not None and options.steps < LEAST_STEPS:
         raise UserError(f"--steps {options.steps}: a rehearsal needs at least {LEAST_STEPS}", f"--steps {LEAST_STEPS}")
+    # A misspelt target is told now, not at the end of the rehearsal, where it is first needed.
     for name in options.targets:
         parse_rig(name)
     folder = new_folder(options.root, f"rehearse-{recipe.name}")

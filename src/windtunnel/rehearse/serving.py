@@ -88,7 +88,7 @@ def _greedy(rehearsal: Rehearsal, say: Say) -> tuple[str, str]:
     if rehearsal.prepared.corpus == "arithmetic" and mark:
         prompt = question + mark
     else:
-        prompt = document[:12].rstrip("\ufffd")
+        prompt = document[:12].rstrip("\ufffd")  # tokens may end inside a character
     with closing(loaded.generator([prompt], TOKENS)) as generator:
         (answer,) = generator.generate([GenerationJob(tuple(generator.text.encode(prompt)), TOKENS, temperature=0)])
     return prompt, answer.text
