@@ -63,7 +63,7 @@ class Evidence:
 
 
 def always(context: Any) -> bool:
-    """Return a check that applies to every recipe."""
+    """Return True, for a check that applies to every recipe."""
     return True
 
 

@@ -98,7 +98,7 @@ def recent_xids(ask: Callable[..., str]) -> list[str] | None:
 
 
 def model_state(folder: Path) -> dict[str, Any]:
-    """Return whether a model's folder is whole, and a checksum over names and sizes of its files."""
+    """Return what is missing of a model's folder, and a checksum over names and sizes of its files."""
     if not folder.is_dir():
         return {"problem": "is not there", "files": ""}
     sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}

@@ -92,7 +92,7 @@ class ConversationFile(TokenFile):
 
     @property
     def packed(self) -> bool:
-        """Return that rows hold several samples, with their positions (see `Batch`)."""
+        """Return True: rows hold several samples, with their positions (see `Batch`)."""
         return True
 
     @cached_property

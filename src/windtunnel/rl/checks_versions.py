@@ -179,7 +179,7 @@ def _learners(job: HFJob) -> dict[str, tuple[torch.Size, Tensor | None]]:
 
 
 def _alike(engine: Tensor, learner: Tensor) -> bool:
-    """Return the same in the engine's dtype, or the number next to it where a merged sum was rounded in another order."""
+    """Return whether both are the same in the engine's dtype, or next to it where a sum was rounded in another order."""
     import torch
 
     rounded = learner.to(engine.dtype)

@@ -48,7 +48,7 @@ def compare(message: dict[str, Any], buffers: list[memoryview]) -> tuple[dict[st
 
 
 def readable(message: dict[str, Any], buffers: list[memoryview]) -> tuple[dict[str, Any], list[bytes]]:
-    """Return whether a task's own answer is an expression, or a text that an answer may repeat. message: gold. Reply: gold."""
+    """Say whether a task's own answer is an expression, or a text that an answer may repeat. message: gold. Reply: gold."""
     import logging
 
     logging.disable(logging.CRITICAL)

@@ -98,7 +98,7 @@ def rounding_of(coarse: torch.Tensor, own: torch.Tensor, exact: torch.Tensor) ->
 
 
 def not_finite(given: torch.Tensor, own: torch.Tensor, exact: torch.Tensor, name: str) -> Difference | None:
-    """Return whether something is not finite that should be, or the other way round."""
+    """Return what is not finite that should be, or the other way round; None: nothing."""
     if not own.is_floating_point():
         return None
     got, right, mine = given.double(), exact, own.double()
@@ -119,7 +119,7 @@ def _rounding(coarse: torch.Tensor, right: torch.Tensor, finite: torch.Tensor, s
 
 
 def _coarser(error: torch.Tensor, rounding: Rounding, scale: float, relative: float, name: str) -> Difference | None:
-    """Return whether the errors, all together, are more than TF32's."""
+    """Return by how much the errors, all together, exceed those of TF32; None: they do not."""
     if error.numel() < COARSE_ELEMENTS:
         return None
     off, of_tf32 = float(error.square().mean().sqrt()), rounding.mean * scale

@@ -75,7 +75,7 @@ _ELEMENTWISE |= {f"{whole}2{kind}": np.array for whole in ("int", "uint", "ll", 
 
 
 def own_libdevice(builder: Any) -> None:
-    """Return the functions of libdevice by what they are called there ('__nv_tanhf'), for the interpreter's builder."""
+    """Give the interpreter's builder the functions of libdevice by what they are called there ('__nv_tanhf')."""
 
     def extern(library: str, path: str, symbol: str, arguments: list[Any], kind: Any, pure: bool) -> Any:
         name = symbol.removeprefix("__nv_")

@@ -215,7 +215,7 @@ class _Check:
 
 
 def _stored(node: ast.AST) -> Iterator[str]:
-    """Return the names that a function assigns, but for those of comprehensions."""
+    """Yield the names that a function assigns, but for those of comprehensions."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
             yield child.id
@@ -224,7 +224,7 @@ def _stored(node: ast.AST) -> Iterator[str]:
 
 
 def _messages(function: ast.FunctionDef) -> Iterator[int]:
-    """Return the ids of all nodes in what asserts and prints say."""
+    """Yield the ids of all nodes in what asserts and prints say."""
     for node in ast.walk(function):
         said: list[ast.expr] = []
         if isinstance(node, ast.Assert) and node.msg is not None:
