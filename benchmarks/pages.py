@@ -1,9 +1,10 @@
-"""Writes the tables of results in docs/sudoku.md, docs/trm.md and docs/worth.md from the reports under benchmarks/results.
+"""Writes the tables of results in docs/sudoku.md, docs/trm.md and docs/flop-matched.md from the reports under benchmarks/results.
 
     python benchmarks/pages.py
 
 What stands there between `<!-- made by benchmarks/pages.py: NAME -->` and `<!-- end: NAME -->` is replaced; a name is a block of
-pages_sudoku.py, pages_presets.py, pages_phase.py or pages_worth.py. A block whose report is missing says which command writes it.
+pages_sudoku.py, pages_presets.py, pages_phase.py or pages_flop_matched.py. A block whose report is missing says which command
+writes it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pages_flop_matched import flop_matched, in_short
 from pages_phase import phase_one
 from pages_presets import presets
 from pages_sudoku import sudoku
-from pages_worth import in_short, worth
 
 HERE = Path(__file__).resolve().parent
 RESULTS, DOCS = HERE / "results", HERE.parent / "docs"
@@ -28,8 +29,8 @@ BLOCKS: dict[str, tuple[str, str, Block, str]] = {
     "presets-cpu": ("trm.md", "presets-cpu.json", presets, "presets.py --tiny"),
     "presets-h200": ("trm.md", "presets-h200.json", presets, "presets.py"),
     "trm-phase-1-h200": ("trm.md", "trm-phase-1-h200.json", phase_one, "phase_one.py"),
-    "worth-h200-in-short": ("trm.md", "worth-h200.json", in_short, "worth.py"),
-    "worth-h200": ("worth.md", "worth-h200.json", worth, "worth.py"),
+    "flop-matched-h200-in-short": ("trm.md", "flop-matched-h200.json", in_short, "flop_matched.py"),
+    "flop-matched-h200": ("flop-matched.md", "flop-matched-h200.json", flop_matched, "flop_matched.py"),
 }
 
 

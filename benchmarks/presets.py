@@ -90,7 +90,7 @@ KERNELS = 256
 
 
 @dataclass(frozen=True)
-class Job:
+class PresetJob:
     """A candidate ready to be trained: its recipe and shape, and steps that take the FLOPs that all get."""
 
     name: str
@@ -124,7 +124,7 @@ def base_recipe(size: Size, changes: dict[str, Any]) -> Recipe:
     return load_recipe("trm", [f"{key}={value}" for key, value in keys.items()])
 
 
-def make_job(name: str, size: Size, vocab: int) -> Job:
+def make_job(name: str, size: Size, vocab: int) -> PresetJob:
     """The candidate as a recipe of the same FLOPs as `equal`."""
     candidate = CANDIDATES[name]
     changes = dict(candidate.keys)
@@ -142,7 +142,9 @@ def make_job(name: str, size: Size, vocab: int) -> Job:
     steps = size.steps if name == "plain-parameters" else max(1, round(whole / (rows * size.sequence * shape.flops_per_token)))
     stage = recipe.pretrain
     schedule = stage.schedule.model_copy(update={"warmup_steps": max(1, steps // 10)})
-    return Job(name, candidate, recipe.with_stages(pretrain=stage.model_copy(update={"schedule": schedule})), shape, steps, rows)
+    return PresetJob(
+        name, candidate, recipe.with_stages(pretrain=stage.model_copy(update={"schedule": schedule})), shape, steps, rows
+    )
 
 
 def plain(recursive: Recipe, name: str, vocab: int, recorded: bool) -> Recipe:
@@ -157,7 +159,7 @@ def plain(recursive: Recipe, name: str, vocab: int, recorded: bool) -> Recipe:
     return recursive.model_copy(update={"trm": ONCE if recorded else None, "model": model})
 
 
-def train(job: Job, data: PreparedData, size: Size, seed: int) -> dict[str, Any]:
+def train(job: PresetJob, data: PreparedData, size: Size, seed: int) -> dict[str, Any]:
     """Train a candidate from random weights and score it; everything that is kept of it."""
     compute = torch.bfloat16 if size.device == "cuda" else torch.float32
     model = build_model(job.shape, device=size.device, compute=compute, seed=seed)
@@ -227,7 +229,7 @@ def score(model: Any, data: PreparedData, size: Size) -> list[float]:
     return [float(total) / count for total in sums]
 
 
-def summary(job: Job, runs: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(job: PresetJob, runs: list[dict[str, Any]]) -> dict[str, Any]:
     """A candidate with its runs: mean and spread over seeds."""
     losses = [run["loss"] for run in runs]
     trm = job.recipe.trm
@@ -280,7 +282,7 @@ def main() -> None:
         run_all(args, size, jobs, data)
 
 
-def run_all(args: argparse.Namespace, size: Size, jobs: list[Job], data: PreparedData) -> None:
+def run_all(args: argparse.Namespace, size: Size, jobs: list[PresetJob], data: PreparedData) -> None:
     """While there is time all seeds of what decides, then of the others; the report is written after each run."""
     started, longest = time.monotonic(), 0.0
     before = resumed(args.out, size) if args.resume else {}
@@ -313,7 +315,7 @@ def run_all(args: argparse.Namespace, size: Size, jobs: list[Job], data: Prepare
         print(f"no time for: {'; '.join(left_out)}")
 
 
-def in_order(jobs: list[Job], seeds: int) -> list[tuple[int, Job]]:
+def in_order(jobs: list[PresetJob], seeds: int) -> list[tuple[int, PresetJob]]:
     """(seed, candidate), most informative first: a later stop then costs candidates, not the decision."""
     first = [job for job in jobs if job.name in DECIDE]
     return [(seed, job) for group in (first, [job for job in jobs if job not in first]) for seed in range(seeds) for job in group]

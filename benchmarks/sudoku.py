@@ -74,7 +74,7 @@ def last_words(log: Path, most: int = 12) -> str:
 
 
 @dataclass(frozen=True)
-class Job:
+class SudokuJob:
     """Where runs go and what all of them have in common: `base` where a model has no other, `given` in any case."""
 
     root: Path
@@ -161,7 +161,7 @@ def summary(name: str, result: dict[str, Any]) -> str:
     return f"{text}, {size}, {result['teraflops_per_second']:.3g} TFLOP/s\n   {kinds}"
 
 
-def equal_flops(job: Job, keys: Keys, flops: float, vocab: int) -> Keys:
+def equal_flops(job: SudokuJob, keys: Keys, flops: float, vocab: int) -> Keys:
     """The steps of another model that take as many FLOPs."""
     recipe = job.recipe(keys)
     shape = recipe_shape(recipe, vocab)
@@ -169,7 +169,7 @@ def equal_flops(job: Job, keys: Keys, flops: float, vocab: int) -> Keys:
     return {**keys, "budget.steps": max(1, round(flops / (batch * shape.flops_per_token)))}
 
 
-def compare(job: Job, args: argparse.Namespace, vocab: int, keep: Keep) -> None:
+def compare(job: SudokuJob, args: argparse.Namespace, vocab: int, keep: Keep) -> None:
     """Train the recursive model, then the plain ones."""
     recursive = {**TINY_RECURSIVE, "budget.steps": args.steps} if args.tiny else dict(VARIANTS[args.variant])
     if not args.tiny:
@@ -181,7 +181,7 @@ def compare(job: Job, args: argparse.Namespace, vocab: int, keep: Keep) -> None:
         train_twins(job, args, vocab, results, keep)
 
 
-def train_twins(job: Job, args: argparse.Namespace, vocab: int, results: Results, keep: Keep) -> None:
+def train_twins(job: SudokuJob, args: argparse.Namespace, vocab: int, results: Results, keep: Keep) -> None:
     """Train all twins, those after one that failed too.
 
     Raises:
@@ -206,7 +206,7 @@ def train_twins(job: Job, args: argparse.Namespace, vocab: int, results: Results
 
 
 def train_plain(
-    job: Job,
+    job: SudokuJob,
     args: argparse.Namespace,
     vocab: int,
     results: Results,
@@ -336,7 +336,7 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def measure(job: Job, args: argparse.Namespace, started: float, before: dict[str, Any] | None) -> None:
+def measure(job: SudokuJob, args: argparse.Namespace, started: float, before: dict[str, Any] | None) -> None:
     """Make the puzzles; then both models, or the plain one that a report lacks."""
     data = prepare(job.recipe({}))
     seconds = time.monotonic() - started
@@ -362,7 +362,7 @@ def main() -> None:
             root = args.root or Path(temporary)
             root.mkdir(parents=True, exist_ok=True)
             given = dict(setting.partition("=")[::2] for setting in args.set)
-            measure(Job(root, TINY if args.tiny else {}, given), args, started, before)
+            measure(SudokuJob(root, TINY if args.tiny else {}, given), args, started, before)
     except Failed as error:
         raise SystemExit(str(error)) from None
 

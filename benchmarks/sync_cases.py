@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from windtunnel.generate import Job
+from windtunnel.generate import GenerationJob
 from windtunnel.rl import (
     BrokenSnapshot,
     EngineFailed,
@@ -130,7 +130,7 @@ class Answers:
             self.found[number] = answer
             self.there.notify()
 
-    def ask(self, engine: EngineProcess, jobs: Sequence[Job], seconds: float = 300) -> list[Any]:
+    def ask(self, engine: EngineProcess, jobs: Sequence[GenerationJob], seconds: float = 300) -> list[Any]:
         """Return the answers to jobs, in their order."""
         self.found.clear()
         engine.submit(list(enumerate(jobs)))
@@ -149,7 +149,7 @@ def compare_answers(
     temperature: float,
 ) -> dict[str, Any]:
     """Return how an engine's log-probabilities of its own answers agree with the learner's, and how fast it answered twice."""
-    jobs = [Job(tuple(p), new, temperature=temperature, seed=11 + i, draws=True) for i, p in enumerate(prompts)]
+    jobs = [GenerationJob(tuple(p), new, temperature=temperature, seed=11 + i, draws=True) for i, p in enumerate(prompts)]
     began = time.monotonic()
     first = answers.ask(engine, jobs)
     middle = time.monotonic()

@@ -16,8 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from flop_matched_chart import HEIGHT, LOSSES, WIDTH, Points, beside, power, spaced, step_of
 from sudoku_chart import STYLE, Panel, rule, text
-from worth_chart import HEIGHT, LOSSES, WIDTH, Points, beside, power, spaced, step_of
 
 HERE = Path(__file__).resolve().parent
 PRESETS, PHASE = HERE / "results" / "presets-h200.json", HERE / "results" / "trm-phase-1-h200.json"

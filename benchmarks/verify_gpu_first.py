@@ -204,7 +204,7 @@ def sandbox() -> None:
     """The two warm workers as they are used: their layers, what they printed, CUDA and a compiled kernel inside."""
     from windtunnel.verify import gpu_sandbox, reference_sandbox
     from windtunnel.verify.kernel.gpu import LIMITS
-    from windtunnel.verify.sandbox import Job
+    from windtunnel.verify.sandbox import SandboxJob
 
     bad = []
     for make in (gpu_sandbox, reference_sandbox):
@@ -216,7 +216,7 @@ def sandbox() -> None:
             print("  they printed:", box._template._printed(), worker._printed() if worker else "")
             for name, source in (("CUDA", CUDA), ("CUDA", CUDA), ("Triton", KERNEL), ("Triton", KERNEL)):
                 call = {"source": source, "function": "f", "args": [], "kwargs": {"dict": []}}
-                outcome = box.run(Job(f"{CHILD}:call", call, (), LIMITS))
+                outcome = box.run(SandboxJob(f"{CHILD}:call", call, (), LIMITS))
                 print(f"  {name}: {_told(outcome)} gives {outcome.message.get('value')}", flush=True)
                 bad += [name] if not outcome.finished else []
             bad += [] if found.hardened else ["not hardened"]
@@ -295,7 +295,7 @@ def funnel() -> None:
 def harm() -> None:
     """A crash, a hang and a grab for the GPU's memory cost their own child alone, and give the memory back."""
     from windtunnel.verify import gpu_sandbox
-    from windtunnel.verify.sandbox import Job, Limits, MiB
+    from windtunnel.verify.sandbox import Limits, MiB, SandboxJob
 
     limits = Limits(wall_seconds=8, cpu_seconds=30, memory_bytes=8192 * MiB, processes=16, threads=128)
     sources = {
@@ -307,7 +307,7 @@ def harm() -> None:
     with gpu_sandbox() as box:
         for name, source in (*sources.items(), ("afterwards", CUDA)):
             call = {"source": source, "function": "f", "args": [], "kwargs": {"dict": []}}
-            print(f"{name}: {_told(box.run(Job(f'{CHILD}:call', call, (), limits)))}")
+            print(f"{name}: {_told(box.run(SandboxJob(f'{CHILD}:call', call, (), limits)))}")
             print(
                 "  memory in use:", subprocess.run(query, shell=True, capture_output=True, text=True, check=False).stdout.strip()
             )

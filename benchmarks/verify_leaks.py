@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.verify import KernelVerifier, Pool, Sandboxes, Verifier, compiler_sandbox, find_task, kernel_sandbox
-from windtunnel.verify.sandbox import Job, Outcome, Runner
+from windtunnel.verify.sandbox import Outcome, Runner, SandboxJob
 
 BAD_EVERY = 20  # one candidate of so many is bad
 HANG_SECONDS = 2.0
@@ -71,7 +71,7 @@ class Hurried:
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: SandboxJob) -> Outcome:
         """The same job, with less time."""
         return self.runner.run(replace(job, limits=replace(job.limits, wall_seconds=HANG_SECONDS)))
 

@@ -29,7 +29,7 @@ from windtunnel.verify import (
     kernel_sandbox,
 )
 from windtunnel.verify.code import Call, CodeTask, CodeVerifier
-from windtunnel.verify.sandbox import Job, Limits, MiB, Sandbox
+from windtunnel.verify.sandbox import Limits, MiB, Sandbox, SandboxJob
 
 CHILD = "windtunnel.verify.code.child"
 RIGHT, WRONG = "def f(x): return x * x", "def f(x): return x"
@@ -66,7 +66,7 @@ class ModelNew(torch.nn.Module):
 
 def child_cost(preload: tuple[str, ...], *, namespaces: bool = True, times: int = 200) -> dict[str, Any]:
     """Milliseconds from request to verdict for a child that does nothing."""
-    job = Job(f"{CHILD}:call", {"source": "def f(): pass", "function": "f", "args": [], "kwargs": {"dict": []}})
+    job = SandboxJob(f"{CHILD}:call", {"source": "def f(): pass", "function": "f", "args": [], "kwargs": {"dict": []}})
     with Sandbox(preload=(*preload, CHILD), namespaces=namespaces) as sandbox:
         started = time.monotonic()
         hardened = sandbox.start().hardened

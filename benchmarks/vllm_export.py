@@ -116,7 +116,7 @@ def by_transformers(given: argparse.Namespace) -> tuple[list[tuple[int, ...]], l
 
 def by_vllm(given: argparse.Namespace, prompts: list[tuple[int, ...]], answers: list[tuple[int, ...]]) -> tuple[Any, Any, Any]:
     """Return transformers' answers, vLLM's greedy ones, and vLLM's log-probabilities of transformers' tokens."""
-    from windtunnel.generate import Job
+    from windtunnel.generate import GenerationJob
     from windtunnel.generate.vllm_adapter import load_vllm
 
     extra: dict[str, Any] = {}
@@ -128,9 +128,9 @@ def by_vllm(given: argparse.Namespace, prompts: list[tuple[int, ...]], answers: 
         given.folder, slots=8, queue=0, dtype=given.dtype, max_model_len=given.context, enforce_eager=True, **extra
     )
     try:
-        made = generator.generate([Job(prompt, given.tokens, temperature=0) for prompt in prompts])
+        made = generator.generate([GenerationJob(prompt, given.tokens, temperature=0) for prompt in prompts])
         both = [(*prompt, *answer) for prompt, answer in zip(prompts, answers, strict=True)]
-        scored = generator.generate([Job(ids, 0, temperature=0, logprobs=0, score_prompt=True) for ids in both])
+        scored = generator.generate([GenerationJob(ids, 0, temperature=0, logprobs=0, score_prompt=True) for ids in both])
         ends = generator.text.ends
     finally:
         generator.close()

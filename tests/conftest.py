@@ -46,7 +46,7 @@ def count_calls() -> Callable[[Callable[[], object]], int]:
 
 FIRST = (
     "rehearse/test_rehearse_whole", "rl/test_policy_engines", "remote/test_keep", "remote/test_rent", "faults/test_faults",
-    "train/test_train_ranks_ending", "launch/test_supervised", "train/test_train_faults", "launch/test_worth_runs",
+    "train/test_train_ranks_ending", "launch/test_supervised", "train/test_train_faults", "launch/test_flop_matched_runs",
     "rl/test_transfer", "rl/test_policy_run", "train/test_trace", "generate/test_new_rows", "mirror/test_mirrored_training",
     "docs/test_add_a_recipe", "train/test_train_resume", "cli/test_check_verb", "train/test_hf_packed",
     "evaluate/test_thesis_evaluation", "verify/test_kernel_funnel",

@@ -11,7 +11,7 @@ import pytest
 from slurm_here import SlurmHere
 from waiting import HANG, until
 
-from windtunnel.cluster import Job
+from windtunnel.cluster import SlurmJob
 from windtunnel.run import MetricsReader
 
 pytestmark = pytest.mark.slow
@@ -32,29 +32,29 @@ stages:
 budget: {steps: 4}
 checkpoints: {every: 2 steps}
 """
-Launch = Callable[..., Job]
+Launch = Callable[..., SlurmJob]
 
 
 @pytest.fixture
 def launch(slurm: SlurmHere, tmp_path: Path, recipe: Path) -> Launch:
     """Submits the recipe."""
 
-    def submit(*arguments: str, name: str = recipe.name, on: str = "cpu") -> Job:
+    def submit(*arguments: str, name: str = recipe.name, on: str = "cpu") -> SlurmJob:
         command = [sys.executable, "-m", "windtunnel", "launch", name, "--on", on, "--to", "slurm", "--json", *arguments]
         done = subprocess.run(
             command, cwd=tmp_path, env=slurm.environment, capture_output=True, text=True, timeout=HANG, check=False
         )
         assert done.returncode == 0, done.stderr
-        return Job.open(Path(json.loads(done.stdout)["folder"]))
+        return SlurmJob.open(Path(json.loads(done.stdout)["folder"]))
 
     return submit
 
 
-def output(job: Job) -> str:
+def output(job: SlurmJob) -> str:
     return (job.path / "output.log").read_text() if (job.path / "output.log").exists() else "nothing was printed"
 
 
-def ended_well(job: Job) -> None:
+def ended_well(job: SlurmJob) -> None:
     """One run, whose steps go on where they were."""
     until(lambda: job.state.end is not None, f"it did not end\n{output(job)}")
     first, second = job.state.attempts[:2]
@@ -66,7 +66,7 @@ def ended_well(job: Job) -> None:
     assert steps == sorted(steps)
 
 
-def end(slurm: SlurmHere, job: Job) -> None:
+def end(slurm: SlurmHere, job: SlurmJob) -> None:
     """Stop a job that goes on once it has shown that it does."""
     came_back = job.state.attempts[-1]
     until(lambda: job.progress() > tuple(came_back.before), f"it did not go on\n{output(job)}")
@@ -108,7 +108,7 @@ def test_a_lost_node_costs_the_steps_since_the_last_checkpoint(slurm: SlurmHere,
     end(slurm, job)
 
 
-def launch_sums(launch: Launch, folder: Path, slurm: SlurmHere, *sets: str) -> Job:
+def launch_sums(launch: Launch, folder: Path, slurm: SlurmHere, *sets: str) -> SlurmJob:
     """Submit reinforcement learning on two nodes."""
     pytest.importorskip("ray")
     (folder / "sums.yaml").write_text(SUMS)
@@ -118,7 +118,7 @@ def launch_sums(launch: Launch, folder: Path, slurm: SlurmHere, *sets: str) -> J
     return launch(*arguments, name="sums.yaml", on="here")
 
 
-def clean(slurm: SlurmHere, job: Job) -> None:
+def clean(slurm: SlurmHere, job: SlurmJob) -> None:
     """Neither node has anything of a job that has ended."""
     place = slurm.own / f"wt-{job.id}"
     until(lambda: not any(slurm.on_node(node, place).exists() for node in ("n1", "n2")), f"{place} is left\n{output(job)}")

@@ -11,7 +11,7 @@ import pytest
 from slurm_here import SlurmHere
 from waiting import HANG, until
 
-from windtunnel.cluster import Job
+from windtunnel.cluster import SlurmJob
 from windtunnel.run import MetricsReader
 
 pytestmark = pytest.mark.end_to_end
@@ -32,10 +32,10 @@ def windtunnel(slurm: SlurmHere, tmp_path: Path) -> Command:
     return call
 
 
-def submit(windtunnel: Command, *arguments: str) -> Job:
+def submit(windtunnel: Command, *arguments: str) -> SlurmJob:
     done = windtunnel("launch", "tiny.yaml", "--on", "cpu", "--to", "slurm", "--json", *arguments)
     assert done.returncode == 0, done.stderr
-    return Job.open(Path(json.loads(done.stdout)["folder"]))
+    return SlurmJob.open(Path(json.loads(done.stdout)["folder"]))
 
 
 def listed(windtunnel: Command) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def steps_of(run: Path) -> list[int]:
         return [point.step for point in reader.series("loss")]
 
 
-def output(job: Job) -> str:
+def output(job: SlurmJob) -> str:
     return (job.path / "output.log").read_text() if (job.path / "output.log").exists() else "nothing was printed"
 
 
@@ -148,7 +148,7 @@ def test_a_node_with_a_broken_gpu_is_named_and_excluded_and_the_job_comes_back_o
     monkeypatch.setitem(slurm.environment, "PATH", f"{tmp_path / 'bin'}:{slurm.environment['PATH']}")
     done = windtunnel("launch", "tiny.yaml", "--on", "H100", "--to", "slurm", "--json", "--set", "budget.steps=3")
     assert done.returncode == 0, done.stderr
-    job = Job.open(Path(json.loads(done.stdout)["folder"]))
+    job = SlurmJob.open(Path(json.loads(done.stdout)["folder"]))
     until(lambda: job.state.end is not None, f"it did not end\n{output(job)}")
     first, second = job.state.attempts
     assert (first.nodes, second.nodes, job.state.excluded) == (["n1"], ["n2"], ["n1"])

@@ -9,8 +9,8 @@ import pytest
 
 from windtunnel.cluster import (
     Attempt,
-    Job,
     Prepared,
+    SlurmJob,
     Unreachable,
     Wish,
     is_over,
@@ -118,7 +118,7 @@ def test_a_job_is_stopped_through_its_folder_where_no_slurm_answers(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = prepared(recipe)
-    job = Job.create(made.path, made.spec, script=made.script, recipe=made.recipe)
+    job = SlurmJob.create(made.path, made.spec, script=made.script, recipe=made.recipe)
     job.submitted("12")
     monkeypatch.setenv("PATH", str(tmp_path))
     told: list[str] = []

@@ -18,15 +18,15 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("pages")
 
 
-@pytest.mark.parametrize("page", ["sudoku.md", "trm.md", "worth.md"])
+@pytest.mark.parametrize("page", ["sudoku.md", "trm.md", "flop-matched.md"])
 def test_a_page_has_what_the_committed_reports_say(page: str, pages: Any) -> None:
     text = (pages.DOCS / page).read_text("utf-8")
     assert pages.replaced(page, text) == text, "write it again: python benchmarks/pages.py"
 
 
 def test_a_page_without_a_place_for_a_block_is_refused(pages: Any) -> None:
-    with pytest.raises(ValueError, match="no place for worth-h200"):
-        pages.replaced("worth.md", "# The worth of recursion\n")
+    with pytest.raises(ValueError, match="no place for flop-matched-h200"):
+        pages.replaced("flop-matched.md", "# FLOPs-matched baselines\n")
 
 
 def test_fewer_flops_and_a_broken_twin_are_said(pages: Any) -> None:
@@ -49,7 +49,7 @@ def interval(value: float) -> dict[str, float]:
     return {"value": value, "low": value - 0.01, "high": value + 0.01}
 
 
-def test_worth_is_told_with_its_verdict_and_what_is_missing(pages: Any) -> None:
+def test_a_comparison_is_told_with_its_verdict_and_what_is_missing(pages: Any) -> None:
     row = {"role": "this run, 12x", "layers": 6, "dim": 384, "parameters": 16.9e6, "flops": 1.0, "loss": interval(2.0),
            "behind": interval(0.0), "bits_per_byte": 0.9, "step_losses": [2.2, 2.1, 2.0]}  # fmt: skip
     twin = row | {"role": "plain, same FLOPs", "loss": interval(1.9), "behind": interval(-0.1), "step_losses": []}
@@ -57,11 +57,11 @@ def test_worth_is_told_with_its_verdict_and_what_is_missing(pages: Any) -> None:
     report = {"models": [row, twin], "verdict": "The plain model is better.", "phi": phi, "steps": 800, "batch_tokens": 8192,
               "notes": ["one"], "left_out": ["between"]}  # fmt: skip
     head = {"machine": {"gpu": "NVIDIA H200"}, "date": "2026-11-21T20:00", "settings": {"preset": "honest"}}
-    text = pages.worth(head | {"data": {"train_tokens": 3_276_800}, "report": report})
+    text = pages.flop_matched(head | {"data": {"train_tokens": 3_276_800}, "report": report})
     assert "2.0 times over" in text
     assert text.index("plain, same FLOPs") < text.index("| this run, 12x")  # the best first
     for words in ("The plain model is better.", "phi ≤ 0.20", "no time for: between", "2.200 > 2.100 > 2.000", "- one"):
         assert words in text
     assert "Not measured" not in text
-    without = pages.worth(head | {"data": {"train_tokens": 1}, "report": report | {"left_out": []}})
+    without = pages.flop_matched(head | {"data": {"train_tokens": 1}, "report": report | {"left_out": []}})
     assert "no time" not in without

@@ -66,7 +66,7 @@ def test_the_recipe_ships_what_was_measured_best(monkeypatch: pytest.MonkeyPatch
 
 
 class Recorder:
-    """In place of a `Job`: remembers what is to be trained, and gives the FLOPs of a model that was trained for so long."""
+    """In place of a `SudokuJob`: remembers what is to be trained, and gives the FLOPs of a model that was trained for so long."""
 
     def __init__(self, share: float = 1.0) -> None:
         self.share, self.asked = share, dict[str, Any]()

@@ -22,7 +22,7 @@ from hf_runs import base_of, trained
 from windtunnel.checkpoint import verify_export
 from windtunnel.convert import Choice, convert_folder, decoded_weights
 from windtunnel.data import prepare
-from windtunnel.generate import Job, export_model, load_source
+from windtunnel.generate import GenerationJob, export_model, load_source
 from windtunnel.launch import Options, prepare_run
 from windtunnel.model import decode_fp8, encode_fp8
 from windtunnel.recipe import UserError
@@ -48,7 +48,7 @@ def served(path: Path, **options: Any) -> tuple[tuple[int, ...], str]:
     """What a source answers greedily to one question."""
     with closing(load_source(path, device="cpu", **options).generator) as generator:
         prompt = tuple(generator.text.chat([{"role": "user", "content": "one 2 and 3"}]))
-        (answer,) = generator.generate([Job(prompt, 24, temperature=0)])
+        (answer,) = generator.generate([GenerationJob(prompt, 24, temperature=0)])
     return answer.tokens, answer.text
 
 

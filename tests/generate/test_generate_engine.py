@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from tiny import TOKENIZER, tiny_engine, tiny_model
 from waiting import HANG
 
-from windtunnel.generate import Engine, GenerationFailed, Job, OwnText, QueueFull, TextStream, gpt_generator
+from windtunnel.generate import BatchedGenerator, GenerationFailed, GenerationJob, OwnText, QueueFull, TextStream, gpt_generator
 from windtunnel.model import build_gpt
 
 TEXT = OwnText(TOKENIZER)
@@ -22,7 +22,7 @@ def ids(text: str) -> tuple[int, ...]:
     return tuple(TEXT.encode(text))
 
 
-def run(engine: Engine, job: Job) -> tuple[str, str]:
+def run(engine: BatchedGenerator, job: GenerationJob) -> tuple[str, str]:
     (done,) = engine.generate([job])
     return done.text, done.finish
 
@@ -39,18 +39,18 @@ def naive(prompt: str, count: int, sequence: int = 128) -> str:
 def test_greedy_equals_decoding_without_a_cache() -> None:
     with tiny_engine() as engine:
         for prompt in ("", "H12+34B", "H1-2B-1L\nH7+"):
-            assert run(engine, Job(ids(prompt), 30, temperature=0)) == (naive(prompt, 30), "length")
+            assert run(engine, GenerationJob(ids(prompt), 30, temperature=0)) == (naive(prompt, 30), "length")
 
 
 def test_long_prompts_are_fed_in_chunks() -> None:
     prompt = "H12+34B46L\n" * 60
     with tiny_engine(sequence=1024) as engine:
-        assert run(engine, Job(ids(prompt), 10, temperature=0))[0] == naive(prompt, 10, 1024)
+        assert run(engine, GenerationJob(ids(prompt), 10, temperature=0))[0] == naive(prompt, 10, 1024)
 
 
 def test_text_does_not_depend_on_what_runs_beside() -> None:
     jobs = [
-        Job(ids(f"H{i}+{i * 7}B"), 20 + i, temperature=t, top_p=p, top_k=k, seed=i)
+        GenerationJob(ids(f"H{i}+{i * 7}B"), 20 + i, temperature=t, top_p=p, top_k=k, seed=i)
         for i, (t, p, k) in enumerate(
             [(0, 1, 0), (1, 1, 0), (0.7, 0.9, 0), (1.5, 1, 5), (1, 0.5, 3), (0, 1, 0), (2, 1, 0), (1, 1, 1)]
         )
@@ -72,22 +72,22 @@ def test_text_does_not_depend_on_what_runs_beside() -> None:
 def test_seeds_and_temperature() -> None:
     with tiny_engine() as engine:
         job = {"prompt": ids("H1"), "max_tokens": 40}
-        a, b, c = (run(engine, Job(**job, seed=s)) for s in (1, 1, 2))
+        a, b, c = (run(engine, GenerationJob(**job, seed=s)) for s in (1, 1, 2))
         assert a == b != c
-        greedy = run(engine, Job(**job, temperature=0))
-        assert run(engine, Job(**job, temperature=0, seed=9)) == greedy
-        assert run(engine, Job(**job, top_k=1)) == greedy
-        assert run(engine, Job(**job, top_p=1e-9)) == greedy
+        greedy = run(engine, GenerationJob(**job, temperature=0))
+        assert run(engine, GenerationJob(**job, temperature=0, seed=9)) == greedy
+        assert run(engine, GenerationJob(**job, top_k=1)) == greedy
+        assert run(engine, GenerationJob(**job, top_p=1e-9)) == greedy
 
 
 def test_stop_strings_end_the_text_before_them() -> None:
     with tiny_engine() as engine:
-        whole, _ = run(engine, Job(ids("H5+"), 40, temperature=0))
+        whole, _ = run(engine, GenerationJob(ids("H5+"), 40, temperature=0))
         stop = whole[11:14]
-        (done,) = engine.generate([Job(ids("H5+"), 40, temperature=0, stop=("never", stop), logprobs=0)])
+        (done,) = engine.generate([GenerationJob(ids("H5+"), 40, temperature=0, stop=("never", stop), logprobs=0)])
         assert (done.text, done.finish) == (whole[: whole.index(stop)], "stop")
         assert "".join(i.text for i in done.infos) == done.text
-        (done,) = engine.generate([Job(ids("H5+"), 40, temperature=0, stop=(stop,), include_stop=True)])
+        (done,) = engine.generate([GenerationJob(ids("H5+"), 40, temperature=0, stop=(stop,), include_stop=True)])
         assert (done.text, done.finish) == (whole[: whole.index(stop)] + stop, "stop")
 
 
@@ -103,13 +103,13 @@ def test_bos_ends_the_text() -> None:
         with torch.no_grad():
             engine._decoder._model.head.weight.zero_()
         # All logits are equal: greedy takes the first token, which is BOS.
-        assert run(engine, Job(ids("H5+"), 40, temperature=0)) == ("", "stop")
+        assert run(engine, GenerationJob(ids("H5+"), 40, temperature=0)) == ("", "stop")
 
 
 def test_the_context_is_a_limit() -> None:
     with tiny_engine(sequence=32) as engine:
         prompt = ids("H12+34B46L\nH12+34B46L\n")
-        text, finish = run(engine, Job(prompt, 200, temperature=0))
+        text, finish = run(engine, GenerationJob(prompt, 200, temperature=0))
         assert finish == "length"
         assert len(text) == 32 - len(prompt) + 1
 
@@ -117,9 +117,9 @@ def test_the_context_is_a_limit() -> None:
 def test_log_probabilities_of_prompt_and_completion() -> None:
     model = tiny_model()
     with tiny_engine() as engine:
-        (done,) = engine.generate([Job(ids("H1+2"), 5, temperature=0, logprobs=3, score_prompt=True)])
+        (done,) = engine.generate([GenerationJob(ids("H1+2"), 5, temperature=0, logprobs=3, score_prompt=True)])
         infos = done.prompt_infos + done.infos
-        text, _ = run(engine, Job(ids("H1+2"), 5, temperature=0))
+        text, _ = run(engine, GenerationJob(ids("H1+2"), 5, temperature=0))
     tokens = torch.tensor([list(ids("H1+2" + text))])
     with torch.inference_mode():
         expected = torch.log_softmax(model(tokens)[0], -1)
@@ -132,12 +132,12 @@ def test_log_probabilities_of_prompt_and_completion() -> None:
 
 def test_the_queue_is_bounded_and_all_or_nothing() -> None:
     with tiny_engine(slots=2, queue=3) as engine:
-        tickets = [engine.submit([Job(ids("H"), 120)])[0] for _ in range(4)]
+        tickets = [engine.submit([GenerationJob(ids("H"), 120)])[0] for _ in range(4)]
         with pytest.raises(QueueFull) as full:
-            engine.submit([Job(ids("H"), 5)] * 2)
+            engine.submit([GenerationJob(ids("H"), 5)] * 2)
         assert 1 <= full.value.retry_after <= 60
-        tickets += engine.submit([Job(ids("H"), 5)])
-        tickets += engine.submit([Job(ids("H"), 5)] * 20, bounded=False)
+        tickets += engine.submit([GenerationJob(ids("H"), 5)])
+        tickets += engine.submit([GenerationJob(ids("H"), 5)] * 20, bounded=False)
         for ticket in tickets:
             ticket.result(HANG)
         assert engine.running == engine.waiting == 0
@@ -146,11 +146,11 @@ def test_the_queue_is_bounded_and_all_or_nothing() -> None:
 def test_cancelled_sequences_free_their_places() -> None:
     with tiny_engine(slots=2, queue=2, sequence=4096) as engine:
         begun = threading.Event()
-        tickets = [engine.submit([Job(ids("H"), 4000)], lambda _: begun.set())[0] for _ in range(4)]
+        tickets = [engine.submit([GenerationJob(ids("H"), 4000)], lambda _: begun.set())[0] for _ in range(4)]
         assert begun.wait(HANG)
         for ticket in tickets:
             ticket.cancel()
-        assert run(engine, Job(ids("H5+"), 5, temperature=0))[1] == "length"
+        assert run(engine, GenerationJob(ids("H5+"), 5, temperature=0))[1] == "length"
         deadline = time.monotonic() + HANG
         while engine.stats.cancelled < 4 and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -163,10 +163,10 @@ def test_a_sequence_that_fills_its_context_leaves_the_others_alone(exact: bool) 
     """An idle slot that is full must not take part in the others' steps: there is no place for its next token."""
     engine = gpt_generator(tiny_model(sequence=32), TOKENIZER, slots=2, queue=8, exact=exact)
     try:
-        short = Job(ids("H5+"), 25, temperature=0)
+        short = GenerationJob(ids("H5+"), 25, temperature=0)
         alone = run(engine, short)
         for prompt in ("H12+34B46L\nH12+34B46L\n", "1" * 31):  # it fills up on the way, or with its first token
-            full, beside = engine.submit([Job(ids(prompt), 200, temperature=0), short])
+            full, beside = engine.submit([GenerationJob(ids(prompt), 200, temperature=0), short])
             assert full.result(HANG).finish == "length"
             done = beside.result(HANG)
             assert (done.text, done.finish) == alone
@@ -177,7 +177,7 @@ def test_a_sequence_that_fills_its_context_leaves_the_others_alone(exact: bool) 
 
 def test_a_step_that_fails_costs_only_the_sequence_whose_fault_it_is() -> None:
     with tiny_engine(slots=4) as engine:
-        good = [Job(ids(f"H{i}+"), 40, temperature=0) for i in range(3)]
+        good = [GenerationJob(ids(f"H{i}+"), 40, temperature=0) for i in range(3)]
         alone = [run(engine, job) for job in good]
         step = engine._decoder.step
 
@@ -188,7 +188,7 @@ def test_a_step_that_fails_costs_only_the_sequence_whose_fault_it_is() -> None:
 
         engine._decoder.step = faulty  # type: ignore[method-assign]
         with engine._wake:  # it does not begin before `bad` is known
-            tickets = engine.submit([*good[:2], Job(ids("H7"), 40), good[2]])
+            tickets = engine.submit([*good[:2], GenerationJob(ids("H7"), 40), good[2]])
             bad = tickets.pop(2)
         assert [(done.text, done.finish) for done in (ticket.result(HANG) for ticket in tickets)] == alone
         with pytest.raises(GenerationFailed):
@@ -200,15 +200,15 @@ def test_a_step_that_fails_costs_only_the_sequence_whose_fault_it_is() -> None:
 
 def test_an_engine_that_dies_starts_again() -> None:
     with tiny_engine(slots=1, queue=4) as engine:
-        expected = run(engine, Job(ids("H5+"), 10, temperature=0))
+        expected = run(engine, GenerationJob(ids("H5+"), 10, temperature=0))
         broken = engine._decoder._model.blocks[0].mlp
         engine._decoder._model.blocks[0].mlp = None  # breaks every step
-        for ticket in engine.submit([Job(ids("H"), 100)] * 4):
+        for ticket in engine.submit([GenerationJob(ids("H"), 100)] * 4):
             with pytest.raises(GenerationFailed):
                 ticket.result(HANG)
         assert not engine.alive  # nothing has worked lately
         engine._decoder._model.blocks[0].mlp = broken
-        assert run(engine, Job(ids("H5+"), 10, temperature=0)) == expected
+        assert run(engine, GenerationJob(ids("H5+"), 10, temperature=0)) == expected
         assert engine.alive
         prefill = engine._prefill
 
@@ -217,20 +217,21 @@ def test_an_engine_that_dies_starts_again() -> None:
             raise SystemError("not in a step at all")
 
         engine._prefill = once  # type: ignore[method-assign]
-        (lost,) = engine.submit([Job(ids("H5+"), 10, temperature=0)])
+        (lost,) = engine.submit([GenerationJob(ids("H5+"), 10, temperature=0)])
         with pytest.raises(GenerationFailed):
             lost.result(HANG)
-        assert run(engine, Job(ids("H5+"), 10, temperature=0)) == expected
+        assert run(engine, GenerationJob(ids("H5+"), 10, temperature=0)) == expected
     with pytest.raises(GenerationFailed):
-        engine.submit([Job(ids("H"), 1)])
+        engine.submit([GenerationJob(ids("H"), 1)])
 
 
 def test_many_threads_submit_at_once() -> None:
     with tiny_engine(slots=4, queue=100) as engine:
-        expected = run(engine, Job(ids("H5+"), 10, temperature=0))
+        expected = run(engine, GenerationJob(ids("H5+"), 10, temperature=0))
         results: list[object] = []
         threads = [
-            threading.Thread(target=lambda: results.append(run(engine, Job(ids("H5+"), 10, temperature=0)))) for _ in range(40)
+            threading.Thread(target=lambda: results.append(run(engine, GenerationJob(ids("H5+"), 10, temperature=0))))
+            for _ in range(40)
         ]
         for thread in threads:
             thread.start()
@@ -246,7 +247,7 @@ def test_text_does_not_depend_on_what_runs_beside_on_a_gpu() -> None:
     model.load_state_dict(tiny_model(sequence=256).state_dict())
     engine = gpt_generator(model, TOKENIZER, slots=8, queue=32)
     try:
-        jobs = [Job(ids(f"H{i}+{i * 7}B" * (1 + i % 3)), 60 + i, temperature=float(i % 2), seed=i) for i in range(24)]
+        jobs = [GenerationJob(ids(f"H{i}+{i * 7}B" * (1 + i % 3)), 60 + i, temperature=float(i % 2), seed=i) for i in range(24)]
         alone = [run(engine, job) for job in jobs]
         assert [(done.text, done.finish) for done in engine.generate(jobs)] == alone
     finally:

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from tiny_hf import tiny_llama
 from waiting import HANG
 
-from windtunnel.generate import Engine, Job, load_hf, load_source
+from windtunnel.generate import BatchedGenerator, GenerationJob, load_hf, load_source
 from windtunnel.recipe import UserError
 
 PROMPTS = ("The cat", "one two three four", "x", "hello world " * 12, "数字", "user assistant system hello the mat")
@@ -23,9 +23,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return tiny_llama(tmp_path_factory.mktemp(request.param) / "tiny", kind=request.param, **changes)
 
 
-def engine_of(folder: Path) -> Engine:
+def engine_of(folder: Path) -> BatchedGenerator:
     generator = load_source(folder, device="cpu").generator
-    assert isinstance(generator, Engine)
+    assert isinstance(generator, BatchedGenerator)
     return generator
 
 
@@ -44,7 +44,7 @@ def test_greedy_is_what_transformers_generates_alone_and_in_a_crowd(folder: Path
     expected = [reference(folder, prompt, 24) for prompt in PROMPTS]
     engine = engine_of(folder)
     try:
-        jobs = [Job(tuple(engine.text.encode(prompt)), 24, temperature=0) for prompt in PROMPTS]
+        jobs = [GenerationJob(tuple(engine.text.encode(prompt)), 24, temperature=0) for prompt in PROMPTS]
         alone = [engine.generate([job])[0] for job in jobs]
         assert [list(done.tokens) for done in alone] == expected
         assert engine.generate(jobs) == alone
@@ -65,10 +65,10 @@ def test_sampling_stops_and_log_probabilities(tmp_path: Path) -> None:
     engine = engine_of(folder)
     try:
         prompt = tuple(engine.text.encode("The cat"))
-        jobs = [Job(prompt, 20, temperature=1.0, top_p=0.9, seed=seed) for seed in (1, 1, 2)]
+        jobs = [GenerationJob(prompt, 20, temperature=1.0, top_p=0.9, seed=seed) for seed in (1, 1, 2)]
         one, same, other = engine.generate(jobs)
         assert one == same != other
-        (done,) = engine.generate([Job(prompt, 12, temperature=0, logprobs=2, score_prompt=True)])
+        (done,) = engine.generate([GenerationJob(prompt, 12, temperature=0, logprobs=2, score_prompt=True)])
         whole = torch.tensor([[*prompt, *done.tokens]])
         with torch.inference_mode():
             log_p = torch.log_softmax(AutoModelForCausalLM.from_pretrained(folder).eval()(whole).logits[0].float(), -1)
@@ -76,7 +76,7 @@ def test_sampling_stops_and_log_probabilities(tmp_path: Path) -> None:
         for t in range(1, len(whole[0])):
             assert infos[t].log_probability == pytest.approx(float(log_p[t - 1, whole[0, t]]), abs=1e-4)
         stop = done.text[5:8]
-        (cut,) = engine.generate([Job(prompt, 12, temperature=0, stop=(stop,))])
+        (cut,) = engine.generate([GenerationJob(prompt, 12, temperature=0, stop=(stop,))])
         assert (cut.text, cut.finish) == (done.text[: done.text.index(stop)], "stop")
     finally:
         engine.close()
@@ -85,7 +85,7 @@ def test_sampling_stops_and_log_probabilities(tmp_path: Path) -> None:
 def test_a_step_that_fails_leaves_the_cache_as_it_was(tmp_path: Path) -> None:
     engine = engine_of(tiny_llama(tmp_path / "tiny"))
     try:
-        jobs = [Job(tuple(engine.text.encode(prompt)), 30, temperature=0) for prompt in PROMPTS[:4]]
+        jobs = [GenerationJob(tuple(engine.text.encode(prompt)), 30, temperature=0) for prompt in PROMPTS[:4]]
         alone = [engine.generate([job])[0] for job in jobs]
         layer = engine._decoder.model.model.layers[1]  # type: ignore[attr-defined]
         calls = 0
@@ -111,7 +111,7 @@ def test_where_memory_runs_out_half_as_many_go_on_and_say_the_same(tmp_path: Pat
     engine = engine_of(tiny_llama(tmp_path / "tiny"))
     try:
         jobs = [
-            Job(tuple(engine.text.encode(prompt)), 30, temperature=1.0, seed=seed, draws=True)
+            GenerationJob(tuple(engine.text.encode(prompt)), 30, temperature=1.0, seed=seed, draws=True)
             for seed, prompt in enumerate(PROMPTS[:4])
         ]
         alone = [engine.generate([job])[0].tokens for job in jobs]

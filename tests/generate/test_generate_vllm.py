@@ -18,7 +18,7 @@ from tiny import TOKENIZER
 from tiny_hf import tiny_llama
 from waiting import HANG, until
 
-from windtunnel.generate import GenerationFailed, Job, OwnText, QueueFull, export_model, load_source
+from windtunnel.generate import GenerationFailed, GenerationJob, OwnText, QueueFull, export_model, load_source
 from windtunnel.generate.vllm_adapter import VLLMGenerator, sampling_keywords
 from windtunnel.recipe import UserError
 
@@ -79,20 +79,24 @@ def test_tokens_become_text_and_ends_are_told() -> None:
     engine = Counting()
     generator = around(engine)
     done, scored, none = generator.generate(
-        [Job(ids("H"), 12), Job(ids("H1"), 3, logprobs=2, score_prompt=True), Job(ids("H1"), 0, logprobs=0, score_prompt=True)]
+        [
+            GenerationJob(ids("H"), 12),
+            GenerationJob(ids("H1"), 3, logprobs=2, score_prompt=True),
+            GenerationJob(ids("H1"), 0, logprobs=0, score_prompt=True),
+        ]
     )
     assert (done.text, done.finish, len(done.tokens)) == ("012345678901", "length", 12)
     assert [i.log_probability for i in scored.infos] == [-0.5] * 3
     assert [i.log_probability for i in scored.prompt_infos][1:] == [-2.0, -2.0]
     assert (none.text, none.finish, len(none.prompt_infos)) == ("", "length", 3)
-    (stopped,) = generator.generate([Job(ids("H"), 100, stop=("56",))])
+    (stopped,) = generator.generate([GenerationJob(ids("H"), 100, stop=("56",))])
     assert (stopped.text, stopped.finish) == ("01234", "stop")
     generator.close()
     assert engine.shut
     assert len(engine.aborted) == 1  # what a stop string ended is not gone on with
     with pytest.raises(GenerationFailed):
-        generator.submit([Job(ids("H"), 1)])
-    (ended,) = (other := around(Counting(end_after=5))).generate([Job(ids("H"), 100)])
+        generator.submit([GenerationJob(ids("H"), 1)])
+    (ended,) = (other := around(Counting(end_after=5))).generate([GenerationJob(ids("H"), 100)])
     assert (ended.text, ended.finish, len(ended.tokens)) == ("01234", "stop", 5)
     other.close()
 
@@ -100,9 +104,9 @@ def test_tokens_become_text_and_ends_are_told() -> None:
 def test_cancelled_ones_are_aborted_and_the_queue_is_bounded() -> None:
     engine = Counting()
     generator = around(engine, queue=0)
-    tickets = generator.submit([Job(ids("H"), 10**6)] * 4)
+    tickets = generator.submit([GenerationJob(ids("H"), 10**6)] * 4)
     with pytest.raises(QueueFull):
-        generator.submit([Job(ids("H"), 1)])
+        generator.submit([GenerationJob(ids("H"), 1)])
     for ticket in tickets:
         ticket.cancel()
     until(lambda: len(engine.aborted) == 4 and generator.running == 0)
@@ -112,18 +116,18 @@ def test_cancelled_ones_are_aborted_and_the_queue_is_bounded() -> None:
 def test_an_engine_that_died_is_built_again() -> None:
     dying, sound = Counting(die_at=4), Counting()
     generator = around(dying, sound)
-    lost = generator.submit([Job(ids("H"), 10)])[0]
+    lost = generator.submit([GenerationJob(ids("H"), 10)])[0]
     with pytest.raises(GenerationFailed):
         lost.result(HANG)
     assert not generator.alive
-    assert generator.generate([Job(ids("H"), 10)])[0].text == "0123456789"
+    assert generator.generate([GenerationJob(ids("H"), 10)])[0].text == "0123456789"
     assert generator.alive
     assert dying.shut
     generator.close()
 
 
 def test_sampling_keywords() -> None:
-    keywords = sampling_keywords(Job(ids("H"), 5, temperature=0.7, top_p=0.9, seed=-3, logprobs=0), frozenset({2, 0}))
+    keywords = sampling_keywords(GenerationJob(ids("H"), 5, temperature=0.7, top_p=0.9, seed=-3, logprobs=0), frozenset({2, 0}))
     assert keywords["top_k"] == -1
     assert keywords["seed"] >= 0
     assert (keywords["stop_token_ids"], keywords["logprobs"], keywords["prompt_logprobs"]) == ([0, 2], 1, None)

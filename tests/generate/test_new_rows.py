@@ -18,7 +18,7 @@ from hf_runs import base_of, trained
 
 from windtunnel.checkpoint import CheckpointStore
 from windtunnel.cli import main
-from windtunnel.generate import Job, export_model, load_source
+from windtunnel.generate import GenerationJob, export_model, load_source
 from windtunnel.run import RunFolder
 from windtunnel.train import train
 
@@ -86,7 +86,7 @@ def test_new_rows_are_learned_and_their_text_is_answered(tmp_path: Path, family:
     for place in (run, out):
         with closing(load_source(place, device="cpu").generator) as generator:
             prompt = tuple(generator.text.chat([{"role": "user", "content": "one 2 and 3"}]))
-            (answer,) = generator.generate([Job(prompt, 8, temperature=0)])
+            (answer,) = generator.generate([GenerationJob(prompt, 8, temperature=0)])
         assert answer.tokens[0] == 300
         assert answer.text.startswith("two")
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
 from interpreter import passes_interpreted
 from tiny_hf import tiny_llama
 
-from windtunnel.generate import Engine, HFDecoder, Job, NoText, RecordedDecoder, hf_decoder, load_hf
+from windtunnel.generate import BatchedGenerator, GenerationJob, HFDecoder, NoText, RecordedDecoder, hf_decoder, load_hf
 from windtunnel.model import Recording
 
 CPU = torch.device("cpu")
@@ -73,10 +73,12 @@ def test_a_crowd_is_answered_as_each_alone_and_few_recordings_are_made(tmp_path:
     recorder = Recorder()
     plain, recorded = decoders(tiny_llama(tmp_path / "tiny"), recorder)
     draw = random.Random(5)
-    jobs = [Job(tuple(draw.randrange(3, 290) for _ in range(9)), draw.choice((8, 20, 60)), temperature=0) for _ in range(12)]
+    jobs = [
+        GenerationJob(tuple(draw.randrange(3, 290) for _ in range(9)), draw.choice((8, 20, 60)), temperature=0) for _ in range(12)
+    ]
     found = []
     for decoder in (plain, recorded):
-        engine = Engine(decoder, NoText(300, ()), slots=12)
+        engine = BatchedGenerator(decoder, NoText(300, ()), slots=12)
         try:
             found.append([done.tokens for done in engine.generate(jobs)])
         finally:

@@ -12,7 +12,7 @@ from hf_runs import base_of, trained
 from transformers import AutoModelForCausalLM
 
 from windtunnel.convert import Choice, convert_folder
-from windtunnel.generate import Job, export_model, load_source
+from windtunnel.generate import GenerationJob, export_model, load_source
 from windtunnel.recipe import UserError
 
 PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 9, 1, 4, 9, 17, 2)]
@@ -50,7 +50,7 @@ def greedy(model: AutoModelForCausalLM, prompt: tuple[int, ...], tokens: int) ->
 def test_ranks_say_what_transformers_does(run: Path, tmp_path: Path, ranks: int) -> None:
     merged = AutoModelForCausalLM.from_pretrained(export_model(run, tmp_path / "out", dtype="fp32").folder, dtype=torch.float32)
     with closing(load_source(run, device="cpu", ranks=ranks).generator) as generator:
-        jobs = [Job(prompt, 12, temperature=0, logprobs=1, score_prompt=i == 1) for i, prompt in enumerate(PROMPTS)]
+        jobs = [GenerationJob(prompt, 12, temperature=0, logprobs=1, score_prompt=i == 1) for i, prompt in enumerate(PROMPTS)]
         answers = generator.generate(jobs)  # more than there are slots
         again = generator.generate(jobs[:2])
     for prompt, answer in zip(PROMPTS, answers, strict=True):
@@ -69,7 +69,7 @@ def test_a_rank_that_cannot_load_its_part_is_told(run: Path, tmp_path: Path) -> 
     with pytest.raises(UserError, match=r"3 does not divide the 4 experts"):
         load_source(run, device="cpu", ranks=3)
     with closing(load_source(run, device="cpu").generator) as generator:  # nothing is left of the others
-        assert len(generator.generate([Job(PROMPTS[0], 2, temperature=0)])[0].tokens) <= 2
+        assert len(generator.generate([GenerationJob(PROMPTS[0], 2, temperature=0)])[0].tokens) <= 2
     export_model(run, tmp_path / "out")
     with pytest.raises(UserError, match="no experts in fp8"):
         load_source(tmp_path / "out", ranks=2)
@@ -83,7 +83,9 @@ def test_a_folder_in_fp8_generates_as_it_is(run: Path, tmp_path: Path) -> None:
     said = []
     for folder in (coded, tmp_path / "bf16"):
         with closing(load_source(folder, device="cpu").generator) as generator:
-            said.append([one.tokens for one in generator.generate([Job(prompt, 8, temperature=0) for prompt in PROMPTS])])
+            said.append(
+                [one.tokens for one in generator.generate([GenerationJob(prompt, 8, temperature=0) for prompt in PROMPTS])]
+            )
     assert said[0] == said[1]
 
 
@@ -95,4 +97,4 @@ def test_a_rank_that_is_gone_ends_the_generation(run: Path) -> None:
         (follower,) = generator._leader._followers  # type: ignore[attr-defined]
         follower.kill()
         with pytest.raises(GenerationFailed):
-            generator.generate([Job(PROMPTS[0], 8, temperature=0)])
+            generator.generate([GenerationJob(PROMPTS[0], 8, temperature=0)])

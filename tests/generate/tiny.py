@@ -11,7 +11,7 @@ import torch
 from waiting import HANG
 
 from windtunnel.data import Characters
-from windtunnel.generate import Engine, Generator, gpt_generator
+from windtunnel.generate import BatchedGenerator, Generator, gpt_generator
 from windtunnel.model import GPT, build_gpt, gpt_shape
 from windtunnel.recipe import ARITHMETIC_ALPHABET, GPTModel, Serve
 from windtunnel.serve import create_app
@@ -39,7 +39,7 @@ def tiny_model(sequence: int = 128, avoid_bos: bool = True) -> GPT:
 
 
 @contextlib.contextmanager
-def tiny_engine(slots: int = 4, queue: int = 8, **model: object) -> Iterator[Engine]:
+def tiny_engine(slots: int = 4, queue: int = 8, **model: object) -> Iterator[BatchedGenerator]:
     engine = gpt_generator(tiny_model(**model), TOKENIZER, slots=slots, queue=queue)  # type: ignore[arg-type]
     try:
         yield engine
@@ -48,7 +48,9 @@ def tiny_engine(slots: int = 4, queue: int = 8, **model: object) -> Iterator[Eng
 
 
 @contextlib.contextmanager
-def running_server(token: str | None = None, local_only: bool = True, limits: Serve = LIMITS) -> Iterator[tuple[str, Engine]]:
+def running_server(
+    token: str | None = None, local_only: bool = True, limits: Serve = LIMITS
+) -> Iterator[tuple[str, BatchedGenerator]]:
     """A real uvicorn server of the tiny model in a thread: its URL and its engine."""
     with tiny_engine(limits.slots, limits.queue) as engine, serving(engine, NAME, limits, token, local_only) as url:
         yield url, engine

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from windtunnel.verify.sandbox import Job, Limits, MiB, Outcome, Sandbox, gpu_devices
+from windtunnel.verify.sandbox import Limits, MiB, Outcome, Sandbox, SandboxJob, gpu_devices
 
 pytestmark = pytest.mark.gpu
 CHILD = "windtunnel.verify.code.child"
@@ -37,7 +37,9 @@ def sandbox() -> Iterator[Sandbox]:
 
 
 def run(sandbox: Sandbox, body: str) -> Outcome:
-    return sandbox.run(Job(f"{CHILD}:call", {"source": body, "function": "f", "args": [], "kwargs": {"dict": []}}, (), LIMITS))
+    return sandbox.run(
+        SandboxJob(f"{CHILD}:call", {"source": body, "function": "f", "args": [], "kwargs": {"dict": []}}, (), LIMITS)
+    )
 
 
 def test_cuda_and_a_compiled_kernel_run_inside(sandbox: Sandbox) -> None:
@@ -62,7 +64,7 @@ def test_a_hung_kernel_is_ended(sandbox: Sandbox) -> None:
     hang = "import torch\ndef f():\n torch.cuda._sleep(10**13)\n torch.cuda.synchronize()"
     job = {"source": hang, "function": "f", "args": [], "kwargs": {"dict": []}}
     limits = Limits(wall_seconds=5, cpu_seconds=60, memory_bytes=8192 * MiB, processes=32)
-    assert sandbox.run(Job(f"{CHILD}:call", job, (), limits)).status == "timeout"
+    assert sandbox.run(SandboxJob(f"{CHILD}:call", job, (), limits)).status == "timeout"
     assert run(sandbox, SUM).message.get("value") == 1000.0
 
 

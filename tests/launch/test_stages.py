@@ -71,7 +71,7 @@ class Silent:
 
 
 @dataclass
-class Job:
+class StagesJob:
     """Runs the stages with a trainer that only writes down what was asked for and a loss that falls, or not."""
 
     recipe: Recipe
@@ -126,13 +126,13 @@ def recipe(tmp_path: Path) -> Recipe:
 
 
 @pytest.fixture
-def job(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    made = Job(recipe, tmp_path / "runs")
+def job(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StagesJob:
+    made = StagesJob(recipe, tmp_path / "runs")
     monkeypatch.setattr(stages, "train_run", made.train)
     return made
 
 
-def refused(job: Job, stage: str | None = None, **options: Any) -> UserError:
+def refused(job: StagesJob, stage: str | None = None, **options: Any) -> UserError:
     with pytest.raises(UserError) as caught:
         job.go(stage, **options)
     assert caught.value.exit_code == 2
@@ -140,12 +140,12 @@ def refused(job: Job, stage: str | None = None, **options: Any) -> UserError:
     return caught.value
 
 
-def only(job: Job, stage: str) -> Path:
+def only(job: StagesJob, stage: str) -> Path:
     (path,) = [run.path for run in list_runs(job.root) if run.stage == stage]
     return path
 
 
-def test_stages_follow_one_another_when_gates_hold(job: Job) -> None:
+def test_stages_follow_one_another_when_gates_hold(job: StagesJob) -> None:
     assert job.go() == 0
     assert job.started == [("first", None), ("second", None)]
     assert [(r.budget.steps, r.gpt.depth) for r in job.recipes] == [(40, 1), (20, 2)]
@@ -157,7 +157,7 @@ def test_stages_follow_one_another_when_gates_hold(job: Job) -> None:
     assert {run.stage: run.gates for run in list_runs(job.root)} == {"first": {"decreasing": True}, "second": None}
 
 
-def test_a_gate_that_does_not_hold_stops_spending(job: Job) -> None:
+def test_a_gate_that_does_not_hold_stops_spending(job: StagesJob) -> None:
     job.falls = False
     assert job.go() == 1
     assert job.names == ["first"]
@@ -167,7 +167,7 @@ def test_a_gate_that_does_not_hold_stops_spending(job: Job) -> None:
     assert list_runs(job.root)[0].gates == {"decreasing": False}
 
 
-def test_a_run_that_stops_ends_the_job_and_resume_goes_on_in_its_stage(job: Job) -> None:
+def test_a_run_that_stops_ends_the_job_and_resume_goes_on_in_its_stage(job: StagesJob) -> None:
     job.codes = [3]
     assert job.go() == 3
     assert job.names == ["first"]
@@ -176,7 +176,7 @@ def test_a_run_that_stops_ends_the_job_and_resume_goes_on_in_its_stage(job: Job)
     assert job.started == [("first", stopped), ("second", None)]
 
 
-def test_resume_after_a_stage_has_ended_begins_with_the_next(job: Job) -> None:
+def test_resume_after_a_stage_has_ended_begins_with_the_next(job: StagesJob) -> None:
     assert job.go("first") == 0
     assert job.names == ["first"]
     assert job.go(resume=True) == 0
@@ -186,14 +186,14 @@ def test_resume_after_a_stage_has_ended_begins_with_the_next(job: Job) -> None:
     assert job.started == [("second", second)]
 
 
-def test_resume_of_a_run_goes_on_from_its_stage(job: Job) -> None:
+def test_resume_of_a_run_goes_on_from_its_stage(job: StagesJob) -> None:
     assert job.go("first") == 0
     assert job.go(run=only(job, "first"), resume=True) == 0
     assert job.names == ["second"]
     assert "stages of two: first, second" in str(refused(job, "first", run=only(job, "second")).fix)
 
 
-def test_resume_judges_with_the_gates_of_the_recipe_as_it_is_now(job: Job) -> None:
+def test_resume_judges_with_the_gates_of_the_recipe_as_it_is_now(job: StagesJob) -> None:
     job.falls = False
     assert job.go() == 1
     assert job.go(resume=True) == 1
@@ -206,7 +206,7 @@ def test_resume_judges_with_the_gates_of_the_recipe_as_it_is_now(job: Job) -> No
     assert job.names == ["second"]
 
 
-def test_a_later_stage_alone_needs_the_gates_of_the_one_before(job: Job) -> None:
+def test_a_later_stage_alone_needs_the_gates_of_the_one_before(job: StagesJob) -> None:
     error = refused(job, "second")
     assert "no run of first" in error.message
     assert error.fix == f"{AGAIN} --stage first"
@@ -226,7 +226,7 @@ def test_a_later_stage_alone_needs_the_gates_of_the_one_before(job: Job) -> None
 @pytest.mark.parametrize(
     "change", ["model.sequence=64", "stages.first.budget.steps=41", "stages.pretrain.optimizer.matrix_lr=0.02", "seed=1"]
 )
-def test_a_stage_of_another_recipe_does_not_count(job: Job, tmp_path: Path, change: str) -> None:
+def test_a_stage_of_another_recipe_does_not_count(job: StagesJob, tmp_path: Path, change: str) -> None:
     assert job.go("first") == 0
     job.recipe = load_recipe(tmp_path / "two.yaml", [change])
     error = refused(job, "second")
@@ -237,14 +237,14 @@ def test_a_stage_of_another_recipe_does_not_count(job: Job, tmp_path: Path, chan
             job.go(resume=True)
 
 
-def test_a_run_of_another_recipe_opens_no_stage_by_its_gates(job: Job, tmp_path: Path) -> None:
+def test_a_run_of_another_recipe_opens_no_stage_by_its_gates(job: StagesJob, tmp_path: Path) -> None:
     """Named with --run: what another model showed says nothing about this one."""
     assert job.go("first") == 0
     job.recipe = load_recipe(tmp_path / "two.yaml", ["model.sequence=64"])
     assert "model.sequence is 32 there and 64 here" in refused(job, run=only(job, "first"), resume=True).message
 
 
-def test_a_stage_that_is_longer_now_is_trained_on_before_its_gates_are_judged(job: Job, tmp_path: Path) -> None:
+def test_a_stage_that_is_longer_now_is_trained_on_before_its_gates_are_judged(job: StagesJob, tmp_path: Path) -> None:
     assert job.go() == 0
     first, second = only(job, "first"), only(job, "second")
     job.recipe = load_recipe(tmp_path / "two.yaml", ["stages.first.budget.steps=60"])
@@ -258,18 +258,18 @@ def test_a_stage_that_is_longer_now_is_trained_on_before_its_gates_are_judged(jo
     assert job.started[0][1] not in (None, second)
 
 
-def test_a_change_of_the_later_stage_alone_counts(job: Job, tmp_path: Path) -> None:
+def test_a_change_of_the_later_stage_alone_counts(job: StagesJob, tmp_path: Path) -> None:
     assert job.go("first") == 0
     job.recipe = load_recipe(tmp_path / "two.yaml", ["stages.second.set.model.depth=3"])
     assert job.go("second") == 0
     assert job.recipes[0].gpt.depth == 3
 
 
-def test_an_unknown_stage_is_refused(job: Job) -> None:
+def test_an_unknown_stage_is_refused(job: StagesJob) -> None:
     assert "did you mean --stage second?" in str(refused(job, "secnd"))
 
 
-def test_money_and_time_are_for_all_stages(job: Job, tmp_path: Path) -> None:
+def test_money_and_time_are_for_all_stages(job: StagesJob, tmp_path: Path) -> None:
     job.recipe = load_recipe(tmp_path / "two.yaml", ["budget.hours=5", "budget.dollars=12"])
     assert job.go() == 0
     assert [(r.budget.hours, r.budget.dollars) for r in job.recipes] == [(5.0, 12.0), (4.0, 2.0)]
@@ -277,7 +277,7 @@ def test_money_and_time_are_for_all_stages(job: Job, tmp_path: Path) -> None:
     assert job.recipes[0].budget.dollars == 2.0
 
 
-def test_a_stage_that_nothing_is_left_for_does_not_begin(job: Job, tmp_path: Path) -> None:
+def test_a_stage_that_nothing_is_left_for_does_not_begin(job: StagesJob, tmp_path: Path) -> None:
     job.recipe = load_recipe(tmp_path / "two.yaml", ["budget.hours=5"])
     job.seconds = 5 * 3600
     assert job.go() == 3
@@ -285,14 +285,14 @@ def test_a_stage_that_nothing_is_left_for_does_not_begin(job: Job, tmp_path: Pat
     assert any("budget.hours is for all stages and is spent" in text for text in job.said)
 
 
-def test_stages_that_cannot_be_paid_are_refused_before_the_first_begins(job: Job, tmp_path: Path) -> None:
+def test_stages_that_cannot_be_paid_are_refused_before_the_first_begins(job: StagesJob, tmp_path: Path) -> None:
     job.recipe = load_recipe(tmp_path / "two.yaml", ["budget.hours=0.1", "stages.first.budget.steps=100000000"])
     error = refused(job)
     assert "stage second, which follows, does not fit" in error.message
     assert "pays for all stages" in str(error.fix)
 
 
-def test_what_a_later_stage_asks_to_be_confirmed_is_asked_first(job: Job, tmp_path: Path) -> None:
+def test_what_a_later_stage_asks_to_be_confirmed_is_asked_first(job: StagesJob, tmp_path: Path) -> None:
     job.recipe = load_recipe(tmp_path / "two.yaml", ["stages.second.budget.steps=100000"])
     with pytest.raises(UserError, match=r"second: .* epochs over the data"):
         run_stages(job.recipe, Options(root=job.root), lambda: Silent([]), job.reports.append)
@@ -303,7 +303,7 @@ TOO_LONG = "model.sequence=16777216"
 """Tokens: attention over so many fits no machine."""
 
 
-def test_stages_that_will_not_run_are_not_asked_about(job: Job, tmp_path: Path) -> None:
+def test_stages_that_will_not_run_are_not_asked_about(job: StagesJob, tmp_path: Path) -> None:
     """Alone, the first stage runs whatever the second would need, cost or ask for."""
     for change in (f"stages.second.set.{TOO_LONG}", "stages.second.budget.steps=100000"):
         job.recipe = load_recipe(tmp_path / "two.yaml", [change])
@@ -313,7 +313,7 @@ def test_stages_that_will_not_run_are_not_asked_about(job: Job, tmp_path: Path) 
     assert not any("together" in text for text in job.said)
 
 
-def test_the_first_stage_that_does_not_fit_is_told_of(job: Job, tmp_path: Path) -> None:
+def test_the_first_stage_that_does_not_fit_is_told_of(job: StagesJob, tmp_path: Path) -> None:
     job.recipe = load_recipe(tmp_path / "two.yaml", [f"stages.second.set.{TOO_LONG}"])
     error = refused(job)
     assert "stage second, which follows, does not fit" in error.message
@@ -327,7 +327,7 @@ def test_the_first_stage_that_does_not_fit_is_told_of(job: Job, tmp_path: Path) 
     assert "stage first does not fit rig here: budget.hours ends before the first step" in refused(job).message
 
 
-def test_a_stage_alone_has_what_the_run_before_it_left_not_what_was_planned(job: Job, tmp_path: Path) -> None:
+def test_a_stage_alone_has_what_the_run_before_it_left_not_what_was_planned(job: StagesJob, tmp_path: Path) -> None:
     """The first was planned to take all of the hours, and took one."""
     budget = ["budget.hours=1.5", "stages.first.budget.steps=40000000"]
     job.recipe = load_recipe(tmp_path / "two.yaml", budget)
@@ -336,7 +336,7 @@ def test_a_stage_alone_has_what_the_run_before_it_left_not_what_was_planned(job:
     assert job.recipes[0].budget.hours == 0.5
 
 
-def test_a_stage_without_gates_is_told_of_before_the_next_begins(job: Job, tmp_path: Path) -> None:
+def test_a_stage_without_gates_is_told_of_before_the_next_begins(job: StagesJob, tmp_path: Path) -> None:
     job.recipe = load_recipe(tmp_path / "two.yaml", ["stages.first.gates=null"])
     assert job.go() == 0
     (report,) = job.reports
@@ -345,7 +345,7 @@ def test_a_stage_without_gates_is_told_of_before_the_next_begins(job: Job, tmp_p
     assert {run.stage: run.gates for run in list_runs(job.root)} == {"first": {}, "second": None}
 
 
-def test_a_job_in_its_second_stage_is_judged_again_by_the_gates_in_force(job: Job, tmp_path: Path) -> None:
+def test_a_job_in_its_second_stage_is_judged_again_by_the_gates_in_force(job: StagesJob, tmp_path: Path) -> None:
     job.recipe = load_recipe(tmp_path / "two.yaml", ["stages.first.gates.decreasing=false"])
     job.falls, job.codes = False, [0, 3]
     assert job.go() == 3
@@ -366,7 +366,7 @@ def test_a_job_in_its_second_stage_is_judged_again_by_the_gates_in_force(job: Jo
     assert RunFolder.open(first).manifest["gates"] == []
 
 
-def test_what_cannot_be_judged_again_is_said(job: Job) -> None:
+def test_what_cannot_be_judged_again_is_said(job: StagesJob) -> None:
     job.codes = [0, 3]
     assert job.go() == 3
     shutil.rmtree(only(job, "first"))

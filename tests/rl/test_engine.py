@@ -21,9 +21,9 @@ from windtunnel.checkpoint import checksum
 from windtunnel.recipe import GRPO
 from windtunnel.rl import (
     BrokenSnapshot,
-    Engine,
     EngineFailed,
     EngineProcess,
+    InferenceEngine,
     Publisher,
     StaleWeights,
     measure_mismatch,
@@ -82,7 +82,7 @@ CHANGES: dict[str, Any] = {
 
 @pytest.mark.parametrize("words", CHANGES)
 def test_weights_that_are_not_the_models_are_refused_and_the_old_ones_stay(words: str, published: Path, tmp_path: Path) -> None:
-    engine = Engine(torch.float32)
+    engine = InferenceEngine(torch.float32)
     engine.load(published, 1)
     before = engine.score(CANARY)
     wrong = altered(published, tmp_path, CHANGES[words])
@@ -97,16 +97,16 @@ def test_weights_that_are_not_the_models_are_refused_and_the_old_ones_stay(words
 def test_an_engine_that_computes_something_else_than_it_loaded_refuses_itself(
     published: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    true = Engine._build
+    true = InferenceEngine._build
 
-    def repacked(self: Engine, *given: Any, **options: Any) -> Any:
+    def repacked(self: InferenceEngine, *given: Any, **options: Any) -> Any:
         model = true(self, *given, **options)
         with torch.no_grad():
             model.lm_head.weight.copy_(model.lm_head.weight.roll(1, 0))  # as a kernel's own packing that was not renewed
         return model
 
-    monkeypatch.setattr(Engine, "_build", repacked)
-    engine = Engine(torch.float32)
+    monkeypatch.setattr(InferenceEngine, "_build", repacked)
+    engine = InferenceEngine(torch.float32)
     with pytest.raises(BrokenSnapshot, match="scores the canary otherwise"):
         engine.load(published, 1)
     with pytest.raises(StaleWeights, match="no weights yet"):
@@ -114,7 +114,7 @@ def test_an_engine_that_computes_something_else_than_it_loaded_refuses_itself(
 
 
 def test_an_engine_has_the_version_it_was_told_to_load(published: Path) -> None:
-    engine = Engine(torch.float32)
+    engine = InferenceEngine(torch.float32)
     with pytest.raises(StaleWeights, match=r"holds version 1 .* asked for was version 2"):
         engine.load(published, 2)
     assert engine.version == -1

@@ -13,7 +13,7 @@ import pytest
 import torch
 from runs import killed, new_run, require_same, series
 
-from windtunnel.generate import Job
+from windtunnel.generate import GenerationJob
 from windtunnel.rl import EngineProcess, train_policy
 
 pytestmark = pytest.mark.end_to_end
@@ -34,7 +34,7 @@ def test_a_killed_run_goes_on_with_the_rounds_that_were_ahead(tmp_path: Path, mo
     assert killed(halted, 3)
     true, asked = EngineProcess.submit, []
 
-    def submit(self: EngineProcess, jobs: Sequence[tuple[int, Job]]) -> None:
+    def submit(self: EngineProcess, jobs: Sequence[tuple[int, GenerationJob]]) -> None:
         asked.append(len(jobs))
         if len(asked) == 1:
             os.kill(self.pid, signal.SIGKILL)

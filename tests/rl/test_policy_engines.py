@@ -14,7 +14,7 @@ import torch
 from learners import learner, publish
 from runs import new_run, require_same, series
 
-from windtunnel.generate import Completion, Job, NoText, Ticket
+from windtunnel.generate import Completion, GenerationJob, NoText, Ticket
 from windtunnel.launch.ranks import run_ranks
 from windtunnel.recipe import UserError
 from windtunnel.rl import EngineProcess, Engines, Publisher, Serving, train_policy
@@ -58,7 +58,7 @@ def test_an_engine_beside_gives_the_run_that_is_sampled_in_turn(
     assert train_policy(in_turn) == 0
     true, asked = EngineProcess.submit, []
 
-    def submit(self: EngineProcess, jobs: Sequence[tuple[int, Job]]) -> None:
+    def submit(self: EngineProcess, jobs: Sequence[tuple[int, GenerationJob]]) -> None:
         asked.append(len(jobs))
         if len(asked) == 3:
             os.kill(self.pid, signal.SIGKILL)
@@ -116,8 +116,8 @@ def test_weights_that_came_damaged_end_the_run_and_what_was_learned_is_saved(
 
 # Engines by themselves
 
-LONG = Job((5, 6, 7), 1200, seed=3, draws=True)
-SHORT = Job((8, 9), 2, seed=4, draws=True)
+LONG = GenerationJob((5, 6, 7), 1200, seed=3, draws=True)
+SHORT = GenerationJob((8, 9), 2, seed=4, draws=True)
 
 
 @contextmanager
@@ -143,7 +143,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return publish(job, Publisher(tmp_path_factory.mktemp("published")), 1)
 
 
-def answers(made: Engines, jobs: Sequence[Job], first: Any = None) -> list[Completion]:
+def answers(made: Engines, jobs: Sequence[GenerationJob], first: Any = None) -> list[Completion]:
     """Return the answers; `first` is called when one is there."""
     told: list[Ticket] = []
 

@@ -11,7 +11,7 @@ import torch
 from learners import CANARY, learner, publish, train
 from waiting import HANG
 
-from windtunnel.rl import Engine, Publisher, newest_snapshot, publish_weights
+from windtunnel.rl import InferenceEngine, Publisher, newest_snapshot, publish_weights
 from windtunnel.train import Ranks, child_context, join_ranks
 
 pytestmark = pytest.mark.end_to_end
@@ -58,7 +58,7 @@ def test_two_ranks_publish_what_one_does(tmp_path: Path) -> None:
         with learner(adapter=adapter) as job:
             train(job, 4)
             alone = publish(job, Publisher(tmp_path / f"{name}-alone"), 1)
-        engines = Engine(torch.float32), Engine(torch.float32)
+        engines = InferenceEngine(torch.float32), InferenceEngine(torch.float32)
         receipt = engines[0].load(together, 2)
         engines[1].load(alone, 1)
         assert receipt.canary is not None

@@ -14,7 +14,7 @@ import pytest
 import torch
 from runs import new_run, series
 
-from windtunnel.generate import Job
+from windtunnel.generate import GenerationJob
 from windtunnel.rl import EngineProcess, train_policy
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "vllm_weights.py"
@@ -46,7 +46,7 @@ def test_a_run_learns_from_vllms_answers_although_it_is_killed(
     run = new_run(tmp_path, *sets, "budget.steps=4", config=WIDER)
     true, asked = EngineProcess.submit, []
 
-    def submit(self: EngineProcess, jobs: Sequence[tuple[int, Job]]) -> None:
+    def submit(self: EngineProcess, jobs: Sequence[tuple[int, GenerationJob]]) -> None:
         asked.append(len(jobs))
         if len(asked) == 3:
             os.killpg(self.pid, signal.SIGKILL)

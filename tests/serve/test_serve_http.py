@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "generate"))
 from tiny import LIMITS, NAME, running_server
 from waiting import HANG
 
-from windtunnel.generate import Engine
+from windtunnel.generate import BatchedGenerator
 
-Served = tuple[str, Engine]
+Served = tuple[str, BatchedGenerator]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def post(url: str, **fields: object) -> httpx.Response:
     return httpx.post(f"{url}/v1/completions", json={"model": NAME, **fields}, timeout=HANG)
 
 
-def idle(engine: Engine, seconds: float = 300) -> bool:
+def idle(engine: BatchedGenerator, seconds: float = 300) -> bool:
     deadline = time.monotonic() + seconds
     while (engine.running or engine.waiting) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -13,7 +13,7 @@ import pytest
 from windtunnel.recipe import Bands, load_recipe, stage_recipe
 from windtunnel.run import Alert, BandWatch, Targets, described, judges_of, of_step, step_values
 from windtunnel.train.advice import Settings, band_advice, settings_of
-from windtunnel.train.health import RecursionLimits, findings
+from windtunnel.train.health import SupervisionLimits, findings
 
 VOCAB = 100
 STEPS = 1000
@@ -21,7 +21,7 @@ Fault = Callable[[int, dict[str, float]], None]
 
 
 def targets(refinement: float | None, settings: Settings) -> Targets:
-    return Targets(judges=(partial(findings, limits=RecursionLimits(VOCAB, refinement)),), advice=band_advice(settings))
+    return Targets(judges=(partial(findings, limits=SupervisionLimits(VOCAB, refinement)),), advice=band_advice(settings))
 
 
 def watcher(refinement: float | None = 15.0) -> BandWatch:

@@ -200,14 +200,17 @@ class PlainView:
 def test_damaged_metrics_are_told(new_run: NewRun) -> None:
     said: list[str] = []
 
-    class View:
+    class Remembering:
         def update(self, snapshot: object) -> None:
             """Nothing."""
 
         def say(self, text: str) -> None:
             said.append(text)
 
+        def close(self) -> None:
+            """Nothing."""
+
     folder = new_run("budget.steps=4")
     folder.joinpath("metrics.sqlite").write_bytes(b"garbage" * 1000)
-    assert train(folder, view=View()) == 0
+    assert train(folder, view=Remembering()) == 0
     assert any("metrics were damaged" in line and line.startswith("warn: ") for line in said)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from windtunnel.verify.kernel.admission import GpuMemory, Waits
 from windtunnel.verify.pool import Sandboxes
-from windtunnel.verify.sandbox import Job, Sandbox
+from windtunnel.verify.sandbox import Sandbox, SandboxJob
 
 TRIAL = "windtunnel.verify.sandbox.selfcheck:main"
 
@@ -48,12 +48,12 @@ def test_memory_is_asked_for_once_a_worker_is_free_and_waits_are_apart() -> None
     with Sandboxes(1, lambda: Sandbox()) as pool:
         pool.start()
         message = {"parent": 1, "secret": "/nothing"}
-        first = threading.Thread(target=lambda: asked.append(pool.run(Job(TRIAL, message, within=slow))))
+        first = threading.Thread(target=lambda: asked.append(pool.run(SandboxJob(TRIAL, message, within=slow))))
         first.start()
         while not seen:
             time.sleep(0.001)
         waits = Waits(memory)
-        outcome = pool.run(waits.admitted(Job(TRIAL, message), 8))
+        outcome = pool.run(waits.admitted(SandboxJob(TRIAL, message), 8))
         first.join(20)
     assert outcome.finished
     assert seen == [10]

@@ -13,7 +13,7 @@ from windtunnel.verify.kernel.prepared import Batch, Preparation
 from windtunnel.verify.kernel.record import form_of, forms_of, read_recorded, record_job
 from windtunnel.verify.kernel.replay import replay_job
 from windtunnel.verify.kernel.tiny import Finding, ended, judge_compile, judge_tiny, wrong_of
-from windtunnel.verify.sandbox import Job, Outcome, Sandbox
+from windtunnel.verify.sandbox import Outcome, Sandbox, SandboxJob
 from windtunnel.verify.tasks import find
 
 pytest.importorskip("triton")
@@ -139,10 +139,10 @@ def test_what_fails_before_a_candidate_is_loaded_is_the_machinerys(task: Task, b
     job = record_job(HONEST, forms)
     plans, found = read_recorded(box.run(job), forms, task)
     assert found is None
-    broken = Job(job.entry, {"source": HONEST}, job.buffers, job.limits)
+    broken = SandboxJob(job.entry, {"source": HONEST}, job.buffers, job.limits)
     assert slug(read_recorded(box.run(broken), forms, task)[1]) == "infrastructure"
     replay = replay_job(plans, forms, task, batch)
-    broken = Job(
+    broken = SandboxJob(
         replay.entry, {key: value for key, value in replay.message.items() if key != "seed"}, replay.buffers, replay.limits
     )
     order = [ready for form in forms for ready in batch.ready if form_of(ready) == form]
@@ -198,7 +198,7 @@ class Ending:
     def __init__(self, outcome: Outcome) -> None:
         self.outcome, self.runs = outcome, list[str]()
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: SandboxJob) -> Outcome:
         """How it ended."""
         self.runs.append(job.entry)
         return self.outcome if job.entry == FULL_ENTRY else Outcome("finished", "", message={})

@@ -12,7 +12,7 @@ from windtunnel.recipe import UserError
 from windtunnel.verify.kernel import KernelVerifier, Task
 from windtunnel.verify.kernel.replay import ENTRY
 from windtunnel.verify.kernel.task import task_from_source
-from windtunnel.verify.sandbox import Job, Outcome, Sandbox
+from windtunnel.verify.sandbox import Outcome, Sandbox, SandboxJob
 
 pytest.importorskip("triton")
 
@@ -128,7 +128,7 @@ class Impatient:
     def __init__(self, box: Sandbox) -> None:
         self.box = box
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: SandboxJob) -> Outcome:
         from dataclasses import replace
 
         tiny = job.entry == ENTRY
@@ -196,7 +196,7 @@ def test_a_reference_that_does_not_run_is_a_user_error(sandbox: Sandbox) -> None
 
 def test_failing_machinery_is_no_judgement(task: Task, sandbox: Sandbox) -> None:
     class Broken(Impatient):
-        def run(self, job: Job) -> Outcome:
+        def run(self, job: SandboxJob) -> Outcome:
             return self.box.run(job) if "reference" in job.entry else Outcome("infrastructure", "no worker")
 
     verdict = KernelVerifier(task, Broken(sandbox)).verify(KERNEL)

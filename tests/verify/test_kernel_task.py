@@ -10,7 +10,7 @@ from windtunnel.recipe import UserError
 from windtunnel.verify.kernel.guess import guessed_sizes, related_sizes
 from windtunnel.verify.kernel.prepared import settled
 from windtunnel.verify.kernel.task import load_task, task_from_source, with_numbers
-from windtunnel.verify.sandbox.types import Job, Outcome, Status
+from windtunnel.verify.sandbox.types import Outcome, SandboxJob, Status
 
 SOURCE = """\
 import torch
@@ -200,7 +200,7 @@ class Late:
     def __init__(self, status: Status, detail: str) -> None:
         self.outcome, self.runs = Outcome(status, detail), 0
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: SandboxJob) -> Outcome:
         self.runs += 1
         return self.outcome
 

@@ -13,7 +13,7 @@ from waiting import HANG
 
 from windtunnel.verify.code import Call, CodeTask, CodeVerifier
 from windtunnel.verify.pool import Full, Pool, Sandboxes
-from windtunnel.verify.sandbox import Job, Limits, MiB, Outcome, Sandbox
+from windtunnel.verify.sandbox import Limits, MiB, Outcome, Sandbox, SandboxJob
 from windtunnel.verify.types import Verdict, accept
 
 pytestmark = pytest.mark.end_to_end
@@ -163,7 +163,7 @@ def test_a_fault_of_the_verifiers_is_no_reward() -> None:
 
 def test_an_infrastructure_failure_is_tried_again_on_another_worker() -> None:
     with Sandboxes(2, make) as sandboxes:
-        job = Job(f"{CHILD}:call", {"source": "def f(): return 1", "function": "f", "args": [], "kwargs": {"dict": []}})
+        job = SandboxJob(f"{CHILD}:call", {"source": "def f(): return 1", "function": "f", "args": [], "kwargs": {"dict": []}})
         assert sandboxes.run(job).finished
         worker = sandboxes._all[-1]._worker
         assert worker is not None

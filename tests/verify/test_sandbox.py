@@ -18,7 +18,7 @@ import pytest
 from waiting import HANG
 
 import windtunnel
-from windtunnel.verify.sandbox import Job, Limits, MiB, Outcome, Sandbox
+from windtunnel.verify.sandbox import Limits, MiB, Outcome, Sandbox, SandboxJob
 from windtunnel.verify.sandbox.channel import memory_file, write_request
 from windtunnel.verify.sandbox.inner import Room
 from windtunnel.verify.sandbox.starting import PASSED_ON
@@ -37,7 +37,9 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
 
 def run(sandbox: Sandbox, body: str, limits: Limits = SMALL) -> Outcome:
     """Run source that defines f; the value it returns is in message['value']."""
-    return sandbox.run(Job(f"{CHILD}:call", {"source": body, "function": "f", "args": [], "kwargs": {"dict": []}}, (), limits))
+    return sandbox.run(
+        SandboxJob(f"{CHILD}:call", {"source": body, "function": "f", "args": [], "kwargs": {"dict": []}}, (), limits)
+    )
 
 
 def value(sandbox: Sandbox, body: str) -> object:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.verify.sandbox import Job, Limits, MiB, Outcome, Sandbox
+from windtunnel.verify.sandbox import Limits, MiB, Outcome, Sandbox, SandboxJob
 from windtunnel.verify.sandbox.channel import EARLY_AT, MARK, PHASE_BYTES, BadReply, Early, memory_file, read_spans, write_reply
 
 CHILD = "windtunnel.verify.code.child"
@@ -18,10 +18,10 @@ LIMITS = Limits(wall_seconds=120, cpu_seconds=30, memory_bytes=256 * MiB, result
 COUNT = "import sys\ndef f():\n sys.count = getattr(sys, 'count', 0) + 1\n return sys.count"
 
 
-def job(body: str, limits: Limits = LIMITS, **more: object) -> Job:
+def job(body: str, limits: Limits = LIMITS, **more: object) -> SandboxJob:
     """Source that defines f, which is called."""
     message = {"source": body, "function": "f", "args": [], "kwargs": {"dict": []}}
-    return Job(f"{CHILD}:call", message, (), limits, **more)  # type: ignore[arg-type]
+    return SandboxJob(f"{CHILD}:call", message, (), limits, **more)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module", params=["namespaces", "without namespaces"])

@@ -13,7 +13,7 @@ from waiting import HANG
 
 from windtunnel.recipe import UserError
 from windtunnel.verify import Sandboxes
-from windtunnel.verify.sandbox import Job, Limits, MiB, Outcome, Sandbox
+from windtunnel.verify.sandbox import Limits, MiB, Outcome, Sandbox, SandboxJob
 
 CHILD = "windtunnel.verify.code.child"
 LIMITS = Limits(wall_seconds=120, cpu_seconds=5, memory_bytes=64 * MiB, result_bytes=MiB)
@@ -22,7 +22,9 @@ SLOW = "import os, time\ntime.sleep(1.0)\nIMPORTED = os.urandom(8).hex()\n"
 
 
 def run(sandbox: Sandbox | Sandboxes, body: str) -> Outcome:
-    return sandbox.run(Job(f"{CHILD}:call", {"source": body, "function": "f", "args": [], "kwargs": {"dict": []}}, (), LIMITS))
+    return sandbox.run(
+        SandboxJob(f"{CHILD}:call", {"source": body, "function": "f", "args": [], "kwargs": {"dict": []}}, (), LIMITS)
+    )
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ import json, sys
 from pathlib import Path
 import windtunnel
 from windtunnel.verify.code import Call, CodeTask, CodeVerifier
-from windtunnel.verify.sandbox import Job, Limits, Sandbox
+from windtunnel.verify.sandbox import SandboxJob, Limits, Sandbox
 
 attempts = json.loads(sys.argv[1])
 with Sandbox(preload=("windtunnel.verify.code.child",), namespaces=sys.argv[2] == "True") as sandbox:
@@ -34,7 +34,7 @@ with Sandbox(preload=("windtunnel.verify.code.child",), namespaces=sys.argv[2] =
     for attempt in attempts:
         body = f"import os\\ndef f():\\n try: return [True, repr({attempt})]\\n except OSError as e: return [False, repr(e)]"
         message = {"source": body, "function": "f", "args": [], "kwargs": {"dict": []}}
-        outcome = sandbox.run(Job("windtunnel.verify.code.child:call", message, (), Limits()))
+        outcome = sandbox.run(SandboxJob("windtunnel.verify.code.child:call", message, (), Limits()))
         worked[attempt] = outcome.message.get("value", str(outcome))
 print(json.dumps({
     "prefix": sys.prefix, "package": windtunnel.__file__, "hardened": layers.hardened, "breaches": layers.breaches,

@@ -376,12 +376,12 @@ def test_a_task_whose_own_answer_cannot_be_read_is_refused_before_any_answer(run
 
 def test_a_right_expression_is_read_once(runner: Any) -> None:
     from windtunnel.verify.mathematics import MathVerifier
-    from windtunnel.verify.sandbox import Job, Outcome
+    from windtunnel.verify.sandbox import Outcome, SandboxJob
 
     read: list[str] = []
 
     class Counting:
-        def run(self, job: Job) -> Outcome:
+        def run(self, job: SandboxJob) -> Outcome:
             read.append(job.entry)
             outcome: Outcome = runner.run(job)
             return outcome

@@ -32,11 +32,12 @@ class Wanted:
         """What each takes, learners first."""
         if not self.tensor:
             return [{"CPU": 1.0}] * (self.learners + self.engines)
+        # Ray never splits a bundle over nodes: that keeps the ranks of an engine, which talk in every layer, on one.
         return [{"CPU": 1.0, "GPU": 1.0}] * self.learners + [{"CPU": 1.0, "GPU": float(self.tensor)}] * self.engines
 
     @property
     def text(self) -> str:
-        """In words."""
+        """Return the placement in words."""
         if not self.tensor:
             return f"{self.learners} learners and {self.engines} engines of a CPU core each"
         return f"{self.learners} learners of a GPU and {self.engines} engines of {self.tensor} GPU(s)"
@@ -168,6 +169,7 @@ def lacking(wanted: Wanted, nodes: Sequence[Node]) -> str:
     needed = wanted.learners + wanted.engines * each
     if needed > have:
         return f"{needed} {kind} are needed and there are {have}: {needed - have} are missing"
+    # In all there may be enough and still not on one node: two nodes of 3 GPUs have room for two engines of 2, not for three.
     whole = sum(int(node.gpus) // each for node in nodes) if wanted.tensor else wanted.engines
     if wanted.engines > whole:
         return f"{wanted.engines} engines of {each} GPUs need them on one node each, and the nodes have room for {whole}"

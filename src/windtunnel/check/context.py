@@ -89,10 +89,6 @@ class Context(Protocol):
         """Whether the data are puzzles."""
 
     @property
-    def recurses(self) -> bool:
-        """Whether the model's blocks recurse."""
-
-    @property
     def rigs(self) -> tuple[Rig, ...]:
         """The rigs to be ready for, the target last."""
 

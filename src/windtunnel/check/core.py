@@ -63,7 +63,7 @@ class Evidence:
 
 
 def always(context: Any) -> bool:
-    """Return a check that applies to every recipe."""
+    """Return True, for a check that applies to every recipe."""
     return True
 
 
@@ -129,7 +129,7 @@ class Outcome:
     lacks: tuple[tuple[str, str], ...] = ()
 
 
-class View(Protocol):
+class CheckView(Protocol):
     """Shows checks while they run."""
 
     def begin(self, check: Check) -> None:

@@ -35,7 +35,7 @@ def _resume(context: Context, say: Say) -> Evidence:
 
 
 def _recipe_of(context: Context, run: Path) -> Recipe:
-    """Of the stage that the run is of, else of the last."""
+    """Return the recipe of the stage that the run is of, else of the last."""
     stage = RunFolder.open(run).recipe.stage if len(context.stages) > 1 else None
     return next((recipe for recipe in context.stages if recipe.stage == stage), context.recipe)
 

@@ -153,6 +153,7 @@ class Checkpoint:
 
     def verify(self) -> list[str]:
         """Say what is wrong with the files: sizes first, then checksums. Empty when all is well."""
+        # A truncated file, the usual damage, is found without reading gigabytes of the others.
         sizes = [problem for name in self.files if (problem := self._wrong_size(name))]
         if sizes:
             return sizes
@@ -405,6 +406,7 @@ def _finite(loss: float | None) -> float | None:
 
 
 def _manifest_checksum(data: dict[str, Any]) -> str:
+    # Of the content in one fixed form, not of the file: indentation and the order of keys are nobody's damage.
     rest = {key: value for key, value in data.items() if key != "checksum"}
     return str(xxhash.xxh3_128_hexdigest(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()))
 

@@ -122,6 +122,7 @@ def _shadowed(store: CheckpointStore, checkpoints: Sequence[Checkpoint]) -> list
 
 def _delete(store: CheckpointStore, checkpoints: Sequence[Checkpoint]) -> None:
     for checkpoint in checkpoints:
+        # Deleting a folder takes many steps: under this name no reader takes what is left of it for a checkpoint.
         away = checkpoint.path.with_name(f"{checkpoint.path.name}.tmp-delete-{os.getpid()}")
         os.rename(checkpoint.path, away)
         shutil.rmtree(away, ignore_errors=True)
@@ -130,6 +131,7 @@ def _delete(store: CheckpointStore, checkpoints: Sequence[Checkpoint]) -> None:
 
 
 def _drop_optimizer(checkpoint: Checkpoint) -> None:
+    # The manifest first: a kill in between leaves files that nobody knows of, not a manifest whose files are missing.
     kept = {name: f for name, f in checkpoint.files.items() if not name.startswith(f"{OPTIMIZER}/")}
     write_manifest(replace(checkpoint, files=kept), checkpoint.path)
     shutil.rmtree(checkpoint.path / OPTIMIZER, ignore_errors=True)

@@ -169,10 +169,12 @@ class Saver:
             raise UserError(f"checkpoint folder {store.folder} cannot be made: {error.strerror or error}") from None
         if self._group.rank == 0:
             store.clean_stale()
+        # In the names of temporary folders: one that a save of this very process left is told from a dead process's.
         self._session = self._group.scatter([uuid.uuid4().hex[:12]] * self._group.world if self._group.rank == 0 else None)
         planners = {part: planner_of(values) for part, values in parts.items()}
         self._plans = {part: self._plan(planner) for part, planner in planners.items()}
-        # Boxes that this rank writes, as they lie on the device.
+        # Boxes that this rank writes, as they lie on the device. Found once: planning over all ranks is communication, which a
+        # save in the background must not have, since the trainers' collectives are under way.
         wanted = {
             (part, item.index): cast(Tensor, planners[part].resolve_data(item)).detach()
             for part, planned in self._plans.items()
@@ -353,6 +355,7 @@ class Saver:
 
     def _publish(self, job: _Job, notes: Sequence[Mapping[str, Any]]) -> Path:
         """Describe what all ranks wrote, by their notes, and give the folder its name."""
+        # The order from here on is what a kill at any point relies on: everything is on the disk before the folder has a name.
         if self._before_commit is not None:
             self._before_commit()
         files = {name: Written(**file) for note in notes for name, file in note["files"].items()}
@@ -375,7 +378,7 @@ class Saver:
         write_manifest(made, job.folder)
         fsync_folder(job.folder)
         os.rename(job.folder, final)
-        fsync_folder(self.store.folder)
+        fsync_folder(self.store.folder)  # the rename itself is lost in a power cut until its folder is synchronised
         self.store.trust(made)  # every rank has read its files back
         return final
 
@@ -403,6 +406,7 @@ class Saver:
             reason = error.strerror or str(error)
             message = f"checkpoint of step {step} in {self.store.folder} was not saved: {reason}; older ones are intact"
             failure = DiskFull(message, "free space on that disk") if error.errno in _FULL else UserError(message)
+        # Rank 0's folder is everyone's; another rank takes back its own files alone, since others may still be writing.
         if self._group.rank == 0:
             shutil.rmtree(job.folder, ignore_errors=True)
         else:

@@ -83,6 +83,7 @@ class Staging:
         if self._stream is None or self._event is None:
             self._copy()
             return
+        # Not before the update that has been launched is done with the values.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             self._copy()

@@ -31,13 +31,15 @@ def evaluate(
     supervision: Annotated[
         int | None, typer.Option("--supervision", min=1, help="Supervision steps of a recursive model; also more than trained.")
     ] = None,
-    worth: Annotated[
-        bool, typer.Option("--worth", help="Train plain twins of a recursive run and say what its recursion is worth.")
+    flop_matched: Annotated[
+        bool, typer.Option("--flop-matched", help="Train FLOPs-matched baselines of a recursive run: does recursion pay?")
     ] = False,
-    worth_steps: Annotated[
+    flop_matched_steps: Annotated[
         int | None,
-        typer.Option("--worth-steps", min=10, help="With --worth: train all for this many steps, the run's too."),
+        typer.Option("--flop-matched-steps", min=10, help="With --flop-matched: train all for this many steps, the run's too."),
     ] = None,
+    worth: Annotated[bool, typer.Option("--worth", hidden=True)] = False,
+    worth_steps: Annotated[int | None, typer.Option("--worth-steps", hidden=True)] = None,
     problems: Annotated[
         int | None, typer.Option("--problems", min=1, help="Held-out problems to answer; otherwise as the recipe says.")
     ] = None,
@@ -59,13 +61,17 @@ def evaluate(
     root: RootOption = DEFAULT_ROOT,
     json: JsonOption = False,
 ) -> None:
-    """Bits per byte, right answers with their interval, and samples; or what a run's recursion is worth.
+    """Bits per byte, right answers with their interval, and samples; or FLOPs-matched baselines of a recursive run.
 
     A fine-tuned model is held against the one that it was made of, on the same data and questions.
     """
+    if worth or worth_steps is not None:
+        now = "--flop-matched" + (f" --flop-matched-steps {worth_steps}" if worth_steps is not None else "")
+        raise UserError("there is no --worth any more: it is called --flop-matched", f"windtunnel evaluate {run} {now}")
     folder = find_run(run, root)
     if not (folder / "recipe.yaml").is_file() and (folder / "config.json").is_file() and not (folder / "shape.json").is_file():
-        for name, value in (("--step", step), ("--supervision", supervision), ("--worth", worth or worth_steps)):
+        given = (("--step", step), ("--supervision", supervision), ("--flop-matched", flop_matched or flop_matched_steps))
+        for name, value in given:
             if value:
                 raise UserError(f"{name} is for runs, and {folder} is a Hugging Face folder", f"leave {name} out")
         from windtunnel.evaluate import evaluate_folder
@@ -77,15 +83,15 @@ def evaluate(
     if recipe is not None or sets or out is not None:
         what = "--recipe, --set and --out are for Hugging Face folders"
         raise UserError(f"{what}; {folder} has its own recipe and place", "leave them out")
-    if worth or worth_steps is not None:
-        from .worth import evaluate_worth
+    if flop_matched or flop_matched_steps is not None:
+        from .flop_matched import evaluate_flop_matched
 
         for name, value in (("--step", step), ("--supervision", supervision)):
             if value is not None:
                 raise UserError(
-                    f"{name} {value} does not go with --worth: every model is measured at its best", f"leave {name} out"
+                    f"{name} {value} does not go with --flop-matched: every model is measured at its best", f"leave {name} out"
                 )
-        evaluate_worth(folder, steps=worth_steps, yes=yes, json=json)
+        evaluate_flop_matched(folder, steps=flop_matched_steps, yes=yes, json=json)
         return
 
     from windtunnel.rl import evaluate_trained

@@ -140,8 +140,8 @@ def _remarks(law: Law, results: Sequence[RunResult], bought: Sequence[Bought]) -
         level = "warning" if times > FAR else "note"
         said.append((level, f"{times:,.3g} times the compute of the largest run: {grows}; larger runs narrow it"))
     if best.epochs is not None and best.epochs > 1:
-        worth = f"{_count(best.tokens)} tokens in {best.epochs:.1f} epochs count as {_count(best.fresh)} fresh ones"
-        said.append(("note", f"{worth} (Muennighoff et al. 2023)"))
+        counted = f"{_count(best.tokens)} tokens in {best.epochs:.1f} epochs count as {_count(best.fresh)} fresh ones"
+        said.append(("note", f"{counted} (Muennighoff et al. 2023)"))
     return said
 
 

@@ -126,7 +126,7 @@ def _rent(command: Sequence[str]) -> None:
 
 
 def _saved_within(plan: Plan, rig: Rig, to: str) -> str:
-    """Return whether a checkpoint reaches the mirror between the notice and the machine's end, as far as arithmetic can tell."""
+    """Say whether a checkpoint reaches the mirror between the notice and the machine's end, as far as arithmetic can tell."""
     from windtunnel.run import NOTICE_SECONDS
 
     from .interrupted import SAVE_GIB_PER_SECOND

@@ -135,7 +135,7 @@ def stop_slurm(run: Path, root: Path, *, kill: bool, seconds: float, as_json: bo
     if not any(place.exists() for place in places):  # nothing here was ever under Slurm, and nothing need be imported
         return False
 
-    from windtunnel.cluster import Job, find_job, is_over, job_of, stop_job
+    from windtunnel.cluster import SlurmJob, find_job, is_over, job_of, stop_job
 
     job = find_job(run, root)
     named = job is not None
@@ -143,7 +143,7 @@ def stop_slurm(run: Path, root: Path, *, kill: bool, seconds: float, as_json: bo
         made = next((made for folder in (run, root / run) if folder.is_dir() and (made := job_of(folder)) is not None), None)
         if made is None or not (made / "job.json").is_file():
             return False
-        job = Job.open(made)
+        job = SlurmJob.open(made)
         if is_over(job):
             return False
     if not is_over(job):

@@ -15,7 +15,7 @@ CONTROLS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr
 
 
 def print_error(error: UserError, *, as_json: bool = False) -> None:
-    """'error: ...' and 'fix: ...' on standard error; with --json one JSON object there."""
+    """Print 'error: ...' and 'fix: ...' to standard error; with --json one JSON object."""
     if as_json:
         import json
 

@@ -211,7 +211,7 @@ def _uncounted(on: list[str], given: float | None) -> list[tuple[str, str]]:
 
 
 def _entry(rung: Rung, opinion: Opinion | None, staged: StagedPlan | None, job: Job | None) -> dict[str, Any]:
-    """Of a rung with a plan also the trace, which is of the target's; of the target all stages, and all steps."""
+    """Return a rung as JSON; with its plan also the trace, which is of the target's; of the target all stages, and all steps."""
     entry = rung.to_json() | (staged.to_json() if staged is not None and rung.target else {})
     if rung.plan is None:
         return entry

@@ -111,7 +111,7 @@ def _row(item: RunSummary, job: JobLine | None = None) -> list[str]:
 
 
 def _gates(gates: dict[str, bool] | None) -> str:
-    """'held', or the gates that did not hold; 'none' where nothing was asked for; empty before they were judged."""
+    """Return 'held', or the gates that did not hold; 'none' where nothing was asked for; empty before they were judged."""
     if gates is None:
         return ""
     if not gates:

@@ -24,7 +24,7 @@ VERBS = {
     "convert": "Convert a model's weights from fp8 or fp4 with block scales to bf16, exactly, or from bf16 to fp8.",
     "train": "Train within the budget.",
     "launch": "Train on another machine, over ssh, under Slurm, or rented through SkyPilot; or write a job for Megatron-Bridge.",
-    "evaluate": "Bits per byte, right answers with their interval, and samples; or what a run's recursion is worth.",
+    "evaluate": "Bits per byte, right answers with their interval, and samples; or FLOPs-matched baselines of a recursive run.",
     "backtest": "Trade predicted actions on daily prices, with costs, and say what they earned beside buying and holding.",
     "predict": "Predict the actions of new theses, with probabilities and the time each took.",
     "optimize": "Ask a model for a kernel in a module's place: the fastest answer that is right, with its proof.",

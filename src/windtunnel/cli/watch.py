@@ -21,7 +21,7 @@ def watch(
     root: RootOption = DEFAULT_ROOT,
     json: JsonOption = False,
 ) -> None:
-    """One screen: progress, loss, throughput, dollars, warnings. Reading disturbs nothing."""
+    """Show one screen: progress, loss, throughput, dollars, warnings. Reading disturbs nothing."""
     from windtunnel.run import newest_run
     from windtunnel.watch import watch_run
 

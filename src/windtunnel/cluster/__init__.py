@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from .batch import run_job
     from .batch_script import UNLIMITED, BatchScript, parse_time, read_batch_script
     from .chain import Move, next_move
-    from .job import Attempt, Job, JobSpec, State, job_of, jobs_under
+    from .job import Attempt, JobSpec, SlurmJob, State, job_of, jobs_under
     from .listing import JobLine, find_job, is_over, list_jobs, stop_job
     from .nodes import gpu_faults
     from .probe import gpus
@@ -20,11 +20,11 @@ __all__ = [
     "UNLIMITED",
     "Attempt",
     "BatchScript",
-    "Job",
     "JobLine",
     "JobSpec",
     "Move",
     "Prepared",
+    "SlurmJob",
     "State",
     "Unreachable",
     "Wish",

@@ -24,7 +24,7 @@ from windtunnel.run import STARTED, STOP_FILE
 
 from . import scheduler
 from .chain import next_move
-from .job import RECIPE, SCRIPT, TEMPORARY, Attempt, Job, State, environment_of
+from .job import RECIPE, SCRIPT, TEMPORARY, Attempt, SlurmJob, State, environment_of
 from .nodes import everywhere, judge, read_reports, serve_clock, table, waited_for
 from .ray_cluster import RayCluster
 
@@ -60,7 +60,7 @@ class Allocation:
 
 def run_job(path: Path) -> int:
     """Run one attempt of a job in the allocation that this process is in; returns the exit code. Raises UserError."""
-    job = Job.open(path)
+    job = SlurmJob.open(path)
     return Driver(job, Allocation.here()).run()
 
 
@@ -68,7 +68,7 @@ def run_job(path: Path) -> int:
 class Driver:
     """One attempt. Attributes: job: its folder. given: the allocation."""
 
-    job: Job
+    job: SlurmJob
     given: Allocation
     _signal: str | None = None
     _told: float | None = None
@@ -105,6 +105,8 @@ class Driver:
         """Close what an attempt before this one left open, and open a new one."""
         state = self._state = self.job.state
         now, progress = time.time(), self.job.progress()
+        # A node that died, or a SIGKILL after the time limit, ended it before it could write. The run's progress says what it
+        # got done, and so whether the chain goes on.
         for lost in state.attempts:
             if lost.ended is None:
                 lost.ended, lost.after = now, progress
@@ -273,6 +275,8 @@ class Driver:
             self.job.save(self._state)
             say(f"go on within another allocation, or: sbatch {self.job.path / SCRIPT}")
             return 3
+        # scancel, preemption and a shutdown all send SIGTERM: only Slurm's own state of the job tells them apart, and to
+        # requeue a cancelled job would bring back what somebody has just ended.
         if attempt.signal == "SIGTERM":
             standing = scheduler.standings([self.given.id]).get(self.given.id)
             if standing is not None and standing.state != "RUNNING":

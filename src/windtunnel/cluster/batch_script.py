@@ -179,7 +179,7 @@ def value_problem(name: str, value: str) -> tuple[str, str] | None:
 
 
 def _gpus(value: str, gres: bool) -> tuple[str, int] | None:
-    """(kind or '', count) of 'h100:8', '8', or for gres 'gpu:h100:8'; None where there is none."""
+    """Return (kind or '', count) of 'h100:8', '8', or for gres 'gpu:h100:8'; None where there is none."""
     for part in value.split(","):
         words = part.split(":")
         if gres and words[0] != "gpu":

@@ -54,6 +54,8 @@ def _of_itself(last: Attempt, stop: str | None) -> Move | None:
         return Move("done", last.reason or "the recipe has run")
     if stop is not None:
         return Move("stopped", stop)
+    # Beside bad nodes no training was begun, so that the code says nothing of the run. Code 1 without a run that is done is a
+    # crash, which another attempt may outlive.
     found: Move | None = None
     if not last.bad and last.code == 2:
         found = Move("failed", last.reason or "bad input: output.log says which")

@@ -107,14 +107,14 @@ class State:
 
 
 @dataclass(frozen=True)
-class Job:
+class SlurmJob:
     """A job's folder. Attributes: path: of it. spec: what it starts."""
 
     path: Path
     spec: JobSpec
 
     @classmethod
-    def open(cls, path: Path) -> Job:
+    def open(cls, path: Path) -> SlurmJob:
         """Read a job's folder. Raises UserError."""
         try:
             data = json.loads((path / SPEC).read_text(encoding="utf-8"))
@@ -124,7 +124,7 @@ class Job:
             raise UserError(f"{path} is no folder of a Slurm job: {error}", "windtunnel launch --status --to slurm") from None
 
     @classmethod
-    def create(cls, path: Path, spec: JobSpec, *, script: str, recipe: str) -> Job:
+    def create(cls, path: Path, spec: JobSpec, *, script: str, recipe: str) -> SlurmJob:
         """Write a job's folder. Raises UserError."""
         try:
             path.mkdir(parents=True)
@@ -185,6 +185,7 @@ class Job:
 
     def runs(self) -> list[RunSummary]:
         """Return the runs that the job has made, the newest first."""
+        # By what each manifest says, not by its place: runs are renamed and moved.
         return [run for run in list_runs(self.spec.root) if job_of(run.path) == self.path]
 
     def progress(self) -> tuple[int, int]:
@@ -201,14 +202,14 @@ def job_of(run: Path) -> Path | None:
     return None
 
 
-def jobs_under(root: Path) -> Iterator[Job]:
+def jobs_under(root: Path) -> Iterator[SlurmJob]:
     """Yield the jobs of a folder of runs, the newest first."""
     for path in sorted((root / FOLDER).glob(f"*/{SPEC}"), key=lambda path: path.stat().st_mtime, reverse=True):
         with contextlib.suppress(UserError):
-            yield Job.open(path.parent)
+            yield SlurmJob.open(path.parent)
 
 
-def environment_of(job: Job) -> dict[str, str]:
+def environment_of(job: SlurmJob) -> dict[str, str]:
     """Return the variable by which runs know the job that made them."""
     return {JOB_VARIABLE: str(job.path)}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from windtunnel.recipe import UserError
 
 from . import scheduler
-from .job import Job, jobs_under
+from .job import SlurmJob, jobs_under
 from .scheduler import Standing
 
 
@@ -57,15 +57,15 @@ def list_jobs(root: Path) -> list[JobLine]:
     return [_line(job, known) for job in jobs]
 
 
-def find_job(name: Path, root: Path) -> Job | None:
+def find_job(name: Path, root: Path) -> SlurmJob | None:
     """Return a job by its folder or its name under the root; None where there is none."""
     for folder in (name, root / "slurm" / name):
         if (folder / "job.json").is_file():
-            return Job.open(folder)
+            return SlurmJob.open(folder)
     return None
 
 
-def stop_job(job: Job, say: Callable[[str], None], *, kill: bool = False) -> str:
+def stop_job(job: SlurmJob, say: Callable[[str], None], *, kill: bool = False) -> str:
     """End a job from elsewhere: one that waits is cancelled, one that runs is told to save and end, and not to come back.
 
     Args:
@@ -102,7 +102,7 @@ def stop_job(job: Job, say: Callable[[str], None], *, kill: bool = False) -> str
     return by
 
 
-def is_over(job: Job) -> bool:
+def is_over(job: SlurmJob) -> bool:
     """Return whether a job neither runs nor waits; where no Slurm answers here, whether it has said so itself."""
     if job.state.end is not None or job.id is None:
         return True
@@ -113,7 +113,7 @@ def is_over(job: Job) -> bool:
     return standing is None or standing.over
 
 
-def _line(job: Job, known: dict[str, Standing] | None) -> JobLine:
+def _line(job: SlurmJob, known: dict[str, Standing] | None) -> JobLine:
     state, number = job.state, job.id
     standing = (known or {}).get(number or "")
     runs = job.runs()

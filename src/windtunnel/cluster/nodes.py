@@ -75,6 +75,8 @@ def judge(spec: JobSpec, nodes: Sequence[str], reports: Mapping[str, Mapping[str
 
 def _blame(verdicts: Sequence[NodeVerdict]) -> None:
     """Take the failed links of nodes off them that only waited for others; where all failed alike, no node is to blame."""
+    # One node that hangs makes the all-reduce fail on every node. A node with a fault of its own explains that; without one,
+    # and where all failed, it is their common network, and other nodes would fail as well.
     failed = [verdict for verdict in verdicts if any(kind == _LINK for kind, _ in verdict.problems)]
     others = [verdict for verdict in verdicts if any(kind != _LINK for kind, _ in verdict.problems)]
     if not failed or (not others and len(failed) < len(verdicts)):

@@ -25,7 +25,7 @@ from typing import Any
 
 from windtunnel.files import write_json
 
-from .job import Job
+from .job import SlurmJob
 
 PACKAGES = ("windtunnel", "torch", "numpy", "transformers", "tokenizers", "ray", "vllm", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 CLOCK = "clock.json"
@@ -42,7 +42,7 @@ GIB = 2**30
 
 def main() -> int:
     """Report this node."""
-    job, folder = Job.open(Path(sys.argv[1])), Path(sys.argv[2])
+    job, folder = SlurmJob.open(Path(sys.argv[1])), Path(sys.argv[2])
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     report = look(job, folder)
     file = folder / f"{node}.json"
@@ -52,7 +52,7 @@ def main() -> int:
     return 0
 
 
-def look(job: Job, folder: Path) -> dict[str, Any]:
+def look(job: SlurmJob, folder: Path) -> dict[str, Any]:
     """Return what can be seen of this node without the others."""
     spec = job.spec
     temporary = Path(os.environ.get("TMPDIR", spec.temporary))
@@ -98,7 +98,7 @@ def recent_xids(ask: Callable[..., str]) -> list[str] | None:
 
 
 def model_state(folder: Path) -> dict[str, Any]:
-    """Return whether a model's folder is whole, and a checksum over names and sizes of its files."""
+    """Return what is missing of a model's folder, and a checksum over names and sizes of its files."""
     if not folder.is_dir():
         return {"problem": "is not there", "files": ""}
     sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
@@ -128,7 +128,7 @@ def clock(folder: Path) -> dict[str, float | str]:
     return {"problem": f"{problem}: {', '.join(served['addresses'])}, port {served['port']}"}
 
 
-def measure_links(job: Job, folder: Path) -> dict[str, Any]:
+def measure_links(job: SlurmJob, folder: Path) -> dict[str, Any]:
     """Reduce over all GPUs, or over all nodes where there is none; returns GB/s, or what went wrong."""
     node, nodes = int(os.environ.get("SLURM_PROCID", "0")), int(os.environ.get("SLURM_NTASKS", "1"))
     local = max(1, job.spec.gpus_per_node)
@@ -169,7 +169,7 @@ def addresses() -> list[str]:
 
 
 def _look_at_clock(address: str, port: int) -> tuple[float, float]:
-    """(seconds that this clock is ahead, seconds that the question took)."""
+    """Return (seconds that this clock is ahead, seconds that the question took)."""
     with socket.create_connection((address, port), timeout=5.0) as connection:
         before = time.time()
         connection.sendall(b"?")

@@ -96,6 +96,7 @@ class RayCluster:
             process = self._started.pop(name, None)
             if process is None:
                 continue
+            # Before the parent ends: its children are listed by it, and those that survive it are nobody's afterwards.
             with contextlib.suppress(psutil.NoSuchProcess):
                 below += psutil.Process(process.pid).children(recursive=True)
             process.terminate()

@@ -20,7 +20,7 @@ from windtunnel.run import anchored
 from . import scheduler
 from .batch import Allocation, Driver
 from .batch_script import read_batch_script
-from .job import FOLDER, Job, JobSpec
+from .job import FOLDER, JobSpec, SlurmJob
 from .script import Asked, python_command, read_options, render_script, require_layout, time_limit
 
 LEAST_NOTICE = 120
@@ -121,9 +121,9 @@ def try_job(prepared: Prepared) -> str:
         return scheduler.try_submit(file)
 
 
-def submit_job(prepared: Prepared) -> Job:
+def submit_job(prepared: Prepared) -> SlurmJob:
     """Write the job's folder and submit it. Raises UserError; the folder is gone then."""
-    job = Job.create(prepared.path, prepared.spec, script=prepared.script, recipe=prepared.recipe)
+    job = SlurmJob.create(prepared.path, prepared.spec, script=prepared.script, recipe=prepared.recipe)
     try:
         number = scheduler.submit(job.path / "job.sbatch")
         job.submitted(number)
@@ -142,7 +142,7 @@ def run_here(prepared: Prepared, environment: Mapping[str, str] = os.environ) ->
             f"allocation {given.id} has {len(given.nodes)} nodes, and {prepared.spec.nodes} are asked for",
             f"salloc --nodes={prepared.spec.nodes}, or --slurm nodes={len(given.nodes)}, or another --on RIG",
         )
-    job = Job.create(prepared.path, prepared.spec, script=prepared.script, recipe=prepared.recipe)
+    job = SlurmJob.create(prepared.path, prepared.spec, script=prepared.script, recipe=prepared.recipe)
     job.submitted(given.id)
     os.environ["TMPDIR"] = f"{prepared.spec.temporary}/wt-{given.id}"
     os.makedirs(os.environ["TMPDIR"], exist_ok=True)

@@ -117,6 +117,7 @@ def load_experts(model: PreTrainedModel, folder: Path) -> set[str]:
             parts = sources.get(place, {}).get(expert, {})
             if len(parts) != weights.codes.size(1):
                 raise UserError(f"{folder} has no weights for expert {expert} of {place}", "download it again")
+            # What is one tensor of all experts here are one or two matrices (gate above up) of each in the files.
             for part, name in sorted(parts.items()):
                 codes, scale = stored.read(name)
                 if codes.shape != weights.codes.shape[2:]:

@@ -62,6 +62,8 @@ def describe_added(tokenizer: Tokenizer, texts: Sequence[str], rows: int) -> lis
     """Say what became of the texts that were added.
 
     Args:
+        tokenizer: to which they were added, or which had them.
+        texts: as the recipe gives them.
         rows: of the model's token tables as they are without them.
     """
     assert isinstance(tokenizer, Folder)

@@ -29,7 +29,7 @@ _EXPRESSION = re.compile(r"-?\d+(?:\.\d+)?(?:[+-]\d+(?:\.\d+)?)*")
 
 
 def solve(expression: str) -> str:
-    """The exact answer to an expression such as '12.5-3+4', written as in the corpus. Raises ValueError if it is none."""
+    """Return the exact answer to an expression such as '12.5-3+4', written as in the corpus. Raises ValueError if it is none."""
     if not _EXPRESSION.fullmatch(expression):
         raise ValueError(f"{expression!r} is not a sum such as '12+34' or '-1.5-2'")
     with localcontext() as context:
@@ -73,7 +73,7 @@ def generate(corpus: ArithmeticCorpus, seed: int, first: int, count: int) -> Doc
 
 
 def _term(draw: _Draws, width: int, decimals: int) -> Array:
-    """Numbers times 10**decimals: uniform in their count of digits, then in value."""
+    """Draw numbers times 10**decimals: uniform in their count of digits, then in value."""
     powers = 10 ** np.arange(width + 1, dtype=np.int64)
     size = draw.below(1, width + 1)
     low = np.where(size == 1, 0, powers[size - 1])
@@ -97,11 +97,11 @@ class _Draws:
         return (mix(self._state) >> np.uint64(11)) * 2.0**-53
 
     def below(self, low: int, high: int) -> Array:
-        """(n,) int64, uniform in [low, high)."""
+        """Return (n,) int64, uniform in [low, high)."""
         return (self._uniform() * (high - low)).astype(np.int64) + low
 
     def between(self, low: Array, high: Array) -> Array:
-        """(n,) int64, uniform in [low, high) of each document; ranges below 2**53."""
+        """Return (n,) int64, uniform in [low, high) of each document; ranges below 2**53."""
         return (self._uniform() * (high - low)).astype(np.int64) + low
 
 
@@ -113,16 +113,16 @@ class _Grid:
         self._columns: list[Array] = []
 
     def fill(self, character: str) -> None:
-        """The same character in every document."""
+        """Add the same character to every document."""
         self._columns.append(np.full(self._count, ord(character), dtype=np.uint8))
 
     def where(self, condition: Array, yes: str, no: str, used: Array) -> None:
-        """One of two characters, or none, in the documents where it is used."""
+        """Add one of two characters, or none, to the documents where it is used."""
         column = np.where(condition, ord(yes) if yes else 0, ord(no) if no else 0).astype(np.uint8)
         self._columns.append(column * used)
 
     def number(self, scaled: Array, width: int, decimals: int, used: Array) -> None:
-        """Numbers times 10**decimals, without leading zeros or trailing ones behind the point."""
+        """Add numbers times 10**decimals, without leading zeros or trailing ones behind the point."""
         rest: Any = scaled.astype(np.uint32 if 10 ** (width + decimals) < 2**32 else np.uint64)
         ten = rest.dtype.type(10)
         shown = np.zeros(self._count, dtype=bool)
@@ -143,7 +143,7 @@ class _Grid:
         self._columns.extend(reversed(tail))
 
     def documents(self) -> DocumentBatch:
-        """The documents; the key is a hash over the padded columns, which the text alone determines."""
+        """Return the documents; the key is a hash over the padded columns, which the text alone determines."""
         padded = -(-len(self._columns) // 8) * 8
         columns = np.zeros((padded, self._count), dtype=np.uint8)
         np.stack(self._columns, out=columns[: len(self._columns)])
@@ -169,7 +169,7 @@ class Problem:
     end: str = "L"
 
     def matches(self, completion: str) -> bool:
-        """Whether a completion is exactly the answer and its end 'L'; what follows 'L' does not count."""
+        """Return whether a completion is exactly the answer and its end 'L'; what follows 'L' does not count."""
         if not self.end:
             return completion == self.answer
         answer, end, _ = completion.partition(self.end)
@@ -177,7 +177,7 @@ class Problem:
 
 
 def parse_problem(text: str) -> Problem:
-    """'H12+34B46L\\n' -> Problem('H12+34B', '46'). Raises ValueError when the text is no such document."""
+    """Read a document: of H12+34B46L the prompt is H12+34B and the answer 46. Raises ValueError when it is no such text."""
     match = _DOCUMENT.fullmatch(text)
     if not match:
         raise ValueError(f"{text!r} is not a sum such as 'H12+34B46L'")

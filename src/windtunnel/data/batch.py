@@ -43,12 +43,12 @@ class Batch:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """Every tensor of the batch."""
+        """Return every tensor of the batch."""
         return [t for t in (getattr(self, field.name) for field in fields(self)) if t is not None]
 
     @property
     def plain(self) -> bool:
-        """Whether there is nothing but tokens and targets."""
+        """Return whether there is nothing but tokens and targets."""
         return self.position_ids is None and self.document_ids is None and self.weights is None
 
     def __iter__(self) -> Iterator[torch.Tensor]:

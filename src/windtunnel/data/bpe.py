@@ -55,9 +55,11 @@ class BPE(Subwords):
             raise UserError(f"tokenizer {path}: not a byte-level BPE", _FIX) from None
 
     def save(self, path: str | Path) -> None:
+        """Write tokenizer.json."""
         self._inner.save(str(path))
 
     def encode_documents(self, batch: DocumentBatch) -> tuple[Array, Array, Counter[str]]:
+        """Encode a batch by tiktoken where it gives the same ids; see `Tokenizer`."""
         fast = self.fast
         if fast is None:
             return super().encode_documents(batch)
@@ -94,6 +96,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int, special: Sequence[str] = ()
     """Train on texts. The vocabulary may come out smaller than asked when the texts are few.
 
     Args:
+        texts: gone through once.
+        vocab_size: tokens at most.
         special: further special tokens, such as the markers of a chat template.
     """
     from tokenizers import pre_tokenizers, trainers

@@ -19,7 +19,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def cache_root(cache: str | Path | None = None) -> Path:
-    """$WINDTUNNEL_CACHE, else $XDG_CACHE_HOME/windtunnel, else ~/.cache/windtunnel; created.
+    """Return $WINDTUNNEL_CACHE, else $XDG_CACHE_HOME/windtunnel, else ~/.cache/windtunnel; created.
 
     Raises:
         UserError: the folder cannot be created or written.
@@ -61,9 +61,11 @@ def locked(path: Path, waiting: Callable[[], None]) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def new_folder(final: Path, alone: bool) -> Iterator[Path]:
-    """A temporary folder beside `final` that takes its place at the end; removed on any error.
+    """Yield a temporary folder beside `final` that takes its place at the end; it is removed on any error.
 
-    alone: the lock is held, so other temporary folders are left by killed processes and are removed.
+    Args:
+        final: replaced where it is there already.
+        alone: the lock is held, so that other temporary folders were left by killed processes and are removed.
 
     Raises:
         UserError: the disk is full.

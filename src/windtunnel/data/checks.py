@@ -38,18 +38,18 @@ ERROR_BYTES = 2048
 
 
 def has_text(context: Context) -> bool:
-    """Whether the corpus is the user's own text."""
+    """Return whether the corpus is the user's own text."""
     return isinstance(context.recipe.data.corpus, TextCorpus)
 
 
 def head(file: CorpusFile) -> bytes:
-    """The beginning of a file."""
+    """Return the beginning of a file."""
     with open(file.path, "rb") as source:
         return source.read(HEAD_BYTES)
 
 
 def is_json_lines(path: str, beginning: bytes) -> bool:
-    """Whether a file holds a JSON object a line, by its name or its first line."""
+    """Return whether a file holds a JSON object a line, by its name or its first line."""
     if Path(path).suffix in (".jsonl", ".ndjson"):
         return True
     line = beginning.lstrip(b"\xef\xbb\xbf \t\r\n").split(b"\n", 1)[0]
@@ -93,7 +93,7 @@ def files(context: Context, say: Say) -> Evidence:
 
 
 def _what_else(beginning: bytes, size: int) -> tuple[str, str] | None:
-    """(what a file is instead of text, what to do), or None."""
+    """Return (what a file is instead of text, what to do), or None."""
     for magic, name, fix in _FORMATS:
         if beginning.startswith(magic):
             return f"this is {name}", fix
@@ -108,7 +108,7 @@ def _what_else(beginning: bytes, size: int) -> tuple[str, str] | None:
 
 
 def _same_contents(listed: list[CorpusFile]) -> tuple[str, str] | None:
-    """Two files with the same contents, among those of the same size."""
+    """Return two files with the same contents, among those of the same size."""
     import xxhash
 
     by_size: dict[int, list[str]] = {}
@@ -175,7 +175,7 @@ def _puzzles(context: Context) -> Evidence:
 
 
 def _by_line(context: Context) -> Recipe:
-    """The recipe with a record of JSON lines as a document, where it names no other separator."""
+    """Return the recipe with a record of JSON lines as a document, where it names no other separator."""
     from .checks_conversations import has_records
 
     recipe, corpus = context.recipe, context.recipe.data.corpus
@@ -186,7 +186,7 @@ def _by_line(context: Context) -> Recipe:
 
 
 def _whole(context: Context, say: Say) -> PreparedData | None:
-    """All of the user's own text prepared, or None where that takes too long or it is generated."""
+    """Return all of the user's own text prepared, or None where that takes too long or it is generated."""
     from windtunnel.data import corpus_files, prepare
 
     corpus = context.recipe.data.corpus
@@ -230,7 +230,7 @@ def _tokenized(context: Context) -> bool:
 
 
 def amount(context: Context, say: Say) -> Evidence:
-    """Tokens of both splits against sequence, step and run."""
+    """Compare the tokens of both splits with what a sequence, a step and the run take."""
     found = Findings()
     train, held_out, how = _tokens(context)
     sequence, share = context.recipe.gpt.sequence, context.recipe.data.validation
@@ -267,7 +267,7 @@ def amount(context: Context, say: Say) -> Evidence:
 
 
 def _tokens(context: Context) -> tuple[int, int, str]:
-    """(training tokens, held-out tokens, how they are known)."""
+    """Return (training tokens, held-out tokens, how they are known)."""
     facts, recipe = context.facts["data"], context.recipe
     if whole := facts.get("whole"):
         return whole["train_tokens"], whole["validation_tokens"], "counted"

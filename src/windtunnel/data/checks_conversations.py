@@ -46,7 +46,7 @@ class Record:
 
 
 def has_records(context: Context) -> bool:
-    """Whether the corpus has files of JSON lines."""
+    """Return whether the corpus has files of JSON lines."""
     from windtunnel.data import corpus_files
 
     corpus = context.recipe.data.corpus
@@ -56,7 +56,7 @@ def has_records(context: Context) -> bool:
 
 
 def has_conversations(context: Context) -> bool:
-    """Whether the corpus has conversations that the tokenizer's own template writes, or text whose first record is one."""
+    """Return whether the corpus has conversations that the tokenizer's own template writes, or text whose first record is one."""
     from windtunnel.data import corpus_files
 
     corpus = context.recipe.data.corpus
@@ -256,7 +256,7 @@ def conversations(context: Context, say: Say) -> Evidence:
 
 
 def _judge_ends(prepared: PreparedData, found: Findings) -> None:
-    """What ends an answer must be learned, or the model never stops."""
+    """Judge whether what ends an answer is learned: else the model never stops."""
     from .samples import conversation_files
     from .subwords import Subwords
 
@@ -319,7 +319,11 @@ def judge_template(
     """Render a conversation and judge it.
 
     Args:
-        special: texts of bos, eos and pad by name. ends: ids at which generation stops.
+        template: Jinja source.
+        inner: the tokenizer that encodes what it renders.
+        special: texts of bos, eos and pad by name.
+        ends: ids at which generation stops.
+        found: the check's findings.
         adds_bos: whether the tokenizer itself puts BOS before every text.
         chats: whether conversations are trained on, so that the template decides what is learned.
     """
@@ -347,7 +351,7 @@ def judge_template(
 
 
 def render(template: str, messages: list[dict[str, str]], special: dict[str, str], *, add_generation_prompt: bool = False) -> str:
-    """The conversation as text, as transformers renders it (Jinja, sandboxed). Raises whatever the template raises."""
+    """Return the conversation as text, as transformers renders it (Jinja, sandboxed). Raises whatever the template raises."""
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

@@ -82,7 +82,7 @@ def _tokenized(context: Context) -> bool:
 
 
 def _data(context: Context) -> PreparedData:
-    """All of the user's text where the check of the data read it whole, else the scale model's."""
+    """Return all of the user's text where the check of the data read it whole, else the scale model's."""
     from windtunnel.data import prepare
 
     return prepare(context.recipe) if context.facts["data"].get("whole") else context.prepared
@@ -90,7 +90,6 @@ def _data(context: Context) -> PreparedData:
 
 def splits(context: Context, say: Say) -> Evidence:
     """Compare the splits by hashes of documents and of windows of about 64 bytes."""
-
     prepared, found = _data(context), Findings()
     say("comparing the splits")
     train, held = prepared.train.array[:MOST_TRAIN], prepared.validation.array[:MOST_HELD_OUT]

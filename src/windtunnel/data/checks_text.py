@@ -68,7 +68,7 @@ class Profile:
     common_character: str
 
     def to_json(self) -> dict[str, Any]:
-        """All fields."""
+        """Return all fields."""
         return asdict(self)
 
 
@@ -110,7 +110,7 @@ def profile(batches: Iterable[DocumentBatch], most_bytes: int = SAMPLE_BYTES) ->
 
 
 def _by_lines(batch: DocumentBatch) -> bytes:
-    """The text with every document on lines of its own."""
+    """Return the text with every document on lines of its own."""
     out = np.full(len(batch.text) + len(batch), ord("\n"), dtype=np.uint8)
     inside = np.ones(len(out), dtype=bool)
     inside[batch.starts[1:] + np.arange(len(batch))] = False
@@ -128,7 +128,7 @@ def _blank(batch: DocumentBatch) -> int:
 
 
 def _remember(batch: DocumentBatch, first_of: dict[int, str]) -> None:
-    """The beginnings of the documents that a batch repeats most, to show them; of a batch of one, its own."""
+    """Keep the beginnings of the documents that a batch repeats most, to show them; of a batch of one, its own."""
     values, first, counts = np.unique(batch.keys, return_index=True, return_counts=True)
     for i in np.argsort(-counts)[:REMEMBERED]:
         if counts[i] > 1 or len(batch) == 1:
@@ -278,7 +278,7 @@ def _judge_separator(context: Context, separator: str, seen: dict[str, Any], fou
 
 
 def duplicates(context: Context, say: Say) -> Evidence:
-    """How many documents stand there before."""
+    """Tell what share of the documents repeats one that came before."""
     seen, found = _profile(context), Findings()
     generated = isinstance(context.recipe.data.corpus, ArithmeticCorpus)
     some, most = (GENERATED_REPEATED, GENERATED_MOSTLY) if generated else (REPEATED, MOSTLY_REPEATED)

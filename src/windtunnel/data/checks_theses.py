@@ -167,7 +167,7 @@ def periods(recipe: Recipe, prepared: PreparedData) -> Evidence:
 
 
 def _of_card(recipe: Recipe) -> tuple[datetime.date, str] | None:
-    """The knowledge cut-off that the model's own files name, and which file."""
+    """Return the knowledge cut-off that the model's own files name, and which file."""
     config = recipe.model.config if isinstance(recipe.model, HuggingFaceModel) else None
     folder = find_model(config) if config is not None else None
     return None if folder is None else knowledge_cutoff(folder)

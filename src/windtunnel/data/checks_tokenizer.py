@@ -45,7 +45,7 @@ class Folder:
     template: str | None
 
     def id_of(self, name: str) -> int | None:
-        """The id of a special token; None where there is none or it is not in the vocabulary."""
+        """Return the id of a special token; None where there is none or it is not in the vocabulary."""
         found: int | None = self.inner.token_to_id(self.special[name]) if name in self.special else None
         return found
 
@@ -108,7 +108,7 @@ def _open(base: Path, config: dict[str, Any]) -> Folder:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """An object in a file; {} where there is no file. Raises CheckFailed."""
+    """Return an object in a file; {} where there is no file. Raises CheckFailed."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -168,7 +168,7 @@ def _judge_round_trips(folder: Folder, found: Findings) -> None:
 
 
 def _adds_bos(folder: Folder) -> bool:
-    """Whether encoding a text puts BOS before it."""
+    """Return whether encoding a text puts BOS before it."""
     ids = folder.inner.encode("a", add_special_tokens=True).ids
     return bool(ids) and ids[0] == folder.id_of("bos")
 

@@ -260,7 +260,7 @@ def check_message(message: Any) -> Message:
 
 
 def _joined(parts: list[Any]) -> str:
-    """The text of content given as parts, under the key text or, in some files, value."""
+    """Return the text of content given as parts, under the key text or, in some files, value."""
     texts = []
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else _kind(part)
@@ -287,10 +287,13 @@ def _kind(value: Any) -> str:
 
 
 def learned(message: Message, index: int, last: int, loss: str) -> bool:
-    """Whether a turn of the assistant's is learned: its own `train` or `weight` first, else as the recipe says.
+    """Return whether a turn of the assistant's is learned: its own `train` or `weight` first, else as the recipe says.
 
     Args:
-        index: of the message. last: index of the last turn of the assistant's. loss: answers, last or all.
+        message: one turn.
+        index: of the message.
+        last: index of the last turn of the assistant's.
+        loss: answers, last or all.
     """
     for key in _TRAINED:
         if key in message:

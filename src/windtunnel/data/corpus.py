@@ -118,7 +118,7 @@ def _write_documents(corpus: UserCorpus, plugin: Plugin, file: Path) -> None:
 
 
 def _documents(corpus: UserCorpus, plugin: Plugin) -> Iterator[object]:
-    """The documents; whatever the package's code raises, but for a full disk here, becomes a UserError that names it."""
+    """Yield the documents; whatever the package's code raises, but for a full disk here, becomes a UserError that names it."""
     number = 0
     try:
         for number, text in enumerate(corpus.documents(), 1):  # noqa: B007 - the message tells how far it came
@@ -257,7 +257,7 @@ def _pieces(document: bytes, longest: int) -> Iterator[bytes]:
 
 
 def _cut(text: bytes, longest: int) -> int:
-    """Where to cut a document that is longer than `longest`: at most there, and never inside a character."""
+    """Return where to cut a document that is longer than `longest`: at most there, and never inside a character."""
     for mark in (b"\n\n", b"\n", b" "):
         found = text.rfind(mark, longest // 2, longest)
         if found >= 0:

@@ -39,15 +39,15 @@ class DocumentBatch:
         return len(self.keys)
 
     def document(self, index: int) -> str:
-        """The text of one document."""
+        """Return the text of one document."""
         return self.text[self.starts[index] : self.starts[index + 1]].tobytes().decode()
 
     def documents(self) -> list[str]:
-        """The text of every document."""
+        """Return the text of every document."""
         return [self.document(i) for i in range(len(self))]
 
     def locate(self, index: int, character: int) -> str:
-        """Where a character of a document stands, for messages: file, character offset (from 0) and line (from 1)."""
+        """Return where a character of a document stands, for messages: file, character offset (from 0) and line (from 1)."""
         if self.offsets is None:
             return f"{self.source}: document {self.document(index)!r}, character offset {character}"
         if self.records:

@@ -52,7 +52,7 @@ class Exercise:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What a prompt's record has beside prompt and answer."""
+        """Return what a prompt's record has beside prompt and answer."""
         return {"subject": self.subject} | ({"tests": {"asserts": self.tests}} if self.tests else {})
 
 

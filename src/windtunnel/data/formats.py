@@ -128,6 +128,7 @@ def form_of(path: str, declared: str = "auto") -> Form:
     """Return what a file holds: as declared, else by its first bytes and its name.
 
     Args:
+        path: of the file; also compressed.
         declared: text, jsonl, parquet (or Arrow), records (any of them but text), or auto.
 
     Raises:
@@ -176,7 +177,7 @@ def refuse_utf16(path: str, head: bytes) -> None:
 
 
 def _is_json_lines(path: str, head: bytes) -> bool:
-    """Whether a file holds JSON lines by its name; raises where the contents are JSON and the name does not say so."""
+    """Return whether a file holds JSON lines by its name; raises where the contents are JSON and the name does not say so."""
     suffixes = [s for s in Path(path).suffixes if s not in (".gz", ".gzip", ".zst", ".zstd")]
     if suffixes and suffixes[-1] in (".jsonl", ".ndjson"):
         return True
@@ -210,6 +211,8 @@ def records(path: str, form: Form, columns: list[str] | None = None) -> Iterator
     """Yield (number from 1, record) of a file of records: its line in JSON lines, its place in an array, its row in a table.
 
     Args:
+        path: of the file.
+        form: what it holds; see `form_of`.
         columns: those needed, if they are there; None: all.
 
     Raises:
@@ -260,7 +263,7 @@ def _json_records(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _array_records(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Records of a file that is one JSON array, as most published conversations are; it is read whole."""
+    """Yield the records of a file that is one JSON array, as most published conversations are; it is read whole."""
     with open_bytes(path) as file:
         content = file.read(LARGEST_ARRAY + 1)
     if len(content) > LARGEST_ARRAY:
@@ -317,7 +320,7 @@ def _table_batches(path: str, form: Form, columns: list[str] | None) -> Iterator
 
 
 def _kept(there: list[str], wanted: list[str] | None) -> list[str] | None:
-    """The wanted columns that are there; None, which is all, where none is, so that an error can name them."""
+    """Return the wanted columns that are there; None, which is all, where none is, so that an error can name them."""
     return [name for name in wanted if name in there] or None if wanted is not None else None
 
 

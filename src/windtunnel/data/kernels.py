@@ -40,7 +40,7 @@ class Combination:
 
     @property
     def name(self) -> str:
-        """The operators sorted, as `Description.operators`."""
+        """Return the operators sorted, as `Description.operators`."""
         return "+".join(sorted([*self.cores, *self.pointwise, *(("matmul", "mul") if self.gate else ())]))
 
 
@@ -60,7 +60,7 @@ class KernelTask:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What a prompt's record holds: `task` for rewards of kind kernel, and what curricula and people want to know."""
+        """Return what a prompt's record holds: `task` for rewards of kind kernel, and what curricula and people want to know."""
         task = {"name": self.name, "source": self.written.source}
         return {"task": task, "level": self.level, "operators": self.combination.split("+")}
 
@@ -152,8 +152,10 @@ def draw_tasks(asked: KernelTasks, seed: int) -> Iterator[KernelTask]:
 
 
 def _spread(every: Sequence[Combination], keys: dict[str, int]) -> list[Combination]:
-    """Return combinations in an order of which every beginning has about as large a share held out as the whole, and the first
-    is held out if any is."""
+    """Return combinations in an order of which every beginning has about as large a share held out as the whole.
+
+    The first is held out if any is.
+    """
     order = sorted(every, key=lambda one: keys[one.name])
     step = next(step for step in range(round(len(order) * 0.618), 2 * len(order)) if np.gcd(step, len(order)) == 1)
     return [order[place * step % len(order)] for place in range(len(order))]

@@ -137,18 +137,18 @@ class Profile:
 
     @cached_property
     def shapes(self) -> str:
-        """What inputs and the constructor's arguments are made of, with numbers in the place of names."""
+        """Return what inputs and the constructor's arguments are made of, with numbers in the place of names."""
         known, functions = numbers(self.source), self._functions
         return " ".join(_given(functions[name], known) for name in ("get_inputs", "get_init_inputs"))
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
-        """What texts the constructor is given, such as a model's name."""
+        """Return what texts the constructor is given, such as a model's name."""
         return _texts(ast.parse(self.source), self._functions["get_init_inputs"])
 
     @cached_property
     def text(self) -> str:
-        """The statements of every class's methods with one name for everything that the author named."""
+        """Return the statements of every class's methods with one name for everything that the author named."""
         return _renamed([node for node in ast.parse(self.source).body if isinstance(node, ast.ClassDef)])
 
     @property
@@ -157,7 +157,7 @@ class Profile:
 
     @property
     def combination(self) -> str:
-        """The operators as a text."""
+        """Return the operators as a text."""
         return "+".join(self.operators)
 
 
@@ -292,7 +292,7 @@ def _renamed(classes: Sequence[ast.ClassDef]) -> str:
 
 
 def _said(node: ast.stmt) -> bool:
-    """Whether a statement is a docstring or the call of super().__init__."""
+    """Return whether a statement is a docstring or the call of super().__init__."""
     if not isinstance(node, ast.Expr):
         return False
     return isinstance(node.value, ast.Constant) or "super" in ast.unparse(node.value)

@@ -57,13 +57,13 @@ class Description:
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """The names of all operators, sorted: what tells one combination from another."""
+        """Return the names of all operators, sorted: what tells one combination from another."""
         named = [*self.cores, *(step.name for step in (*self.before, *self.after))]
         return tuple(sorted([*named, "matmul", "mul"] if self.gate else named))
 
     @property
     def kind(self) -> str:
-        """Which kernel it takes: elementwise, row, gemm, gemm_row or conv."""
+        """Return which kernel it takes: elementwise, row, gemm, gemm_row or conv."""
         if not self.cores:
             return "elementwise"
         if self.cores[0] == "matmul":
@@ -72,12 +72,12 @@ class Description:
 
     @property
     def row(self) -> str:
-        """The core along a row; '' for none."""
+        """Return the core along a row; '' for none."""
         return next((core for core in self.cores if core in ROWS), "")
 
     @property
     def biased(self) -> bool:
-        """Whether the product's or convolution's own bias is the first step after it."""
+        """Return whether the product's or convolution's own bias is the first step after it."""
         first = self.after[:1]
         return (
             self.kind in ("gemm", "conv") and not self.gate and len(self.cores) == 1 and bool(first) and first[0].tensor == "bias"
@@ -168,7 +168,7 @@ def _init_arguments(task: Description) -> list[str]:
 
 
 def _width(task: Description) -> str:
-    """What `__init__` calls the number of columns or channels of the output."""
+    """Return the name by which `__init__` knows the number of columns or channels of the output."""
     return _init_arguments(task)[-1].lower()
 
 

@@ -136,7 +136,7 @@ class BatchLoader:
         self.close()
 
     def rows(self, position: int, micro_batch_index: int) -> Array:
-        """(micro_batch,) the sequences of one of this rank's micro-batches in the step that starts at `position`."""
+        """Return (micro_batch,) the sequences of one of this rank's micro-batches in the step that starts at `position`."""
         return self._order(self._first(position, micro_batch_index), self.micro_batch)
 
     def _first(self, position: int, micro_batch_index: int) -> int:

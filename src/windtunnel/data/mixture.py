@@ -32,15 +32,17 @@ class MixtureFile(TokenFile):
 
     @property
     def packed(self) -> bool:
+        """Return whether rows hold several samples: all parts are alike in it."""
         return self.parts[0].packed
 
     @property
     def bytes(self) -> int:
+        """Return the bytes of all parts on the disk."""
         return sum(part.bytes for part in self.parts)
 
     @cached_property
     def array(self) -> Tokens:
-        """(count,) ids of all parts one after the other, in memory; for looking at, not for training."""
+        """Return (count,) ids of all parts one after the other, in memory; for looking at, not for training."""
         return np.concatenate([part.array for part in self.parts])
 
     def sequences(self, sequence: int) -> int:
@@ -53,7 +55,7 @@ class MixtureFile(TokenFile):
         return total if limit is None else min(total, max(1, limit))
 
     def order(self, sequence: int, seed: int) -> MixtureOrder:
-        """The order in which training visits the sequences of all parts."""
+        """Return the order in which training visits the sequences of all parts."""
         return MixtureOrder([part.sequences(sequence) for part in self.parts], self.weights, seed)
 
     def epochs_of_sources(self, sequence: int, seed: int, position: int) -> dict[str, float]:
@@ -62,7 +64,7 @@ class MixtureFile(TokenFile):
         return {name: order.visits(k, position) / order.counts[k] for k, name in enumerate(self.names)}
 
     def used(self, sequence: int, limit: int | None) -> tuple[Array, int]:
-        """(rows,) sequences to validate on, whole ones, of each part in the share of its weight; and their targets."""
+        """Return (rows,) sequences to validate on, whole ones, of each part in the share of its weight; and their targets."""
         rows, targets = [], 0
         share = [weight / sum(self.weights) for weight in self.weights]
         for part, start, weight in zip(self.parts, self._starts(sequence), share, strict=True):
@@ -75,9 +77,11 @@ class MixtureFile(TokenFile):
         return np.concatenate(rows), targets
 
     def width(self, sequence: int) -> int:
+        """Return the numbers in a row of a batch; see `TokenFile`."""
         return self.parts[0].width(sequence)
 
     def ids_of(self, out: Tokens, sequence: int) -> Tokens:
+        """Return the part of rows that holds ids."""
         return self.parts[0].ids_of(out, sequence)
 
     def _starts(self, sequence: int) -> list[int]:
@@ -118,17 +122,18 @@ class MixtureOrder:
         self._orders = [SequenceOrder(n, seed + k) for k, n in enumerate(counts)]
 
     def visits(self, source: int, n: int) -> int:
-        """How many of the first n positions belong to a source."""
+        """Return how many of the first n positions belong to a source."""
         return self._below(self._bounds[source + 1], n) - self._below(self._bounds[source], n)
 
     def _below(self, bound: int, n: int) -> int:
-        """How many of the first n points lie below a bound: [x mod M < a] = floor(x / M) - floor((x - a) / M)."""
+        """Return how many of the first n points lie below a bound: [x mod M < a] = floor(x / M) - floor((x - a) / M)."""
         multiplier = int(GOLDEN)
         first = multiplier + self._shift
+        # The second sum is taken one modulus higher, so that no term is negative, which adds 1 to each of its n terms.
         return _floor_sum(n, _MODULUS, multiplier, first) - (_floor_sum(n, _MODULUS, multiplier, first - bound + _MODULUS) - n)
 
     def __call__(self, first: int, n: int) -> Array:
-        """(n,) int64 sequences at global positions first .. first + n - 1."""
+        """Return (n,) int64 sequences at global positions first .. first + n - 1."""
         with np.errstate(over="ignore"):
             points = (np.arange(first, first + n, dtype=np.uint64) + np.uint64(1)) * GOLDEN + np.uint64(self._shift)
         inner = np.array(self._bounds[1:-1], dtype=np.uint64)

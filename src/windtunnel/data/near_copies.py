@@ -94,13 +94,13 @@ def jaccard(one: str, other: str) -> float:
 
 
 def _hashes(texts: Sequence[str]) -> Array:
-    """(texts,) uint64 hashes of the words."""
+    """Return (texts,) uint64 hashes of the words."""
     found = (xxhash.xxh3_64_intdigest(" ".join(text.lower().split()).encode("utf-8", "replace")) for text in texts)
     return np.fromiter(found, dtype=np.uint64, count=len(texts))
 
 
 def _band_keys(texts: Sequence[str]) -> Array:
-    """(texts, BANDS) uint64: texts that agree in ROWS minima of a band have the same key there, whatever the others."""
+    """Return (texts, BANDS) uint64: texts that agree in ROWS minima of a band have the same key there, whatever the others."""
     words = [" ".join(text.lower().split()).encode("utf-8", "replace").replace(b"\0", b" ") for text in texts]
     joined = b"\0" + b"\0".join(text.ljust(WINDOW + 2 * KEPT) for text in words)
     piece = hash_windows(np.frombuffer(joined, dtype=np.uint8).astype(np.uint64), 0, WINDOW, kept=KEPT)

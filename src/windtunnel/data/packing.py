@@ -28,7 +28,7 @@ SHAPES = 8  # of them there are at most so many where shapes are to be few
 
 
 def pack_ids(ids: Array, learned: Array) -> Array:
-    """(n,) ids and (n,) bool of one sample as they stand on disk, (n,) uint32."""
+    """Return (n,) ids and (n,) bool of one sample as they stand on disk, (n,) uint32."""
     stored = ids.astype(np.uint32) | np.where(learned, LEARNED, np.uint32(0))
     stored[:1] |= FIRST
     return np.asarray(stored)
@@ -92,17 +92,18 @@ class ConversationFile(TokenFile):
 
     @property
     def packed(self) -> bool:
+        """Return True: rows hold several samples, with their positions (see `Batch`)."""
         return True
 
     @cached_property
     def starts(self) -> Array:
-        """(samples + 1,) int64, where each sample begins; the last entry is the end."""
+        """Return (samples + 1,) int64, where each sample begins; the last entry is the end."""
         found = [np.flatnonzero(np.asarray(self.array[at : at + _BLOCK]) & FIRST) + at for at in range(0, self.count, _BLOCK)]
         return np.concatenate([*found, np.array([self.count])]).astype(np.int64)
 
     @cached_property
     def _learned_before(self) -> Array:
-        """(samples + 1,) int64: learned tokens before each sample, not counting first tokens, which nothing predicts."""
+        """Return (samples + 1,) int64: learned tokens before each sample, not counting first tokens, which nothing predicts."""
         totals = np.zeros(len(self.starts), dtype=np.int64)
         for at in range(0, self.count, _BLOCK):
             block = np.asarray(self.array[at : at + _BLOCK])
@@ -118,11 +119,11 @@ class ConversationFile(TokenFile):
 
     @property
     def learned(self) -> int:
-        """Tokens that are learned, of all samples whatever their length."""
+        """Return how many tokens are learned, of all samples whatever their length."""
         return int(self._learned_before[-1])
 
     def sample(self, number: int) -> tuple[Array, Array]:
-        """(n,) int64 ids of one sample, and (n,) bool which of them are learned."""
+        """Return (n,) int64 ids of one sample, and (n,) bool which of them are learned."""
         stored = np.asarray(self.array[self.starts[number] : self.starts[number + 1]])
         return (stored & IDS).astype(np.int64), (stored & LEARNED) != 0
 
@@ -185,7 +186,7 @@ class ConversationFile(TokenFile):
         return len(self.packing(sequence))
 
     def used(self, sequence: int, limit: int | None) -> tuple[Array, int]:
-        """(rows,) the first packs that hold `limit` targets, at least one, and how many they hold."""
+        """Return (rows,) the first packs that hold `limit` targets, at least one, and how many they hold."""
         total = np.cumsum(self.packing(sequence).targets)
         rows = len(total) if limit is None else min(len(total), int(np.searchsorted(total, limit)) + 1)
         return np.arange(rows), int(total[rows - 1])
@@ -195,7 +196,7 @@ class ConversationFile(TokenFile):
         return 3 * sequence
 
     def ids_of(self, out: Array, sequence: int) -> Array:
-        """The part of rows that holds ids."""
+        """Return the part of rows that holds ids."""
         return out[:, :sequence]
 
     def _fill(self, rows: Array, sequence: int, out: Array, targets: int | None, draw: Draw | None) -> Short:
@@ -223,6 +224,7 @@ def best_fit(lengths: Array, sequence: int) -> tuple[Array, Array]:
 
     Args:
         lengths: (n,) tokens of each sample, from 1 to `sequence`.
+        sequence: tokens that a pack has room for.
 
     Returns:
         (n,) the samples, pack after pack, and (packs + 1,) where each pack begins among them.
@@ -274,8 +276,10 @@ def bucketed(documents: int, longest: int, positions: int, sequence: int) -> tup
     longest at least 128.
 
     Args:
-        documents, longest: as `sequence_starts` finds them.
-        positions: of all rows. sequence: of a row.
+        documents: how many there are, as `sequence_starts` finds it.
+        longest: tokens of the longest, likewise.
+        positions: of all rows.
+        sequence: positions of a row.
     """
     return min(positions, max(16, _power(positions // 256), _power(documents))), min(sequence, max(128, _power(longest)))
 

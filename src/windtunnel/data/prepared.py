@@ -102,7 +102,7 @@ class PreparedData:
 
     @property
     def prices(self) -> Path | None:
-        """The file with the prices that theses were generated on; None where they come from files."""
+        """Return the file with the prices that theses were generated on; None where they come from files."""
         file = self.folder / PRICES
         return file if file.is_file() else None
 
@@ -113,7 +113,7 @@ class PreparedData:
 
     @property
     def tokens(self) -> int:
-        """Tokens in both splits."""
+        """Return how many tokens both splits have."""
         return self.train.count + self.validation.count
 
     def epoch_tokens(self, sequence: int) -> int:
@@ -127,12 +127,13 @@ class PreparedData:
 
 
 def prepare(recipe: Recipe, cache: str | Path | None = None, progress: Progress | None = None) -> PreparedData:
-    """The recipe's data as token files, from the cache or made now.
+    """Return the recipe's data as token files, from the cache or made now.
 
     Safe to call from several processes at once: one works, the others wait for it. What a killed process
     leaves behind is never used.
 
     Args:
+        recipe: its data and tokenizer, model and seed decide the tokens.
         cache: folder; None: $WINDTUNNEL_CACHE, $XDG_CACHE_HOME/windtunnel or ~/.cache/windtunnel.
         progress: called with the share done (0 to 1) and what is being done.
 
@@ -165,7 +166,7 @@ def prepare(recipe: Recipe, cache: str | Path | None = None, progress: Progress 
 
 
 def _files(corpus: Any) -> list[CorpusFile]:
-    """The files of a corpus; none where it is generated."""
+    """Return the files of a corpus; none where it is generated."""
     if isinstance(corpus, TextCorpus | StdlibCorpus | UserCorpus):
         return corpus_files(corpus)
     if isinstance(corpus, ConversationCorpus | PromptCorpus) and corpus.kernels is not None:
@@ -180,7 +181,7 @@ def _files(corpus: Any) -> list[CorpusFile]:
 
 
 def _sources(recipe: Recipe) -> list[Recipe]:
-    """Of a mixture: a recipe for each source, with its corpus alone."""
+    """Return a recipe for each source of a mixture, with its corpus alone."""
     assert isinstance(recipe.data.corpus, MixtureCorpus)
     parts = [recipe.data.model_copy(update={"corpus": source.corpus}) for source in recipe.data.corpus.sources]
     return [recipe.model_copy(update={"data": part}) for part in parts]
@@ -311,7 +312,7 @@ def _open(folder: Path, reused: bool) -> PreparedData:
 
 
 def _file(folder: Path, name: str, split: Split, meta: dict[str, Any]) -> TokenFile:
-    """One split of a prepared folder, as the kind of file that its corpus makes."""
+    """Return one split of a prepared folder, as the kind of file that its corpus makes."""
     path, vocab = folder / f"{name}.bin", meta["vocab"]
     if meta["corpus"] == "sudoku":
         return PuzzleFile(path, split.dtype, split.tokens, vocab, cells=(vocab - 1) ** 2)
@@ -341,13 +342,13 @@ def _reuse(folder: Path, fingerprint: str) -> PreparedData | None:
 
 
 def _stale(prepared: PreparedData) -> bool:
-    """Whether a thesis that was rejected for lying in the future no longer does."""
+    """Return whether a thesis that was rejected for lying in the future no longer does."""
     day = prepared.facts.get("stale_from")
     return day is not None and datetime.date.fromisoformat(day) <= today()
 
 
 def _damage(prepared: PreparedData) -> str | None:
-    """What is wrong with the token files. Sizes are always compared; contents up to 1 GiB."""
+    """Return what is wrong with the token files. Sizes are always compared; contents up to 1 GiB."""
     if isinstance(prepared.train, MixtureFile):
         found = (_damage(_open(prepared.folder / str(i), reused=True)) for i in range(len(prepared.train.parts)))
         return next((damage for damage in found if damage), None)
@@ -368,7 +369,7 @@ def _damage(prepared: PreparedData) -> str | None:
 
 
 def _fingerprint(recipe: Recipe, files: list[CorpusFile], report: Progress) -> str:
-    """A hash of all that decides the tokens.
+    """Return a hash of all that decides the tokens.
 
     Files count by their contents up to 1 GiB in all, above that by path, size and time of change: reading
     terabytes to find that nothing changed would cost more than it saves.

@@ -68,7 +68,7 @@ class PromptFile(ConversationFile):
 
     @property
     def records_path(self) -> Path:
-        """The JSON lines."""
+        """Return the path of the records, JSON lines."""
         return self.path.with_suffix(".jsonl")
 
     @cached_property
@@ -197,7 +197,7 @@ def write_prompts(
 
 
 def _chats(recipe: Recipe, corpus: PromptCorpus) -> bool:
-    """Whether prompts are put as questions to a model that chats."""
+    """Return whether prompts are put as questions to a model that chats."""
     if corpus.template == "auto" and recipe.data.tokenizer.kind == "folder":
         from .write import folder_tokenizer
 
@@ -275,7 +275,7 @@ def _record(where: str, record: dict[str, Any], corpus: PromptCorpus) -> _Read:
 
 
 def _sums(corpus: ArithmeticCorpus, seed: int, plain: bool) -> Iterator[_Read]:
-    """Generated sums: as the arithmetic corpus writes them, or as questions."""
+    """Yield generated sums: as the arithmetic corpus writes them, or as questions."""
     for number, (asked, problem) in enumerate(questions(corpus, seed), 1):
         yield _Read(f"sum {number}", problem.prompt if plain else asked, problem.answer, {})
 

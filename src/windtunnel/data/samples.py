@@ -51,7 +51,7 @@ class SampleWriter:
 
     @property
     def tokens(self) -> int:
-        """Tokens written so far."""
+        """Return how many tokens have been written so far."""
         return sum(writer.count for writer in self._writers.values())
 
     def close(self) -> dict[str, Split]:
@@ -82,6 +82,12 @@ def write_conversations(
     """Write train.bin, validation.bin and tokenizer.json of a corpus of conversations into the folder.
 
     Args:
+        recipe: tokenizer, template, split and seed.
+        corpus: what is read.
+        files: of the corpus; none where it is generated.
+        folder: gets the files.
+        check_space: told the bytes that are needed; raises where the disk has no room.
+        report: told the share done, and what is being done.
         tokenizer: one made before; None: the recipe's.
 
     Raises:
@@ -111,8 +117,12 @@ def write_samples(
     """Render and encode conversations, and write each into its split.
 
     Args:
-        loss: what is learned: answers, last or all. parted: (split, conversation). expected: how many, for `report`.
+        template: renders them.
+        loss: what is learned: answers, last or all.
+        parted: (split, conversation).
+        expected: how many come, for `report`.
         written: closed here.
+        report: told the share done, and what is being done.
 
     Returns:
         The splits by name, and notes on what was left out.
@@ -201,7 +211,7 @@ def _survey(recipe: Recipe, reader: ConversationReader, files: Sequence[CorpusFi
 
 
 def _texts(reader: ConversationReader, files: Sequence[CorpusFile], found: Survey) -> Iterator[str]:
-    """What is said in the conversations trained on."""
+    """Yield what is said in the conversations trained on."""
     for conversation in reader.read(files):
         if conversation.key >= found.threshold:
             yield from (message["content"] for message in conversation.messages)
@@ -271,8 +281,11 @@ def preview(prepared: PreparedData, samples: int = 2, *, colour: bool = True, wi
     """Return decoded samples of the training split, with what is learned set apart, to look at before training.
 
     Args:
+        prepared: conversations or theses.
+        samples: how many, from the first on.
         colour: learned text is green and bold, the rest dim; False: learned text stands between ⟦ and ⟧.
-        width: columns. most_tokens: of each sample; longer ones are cut.
+        width: columns.
+        most_tokens: of each sample; longer ones are cut.
 
     Raises:
         UserError: the data are not conversations.

@@ -39,12 +39,14 @@ class Subwords(Tokenizer):
         super().__init__(pieces)
 
     def encode(self, text: str, *, bos: bool = False) -> Array:
+        """Return the ids of a text, (n,) of the type of token files; BOS before them where asked for."""
         # Half a surrogate pair has no UTF-8; it becomes '?', as Python writes it.
         clean = text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
         ids = self._inner.encode(clean, add_special_tokens=False).ids
         return np.array([self.bos, *ids] if bos else ids, dtype=self._wide())
 
     def encode_documents(self, batch: DocumentBatch) -> tuple[Array, Array, Counter[str]]:
+        """Return the ids of all documents one after the other, how many each has, and no skipped characters."""
         encoded = [e.ids for e in self._inner.encode_batch_fast(batch.documents(), add_special_tokens=False)]
         lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
         ids = np.fromiter((i for e in encoded for i in e), dtype=self.dtype, count=int(lengths.sum()))
@@ -60,26 +62,26 @@ class Subwords(Tokenizer):
         return list(self._marked.encode_batch(list(texts), add_special_tokens=False))
 
     def special_texts(self) -> list[str]:
-        """The special tokens as text."""
+        """Return the special tokens as text."""
         return [token.content for token in self._inner.get_added_tokens_decoder().values() if token.special]
 
     def token(self, text: str) -> int | None:
-        """The id of a token by its text; None where there is none."""
+        """Return the id of a token by its text; None where there is none."""
         found: int | None = self._inner.token_to_id(text)
         return found
 
     def text_of(self, token: int) -> str:
-        """A token as it is written in a template."""
+        """Return a token as it is written in a template."""
         return str(self._inner.id_to_token(token))
 
     @cached_property
     def prefixes_space(self) -> bool:
-        """Whether a space is put before every text, as SentencePiece does: then text cannot be encoded in parts."""
+        """Return whether a space is put before every text, as SentencePiece does: then text cannot be encoded in parts."""
         return b"".join(self.pieces[i] for i in self._inner.encode("y", add_special_tokens=False).ids) != b"y"
 
     @property
     def text_start(self) -> str:
-        """What a chat template of ours begins with: BOS as text, if the tokenizer itself puts it before every text."""
+        """Return what a chat template of ours begins with: BOS as text, if the tokenizer itself puts it before every text."""
         return ""
 
 
@@ -103,6 +105,7 @@ class Folder(Subwords):
         """Wrap a tokenizer.
 
         Args:
+            inner: the tokenizer.
             files: contents of the small text files beside tokenizer.json, by name.
             new: tokens that were added, in the order of their ids, and the ids that their rows begin as the mean of.
         """
@@ -139,6 +142,7 @@ class Folder(Subwords):
 
     @property
     def text_start(self) -> str:
+        """Return what a rendered conversation begins with: BOS as text, if the tokenizer itself puts it before every text."""
         return self.special["bos_token"] if self._adds_bos() else ""
 
     @classmethod
@@ -146,6 +150,7 @@ class Folder(Subwords):
         """Read a tokenizer from its folder.
 
         Args:
+            folder: with tokenizer.json, and what transformers writes beside it.
             key: the recipe's key that named the folder, for messages.
 
         Raises:
@@ -182,6 +187,7 @@ class Folder(Subwords):
         return made
 
     def save(self, path: str | Path) -> None:
+        """Write tokenizer and files as one JSON file, which `load_tokenizer` reads."""
         content: dict[str, Any] = {"kind": self.kind, "checksum": self.checksum, "tokenizer": self.content, "files": self.files}
         content |= {"new": self._new} if self.new_ids else {}
         Path(path).write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -222,7 +228,8 @@ class Folder(Subwords):
         """Refuse a model whose embedding table is smaller than the vocabulary.
 
         Args:
-            rows: of the model's embedding table. where: what says so, for the message.
+            rows: of the model's embedding table.
+            where: what says so, for the message.
             own: the tokenizer is the model's own, so that what says so is to blame.
 
         Raises:
@@ -243,7 +250,7 @@ class Folder(Subwords):
 
 
 def _any_pieces(inner: tokenizers.Tokenizer) -> list[bytes]:
-    """The bytes of every id: byte-level characters, or SentencePiece's '▁' for a space and '<0x0A>' for a byte."""
+    """Return the bytes of every id: byte-level characters, or SentencePiece's '▁' for a space and '<0x0A>' for a byte."""
     words: dict[int, str] = {i: word for word, i in inner.get_vocab(with_added_tokens=True).items()}
     added = inner.get_added_tokens_decoder()
     to_byte = bytes_of_characters()

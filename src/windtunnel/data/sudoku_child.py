@@ -25,7 +25,7 @@ from .write import ordered_map
 
 
 def batches(box: int, grade: int, seed: int, size: int, numbers: Iterable[int], processes: int) -> Generator[Puzzles, None, None]:
-    """`make_batch` of each number, in order, by so many processes; 1 makes them in this one."""
+    """Yield `make_batch` of each number, in order, by so many processes; 1 makes them in this one."""
     if processes == 1:
         for number in numbers:
             yield make_batch(box, grade, seed, number, size)
@@ -73,7 +73,7 @@ class _Children:
             child.kill()
 
     def make(self, number: int) -> Puzzles:
-        """One batch, by whichever child is idle."""
+        """Return one batch, by whichever child is idle."""
         child = self._idle.get()
         assert child.stdin is not None
         assert child.stdout is not None
@@ -109,7 +109,7 @@ def _exactly(source: IO[bytes], size: int) -> Array:
 
 
 def main(arguments: list[str]) -> None:
-    """The child."""
+    """Make the batches whose numbers stand on standard input, one a line, until there are no more."""
     box, grade, seed, size = map(int, arguments)
     for line in sys.stdin:
         _send(sys.stdout.buffer, make_batch(box, grade, seed, int(line), size))

@@ -38,6 +38,7 @@ class PuzzleFile(TokenFile):
 
     @property
     def bytes(self) -> int:
+        """Return the bytes on the disk: of each puzzle inputs, solution and what is known of it."""
         return self.puzzles * (2 * self.cells + _EXTRA)
 
     @property
@@ -51,7 +52,7 @@ class PuzzleFile(TokenFile):
 
     @cached_property
     def content(self) -> Puzzles:
-        """All puzzles, memory-mapped and read-only."""
+        """Return all puzzles, memory-mapped and read-only."""
         n, grids = self.puzzles, self.count
         solutions, inputs = (self._raw[i * grids : (i + 1) * grids].reshape(n, self.cells) for i in range(2))
         return Puzzles(inputs, solutions, self._raw[2 * grids : 2 * grids + n], self._raw[2 * grids + n :].view("<u2"))
@@ -76,6 +77,9 @@ class PuzzleFile(TokenFile):
         """Copy puzzles into `out`, (rows, 2 * cells): the inputs, then the solutions; a negative row stays empty.
 
         Args:
+            rows: (n,) numbers of puzzles.
+            sequence: cells of a puzzle.
+            out: filled.
             targets: not needed: whoever counts them asks for whole puzzles.
             draw: each puzzle is shown under the symmetry drawn for it and its epoch; None: as it is stored.
         """
@@ -128,7 +132,7 @@ def write_puzzles(recipe: Recipe, folder: Path, check_space: Callable[[int], Non
 
 
 def sudoku_tokenizer(recipe: Recipe) -> Characters:
-    """A token a digit; token 0, elsewhere the beginning of a text, is the blank. Raises UserError for any other."""
+    """Return a token a digit; token 0, elsewhere the beginning of a text, is the blank. Raises UserError for any other."""
     corpus, wanted = recipe.data.corpus, recipe.data.tokenizer
     assert isinstance(corpus, SudokuCorpus)
     digits = "".join(str(d) for d in range(1, corpus.box**2 + 1))
@@ -148,7 +152,7 @@ def _require_grade(corpus: SudokuCorpus) -> None:
 
 
 def make_puzzles(corpus: SudokuCorpus, seed: int, progress: Callable[[float], None] = lambda share: None) -> Puzzles:
-    """The corpus's puzzles, all different: whole batches in the order of their numbers, cut to the number wanted.
+    """Return the corpus's puzzles, all different: whole batches in the order of their numbers, cut to the number wanted.
 
     The same ones whatever the number of cores.
 
@@ -180,7 +184,7 @@ def make_puzzles(corpus: SudokuCorpus, seed: int, progress: Callable[[float], No
 
 
 def _new(batch: Puzzles, seen: set[bytes]) -> Array:
-    """(n,) bool: puzzles not met before; adds them to `seen`."""
+    """Return (n,) bool: puzzles not met before; adds them to `seen`."""
     new = np.zeros(len(batch), dtype=bool)
     for i, row in enumerate(batch.inputs):
         content = row.tobytes()
@@ -190,7 +194,7 @@ def _new(batch: Puzzles, seen: set[bytes]) -> Array:
 
 
 def held_out_of(keys: Array, share: float) -> Array:
-    """(n,) bool: the puzzles with the lowest keys, about this share of them and at least one; equal keys stay together.
+    """Return (n,) bool: the puzzles with the lowest keys, about this share of them and at least one; equal keys stay together.
 
     Raises:
         UserError: all keys are equal.

@@ -44,12 +44,12 @@ class Puzzles:
         return len(self.inputs)
 
     def take(self, which: Array) -> Puzzles:
-        """The puzzles of an index or mask."""
+        """Return the puzzles of an index or mask."""
         return Puzzles(self.inputs[which], self.solutions[which], self.grades[which], self.splits[which])
 
 
 def join(parts: list[Puzzles]) -> Puzzles:
-    """All puzzles of several batches."""
+    """Return all puzzles of several batches."""
     names = ("inputs", "solutions", "grades", "splits")
     return Puzzles(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
@@ -72,7 +72,7 @@ def full_grids(n: int, box: int, rng: np.random.Generator) -> Array:
 
 
 def _guess(c: Array, rng: np.random.Generator) -> Array:
-    """Each grid's cell with fewest candidates (among equals the first) gets one of them at random."""
+    """Give each grid's cell with fewest candidates (among equals the first) one of them at random."""
     n = c.shape[2]
     flat = c.reshape(-1, n).copy()
     cell, each = fewest(c), np.arange(n)
@@ -92,6 +92,7 @@ def dig(solutions: Array, grade: int, clues: Array, rng: np.random.Generator) ->
         solutions: (n, cells) full grids.
         grade: 0: single candidates must suffice, 1: single places may help, 2: one solution, however it is found.
         clues: (n,) clues at which a puzzle is left as it is; 0: take away all that can be.
+        rng: draws the order.
 
     Returns:
         (n, cells) uint8 puzzles.
@@ -113,7 +114,7 @@ def dig(solutions: Array, grade: int, clues: Array, rng: np.random.Generator) ->
 
 
 def _still_fine(puzzles: Array, cell: Array, digit: Array, grade: int) -> Array:
-    """(n,) whether puzzles that have just lost `digit` in `cell`, and were fine with it, are still."""
+    """Return (n,) whether puzzles that have just lost `digit` in `cell`, and were fine with it, are still."""
     c = candidates_of(puzzles)
     if grade < 2:
         return propagate(c, places=grade == 1)[1] == SOLVED
@@ -158,12 +159,12 @@ class Symmetry:
     digits: Array
 
     def apply(self, grids: Array) -> Array:
-        """(n, cells) grids, or puzzles, as each one's symmetry makes them."""
+        """Return (n, cells) grids, or puzzles, as each one's symmetry makes them."""
         return np.asarray(np.take_along_axis(self.digits, np.take_along_axis(grids, self.cells, 1), 1))
 
 
 def draw_symmetries(cells: int, seed: int, epochs: Array, puzzles: Array) -> Symmetry:
-    """(n,) symmetries, each a function of the seed, its epoch and its puzzle's index alone; all equally likely."""
+    """Return (n,) symmetries, each a function of the seed, its epoch and its puzzle's index alone; all equally likely."""
     side = side_of(cells)
     box = round(side**0.5)
     n = len(puzzles)
@@ -188,7 +189,7 @@ def _lines(keys: Array, box: int) -> Array:
 
 
 def symmetry_key(inputs: Array, solutions: Array) -> Array:
-    """(n,) uint64, the same for all symmetries of a puzzle; other puzzles nearly always have another.
+    """Return (n,) uint64, the same for all symmetries of a puzzle; other puzzles nearly always have another.
 
     Every cell, row, column, box, band, stack and digit has a colour, at first whether a clue stands there, and takes
     up the colours of what it belongs to or holds, a few times (colour refinement). Colours are joined by sums,

@@ -111,7 +111,7 @@ def _sweep(c: Array, places: bool) -> tuple[Array, Array]:
 
 
 def _places(cells: list[Array], full: np.uint16) -> tuple[Array, Array]:
-    """The cells of every row (or column, or box) one after the other -> digits with one place in it, (n,) any without."""
+    """Find the digits with a single place in each row (or column, or box), and which grids have one without any (n,)."""
     once, twice = cells[0].copy(), np.zeros_like(cells[0])
     for cell in cells[1:]:
         twice |= once & cell
@@ -120,7 +120,7 @@ def _places(cells: list[Array], full: np.uint16) -> tuple[Array, Array]:
 
 
 def _judge(c: Array) -> Array:
-    """(n,) status of candidates at rest: a grid without choice is solved if every row, column and box has all digits."""
+    """Return (n,) status of candidates at rest: a grid without choice is solved if every row, column and box has all digits."""
     side, n = len(c), c.shape[2]
     box = round(side**0.5)
     full = np.uint16((1 << side) - 1)
@@ -178,7 +178,7 @@ def _take(pool: list[tuple[Array, Array]]) -> tuple[Array, Array]:
 
 
 def fewest(c: Array) -> Array:
-    """(n,) the first cell with fewest candidates among those with a choice."""
+    """Return (n,) the first cell with fewest candidates among those with a choice."""
     bits = _BITS[c].reshape(len(c) ** 2, -1)
     return np.asarray(np.where(bits > 1, bits, 99).argmin(axis=0))
 
@@ -201,12 +201,12 @@ def solve_grids(grids: Array, limit: int = 2) -> Solutions:
 
 
 def count_solutions(grids: Array, limit: int = 2) -> Array:
-    """(n,) solutions of (n, cells) grids, counted up to the limit."""
+    """Return (n,) solutions of (n, cells) grids, counted up to the limit."""
     return solve_grids(grids, limit).count
 
 
 def grades_of(grids: Array) -> Array:
-    """(n,) uint8: 0 easy (single candidates suffice), 1 medium (single places too), 2 hard, or no solution at all."""
+    """Return (n,) uint8: 0 easy (single candidates suffice), 1 medium (single places too), 2 hard, or no solution at all."""
     c = candidates_of(grids)
     easy = propagate(c, places=False)[1] == SOLVED
     medium = propagate(c)[1] == SOLVED

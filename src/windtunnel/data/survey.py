@@ -50,7 +50,7 @@ class Survey:
 
     @property
     def alphabet(self) -> str:
-        """The characters met, sorted by code point."""
+        """Return the characters met, sorted by code point."""
         assert self.characters is not None
         return "".join(map(chr, np.flatnonzero(self.characters)))
 
@@ -117,7 +117,7 @@ def _scan(files: list[CorpusFile], separator: str | None, longest: int, auto: bo
 
 
 def text_batches(files: list[CorpusFile], separator: str | None, longest: int) -> Iterator[DocumentBatch]:
-    """All documents of all files, in order."""
+    """Yield all documents of all files, in order."""
     for file in files:
         yield from read_documents(file, separator, longest)
 
@@ -192,7 +192,7 @@ def sample_documents(recipe: Recipe, most_bytes: int) -> Iterator[DocumentBatch]
 
 
 def _said(corpus: ConversationCorpus | ThesisCorpus | PromptCorpus, seed: int, most_bytes: int) -> Iterator[DocumentBatch]:
-    """What is said in the first conversations, stands in the first records of theses, or is asked, one document each."""
+    """Yield what is said in the first conversations, stands in the first records of theses, or is asked, one document each."""
     if isinstance(corpus, PromptCorpus):
         from .prompts import prompt_texts
 
@@ -216,7 +216,7 @@ def _talks(corpus: ConversationCorpus, seed: int) -> Iterator[str]:
 
 
 def _theses(corpus: ThesisCorpus, seed: int) -> Iterator[str]:
-    """The records as they are, whether they are theses or not."""
+    """Yield the records as they are, whether they are theses or not."""
     from .theses_make import generated_records, simulate
     from .theses_read import thesis_records
 

@@ -106,12 +106,12 @@ class ChatTemplate:
 
     @property
     def described(self) -> str:
-        """Whose it is, for a report."""
+        """Return whose template it is, for a report."""
         return "the tokenizer's own" if self.name == "model" else self.name
 
     @property
     def alone(self) -> str:
-        """The Jinja source without variables of ours: BOS and the end of an answer stand in it as text."""
+        """Return the Jinja source without variables of ours: BOS and the end of an answer stand in it as text."""
         if self.name == "model":
             return self.source
         special = dict(self.special)
@@ -124,7 +124,7 @@ class ChatTemplate:
 
     @property
     def marks(self) -> bool:
-        """Whether the template itself marks what the assistant writes."""
+        """Return whether the template itself marks what the assistant writes."""
         return _GENERATION.search(self.source) is not None
 
     def spans(self, conversation: Conversation, loss: str) -> tuple[str, list[Span]]:
@@ -157,7 +157,7 @@ class ChatTemplate:
         return text, [self._turn(conversation, i, text) for i in wanted]
 
     def _turn(self, conversation: Conversation, index: int, text: str) -> Span:
-        """The span of one turn, by rendering the conversation up to it and with it."""
+        """Return the span of one turn, by rendering the conversation up to it and with it."""
         messages, tools = conversation.messages, conversation.tools
         before = self.render(messages[:index], tools, ask=True)
         upto = text if index == len(messages) - 1 else self.render(messages[: index + 1], tools)
@@ -170,7 +170,7 @@ class ChatTemplate:
         return len(before), self._end(text, len(before), len(upto))
 
     def _end(self, text: str, start: int, end: int) -> int:
-        """Where a turn ends for the model: white space behind the token that ends it is the template's, never the model's."""
+        """Return where a turn ends for the model: white space behind the token that ends it is the template's alone."""
         last = max((m.end() for m in self._markers.finditer(text, start, end)), default=end)
         return last if not text[last:end].strip() else end
 
@@ -202,7 +202,7 @@ class ChatTemplate:
         return [_joined(sample) for sample in ids]
 
     def _encode_whole(self, rendered: list[tuple[str, list[Span]]]) -> list[Encoded]:
-        """For tokenizers that put a space before every text: encoded whole, learned is what lies within a span."""
+        """Encode whole, for tokenizers that put a space before every text; learned is what lies within a span."""
         assert isinstance(self.tokenizer, Subwords)
         made = []
         for (_, spans), encoding in zip(rendered, self.tokenizer.encode_marked([text for text, _ in rendered]), strict=True):
@@ -212,14 +212,14 @@ class ChatTemplate:
 
 
 def _joined(sample: list[tuple[list[int], bool]]) -> Encoded:
-    """The ids of the pieces one behind the other, each with its piece's flag."""
+    """Return the ids of the pieces one behind the other, each with its piece's flag."""
     parts = [np.array(part, dtype=np.uint32) for part, _ in sample]
     flags = np.array([flag for _, flag in sample], dtype=bool)
     return Encoded(np.concatenate(parts), np.repeat(flags, [len(part) for part in parts]))
 
 
 def _pieces(text: str, spans: list[Span]) -> list[tuple[str, bool]]:
-    """The text cut at the spans: (piece, whether it is learned)."""
+    """Return the text cut at the spans: (piece, whether it is learned)."""
     cut, at = [], 0
     for start, end in spans:
         cut += [(text[at:start], False), (text[start:end], True)]
@@ -233,6 +233,7 @@ def choose_template(wanted: str, tokenizer: Tokenizer, *, fallback: str) -> Chat
 
     Args:
         wanted: auto, model, chat, chatml, alpaca or plain.
+        tokenizer: must have the markers.
         fallback: what 'auto' is where the tokenizer has no template of its own.
 
     Raises:
@@ -293,6 +294,8 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, template: ChatTemplate |
 
     Args:
         folder: gets tokenizer.json, tokenizer_config.json and, with a template, chat_template.jinja.
+        tokenizer: of the run.
+        template: that conversations were rendered with; None: the run had none.
     """
     end = end_of_answer(tokenizer, template)
     if isinstance(tokenizer, Folder):
@@ -319,7 +322,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def _hub_tokenizer(tokenizer: Tokenizer) -> str:
-    """A tokenizer that was made here as a tokenizer.json: BOS stands before every text."""
+    """Return a tokenizer that was made here as a tokenizer.json: BOS stands before every text."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, processors
 

@@ -72,7 +72,7 @@ class Thesis:
 
     @property
     def output(self) -> str:
-        """What the model is to answer."""
+        """Return what the model is to answer."""
         return f"<reasoning>{self.reasoning}</reasoning><support>{self.support}</support><action>{self.action}</action>"
 
     def to_record(self) -> Record:
@@ -129,8 +129,10 @@ def check_thesis(record: Mapping[str, Any], source: str, today: datetime.date, i
     Args:
         record: ticker, as_of_date, reasoning, support, action and indicators; reasoning, support and action may stand in
             `output` alone.
-        source: where it stands. today: later days are in the future.
-        instruction: asked with it. own: the record's own instruction and input come first, where it has some.
+        source: where it stands.
+        today: later days are in the future.
+        instruction: asked with it.
+        own: the record's own instruction and input come first, where it has some.
 
     Raises:
         Rejected: it is none; says why.
@@ -242,7 +244,7 @@ def _text(record: Mapping[str, Any], key: str) -> str:
 
 
 def _own(record: Mapping[str, Any], key: str) -> str | None:
-    """A record's own instruction or input; None where it has none."""
+    """Return a record's own instruction or input; None where it has none."""
     return _text(record, key) if record.get(key) not in (None, "") else None
 
 

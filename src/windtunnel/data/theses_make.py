@@ -76,7 +76,7 @@ def simulate(made: GeneratedTheses, seed: int) -> Market:
 
 
 def _regimes(drawn: np.random.RandomState, rows: int, count: int) -> Array:
-    """(rows, count) of -1, 0 and 1, each lasting a geometric number of days, MEAN_REGIME on average."""
+    """Return (rows, count) of -1, 0 and 1, each lasting a geometric number of days, MEAN_REGIME on average."""
     change = drawn.random_sample((rows, count)) < 1 / MEAN_REGIME
     change[:, 0] = True
     kinds = drawn.randint(-1, 2, (rows, count))
@@ -91,7 +91,7 @@ def _names(count: int) -> tuple[str, ...]:
 
 
 def _mean(values: Array, window: int) -> Array:
-    """(tickers, days) mean over the last `window` days, the day itself included; NaN before there are so many."""
+    """Return (tickers, days) mean over the last `window` days, the day itself included; NaN before there are so many."""
     sums = np.cumsum(values, axis=1)
     out = np.full(values.shape, np.nan)
     out[:, window - 1 :] = sums[:, window - 1 :]
@@ -100,7 +100,7 @@ def _mean(values: Array, window: int) -> Array:
 
 
 def _change(prices: Array, window: int) -> Array:
-    """(tickers, days) change of the price over the last `window` days, as a share."""
+    """Return (tickers, days) change of the price over the last `window` days, as a share."""
     out = np.full(prices.shape, np.nan)
     out[:, window:] = prices[:, window:] / prices[:, :-window] - 1
     return out
@@ -130,7 +130,7 @@ def indicators_of(prices: Array) -> dict[str, Array]:
 
 
 def labels_of(prices: Array, horizon: int, signal: float) -> Array:
-    """(tickers, days) index into ACTIONS of the return ahead; days without one have the last known's and are not used.
+    """Return (tickers, days) index into ACTIONS of the return ahead; days without one have the last known's and are not used.
 
     The return is divided by the volatility of the last 20 days over the same horizon, and by what the drift adds to it,
     so that the five actions are about equally frequent whatever the signal.

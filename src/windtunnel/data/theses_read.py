@@ -23,6 +23,7 @@ def thesis_records(files: Sequence[CorpusFile], report: Callable[[float], None])
     """Yield (source, record) of every thesis in the files, unchecked.
 
     Args:
+        files: JSON lines, Parquet, XML or one of the other forms that records come in.
         report: called with the share of the files that is read.
 
     Raises:

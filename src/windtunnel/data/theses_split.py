@@ -152,7 +152,7 @@ def write_theses(
 def _records(
     corpus: ThesisCorpus, files: Sequence[CorpusFile], seed: int, folder: Path, report: Progress
 ) -> Iterator[tuple[str, Record]]:
-    """The records of the files, or those generated, whose prices are written."""
+    """Yield the records of the files, or those generated, whose prices are written."""
     if corpus.files:
         yield from thesis_records(files, lambda share: report(0.2 * share, "reading theses"))
         return
@@ -258,7 +258,7 @@ def _copies(folder: Path, found: Sorted, report: Progress) -> dict[str, Any]:
 
 
 def _written(folder: Path, split: str) -> Iterator[str]:
-    """The texts of a split: reasoning and support."""
+    """Yield the texts of a split: reasoning and support."""
     for thesis in read_theses(folder / f"{split}.jsonl"):
         yield f"{thesis.reasoning} {thesis.support}"
 
@@ -273,7 +273,7 @@ def _notes(found: Sorted, periods: Periods) -> list[str]:
 
 
 def _conversations(corpus: ThesisCorpus, file: Path) -> Iterator[Conversation]:
-    """The theses of a split as conversations: its file is in Alpaca's format."""
+    """Yield the theses of a split as conversations: its file is in Alpaca's format."""
     yield from conversation_reader(corpus).read([CorpusFile(str(file), file.stat().st_size)])
 
 

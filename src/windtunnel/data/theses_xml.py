@@ -35,7 +35,7 @@ class _Hostile(Exception):
 
 
 def is_xml(path: str, head: bytes) -> bool:
-    """Whether a file is XML, by its first character in UTF-8 or UTF-16, or by its name."""
+    """Return whether a file is XML, by its first character in UTF-8 or UTF-16, or by its name."""
     name = path.lower().removesuffix(".gz").removesuffix(".zst")
     start = head.lstrip(b"\xef\xbb\xbf\xff\xfe\xfe\xff\x00 \t\r\n")
     return name.endswith(".xml") or start.startswith((b"<", b"\x00<"))
@@ -45,6 +45,7 @@ def xml_records(path: str, report: Callable[[int], None]) -> Iterator[tuple[int,
     """Yield (line, record) of every thesis in a file.
 
     Args:
+        path: of the file; also compressed.
         report: called with the bytes read so far, decompressed.
 
     Raises:
@@ -87,7 +88,7 @@ def _malformed(path: str, parser: Any, error: Exception) -> UserError:
 
 
 def _name(name: str) -> str:
-    """A name without its namespace's prefix, in small letters and with underscores."""
+    """Return a name without its namespace's prefix, in small letters and with underscores."""
     return name.rpartition(":")[2].lower().replace("-", "_")
 
 

@@ -50,7 +50,7 @@ class Tokenizer(ABC):
 
     @property
     def vocab(self) -> int:
-        """Tokens in use, BOS included."""
+        """Return how many tokens are in use, BOS included."""
         return len(self.pieces)
 
     @property
@@ -60,7 +60,7 @@ class Tokenizer(ABC):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of ids in token files."""
+        """Return the type of ids in token files."""
         return token_dtype(self.vocab)
 
     @abstractmethod
@@ -80,7 +80,7 @@ class Tokenizer(ABC):
         return b"".join(self.piece(int(i)) for i in ids).decode("utf-8", "replace")
 
     def piece(self, token: int) -> bytes:
-        """The UTF-8 bytes of one token. Raises ValueError when out of range."""
+        """Return the UTF-8 bytes of one token. Raises ValueError when out of range."""
         if not 0 <= token < len(self.pieces):
             raise ValueError(f"token id {token} is outside the vocabulary of {len(self.pieces)}")
         return self.pieces[token]
@@ -101,11 +101,11 @@ class StreamDecoder:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
-        """The text that this token completes, perhaps none."""
+        """Return the text that this token completes, perhaps none."""
         return self._decoder.decode(self._tokenizer.piece(int(token)))
 
     def finish(self) -> str:
-        """What is left at the end: U+FFFD for an unfinished character."""
+        """Return what is left at the end: U+FFFD for an unfinished character."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -130,6 +130,7 @@ class Characters(Tokenizer):
             self._table[ord(character)] = i + 1
 
     def encode(self, text: str, *, bos: bool = False) -> Array:
+        """Return the ids of a text, (n,), BOS before them where asked for. Raises UnknownCharacter."""
         ids = self._lookup(_code_points(text))
         unknown = np.flatnonzero(ids == BOS)
         if len(unknown):
@@ -141,6 +142,11 @@ class Characters(Tokenizer):
         return np.concatenate([np.array([BOS], ids.dtype), ids]) if bos else ids
 
     def encode_documents(self, batch: DocumentBatch) -> tuple[Array, Array, Counter[str]]:
+        """Return the ids of all documents one after the other, how many each has, and the characters that were skipped.
+
+        Raises:
+            UnknownCharacter: a character is outside the alphabet, and such are not skipped.
+        """
         raw = batch.text
         if not len(raw) or int(raw.max()) < 128:
             codes, starts = raw, batch.starts
@@ -163,6 +169,7 @@ class Characters(Tokenizer):
         return ids[known], np.diff(kept[starts]), skipped
 
     def save(self, path: str | Path) -> None:
+        """Write alphabet and kind as JSON, which `load_tokenizer` reads."""
         content = {"kind": self.kind, "alphabet": self.alphabet, "unknown": self.unknown, "bos": BOS}
         Path(path).write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 

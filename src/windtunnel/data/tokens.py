@@ -19,7 +19,7 @@ Short = dict[int, int]
 
 
 def token_dtype(vocab: int) -> np.dtype[Any]:
-    """The narrowest unsigned type that holds every id of a vocabulary."""
+    """Return the narrowest unsigned type that holds every id of a vocabulary."""
     return np.dtype(np.uint8 if vocab <= 2**8 else np.uint16 if vocab <= 2**16 else np.uint32)
 
 
@@ -45,7 +45,7 @@ class TokenFile:
 
     @cached_property
     def array(self) -> Tokens:
-        """(count,) ids, memory-mapped and read-only."""
+        """Return (count,) ids, memory-mapped and read-only."""
         return np.memmap(self.path, dtype=np.dtype(self.dtype).newbyteorder("<"), mode="r", shape=(self.count,))
 
     @property
@@ -58,7 +58,7 @@ class TokenFile:
 
     @property
     def packed(self) -> bool:
-        """Whether a row holds several samples, with their positions (see `Batch`)."""
+        """Return whether a row holds several samples, with their positions (see `Batch`)."""
         return False
 
     def sequences(self, sequence: int) -> int:
@@ -70,16 +70,16 @@ class TokenFile:
         return min(self.count - 1, self.count - 1 if limit is None else max(1, limit))
 
     def order(self, sequence: int, seed: int) -> Order:
-        """The order in which training visits the sequences."""
+        """Return the order in which training visits the sequences."""
         return SequenceOrder(self.sequences(sequence), seed)
 
     def used(self, sequence: int, limit: int | None) -> tuple[Tokens, int]:
-        """(rows,) the first sequences that hold `limit` targets (None: all), and how many targets are in use."""
+        """Return (rows,) the first sequences that hold `limit` targets (None: all), and how many targets are in use."""
         targets = self.targets(limit)
         return np.arange(-(-targets // sequence)), targets
 
     def ids_of(self, out: Tokens, sequence: int) -> Tokens:
-        """The part of rows, as `read` fills them, that holds ids of the vocabulary."""
+        """Return the part of rows, as `read` fills them, that holds ids of the vocabulary."""
         return out
 
     def width(self, sequence: int) -> int:
@@ -92,6 +92,9 @@ class TokenFile:
         Sequence i covers tokens [i*T, (i+1)*T]: inputs i*T .. i*T+T-1 and the targets one further.
 
         Args:
+            rows: (n,) numbers of sequences.
+            sequence: T, tokens of one.
+            out: filled, of `token_dtype` or wider.
             targets: how many of the file are in use; None: all.
             draw: what random changes of the data depend on; text has none.
 
@@ -131,7 +134,7 @@ class Order(Protocol):
 
     @property
     def seed(self) -> int:
-        """What the order comes of."""
+        """Return what the order comes of."""
         ...
 
     def __call__(self, first: int, n: int) -> Tokens:
@@ -153,7 +156,7 @@ class SequenceOrder:
         self._kept: dict[int, Tokens] = {}
 
     def permutation(self, epoch: int) -> Tokens:
-        """(count,) the sequences of one epoch in the order they are visited."""
+        """Return (count,) the sequences of one epoch in the order they are visited."""
         if epoch not in self._kept:
             key = np.array([self.seed & (2**64 - 1), epoch], dtype=np.uint64)
             raw = np.random.Philox(key=key).random_raw(self.count)
@@ -163,7 +166,7 @@ class SequenceOrder:
         return self._kept[epoch]
 
     def __call__(self, first: int, n: int) -> Tokens:
-        """(n,) int64 sequences at global positions first .. first + n - 1."""
+        """Return (n,) int64 sequences at global positions first .. first + n - 1."""
         parts = []
         while n > 0:
             epoch, start = divmod(first, self.count)

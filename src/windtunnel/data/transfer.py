@@ -41,7 +41,7 @@ class Ready:
 
 
 def this_device(device: str | torch.device) -> torch.device:
-    """The device with its index: 'cuda' is the current GPU of the calling thread, which other threads do not know."""
+    """Return the device with its index: 'cuda' is the current GPU of the calling thread, which other threads do not know."""
     import torch
 
     device = torch.device(device)
@@ -80,7 +80,7 @@ class Transfer:
         self._events: list[torch.cuda.Event | None] = [None] * len(self._hosts)
 
     def buffer(self) -> Array:
-        """The host array to fill before `send`; waits until its last copy has left it."""
+        """Return the host array to fill before `send`; waits until its last copy has left it."""
         event = self._events[self._next]
         if event is not None:
             event.synchronize()
@@ -102,8 +102,10 @@ class Transfer:
         return Ready(batch, event)
 
     def _layout(self, rows: Array) -> list[torch.Tensor]:
-        """Return where documents begin, how many there are, and which positions have targets: read on the host, while the
-        batch before is computed with."""
+        """Return where documents begin, how many there are, and which positions have targets.
+
+        They are read on the host, while the batch before is computed with.
+        """
         import torch
 
         T = self._sequence

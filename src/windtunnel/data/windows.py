@@ -48,7 +48,11 @@ def hash_windows(part: Array, bos: int, window: int, begin: int = 0, *, kept: in
     They are prefix sums of token * FACTOR**position, moved back to position 0 by the inverse powers.
 
     Args:
-        part: (n,) uint64 tokens. begin: position of the first. kept: one window in so many is kept.
+        part: (n,) uint64 tokens.
+        bos: the token before every document.
+        window: tokens of a window.
+        begin: position of the first token in the whole.
+        kept: one window in so many is kept.
     """
     with np.errstate(over="ignore"):
         powers = np.cumprod(np.full(len(part) + 1, _FACTOR, dtype=np.uint64))

@@ -156,7 +156,7 @@ def _write(tokenizer: Tokenizer, found: Survey, batches: Iterable[MakeBatch], fo
 
 
 def _tokenize(tokenizer: Tokenizer, threshold: int, batch: DocumentBatch) -> _Part:
-    """A batch's documents as ids behind BOS, split by key."""
+    """Return a batch's documents as ids behind BOS, split by key."""
     ids, lengths, skipped = tokenizer.encode_documents(batch)
     held_out = batch.keys < np.uint64(threshold)
     counts = lengths + 1
@@ -292,12 +292,12 @@ def _training_texts(found: Survey, batches: Iterable[MakeBatch], share: float) -
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def ordered_map(work: Callable[[T], R], items: Iterable[T], *, threads: int | None = None) -> Generator[R, None, None]:
-    """`work` over items in a few threads, results in order, only a few held at once. NumPy frees the interpreter lock."""
+    """Do `work` over items in a few threads, results in order, only a few held at once. NumPy frees the interpreter lock."""
     threads = threads or min(8, cores())
     with ThreadPoolExecutor(threads, thread_name_prefix="tokenize") as pool:
         pending: deque[Future[R]] = deque()

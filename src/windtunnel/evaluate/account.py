@@ -199,6 +199,7 @@ def run_account(prices: Prices, signals: tuple[Signal, ...], rules: Backtest) ->
         before = book.traded, book.costs
         if row >= first and ruined is None:
             ruined = _day(book, row, arriving.get(row, ()))
+        # After the day's orders, which are placed while `last` is still yesterday's close.
         now = np.isfinite(prices.close[row])
         book.last = np.where(now, prices.close[row], book.last)
         book.gap = np.where(now, 0, book.gap + 1)
@@ -263,6 +264,7 @@ def _day(book: _Book, row: int, arriving: Any) -> str | None:
             book.close(ticker, row, float(marks[ticker]), "ruined")
         book.wanted[:] = 0
         return str(prices.days[row])
+    # Ends come before openings: a reversal needs its ticker free, and what was closed pays for what is opened today.
     _take(book, row, arriving)
     ended = _end(book, row, trade, there)
     _open(book, row, trade, there, marks, ended)
@@ -364,6 +366,8 @@ def _level(book: _Book, trade: Array, there: Array, marks: Array) -> None:
     now = held[there[held]]
     if not len(now):
         return
+    # The equal part depends on the costs, and the costs on the part. A ticker without a price keeps what it has: the others
+    # share what it leaves, where it has grown beyond its part.
     equity, value = book.equity(marks), _value(book.shares, marks)
     stuck = float(np.abs(value[held[~there[held]]]).sum())
     part = equity / len(held)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from windtunnel.data import ConversationFile, PreparedData, Tokenizer
-from windtunnel.generate import Decoder, Engine, GenerationFailed, Job, WholeText
+from windtunnel.generate import BatchedGenerator, Decoder, GenerationFailed, GenerationJob, WholeText
 from windtunnel.model import hf_shape
 from windtunnel.recipe import ACTIONS, Answers, HuggingFaceModel, Recipe, UserError
 from windtunnel.verify import (
@@ -258,8 +258,8 @@ def answer_questions(
     if not questions:
         return []
     text = WholeText(tokenizer, ends)
-    with contextlib.closing(Engine(model, text, slots=min(AT_ONCE, len(questions)))) as engine:
-        tickets = engine.submit([Job(question.ids, tokens, temperature=0) for question in questions], bounded=False)
+    with contextlib.closing(BatchedGenerator(model, text, slots=min(AT_ONCE, len(questions)))) as engine:
+        tickets = engine.submit([GenerationJob(question.ids, tokens, temperature=0) for question in questions], bounded=False)
         made = []
         for ticket in tickets:
             while not ticket.over and not stop():

@@ -162,6 +162,7 @@ def _buy_and_hold(prices: Prices, tickers: set[str], account: Account, rules: Ba
     columns = [i for i, ticker in enumerate(prices.tickers) if ticker in tickers]
     begin, end = np.searchsorted(prices.days, [account.days[1], account.days[-1]])
     bought = prices.close if rules.trade_at == "close" or prices.open is None else prices.open
+    # Each part starts as 1: what is left of it for shares after slippage and fee.
     paid = 1 / ((1 + rules.slippage_bps / 1e4) * (1 + rules.cost_bps / 1e4))
     worth = np.ones((end - begin + 2, len(columns)))
     for place, column in enumerate(columns):

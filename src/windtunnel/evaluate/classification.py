@@ -72,7 +72,7 @@ class Classification:
 
     @cached_property
     def confusion(self) -> Array:
-        """(K, K + 1) int64: rows the truth, columns what was predicted, the last one answers that could not be read."""
+        """Return (K, K + 1) int64: rows the truth, columns what was predicted, the last one answers that could not be read."""
         from sklearn.metrics import confusion_matrix
 
         size = len(self.labels) + 1
@@ -93,7 +93,7 @@ class Classification:
 
     @property
     def occurring(self) -> list[int]:
-        """Numbers of the classes that are the truth somewhere; means over classes are over these."""
+        """Return numbers of the classes that are the truth somewhere; means over classes are over these."""
         return np.flatnonzero(self.confusion.sum(1)).tolist()
 
     @cached_property
@@ -108,7 +108,7 @@ class Classification:
 
     @cached_property
     def sums(self) -> Array:
-        """(clusters, K, K + 1) confusion matrix of each cluster."""
+        """Return (clusters, K, K + 1) confusion matrix of each cluster."""
         size = len(self.labels)
         cells = np.zeros((self.count, size, size + 1))
         np.add.at(cells, (self.clusters, self.truth, self.predicted), 1.0)

@@ -1,4 +1,4 @@
-"""What recursion is worth: a recursive model beside plain ones on the same held-out data, and the verdict in words."""
+"""A recursive model beside FLOPs-matched baselines on the same held-out data: what each loses, and the verdict in words."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Row:
 
 @dataclass(frozen=True)
 class ComparisonReport:
-    """What recursion is worth in a run.
+    """A recursive run beside its FLOPs-matched baselines.
 
     Attributes:
         rows: the run's model first. units: what the bootstrap draws, such as 'documents'. targets: held-out targets scored.
@@ -109,7 +109,7 @@ class ComparisonReport:
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Stable keys; what is written to worth.json."""
+        """Stable keys; what is written to flop_matched.json."""
         return {
             "format": FORMAT,
             "run": self.run,
@@ -155,6 +155,7 @@ def weigh(
     ours = measured[own.name]
     draws = resamples(len(ours.targets))
     rows = tuple(_row(m, measured[m.name], own, ours, draws, told.get(m.name)) for m in members)
+    # The curve of sizes is one of models trained alike: the twin with fewer, larger updates lies on another.
     sizes = [m for m in members if m.kind == "plain" and m.name != WHOLE_BATCHES]
     plain = [Plain(m.shape.scaling_parameters, measured[m.name].nats[-1]) for m in sizes]
     again = [
@@ -203,7 +204,7 @@ def best_twin(rows: Sequence[Row]) -> Row:
 
 
 def verdict(own: Row, same: Row, uniform: float, updates: int = 1) -> str:
-    """One sentence on the plain model of the same FLOPs against the run's, which made `updates` for each of its."""
+    """Return one sentence on the plain model of the same FLOPs against the run's, which made `updates` for each of its."""
     if min(own.loss.value, same.loss.value) >= uniform:
         return (
             f"No verdict: on held-out data both lose more than knowing nothing does ({own.loss.value:.2f} and "

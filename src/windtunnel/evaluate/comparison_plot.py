@@ -1,4 +1,4 @@
-"""The worth of recursion as a picture: held-out loss, or puzzles solved, against FLOPs. matplotlib is imported on use."""
+"""A recursive run and its baselines as a picture: held-out loss, or puzzles solved, by FLOPs. matplotlib is imported on use."""
 
 from __future__ import annotations
 

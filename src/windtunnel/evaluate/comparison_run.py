@@ -1,4 +1,4 @@
-"""The worth of recursion of a run: what it is compared with, and the report once all of these are trained."""
+"""A run's FLOPs-matched baselines: what it is compared with, and the report once all of these are trained."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RATES = ("matrix_lr", "embedding_lr")
 ASK_FROM = 3.0
 """Times the run's own FLOPs above which trainings are to be confirmed; plain twins and fewer recurrences take about 2.2."""
 LEAST_STEPS = 10
-"""Of a comparison that is offered: --worth-steps takes no fewer."""
+"""Of a comparison that is offered: --flop-matched-steps takes no fewer."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,13 @@ def compare_run(folder: Path, steps: int | None = None) -> Comparison:
         raise UserError(
             f"{folder} has not come to its end: its learning rate has not fallen, so its twins would have an advantage",
             f"windtunnel train --run {folder} --resume"
-            + (f", or compare shorter trainings of all: --worth-steps {offered}" if offered else ""),
+            + (f", or compare shorter trainings of all: --flop-matched-steps {offered}" if offered else ""),
         )
     return _comparison(run, folder, steps or taken, taken, itself=ended and steps in (None, taken))
 
 
 def _comparison(run: RunFolder, folder: Path, steps: int, taken: int, *, itself: bool) -> Comparison:
-    """Of a run that took `taken` steps, at `steps`."""
+    """Return the comparison of a run that took `taken` steps, at `steps`."""
     layout = run.manifest["plan"]["layout"]
     length = Length(steps, int(layout["batch_tokens"]), str(layout["precision"]), int(layout.get("data") or 1))
     vocab = load_tokenizer(run.tokenizer_path).vocab
@@ -110,7 +110,7 @@ def _comparison(run: RunFolder, folder: Path, steps: int, taken: int, *, itself:
 def report_comparison(
     comparison: Comparison, runs: Mapping[str, Path], *, device: str | None = None, progress: Callable[[str], None] | None = None
 ) -> ComparisonReport:
-    """Measure the trained members on the same held-out data, weigh them and write RUN/worth.json.
+    """Measure the trained members on the same held-out data, weigh them and write RUN/flop_matched.json.
 
     Args:
         comparison: what is compared.
@@ -146,7 +146,7 @@ def report_comparison(
         length=(comparison.length.steps, comparison.length.batch_tokens),
         notes=comparison.notes,
     )
-    path = comparison.run / "worth.json"
+    path = comparison.run / "flop_matched.json"
     try:
         write_atomic(path, json.dumps(report.to_json(), ensure_ascii=False, indent=2) + "\n")
     except OSError as error:
@@ -173,10 +173,8 @@ def _step_seconds(run: RunFolder) -> float | None:
 
 def _trained(folder: Path, member: Member, step: int, vocab: int) -> Trained:
     run, losses = RunFolder.open(folder), list[float]()
-    recursion = member.shape.recursion
-    wanted = (
-        ["loss"] if member.kind == "plain" or recursion is None else [of_step("loss", i) for i in range(recursion.supervision)]
-    )
+    steps = 0 if member.kind == "plain" else member.shape.supervision
+    wanted = [of_step("loss", i) for i in range(steps)] or ["loss"]
     if run.metrics_path.exists():
         with MetricsReader(run.metrics_path) as metrics:
             series = [metrics.series(name) for name in wanted]

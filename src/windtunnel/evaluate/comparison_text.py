@@ -1,4 +1,4 @@
-"""The worth of recursion as rows and remarks for a terminal."""
+"""A recursive run beside its FLOPs-matched baselines, as rows and remarks for a terminal."""
 
 from __future__ import annotations
 

@@ -75,13 +75,15 @@ def flop_matched_members(recipe: Recipe, vocab: int, length: Length) -> tuple[Me
     """
     if recipe.trm is None:
         raise UserError(
-            f"recipe {recipe.name} trains a plain model: there is no recursion to weigh", "leave --worth out, or train recipe trm"
+            f"recipe {recipe.name} trains a plain model: there is no recursion to weigh",
+            "leave --flop-matched out, or train recipe trm",
         )
     base = _common(recipe, length)
     own = _member(base, vocab, "recursive", "run", "")
     own = replace(own, role=f"this run, {own.recurrences}x")
     if own.recurrences == 1:
-        raise UserError(f"recipe {recipe.name} applies its blocks once: there is no recursion to weigh", "leave --worth out")
+        what = f"recipe {recipe.name} applies its blocks once: there is no recursion to weigh"
+        raise UserError(what, "leave --flop-matched out")
     plain = _as_plain(base)
     once = gpt_shape(recipe.gpt, vocab)
     middle = math.sqrt(once.flops_per_token * own.shape.flops_per_token)
@@ -131,6 +133,7 @@ def matching_gpt(model: GPTModel, vocab: int, flops: float) -> GPTModel:
     for candidate, stretch in _candidates(model, own, flops):
         shape = gpt_shape(candidate, vocab)
         error = abs(shape.flops_per_token / flops - 1)
+        # FLOPs come first until they are within CLOSE; from there on proportions decide too.
         key = (max(0.0, error - CLOSE), stretch + 3 * error)
         if best is None or key < best[:2]:
             best = (*key, candidate)
@@ -163,7 +166,7 @@ def _candidates(model: GPTModel, own: GPTShape, flops: float) -> Iterator[tuple[
 
 
 def _other_hidden(model: GPTModel, shape: GPTShape, flops: float, stretch: float) -> Iterator[tuple[GPTModel, float]]:
-    each = 6.0 * (3 if shape.mlp == "swiglu" else 2) * shape.dim * shape.layers
+    each = 6.0 * (3 if shape.mlp == "swiglu" else 2) * shape.dim * shape.layers  # FLOPs of one more channel in all MLPs
     step = 64 if shape.hidden >= 1024 else 8
     hidden = round((shape.hidden + (flops - shape.flops_per_token) / each) / step) * step
     if hidden > 0 and HIDDEN_RANGE[0] <= hidden / shape.hidden <= HIDDEN_RANGE[1] and hidden != shape.hidden:
@@ -179,7 +182,7 @@ def _common(recipe: Recipe, length: Length) -> Recipe:
 
 
 def _as_plain(recipe: Recipe) -> Recipe:
-    """Without recursion, and at the rates that a plain recipe has where the run has its preset's."""
+    """Return the recipe without recursion, and at the rates that a plain recipe has where the run has its preset's."""
     assert recipe.trm is not None
     preset, stage = PRESETS[recipe.trm.preset], recipe.pretrain
     own = {name: getattr(stage.optimizer, name) for name in ("matrix_lr", "embedding_lr")}

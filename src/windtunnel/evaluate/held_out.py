@@ -71,6 +71,7 @@ def held_out_units(data: PreparedData, sequence: int, limit: int) -> Units:
     if isinstance(file, PuzzleFile):
         of = np.arange(targets) // file.cells
         return _merged(of, "puzzles")
+    # Target i is token i + 1; a document's first target is its own `bos`.
     starts = np.asarray(file.array[1 : targets + 1] == data.tokenizer.bos)
     documents = np.cumsum(starts)
     documents -= documents[0]
@@ -89,15 +90,15 @@ def _merged(of: np.ndarray, words: str) -> Units:
 
 @torch.no_grad()
 def measure(model: GPT, data: PreparedData, units: Units) -> Measured:
-    """Score the held-out targets that `units` were made for; a recursive model after each supervision step that it uses."""
+    """Score the held-out targets that `units` were made for, after each supervision step that the model uses."""
     sequence, device = model.shape.sequence, model.head.weight.device
     batches = ValidationBatches(
         data.validation, sequence=sequence, micro_batch=max(1, SCORED_AT_ONCE // sequence), limit=len(units.of), device=device
     )
     length = np.asarray(data.tokenizer.token_bytes())
     puzzles = isinstance(data.validation, PuzzleFile)
-    recursive = model.shape.recursion is not None
-    steps = int(getattr(model, "supervision", 1)) if recursive else 1
+    steps = int(getattr(model, "supervision", 1)) if model.shape.supervision else 1
+    # `position` runs through `units.of`: batches come in the file's order, and their padding (y < 0) counts as no target.
     sums, position = np.zeros((steps + 4, units.count)), 0
     training = model.training
     model.eval()
@@ -120,11 +121,11 @@ def measure(model: GPT, data: PreparedData, units: Units) -> Measured:
 
 def _losses(model: Any, x: Tensor, y: Tensor) -> np.ndarray:
     """Return (N, B, T) nats."""
-    found = model(x, y, reduction="none")[None] if model.shape.recursion is None else model.step_losses(x, y)
+    found = model(x, y, reduction="none")[None] if not model.shape.supervision else model.step_losses(x, y)
     return np.asarray(found.double().cpu().numpy())
 
 
 def _tokens(model: Any, x: Tensor) -> Tensor:
     """Return (B, T) likeliest tokens in the end."""
-    tokens: Tensor = model(x).argmax(-1) if model.shape.recursion is None else model.solve_steps(x)[0][-1]
+    tokens: Tensor = model(x).argmax(-1) if not model.shape.supervision else model.solve_steps(x)[0][-1]
     return tokens

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.data import Problem
-from windtunnel.generate import Generator, Job
+from windtunnel.generate import GenerationJob, Generator
 
 Z95 = 1.959963984540054
 ANSWER_TOKENS = 32
@@ -53,7 +53,7 @@ def wilson(right: int, n: int) -> tuple[float, float]:
 
 
 def answer_tokens(problems: Sequence[Problem]) -> int:
-    """Tokens that an answer may have."""
+    """Return how many tokens an answer may have."""
     return max(ANSWER_TOKENS, max(len(p.answer) for p in problems) + 1)
 
 
@@ -66,7 +66,9 @@ def exact_match(generator: Generator, problems: Sequence[Problem]) -> ExactMatch
     most = answer_tokens(problems)
     made = generator.generate(
         [
-            Job(tuple(generator.text.encode(p.prompt)), most, temperature=0, stop=STOPS if p.end else (), include_stop=True)
+            GenerationJob(
+                tuple(generator.text.encode(p.prompt)), most, temperature=0, stop=STOPS if p.end else (), include_stop=True
+            )
             for p in problems
         ]
     )

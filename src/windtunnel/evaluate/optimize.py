@@ -26,7 +26,7 @@ PLAIN = "the model has no chat template, so it was asked in plain text"
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a model is asked. samples: answers. tokens: most of one. Others as of `windtunnel.generate.Job`."""
+    """How a model is asked. samples: answers. tokens: most of one. Others as of `windtunnel.generate.GenerationJob`."""
 
     samples: int = 16
     tokens: int = 2048
@@ -88,12 +88,12 @@ class Optimized:
 
     @property
     def right(self) -> int:
-        """Those that are right."""
+        """Return those that are right."""
         return sum(1 + len(one.twins) for one in self.judged if one.verdict.accepted)
 
     @property
     def unknown(self) -> int:
-        """Those about which nothing is known."""
+        """Return those about which nothing is known."""
         return sum(1 + len(one.twins) for one in self.judged if one.verdict.infrastructure)
 
     def reasons(self) -> list[tuple[str, int, str]]:
@@ -173,7 +173,7 @@ def ask(generator: Generator, reference: str, sampling: Sampling) -> tuple[list[
         UserError: the model's context is too short for the prompt, or generation fails.
     """
     from windtunnel.data import task_prompt
-    from windtunnel.generate import GenerationFailed, Job
+    from windtunnel.generate import GenerationFailed, GenerationJob
 
     prompt, remarks = task_prompt(reference, plan=True), []
     try:
@@ -190,7 +190,7 @@ def ask(generator: Generator, reference: str, sampling: Sampling) -> tuple[list[
     if tokens < sampling.tokens:
         remarks.append(f"answers have at most {tokens:,} tokens: the model's context is {generator.context:,}")
     jobs = [
-        Job(tuple(ids), tokens, sampling.temperature, sampling.top_p, seed=sampling.seed + number)
+        GenerationJob(tuple(ids), tokens, sampling.temperature, sampling.top_p, seed=sampling.seed + number)
         for number in range(sampling.samples)
     ]
     try:
@@ -243,6 +243,7 @@ def optimize_module(
     made, known = candidates(task.source)
     remarks += known
     grouped: dict[str, list[Candidate]] = {}
+    # A model that has found its answer repeats it, and judging takes seconds to minutes: equal code is judged once.
     for one in made:
         grouped.setdefault(one.source, []).append(one)
     say(f"verifying {len(grouped)} candidates")
@@ -254,6 +255,7 @@ def optimize_module(
         for some, verdict in zip(grouped.values(), verdicts, strict=True)
     )
     right = [one for one in judged if one.verdict.accepted]
+    # Either all of them were timed or, without a GPU, none: then launches decide.
     best = min(right, key=lambda one: (one.seconds or 0.0, one.launches), default=None)
     plans = None
     if best is not None:

@@ -143,7 +143,7 @@ def puzzle_report(
     """Solve held-out puzzles, `most` of them, and some of each other grade.
 
     Args:
-        model: recursive or plain.
+        model: answers once, or after each of its supervision steps.
         data: prepared puzzles with their grades.
         most: puzzles at most.
         supervision: steps that count; None: as many as the model uses by itself. Twice as many are taken and reported.
@@ -151,10 +151,9 @@ def puzzle_report(
     """
     assert isinstance(data.validation, PuzzleFile)
     box = round(data.validation.cells**0.25)
-    recursion = model.shape.recursion
-    trained = 1 if recursion is None else recursion.supervision
-    used = 1 if recursion is None else supervision or int(getattr(model, "supervision", trained))
-    steps = 1 if recursion is None else 2 * max(used, trained)
+    several, trained = model.shape.supervision > 0, max(1, model.shape.supervision)
+    used = supervision or int(getattr(model, "supervision", trained)) if several else 1
+    steps = 2 * max(used, trained) if several else 1
     held_out = data.validation.content.take(np.arange(min(most, data.validation.puzzles)))
     own = int(held_out.grades[0])
     right, halting = _answers(model, held_out, steps)
@@ -185,7 +184,13 @@ def _solved(kind: str, right: Any, blank: Any, *, held_out: bool) -> Solved:
 
 
 def _halting(exact: Any, logits: Any, used: int) -> Halting:
-    """Return which puzzles are right and the halting logits, each (N, n): of each supervision step."""
+    """Return what the halting head is worth.
+
+    Args:
+        exact: (N, n) bool, which puzzles are right after each supervision step.
+        logits: (N, n) of the head, likewise.
+        used: the first steps, which count.
+    """
     stop = logits[:used] > 0
     stop_at = np.where(stop.any(0), stop.argmax(0), used - 1)
     told = stop == exact[:used]
@@ -216,8 +221,8 @@ def _answers(model: GPT, puzzles: Puzzles, steps: int) -> tuple[Any, Any]:
 
 
 def _solve(model: GPT, x: Tensor, steps: int) -> tuple[Tensor, Tensor | None]:
-    if model.shape.recursion is None:
+    if not model.shape.supervision:
         return model(x).argmax(-1)[None], None
-    solve: Any = model.solve_steps  # only recursive models have it
+    solve: Any = model.solve_steps  # only models that answer after each supervision step have it
     tokens, halting = solve(x, steps)
     return tokens, halting

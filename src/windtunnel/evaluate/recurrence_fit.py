@@ -104,6 +104,7 @@ def fit_phi(plain: Sequence[Plain], recurrent: Sequence[Recurrent], targets: np.
     found = _estimate(sizes, nats.sum(0) / targets.sum(), used)
     if isinstance(found, str):
         return Phi(None, "=", None, None, {}, found)
+    # One draw of units for all models: a hard document is hard for each of them, and drops out of their differences.
     each = (draws @ nats) / (draws @ targets)[:, None]
     again = [_estimate(sizes, losses, used) for losses in each]
     low, high, doubt = _interval([e for e in again if not isinstance(e, str)], len(again))
@@ -131,7 +132,7 @@ def _interval(values: Sequence[_Estimate], count: int) -> tuple[float | None, fl
 
 
 def _estimate(sizes: np.ndarray, losses: np.ndarray, recurrent: Sequence[Recurrent]) -> _Estimate | str:
-    """From the losses of the plain and then of the recurrent models; a sentence where the plain ones draw no curve.
+    """Estimate phi from the losses of the plain and then of the recurrent models; a sentence where the plain ones draw no curve.
 
     A loss outside the plain models' counts as the nearest end's. The fit grows with every log share, so that it is
     then a bound.
@@ -181,6 +182,8 @@ def fit_curve(sizes: np.ndarray, losses: np.ndarray) -> Curve:
         sizes: parameters of the models, ascending.
         losses: of the models in nats a token, descending.
     """
+    # With alpha given the rest is linear: a grid over it needs no starting point and cannot end in a wrong valley. Sizes count
+    # in units of the smallest, since 1e9 ** -4 beside a column of ones is nothing to a pseudo-inverse.
     unit = float(sizes[0])
     inverse, residual = _solutions(tuple((sizes / unit).tolist()))
     best = int(((residual @ losses) ** 2).sum(1).argmin())
@@ -190,7 +193,7 @@ def fit_curve(sizes: np.ndarray, losses: np.ndarray) -> Curve:
 
 @functools.cache
 def _solutions(sizes: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """For each of ALPHAS what takes losses to (floor, scale), (2, K), and to what the fit leaves over, (K, K)."""
+    """Return for each of ALPHAS what takes losses to (floor, scale), (2, K), and to what the fit leaves over, (K, K)."""
     powers = np.array(sizes)[None, :] ** -ALPHAS[:, None]
     design = np.stack([np.ones_like(powers), powers], axis=2)
     inverse = np.linalg.pinv(design)

@@ -98,7 +98,7 @@ def spoilt(
     held_out: float | None = None,
     same_flops: float | None = None,
 ) -> Spoilt | None:
-    """Return whether refinement is bought or means nothing; None where neither can be said.
+    """Say whether refinement is bought or means nothing; None where neither can be said.
 
     It is questioned from `LEAST_REFINEMENT` on, or from what the preset promises if that is less; memorised data from 0. It is
 

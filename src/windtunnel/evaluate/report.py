@@ -16,7 +16,7 @@ import numpy as np
 from windtunnel.checkpoint import Which
 from windtunnel.data import PreparedData, ValidationBatches, held_out_problems, prepare
 from windtunnel.files import write_json
-from windtunnel.generate import Generator, Job, is_hf_run, load_run
+from windtunnel.generate import GenerationJob, Generator, is_hf_run, load_run
 from windtunnel.model import GPT, use_supervision
 from windtunnel.recipe import EvaluationGates, Recipe, TextCorpus, UserError
 from windtunnel.run import GateResult, RunFolder
@@ -370,13 +370,13 @@ def _backtest(subject: Subject, found: TunedEvaluation) -> tuple[BacktestReport 
 
 
 def samples(generator: Generator, prompts: list[str], tokens: int, seed: int) -> list[Sample]:
-    """One text for each prompt at temperature 0.8, the same for the same seed.
+    """Return one text for each prompt at temperature 0.8, the same for the same seed.
 
     Prompts that are longer than the context lose their beginning.
     """
     ids = [tuple(generator.text.encode(prompt)[-generator.context :]) for prompt in prompts]
     first = (seed + SAMPLE_SEED) << 16
-    made = generator.generate([Job(i, tokens, temperature=0.8, seed=first + n) for n, i in enumerate(ids)])
+    made = generator.generate([GenerationJob(i, tokens, temperature=0.8, seed=first + n) for n, i in enumerate(ids)])
     return [Sample(prompt, done.text) for prompt, done in zip(prompts, made, strict=True)]
 
 
@@ -389,8 +389,8 @@ def _validation(model: GPT, data: PreparedData, tokens: int) -> Validation:
 
 
 def _by_step(model: GPT, validation: Validation) -> LossByStep | None:
-    recursion = model.shape.recursion
-    return None if recursion is None else LossByStep(recursion.supervision, validation.steps)
+    trained = model.shape.supervision
+    return LossByStep(trained, validation.steps) if trained else None
 
 
 def answer_after(recipe: Recipe) -> str | None:

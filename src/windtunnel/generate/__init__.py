@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 from windtunnel import lazy
 
 if TYPE_CHECKING:
+    from .batched import BatchedGenerator
     from .decoder import Decoder, HubDecoder
-    from .engine import Engine
     from .gpt import GPTDecoder
     from .hf import HFDecoder, end_tokens, load_hf
     from .hf_recorded import RecordedDecoder, hf_decoder
     from .hf_run import HubRun
-    from .protocol import Completion, GenerationFailed, Generator, Job, QueueFull, Stats, Ticket
+    from .protocol import Completion, GenerationFailed, GenerationJob, Generator, QueueFull, Stats, Ticket
     from .source import (
         LoadedRun,
         Source,
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "VLLM_VERSIONS",
+    "BatchedGenerator",
     "Completion",
     "Decoder",
-    "Engine",
     "GPTDecoder",
     "GenerationFailed",
+    "GenerationJob",
     "Generator",
     "HFDecoder",
     "HubDecoder",
     "HubRun",
-    "Job",
     "LoadedRun",
     "Message",
     "NoText",

@@ -1,4 +1,4 @@
-"""What an engine asks of a model: sequences in slots of a cache, fed and stepped together."""
+"""What a generator asks of a model: sequences in slots of a cache, fed and stepped together."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class Decoder(Protocol):
     weights: int
 
     def feed(self, slots: Sequence[int], parts: Sequence[Sequence[int]]) -> Tensor:
-        """Append parts of prompts, equally long, to their slots; the logits after each part (N, vocab)."""
+        """Append parts of prompts, equally long, to their slots; return the logits after each part (N, vocab)."""
 
     def step(self, slots: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        """Append one token to each slot; the logits after it (N, vocab)."""
+        """Append one token to each slot; return the logits after it (N, vocab)."""
 
     def free(self, slot: int) -> None:
         """Empty a slot."""
 
     def score(self, tokens: Sequence[int]) -> Iterator[Tensor]:
-        """Logits (t, vocab) after each token of a text, in one or several parts from its beginning; no slot is used."""
+        """Yield the logits (t, vocab) after each token of a text, in one or several parts from its beginning; no slot is used."""
 
     def reset(self) -> None:
         """Empty all slots and begin with new memory, after a failure."""

@@ -36,7 +36,7 @@ class GPTDecoder:
         self._rows = 2 if self.device.type == "cpu" else slots if exact else 1
 
     def feed(self, slots: Sequence[int], parts: Sequence[Sequence[int]]) -> Tensor:
-        """Append parts of prompts, equally long, to their slots; the logits after each part (N, vocab)."""
+        """Append parts of prompts, equally long, to their slots; return the logits after each part (N, vocab)."""
         if self._alone and len(slots) > 1:
             return torch.cat([self.feed([slot], [part]) for slot, part in zip(slots, parts, strict=True)])
         if len(parts[0]) == 1:
@@ -44,7 +44,7 @@ class GPTDecoder:
         return self._extend(slots, parts)
 
     def step(self, slots: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        """Append one token to each slot; the logits after it (N, vocab)."""
+        """Append one token to each slot; return the logits after it (N, vocab)."""
         missing = max(0, self._rows - len(slots))
         # Rows of an empty slot fill the batch up: of the next one, so that both are read where they lie, or of the spare one.
         filler = self._slots
@@ -60,11 +60,12 @@ class GPTDecoder:
         self._cache.reset(slot)
 
     def score(self, tokens: Sequence[int]) -> Iterator[Tensor]:
-        """Logits (t, vocab) after each token of a text, in one part."""
+        """Yield the logits (t, vocab) after each token of a text, in one part."""
         yield self._model(torch.tensor([tokens], device=self.device))[0]
 
     def reset(self) -> None:
         """Empty all slots and begin with new memory, after a failure."""
+        # One slot more than sequences, which fills batches up; see `step`.
         self._cache = KVCache(self._model, self._slots + 1, self._capacity)
 
     def _extend(self, slots: Sequence[int], tokens: Sequence[Sequence[int]]) -> Tensor:

@@ -26,6 +26,7 @@ from windtunnel.recipe import UserError
 # Tokens scored at a time: the logits of a long text over a large vocabulary would not fit.
 SCORED_AT_ONCE = 512
 ROOM = 64
+"""Tokens by which a cache grows at least, so that it is copied seldom."""
 
 
 class GrowingLayer(DynamicLayer):
@@ -35,7 +36,7 @@ class GrowingLayer(DynamicLayer):
     values: Tensor
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Append keys and values (N, heads, t, dim); all of them so far."""
+        """Append keys and values (N, heads, t, dim); return all of them so far."""
         if not self.is_initialized:
             self.hold((key_states, value_states), 0)
         length = self.keys.shape[-2]
@@ -106,7 +107,7 @@ class HFDecoder:
         self._rows = [None if row == slot else row for row in self._rows]
 
     def feed(self, slots: Sequence[int], parts: Sequence[Sequence[int]]) -> Tensor:
-        """Append parts of prompts, equally long, to their slots; the logits after each part (N, vocab)."""
+        """Append parts of prompts, equally long, to their slots; return the logits after each part (N, vocab)."""
         if len(slots) > 1 and any(slot in self._lengths for slot in slots):
             return torch.cat([self.feed([slot], [part]) for slot, part in zip(slots, parts, strict=True)])
         (first, *_), length = slots, self._lengths.get(slots[0], 0)
@@ -122,7 +123,7 @@ class HFDecoder:
         return logits
 
     def step(self, slots: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        """Append one token to each slot; the logits after it (N, vocab)."""
+        """Append one token to each slot; return the logits after it (N, vocab)."""
         if list(slots) != self._rows:
             self._join(slots)
         width = max(self._lengths[slot] for slot in slots)
@@ -137,7 +138,7 @@ class HFDecoder:
         return logits
 
     def score(self, tokens: Sequence[int]) -> Iterator[Tensor]:
-        """Logits (t, vocab) after each token of a text, in parts from its beginning; no slot is used."""
+        """Yield the logits (t, vocab) after each token of a text, in parts from its beginning; no slot is used."""
         cache = self._new()
         for at in range(0, len(tokens), SCORED_AT_ONCE):
             yield self._forward([tokens[at : at + SCORED_AT_ONCE]], cache, [at], at, keep=0)[0]
@@ -161,15 +162,22 @@ class HFDecoder:
     def _forward(
         self, tokens: Sequence[Sequence[int]], cache: Cache, lengths: Sequence[int], width: int, keep: int = 1
     ) -> Tensor:
-        """Logits (N, keep, vocab), keep 0: of all tokens, after tokens (N, T) that follow the cache's.
+        """Return the logits after tokens that follow the cache's, which grows by them.
 
         Args:
+            tokens: (N, T) ids.
+            cache: of the N rows.
             lengths: of each row, tokens in the cache that are its own, the last ones.
             width: tokens in the cache.
+            keep: logits of so many last tokens; 0: of all.
+
+        Returns:
+            (N, keep, vocab) fp32.
         """
         ids = torch.tensor(tokens, device=self.device)
         T = ids.size(1)
         own = torch.tensor(lengths, device=self.device)[:, None]
+        # Rows end together and are padded on the left: a row attends to its own last `lengths` columns and to what is new.
         column = torch.arange(width + T, device=self.device)
         wanted = {"position_ids": own + torch.arange(T, device=self.device), "logits_to_keep": keep}
         mask = (column >= width - own).long()
@@ -198,7 +206,7 @@ class HFDecoder:
             self._alone.pop(slot, None)
 
     def _packed(self, sources: Sequence[tuple[Cache, int, int]]) -> Cache:
-        """A batch of rows (cache, row, own tokens), padded on the left to the longest."""
+        """Return a cache of rows, each given as (cache, row in it, own tokens), padded on the left to the longest."""
         width = max(length for _, _, length in sources)
         packed = self._new()
         for i, layer in enumerate(sources[0][0].layers):
@@ -225,7 +233,7 @@ def passes_of_ends(ends: Sequence[Sequence[int]]) -> int:
 
 
 def _cut(cache: Cache, length: int) -> None:
-    """Back to so many tokens, after a pass that failed on its way through the layers."""
+    """Cut a cache back to so many tokens, after a pass that failed on its way through the layers."""
     for layer in cache.layers:
         assert isinstance(layer, GrowingLayer)
         if layer.is_initialized:
@@ -302,7 +310,7 @@ def _loaded(folder: Path, dtype: torch.dtype) -> Any:
 
 @torch.no_grad()
 def end_tokens(folder: Path) -> list[int] | None:
-    """Tokens that end a text, as the folder's generation_config.json or config.json says; None: neither does."""
+    """Return the tokens that end a text, as generation_config.json or config.json of a folder says; None: neither does."""
     for name in ("generation_config.json", "config.json"):
         try:
             found = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")

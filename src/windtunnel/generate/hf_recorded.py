@@ -123,7 +123,7 @@ class RecordedDecoder(HFDecoder):
         self._let_go()
 
     def step(self, slots: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        """Append one token to each slot; the logits after it (N, vocab)."""
+        """Append one token to each slot; return the logits after it (N, vocab)."""
         batch = self._batch
         if batch is None or self._is_done_with(batch, slots):
             batch = self._gather(slots)
@@ -142,6 +142,7 @@ class RecordedDecoder(HFDecoder):
         """Go through the model with (3, rows) tokens, positions, and the column that they are written to."""
         batch = self._batch
         assert batch is not None
+        # A view, not a number: what the host knows would be recorded as a constant, and every replay write the same column.
         batch.column = given[2, :1]
         batch.mask.index_fill_(3, batch.column, True)
         with self._attention(batch) as more:
@@ -184,6 +185,8 @@ class RecordedDecoder(HFDecoder):
         alone = {slot: self._alone[slot] for slot in slots if slot in self._alone}
         like = next(iter(alone.values())) if old is None or alone else old.cache
         pairs = [(layer.keys, layer.values) for layer in like.layers if isinstance(layer, (GrowingLayer, StaticLayer))]
+        # Rows end at the same column, wherever they begin, so that a step writes one column of all of them. Powers of two leave
+        # columns to grow into and rows to run empty before the next recording.
         width = max(self._lengths[slot] for slot in slots)
         columns = max(LEAST_COLUMNS, 1 << width.bit_length())
         batch = StaticBatch(1 << (len(slots) - 1).bit_length(), columns, pairs, self.vocab)

@@ -82,6 +82,8 @@ class HubRun:
         """Choose a run's checkpoint and find the weights beneath it.
 
         Args:
+            run: the run's folder.
+            which: the checkpoint: 'best', 'newest' or a step.
             purpose: what it is for, as in "to serve", for messages.
             base: the folder of the model that an adapter was trained on; None: where the run found it.
 
@@ -105,7 +107,7 @@ class HubRun:
 
     @property
     def model(self) -> HuggingFaceModel:
-        """The recipe's model."""
+        """Return the recipe's model."""
         assert isinstance(self.run.recipe.model, HuggingFaceModel)
         return self.run.recipe.model
 
@@ -116,7 +118,7 @@ class HubRun:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the tokens."""
+        """Return the tokenizer that made the tokens."""
         return load_tokenizer(self.run.tokenizer_path)
 
     @cached_property
@@ -133,7 +135,7 @@ class HubRun:
 
     @cached_property
     def ends(self) -> list[int]:
-        """Tokens that end a text: what ends an answer by the template, the tokenizer's own, and the model's."""
+        """Return the tokens that end a text: what ends an answer by the template, the tokenizer's own, and the model's."""
         template = template_of(self.run.recipe, self.tokenizer)
         found = [end_of_answer(self.tokenizer, template), self.tokenizer.eos]
         model = self._described["generation_config.json"].get("eos_token_id", self._described["config.json"].get("eos_token_id"))
@@ -175,7 +177,7 @@ class HubRun:
             yield from to_hub(model, cast)
 
     def _trained(self) -> Named:
-        """Every parameter from the checkpoint, and saved buffers, which no step changes, as they are made."""
+        """Yield every parameter from the checkpoint, and saved buffers, which no step changes, as they are made."""
         part, names = self.checkpoint.part(), list(dict(self._hollow.named_parameters()))
         if part.entries.keys() != set(names):
             raise self._another(min(part.entries.keys() ^ set(names)))
@@ -190,9 +192,10 @@ class HubRun:
     def _merged(
         self, base: Path, dtype: torch.dtype, into: PreTrainedModel | None = None, without: Collection[str] = ()
     ) -> Named:
-        """The base's weights, in those layers that have an adapter with it.
+        """Yield the base's weights, merged with the adapter in those layers that have one.
 
         Args:
+            base: the folder of the frozen weights.
             dtype: of tables with rows of new tokens.
             into: whose weights are wanted; None: all.
             without: names of files' tensors that are not read.

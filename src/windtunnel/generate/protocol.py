@@ -1,7 +1,7 @@
 """What generates text, as its users see it: jobs go in, tickets with pieces of text come out.
 
-Three implementations: `Engine` over our GPT, `Engine` over any Hugging Face causal model, and vLLM. Evaluation and serving
-know this module and nothing behind it.
+Three implementations: `BatchedGenerator` over our GPT, the same over any Hugging Face causal model, and vLLM. Evaluation and
+serving know this module and nothing behind it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class GenerationFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Job:
+class GenerationJob:
     """One sequence to continue. Limits are the caller's to check, except that prompts are not empty and fit the context.
 
     Attributes:
@@ -100,7 +100,11 @@ class Ticket:
     """
 
     def __init__(
-        self, job: Job, notify: Callable[[Ticket], None] | None = None, stream: bool = True, text: TextStream | None = None
+        self,
+        job: GenerationJob,
+        notify: Callable[[Ticket], None] | None = None,
+        stream: bool = True,
+        text: TextStream | None = None,
     ) -> None:
         self.job, self.stream = job, stream
         self._text, self._read = text, 0
@@ -116,7 +120,7 @@ class Ticket:
 
     @property
     def over(self) -> bool:
-        """Whether its last piece, or a failure, is there."""
+        """Return whether its last piece, or a failure, is there."""
         return self._over.is_set()
 
     def cancel(self) -> None:
@@ -124,7 +128,7 @@ class Ticket:
         self.cancelled = True
 
     def take(self) -> Piece:
-        """All that has come since the last call, joined into one piece, perhaps an empty one.
+        """Return all that has come since the last call, joined into one piece, perhaps an empty one.
 
         Raises:
             GenerationFailed: it was given up.
@@ -144,7 +148,7 @@ class Ticket:
         return Piece("".join(p.text for p in pieces), tuple(t for p in pieces for t in p.tokens), finish)
 
     def result(self, timeout: float | None = None) -> Completion:
-        """Wait for the end.
+        """Wait for the end and return all that was generated.
 
         Raises:
             GenerationFailed: it was given up, or `timeout` seconds have passed.
@@ -156,14 +160,14 @@ class Ticket:
         return Completion(piece.text, piece.finish or "stop", tuple(self.tokens), *infos, tuple(self.drawn))
 
     def add(self, piece: Piece | GenerationFailed) -> None:
-        """For the generator: one more piece, told to the reader by the next `tell`."""
+        """Add a piece, which the next `tell` tells the reader; for the generator."""
         self._pieces.append(piece)
         if isinstance(piece, GenerationFailed) or piece.finish:
             self.seconds = time.monotonic() - self.began
             self._over.set()
 
     def tell(self) -> None:
-        """For the generator: wake the reader, if it wants to be woken now."""
+        """Wake the reader, if it wants to be woken now; for the generator."""
         if self._notify is not None and not self.cancelled and (self.stream or self.over):
             try:
                 self._notify(self)
@@ -189,7 +193,7 @@ class Stats:
     recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=4096))
 
     def tokens_per_second(self, now: float, window: float = 10.0) -> float:
-        """Generated tokens a second over the last `window` seconds before `now` (time.monotonic)."""
+        """Return the tokens generated a second over the last `window` seconds before `now` (time.monotonic)."""
         return sum(count for at, count in list(self.recent) if at >= now - window) / window
 
 
@@ -214,18 +218,23 @@ class Generator(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether it can be expected to answer."""
+        """Return whether it can be expected to answer."""
 
     @property
     def waiting(self) -> int:
-        """Sequences without a slot yet."""
+        """Return how many sequences have no slot yet."""
 
     @property
     def running(self) -> int:
-        """Sequences in slots."""
+        """Return how many sequences are in slots."""
 
     def submit(
-        self, jobs: Sequence[Job], notify: Callable[[Ticket], None] | None = None, *, stream: bool = True, bounded: bool = True
+        self,
+        jobs: Sequence[GenerationJob],
+        notify: Callable[[Ticket], None] | None = None,
+        *,
+        stream: bool = True,
+        bounded: bool = True,
     ) -> list[Ticket]:
         """Queue all of these jobs, or none. See `Ticket` for `notify` and `stream`; `bounded`: hold to the queue's limit.
 
@@ -234,7 +243,7 @@ class Generator(Protocol):
             GenerationFailed: the generator is closed.
         """
 
-    def generate(self, jobs: Sequence[Job]) -> list[Completion]:
+    def generate(self, jobs: Sequence[GenerationJob]) -> list[Completion]:
         """Run jobs to their ends, however many. Raises GenerationFailed."""
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Generation where several ranks share the experts of a model, each with attention and a cache of its own sequences.
 
-The first rank leads: an `Engine` asks its decoder for one forward pass after the other, and the decoder tells the other ranks,
-which do their rows of the same pass. In every layer all ranks pass the experts together, those without rows too. Slots are
-dealt out round robin; logits are gathered on the first rank, which samples.
+The first rank leads: a `BatchedGenerator` asks its decoder for one forward pass after the other, and the decoder tells the
+other ranks, which do their rows of the same pass. In every layer all ranks pass the experts together, those without rows too.
+Slots are dealt out round robin; logits are gathered on the first rank, which samples.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def load_coded(folder: Path, device: torch.device, dtype: torch.dtype, group: Ex
 
 @torch.no_grad()
 def fill_model(model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]]) -> set[int]:
-    """Write weights by transformers' names into a model's parameters and buffers. Returns the ids of those written into."""
+    """Write weights by transformers' names into a model's parameters and buffers; return the ids of those written into."""
     places = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
     written = set()
     for name, tensor in weights:
@@ -220,7 +220,7 @@ class Leader:
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
-        """Within it an exception is the last: the ranks are no longer at the same place, and no further pass is possible."""
+        """Make an exception the last: the ranks are no longer at the same place, and no further pass is possible."""
         try:
             yield
         except BaseException:
@@ -253,7 +253,7 @@ def _send(order: Order, team: Team) -> None:
 
 
 def perform(order: Order, local: HFDecoder, team: Team) -> Tensor | None:
-    """Do this rank's rows of a feed or a step. Returns the logits (N, vocab) of all slots on the first rank, None elsewhere."""
+    """Do this rank's rows of a feed or a step; return the logits (N, vocab) of all slots on rank 0, None elsewhere."""
     mine = team.mine(order.slots)
     do = local.feed if order.kind == "feed" else local.step
     logits = torch.empty(0, local.vocab, device=local.device)
@@ -262,6 +262,7 @@ def perform(order: Order, local: HFDecoder, team: Team) -> Tensor | None:
     else:
         pass_without_tokens(local.model)
     places = [team.mine(order.slots, rank) for rank in range(team.size)]
+    # A gather takes tensors of one shape: ranks with fewer rows send zeros too.
     most = max(len(rows) for rows in places)
     padded = torch.zeros(most, local.vocab, device=local.device)
     padded[: len(mine)] = logits

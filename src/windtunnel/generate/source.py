@@ -23,8 +23,8 @@ from windtunnel.model import GPT, ExpertGroup, NewRows, fast_dtype, hf_shape, lo
 from windtunnel.recipe import HuggingFaceModel, Recipe, Serve, UserError
 from windtunnel.run import read_own_recipe
 
+from .batched import BatchedGenerator
 from .decoder import HubDecoder
-from .engine import Engine
 from .gpt import GPTDecoder
 from .protocol import Generator
 from .text import FolderText, OwnText, TextCodec
@@ -44,10 +44,15 @@ class LoadedRun:
     tokenizer: Tokenizer
     warnings: tuple[str, ...] = ()
 
-    def generator(self, prompts: Sequence[str], tokens: int, *, most_slots: int = 256) -> Engine:
-        """A generator with room for each prompt and so many tokens more, for all at once; to be closed.
+    def generator(self, prompts: Sequence[str], tokens: int, *, most_slots: int = 256) -> BatchedGenerator:
+        """Return a generator with room for each prompt and so many tokens more, for all at once; to be closed.
 
         The model must not be trained afterwards. What is generated depends on which prompts come together, on a GPU.
+
+        Args:
+            prompts: of which the longest decides the room.
+            tokens: generated behind each, at most.
+            most_slots: sequences decoded together at most, however many prompts.
         """
         longest = max((len(self.tokenizer.encode(prompt, bos=True)) for prompt in prompts), default=1)
         slots = max(1, min(most_slots, len(prompts)))
@@ -76,7 +81,7 @@ class Source:
 
 
 def load_run(run: Path, checkpoint: Which = "best", device: str | None = None, purpose: str = "") -> LoadedRun:
-    """The run's model with the weights of its best, its newest or a given step's checkpoint.
+    """Return the run's model with the weights of its best, its newest or a given step's checkpoint.
 
     On CUDA the model computes in bf16, elsewhere in fp32.
 
@@ -107,7 +112,7 @@ def load_source(
     base: Path | None = None,
     ranks: int | None = None,
 ) -> Source:
-    """A generator for a run folder's best checkpoint (or that of a step), for an exported folder, or a Hugging Face folder.
+    """Return a generator for a run's best checkpoint (or that of a step), an exported folder, or a Hugging Face folder.
 
     Args:
         path: the folder.
@@ -193,15 +198,15 @@ def _load_hf_run(path: Path, which: Which, device: torch.device, base: Path | No
 
 def _generator(
     load: Load, named: Named, device: torch.device, ranks: int, text: Callable[[], TextCodec], limits: Serve
-) -> Engine:
-    """Return an engine over a Hugging Face model whose experts lie on so many ranks."""
+) -> BatchedGenerator:
+    """Return a generator over a Hugging Face model whose experts lie on so many ranks."""
     from .hf_recorded import hf_decoder
-    from .team import SharedEngine, start_team
+    from .team import SharedGenerator, start_team
 
     if ranks == 1:
-        return Engine(hf_decoder(load(device, ExpertGroup())), text(), slots=limits.slots, queue=limits.queue)
+        return BatchedGenerator(hf_decoder(load(device, ExpertGroup())), text(), slots=limits.slots, queue=limits.queue)
     leader = start_team(load, named, device, ranks)
-    return SharedEngine(leader, text(), slots=limits.slots, queue=limits.queue)
+    return SharedGenerator(leader, text(), slots=limits.slots, queue=limits.queue)
 
 
 def loader_of(named: Named) -> Load:
@@ -269,7 +274,7 @@ def _open_decoder(load: Load, named: Named, device: torch.device, ranks: int) ->
     else:
         with contextlib.closing(start_team(load, named, device, ranks)) as leader:
             yield leader
-    gc.collect()
+    gc.collect()  # modules, hooks and recorded graphs refer to each other: counting references alone frees none of them
 
 
 def _named(run: HubRun) -> Named:
@@ -287,6 +292,7 @@ def _shares_of(run: HubRun, device: torch.device, asked: int | None) -> int:
     if run.model.weights != "fp8-experts" or device.type != "cuda":
         return 1
     trained = int(run.run.manifest["plan"]["layout"].get("expert", 1))
+    # A divisor of what it was trained on divides the experts too, without looking how many there are.
     return max(n for n in range(1, trained + 1) if trained % n == 0 and n <= torch.cuda.device_count())
 
 
@@ -309,6 +315,8 @@ def export_model(
     """Write any run's weights with what is needed to use them; see `HubRun.export` and, of our own models, `export_run`.
 
     Args:
+        run: its folder.
+        to: the folder to write, or model.safetensors in it.
         dtype: fp32, bf16 or fp16; None: bf16, of an adapter alone fp32.
         which: the checkpoint: 'best', 'newest' or a step.
         adapter: write the adapter alone, as peft reads it.
@@ -336,13 +344,22 @@ def _load_vllm(folder: Path) -> Source:
 
 def gpt_generator(
     model: GPT, tokenizer: Tokenizer, *, slots: int, queue: int = 0, capacity: int | None = None, exact: bool = True
-) -> Engine:
-    """A generator with our GPT, which must not be trained any more. See `GPTDecoder` and `Engine` for the arguments."""
-    return Engine(GPTDecoder(model, slots, capacity, exact=exact), OwnText(tokenizer), slots=slots, queue=queue)
+) -> BatchedGenerator:
+    """Return a generator with our GPT, which must not be trained any more.
+
+    Args:
+        model: the GPT, in evaluation from now on.
+        tokenizer: its own.
+        slots: sequences decoded together.
+        queue: sequences that may wait.
+        capacity: tokens a sequence may have; None: the model's context.
+        exact: see `GPTDecoder`.
+    """
+    return BatchedGenerator(GPTDecoder(model, slots, capacity, exact=exact), OwnText(tokenizer), slots=slots, queue=queue)
 
 
 def find_device(name: str | None) -> torch.device:
-    """The device asked for, or the fastest there is. Raises UserError."""
+    """Return the device asked for, or the fastest there is. Raises UserError: it is not there."""
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError:

@@ -26,7 +26,7 @@ from windtunnel.checkpoint import Which
 from windtunnel.model import ExpertGroup
 from windtunnel.recipe import UserError
 
-from .engine import Engine
+from .batched import BatchedGenerator
 from .hf import HFDecoder
 from .shared_experts import Leader, Team, follow
 from .text import TextCodec
@@ -90,8 +90,8 @@ class TeamLeader(Leader):
             dist.destroy_process_group()
 
 
-class SharedEngine(Engine):
-    """An `Engine` on the first rank of a team; closing it ends the others."""
+class SharedGenerator(BatchedGenerator):
+    """A `BatchedGenerator` on the first rank of a team; closing it ends the others."""
 
     def __init__(self, leader: TeamLeader, text: TextCodec, *, slots: int, queue: int) -> None:
         super().__init__(leader, text, slots=slots, queue=queue)
@@ -124,6 +124,7 @@ def start_team(load: Load, weights: Named, device: torch.device, size: int) -> T
         command = [sys.executable, "-m", "windtunnel.generate.team", json.dumps(told)]
         followers.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL))
     try:
+        # Before the group is formed, which waits for all its members for as long as TIMEOUT: one that cannot start is seen here.
         _wait(store, "here", followers)
         team = _join(store, device, 0, size)
         local = HFDecoder(load(device, team.experts))
@@ -147,9 +148,10 @@ def _join(store: dist.Store, device: torch.device, rank: int, size: int) -> Team
 
 
 def _wait(store: dist.Store, what: str, followers: list[subprocess.Popen[bytes]]) -> None:
-    """Wait until all followers have said so; raises UserError as soon as one of them refuses or is gone."""
+    """Wait until all followers have said so. Raises UserError as soon as one of them refuses or is gone."""
     for rank, process in enumerate(followers, 1):
         while not store.check([f"{what}-{rank}"]):
+            # Asked before the store is: a process that refused and ended in between has left its words there.
             gone = process.poll() is not None
             if store.check([f"refused-{rank}"]):
                 raise UserError(*json.loads(store.get(f"refused-{rank}")))

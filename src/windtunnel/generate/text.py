@@ -44,10 +44,10 @@ class Decoding(Protocol):
     """Text of tokens that come one at a time: characters split over several tokens appear once they are whole."""
 
     def push(self, token: int) -> str:
-        """The text that this token completes, perhaps none."""
+        """Return the text that this token completes, perhaps none."""
 
     def finish(self) -> str:
-        """What is left at the end: U+FFFD for an unfinished character."""
+        """Return what is left at the end: U+FFFD for an unfinished character."""
 
 
 class TextCodec(Protocol):
@@ -62,19 +62,19 @@ class TextCodec(Protocol):
     ends: frozenset[int]
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a prompt, behind the token that texts of this model begin with. Raises UserError."""
+        """Return the ids of a prompt, behind the token that texts of this model begin with. Raises UserError."""
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of a conversation that the assistant goes on with, by the model's template. Raises UserError."""
+        """Return the ids of a conversation that the assistant goes on with, by the model's template. Raises UserError."""
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids; tokens that are no text are left out."""
+        """Return the text of ids; tokens that are no text are left out."""
 
     def decoding(self) -> Decoding:
-        """A decoder for one sequence."""
+        """Return a decoder for one sequence."""
 
     def name(self, token: int) -> str:
-        """A token as text for log-probabilities; bytes that are no character are written out."""
+        """Return a token as text for log-probabilities; bytes that are no character are written out."""
 
 
 class OwnText:
@@ -85,18 +85,23 @@ class OwnText:
         self.vocab, self.ends = tokenizer.vocab, frozenset({tokenizer.bos})
 
     def encode(self, text: str) -> list[int]:
+        """Return the ids of a prompt, BOS first."""
         return [int(i) for i in self.tokenizer.encode(text, bos=True)]
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
+        """Refuse: these models have no template. Raises UserError."""
         raise UserError("this model was not trained on conversations: it has no chat template", "use /v1/completions")
 
     def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of ids."""
         return self.tokenizer.decode(ids)
 
     def decoding(self) -> Decoding:
+        """Return a decoder for one sequence."""
         return StreamDecoder(self.tokenizer)
 
     def name(self, token: int) -> str:
+        """Return a token as text; bytes that are no character are written out."""
         if token == self.tokenizer.bos:
             return "<|bos|>"
         piece = self.tokenizer.piece(token)
@@ -118,9 +123,11 @@ class WholeText(OwnText):
         self.ends = ends
 
     def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of ids; those that only the model's table has are left out."""
         return self.tokenizer.decode(i for i in ids if i < self.tokenizer.vocab)
 
     def decoding(self) -> _Whole:
+        """Return what keeps one sequence's ids until its end."""
         return _Whole(self)
 
 
@@ -150,9 +157,11 @@ class NoText:
         self.vocab, self.ends = vocab, frozenset(ends)
 
     def encode(self, text: str) -> list[int]:
+        """Refuse text. Raises UserError."""
         raise UserError("this generator takes token ids, not text")
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
+        """Refuse conversations. Raises UserError."""
         raise UserError("this generator takes token ids, not conversations")
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -172,6 +181,7 @@ class NoText:
         return ""
 
     def name(self, token: int) -> str:
+        """Return the token's number, written out."""
         return f"token:{token}"
 
 
@@ -196,6 +206,11 @@ class FolderText:
         self.vocab = len(self.inner)
 
     def encode(self, text: str) -> list[int]:
+        """Return the ids of a prompt; of an empty one the token that texts begin with, or one that ends them.
+
+        Raises:
+            UserError: the prompt has no tokens.
+        """
         # Half a surrogate pair has no UTF-8; it becomes '?', as Python writes it.
         ids: list[int] = self.inner.encode(text.encode("utf-8", "replace").decode())
         if ids:
@@ -206,6 +221,11 @@ class FolderText:
         return [start]
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
+        """Return the ids of a conversation by the folder's template.
+
+        Raises:
+            UserError: there is no template, or it refuses these messages.
+        """
         if not self.inner.chat_template:
             raise UserError("this model's folder has no chat template", "use /v1/completions")
         try:
@@ -217,13 +237,16 @@ class FolderText:
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of ids, special tokens left out."""
         text: str = self.inner.decode(list(ids), skip_special_tokens=True)
         return text
 
     def decoding(self) -> Decoding:
+        """Return a decoder for one sequence."""
         return _FolderDecoding(self)
 
     def name(self, token: int) -> str:
+        """Return a token as text; what is no whole character by the tokenizer's own name for it."""
         text: str = self.inner.decode([token])
         if "\ufffd" not in text:
             return text
@@ -242,6 +265,7 @@ class _FolderDecoding:
 
     def push(self, token: int) -> str:
         self._ids.append(token)
+        # A text may change backwards while a character is unfinished, hence U+FFFD at its end is waited for.
         if self._fast is not None:
             new = self._stream.step(self._fast, token) or ""
         else:
@@ -276,7 +300,13 @@ class TextStream:
         self._stopped = False
 
     def push(self, token: int, log_probability: float | None = None, top: dict[int, float] | None = None) -> tuple[Piece, bool]:
-        """The text a token releases, and whether a stop string was completed."""
+        """Take a token; return the text that it releases, and whether a stop string was completed.
+
+        Args:
+            token: its id.
+            log_probability: of the token, nats; None: the pieces carry no `TokenInfo`.
+            top: the likeliest ids with their log-probabilities.
+        """
         if log_probability is not None:
             named = None if top is None else {self._codec.name(t): p for t, p in top.items()}
             self._infos.append(TokenInfo(self._codec.name(token), self._sent + len(self._held), log_probability, named))
@@ -290,7 +320,7 @@ class TextStream:
         return self._release(len(self._held) - self._undecided(), final=False), False
 
     def finish(self, reason: str) -> Piece:
-        """The rest, at the end of the sequence."""
+        """Return the rest, at the end of the sequence; `reason` becomes the piece's `finish`."""
         if self._stopped:
             return Piece("", (), reason)
         self._held += self._decoding.finish()
@@ -298,7 +328,7 @@ class TextStream:
         return Piece(rest.text, rest.tokens + tuple(self._infos), reason)
 
     def _undecided(self) -> int:
-        """Characters at the end of the held text that begin some stop string."""
+        """Count the characters at the end of the held text that begin some stop string."""
         for size in range(min(self._longest, len(self._held)), 0, -1):
             if any(s.startswith(self._held[-size:]) for s in self._stop):
                 return size

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from windtunnel.recipe import UserError
 
-from .protocol import Completion, GenerationFailed, Job, QueueFull, Stats, Ticket
+from .protocol import Completion, GenerationFailed, GenerationJob, QueueFull, Stats, Ticket
 from .text import FolderText, TextCodec, TextStream, TokenInfo
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class AsyncEngine(Protocol):
 
     @property
     def errored(self) -> bool:
-        """Whether it is dead."""
+        """Return whether it is dead."""
 
 
 class VLLMGenerator:
@@ -82,7 +82,7 @@ class VLLMGenerator:
 
     @property
     def engine(self) -> Any:
-        """vLLM's own, for what only it can do; by `call`."""
+        """Return vLLM's own engine, for what only it can do; by `call`."""
         return self._engine
 
     def call(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
@@ -94,21 +94,26 @@ class VLLMGenerator:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be expected to answer."""
+        """Return whether it can be expected to answer."""
         return self._thread.is_alive() and self._engine is not None and not self._engine.errored
 
     @property
     def running(self) -> int:
-        """Sequences in slots."""
+        """Return how many sequences are in slots."""
         return min(len(self._open), self.slots)
 
     @property
     def waiting(self) -> int:
-        """Sequences without a slot yet."""
+        """Return how many sequences have no slot yet."""
         return max(0, len(self._open) - self.slots)
 
     def submit(
-        self, jobs: Sequence[Job], notify: Callable[[Ticket], None] | None = None, *, stream: bool = True, bounded: bool = True
+        self,
+        jobs: Sequence[GenerationJob],
+        notify: Callable[[Ticket], None] | None = None,
+        *,
+        stream: bool = True,
+        bounded: bool = True,
     ) -> list[Ticket]:
         """Queue all of these jobs, or none. See `Generator`."""
         if not self._thread.is_alive():
@@ -121,7 +126,7 @@ class VLLMGenerator:
             asyncio.run_coroutine_threadsafe(self._follow(ticket), self._loop)
         return tickets
 
-    def generate(self, jobs: Sequence[Job]) -> list[Completion]:
+    def generate(self, jobs: Sequence[GenerationJob]) -> list[Completion]:
         """Run jobs to their ends, however many. See `Generator`."""
         return [ticket.result() for ticket in self.submit(jobs, bounded=False)]
 
@@ -142,7 +147,7 @@ class VLLMGenerator:
             self._engine.shutdown()
 
     async def _living(self) -> AsyncEngine:
-        """The engine; a new one where the old one has died."""
+        """Return the engine; a new one where the old one has died."""
         if self._engine is not None and self._engine.errored:
             log.error("vLLM's engine has died; it starts again")
             with contextlib.suppress(Exception):
@@ -195,7 +200,7 @@ class VLLMGenerator:
                         return
 
     def _advance(self, ticket: Ticket, text: TextStream, new: Any) -> bool:
-        """Add new tokens to a ticket; whether it is over."""
+        """Add new tokens to a ticket; return whether it is over."""
         job = ticket.job
         tokens = list(new.token_ids) if job.max_tokens else []
         self.stats.recent.append((time.monotonic(), len(tokens)))
@@ -223,7 +228,7 @@ class VLLMGenerator:
         ticket.tell()
         return reason is not None
 
-    def _prompt_infos(self, job: Job, scored: Sequence[dict[int, Any] | None]) -> list[TokenInfo]:
+    def _prompt_infos(self, job: GenerationJob, scored: Sequence[dict[int, Any] | None]) -> list[TokenInfo]:
         stream, infos = TextStream(self.text), list[TokenInfo]()
         for token, found in zip(job.prompt, scored, strict=True):
             p, top = log_probabilities(found, token, job.logprobs)
@@ -231,7 +236,7 @@ class VLLMGenerator:
         return infos + list(stream.finish("length").tokens)
 
 
-def sampling_keywords(job: Job, ends: frozenset[int]) -> dict[str, Any]:
+def sampling_keywords(job: GenerationJob, ends: frozenset[int]) -> dict[str, Any]:
     """Return what vllm.SamplingParams is to be built with for a job. Stop strings are found here, in the text."""
     scored = None if job.logprobs is None else max(1, job.logprobs)
     drawn = 0 if job.draws else None
@@ -292,7 +297,14 @@ def open_vllm(folder: Path, text: Callable[[int], TextCodec], *, slots: int, que
     """Return a generator with vLLM for a Hugging Face folder; see `load_vllm`.
 
     Args:
+        folder: the model.
         text: makes its tokenizer from the size of the model's vocabulary.
+        slots: sequences that are decoded together.
+        queue: sequences that may wait.
+        **arguments: more of vLLM's AsyncEngineArgs.
+
+    Raises:
+        UserError: vLLM is not there, not of a version that is known, or refuses the model.
     """
     check_version()
     from vllm import SamplingParams

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 from windtunnel import lazy
 
 if TYPE_CHECKING:
+    from .beside import Beside, find_beside, train_beside
     from .forking import Forked, Forker
     from .local import mirror_again, run_training, train_run
     from .measuring import Calibration, calibrate, observe_run
-    from .megatron import Job, render_job
+    from .megatron import MegatronJob, render_job
     from .prepare import Options, data_lines, look_before_training, prepare_run
     from .processes import Process, stop_with_parent
     from .restart import stand_again
@@ -17,14 +18,13 @@ if TYPE_CHECKING:
     from .supervisor import supervise
     from .trace import trace_plan
     from .trial import Phase, Trial, try_steps
-    from .worth import Beside, find_beside, train_beside
 
 __all__ = [
     "Beside",
     "Calibration",
     "Forked",
     "Forker",
-    "Job",
+    "MegatronJob",
     "Options",
     "Phase",
     "Process",

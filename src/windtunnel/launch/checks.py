@@ -64,7 +64,7 @@ def _commands(found: Findings, context: Context, script: BatchScript, say: Say) 
 
 
 def _train(context: Context) -> str:
-    """The command that trains what is checked, as one would type it."""
+    """Return the command that trains what is checked, as one would type it."""
     sets = [word for override in context.overrides for word in ("--set", override)]
     return shlex.join(["windtunnel", "train", context.source, *sets, "--yes"])
 
@@ -125,7 +125,7 @@ def _same_kind(asked: str, name: str) -> bool:
 
 
 def _partition(found: Findings, script: BatchScript) -> str:
-    """What Slurm says about the partition, in words."""
+    """Return what Slurm says about the partition, in words."""
     sinfo = shutil.which("sinfo")
     if sinfo is None:
         return "no Slurm here to ask about the partition"
@@ -165,7 +165,7 @@ def _fits_partition(found: Findings, script: BatchScript, row: list[str], rows: 
 
 
 def _test_only(found: Findings, script: BatchScript) -> None:
-    """sbatch's own judgement; nothing is submitted."""
+    """Ask sbatch itself whether it would take the script; nothing is submitted."""
     sbatch = shutil.which("sbatch")
     done = _ask([sbatch, "--test-only", str(script.path)]) if sbatch else None
     if done is not None and done.returncode != 0:
@@ -174,7 +174,7 @@ def _test_only(found: Findings, script: BatchScript) -> None:
 
 
 def _ask(command: list[str]) -> subprocess.CompletedProcess[str] | None:
-    """What a program answers; None where it cannot be run or takes too long."""
+    """Run a program that answers at once and return what it says; None where it cannot be run or takes too long."""
     try:
         return subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=ASK_SECONDS, check=False,
@@ -223,18 +223,18 @@ def training(context: Context, say: Say) -> Evidence:
 STEPS, WARM_UP = 4, 1
 SEQUENCES, SEQUENCE = 4, 64
 """Of a step over all ranks."""
-GPT_TOLERANCE, CAUSAL_TOLERANCE = 2e-3, 1e-4
+GPT_TOLERANCE, HF_TOLERANCE = 2e-3, 1e-4
 """Relative: sums over ranks are taken in another order, and Muon iterates on what comes of it."""
 TIMEOUT = 100.0
 
 
 def _has_ranks(context: Context) -> bool:
-    """Whether there is a scale model to spread, and steps that a trial can take."""
+    """Return whether there is a scale model to spread, and steps that a trial can take."""
     return context.recipe.rl is None and (context.has_data or not context.is_gpt)
 
 
 def ranks(context: Context, say: Say) -> Evidence:
-    """A few steps on random tokens by one process, and by two, at the same time."""
+    """Take a few steps on random tokens by one process, and by two, at the same time; their losses must be the same."""
     from windtunnel.launch import try_steps
 
     plan = _plan(context)
@@ -267,7 +267,7 @@ def ranks(context: Context, say: Say) -> Evidence:
                 f"on {count} rank{'s' if count > 1 else ''}: {trial.failure}", "torchrun must be able to open ports on localhost"
             )
     worst = max(abs(b / a - 1) for a, b in zip(one.losses, two.losses, strict=True))
-    allowed = GPT_TOLERANCE if context.is_gpt else CAUSAL_TOLERANCE
+    allowed = GPT_TOLERANCE if context.is_gpt else HF_TOLERANCE
     how = _layout(recipe, plan, 2).describe().split(";")[0]
     text = f"{len(one.losses)} steps on {how}: losses {'are those of' if worst == 0 else f'within {worst:.0e} of'} one process"
     if worst > allowed:
@@ -283,7 +283,7 @@ def _plan(context: Context) -> Plan | None:
 
 
 def _scaled(context: Context) -> tuple[Recipe, int | None]:
-    """The scale model as a recipe that a trial takes, and its vocabulary."""
+    """Return the scale model as a recipe that a trial takes, and its vocabulary."""
     if context.is_gpt:
         return context.scale, context.prepared.tokenizer.vocab
     model = context.recipe.model

@@ -76,6 +76,7 @@ class Forker:
 
         Args:
             arguments: what would follow the interpreter: '-m', a module that has `main`, and its arguments.
+            environment: all of it.
             output: a file, to which all that it prints is added.
 
         Raises:
@@ -153,6 +154,8 @@ def become(words: Sequence[str], environment: Mapping[str, str], folder: str, st
 
     Args:
         words: the module, or a package whose `__main__` has it, and arguments.
+        environment: all of it.
+        folder: to be in.
         streams: descriptors of what becomes standard input, output and error.
     """
     os.setsid()

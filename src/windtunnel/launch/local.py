@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.mirror import Following
 from windtunnel.recipe import Recipe, UserError
@@ -22,22 +22,12 @@ from .prepare import Options, prepare_run
 from .processes import Crashed, described
 from .ranks import run_ranks
 
-
-class View(Protocol):
-    """Shows a run; see `windtunnel.watch`."""
-
-    def update(self, snapshot: Any) -> None:
-        """Fields of a snapshot."""
-
-    def say(self, text: str) -> None:
-        """One line that stays."""
-
-    def close(self) -> None:
-        """Give the terminal back."""
+if TYPE_CHECKING:
+    from windtunnel.train import View
 
 
 def run_training(recipe: Recipe, options: Options, view: View, *, as_json: bool = False) -> int:
-    """Plan, make or reopen the run folder and train there; returns the exit code.
+    """Plan, make or reopen the run folder and train there; return the exit code.
 
     Raises:
         UserError: see `prepare_run`; budget already spent.
@@ -55,9 +45,13 @@ def train_run(
     output: Any = None,
     from_now: bool = False,
 ) -> tuple[int, Path]:
-    """As `run_training`; returns the run's folder too.
+    """Do as `run_training`, and return the run's folder too.
 
     Args:
+        recipe: of one stage that trains.
+        options: how the command was called.
+        view: shows the run; it is closed when this returns.
+        as_json: processes of their own, where there are any, tell as JSON.
         isolated: in a process of its own also where there is one rank, so that nothing of it is left: another run can
             follow in a process that has compiled nothing and whose GPU is empty.
         output: a file in place of the standard output of such processes.
@@ -119,6 +113,7 @@ def mirrored(run: RunFolder, say: Callable[[str], None]) -> Iterator[None]:
     """Keep a run's mirror up to date, where its recipe names one, and wait in the end until it has everything.
 
     Args:
+        run: opened for writing; it is closed where the mirror is refused.
         say: told what the user should know of it.
 
     Raises:
@@ -164,7 +159,7 @@ def trainer_of(recipe: Recipe) -> Callable[..., int]:
 
 
 def _train(run: RunFolder, view: View, *, as_json: bool, isolated: bool, output: Any) -> int:
-    """Train here, or in processes of their own; returns the exit code."""
+    """Train here, or in processes of their own; return the exit code."""
     ranks = run.manifest["plan"]["layout"]["ranks"]
     placed = run.recipe.rl is not None and run.recipe.rl.placement == "ray"
     if ranks == 1 and not isolated and not placed:
@@ -179,7 +174,7 @@ def _train(run: RunFolder, view: View, *, as_json: bool, isolated: bool, output:
 
 
 def _ended(folder: Path, error: BaseException, view: View) -> BaseException:
-    """Record that training ended with an exception; returns what to raise: a UserError, or an interrupt as it is."""
+    """Record that training ended with an exception; return what to raise: a UserError, or an interrupt as it is."""
     if isinstance(error, KeyboardInterrupt):  # StoppedEarly too: before there was anything to save
         record_end(folder, f"{str(error) or 'Ctrl-C twice'}: ended without saving", status="stopped")
         return error
@@ -198,7 +193,7 @@ def _crashed(folder: Path, error: Exception) -> UserError:
 
 
 def _last_lines(folder: Path) -> list[str]:
-    """The last lines of a run's log, where there is one."""
+    """Return the last lines of a run's log, where there is one."""
     with contextlib.suppress(OSError):
         lines = (folder / LOG).read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
         return [line.partition("  ")[2] for line in lines]
@@ -206,7 +201,7 @@ def _last_lines(folder: Path) -> list[str]:
 
 
 def write_page(folder: Path, say: Callable[[str], None]) -> None:
-    """The page of a run that has ended, and where it is; that it cannot be written is no failure of the run."""
+    """Write the page of a run that has ended and say where it is; that it cannot be written is no failure of the run."""
     from windtunnel.watch import write_run_page
 
     try:
@@ -216,7 +211,7 @@ def write_page(folder: Path, say: Callable[[str], None]) -> None:
 
 
 def _learn(folder: Path) -> None:
-    """What the run measured corrects later plans; that this failed is no failure of the run."""
+    """Keep what the run measured, by which later plans are corrected; that this failed is no failure of the run."""
     try:
         observe_run(folder)
     except UserError as error:

@@ -50,7 +50,7 @@ def look_ahead(recipe: Recipe, ahead: Ahead, options: Options, say: Say) -> None
 
 
 def _refusal(stage: PlannedStage, before: tuple[PlannedStage, ...]) -> UserError:
-    """That a stage does not fit; those before it, which do, can be run without it."""
+    """Return the refusal of a stage that does not fit; those before it, which do, can be run without it."""
     error = refuse(replace(stage.plan, recipe=f"stage {stage.name}, which follows," if before else f"stage {stage.name}"))
     if not before:
         return error

@@ -36,11 +36,11 @@ class Calibration:
 
     @property
     def steps(self) -> int:
-        """Timed steps."""
+        """Return how many steps were timed."""
         return self.trial.steps
 
     def rows(self) -> list[tuple[str, str, str, str]]:
-        """(what, planned, measured, off by) of memory and time."""
+        """Return (what, planned, measured, off by) of memory and time."""
         gib, seconds = self.trial.reserved_gib or 0.0, self.trial.step_seconds or 0.0
         return [
             ("memory a rank", f"{self.plan.reserved_gib:.2f} GiB", f"{gib:.2f} GiB", _off(self.plan.reserved_gib, gib)),
@@ -48,7 +48,7 @@ class Calibration:
         ]
 
     def remarks(self) -> list[tuple[str, str]]:
-        """What became of the measurement."""
+        """Return what became of the measurement."""
         if self.file is None:
             return [("note", "not kept: corrections are switched off")]
         now = f"{self.after.reserved_gib:.2f} GiB reserved and {_milliseconds(self.after.step_seconds)} a step"
@@ -56,7 +56,7 @@ class Calibration:
         return [("now", f"plans here say {now} ({stated})"), ("file", str(self.file))]
 
     def to_json(self) -> dict[str, Any]:
-        """Stable keys."""
+        """Return the measurement beside the plan as JSON values; its keys are stable."""
         return {
             "recipe": self.plan.recipe,
             "planned": {"reserved_gib": self.plan.reserved_gib, "step_seconds": self.plan.step_seconds},
@@ -137,6 +137,7 @@ def observe_run(run: Path) -> Path | None:
     if len(seconds) < LEAST_STEPS or not memory:
         return None
     step = statistics.median(seconds)
+    # Of the plan without corrections: else each run would be held against those of the runs before it.
     planned = plan["step_seconds"] / (plan.get("correction") or {}).get("time_factor", 1.0)
     if not 1 / BELIEVABLE <= step / planned <= BELIEVABLE:
         return None

@@ -28,7 +28,7 @@ AROUND = 60
 
 
 @dataclass(frozen=True)
-class Job:
+class MegatronJob:
     """A rendered job.
 
     Attributes:
@@ -45,7 +45,7 @@ class Job:
     layout: str
 
 
-def render_job(recipe: Recipe, plan: Plan, rig: Rig, to: Path, *, model: str | None = None) -> Job:
+def render_job(recipe: Recipe, plan: Plan, rig: Rig, to: Path, *, model: str | None = None) -> MegatronJob:
     """Write the folder of a job for a plan that Megatron-Bridge runs.
 
     Args:
@@ -87,7 +87,7 @@ def render_job(recipe: Recipe, plan: Plan, rig: Rig, to: Path, *, model: str | N
         shutil.rmtree(partial, ignore_errors=True)
     held = tuple((len(stage), 2 * sum(math.prod(shape) for shape in stage.values())) for stage in stages)
     files = tuple(sorted(str(path.relative_to(to)) for path in to.rglob("*") if path.is_file()))
-    return Job(to, files, "job.sbatch", held, sequences, plan.layout.describe())
+    return MegatronJob(to, files, "job.sbatch", held, sequences, plan.layout.describe())
 
 
 def _renderable(recipe: Recipe, plan: Plan, model: str | None) -> tuple[dict[str, Any], str]:
@@ -187,6 +187,7 @@ def _write_packs(file: ConversationFile, sequence: int, path: Path) -> int:
                     tokens, learned = (each[: int(length)] for each in file.sample(int(number)))
                     row["seq_start_id"].append(len(row["input_ids"]))
                     row["input_ids"] += tokens.tolist()
+                    # Megatron's mask says of a position whether the token after it is learned; ours, whether this one is.
                     row["loss_mask"] += [*learned[1:].astype(int).tolist(), 0]
                 rows.append(row)
             writer.write_table(pyarrow.Table.from_pylist(rows, schema))

@@ -145,7 +145,12 @@ def _require_weights(recipe: Recipe, model: HuggingFaceModel) -> None:
 
 
 def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
-    """Data, plan and a locked run folder, new or to be resumed.
+    """Prepare the data, make the plan and return a locked run folder, new or to be resumed.
+
+    Args:
+        recipe: of one stage that trains.
+        options: how the command was called.
+        say: told what was chosen, and what to know of it.
 
     Raises:
         UserError: bad data; a plan that does not fit, with what would; a confirmation that is missing;
@@ -225,6 +230,7 @@ def initial_weights(recipe: Recipe, options: Options) -> dict[str, Any] | None:
 
     Args:
         recipe: of one stage that trains.
+        options: where runs are, and the run of the stage before this one.
 
     Raises:
         MissingModel: the weights of a model on the hub are wanted, which are not here.
@@ -286,12 +292,12 @@ def _require_same_base(run: RunFolder, recipe: Recipe) -> None:
 
 
 def _automatic(recipe: Recipe) -> bool:
-    """Whether the plan chooses the model's depth."""
+    """Return whether the plan chooses the model's depth."""
     return isinstance(recipe.model, GPTModel) and recipe.model.depth == "auto"
 
 
 def _derived(recipe: Recipe, data: PreparedData) -> dict[str, Any]:
-    """What rules made of the recipe; of a Hugging Face model nothing."""
+    """Return the values that rules derive from the recipe, with the rules; of a Hugging Face model nothing."""
     if not isinstance(recipe.model, GPTModel):
         return {}
     return {name: {"value": value, "rule": rule} for name, value, rule in derive(recipe, data.tokenizer.vocab).rows()}
@@ -333,7 +339,7 @@ def _go_on(path: Path, recipe: Recipe, rig: Rig, plan: Plan, facts: dict[str, An
 
 
 def _another(run: RunFolder, plan: Plan, facts: dict[str, Any]) -> UserError | None:
-    """Why the run cannot go on with this data and plan."""
+    """Return the refusal of a run that cannot go on with this data and plan; None: it can."""
     before = run.manifest.get("data", {}).get("checksum", facts["checksum"])
     if before != facts["checksum"]:
         return UserError(
@@ -350,7 +356,7 @@ def _another(run: RunFolder, plan: Plan, facts: dict[str, Any]) -> UserError | N
 
 
 def rig_of(options: Options) -> Rig:
-    """This machine, or as much of it as `windtunnel train` was told to use.
+    """Return this machine, or as much of it as `windtunnel train` was told to use.
 
     Raises:
         UserError: it has fewer GPUs.
@@ -411,7 +417,12 @@ def epoch_tokens(recipe: Recipe, data: PreparedData) -> int:
 
 
 def data_lines(say: Say, clock: Callable[[], float] = time.monotonic) -> Callable[[float, str], None]:
-    """Reports progress of preparing data: a line when something else begins, then one every few seconds."""
+    """Return what reports the preparing of data: a line when something else begins, then one every few seconds.
+
+    Args:
+        say: shows a line.
+        clock: gives seconds.
+    """
     task, said_at = "", 0.0
 
     def progress(share: float, what: str) -> None:

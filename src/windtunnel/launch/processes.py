@@ -66,11 +66,14 @@ def run_child(
 
     Args:
         arguments: what follows the interpreter.
+        environment: all of the process's.
         log: gets standard output and standard error.
-        stage: a file in which the process keeps what it is doing; `say` is told each.
+        stage: a file in which the process keeps what it is doing.
+        timeout: seconds after which it is killed.
+        say: told each new content of that file.
 
     Returns:
-        the exit code, and why the process was stopped, or None where it ended by itself.
+        The exit code, and why the process was stopped, or None where it ended by itself.
     """
     with open(log, "wb") as output:
         process = subprocess.Popen(
@@ -95,7 +98,7 @@ def watch(processes: Sequence[Process], stage: Path, timeout: float, say: Callab
 
 
 def stage_of(path: Path) -> str:
-    """What a process last wrote that it does; '' before it wrote anything."""
+    """Return what a process wrote last of what it is doing; '' before it wrote anything."""
     try:
         return path.read_text()
     except OSError:

@@ -36,7 +36,7 @@ class Rank(Protocol):
 
     @property
     def code(self) -> int | None:
-        """Its exit code; None: it runs."""
+        """Return its exit code; None: it runs."""
 
     def send(self, number: int) -> None:
         """Send it a signal, unless it is gone."""
@@ -152,9 +152,14 @@ def start_here(folder: Path, ranks: int, port: int, beats: Path, as_json: bool, 
     """Start the ranks of a run on this machine.
 
     Args:
-        port: of the store by which they find each other. beats: folder of their signs of life.
+        folder: of the run.
+        ranks: how many.
+        port: of the store by which they find each other.
+        beats: folder of their signs of life.
+        as_json: rank 0 tells progress as JSON.
         output: gets what they print, in place of standard output.
     """
+    # Before the environment's own, which wins: shared out, so that ranks do not wait for each other's threads.
     threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks))} if ranks > 1 else {}
     shared, command = {**threads, **os.environ, HEARTBEATS: str(beats)}, rank_command(folder, as_json)
     return [

@@ -68,7 +68,10 @@ def run_ranks(folder: Path, ranks: int, *, as_json: bool, output: IO[str] | None
     """Train in a process a rank; how training ended stands in the run's manifest.
 
     Args:
-        folder: the run's. output: gets what the ranks print, in place of standard output.
+        folder: of the run.
+        ranks: how many processes.
+        as_json: rank 0 tells progress as JSON.
+        output: gets what the ranks print, in place of standard output.
 
     Raises:
         RankFailed: a rank died or hung; names it, what it did and where.
@@ -82,15 +85,17 @@ def run_ranks(folder: Path, ranks: int, *, as_json: bool, output: IO[str] | None
 
 def watch_ranks(folder: Path, ranks: Sequence[Rank], output: IO[str] | None) -> None:
     """Wait for ranks to end well, wherever they run, and end them; see `run_ranks`."""
-    job = _Job(folder, ranks, output)
-    with job.signals():
+    watch = _RankWatch(folder, ranks, output)
+    with watch.signals():
         try:
-            job.wait()
+            watch.wait()
         finally:
-            job.end()
+            watch.end()
 
 
-class _Job:
+class _RankWatch:
+    """Watches the ranks of one run from their start to their end; see the module."""
+
     def __init__(self, folder: Path, ranks: Sequence[Rank], output: IO[str] | None) -> None:
         self._folder, self._ranks, self._output, self._interrupts = folder, ranks, output, 0
         self._asked: float | None = None
@@ -138,6 +143,7 @@ class _Job:
     def _failed(self, dead: Sequence[Rank]) -> NoReturn:
         """Raise why a rank ended, once the others have saved what they can; a refusal is passed on."""
         self._let_them_save(lambda: None)
+        # Ranks that ended for want of another one are not the cause; if all say so, whoever ended first is taken for it.
         told = {rank.number: rank.told() for rank in self._ranks}
         causes = [rank for rank in self._ranks if rank.code and not (told[rank.number] or {}).get("lost")] or list(dead)
         for rank in causes:
@@ -174,14 +180,14 @@ class _Job:
             time.sleep(TICK)
 
     def _kept(self) -> str:
-        """What rank 0 says became of the last good state."""
+        """Return what became of the last good state, in rank 0's words and behind a semicolon; '' where it said nothing."""
         told = self._ranks[0].told()
         return f"; {told['kept']}" if told and told.get("kept") else ""
 
     # A rank that was stopped
 
     def _stands_still(self, rank: Rank) -> bool:
-        """Whether a rank was stopped for too long, and the run was saved and ended for it.
+        """Return whether a rank was stopped for too long, and the run was saved and ended for it.
 
         Raises:
             RankFailed: it was, but could not be continued, or the run could not be ended.
@@ -226,20 +232,21 @@ class _Job:
         certain = beat.age > CERTAIN * beat.limit
         if stack is not None and stack.compiles and beat.age < COMPILING_SECONDS and not certain:
             return
+        # Twice the same sign of life and the same stack: what merely is slow has moved between the two looks.
         same = before is not None and (before.rank, before.beat) == (number, beat.when)
         if not same or before is None or (_frames(before.stack) != _frames(stack) and not certain):
             return
         self._hangs(self._ranks[number], beat, stacks)
 
     def _overdue(self, rank: Rank) -> Beat | None:
-        """The last sign of life of a rank that should have given another one."""
+        """Return the last sign of life of a rank that should have given another one since; None: all is well with it."""
         beat = rank.beat() or Beat(rank.began, STARTING_SECONDS, 0, "starting")
         if rank.code is not None or rank.stopped_since is not None or beat.doing == WAITING:
             return None
         return beat if beat.late(self._asked) else None
 
     def _blamed(self, overdue: dict[int, Beat], stacks: dict[int, Stack]) -> int:
-        """Which rank it is that hangs: one that does not wait for another, or else the one that came least far."""
+        """Return which rank it is that hangs: one that does not wait for another, or else the one that came least far."""
 
         def order(number: int) -> tuple[bool, int, int]:
             stack = stacks.get(number)

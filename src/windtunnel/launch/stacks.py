@@ -35,12 +35,12 @@ class Stack:
 
     @property
     def frames(self) -> list[tuple[str, int, str]]:
-        """File, line and function of the thread that answered, innermost first: the one that trains."""
+        """Return file, line and function of the thread that answered, innermost first: the one that trains."""
         return [(file, int(line), name) for file, line, name in _FRAME.findall(self.text.partition(_CURRENT)[2])]
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for another rank, or for a device that does."""
+        """Return whether it waits for another rank, or for a device that does."""
         if not self.frames:
             return False
         file, line, _ = self.frames[0]
@@ -49,12 +49,12 @@ class Stack:
 
     @property
     def compiles(self) -> bool:
-        """Whether it waits for a compiler, which may take long."""
+        """Return whether it waits for a compiler, which may take long."""
         return any(part in file for file, _, _ in self.frames for part in _COMPILERS)
 
     @property
     def where(self) -> str:
-        """The innermost frame in words; empty where there is none."""
+        """Return the innermost frame in words; empty where there is none."""
         if not self.frames:
             return ""
         file, line, name = self.frames[0]
@@ -67,8 +67,10 @@ def ask(folder: Path, processes: Mapping[int, int]) -> dict[int, Stack]:
     """Return the stacks of the ranks that answer.
 
     Args:
-        folder: where they write. processes: of each rank the process id.
+        folder: where they write.
+        processes: of each rank the process id.
     """
+    # Each rank adds to one file: what stands behind the length before the signal is the answer to this one.
     before = {}
     for rank, process in processes.items():
         with contextlib.suppress(OSError):

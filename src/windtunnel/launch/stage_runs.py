@@ -32,14 +32,14 @@ class StageRun:
     dollars: float = 0.0
 
     def with_spent(self) -> StageRun:
-        """With what it and all before it took."""
+        """Return the same with the hours and dollars that it and all before it took."""
         spent = load_spent(self.path / "spent.json")
         hours, dollars = (self.before.hours, self.before.dollars) if self.before else (0.0, 0.0)
         return replace(self, hours=hours + spent.seconds / 3600, dollars=dollars + spent.dollars)
 
 
 def position_of(path: Path) -> StageRun:
-    """What a run's manifest tells.
+    """Return where a run stands by its manifest: of which stage it is, whether it ended, and what came before it.
 
     Raises:
         UserError: no run folder, or a damaged one.
@@ -57,7 +57,7 @@ def position_of(path: Path) -> StageRun:
 
 
 def newest_of_job(recipe: Recipe, root: Path, stages: Sequence[str]) -> StageRun | None:
-    """The newest run under the root of one of the stages, trained with this recipe, of whatever length."""
+    """Return the newest run under the root of one of the stages, trained with this recipe, of whatever length."""
     for run in _runs(recipe, root):
         if run.stage in stages and _difference(recipe, run) is None:
             return run
@@ -65,14 +65,14 @@ def newest_of_job(recipe: Recipe, root: Path, stages: Sequence[str]) -> StageRun
 
 
 def none_of_job(recipe: Recipe, root: Path, again: str) -> UserError:
-    """That there is no run to go on with, and in what the newest of the recipe's name differs."""
+    """Return the refusal where there is no run to go on with; it says in what the newest of the recipe's name differs."""
     newest = next(_runs(recipe, root), None)
     other = f"; the newest, {newest.path}, is of another: {_difference(recipe, newest)}" if newest is not None else ""
     return UserError(f"no run of the stages of this recipe in {root}{other}", f"start one with: {again}")
 
 
 def held_run(recipe: Recipe, number: int, root: Path, again: str) -> StageRun:
-    """The newest run of a stage of this very recipe that ended and whose gates held, with what it took.
+    """Return the newest run of a stage of this very recipe that ended and whose gates held, with what it took.
 
     Raises:
         UserError: there is none; says what is the matter with the newest, and the command that runs the stage.
@@ -95,7 +95,7 @@ def held_run(recipe: Recipe, number: int, root: Path, again: str) -> StageRun:
 
 
 def judge(recipe: Recipe, stage: TrainingStage, run: Path) -> tuple[GateResult, ...]:
-    """The gates of a stage on a run of it.
+    """Judge the gates of a stage on a run of it; none where it has none.
 
     Raises:
         UserError: the run's metrics cannot be read.
@@ -109,12 +109,12 @@ def judge(recipe: Recipe, stage: TrainingStage, run: Path) -> tuple[GateResult, 
 
 
 def other_training(recipe: Recipe, run: StageRun) -> str | None:
-    """The first key in which a run differs from what the recipe's stage would train now, with both values."""
+    """Return the first key in which a run differs from what its stage would train now, with both values; None: in none."""
     return _difference(recipe, run) or _other_length(recipe, run)
 
 
 def has_ended(recipe: Recipe, path: Path) -> bool:
-    """Whether a run came to its end, and that is where its stage ends now: one that is shorter is trained on."""
+    """Return whether a run came to its end, and that is where its stage ends now: one that is shorter is trained on."""
     run = position_of(path)
     return run.ended and _other_length(recipe, run) is None
 
@@ -147,7 +147,7 @@ def _unusable(recipe: Recipe, stage: TrainingStage, run: StageRun) -> str | None
 
 
 def _runs(recipe: Recipe, root: Path) -> Iterator[StageRun]:
-    """The recipe's runs of stages that it has, newest first; damaged ones are left out."""
+    """Yield the recipe's runs of stages that it has, newest first; damaged ones are left out."""
     names = {stage.name for stage in recipe.training}
     for summary in list_runs(root):
         if summary.status != "damaged" and summary.recipe == recipe.name and summary.stage in names:

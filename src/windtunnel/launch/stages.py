@@ -7,15 +7,18 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.recipe import Recipe, TrainingStage, UserError, stage_recipe
 from windtunnel.run import GateResult, RunFolder, tell_gates
 
-from .local import View, train_run, write_page
+from .local import train_run, write_page
 from .look_ahead import Ahead, look_ahead
 from .prepare import Options
 from .stage_runs import StageRun, has_ended, held_run, judge, newest_of_job, none_of_job, position_of
+
+if TYPE_CHECKING:
+    from windtunnel.train import View
 
 STOPPED = 3
 GATE_FAILED = 1
@@ -39,11 +42,11 @@ class StageReport:
 
     @property
     def held(self) -> bool:
-        """Whether all gates did; without gates there is nothing to hold."""
+        """Return whether all gates did; without gates there is nothing to hold."""
         return all(gate.held for gate in self.gates or ())
 
     def to_json(self) -> dict[str, Any]:
-        """Stable keys; `gates` is null where the stage has none."""
+        """Return JSON values; keys are stable, and `gates` is null where the stage has none."""
         gates = None if self.gates is None else [gate.to_json() for gate in self.gates]
         return {"stage": self.stage, "run": str(self.run), "gates": gates, "held": self.held, "next": self.next_stage}
 
@@ -67,17 +70,20 @@ def run_stages(
     again: str = "windtunnel train RECIPE",
     as_json: bool = False,
 ) -> int:
-    """Run the stages of a recipe one after the other, or one of them; returns the exit code.
+    """Run the stages of a recipe one after the other, or one of them; return the exit code.
 
     A job that was stopped goes on where it stood with `options.resume`: in the stage that was running, or after the
     last one that ended; not if a stage before it does not hold by the gates that the recipe has now. Every stage trains in
     processes of its own.
 
     Args:
+        recipe: with all its stages.
+        options: how the command was called.
         views: makes the view of a run; each stage has its own.
         report: told the gates of a stage when it has ended.
         stage: run only this one, after a run of the stage before it whose gates held.
         again: the command line without --stage and --resume, for messages.
+        as_json: the processes that train tell progress as JSON.
 
     Returns:
         0 done; 1 a run failed, or a gate did not hold and the stages after it were not started; 3 stopped by a signal or

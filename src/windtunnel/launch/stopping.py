@@ -33,12 +33,15 @@ class Stopped:
 
 
 def stop_run(folder: Path, *, seconds: float, kill: bool = False, say: Callable[[str], None]) -> Stopped:
-    """Ask the process that trains a run to save and end; returns how the run stands then.
+    """Ask the process that trains a run to save and end; return how the run stands then.
 
     The request is a file in the run's folder, so that it reaches a run on another machine that shares the folder.
 
     Args:
-        seconds: to wait for. kill: SIGKILL instead, to the process named in the run's lock and nobody else.
+        folder: of the run.
+        seconds: to wait for.
+        kill: SIGKILL instead, to the process named in the run's lock and nobody else.
+        say: told what is waited for.
 
     Raises:
         UserError: no run folder, one that cannot be written, or a kill of a process of another machine.

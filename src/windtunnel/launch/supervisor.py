@@ -55,6 +55,7 @@ def supervise(*, detach: bool = False, as_json: bool = False) -> None:
     """
     released = _detached() if detach else None
     pipes = [os.pipe() for _ in range(3)]
+    # What stands in the buffers would be printed twice, by either process.
     sys.stdout.flush()
     sys.stderr.flush()
     terminal = os.dup(_OUT) if os.isatty(_OUT) and not as_json and not detach else None
@@ -152,7 +153,7 @@ class _Supervisor:
         self._kills = _memory_kills()
 
     def run(self) -> int:
-        """Look after the job until its end; returns the exit code."""
+        """Look after the job until its end; return the exit code."""
         for number in STOPPING:
             signal.signal(number, self._hand_on)
         signal.signal(signal.SIGHUP, self._hang_up)
@@ -168,7 +169,7 @@ class _Supervisor:
         return code
 
     def _pump(self) -> int:
-        """Read what the job prints until it has ended; returns its status."""
+        """Read what the job prints until it has ended; return its status."""
         status, limit = None, 0.0
         while self._selector.get_map() and (status is None or time.monotonic() < limit):
             for key, _ in self._selector.select(0.2):
@@ -226,7 +227,7 @@ class _Supervisor:
             self._release(run)
 
     def _keep_place(self) -> None:
-        """Where the run's folder was moved while it trains, a link lets all that is still to be written follow it."""
+        """Make a link where the run's folder was moved while it trains, so that all still to be written follows it."""
         run, log = self._run, self._log
         if run is None or log is None or self._cause or not log.moved(run):
             return
@@ -288,7 +289,7 @@ class _Supervisor:
             os.killpg(self._child, signal.SIGCONT)
 
     def _ended(self, status: int) -> int:
-        """Record the end of a job that could not; returns the command's exit code."""
+        """Record the end of a job that could not; return the command's exit code."""
         code = os.waitstatus_to_exitcode(status)
         if code == 0 or (code > 0 and self._run is None):
             return code

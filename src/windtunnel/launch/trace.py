@@ -79,7 +79,7 @@ def _check(recipe: Recipe, plan: Plan) -> None:
 
 
 def _model(recipe: Recipe) -> tuple[dict[str, Any] | None, list[int]]:
-    """A Hugging Face model's config.json, and what tells its blocks apart."""
+    """Return a Hugging Face model's config.json, and a number for each block, equal for those that are alike."""
     if not isinstance(recipe.model, HuggingFaceModel):
         return None, []
     from windtunnel.model import hf_shape

@@ -79,7 +79,7 @@ class Trial:
     versions: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as JSON values."""
+        """Return everything as JSON values."""
         return asdict(self)
 
 
@@ -102,6 +102,7 @@ def try_steps(
     Args:
         recipe: its depth must be a number.
         layout: of a plan for this machine.
+        steps: timed steps; at least one.
         warm_up: steps before them, which compile and allocate; at least one.
         vocab: tokens of a GPT's vocabulary, as the plan has it.
         seconds: begin no further timed step after so long, once there are three.
@@ -144,7 +145,7 @@ def _check(recipe: Recipe, layout: Layout) -> None:
         )
     if layout.offload != "none":
         raise UserError("a trial cannot keep optimizer states in CPU memory yet", "--set layout.offload=none")
-    again, shards = recipe.trm is None and layout.recompute != "none", ("optimizer", "full")[: 2 if recipe.trm is None else 1]
+    again, shards = not recipe.recomputes and layout.recompute != "none", ("optimizer", "full")[: 1 if recipe.supervision else 2]
     if recipe.model.kind == "gpt" and (layout.shard not in shards or again):
         raise UserError(
             f"a GPT is trained with {' or '.join(shards)} sharded and nothing recomputed, not shard {layout.shard}, "
@@ -166,7 +167,7 @@ def _config(recipe: Recipe) -> dict[str, Any] | None:
 
 
 def _run(folder: Path, ranks: int, timeout: float, say: Callable[[str], None], forker: Forker | None) -> str | None:
-    """Start the ranks and wait; why they were stopped, or None where they ended by themselves."""
+    """Start the ranks and wait; return why they were stopped, or None where they ended by themselves."""
     module = ["-m", "windtunnel.launch.trial_worker", str(folder)]
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--log-dir", str(folder / "ranks")]
     environment = {

@@ -96,7 +96,9 @@ class Lease:
             if found is not None and not found.gone:
                 _require_dead(store, number, found, say, seconds)
             mine = Holder(uuid.uuid4().hex, ProcessId.of(os.getpid()).dump(), _place())
+            # Of two that come at once the store lets one through; the other looks again and finds a holder that lives.
             if store.create(_key(number + 1), _dump(mine)):
+                # The last holder's object stays: what the run had spent by then stands in it.
                 for old in range(max(1, number - 2), number):
                     with contextlib.suppress(StoreError):
                         store.delete(_key(old))
@@ -113,6 +115,7 @@ class Lease:
             LeaseTaken: another process has taken it since: this one may not write to the mirror any more.
             StoreError: it could not be written.
         """
+        # Looked at before it is written: a machine that was cut off for longer than the lease has a successor by now.
         number, found = newest(self._store)
         if number != self.number or (found is not None and found.token != self.token):
             raise LeaseTaken(f"{self._store.place}: {found.who if found else 'another process'} has taken this mirror over")

@@ -78,7 +78,7 @@ class _Worker:
         return self._finish()
 
     def _pass(self, *, last: bool = False) -> bool:
-        """One pass; False where the mirror is another's by now."""
+        """Do one pass; return False where the mirror is another's by now."""
         try:
             report = self._mirror.sync()
             if last:

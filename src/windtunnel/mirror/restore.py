@@ -156,6 +156,7 @@ def _bring(store: Store, found: Snapshot, folder: Path, say: Callable[[str], Non
     try:
         half.mkdir(parents=True, exist_ok=True)
         wanted = {local_path(half, name): kept for name, kept in found.files.items()}
+        # Left by an attempt that was interrupted: files that are right stay, whatever snapshot they came with.
         for path in [p for p in half.rglob("*") if p.is_file() and p not in wanted]:
             path.unlink()  # of an older snapshot
         missing = {path: kept for path, kept in wanted.items() if not _matches(path, kept)}

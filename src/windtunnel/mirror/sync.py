@@ -141,6 +141,7 @@ class Mirror:
             path = checkpoint.path / name
             try:
                 blocks = self._large(path)
+                # Afterwards, so that it is what was sent that is right; blocks of a damaged file belong to no snapshot.
                 if checksum(path) != written:
                     return None
             except FileNotFoundError:
@@ -185,7 +186,7 @@ class Mirror:
             found = path.stat()
             stamp = (found.st_size, found.st_mtime_ns)
             name = str(path)
-            if path.suffix == ".sqlite":
+            if path.suffix == ".sqlite":  # what is new may be in its WAL alone
                 stamp = (stamp[0], max(stamp[1], _time_of(path.with_name(f"{path.name}-wal"))))
             known = self._stamps.get(name)
             if known is not None and known[0] == stamp:

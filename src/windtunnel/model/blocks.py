@@ -228,11 +228,13 @@ def training_flops(blocks: Sequence[Block], sequence: int) -> float:
     Attention counts 12 * heads * head_dim * visible positions, not halved for causality: the convention of published MFU
     figures (PaLM, appendix B). Where keys and values differ in width it is 6 * heads * (both).
     """
+    # Scores and weighted values are two products of 2 FLOPs a channel and position; backward is twice forward, so 6 of each.
     attention = sum(6 * block.heads * (block.qk_head_dim + block.v_head_dim) * block.visible(sequence) for block in blocks)
     return 6.0 * sum(block.active_matrix_parameters for block in blocks) + attention
 
 
 def masked_flops(blocks: Sequence[Block], sequence: int) -> float:
     """Return what of `training_flops` no kernel computes: attention to positions that come after a token."""
+    # Of w visible positions only the first w tokens of the sequence lack any, half of them on average: w^2 / 2 over all tokens.
     unseen = [block.visible(sequence) ** 2 / (2.0 * sequence) for block in blocks]
     return sum(6 * b.heads * (b.qk_head_dim + b.v_head_dim) * none for b, none in zip(blocks, unseen, strict=True))

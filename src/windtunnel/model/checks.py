@@ -88,9 +88,10 @@ def model(context: Context, say: Say) -> Evidence:
 
 
 def whole_parameters(context: Context) -> tuple[int, int]:
-    """Of the model as the target trains it, built without memory, and the vocabulary of the plan, with which they are counted.
+    """Count the parameters of the model as the target trains it, built without memory; return them and the plan's vocabulary.
 
-    Raises CheckFailed where the plan counts others.
+    Raises:
+        CheckFailed: the plan counts others.
     """
     import torch
 

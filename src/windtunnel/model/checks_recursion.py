@@ -27,7 +27,7 @@ REPORT = "a package that was changed: make test"
 
 
 def _recurses(context: Context) -> bool:
-    return context.is_gpt and context.has_data and context.recurses
+    return context.is_gpt and context.has_data and context.recipe.trm is not None
 
 
 def _recurses_in_time(context: Context) -> bool:

@@ -216,7 +216,7 @@ def fp8_linear(
 def fp8_gated_linear(
     x: Tensor, quantised: Quantised | None, gate_weight: Tensor, *weights: Tensor, amax: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`fp8_linear`, and x's first channels times gate_weight (K, channels) transposed in bf16: (..., K)."""
+    """Return `fp8_linear`, and x's first channels times gate_weight (K, channels) transposed in bf16: (..., K)."""
     return _Linear.apply(x, amax, quantised, gate_weight, None, *weights)
 
 

@@ -42,7 +42,7 @@ class BlockFP8:
 
     @property
     def outputs(self) -> int:
-        """Rows of an expert's weight."""
+        """Return how many rows an expert's weight has."""
         return self.codes.size(1) * self.codes.size(2)
 
     @property

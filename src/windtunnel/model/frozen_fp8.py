@@ -101,7 +101,7 @@ def freeze_experts_fp8(experts: nn.Module) -> None:
 
 
 def holds_experts(module: nn.Module) -> bool:
-    """Is this one of transformers' modules with all experts' weights in two tensors (E, O, I)?"""
+    """Return whether this is one of transformers' modules with all experts' weights in two tensors (E, O, I)?"""
     names = ("gate_up_proj", "down_proj")
     return all(isinstance(p := module._parameters.get(name), nn.Parameter) and p.dim() == 3 for name in names)
 
@@ -164,7 +164,7 @@ _linear.register_autograd(_linear_gradient, setup_context=_linear_setup)
 
 @torch.library.custom_op("windtunnel::frozen_fp8_grouped", mutates_args=())
 def _grouped(x: Tensor, packed: Tensor, scale: Tensor, ends: Tensor) -> Tensor:
-    """Rows of x (S, I), sorted by expert, each times its expert's weight (O, I) transposed; ends (E,) int32."""
+    """Return rows of x (S, I), sorted by expert, each times its expert's weight (O, I) transposed; ends (E,) int32."""
     return F.grouped_mm(x, decode_fp8(packed, scale, x.dtype).transpose(-2, -1), offs=ends)
 
 
@@ -230,5 +230,5 @@ class FrozenFP8Experts(nn.Module):
 
 @cache
 def _frozen_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """One class for all blocks' experts, so that torch.compile compiles them once."""
+    """Return one class for all blocks' experts, so that torch.compile compiles them once."""
     return type(f"FrozenFP8{kind.__name__}", (FrozenFP8Experts, kind), {})

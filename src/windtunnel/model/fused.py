@@ -118,7 +118,7 @@ def fused_split_heads(
     qkv_BTHD: Tensor, cos_TD: Tensor, sin_TD: Tensor, gate_BTK: Tensor | None, extra_BTKD: Tensor | None,
     heads: int, kv_heads: int, gain: float = QK_GAIN,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """`split_heads` for training: positions 0..T-1, cos and sin (T, D/2) fp32; differentiable in qkv, gate and extra."""
+    """Do `split_heads` for training: positions 0..T-1, cos and sin (T, D/2) fp32; differentiable in qkv, gate and extra."""
     if qkv_BTHD.is_cuda and is_power_of_two(qkv_BTHD.size(-1)):
         return _SplitHeads.apply(qkv_BTHD, cos_TD, sin_TD, gate_BTK, extra_BTKD, heads, kv_heads, gain)
     cos, sin = (t[None, :, None, :] for t in (cos_TD, sin_TD))

@@ -107,7 +107,7 @@ class HFShape:
 
     @cached_property
     def buffer_parameters(self) -> int:
-        """Those of `parameters` that are saved but reached by no gradient: DeepSeek-V3's expert biases, else 0."""
+        """Return those of `parameters` that are saved but reached by no gradient: DeepSeek-V3's expert biases, else 0."""
         return sum(count * block.buffer_parameters for block, count in self.kinds.items())
 
     @cached_property

@@ -322,7 +322,7 @@ class _Builder:
         )
 
     def block(self, window: int | None, sparse: bool) -> Block:
-        """One layer with that window, with experts or with a dense MLP."""
+        """Return one layer with that window, with experts or with a dense MLP."""
         attention, attention_norms = self._latent_attention(self.mla) if self.mla else self._attention()
         experts = self._experts() if sparse else None
         hidden = 0 if experts else self.keys.size("intermediate_size")

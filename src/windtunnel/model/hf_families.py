@@ -24,31 +24,31 @@ def none(keys: Keys, layers: int) -> Windows:
 
 
 def every_layer(keys: Keys, layers: int) -> Windows:
-    """`sliding_window` on all layers, where it is not null."""
+    """Return `sliding_window` on all layers, where it is not null."""
     return (keys.optional_size("sliding_window"),) * layers
 
 
 def every_layer_if_switched(keys: Keys, layers: int) -> Windows:
-    """`sliding_window` on all layers, where `use_sliding_window` says so."""
+    """Return `sliding_window` on all layers, where `use_sliding_window` says so."""
     return every_layer(keys, layers) if keys.flag("use_sliding_window") else none(keys, layers)
 
 
 def last_layers(keys: Keys, layers: int) -> Windows:
-    """With `use_sliding_window`: by `layer_types`, else the layers from `max_window_layers` on."""
+    """Return the windows with `use_sliding_window`: by `layer_types`, else the layers from `max_window_layers` on."""
     if not keys.flag("use_sliding_window"):
         return none(keys, layers)
     return by_type(keys, layers, lambda i: i >= keys.size("max_window_layers", least=0))
 
 
 def alternate_first_layers(keys: Keys, layers: int) -> Windows:
-    """With `use_sliding_window`: by `layer_types`, else every other layer before `max_window_layers`."""
+    """Return the windows with `use_sliding_window`: by `layer_types`, else every other layer before `max_window_layers`."""
     if not keys.flag("use_sliding_window"):
         return none(keys, layers)
     return by_type(keys, layers, lambda i: i % 2 == 0 and i < keys.size("max_window_layers", least=0))
 
 
 def layers_without_rope(keys: Keys, layers: int) -> Windows:
-    """With `use_sliding_window`: by `layer_types`, else the layers without rotary positions (SmolLM3)."""
+    """Return the windows with `use_sliding_window`: by `layer_types`, else the layers without rotary positions (SmolLM3)."""
     if not keys.flag("use_sliding_window"):
         return none(keys, layers)
     rotary = keys.listed("no_rope_layers", layers, int)
@@ -57,7 +57,10 @@ def layers_without_rope(keys: Keys, layers: int) -> Windows:
 
 
 def full_every(interval: int, key: str | None = None) -> WindowRule:
-    """By `layer_types`, else every `interval`-th layer sees all (the file's `key` may name another interval)."""
+    """Return the windows by `layer_types`, else every `interval`-th layer sees all.
+
+    The file's `key` may name another interval.
+    """
 
     def rule(keys: Keys, layers: int) -> Windows:
         step = keys.optional_size(key) or interval if key else interval
@@ -163,6 +166,7 @@ _DEEPSEEK_EXPERTS: dict[str, Any] = {
 }
 _SHORT, _LONG = {"max_position_embeddings": 2048}, {"max_position_embeddings": 131072}
 
+# `defaults` are what the class of transformers' config would fill in: published files leave such keys out.
 _DENSE: dict[str, Family] = {
     "llama": Family(**_BIASES, mlp_bias="mlp_bias", whole_heads=True, defaults=_SHORT),
     "mistral": Family(windows=every_layer, defaults={**_LONG, "num_key_value_heads": 8, "sliding_window": 4096}),

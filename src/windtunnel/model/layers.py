@@ -26,7 +26,7 @@ def multiply(x: Tensor, *weights: Tensor, matrix: Tensor | None = None) -> Tenso
 
 
 def multiply_gated(x: Tensor, gate: Tensor, *weights: Tensor, matrix: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """`multiply`, and x's first channels times gate (out, channels) transposed."""
+    """Return `multiply`, and x's first channels times gate (out, channels) transposed."""
     if x.is_cuda and torch.is_grad_enabled():
         return gated_linear(x, gate, *weights)
     return multiply(x, *weights, matrix=matrix), multiply(x[..., : gate.size(1)], gate)

@@ -27,7 +27,7 @@ def capped_cross_entropy(x_BTC: Tensor, weight: Tensor, targets_BT: Tensor, voca
 def scored_cross_entropy(
     x_BTC: Tensor, weight: Tensor, targets_BT: Tensor, vocab: int, softcap: float, *, hits: bool
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """`capped_cross_entropy` that also tells, if `hits`, where the largest logit is the target's.
+    """Return `capped_cross_entropy` that also tells, if `hits`, where the largest logit is the target's.
 
     Returns:
         losses (B, T), hits (B, T) bool or None, and the sum of the losses.

@@ -140,6 +140,7 @@ class RecursiveGPT(GPT):
             reduction: 'mean' over targets, 'sum', or 'none' for (B, T).
             supervision: supervision steps, also more than were trained; None: as many as `self.supervision` says.
         """
+        # The earlier answers are let go as they come: a list would keep the states of all supervision steps.
         (x,) = deque(self.answers(idx_BT, supervision), maxlen=1)
         return self._scored(x, targets_BT, reduction)
 

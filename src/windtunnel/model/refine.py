@@ -94,5 +94,5 @@ class _Moved(torch.autograd.Function):
 
 
 def moved(value: Tensor, through: Tensor) -> Tensor:
-    """`value` as if it were `through` plus a constant: gradients pass to `through` unchanged."""
+    """Return `value` as if it were `through` plus a constant: gradients pass to `through` unchanged."""
     return _Moved.apply(value, through)

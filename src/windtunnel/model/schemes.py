@@ -73,7 +73,7 @@ class _State(NamedTuple):
 
 
 def layerwise(model: RecursiveGPT, inputs: Inputs, carry: Carry, attention: Attend | None) -> Carry:
-    """One supervision step. s is carried in the place of z: an update of z is then a plain residual one."""
+    """Do one supervision step. s is carried in the place of z: an update of z is then a plain residual one."""
     loops, run = model.recursion.loops, model.unit(attention)
 
     def cycle(block: Block, state: _State) -> _State:
@@ -104,7 +104,7 @@ def layerwise(model: RecursiveGPT, inputs: Inputs, carry: Carry, attention: Atte
 
 
 def two_latent(model: RecursiveGPT, inputs: Inputs, carry: Carry, attention: Attend | None) -> Carry:
-    """One supervision step."""
+    """Do one supervision step."""
     recursion, run = model.recursion, model.unit(attention)
     x, (y, z) = inputs.first, carry
     for trained in _cycles(recursion):
@@ -117,7 +117,7 @@ def two_latent(model: RecursiveGPT, inputs: Inputs, carry: Carry, attention: Att
 
 
 def looped(model: RecursiveGPT, inputs: Inputs, carry: Carry, attention: Attend | None) -> Carry:
-    """One supervision step."""
+    """Do one supervision step."""
     recursion, run = model.recursion, model.unit(attention)
     (y,) = carry
     for trained in _cycles(recursion):

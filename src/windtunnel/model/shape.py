@@ -39,7 +39,7 @@ class RecursionShape:
 
     @property
     def gradient_passes(self) -> int:
-        """Those of `passes` that have a gradient."""
+        """Return those of `passes` that have a gradient."""
         return self.passes if self.gradient_cycles == "all" else self.cycle_passes
 
 
@@ -93,6 +93,11 @@ class GPTShape:
         if self.recursion is None:
             raise UserError("this model has no supervision steps: it does not recurse", "leave --supervision out")
         return replace(self, recursion=replace(self.recursion, supervision=steps))
+
+    @property
+    def supervision(self) -> int:
+        """Supervision steps that the model is trained with, each of which answers; 0 where it answers once."""
+        return 0 if self.recursion is None else self.recursion.supervision
 
     @property
     def kv_dim(self) -> int:
@@ -166,7 +171,7 @@ class GPTShape:
     @property
     def _supervised(self) -> int:
         """How often a token's loss is counted in a step."""
-        return 1 if self.recursion is None else self.recursion.supervision
+        return max(1, self.supervision)
 
     @property
     def _graded_passes(self) -> float:
@@ -184,7 +189,7 @@ class GPTShape:
 
     @cached_property
     def _pass_flops(self) -> float:
-        """One pass through all blocks, forward and backward."""
+        """Return one pass through all blocks, forward and backward."""
         return training_flops(self.blocks, self.sequence)
 
     def kv_bytes_per_token(self, element_bytes: int = 2) -> int:

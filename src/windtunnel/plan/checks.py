@@ -45,7 +45,7 @@ def _together(rig: Rig, plans: list[Plan]) -> str:
 
 
 def summary(plan: Plan) -> str:
-    """'depth 25, 1.53 B parameters, 60.4 of 75.1 GiB a rank; 9,000 steps in 1.00 h, $37.52'."""
+    """Return 'depth 25, 1.53 B parameters, 60.4 of 75.1 GiB a rank; 9,000 steps in 1.00 h, $37.52'."""
     size = f"{plan.params / 1e6:,.1f} M parameters" if plan.params < 1e9 else f"{plan.params / 1e9:,.2f} B parameters"
     cost = "" if plan.dollars is None else f", ${plan.dollars:,.2f}"
     memory = f"{plan.peak_gib:.1f} of {plan.limit_gib:.1f} GiB a rank"
@@ -136,7 +136,7 @@ def layout(context: Context, say: Say) -> Evidence:
 
 
 def _layouts(plan: Plan, rig: Rig) -> Iterator[tuple[str, Layout, int]]:
-    """(role, its layout, its GPUs): one without a role, but for reinforcement learning."""
+    """Yield (role, its layout, its GPUs): one without a role, but for reinforcement learning."""
     if not plan.roles:
         yield "", plan.layout, rig.gpus
     for name, role in plan.roles.items():

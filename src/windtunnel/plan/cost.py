@@ -48,7 +48,7 @@ THESIS_TOKENS = 400
 
 
 def vocabulary(recipe: Recipe) -> tuple[int, str]:
-    """(tokens of the vocabulary with BOS, where that came from), as far as the recipe tells."""
+    """Return (tokens of the vocabulary with BOS, where that came from), as far as the recipe tells."""
     tokenizer, corpus = recipe.data.tokenizer, recipe.data.corpus
     if isinstance(corpus, SudokuCorpus):
         return corpus.box**2 + 1, "digits and blank"
@@ -75,7 +75,7 @@ def _folder_vocabulary(recipe: Recipe, tokenizer: FolderTokenizer) -> tuple[int,
 
 
 def new_tokens(recipe: Recipe) -> tuple[int, int | None]:
-    """(tokens that data.tokenizer.add adds, ids with them); of a tokenizer that is not here all are new, the ids None."""
+    """Return (tokens that data.tokenizer.add adds, ids with them); of a tokenizer that is not here all are new, the ids None."""
     tokenizer = recipe.data.tokenizer
     if not isinstance(tokenizer, FolderTokenizer):
         return 0, None
@@ -96,7 +96,7 @@ def _tokenizer_file(recipe: Recipe, tokenizer: FolderTokenizer) -> Path:
 
 
 def estimate_corpus_tokens(recipe: Recipe) -> tuple[float | None, str]:
-    """(training tokens of one epoch, where that came from); None where the files are not there."""
+    """Return (training tokens of one epoch, where that came from); None where the files are not there."""
     corpus, share = recipe.data.corpus, 1.0 - recipe.data.validation
     if isinstance(corpus, CountedCorpus):
         return float(corpus.tokens), "data.corpus.tokens"
@@ -228,7 +228,7 @@ class Length:
 
 
 def budget_hours(budget: Budget, rig: Rig) -> tuple[float | None, str]:
-    """(hours that money and time allow, which of them); None where neither limits."""
+    """Return (hours that money and time allow, which of them); None where neither limits."""
     return min(time_limits(budget, rig), default=(None, ""))
 
 
@@ -254,7 +254,7 @@ def budget_notes(budget: Budget, rig: Rig, batch_tokens: int, corpus_tokens: flo
 
 
 def budget_tokens(budget: Budget, batch_tokens: int, corpus_tokens: float | None) -> tuple[float | None, str]:
-    """(tokens that the budget's tokens, steps or epochs allow, which of them); None where none limits."""
+    """Return (tokens that the budget's tokens, steps or epochs allow, which of them); None where none limits."""
     return min(token_limits(budget, batch_tokens, corpus_tokens), default=(None, ""))
 
 

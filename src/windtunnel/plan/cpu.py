@@ -11,7 +11,7 @@ from windtunnel.rig import Rig
 from .constants import HFConstants
 from .hf_work import STATE_BYTES, Totals
 from .memory import FP32, Ledger, Memory, around
-from .search import Found, Worth, search
+from .search import Found, Promising, search
 from .steptime import StepTime
 
 EFFICIENCY = 0.4
@@ -30,7 +30,7 @@ class CPUTraining:
 
     preferred_first = True
 
-    def layouts(self, rig: Rig, ranks: int, worth: Worth) -> Iterator[Layout]:
+    def layouts(self, rig: Rig, ranks: int, promising: Promising) -> Iterator[Layout]:
         """Yield micro-batches that divide a step, the largest first."""
         work = self.sums.work
         share = max(1, -(-work.batch_tokens // work.sequence))

@@ -37,7 +37,7 @@ CAPPED = ("gemma2",)
 
 
 def loss_chunk(vocab: int) -> int:
-    """Tokens whose logits exist at a time: half a GiB in bf16, in whole 256s."""
+    """Return tokens whose logits exist at a time: half a GiB in bf16, in whole 256s."""
     return max(256, 2**29 // vocab // 256 * 256)
 
 

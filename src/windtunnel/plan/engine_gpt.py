@@ -81,7 +81,7 @@ class Passes:
     averaged: bool = False
 
     @property
-    def recursive(self) -> bool:
+    def repeat(self) -> bool:
         """Whether any of it happens more than once."""
         return self.carried > 0
 
@@ -130,7 +130,7 @@ def memory(shape: GPTShape, layout: Layout, constants: GPTConstants, passes: Pas
         "compute_weights": quantised or (2.0 * shape.matrix_parameters if element == 2 and holders == 1 else 0.0),
     }
     at_end = 0.0
-    if passes.recursive:
+    if passes.repeat:
         kept["states"] = _state_bytes(shape, layout, passes, element)
         if layout.recompute == "block":
             at_end = float(element * layout.micro_tokens * shape.dim * passes.joined * passes.ends)

@@ -15,7 +15,7 @@ from . import engine_gpt
 from .constants import GPTConstants
 from .engine_gpt import Passes
 from .memory import Memory
-from .search import Candidate, Found, Worth
+from .search import Candidate, Found, Promising
 from .steptime import StepTime
 
 
@@ -40,7 +40,7 @@ class GPTTraining:
     # The layouts come in order of preference, and the largest micro-batch that fits is as good as any.
     preferred_first = True
 
-    def layouts(self, rig: Rig, ranks: int, worth: Worth) -> Iterator[Layout]:
+    def layouts(self, rig: Rig, ranks: int, promising: Promising) -> Iterator[Layout]:
         """Yield what may be, the preferred first: nothing computed again, passes recorded, small micro-batches.
 
         Raises:
@@ -50,7 +50,7 @@ class GPTTraining:
         precision = choose_precision(self.stage, rig)
         compiled = rig.gpu is not None and rig.gpu.capability >= (7, 0) if self.stage.compile == "auto" else self.stage.compile
         device = "cuda" if rig.gpu else "cpu"
-        recomputes = ("none", "step", "block") if self.passes.recursive else ("none",)
+        recomputes = ("none", "step", "block") if self.passes.repeat else ("none",)
         if self.recompute is not None:
             recomputes = (self.recompute,)
         for again, recorded in product(recomputes, self._recorded(device)):
@@ -106,7 +106,7 @@ class GPTTraining:
             return (False,)
         if self.stage.graphs is True:
             return (True,)
-        return (True, False) if self.passes.recursive else (False,)
+        return (True, False) if self.passes.repeat else (False,)
 
     def _micro_batches(self, share: int, ranks: int) -> list[int]:
         small = [n for n in range(1, math.isqrt(share) + 1) if share % n == 0]
@@ -124,7 +124,7 @@ class GPTTraining:
 
     def _launched(self, layout: Layout) -> list[str]:
         """Tell that the host launches every kernel where a recording was not asked to be left out, but took too much memory."""
-        if not self.passes.recursive:
+        if not self.passes.repeat:
             return ["of recorded passes those of recursive models alone were measured"] if layout.recorded else []
         if layout.recorded or layout.device != "cuda" or self.stage.graphs != "auto":
             return []
@@ -171,7 +171,7 @@ def check_own_layout(recipe: Recipe, rig: Rig) -> None:
     full = recipe.layout.shard == "full" and recipe.trm is None
     runs: dict[str, str | int] = {
         "shard": "full" if full else "optimizer",
-        "recompute": "none" if recipe.trm is None else recipe.layout.recompute or "none",
+        "recompute": recipe.layout.recompute or "none" if recipe.recomputes else "none",
         "offload": "none",
         "tensor": 1,
         "expert": 1,

@@ -16,7 +16,7 @@ from .constants import HFConstants
 from .hf_steptime import Passes, step_seconds
 from .hf_work import Totals, Workload
 from .memory import Memory
-from .search import Found, Worth, search
+from .search import Found, Promising, search
 from .steptime import StepTime
 
 LARGEST_MICRO = 64
@@ -38,7 +38,7 @@ class HFTraining:
         """Of all layouts that are asked for."""
         return Passes(self.sums, self.c)
 
-    def layouts(self, rig: Rig, ranks: int, worth: Worth = lambda layout: True) -> Iterator[Layout]:
+    def layouts(self, rig: Rig, ranks: int, promising: Promising = lambda layout: True) -> Iterator[Layout]:
         """Yield every layout worth computing, cheapest kinds first; only those that the recipe's choice allows.
 
         Raises:
@@ -47,9 +47,9 @@ class HFTraining:
         work = self.sums.work
         check_choice(work, rig, ranks)
         if not _is_split(work) and work.precision == "bf16":
-            yield from _own(work, ranks, worth)
+            yield from _own(work, ranks, promising)
         if not work.shares_experts and not work.recorded:
-            yield from _megatron(work, rig, ranks, worth)
+            yield from _megatron(work, rig, ranks, promising)
 
     def least_gib(self, layout: Layout) -> float:
         """Return what a rank holds of weights, states and copies: all that does not grow with the tokens of a micro-batch."""
@@ -258,7 +258,7 @@ def micro_batches(work: Workload, share: int, data: int) -> list[int]:
     return [given]
 
 
-def _own(work: Workload, ranks: int, worth: Worth) -> Iterator[Layout]:
+def _own(work: Workload, ranks: int, promising: Promising) -> Iterator[Layout]:
     """FSDP2 over all ranks; frozen experts shared out by `expert` of them."""
     share = share_of(work, ranks)
     shards: list[str] = ["full"] if ranks == 1 else ["none"] if work.recorded else ["full", "optimizer", "none"]
@@ -271,11 +271,11 @@ def _own(work: Workload, ranks: int, worth: Worth) -> Iterator[Layout]:
             ranks, micros[0], share // micros[0], work.sequence, work.precision, work.compile, "cuda",
             shard=shard, expert=expert, engine=OWN_ENGINE, recorded=work.recorded,
         )  # fmt: skip
-        if worth(first):
+        if promising(first):
             yield from _of_kind(first, micros, work.choice)
 
 
-def _megatron(work: Workload, rig: Rig, ranks: int, worth: Worth) -> Iterator[Layout]:
+def _megatron(work: Workload, rig: Rig, ranks: int, promising: Promising) -> Iterator[Layout]:
     """Tensor x expert x pipeline x data."""
     choice, shape = work.choice, work.shape
     if choice.shard == "full":
@@ -290,10 +290,10 @@ def _megatron(work: Workload, rig: Rig, ranks: int, worth: Worth) -> Iterator[La
             for expert in [choice.expert] if choice.expert else _expert_groups(work, ranks // pipeline):
                 if ranks // pipeline % expert or (tensor * pipeline * expert == 1 and not forced):
                     continue
-                yield from _of_split(work, ranks, tensor, expert, pipeline, worth)
+                yield from _of_split(work, ranks, tensor, expert, pipeline, promising)
 
 
-def _of_split(work: Workload, ranks: int, tensor: int, expert: int, pipeline: int, worth: Worth) -> Iterator[Layout]:
+def _of_split(work: Workload, ranks: int, tensor: int, expert: int, pipeline: int, promising: Promising) -> Iterator[Layout]:
     data = ranks // (tensor * pipeline)
     share = share_of(work, data)
     micros = micro_batches(work, share, data) if work.micro_batch else [n for n in SPLIT_MICRO if share % n == 0]
@@ -302,7 +302,7 @@ def _of_split(work: Workload, ranks: int, tensor: int, expert: int, pipeline: in
         shard=work.choice.shard or "optimizer", tensor=tensor, expert=expert, pipeline=pipeline,
         offload=work.choice.offload or "none", engine=MEGATRON,
     )  # fmt: skip
-    if worth(first):
+    if promising(first):
         yield from _of_kind(first, micros, work.choice)
 
 

@@ -17,7 +17,10 @@ ATTENTION_BACKWARD = 2.5
 
 
 def block_seconds(kind: Kind, work: Workload, layout: Layout, gpu: GPU, c: HFConstants) -> Seconds:
-    """One block on one micro-batch. Tensor parallelism divides widths, expert parallelism the routed tokens' spread."""
+    """Return the seconds of one block on one micro-batch.
+
+    Tensor parallelism divides widths, expert parallelism the routed tokens' spread.
+    """
     tokens, again = layout.micro_tokens, 1 if layout.recompute == "block" else 0
     forward, trained = _products(kind.block, work, layout, gpu, c)
     backward = (1 + again) * forward + (0.0 if work.adapter else trained)

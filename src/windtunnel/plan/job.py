@@ -16,7 +16,7 @@ from windtunnel.rig import Rig, load_catalog
 from .constants import HFConstants, load_hf_constants
 from .hf_work import PROMPT_TOKENS, read_shape
 from .judging import judge_answers, subjects_of
-from .rollout import Engine, plan_engines
+from .rollout import EnginePlan, plan_engines
 from .text import count_text, hours_text, seconds_text
 from .types import Plan
 
@@ -25,7 +25,7 @@ JOB_COLUMNS = ("step", "what it does", "time", "on the rig", "elsewhere", "disk"
 ANSWER_TOKENS = 512
 """Most tokens of an answer, where the recipe does not say."""
 PREDICTIONS = (1_000, 10_000)
-WORTH = 1.0
+LEAST_SAVING = 1.0
 """Dollars from which on another machine is worth the trouble."""
 CONVERT_GBS_PER_CORE = 0.23
 CONVERT_CORES = 16
@@ -132,14 +132,14 @@ class Job:
         return {"steps": [asdict(s) for s in self.steps], "total": total, "elsewhere": self.elsewhere, "advice": self.advice}
 
     def rows(self) -> list[tuple[str, ...]]:
-        """One row a step under JOB_COLUMNS, the total after those that count."""
+        """Return one row a step under JOB_COLUMNS, the total after those that count."""
         counted = [_row(step) for step in self.steps if step.counted]
         name = "total" if self.fits else "the others"
         total = (name, "", hours_text(self.hours), _money(self.dollars), _money(self.shared_dollars), _size(self.disk_bytes))
         return [*counted, total, *(_row(step) for step in self.steps if not step.counted)]
 
     def remarks(self) -> list[tuple[str, str]]:
-        """(label, text): where the figures come from, and the advice."""
+        """Return (label, text): where the figures come from, and the advice."""
         named = {step.name: step.source for step in self.steps if step.source}
         return [*named.items(), *(("note", text) for text in self.advice)]
 
@@ -293,7 +293,7 @@ class _Steps:
         if free is not None and free * 2**30 < whole:
             found.append(f"all steps leave {_size(whole)} on the disk, {_size(free * 2**30)} are free on {self.rig.name}")
         saved = sum((s.dollars or 0.0) - (s.elsewhere_dollars or 0.0) for s in steps if s.counted and not s.needs_gpu)
-        if saved < WORTH:
+        if saved < LEAST_SAVING:
             return found
         name = hub_id(self.model.config) or self.model.config
         prepared = next(
@@ -309,7 +309,7 @@ class _Steps:
         ]
 
 
-def _decoding(engine: Engine, questions: Questions, models: int) -> str:
+def _decoding(engine: EnginePlan, questions: Questions, models: int) -> str:
     engines = engine.gpus // engine.tensor
     tokens = questions.prompts * questions.mean_answer * questions.answer_tokens
     rate = tokens / max(engine.seconds, 1e-9)

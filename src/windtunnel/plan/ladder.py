@@ -116,6 +116,7 @@ def climb(recipe: Recipe, rigs: Sequence[Rig]) -> Ladder:
     """
     *lower, target = rigs
     plan = make_plan(recipe, target)
+    # Depth and batch are the target's on every rung: a rehearsal of another model would show nothing of this one.
     below = resolve(recipe, target)
     rungs: list[Rung] = []
     for rig in lower:
@@ -229,7 +230,7 @@ COLUMNS = ("rung", "rig", "done there", "GiB a rank", "step", "time", "cost")
 
 
 def ladder_rows(ladder: Ladder) -> list[tuple[str, ...]]:
-    """One row a rung under COLUMNS, and the total."""
+    """Return one row a rung under COLUMNS, and the total."""
     rows = [_row(rung) for rung in ladder.rungs]
     known = [rung.hours for rung in ladder.rungs if rung.hours is not None]
     total = f"${ladder.dollars:,.2f}" if any(rung.dollars is not None for rung in ladder.rungs) else ""

@@ -10,7 +10,7 @@ from .types import Plan
 
 # Relative difference of the peaks from which on it is explained; and share of the peak from which on a part of it is.
 EXPLAINED = 0.05
-WORTH_NAMING = 0.01
+LEAST_NAMED = 0.01
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _reasons(plan: Plan, parts: tuple[Part, ...], traced: float, phase: str, top
     """Write a sentence for each kind of memory that makes up the difference, largest first."""
     for part in sorted(parts, key=lambda part: -abs(part.planned_gib - part.traced_gib)):
         more = part.planned_gib - part.traced_gib
-        if abs(more) < WORTH_NAMING * traced:
+        if abs(more) < LEAST_NAMED * traced:
             continue
         who = "the plan counts" if more > 0 else "the trace finds"
         yield f"{part.name}: {who} {abs(more):.2f} GiB more; {_reason(plan, part, more, phase, top)}"

@@ -109,7 +109,7 @@ class Case:
 
     @cached_property
     def corpus(self) -> tuple[float | None, str]:
-        """Tokens of one epoch, None where they are not known, and where that came from."""
+        """Return tokens of one epoch, None where they are not known, and where that came from."""
         return estimate_corpus_tokens(self.recipe) if self.corpus_tokens is None else (self.corpus_tokens, "prepared data")
 
 

@@ -44,7 +44,7 @@ class Pretraining(StagePlanner):
         free, found = _free(recipe), _sharing(recipe, rig)
         if recipe.pretrain.graphs is True:
             found.append([Change(("stages.pretrain.graphs=auto",), "recorded only where there is room")])
-        if recipe.trm is not None and recipe.layout.recompute is not None:
+        if recipe.recomputes and recipe.layout.recompute is not None:
             found.append([Change((f"layout.recompute={again}",), f"every {again} computed again") for again in ("step", "block")])
         return [*found, *([[free]] if free.sets else []), *_fewer_passes(recipe), self._shallower(recipe, rig)]
 
@@ -178,7 +178,7 @@ def size_up(recipe: Recipe, rig: Rig, vocab: int, constants: GPTConstants) -> Si
     assert recipe.gpt.depth != "auto"
     shape = recipe_shape(recipe, vocab)
     hyper, passes = derive(recipe, vocab), passes_of(recipe, shape)
-    again = recipe.layout.recompute if passes.recursive else None
+    again = recipe.layout.recompute if passes.repeat else None
     tried: list[Sized] = []
     for shard in ways_to_shard(recipe, rig):
         work = GPTTraining(shape, passes, recipe.pretrain, int(hyper.batch_tokens.value), again, constants, shard)
@@ -268,7 +268,7 @@ def _blocked(recipe: Recipe, sized: Sized, constants: GPTConstants, corpus: floa
 
 def _memory_reason(sized: Sized, given: int | None) -> str:
     shape, candidate = sized.shape, sized.candidate
-    again = f", {_applications(sized)}" if sized.passes.recursive else ""
+    again = f", {_applications(sized)}" if sized.passes.repeat else ""
     count = f"{shape.parameters / 1e9:.1f} B" if shape.parameters >= 1e9 else f"{shape.parameters / 1e6:.0f} M"
     size = f"depth {sized.depth} has {count} parameters, {4 * shape.parameters / 1e9:.1f} GB of fp32 weights alone{again}"
     at = f"at the recipe's micro-batch {given}" if given else f"even at micro-batch {candidate.layout.micro_batch}"
@@ -288,7 +288,7 @@ def _shared(sized: Sized) -> str:
 
 def _model(sized: Sized) -> str:
     name = f"GPT of depth {sized.depth}"
-    return f"recursive {name} ({_applications(sized)})" if sized.passes.recursive else name
+    return f"recursive {name} ({_applications(sized)})" if sized.passes.repeat else name
 
 
 def _applications(sized: Sized) -> str:
@@ -361,7 +361,7 @@ def _time_error(constants: GPTConstants, sized: Sized) -> float:
         errors.append(constants.recorded_error)
     if is_sharded(candidate.layout):
         errors.append(constants.sharded_error)
-    if candidate.layout.precision == "fp8" and sized.passes.recursive:
+    if candidate.layout.precision == "fp8" and sized.passes.repeat:
         errors.append(constants.fp8_error)
     return max(errors)
 

@@ -57,8 +57,8 @@ class Asked(Protocol):
 
 
 @dataclass(frozen=True)
-class Engine:
-    """Engines of one kind on `gpus` GPUs, each over `tensor` of them.
+class EnginePlan:
+    """What engines of one kind take on `gpus` GPUs, each over `tensor` of them.
 
     Attributes:
         components: GiB of one GPU. at_once: sequences of mean length that an engine's KV cache holds.
@@ -89,7 +89,7 @@ class Engine:
 
 def plan_engines(
     shape: HFShape, stage: Asked, rig: Rig, gpus: int, c: HFConstants, held_gib: float = 0.0, ahead: int = 0
-) -> Engine:
+) -> EnginePlan:
     """Plan the engines on `gpus` GPUs of a rig: over as few GPUs each as hold weights and a few sequences.
 
     Args:
@@ -131,7 +131,7 @@ def _sizes(shape: HFShape, rig: Rig) -> list[int]:
 
 def _engine(
     shape: HFShape, stage: Asked, rig: Rig, gpus: int, tensor: int, c: HFConstants, held_gib: float, ahead: int
-) -> Engine:
+) -> EnginePlan:
     assert rig.gpu is not None
     limit = rig.gpu.memory_gib * stage.engine_memory
     weights = WEIGHT_BYTES[stage.engine_weights] * shape.parameters / tensor / GIB
@@ -147,7 +147,7 @@ def _engine(
     longest_gib = _cached(shape, longest, tensor) / tensor / GIB
     longest_at_once = cache / longest_gib
     prefill, decode = _generation(shape, stage, rig, gpus // tensor, tensor, max(1.0, at_once), c, ahead)
-    return Engine(gpus, tensor, fixed | {"kv_cache": cache}, limit, at_once, longest_at_once, longest_gib, prefill, decode)
+    return EnginePlan(gpus, tensor, fixed | {"kv_cache": cache}, limit, at_once, longest_at_once, longest_gib, prefill, decode)
 
 
 def _cached(shape: HFShape, tokens: float, tensor: int) -> float:
@@ -181,7 +181,7 @@ def _generation(
 
 
 def _token_seconds(shape: HFShape, stage: Asked, rig: Rig, tensor: int, batch: float, c: HFConstants) -> float:
-    """One token of `batch` sequences: products or reading weights and KV cache, whichever takes longer."""
+    """Return the seconds of one token of `batch` sequences: products or reading weights and KV cache, whichever takes longer."""
     assert rig.gpu is not None
     context = stage.prompt_tokens + stage.mean_answer * stage.answer_tokens / 2
     used = shape.parameters if shape.experts is None else _touched(shape, batch)

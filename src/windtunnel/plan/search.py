@@ -17,13 +17,14 @@ from .steptime import StepTime
 # Layouts this close to the fastest count as equal.
 SAME_SPEED = 1.01
 # The package's own engine is kept unless another is faster by more than this.
-WORTH_ANOTHER_ENGINE = 1.5
+OTHER_ENGINE_FASTER = 1.5
 # A layout that fits by the stated error too is taken where it costs no more than this.
-WORTH_ROOM = 1.05
+ROOM_PRICE = 1.05
 RANKED = 8
 
 
-Worth = Callable[[Layout], bool]
+Promising = Callable[[Layout], bool]
+"""Says of a layout whether those of its kind are to be computed."""
 
 
 class Trainable(Protocol):
@@ -37,10 +38,10 @@ class Trainable(Protocol):
     def preferred_first(self) -> bool:
         """Whether the first of equally fast layouts is taken; else the one that needs least memory, with room to spare."""
 
-    def layouts(self, rig: Rig, ranks: int, worth: Worth) -> Iterator[Layout]:
+    def layouts(self, rig: Rig, ranks: int, promising: Promising) -> Iterator[Layout]:
         """Yield every layout worth computing. Raises UserError: the recipe's choice contradicts itself, the model or the rig.
 
-        Those that differ by micro-batch and recomputation alone are of one kind: where there are many kinds, `worth` is asked
+        Those that differ by micro-batch and recomputation alone are of one kind: where there are many kinds, `promising` is asked
         of a layout of each, and those that it turns down are left out.
         """
 
@@ -161,9 +162,9 @@ class _Weighing:
             self.least[layout] = self.work.least_gib(layout)
         return self.least[layout]
 
-    def _weigh(self, worth: Worth) -> list[Candidate]:
+    def _weigh(self, promising: Promising) -> list[Candidate]:
         found = []
-        for layout in self.work.layouts(self.rig, self.ranks, worth):
+        for layout in self.work.layouts(self.rig, self.ranks, promising):
             # Larger micro-batches of a layout that does not fit need more.
             kind = (layout.shard, layout.tensor, layout.expert, layout.pipeline, layout.recompute, layout.recorded)
             if layout.micro_batch >= self.too_large.get(kind, sys.maxsize):
@@ -181,7 +182,7 @@ class _Weighing:
 def _leanest_of_the_fast(ranked: list[Candidate], error: float) -> Candidate:
     """Return the leanest of those about as fast as the fastest, with room to spare where that costs little."""
     own = [candidate for candidate in ranked if candidate.layout.engine == OWN_ENGINE]
-    pool = own if own and own[0].token_seconds <= WORTH_ANOTHER_ENGINE * ranked[0].token_seconds else ranked
+    pool = own if own and own[0].token_seconds <= OTHER_ENGINE_FASTER * ranked[0].token_seconds else ranked
     pool = _with_room(pool, error)
     fastest = min(c.token_seconds for c in pool)
     return min((c for c in pool if c.token_seconds <= SAME_SPEED * fastest), key=lambda c: c.peak_gib)
@@ -191,4 +192,4 @@ def _with_room(candidates: list[Candidate], error: float) -> list[Candidate]:
     """Return, in their order, those that fit by the stated error (1.2: 20 %) too, where that costs little; else all of them."""
     roomy = [c for c in candidates if c.peak_gib * error <= c.limit_gib]
     fastest = min(c.token_seconds for c in candidates)
-    return roomy if roomy and min(c.token_seconds for c in roomy) <= WORTH_ROOM * fastest else candidates
+    return roomy if roomy and min(c.token_seconds for c in roomy) <= ROOM_PRICE * fastest else candidates

@@ -22,7 +22,7 @@ from .hf_steptime import forward_seconds, least_seconds
 from .hf_work import Totals, Workload, totals, workload_of
 from .judging import Judging, judge_answers, subjects_of
 from .memory import GIB
-from .rollout import FEW, Engine, plan_engines, sync_seconds
+from .rollout import FEW, EnginePlan, plan_engines, sync_seconds
 from .search import Candidate, Found
 
 # What an engine that waits for its turn keeps on the GPU beside its CUDA context.
@@ -44,7 +44,7 @@ class Round:
 
     learner: Candidate
     learners: int
-    engine: Engine
+    engine: EnginePlan
     in_turn: bool
     terms: dict[str, float]
     hidden: float
@@ -155,7 +155,7 @@ def _engines_keep(sums: Totals, stage: GRPO, rig: Rig, c: HFConstants) -> float:
     return fixed + max(FEW * engine.longest_gib, min(_full_cache(engine, stage), half))
 
 
-def _full_cache(engine: Engine, stage: GRPO) -> float:
+def _full_cache(engine: EnginePlan, stage: GRPO) -> float:
     """Return the GiB of cache that all answers of a round fill at their longest."""
     return (1 + SPARE_CACHE) * math.ceil(stage.prompts * stage.samples / engine.gpus) * engine.longest_gib
 
@@ -165,7 +165,7 @@ def _single(stage: GRPO) -> GRPO:
     return stage.model_copy(update={"engine_tensor": 1})
 
 
-def _beside(engine: Engine, stage: GRPO, rig: Rig) -> tuple[Engine, float]:
+def _beside(engine: EnginePlan, stage: GRPO, rig: Rig) -> tuple[EnginePlan, float]:
     """Return an engine on a learner's GPU with no more cache than a round can fill, and its share of the GPU's memory."""
     assert rig.gpu is not None
     cache = min(engine.components["kv_cache"], _full_cache(engine, stage))

@@ -67,11 +67,11 @@ class SideBySide:
         return {"measure": self.measure, "hour_value": self.hour_value, "rigs": [rig.to_json() for rig in self.rigs]}
 
     def rows(self) -> list[tuple[str, ...]]:
-        """One row a rig under RIG_COLUMNS."""
+        """Return one row a rig under RIG_COLUMNS."""
         return [_row(rig) for rig in self.rigs]
 
     def remarks(self) -> list[tuple[str, str]]:
-        """(label, text): what is compared, the cheapest and the fastest, and why a rig is out."""
+        """Return (label, text): what is compared, the cheapest and the fastest, and why a rig is out."""
         said = [("note", self.measure)]
         able = [rig for rig in self.rigs if not rig.reason]
         priced = [rig for rig in able if rig.dollars is not None]
@@ -83,8 +83,8 @@ class SideBySide:
             said.append(("cheapest", f"{cheap.rig}: {_money(cheap.dollars)}"))
             if self.hour_value is not None:
                 best = min(priced, key=lambda rig: rig.waiting or 0.0)
-                worth = f"with ${self.hour_value:g} for an hour of waiting, {_money(best.waiting)}"
-                said.append(("cheapest", f"{best.rig}: {worth}"))
+                waited = f"with ${self.hour_value:g} for an hour of waiting, {_money(best.waiting)}"
+                said.append(("cheapest", f"{best.rig}: {waited}"))
         return [*said, *(("cannot", f"{rig.rig}: {rig.reason}") for rig in self.rigs if rig.reason)]
 
 

@@ -146,7 +146,7 @@ def climb_stages(recipe: Recipe, rigs: Sequence[Rig]) -> tuple[Ladder, StagedPla
 
 
 def stage_rows(staged: StagedPlan) -> list[tuple[str, ...]]:
-    """One row a stage under STAGE_COLUMNS, and the total of those that fit, where some do."""
+    """Return one row a stage under STAGE_COLUMNS, and the total of those that fit, where some do."""
     rows = [_row(stage.name, stage.plan) for stage in staged.stages]
     if not any(stage.plan.fits for stage in staged.stages):
         return rows
@@ -172,7 +172,7 @@ def _row(name: str, plan: Plan) -> tuple[str, ...]:
 
 
 def stage_remarks(staged: StagedPlan) -> list[tuple[str, str]]:
-    """(label, text): what each stage is for, that their models are not the same, and why one does not fit."""
+    """Return (label, text): what each stage is for, that their models are not the same, and why one does not fit."""
     rows = [(stage.name, stage.description) for stage in staged.stages if stage.description]
     rows += [(f"{stage.name}, a round", _round(stage.plan)) for stage in staged.stages if stage.plan.method == "grpo"]
     rows += gate_remarks(staged)
@@ -184,7 +184,7 @@ def stage_remarks(staged: StagedPlan) -> list[tuple[str, str]]:
 
 
 def gate_remarks(staged: StagedPlan) -> list[tuple[str, str]]:
-    """(label, text): what must hold at the end of each stage before the next may spend money."""
+    """Return (label, text): what must hold at the end of each stage before the next may spend money."""
     texts = {
         stage: ", ".join(f"{name.replace('_', ' ')} {limit}" for name, limit in limits.items())
         for stage, limits in staged.gates.items()

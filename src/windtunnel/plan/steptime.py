@@ -131,6 +131,8 @@ def step_time(work: Work, c: Constants) -> StepTime:
     }
     if work.launches:
         terms[LAUNCHES] = work.launches
+    # The GPU runs ahead of no host: where launching takes longer than computing, the rest of it is waited for. A step as a whole
+    # has the same bound, since communication that hides is launched by the same host.
     if work.host > passes:
         terms[LAUNCHES] = work.host - passes
         passes = work.host

@@ -19,7 +19,7 @@ OF_A_RUN = ("length", "ends", "time", "cost", "epochs")
 
 
 def lines(plan: Plan) -> list[tuple[str, str, str]]:
-    """(label, value, source) of everything worth printing, in reading order."""
+    """Return (label, value, source) of everything worth printing, in reading order."""
     remarks = [("next best", text, "") for text in _options(plan)]
     remarks += [("does not fit", reason, "") for reason in plan.reasons]
     remarks += [("instead", a.change, a.why) for a in plan.alternatives]

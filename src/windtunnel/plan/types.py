@@ -138,7 +138,7 @@ class Plan:
 
     @property
     def verdict(self) -> str:
-        """'fits', 'tight' where the memory's stated error reaches beyond the limit, or 'does not fit'."""
+        """Return 'fits', 'tight' where the memory's stated error reaches beyond the limit, or 'does not fit'."""
         if not self.fits:
             return "does not fit"
         return "tight" if self.peak_gib * (1 + self.error["memory"]) > self.limit_gib else "fits"

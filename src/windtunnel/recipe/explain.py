@@ -42,7 +42,7 @@ _EXPECTED = {
 
 
 def explain(errors: Sequence[Any], origin: dict[Path_, str], file: str) -> list[str]:
-    """One line a wrong key: where it stands, the key, what was expected and the nearest valid name."""
+    """Return one line a wrong key: where it stands, the key, what was expected and the nearest valid name."""
     groups: dict[Path_, list[Any]] = {}
     models: dict[Path_, type[BaseModel] | None] = {}
     for item in errors:

@@ -54,7 +54,7 @@ class Group:
 
     @property
     def title(self) -> str:
-        """'model, kind gpt'."""
+        """Return a heading such as 'model, kind gpt'."""
         return (self.path or "the recipe itself") + (f", kind {self.kind}" if self.kind else "")
 
 

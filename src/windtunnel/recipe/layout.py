@@ -56,20 +56,20 @@ class Layout:
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens of one optimizer step over all ranks."""
+        """Return the tokens of one optimizer step over all ranks."""
         return self.batch_sequences * self.sequence
 
     @property
     def micro_tokens(self) -> int:
-        """Tokens of one rank's forward pass."""
+        """Return the tokens of one rank's forward pass."""
         return self.micro_batch * self.sequence
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the layout as JSON values."""
         return asdict(self) | {"data": self.data, "batch_tokens": self.batch_tokens}
 
     def describe(self) -> str:
-        """One line."""
+        """Return the layout in one line."""
         per_rank = (
             f"{self.accumulation} x {self.micro_batch} sequences" if self.accumulation > 1 else f"{self.micro_batch} sequences"
         )

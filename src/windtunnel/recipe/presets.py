@@ -50,7 +50,7 @@ def _filled(trm: dict[str, Any], name: str, section: Any) -> Any:
 
 
 def contradictions(recipe: Recipe) -> list[str]:
-    """One sentence for each value that a recipe has in place of its preset's, and on use beyond what is trained."""
+    """Return one sentence for each value that a recipe has in place of its preset's, and on use beyond what is trained."""
     if recipe.trm is None:
         return []
     trm, preset = recipe.trm, PRESETS[recipe.trm.preset]

@@ -43,6 +43,10 @@ class Recursion(Section):
     halting: bool = Field(False, description="a head that tells whether the answer is right (models that are not causal)")
     ema: float | None = Field(None, gt=0, lt=1, description="decay of the averaged weights that are evaluated and served")
 
+    def describe(self) -> str:
+        """Return what it does to the model, in words that follow 'a GPT of depth 12'."""
+        return f"that recurses ({self.scheme}, {self.loops} loops, {self.supervision} supervision steps, preset {self.preset})"
+
     @property
     def resolved(self) -> ResolvedRecursion:
         """The section with the preset's values where it leaves them open."""

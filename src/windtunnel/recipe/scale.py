@@ -198,13 +198,13 @@ def _recursion(trm: Recursion | None) -> Recursion | None:
 
 
 def _detach_from(trm: Recursion) -> int | None:
-    """Of fewer supervision steps: gradients still end before the last one where they do in the recipe."""
+    """Return `detach_from` for fewer supervision steps: gradients still end before the last one where they do in the recipe."""
     whole, small = trm.resolved.detach_from, min(trm.supervision, SUPERVISION)
     return min(whole, max(0, small - 2)) if whole < trm.supervision - 1 else trm.detach_from
 
 
 def _heads(model: GPTModel) -> tuple[int, int | None]:
-    """(heads, key/value heads) of the scale model: as many queries share a key as in the recipe, up to 4."""
+    """Return (heads, key/value heads) of the scale model: as many queries share a key as in the recipe, up to 4."""
     if model.kv_heads is None:
         return HEADS, None
     if model.depth == "auto":  # the number of heads is not known yet

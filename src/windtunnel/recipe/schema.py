@@ -136,6 +136,20 @@ class Recipe(Section):
         return self
 
     @property
+    def supervision(self) -> int:
+        """The supervision steps of a training step, each of which has a loss of its own; 0 where the model answers once."""
+        return 0 if self.trm is None else self.trm.supervision
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether what a backward pass needs of the model's blocks can be computed again in place of being kept."""
+        return self.trm is not None or not isinstance(self.model, GPTModel)
+
+    def with_supervision(self, steps: int) -> Recipe:
+        """Return a copy with another number of supervision steps, where the model has any."""
+        return self if self.trm is None else self.model_copy(update={"trm": self.trm.model_copy(update={"supervision": steps})})
+
+    @property
     def training(self) -> tuple[TrainingStage, ...]:
         """The stages that train, in order."""
         return tuple(stage for stage in self.stages.values() if isinstance(stage, TrainingStage))

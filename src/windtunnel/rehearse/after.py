@@ -19,7 +19,7 @@ STEPS_AROUND_SAVE = 2
 
 
 def learning(rehearsal: Rehearsal, say: Say) -> Evidence:
-    """Validation loss from ln V down; alerts of the bands."""
+    """Follow the validation loss from ln V down, and tell the alerts of the bands."""
     assert rehearsal.run is not None
     folder = RunFolder.open(rehearsal.run)
     with MetricsReader(folder.metrics_path) as metrics:
@@ -44,17 +44,19 @@ def learning(rehearsal: Rehearsal, say: Say) -> Evidence:
 
 
 def saving(rehearsal: Rehearsal, say: Say) -> Evidence:
-    """How much longer the steps beside a save take than the others."""
+    """Measure how much longer the steps beside a save take than the others."""
     assert rehearsal.run is not None
     with MetricsReader(RunFolder.open(rehearsal.run).metrics_path) as metrics:
         seconds = {point.step: point.value for point in metrics.series("step_seconds")}
         saves = {event.step: event.message for event in metrics.events("checkpoint") if event.step is not None}
         checked = {point.step for point in metrics.series("validation_loss")}
     beside = {step + i for step in saves for i in range(1, STEPS_AROUND_SAVE + 1)}
+    # Nor is a step after a validation usual: the device stood still before it.
     usual = [value for step, value in seconds.items() if step not in beside and step - 1 not in checked]
     costs = []
     for step in saves:
         around = [seconds.get(step + i) for i in range(1, STEPS_AROUND_SAVE + 1)]
+        # After the step that was gone on from everything is compiled and allocated anew.
         if usual and None not in around and step != rehearsal.resumed_from:
             costs.append(sum(value for value in around if value) - STEPS_AROUND_SAVE * statistics.median(usual))
     if not costs:
@@ -101,7 +103,7 @@ def export(rehearsal: Rehearsal, say: Say) -> Evidence:
 
 
 def evaluate(rehearsal: Rehearsal, say: Say) -> Evidence:
-    """Bits per byte where there are targets, exact match where there are answers, samples."""
+    """Evaluate the best checkpoint: bits per byte where there are targets, exact match where there are answers, samples."""
     from windtunnel.rl import evaluate_trained
 
     assert rehearsal.run is not None
@@ -128,7 +130,7 @@ def evaluate(rehearsal: Rehearsal, say: Say) -> Evidence:
 
 
 def _saves_now_and_then(context: Context) -> bool:
-    """Whether the scale model takes steps without a save beside them, which a policy's does not."""
+    """Return whether the scale model takes steps without a save beside them, which a policy's does not."""
     return trains_here(context) and context.recipe.rl is None
 
 

@@ -27,19 +27,19 @@ TOKENS = 4096
 
 
 def is_gpt_with_data(context: Context) -> bool:
-    """Whether there is a scale model of a GPT, and data for it."""
+    """Return whether there is a scale model of a GPT, and data for it."""
     return context.is_gpt and context.has_data
 
 
 def small_run(context: Context) -> Recipe:
-    """The scale model for a few dozen steps, a save every few of them, and three samples to be measured by."""
+    """Return the scale model for a few dozen steps, a save every few of them, and three samples to be measured by."""
     scale = context.scale
-    micro = 8 if scale.trm is None else 2
+    micro = 2 if scale.supervision else 8
     pretrain = scale.pretrain.model_copy(
         update={
             "validate_every": Every(steps=STEPS // 2),
             "validation_tokens": TOKENS,
-            "batch_tokens": 1024 if scale.trm is None else 2 * micro * scale.gpt.sequence,
+            "batch_tokens": 2 * micro * scale.gpt.sequence if scale.supervision else 1024,
             "micro_batch": micro,
             "compile": False,  # takes longer than the run
         }
@@ -82,7 +82,7 @@ def checkpoint(context: Context, say: Say) -> Evidence:
 
 @contextmanager
 def _one_thread_each() -> Iterator[None]:
-    """Two small runs at a time do not wait for each other's threads."""
+    """Let processes that are started meanwhile have one thread: two small runs then do not wait for each other's."""
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
     try:
@@ -95,7 +95,7 @@ def _one_thread_each() -> Iterator[None]:
 
 @contextmanager
 def _left_alone(rehearsal: Rehearsal) -> Iterator[Child]:
-    """The same training in a process of its own, at the same time."""
+    """Yield the same training in a process of its own, at the same time."""
     from .processes import Child
     from .training import train_command
 
@@ -105,7 +105,7 @@ def _left_alone(rehearsal: Rehearsal) -> Iterator[Child]:
 
 
 def _compare(ours: Path, theirs: Path, steps: int = STEPS) -> int:
-    """How many logged values are equal; also every last weight. Raises CheckFailed at the first that is not."""
+    """Compare logged values and the last weights; return how many values. Raises CheckFailed at the first that differs."""
     import torch
 
     from windtunnel.checkpoint import CheckpointStore
@@ -138,14 +138,14 @@ def export(context: Context, say: Say) -> Evidence:
 
 @one_thread()
 def evaluation(context: Context, say: Say) -> Evidence:
-    """The whole evaluation of the best checkpoint, on three problems and three samples."""
+    """Run the whole evaluation of the best checkpoint, on three problems and three samples."""
     from .after import evaluate
 
     return evaluate(_trained(context), say)
 
 
 def _trained(context: Context) -> Rehearsal:
-    """The run that `checkpoint` left, as the stages of a rehearsal take it."""
+    """Return the run that `checkpoint` left, as the stages of a rehearsal take it."""
     from .context import Rehearsal
 
     rehearsal = Rehearsal(context.source, context.overrides, context.on, context.folder, given=context.recipe)

@@ -41,12 +41,12 @@ _CALIBRATE = "`windtunnel plan --calibrate` puts what was measured into the plan
 
 
 def one_gpu(rehearsal: Rehearsal, say: Say) -> Evidence:
-    """Ten full-size steps on one GPU."""
+    """Take ten full-size steps on one GPU."""
     return _steps(rehearsal, _alone(rehearsal.here), say)
 
 
 def node(rehearsal: Rehearsal, say: Say) -> Evidence:
-    """The same on all GPUs of this machine."""
+    """Take ten full-size steps on all GPUs of this machine."""
     return _steps(rehearsal, rehearsal.here, say)
 
 
@@ -189,7 +189,7 @@ def _load_alone(folder: Path, rehearsal: Rehearsal) -> int:
 
 
 def _judge(plan: Plan, trial: Trial, rig: Rig) -> Evidence:
-    """Measured against planned."""
+    """Hold what was measured against the plan; more than planned fails, less is a warning."""
     measured = {"memory": trial.reserved_gib or 0.0, "step": trial.step_seconds or 0.0}
     planned = {"memory": plan.reserved_gib, "step": plan.step_seconds}
     off = {name: value / planned[name] - 1 for name, value in measured.items()}

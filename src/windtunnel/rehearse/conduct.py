@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
-from windtunnel.check import Check, Outcome, View, all_checks
+from windtunnel.check import Check, CheckView, Outcome, all_checks
 from windtunnel.recipe import Recipe, UserError
 from windtunnel.rig import parse_rig
 from windtunnel.run import new_folder
@@ -47,7 +47,7 @@ class Options:
     named: bool = False
 
 
-def rehearse(recipe: Recipe, options: Options, view: View) -> Readiness:
+def rehearse(recipe: Recipe, options: Options, view: CheckView) -> Readiness:
     """Rehearse a recipe on this machine and write report.html and report.json into a new folder.
 
     Raises:
@@ -56,6 +56,7 @@ def rehearse(recipe: Recipe, options: Options, view: View) -> Readiness:
     began = time.monotonic()
     if options.steps is not None and options.steps < LEAST_STEPS:
         raise UserError(f"--steps {options.steps}: a rehearsal needs at least {LEAST_STEPS}", f"--steps {LEAST_STEPS}")
+    # A misspelt target is told now, not at the end of the rehearsal, where it is first needed.
     for name in options.targets:
         parse_rig(name)
     folder = new_folder(options.root, f"rehearse-{recipe.name}")
@@ -106,7 +107,7 @@ class CheckOptions:
     named: bool = False
 
 
-def check_recipe(options: CheckOptions, view: View | None = None) -> Readiness:
+def check_recipe(options: CheckOptions, view: CheckView | None = None) -> Readiness:
     """Prove all that can be proven without the rig. Nothing stays on disk but prepared data and the logs of checks that broke.
 
     Raises:
@@ -141,7 +142,7 @@ def check_recipe(options: CheckOptions, view: View | None = None) -> Readiness:
     )
 
 
-def _outcomes(checks: list[Check], options: CheckOptions, context: Context, view: View | None) -> list[Outcome]:
+def _outcomes(checks: list[Check], options: CheckOptions, context: Context, view: CheckView | None) -> list[Outcome]:
     """Run the checks; of a recipe or a rig that cannot be read those alone that say so, here and at once."""
     try:
         _ = context.loaded, context.rigs
@@ -153,7 +154,7 @@ def _outcomes(checks: list[Check], options: CheckOptions, context: Context, view
 
 @contextlib.contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """Within the block SIGTERM raises KeyboardInterrupt, in the main thread only."""
+    """Let SIGTERM raise KeyboardInterrupt meanwhile, in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -169,7 +170,7 @@ def sigterm_interrupts() -> Iterator[None]:
 
 
 def stages() -> list[Check]:
-    """The stages of a rehearsal; they share what they find through it."""
+    """Return the stages of a rehearsal; they share what they find through it."""
     from . import after, climbing, conversion, policy, serving, staged, trading, training, tuning
 
     modules = (training, after, trading, staged, serving, tuning, policy, climbing)
@@ -177,7 +178,7 @@ def stages() -> list[Check]:
 
 
 def rehearsal_checks(context: Context) -> list[Check]:
-    """Checks and stages. A check whose proof a stage repeats at a larger scale is left out."""
+    """Return checks, then stages. A check whose proof a stage repeats at a larger scale is left out."""
     later = stages()
     try:
         proven = {stage.name for stage in later if stage.applies(context)}

@@ -79,34 +79,34 @@ class Context(CheckContext):
 
     @cached_property
     def loaded(self) -> Recipe:
-        """The recipe with all its stages. Raises UserError when it cannot be loaded."""
+        """Return the recipe with all its stages. Raises UserError when it cannot be loaded."""
         return self.given or load_recipe(self.source, self.overrides)
 
     @cached_property
     def stages(self) -> tuple[Recipe, ...]:
-        """The recipe of each stage, in order; of a recipe without stages, itself. Raises UserError."""
+        """Return the recipe of each stage, in order; of a recipe without stages, itself. Raises UserError."""
         if not self.loaded.staged:
             return (self.loaded,)
         return tuple(stage_recipe(self.loaded, stage.name) for stage in self.loaded.training)
 
     @property
     def recipe(self) -> Recipe:
-        """What is trained in the end: the recipe, or its last stage's. Raises UserError when it cannot be loaded."""
+        """Return what is trained in the end: the recipe, or its last stage's. Raises UserError when it cannot be loaded."""
         return self.stages[-1]
 
     @cached_property
     def rigs(self) -> tuple[Rig, ...]:
-        """The rigs to be ready for. Raises UserError when a name is no rig."""
+        """Return the rigs to be ready for. Raises UserError when a name is no rig."""
         return tuple(parse_rig(name) for name in self.on)
 
     @property
     def rig(self) -> Rig:
-        """The target: the last of the rigs, as in `windtunnel plan`."""
+        """Return the target: the last of the rigs, as in `windtunnel plan`."""
         return self.rigs[-1]
 
     @property
     def rung(self) -> Rung:
-        """The highest rung asked for; 'cluster' when the rigs are not known."""
+        """Return the highest rung asked for; 'cluster' when the rigs are not known."""
         try:
             return RUNGS[max(RUNGS.index(rig.rung) for rig in self.rigs)]  # type: ignore[arg-type]
         except UserError:
@@ -114,52 +114,47 @@ class Context(CheckContext):
 
     @cached_property
     def here(self) -> Rig:
-        """This machine."""
+        """Return this machine, as detected once."""
         return detect_rig(self.folder)
 
     @property
     def device(self) -> str:
-        """What a scale model runs on here."""
+        """Return what a scale model runs on here."""
         return "cuda" if self.here.gpu else "cpu"
 
     @property
     def seed(self) -> int:
-        """The recipe's."""
+        """Return the recipe's seed."""
         return self.recipe.seed
 
     @property
     def is_gpt(self) -> bool:
-        """Whether the model is a GPT of our own (else a Hugging Face model)."""
+        """Return whether the model is a GPT of our own (else a Hugging Face model)."""
         return isinstance(self.recipe.model, GPTModel)
 
     @property
     def has_data(self) -> bool:
-        """Whether the recipe names data that can be read, not only its size."""
+        """Return whether the recipe names data that can be read, not only its size."""
         return not isinstance(self.recipe.data.corpus, CountedCorpus)
 
     @property
     def has_text(self) -> bool:
-        """Whether that data is text: puzzles are not."""
+        """Return whether the data that can be read is text: puzzles are not."""
         return self.has_data and not self.has_puzzles
 
     @property
     def has_puzzles(self) -> bool:
-        """Whether the recipe's data are puzzles."""
+        """Return whether the recipe's data are puzzles."""
         return isinstance(self.recipe.data.corpus, SudokuCorpus)
-
-    @property
-    def recurses(self) -> bool:
-        """Whether the model's blocks recurse."""
-        return self.recipe.trm is not None
 
     @cached_property
     def resolved(self) -> Recipe:
-        """The recipe as the target would train it: depth 'auto' made a number. Raises UserError."""
+        """Return the recipe as the target would train it: depth 'auto' made a number. Raises UserError."""
         return resolve(self.recipe, self.rig) if self.is_gpt else self.recipe
 
     @cached_property
     def scale(self) -> Recipe:
-        """The scale model, with an excerpt of the user's text. Raises UserError where the recipe cannot be made small."""
+        """Return the scale model, with an excerpt of the user's text. Raises UserError where the recipe cannot be made small."""
         if self.recipe.rl is not None:
             from .policy import policy_scale
 
@@ -176,21 +171,21 @@ class Context(CheckContext):
 
     @cached_property
     def small_stages(self) -> Recipe:
-        """The scale model of all stages of a recipe whose last one is of kind rl. Raises UserError."""
+        """Return the scale model of all stages of a recipe whose last one is of kind rl. Raises UserError."""
         from .policy import policy_stages
 
         return policy_stages(self)
 
     @cached_property
     def prepared(self) -> PreparedData:
-        """The scale model's data (of other models: an excerpt of the recipe's own) as training prepares it. Raises UserError."""
+        """Return the data as training prepares it: a GPT's scale model's, of other models an excerpt. Raises UserError."""
         from windtunnel.data import prepare
 
         return prepare(self.scale if self.is_gpt else self.excerpted(self.recipe))
 
     @cached_property
     def small_config(self) -> Path:
-        """A Hugging Face model's config.json made small, in a file that a recipe can name. Raises UserError."""
+        """Return a Hugging Face model's config.json made small, in a file that a recipe can name. Raises UserError."""
         from windtunnel.files import write_atomic
         from windtunnel.model import hf_shape
 
@@ -204,7 +199,7 @@ class Context(CheckContext):
         return path
 
     def rows(self, vocab: int) -> int:
-        """Rows of the model's token tables, when its tokenizer has `vocab` tokens."""
+        """Return how many rows the model's token tables have when its tokenizer has `vocab` tokens."""
         from windtunnel.model import hf_shape, recipe_shape
 
         model = self.recipe.model
@@ -213,7 +208,7 @@ class Context(CheckContext):
         return recipe_shape(self.scale, vocab).padded_vocab
 
     def network(self, compute: str = "float32", device: str = "cpu") -> GPT:
-        """The scale model of a GPT recipe with its first weights; `compute` names a torch dtype."""
+        """Return the scale model of a GPT recipe with its first weights; `compute` names a torch dtype."""
         import torch
 
         from windtunnel.model import build_model, recipe_shape
@@ -222,7 +217,7 @@ class Context(CheckContext):
         return build_model(shape, device=torch.device(device), compute=getattr(torch, compute), seed=self.seed)
 
     def batch(self, rows: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
-        """Tokens and targets (rows, sequence): the scale model's first micro-batch."""
+        """Return tokens and targets (rows, sequence): the scale model's first micro-batch."""
         import torch
 
         from windtunnel.data import BatchLoader
@@ -236,23 +231,24 @@ class Context(CheckContext):
             return x, y
 
     def corpus_files(self) -> list[CorpusFile]:
-        """The files of a text corpus; none where the data is of another kind. Raises UserError."""
+        """Return the files of a text corpus; none where the data is of another kind. Raises UserError."""
         from windtunnel.data import corpus_files
 
         corpus = self.recipe.data.corpus
         return list(corpus_files(corpus)) if isinstance(corpus, TextCorpus) else []
 
     def plan(self, rig: Rig | None = None) -> Plan:
-        """The recipe's plan for a rig (the target), with the corpus as the check of the data found it. Raises UserError."""
+        """Return the recipe's plan for a rig (the target), of the corpus as the check of the data found it. Raises UserError."""
         return self.plans(rig)[-1]
 
     def plans(self, rig: Rig | None = None) -> list[Plan]:
-        """The same of every stage, in order; one where the recipe has none. Raises UserError."""
+        """Return the plan of every stage, in order; one where the recipe has none. Raises UserError."""
         rig = rig or self.rig
         whole = self.facts.get("data", {}).get("whole") or {}
         vocab, tokens = whole.get("vocabulary"), whole.get("train_tokens")
         made = []
         for recipe in self.stages:
+            # A plan that was made before the data were read knew no vocabulary: it must not be the answer afterwards.
             key = (recipe.stage, rig.name, vocab, tokens)
             if key not in self._plans:
                 self._plans[key] = make_plan(recipe, rig, vocab, corpus_tokens=tokens)
@@ -260,7 +256,7 @@ class Context(CheckContext):
         return made
 
     def excerpted(self, recipe: Recipe) -> Recipe:
-        """The recipe with an excerpt where its text is large."""
+        """Return the recipe with an excerpt where its text is large."""
         from windtunnel.data import corpus_files
 
         corpus = recipe.data.corpus
@@ -281,7 +277,7 @@ class Context(CheckContext):
         return recipe.model_copy(update={"data": recipe.data.model_copy(update={"corpus": changed})})
 
     def _fewer_conversations(self, recipe: Recipe, corpus: ConversationCorpus) -> Recipe:
-        """The recipe with the first conversations of its files, where those are large."""
+        """Return the recipe with the first conversations of its files, where those are large."""
         from windtunnel.data import listed_files, read_conversations
 
         if sum(file.size for file in listed_files(corpus.files)) <= EXCERPT_BYTES:
@@ -292,7 +288,7 @@ class Context(CheckContext):
         return recipe.model_copy(update={"data": recipe.data.model_copy(update={"corpus": fewer})})
 
     def _fewer_prompts(self, recipe: Recipe, corpus: PromptCorpus) -> Recipe:
-        """The recipe with the first prompts of its files, where those are large."""
+        """Return the recipe with the first prompts of its files, where those are large."""
         from windtunnel.data import listed_files, prompt_records
 
         if sum(file.size for file in listed_files(corpus.files)) <= EXCERPT_BYTES:
@@ -303,7 +299,7 @@ class Context(CheckContext):
         return recipe.model_copy(update={"data": recipe.data.model_copy(update={"corpus": fewer})})
 
     def _fewer_theses(self, recipe: Recipe, corpus: ThesisCorpus) -> Recipe:
-        """The recipe with theses of every split, where its files are large."""
+        """Return the recipe with theses of every split, where its files are large."""
         from windtunnel.data import listed_files, prepare
 
         if sum(file.size for file in listed_files(corpus.files)) <= EXCERPT_BYTES:
@@ -318,7 +314,7 @@ class Context(CheckContext):
 
 
 def _free_cores() -> int:
-    """Cores that are not busy now, at least one. A small model is several times slower on threads that wait for a core."""
+    """Return how many cores are not busy now, at least one: a small model is several times slower on threads that wait."""
     try:
         busy = os.getloadavg()[0]
     except OSError:
@@ -348,63 +344,63 @@ class Rehearsal(Context):
 
     @cached_property
     def prepared(self) -> PreparedData:
-        """The scale model's data. Raises UserError."""
+        """Return the scale model's data. Raises UserError."""
         from windtunnel.data import prepare
 
         return prepare(self.scale) if trains_here(self) else super().prepared
 
     @cached_property
     def steps_beyond(self) -> int:
-        """Steps that a run takes beyond the resumed checkpoint."""
+        """Return how many steps a run takes beyond the resumed checkpoint."""
         from .tuning import BEYOND
 
         return BEYOND if trains_real_model(self) or self.recipe.rl is not None else STEPS_BEYOND
 
     @cached_property
     def side_by_side(self) -> bool:
-        """Whether two training processes have room beside each other: tiny policies on a CPU of several cores."""
+        """Return whether two training processes have room beside each other: tiny policies on a CPU of several cores."""
         return self.recipe.rl is not None and self.here.gpu is None and cpu_cores() > 1
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the environment of its training processes has besides this one's."""
+        """Return what the environment of its training processes has besides this one's."""
         given = self.here.gpu is not None or "OMP_NUM_THREADS" in os.environ
         threads = max(1, self.threads // 2) if self.side_by_side else self.threads
         return {} if given else {"OMP_NUM_THREADS": str(threads)}
 
     @property
     def recipe_file(self) -> Path:
-        """The scale model as a recipe that `windtunnel train` takes."""
+        """Return the scale model as a recipe that `windtunnel train` takes."""
         return self.folder / "scale.yaml"
 
 
 def is_gpt(context: Context) -> bool:
-    """Whether the scale model of the recipe can be trained here: it is a GPT, on data that is there."""
+    """Return whether the scale model of the recipe can be trained here: it is a GPT, on data that is there."""
     return context.is_gpt and context.has_data
 
 
 def has_text(context: Context) -> bool:
-    """The same, and the data are text."""
+    """Return whether the scale model can be trained here and its data are text."""
     return is_gpt(context) and context.has_text
 
 
 def trains_here(context: Context) -> bool:
-    """Whether there is a scale model to train here: of a GPT, of fine-tuning or of a policy, on data that is there."""
+    """Return whether there is a scale model to train here: of a GPT, of fine-tuning or of a policy, on data that is there."""
     return context.has_data and (context.recipe.rl is None or learns_policy(context))
 
 
 def learns_policy(context: Context) -> bool:
-    """Whether reinforcement learning can be rehearsed here: of a Hugging Face model, on prompts that are there."""
+    """Return whether reinforcement learning can be rehearsed here: of a Hugging Face model, on prompts that are there."""
     return context.recipe.rl is not None and not context.is_gpt and isinstance(context.recipe.data.corpus, PromptCorpus)
 
 
 def precedes_policy(context: Context) -> bool:
-    """Whether it is, and stages that train come before."""
+    """Return whether reinforcement learning can be rehearsed here, and stages that train come before it."""
     return learns_policy(context) and len(context.stages) > 1
 
 
 def trains_real_model(context: Context) -> bool:
-    """Whether the scale model is the recipe's own model: one that fine-tunes, is here, and is small."""
+    """Return whether the scale model is the recipe's own model: one that fine-tunes, is here, and is small."""
     from .tuning import uses_real_model
 
     return trains_here(context) and context.recipe.rl is None and not context.is_gpt and uses_real_model(context.recipe)

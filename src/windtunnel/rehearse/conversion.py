@@ -22,6 +22,8 @@ def write_random(config: dict[str, Any], folder: Path, seed: int, *, fp8: bool =
 
     Args:
         config: a config.json's content.
+        folder: where to; its parent is made.
+        seed: of the weights.
         fp8: hold its matrices as DeepSeek-V3's files do, in e4m3 with a scale for each block of 128 x 128.
     """
     import torch

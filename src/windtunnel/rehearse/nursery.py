@@ -23,7 +23,7 @@ from windtunnel.check import Check, Outcome, Say, always, failed
 from windtunnel.launch import stop_with_parent
 from windtunnel.recipe import UserError
 
-from .server import CAUSAL, PLAIN, STACK_SIGNAL
+from .server import HF, PLAIN, STACK_SIGNAL
 
 SERVER = f"{__package__}.server"
 TICK = 0.5
@@ -47,7 +47,14 @@ class Nursery:
         self.close()
 
     def run(self, check: Check, context: Any, say: Say, log: Path) -> Outcome:
-        """A check's outcome; one that does not come back within its limit, or at all, has failed."""
+        """Run a check and return its outcome; one that does not come back within its limit, or at all, has failed.
+
+        Args:
+            check: its `run` must be a function of a module.
+            context: sent to the process; what the check changes in it is lost, but for the outcome's facts.
+            say: told what the check is doing.
+            log: gets what the check prints.
+        """
         try:  # whether it applies was asked here: that function need not travel
             work = pickle.dumps((replace(check, applies=always), context))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -77,7 +84,7 @@ class Nursery:
             self._server = None
 
     def _run(self, check: Check, context: Any, request: bytes, say: Say, log: Path, began: float) -> Outcome:
-        port = self._start(_is_causal(context))
+        port = self._start(_is_hf(context))
         assert self._server is not None
         receiver, sender = Pipe(duplex=False)
         with receiver:
@@ -95,12 +102,12 @@ class Nursery:
             return failed(check, context, began, f"no result after {check.limit:.0f} s{_where(log)}", log=log)
         return failed(check, context, began, f"its process {_how(status)} without a result{_last_words(log)}", log=log)
 
-    def _start(self, causal: bool) -> Connection:
+    def _start(self, hf: bool) -> Connection:
         if self._port is not None:
             return self._port
         ours, theirs = Pipe()
         # -P: a file of the current folder must not hide a module from it; the check of imports says so.
-        flags = [PLAIN] if self._plain else [CAUSAL] if causal else []
+        flags = [PLAIN] if self._plain else [HF] if hf else []
         command = [sys.executable, "-P", "-m", SERVER, str(theirs.fileno()), *flags]
         with theirs:
             # A session of its own: Ctrl-C is for the main process, which ends this one.
@@ -121,7 +128,7 @@ class Nursery:
 
 
 def _follow(port: Connection, receiver: Connection, pid: int, say: Say, until: float, log: Path) -> Outcome | int | None:
-    """The child's outcome; else the status it ended with; None where it took too long and was killed."""
+    """Wait for the child; return its outcome, else the status it ended with, None where it took too long and was killed."""
     ears: list[Any] = [receiver, port]
     while True:
         left = until - time.monotonic()
@@ -153,8 +160,8 @@ def _await_stack(log: Path) -> None:
         time.sleep(TICK / 10)
 
 
-def _is_causal(context: Any) -> bool:
-    """Whether the recipe, if it can be read, is of a Hugging Face model."""
+def _is_hf(context: Any) -> bool:
+    """Return whether the recipe, if it can be read, is of a Hugging Face model."""
     try:
         return not getattr(context, "is_gpt", True)
     except UserError:
@@ -180,7 +187,7 @@ def _last_words(log: Path) -> str:
 
 
 def _where(log: Path) -> str:
-    """Where a check stood when its time was over, from the stack that it left."""
+    """Return where a check stood when its time was over, from the stack that it left."""
     frames = _frames(log)
     return f": it hangs in {frames[0].removeprefix('File ')} ({log})" if frames else ": it hangs"
 

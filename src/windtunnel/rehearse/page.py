@@ -17,7 +17,7 @@ from windtunnel.watch import (
     PlanRow,
     Report,
     Sample,
-    recursion_curves,
+    supervision_curves,
     write_report,
 )
 
@@ -54,7 +54,7 @@ def write_page(report: Readiness, path: Path) -> Path:
         ],
         plans=[_plan(plan, number) for number, plan in enumerate(report.plans())],
         loss=_loss(getattr(context, "run", None)),
-        recursion=_recursion(context),
+        supervision=_supervision(context),
         memory=[Curve(f"{name} run, resident", points) for name, points in memory.items() if points],
         cost=_cost(report),
         budget_dollars=recipe.budget.dollars if recipe else None,
@@ -83,7 +83,7 @@ def _recipe(report: Readiness) -> str:
 
 
 def late_text(late: Late | None) -> str:
-    """'$37.52 (60 min)', or the minutes alone where no price is known; empty where nothing is known."""
+    """Return '$37.52 (60 min)', or the minutes alone where no price is known; empty where nothing is known."""
     if late is None:
         return ""
     minutes = f"{late.minutes:.0f} min" if late.minutes >= 1 else f"{60 * late.minutes:.0f} s"
@@ -119,20 +119,20 @@ def _loss(run: Path | None) -> list[Curve]:
     return [Curve(name, [(p.step, p.value) for p in points]) for name, points in found.items() if points]
 
 
-def _recursion(context: Context) -> Any:
-    """Losses after each supervision step, of a recursive model that was trained."""
+def _supervision(context: Context) -> Any:
+    """Return the losses after each supervision step of the model that was trained; None where there are no such steps."""
     run: Path | None = getattr(context, "run", None)
-    if run is None or not context.recurses or not (run / "metrics.sqlite").exists():
+    if run is None or not context.recipe.supervision or not (run / "metrics.sqlite").exists():
         return None
     try:
         with MetricsReader(run / "metrics.sqlite") as metrics:
-            return recursion_curves(metrics, context.prepared.tokenizer.vocab)
+            return supervision_curves(metrics, context.prepared.tokenizer.vocab)
     except UserError:
         return None
 
 
 def _cost(report: Readiness) -> list[Curve]:
-    """Dollars over the planned run on each target: starting up costs the first of them."""
+    """Return dollars over the planned run on each target: starting up costs the first of them."""
     curves = []
     for plan in report.plans():
         if not plan.fits or plan.dollars is None or not plan.dollars_per_hour:

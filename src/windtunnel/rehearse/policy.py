@@ -88,7 +88,7 @@ def policy_stages(context: Context) -> Recipe:
 
 
 def _is_own(tokenizer: FolderTokenizer, recipe: Recipe) -> bool:
-    """Whether it is the recipe's own, found on this machine, rather than one made of a rehearsal's text."""
+    """Return whether it is the recipe's own, found on this machine, rather than one made of a rehearsal's text."""
     from windtunnel.recipe import find_model
 
     wanted, own = recipe.data.tokenizer, find_model(recipe.model.config)  # type: ignore[union-attr]

@@ -61,11 +61,11 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether the process itself has not ended."""
+        """Return whether the process itself has not ended."""
         return self.process.poll() is None
 
     def lines(self) -> Iterator[str]:
-        """Complete lines written since the last call. Raises CheckFailed when none came for too long."""
+        """Yield complete lines written since the last call. Raises CheckFailed when none came for too long."""
         with open(self.log, "rb") as file:
             file.seek(self._read)
             new = file.read()
@@ -79,7 +79,7 @@ class Child:
             yield line.decode("utf-8", "replace")
 
     def moments(self) -> Iterator[dict[str, Any]]:
-        """JSON objects among the lines."""
+        """Yield JSON objects among the lines."""
         for line in self.lines():
             with contextlib.suppress(ValueError):
                 value = json.loads(line)
@@ -87,7 +87,7 @@ class Child:
                     yield value
 
     def wait(self, each: Callable[[], None]) -> int:
-        """The exit code; `each` is called several times a second meanwhile."""
+        """Wait for the end and return the exit code; `each` is called several times a second meanwhile."""
         while self.running:
             each()
             time.sleep(TICK)
@@ -95,18 +95,19 @@ class Child:
         return self.process.wait()
 
     def last_words(self, count: int = 3) -> str:
-        """The last lines of its log that are no progress, for evidence."""
+        """Return the last lines of its log that are no progress, for evidence."""
         lines = [line.strip() for line in self.log.read_text("utf-8", "replace").splitlines() if line.strip()]
         spoken = [line for line in lines if not line.startswith('{"step"')]
         return " | ".join(line[:200] for line in spoken[-count:]) or "none"
 
     def freeze(self) -> None:
-        """Stop the process and its children where they are; returns when they stand still."""
+        """Stop the process and its children where they are; return when they stand still."""
         import psutil
 
         for member in self._tree():
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.suspend()
+        # SIGSTOP takes effect a moment after it is sent: a thread in a system call may still finish a write.
         for member in self._tree():
             _await_stop(member)
 
@@ -119,7 +120,7 @@ class Child:
                 member.resume()
 
     def kill(self) -> None:
-        """SIGKILL to the process and all its children, and wait for their end."""
+        """Send SIGKILL to the process and all its children, and wait for their end."""
         import psutil
 
         tree = self._tree()
@@ -135,7 +136,7 @@ class Child:
             self.process.send_signal(signal.SIGTERM)
 
     def memory_gib(self) -> float:
-        """Resident memory of the process and its children."""
+        """Return the resident memory of the process and its children, in GiB."""
         import psutil
 
         total = 0

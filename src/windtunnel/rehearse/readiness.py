@@ -28,10 +28,13 @@ ADDS = {"gpu": "GPU kernels, bf16 and compilation", "node": "several GPUs", "clu
 
 @dataclass(frozen=True)
 class RungVerdict:
-    """Whether nothing speaks against a rung.
+    """Says of a rung whether anything speaks against it.
 
     Attributes:
-        failed: checks that do. untried: checks that a failure kept from being run.
+        rung: the rung.
+        ready: nothing speaks against it.
+        failed: checks that do.
+        untried: checks that a failure kept from being run.
         here: this machine is of that rung or above, so what can only be seen there was seen.
         lacks: what training would refuse to begin without, and the command that brings each.
     """
@@ -45,7 +48,7 @@ class RungVerdict:
 
     @property
     def words(self) -> str:
-        """'ready', or why not."""
+        """Return 'ready', or why not."""
         if self.failed:
             return f"not ready: {', '.join(self.failed)}"
         if self.untried:
@@ -78,7 +81,7 @@ class Readiness:
 
     @property
     def recipe(self) -> Recipe | None:
-        """The recipe; None where it does not load."""
+        """Return the recipe; None where it does not load."""
         try:
             return self.context.recipe
         except UserError:
@@ -86,27 +89,27 @@ class Readiness:
 
     @property
     def name(self) -> str:
-        """The recipe's name, as far as it is known."""
+        """Return the recipe's name, as far as it is known."""
         return self.recipe.name if self.recipe else self.context.source
 
     @property
     def holds(self) -> bool:
-        """Whether no check failed, and none was left out because of one that did."""
+        """Return whether no check failed, and none was left out because of one that did."""
         return not any(outcome.status == "fail" or outcome.blocks for outcome in self.outcomes)
 
     @property
     def lacks(self) -> tuple[tuple[str, str], ...]:
-        """What `windtunnel train` on this machine would refuse to begin without, and the command that brings it."""
+        """Return what `windtunnel train` on this machine would refuse to begin without, and the command that brings it."""
         return tuple(dict.fromkeys(what for outcome in self.outcomes for what in outcome.lacks))
 
     @property
     def ready(self) -> bool:
-        """Whether every check holds and training here would begin: nothing is ready that `windtunnel train` refuses."""
+        """Return whether every check holds and training here would begin: nothing is ready that `windtunnel train` refuses."""
         return self.holds and not self.lacks
 
     @property
     def exit_code(self) -> int:
-        """0 ready, 1 not, 2 where the recipe or a rig that was named does not exist.
+        """Return 0 where ready, 1 where not, 2 where the recipe or a rig that was named does not exist.
 
         What is lacking here is fetched on the rig that trains: where rigs were named, 0 says that all else is ready for them.
         """
@@ -116,7 +119,7 @@ class Readiness:
 
     @property
     def rung(self) -> Rung:
-        """How far up the ladder this machine goes."""
+        """Return how far up the ladder this machine goes."""
         try:
             rung: Rung = self.context.here.rung  # type: ignore[assignment]
         except UserError:
@@ -124,7 +127,7 @@ class Readiness:
         return rung
 
     def rungs(self) -> list[RungVerdict]:
-        """Every rung up to the highest one asked for."""
+        """Return every rung up to the highest one asked for."""
         verdicts = []
         for index, rung in enumerate(RUNGS[: RUNGS.index(self.context.rung) + 1]):
             bad = [o for o in self.outcomes if RUNGS.index(o.rung) <= index and (o.status == "fail" or o.blocks)]
@@ -136,12 +139,12 @@ class Readiness:
 
     @property
     def targets(self) -> str:
-        """Names of the target rigs."""
+        """Return the names of the target rigs."""
         return ", ".join(self.context.on)
 
     @property
     def verdict(self) -> str:
-        """One line."""
+        """Return the verdict as one line."""
         state = "READY" if self.holds else "NOT READY"
         where = f" on rung {self.rung}" if self.rehearsed else ""
         lacking = f" but for {lacking_text(self.lacks)}" if self.holds and self.lacks else ""
@@ -149,7 +152,7 @@ class Readiness:
 
     @property
     def beyond(self) -> str:
-        """What this machine cannot show."""
+        """Return what this machine cannot show."""
         index = RUNGS.index(self.rung)
         needed = RUNGS.index(self.context.rung)
         if needed <= index:
@@ -158,7 +161,7 @@ class Readiness:
 
     @property
     def next_command(self) -> str:
-        """What to type now."""
+        """Return what to type now."""
         again, further = ("rehearse", "train") if self.rehearsed else ("check", "rehearse")
         if self.holds and self.lacks and (self.rehearsed or not self.named):
             return " && ".join(command for _, command in self.lacks)
@@ -176,7 +179,7 @@ class Readiness:
 
     @property
     def next_rung(self) -> list[str]:
-        """The commands that take the recipe to the rig that the plan priced, where that is above this machine; else none."""
+        """Return the commands that take the recipe to the rig that the plan priced, if that is above this machine; else none."""
         plan = _priced(self.context, self.outcomes)
         if not (self.rehearsed and self.ready and self.beyond and plan is not None):
             return []
@@ -193,26 +196,26 @@ class Readiness:
 
     @property
     def late_target(self) -> str:
-        """The rig whose plan `late` is from."""
+        """Return the rig whose plan `late` is from."""
         plan = _priced(self.context, self.outcomes)
         return plan.rig if plan else ""
 
     def late_of(self, outcome: Outcome) -> Late | None:
-        """What finding this check's failure on the target would cost."""
+        """Return what finding this check's failure on the target would cost."""
         return self.late.get(outcome.shows)
 
     def dearest(self) -> Late | None:
-        """The failure that would have cost most when found later; None where none failed or no price is known."""
+        """Return the failure that would have cost most when found later; None where none failed or no price is known."""
         found = [self.late_of(outcome) for outcome in self.outcomes if outcome.status == "fail"]
         priced = [late for late in found if late is not None and late.dollars is not None]
         return max(priced, key=lambda late: late.dollars or 0.0, default=None)
 
     def plans(self) -> list[Plan]:
-        """The plans that can be made: for here where the recipe was rehearsed, then for the targets."""
+        """Return the plans that can be made: for here where the recipe was rehearsed, then for the targets."""
         return _plans(self.context, self.outcomes, here=self.rehearsed)
 
     def environment(self) -> list[tuple[str, str]]:
-        """What the checks saw of this machine: (name, evidence)."""
+        """Return what the checks saw of this machine: (name, evidence)."""
         wanted = ("machine", "python", "torch", "gpu", "memory", "disk", "network", "clock")
         by_name = {outcome.check: outcome for outcome in self.outcomes if outcome.status in ("ok", "warn")}
         return [(name, by_name[name].evidence) for name in wanted if name in by_name]
@@ -229,7 +232,7 @@ class Readiness:
         return ", ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        """Stable keys; what is written to report.json."""
+        """Return what is written to report.json; its keys are stable."""
         folder = (
             {"folder": str(self.context.folder), "report": str(self.context.folder / "report.html")} if self.rehearsed else {}
         )
@@ -284,7 +287,7 @@ def _renter(rig: str) -> str:
 
 
 def late_for(context: Context, outcomes: Sequence[Outcome]) -> dict[Shows, Late]:
-    """What failing later costs, by the target's plan (of several rigs the last that fits); empty without one."""
+    """Return what failing later costs, by the target's plan (of several rigs the last that fits); empty without one."""
     plan = _priced(context, outcomes)
     return late_costs(context.recipe, plan) if plan else {}
 
@@ -294,7 +297,7 @@ def _priced(context: Context, outcomes: Sequence[Outcome]) -> Plan | None:
 
 
 def _plans(context: Context, outcomes: Sequence[Outcome], *, here: bool = False) -> list[Plan]:
-    """The plans that can be made, for this machine first where `here`. Where the check of the plan broke down, none is tried."""
+    """Return the plans that can be made, this machine's first where `here`. None is tried where the check of the plan broke."""
     if any(outcome.check == "plan" and outcome.log for outcome in outcomes):
         return []
     try:
@@ -344,7 +347,7 @@ class Late:
 
 
 def late_costs(recipe: Recipe, plan: Plan) -> dict[Shows, Late]:
-    """What finding a failure later costs, for each time it can show at, by the plan of the target rig."""
+    """Return what finding a failure later costs, for each time it can show at, by the plan of the target rig."""
     start, run = sum(plan.startup.values()), 3600 * plan.hours
     gpt = isinstance(recipe.model, GPTModel)
     validation = _after(recipe.pretrain.validate_every, plan) if gpt else run
@@ -365,5 +368,5 @@ def late_costs(recipe: Recipe, plan: Plan) -> dict[Shows, Late]:
 
 
 def _after(every: Every, plan: Plan) -> float:
-    """Seconds of training until the first time."""
+    """Return the seconds of training until something that happens so often happens first."""
     return every.steps * plan.step_seconds if every.steps else every.seconds or 0.0

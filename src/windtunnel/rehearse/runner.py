@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from windtunnel.check import Check, Outcome, View, attempt, failed, not_run
+from windtunnel.check import Check, CheckView, Outcome, attempt, failed, not_run
 from windtunnel.recipe import UserError
 
 from .nursery import Nursery
@@ -19,20 +19,22 @@ class Silent:
     """Shows nothing."""
 
     def begin(self, check: Check) -> None:
-        """Nothing."""
+        """Show nothing."""
 
     def detail(self, text: str) -> None:
-        """Nothing."""
+        """Show nothing."""
 
     def end(self, outcome: Outcome) -> None:
-        """Nothing."""
+        """Show nothing."""
 
 
-def run_checks(checks: Sequence[Check], context: Any, view: View | None = None, *, isolate: bool = True) -> list[Outcome]:
+def run_checks(checks: Sequence[Check], context: Any, view: CheckView | None = None, *, isolate: bool = True) -> list[Outcome]:
     """Run the checks that apply, in order; what they find is left in `context.facts` for the later ones.
 
     Args:
+        checks: those that a check needs come before it.
         context: a Context, or what else the checks' `run` takes; its `folder` gets the logs.
+        view: shows progress; None: nothing is shown.
         isolate: False runs all in this process, for tests: a crash or hang is then the caller's own.
     """
     view = view or Silent()
@@ -65,7 +67,7 @@ def run_checks(checks: Sequence[Check], context: Any, view: View | None = None, 
 
 
 def select(checks: Sequence[Check], names: Sequence[str]) -> list[Check]:
-    """The named checks and what they need, in their order.
+    """Return the named checks and what they need, in their order.
 
     Raises:
         UserError: there is none of that name; names the nearest.
@@ -87,7 +89,7 @@ def select(checks: Sequence[Check], names: Sequence[str]) -> list[Check]:
 
 
 def _applies(check: Check, context: Any) -> bool | str:
-    """Whether it applies; text where that cannot be told because of a bug in a check."""
+    """Return whether it applies; text where that cannot be told because of a bug in a check."""
     try:
         return bool(check.applies(context))
     except UserError:

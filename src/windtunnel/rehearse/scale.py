@@ -47,13 +47,14 @@ _TOKENS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
 
 
 def small_config(raw: dict[str, Any], vocab: int = VOCAB) -> dict[str, Any]:
-    """The same model with 2 layers of each kind's beginning, 4 heads of 16 channels and 512 tokens.
+    """Return the same model with 2 layers of each kind's beginning, 4 heads of 16 channels and 512 tokens.
 
     Ratios that decide code paths stay: heads to key/value heads (up to 4), tied tables, windows, experts, latent attention.
     """
     small = {key: value for key, value in raw.items() if key not in _DROPPED}
     for key, size in _SIZES.items():
         if isinstance(small.get(key), int) and not isinstance(small[key], bool):
+            # 0 and -1 switch parts of a model off.
             small[key] = min(small[key], size) if small[key] > 0 else small[key]
     small["vocab_size"] = vocab
     heads = raw.get("num_attention_heads")
@@ -64,6 +65,7 @@ def small_config(raw: dict[str, Any], vocab: int = VOCAB) -> dict[str, Any]:
             small["num_key_value_heads"] = max(1, HEADS // max(1, heads // kv))
     kinds = raw.get("layer_types")
     if isinstance(kinds, list) and kinds:
+        # A layer of each kind at least: each has code of its own.
         chosen = list(dict.fromkeys(kinds))
         small["layer_types"] = (chosen * LAYERS)[: max(LAYERS, len(chosen))]
         small["num_hidden_layers"] = len(small["layer_types"])

@@ -47,7 +47,7 @@ class Progress:
         self._stop()
 
     def begin(self, check: Check) -> None:
-        """A check begins."""
+        """Show that a check begins."""
         self._check, self._began = check, time.monotonic()
         if self._terminal:
             from rich.live import Live
@@ -61,13 +61,13 @@ class Progress:
             self._print(f"{check.name}: {check.proves}")
 
     def detail(self, text: str) -> None:
-        """What it is doing now."""
+        """Show what the check is doing now."""
         self._text = text
         if not self._terminal and time.monotonic() - self._printed >= PLAIN_SECONDS and self._check is not None:
             self._print(f"  {self._check.name}: {text}")
 
     def end(self, outcome: Outcome) -> None:
-        """It is over."""
+        """Show how the check ended."""
         self._stop()
         if self._terminal:
             self._console.print(_finished(outcome, self._console.width))
@@ -155,7 +155,7 @@ def _checks(report: Readiness) -> Any:
 
 
 def _evidence(outcome: Outcome) -> str:
-    """What stands in the table; all that is wrong with a failed check stands below it, with what to do."""
+    """Return what stands in the table; all that is wrong with a failed check stands below it, with what to do."""
     if outcome.status != "fail":
         return outcome.evidence
     first = outcome.problems[0][0] if outcome.problems else outcome.evidence
@@ -164,7 +164,7 @@ def _evidence(outcome: Outcome) -> str:
 
 
 def _print_remedies(console: Any, report: Readiness) -> None:
-    """What is wrong and what to do, each problem by itself; then reservations; then what this machine cannot tell."""
+    """Print what is wrong and what to do, each problem by itself; then reservations; then what this machine cannot tell."""
     from rich.text import Text
 
     rows: list[tuple[Any, Any]] = []

@@ -19,7 +19,7 @@ from windtunnel.launch import Forker, stop_with_parent
 
 STACK_SIGNAL = signal.SIGUSR2
 """A check that gets it writes where it stands. A watchdog thread would do that too, but then checks could not fork safely."""
-PLAIN, CAUSAL = "--plain", "--causal"
+PLAIN, HF = "--plain", "--hf"
 """Arguments of a server that imports nothing beforehand, or also what Hugging Face models need."""
 _AHEAD: tuple[tuple[str, ...], ...] = (
     ("torch",), ("torch._dynamo",), ("windtunnel.data", "prepare"), ("windtunnel.model", "build_gpt"),
@@ -37,7 +37,7 @@ def main() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     port = Connection(int(sys.argv[1]))
     if PLAIN not in sys.argv:
-        _import_ahead(CAUSAL in sys.argv)
+        _import_ahead(HF in sys.argv)
     while True:
         try:
             request = port.recv_bytes()
@@ -55,12 +55,12 @@ def main() -> None:
         port.send(status)
 
 
-def _import_ahead(causal: bool) -> None:
+def _import_ahead(hf: bool) -> None:
     """Import what most checks and the programs that they start use; what is missing or broken they will say themselves.
 
     A room imports little by itself: what needs time stands behind its names.
     """
-    for module, *names in _AHEAD + (_OF_HUGGING_FACE if causal else ()):
+    for module, *names in _AHEAD + (_OF_HUGGING_FACE if hf else ()):
         with contextlib.suppress(Exception):
             room = import_module(module)
             for name in names:
@@ -68,9 +68,10 @@ def _import_ahead(causal: bool) -> None:
 
 
 def _child(request: bytes, handle: int) -> None:
-    """Run one check and send its outcome; never returns."""
+    """Run one check, send its outcome and end the process: this does not return."""
     import faulthandler
 
+    # Its own session: what it starts can be found and ended with it, and Ctrl-C does not reach it.
     os.setsid()
     stop_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
@@ -93,7 +94,7 @@ def _child(request: bytes, handle: int) -> None:
     faulthandler.register(STACK_SIGNAL, file=sys.stderr, all_threads=False)
     sender.send(attempt(check, context, sender.send, Path(log)))
     sys.stdout.flush()
-    os._exit(0)
+    os._exit(0)  # the server's exit handlers are not this copy's to run
 
 
 def _end_orphans() -> None:

@@ -75,10 +75,10 @@ def address(child: Child) -> str:
 
 
 def _greedy(rehearsal: Rehearsal, say: Say) -> tuple[str, str]:
-    """A prompt of the held-out data, and how the model goes on from it greedily."""
+    """Return a prompt of the held-out data, and how the model goes on from it greedily."""
     from contextlib import closing
 
-    from windtunnel.generate import Job, load_run
+    from windtunnel.generate import GenerationJob, load_run
 
     assert rehearsal.run is not None
     say("generating without the server, to compare")
@@ -88,9 +88,9 @@ def _greedy(rehearsal: Rehearsal, say: Say) -> tuple[str, str]:
     if rehearsal.prepared.corpus == "arithmetic" and mark:
         prompt = question + mark
     else:
-        prompt = document[:12].rstrip("\ufffd")
+        prompt = document[:12].rstrip("\ufffd")  # tokens may end inside a character
     with closing(loaded.generator([prompt], TOKENS)) as generator:
-        (answer,) = generator.generate([Job(tuple(generator.text.encode(prompt)), TOKENS, temperature=0)])
+        (answer,) = generator.generate([GenerationJob(tuple(generator.text.encode(prompt)), TOKENS, temperature=0)])
     return prompt, answer.text
 
 

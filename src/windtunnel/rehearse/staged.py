@@ -39,7 +39,7 @@ def stages(rehearsal: Rehearsal, say: Say) -> Evidence:
 
 
 def runs_by_stage(root: Path) -> dict[str, Path]:
-    """Folders of the runs by stage, in the order in which they began. Raises CheckFailed where one did not end."""
+    """Return the runs' folders by stage, in the order in which they began. Raises CheckFailed where one did not end."""
     from windtunnel.run import RunFolder
 
     found = []
@@ -52,7 +52,7 @@ def runs_by_stage(root: Path) -> dict[str, Path]:
 
 
 def _judge(run: Path, stage: TrainingStage, recipe: Recipe, rehearsal: Rehearsal) -> dict[str, str]:
-    """Each gate of the recipe: what the run shows, and whether it would hold. Raises CheckFailed where one cannot be judged."""
+    """Return of each gate what the run shows, and whether it would hold. Raises CheckFailed where one cannot be judged."""
     from windtunnel.run import MetricsReader, RunFolder
     from windtunnel.train import gate_series, judge_gates
 
@@ -60,9 +60,7 @@ def _judge(run: Path, stage: TrainingStage, recipe: Recipe, rehearsal: Rehearsal
     folder = RunFolder.open(run)
     own = stage_recipe(recipe, stage.name)
     # The limits are the recipe's, the number of supervision steps is the toy's.
-    if own.trm is not None and folder.recipe.trm is not None:
-        trm = own.trm.model_copy(update={"supervision": folder.recipe.trm.supervision})
-        own = own.model_copy(update={"trm": trm})
+    own = own.with_supervision(folder.recipe.supervision)
     with MetricsReader(folder.metrics_path) as metrics:
         series = gate_series(metrics, own)
     results = judge_gates(stage.gates, own, series, gpus=rehearsal.here.gpu is not None)

@@ -92,7 +92,7 @@ def resume(rehearsal: Rehearsal, say: Say) -> Evidence:
 
 
 def train_command(recipe: Path, *, root: Path | None = None, run: Path | None = None) -> list[str]:
-    """Arguments of `windtunnel train` for a new run under a root, or to go on with a run."""
+    """Return the arguments of `windtunnel train` for a new run under a root, or to go on with a run."""
     where = ["--root", str(root)] if run is None else ["--run", str(run), "--resume"]
     return ["-m", "windtunnel", "train", str(recipe), *where, "--yes", "--json"]
 
@@ -129,7 +129,7 @@ def _describe(moment: dict[str, Any]) -> str:
 
 
 def await_run(child: Child, root: Path, follow: Follower) -> Path:
-    """The folder of the run that a process makes under `root`, once it is there."""
+    """Wait for the run that a process makes under `root` and return its folder. Raises CheckFailed: it made none."""
     while True:
         follow.look()
         found = [path.parent for path in root.glob("*/manifest.json")]
@@ -143,7 +143,7 @@ def await_run(child: Child, root: Path, follow: Follower) -> Path:
 
 
 def _catch(child: Child, checkpoints: Path, follow: Follower) -> str:
-    """Kill the process while a checkpoint is half written and one before it is whole; what was found on disk then.
+    """Kill the process while a checkpoint is half written and one before it is whole; return what was on disk then.
 
     It is frozen first: what is seen on the disk is then what the kill leaves.
     """
@@ -189,7 +189,7 @@ def _bytes(folder: Path) -> int:
 
 
 def _listing(folder: Path) -> str:
-    """'step-00000060.tmp-...: model/__0_0.distcp 0.6 MiB, no checkpoint.json'."""
+    """Return what a folder holds, such as 'step-00000060.tmp-... (model/__0_0.distcp 0.60 MiB, no checkpoint.json)'."""
     parts = []
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         parts.append(f"{path.relative_to(folder)} {path.stat().st_size / 2**20:.2f} MiB")
@@ -373,7 +373,7 @@ def _agreeing_ranks(run: Path, steps: list[int], text: str, ranks: list[int]) ->
 
 
 def _on_other_ranks(rehearsal: Rehearsal, run: Path) -> tuple[list[str], int, int]:
-    """(command, ranks before, ranks now): two processes where there was one CPU, one GPU where there were several."""
+    """Return (command, ranks before, ranks now): two processes where there was one CPU, one GPU where there were several."""
     from windtunnel.run import RunFolder
 
     if rehearsal.here.gpus > 1:
@@ -383,6 +383,7 @@ def _on_other_ranks(rehearsal: Rehearsal, run: Path) -> tuple[list[str], int, in
         plan = folder.manifest["plan"]
         layout = plan["layout"]
         micro = layout["micro_batch"]
+        # The tokens of a step must stay as they are: half as many micro-batches a rank, or, of an odd number, half as large ones.
         if layout["accumulation"] % RANKS == 0:
             accumulation = layout["accumulation"] // RANKS
         else:
@@ -393,7 +394,7 @@ def _on_other_ranks(rehearsal: Rehearsal, run: Path) -> tuple[list[str], int, in
 
 
 def _stop_at(child: Child, run: Path, step: int, each: Callable[[], None]) -> int:
-    """Ask the run to stop once it has logged `step`; its exit code."""
+    """Ask the run to stop once it has logged `step`; return its exit code."""
     asked = False
     while child.running:
         each()
@@ -404,7 +405,7 @@ def _stop_at(child: Child, run: Path, step: int, each: Callable[[], None]) -> in
 
 
 def _ask_at(child: Child, run: Path, step: int) -> bool:
-    """Ask the run to stop if it has logged `step`; whether it was asked."""
+    """Ask the run to stop if it has logged `step`; return whether it was asked."""
     from windtunnel.run import holder
 
     if max(series(run, "loss", wait=True), default=0) < step:
@@ -433,7 +434,7 @@ def _points(run: Path, name: str, wait: bool) -> Iterator[tuple[int, float]]:
 
 
 def _spreads(context: Context) -> bool:
-    """Whether the scale model is small enough for two processes at a time; else the check of random ones stands for it."""
+    """Return whether the scale model is small enough for two processes at a time; else the check of random ones stands for it."""
     return trains_here(context) and not trains_real_model(context)
 
 

@@ -60,7 +60,7 @@ def tunes(context: Context) -> bool:
 
 
 def tunes_or_learns(context: Context) -> bool:
-    """Return whether the same holds of fine-tuning or of reinforcement learning."""
+    """Return whether fine-tuning or reinforcement learning of the recipe can be rehearsed here."""
     return tunes(context) or learns_policy(context)
 
 
@@ -83,6 +83,7 @@ def tuning_scale(
     structural stays: template, what is learned, adapter, format of the weights, precision of the optimizer's states.
 
     Args:
+        context: of the check or the rehearsal.
         whole: the recipe; None: the context's.
         given: a random model with its tokenizer, which other stages have too; None: by the rules.
         steps: None: by the rules.
@@ -147,6 +148,8 @@ def small_model(context: Context, recipe: Recipe, *, staged: bool = False) -> tu
     """Return a random model of the recipe's architecture, written to files, and its tokenizer.
 
     Args:
+        context: of the check or the rehearsal, in whose folder the files are made.
+        recipe: whose model and tokenizer are stood in for.
         staged: other stages, of other text, have the same tokenizer: one that is made here is kept in a folder.
     """
     from windtunnel.model import hf_shape

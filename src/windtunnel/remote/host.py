@@ -82,6 +82,7 @@ class Host:
             if shutil.which(tool) is None:
                 package = "openssh-client" if tool == "ssh" else tool
                 raise UserError(f"{tool} is not installed here", f"sudo apt install {package}")
+        # Not below the user's home: a socket's path has room for about 100 characters.
         self._control = tempfile.mkdtemp(prefix="wt-ssh-")
         try:
             self._connect()
@@ -152,6 +153,7 @@ class Host:
 
     def _connect(self) -> None:
         told = self.run('echo "$HOME"; command -v rsync || echo none')
+        # The last two lines: a profile there may greet whoever logs in.
         self.home, rsync = told.strip().splitlines()[-2:]
         if rsync == "none":
             raise UserError(f"{self.address}: rsync is not installed there", f"ssh {self.address.target} sudo apt install rsync")

@@ -25,8 +25,7 @@ def _recipe(context: Context, say: Say) -> Evidence:
     model = recipe.gpt.depth if context.is_gpt else None
     what = f"a GPT of depth {model}" if context.is_gpt else f"Hugging Face model {getattr(recipe.model, 'config', '')}"
     if recipe.trm is not None:
-        how = f"{recipe.trm.scheme}, {recipe.trm.loops} loops, {recipe.trm.supervision} supervision steps"
-        what = f"{what} that recurses ({how}, preset {recipe.trm.preset})"
+        what = f"{what} {recipe.trm.describe()}"
     data = recipe.data.corpus.kind
     changed = f", {len(context.overrides)} keys overridden" if context.overrides else ""
     if context.loaded.staged:

@@ -174,7 +174,7 @@ class Conflict:
 
 
 def declared() -> Declared | None:
-    """From the installed metadata, else from the source tree's pyproject.toml; None where there is neither."""
+    """Return what the package needs: by installed metadata, else by the source tree's pyproject.toml; None: neither is there."""
     try:
         found = metadata.metadata(PACKAGE)
         python, texts = str(found["Requires-Python"] or ""), metadata.requires(PACKAGE) or []

@@ -89,7 +89,7 @@ class Rig:
         return "node" if self.gpus_per_node > 1 else "gpu"
 
     def describe(self) -> str:
-        """One line: what the machine is."""
+        """Return in one line what the machine is."""
         host = f"{self.cpu_cores} CPU cores, {self.ram_gib:.0f} GiB RAM"
         if self.gpu is None:
             return host

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .canary import TOLERANCE, Canary, score
     from .cross_check import Checked
     from .curriculum import Levels
-    from .engine import Answers, Engine, Receipt, Scores, Serving
+    from .engine import Answers, InferenceEngine, Receipt, Scores, Serving
     from .engine_process import EngineProcess
     from .engine_share import EngineShare, engines_of
     from .engines import Engines
@@ -42,12 +42,12 @@ __all__ = [
     "Canary",
     "Checked",
     "Collector",
-    "Engine",
     "EngineFailed",
     "EngineProcess",
     "EngineShare",
     "Engines",
     "Held",
+    "InferenceEngine",
     "Invitation",
     "Learner",
     "Levels",

@@ -189,7 +189,7 @@ class Round:
 
 @one_thread()
 def weight_sync(context: Context, say: Say) -> Evidence:
-    """In fp32, where next to nothing may differ, and in bf16, as learners and engines compute."""
+    """Send weights in fp32, where next to nothing may differ, and in bf16, as learners and engines compute."""
     import torch
 
     from windtunnel.rl import EngineFailed
@@ -277,7 +277,7 @@ def tuning_export(context: Context, say: Say) -> Evidence:
     import torch
 
     from windtunnel.checkpoint import CheckpointStore
-    from windtunnel.rl import BrokenSnapshot, Engine, Publisher, publish_weights
+    from windtunnel.rl import BrokenSnapshot, InferenceEngine, Publisher, publish_weights
     from windtunnel.train import random_batch, restore_engine, small_engine, vocabulary_of
 
     saved = context.facts["tuning-checkpoint"]
@@ -296,7 +296,7 @@ def tuning_export(context: Context, say: Say) -> Evidence:
     assert folder is not None
     say("transformers loads it")
     try:
-        receipt = Engine(dtype).load(folder, step)
+        receipt = InferenceEngine(dtype).load(folder, step)
     except BrokenSnapshot as error:
         raise CheckFailed(f"transformers does not get the model that was trained: {error}") from None
     assert receipt.canary is not None

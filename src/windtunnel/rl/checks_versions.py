@@ -38,7 +38,7 @@ def watched_publisher(folder: Path, copy: Path) -> Publisher:
 
 
 def half_written_is_passed_over(engine: EngineProcess, copy: Path, complete: int) -> None:
-    """In the copy of a folder in which a version was being written, the one before is the newest."""
+    """Prove it: in the copy of a folder in which a version was being written, the one before is the newest."""
     from windtunnel.rl import BrokenSnapshot, newest_snapshot, open_snapshot
 
     path = newest_snapshot(copy)
@@ -179,7 +179,7 @@ def _learners(job: HFJob) -> dict[str, tuple[torch.Size, Tensor | None]]:
 
 
 def _alike(engine: Tensor, learner: Tensor) -> bool:
-    """Return the same in the engine's dtype, or the number next to it where a merged sum was rounded in another order."""
+    """Return whether both are the same in the engine's dtype, or next to it where a sum was rounded in another order."""
     import torch
 
     rounded = learner.to(engine.dtype)

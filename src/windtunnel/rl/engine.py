@@ -18,8 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from windtunnel.generate import Engine as Generation
-from windtunnel.generate import Job, NoText, Ticket, hf_decoder
+from windtunnel.generate import BatchedGenerator, GenerationJob, NoText, Ticket, hf_decoder
 from windtunnel.model import merge_adapter
 
 from .canary import Canary
@@ -75,7 +74,7 @@ class Answers:
     log_probabilities: Tensor
 
 
-class Engine:
+class InferenceEngine:
     """An engine in this process.
 
     Args:
@@ -90,7 +89,7 @@ class Engine:
     def __init__(self, dtype: torch.dtype, device: str = "cpu", serving: Serving | None = None) -> None:
         self._dtype, self._device, self._serving = dtype, device, serving
         self._model: PreTrainedModel | None = None
-        self._generation: Generation | None = None
+        self._generation: BatchedGenerator | None = None
         self._receiver: WeightReceiver | None = None
         self._base: dict[str, Tensor] = {}
         self.version = NOTHING
@@ -166,13 +165,13 @@ class Engine:
         """Log-probabilities of tokens (B, T) int64, each given those before it."""
         return Scores(self.version, _score(self._loaded(), tokens))
 
-    def submit(self, jobs: Sequence[Job], notify: Callable[[Ticket], None]) -> list[Ticket]:
+    def submit(self, jobs: Sequence[GenerationJob], notify: Callable[[Ticket], None]) -> list[Ticket]:
         """Answer jobs, exactly as the learners do in turn with learning; see `windtunnel.generate.Generator`."""
         if self._generation is None:
             assert self._serving is not None
             decoder = hf_decoder(self._loaded(), self._serving.tokens)
             text = NoText(decoder.vocab, self._serving.ends)
-            self._generation = Generation(decoder, text, slots=self._serving.slots)
+            self._generation = BatchedGenerator(decoder, text, slots=self._serving.slots)
         return self._generation.submit(jobs, notify, stream=False, bounded=False)
 
     @property

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from windtunnel.generate import GenerationFailed, Job, Ticket
+from windtunnel.generate import GenerationFailed, GenerationJob, Ticket
 from windtunnel.run import print_to
 from windtunnel.train import child_context
 
-from .engine import Answers, Engine, Receipt, Scores, Serving
+from .engine import Answers, InferenceEngine, Receipt, Scores, Serving
 from .errors import BrokenSnapshot, EngineFailed, StaleWeights
 
 if TYPE_CHECKING:
@@ -51,15 +51,15 @@ Told = Callable[[int, Answered | str], None]
 
 
 class EngineProcess:
-    """`Engine`'s methods, in another process. Leave the `with` block to end it.
+    """`InferenceEngine`'s methods, in another process. Leave the `with` block to end it.
 
     Args:
-        dtype: see `Engine`.
-        device: see `Engine`.
+        dtype: see `InferenceEngine`.
+        device: see `InferenceEngine`.
         limit: seconds that any answer may take, with whatever must be imported before the first; of jobs, that may pass
             without a token of any.
         threads: of its own for products on the CPU; None: as many as torch takes.
-        serving: see `Engine`.
+        serving: see `InferenceEngine`.
         answered: told of each job's answer.
         ended: told why the process has ended or was ended, unless it was closed.
         vllm: it is vLLM, started so; None: transformers.
@@ -101,45 +101,45 @@ class EngineProcess:
         return int(self._process.pid)
 
     def load(self, path: Path, version: int) -> Receipt:
-        """See `Engine.load`. The receipt's version is that which was asked for, or this raises."""
+        """See `InferenceEngine.load`. The receipt's version is that which was asked for, or this raises."""
         receipt: Receipt = self._ask("load", path, version)
         if receipt.version != version:
             raise StaleWeights(f"asked to load version {version} of the weights, the engine has version {receipt.version}")
         return receipt
 
     def prepare(self, config: dict[str, Any], tokens: int, base: Path | None = None) -> None:
-        """See `Engine.prepare`."""
+        """See `InferenceEngine.prepare`."""
         self._ask("prepare", config, tokens, base)
 
     def join(self, invitation: Invitation) -> None:
-        """See `Engine.join`."""
+        """See `InferenceEngine.join`."""
         self._ask("join", invitation)
 
     def receive(
         self, version: int, config: dict[str, Any], canary: dict[str, Any] | None, adapter: dict[str, Any] | None = None
     ) -> Receipt:
-        """See `Engine.receive`. The receipt's version is that which was asked for, or this raises."""
+        """See `InferenceEngine.receive`. The receipt's version is that which was asked for, or this raises."""
         receipt: Receipt = self._ask("receive", version, config, canary, adapter)
         if receipt.version != version:
             raise StaleWeights(f"asked to receive version {version} of the weights, the engine has version {receipt.version}")
         return receipt
 
     def score(self, tokens: Tensor) -> Scores:
-        """See `Engine.score`."""
+        """See `InferenceEngine.score`."""
         scores: Scores = self._ask("score", tokens)
         return scores
 
     def generate(self, prompts: Tensor, new_tokens: int, seed: int) -> Answers:
-        """See `Engine.generate`."""
+        """See `InferenceEngine.generate`."""
         answers: Answers = self._ask("generate", prompts, new_tokens, seed)
         return answers
 
     def save(self, file: Path) -> int:
-        """See `Engine.save`."""
+        """See `InferenceEngine.save`."""
         version: int = self._ask("save", file)
         return version
 
-    def submit(self, jobs: Sequence[tuple[int, Job]]) -> None:
+    def submit(self, jobs: Sequence[tuple[int, GenerationJob]]) -> None:
         """Have numbered jobs answered, together; an engine that is gone says so by `ended`."""
         self._open |= {number for number, _ in jobs}
         self._heard = time.monotonic()
@@ -234,7 +234,7 @@ def _serve(port: Connection, other: Connection | None, given: tuple[Any, ...], t
     logging.set_verbosity_error()  # what does not fit is refused in words of our own
     if threads is not None:
         torch.set_num_threads(threads)
-    answer_calls(port, Engine(*given))
+    answer_calls(port, InferenceEngine(*given))
     os._exit(0)  # whatever its threads are at: nobody wants it any more
 
 
@@ -256,7 +256,7 @@ def answer_calls(port: Connection, engine: Any) -> None:
                 before = now
                 send("beat", now)
 
-    def submit(jobs: Sequence[tuple[int, Job]]) -> None:
+    def submit(jobs: Sequence[tuple[int, GenerationJob]]) -> None:
         version, numbers = engine.version, dict[int, int]()
         known = threading.Event()
 

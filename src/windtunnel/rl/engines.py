@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from windtunnel.generate import Completion, GenerationFailed, Job, Piece, Stats, TextCodec, TextStream, Ticket
+from windtunnel.generate import Completion, GenerationFailed, GenerationJob, Piece, Stats, TextCodec, TextStream, Ticket
 from windtunnel.recipe import UserError
 
 from .engine import NOTHING, Receipt
@@ -33,7 +33,7 @@ class Process(Receiving, Protocol):
     def load(self, path: Path, version: int) -> Receipt:
         """Take a version of the weights."""
 
-    def submit(self, jobs: Sequence[tuple[int, Job]]) -> None:
+    def submit(self, jobs: Sequence[tuple[int, GenerationJob]]) -> None:
         """Have numbered jobs answered."""
 
     def close(self) -> None:
@@ -151,7 +151,12 @@ class Engines:
         return [self._received(place, one) for place, one in zip(self._places, found, strict=True)]
 
     def submit(
-        self, jobs: Sequence[Job], notify: Callable[[Ticket], None] | None = None, *, stream: bool = True, bounded: bool = True
+        self,
+        jobs: Sequence[GenerationJob],
+        notify: Callable[[Ticket], None] | None = None,
+        *,
+        stream: bool = True,
+        bounded: bool = True,
     ) -> list[Ticket]:
         """Share jobs out over the engines. See `Generator`; answers come whole, and nothing limits their number."""
         if not self.alive:
@@ -165,7 +170,7 @@ class Engines:
                 self._ask(place, mine)
         return tickets
 
-    def generate(self, jobs: Sequence[Job]) -> list[Completion]:
+    def generate(self, jobs: Sequence[GenerationJob]) -> list[Completion]:
         """Run jobs to their ends, however many. See `Generator`."""
         return [ticket.result() for ticket in self.submit(jobs)]
 

@@ -78,7 +78,7 @@ class PromptBatches:
         self.loader.seek(position)
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Close nothing: nothing runs."""
 
 
 class Learner:
@@ -226,6 +226,7 @@ class Learner:
             "sequence": layout.sequence, "rows": layout.micro_batch, "fixed": layout.compile, "device": self._ranks.device,
         }  # fmt: skip
         made = micro_batches(samples, self._stage, **given)
+        # Every micro-batch has collectives: ranks with fewer rows add empty ones, or the others would wait for them.
         most = self._largest(len(made))
         return made if most == len(made) else micro_batches(samples, self._stage, **given, least=most)
 
@@ -235,6 +236,7 @@ class Learner:
         if self._reference is not None:
             with self._reference.in_place():
                 give(batches, self.inner.job.score(batches), "reference")
+        # With a single update the policy is still what it was: the loss takes what it gives now for `old`.
         if len(parts) > 1:
             give(batches, self.inner.job.score(batches), "old")
 

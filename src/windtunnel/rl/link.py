@@ -18,13 +18,13 @@ class Receiving(Protocol):
     """What is used of an engine's process."""
 
     def prepare(self, config: dict[str, Any], tokens: int) -> None:
-        """See `Engine.prepare`."""
+        """See `InferenceEngine.prepare`."""
 
     def join(self, invitation: Invitation) -> None:
-        """See `Engine.join`."""
+        """See `InferenceEngine.join`."""
 
     def receive(self, version: int, config: dict[str, Any], canary: dict[str, Any] | None) -> Receipt:
-        """See `Engine.receive`."""
+        """See `InferenceEngine.receive`."""
 
 
 Send = Callable[[WeightSender, Held, Callable[[], None]], None]
@@ -55,6 +55,7 @@ class Link:
         """
         with ThreadPoolExecutor(max(1, len(engines))) as pool:
             ready = list(pool.map(lambda engine: _tried(lambda: self._prepare(offer, engine)), engines))
+            # All or none: a group has a fixed number of members, and the others would wait in it for the one that is missing.
             failed = any(isinstance(one, Exception) for one in ready)
             invitations = self._invited([] if failed else engines)
             receiving = [
@@ -72,6 +73,7 @@ class Link:
             found: list[Receipt | Exception] = [_tried(future.result) for future in receiving] or [
                 one if isinstance(one, Exception) else why for one in ready
             ]
+        # A group in which one has failed is of no more use: the next version is sent in a new one.
         whole = not failed and all(isinstance(one, Receipt) for one in found)
         self._joined = list(engines) if whole else []
         return found

@@ -75,13 +75,15 @@ class LossSettings:
 def token_losses(new: Tensor, tokens: Tokens, settings: LossSettings) -> Tensor:
     """Return the losses (n,) of tokens, without their weights; differentiable in `new`, their log-probabilities (n,)."""
     old = new.detach() if tokens.old is None else tokens.old
-    ratio = torch.exp(new - old)
+    ratio = torch.exp(new - old)  # 1 in a round's only update, where just its gradient counts
     if settings.form == "weight":
         losses = -ratio.clamp(max=1 + settings.high).detach() * tokens.advantage * new
     elif settings.form == "gate":
+        # A sigmoid rises by steep / 4 at its middle: with 4 / steep the gradient at ratio 1 is that of the plain ratio.
         steep = torch.where(tokens.advantage > 0, *GATES)
         losses = -torch.sigmoid(steep * (ratio - 1)) * 4 / steep * tokens.advantage
     else:
+        # The worse of both: the clip ends what there is to gain, but not the way back from a ratio that went wrong.
         clipped = ratio.clamp(1 - settings.low, 1 + settings.high)
         losses = -torch.min(ratio * tokens.advantage, clipped * tokens.advantage)
     if settings.mismatch != "ignore":

@@ -30,7 +30,7 @@ class Mismatch:
 
 
 def measure_mismatch(learner: Tensor, engine: Tensor) -> Mismatch:
-    """Of log-probabilities of the same tokens, of one shape. What is not finite makes everything infinite."""
+    """Compare log-probabilities of the same tokens, of one shape. What is not finite makes everything infinite."""
     difference = (learner.double() - engine.double()).flatten().cpu()
     if not bool(difference.isfinite().all()):
         return Mismatch(*(float("inf"),) * 4, outside=1.0, tokens=difference.numel())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from windtunnel.actors import ActorLost, Joined, NoAnswer, answer_of, engine_options, release
-from windtunnel.generate import Job
+from windtunnel.generate import GenerationJob
 from windtunnel.run import print_to
 
 from .engine import Receipt, Serving
@@ -75,7 +75,7 @@ class EngineHost:
         except (BrokenSnapshot, StaleWeights, EngineFailed) as error:
             return False, (type(error), str(error))
 
-    def submit(self, jobs: Sequence[tuple[int, Job]]) -> None:
+    def submit(self, jobs: Sequence[tuple[int, GenerationJob]]) -> None:
         """See `EngineProcess.submit`."""
         self._process.submit(jobs)
 
@@ -147,7 +147,7 @@ class PlacedEngine:
         kind, message = value
         raise kind(message)
 
-    def submit(self, jobs: Sequence[tuple[int, Job]]) -> None:
+    def submit(self, jobs: Sequence[tuple[int, GenerationJob]]) -> None:
         """See `EngineProcess.submit`."""
         self._actor.submit.remote(list(jobs))
 

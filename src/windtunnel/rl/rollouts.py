@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from windtunnel.data import Prompt, PromptLoader
-from windtunnel.generate import GenerationFailed, Generator, Job, Ticket
+from windtunnel.generate import GenerationFailed, GenerationJob, Generator, Ticket
 from windtunnel.recipe import GRPO, UserError
 from windtunnel.verify import plan_ends
 
@@ -183,7 +183,7 @@ class Collector:
         """
         stage, samples = self.stage, self.stage.samples
         jobs = [
-            Job(
+            GenerationJob(
                 tuple(prompt.ids.tolist()), stage.answer_tokens, temperature=stage.temperature, draws=True,
                 seed=_draw(self.seed, number, attempt, self.loader.rank, i, k),
             )

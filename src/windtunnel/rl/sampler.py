@@ -12,8 +12,7 @@ from typing import Protocol
 import torch
 
 from windtunnel.actors import joined, own_address
-from windtunnel.generate import Engine as Generation
-from windtunnel.generate import Generator, WholeText, hf_decoder
+from windtunnel.generate import BatchedGenerator, Generator, WholeText, hf_decoder
 from windtunnel.recipe import GRPO, UserError
 from windtunnel.run import LOGS
 from windtunnel.train import COMPUTE, HFEngine, Ranks, adapter_settings, plain_model, training_undisturbed, vocabulary_of
@@ -73,7 +72,7 @@ class InTurn:
         with training_undisturbed(self._ranks.device):
             model = plain_model(self._inner.job, COMPUTE[self._inner.layout.precision])
             decoder = hf_decoder(model, _tokens(self._stage))
-            with contextlib.closing(Generation(decoder, self._text, slots=self._slots)) as generator:
+            with contextlib.closing(BatchedGenerator(decoder, self._text, slots=self._slots)) as generator:
                 yield generator
             self._slots, self._halvings = generator.together, generator.stats.halvings
 

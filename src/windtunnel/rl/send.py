@@ -89,6 +89,8 @@ class Held:
         if self._room[number].numel() < flat.numel():
             self._room[number] = torch.empty(flat.numel(), dtype=torch.uint8, pin_memory=True)
         host = self._room[number][: flat.numel()]
+        # On a stream of its own, so that the way to the host holds up no broadcast; `record_stream` keeps the allocator from
+        # giving the bucket's memory away before the copy is done.
         self._stream = self._stream or torch.cuda.Stream(flat.device)
         self._stream.wait_stream(torch.cuda.current_stream(flat.device))
         with torch.cuda.stream(self._stream):
@@ -189,6 +191,7 @@ class WeightSender:
 
     def _pass_on(self, way: _Progress, bucket: dict[str, Tensor], check: Callable[[], None], held: Held | None) -> None:
         """Send a bucket, unless an engine has failed; and have it held."""
+        # Two rooms take turns: this bucket goes where the last but one was, which every worker must have read by then.
         try:
             if way.failure is None:
                 self._wait(way.number - 2, check)

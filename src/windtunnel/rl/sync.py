@@ -70,7 +70,7 @@ def _published(
 
 @dataclass(frozen=True)
 class Offer:
-    """A version that engines are to receive; see `Engine.receive`.
+    """A version that engines are to receive; see `InferenceEngine.receive`.
 
     Attributes:
         version: updates behind it. config: of config.json. canary: as JSON.

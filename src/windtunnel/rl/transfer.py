@@ -113,6 +113,8 @@ def padded(size: int) -> int:
 
 def digest(flat: Tensor) -> str:
     """Return a digest of all bytes of (n,) uint8, n divisible by 8, that is summed up where they are."""
+    # Sums of whole numbers are the same on every device and in any order, as those of floats are not; and of a bucket only
+    # COLUMNS numbers leave the device.
     words = flat.view(torch.int64)
     whole = words.numel() // COLUMNS * COLUMNS
     sums = words[:whole].view(-1, COLUMNS).sum(0)

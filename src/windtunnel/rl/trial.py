@@ -75,7 +75,7 @@ class LearnerSteps:
         return pending
 
     def validate(self) -> None:
-        """There are no held-out targets."""
+        """Score nothing: there are no held-out targets."""
 
     def close(self) -> None:
         """End the engine."""

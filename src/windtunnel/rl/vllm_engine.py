@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from windtunnel.generate import VLLM_VERSIONS, Job, NoText, Ticket, VLLMGenerator, open_vllm, told_version
+from windtunnel.generate import VLLM_VERSIONS, GenerationJob, NoText, Ticket, VLLMGenerator, open_vllm, told_version
 from windtunnel.recipe import UserError
 
 from .canary import Canary
@@ -77,15 +77,15 @@ class VLLMSettings:
 
 
 class VLLMEngine:
-    """`Engine` with vLLM: the same methods, but for `generate` and `save`.
+    """`InferenceEngine` with vLLM: the same methods, but for `generate` and `save`.
 
     Args:
-        dtype: see `Engine`.
-        serving: see `Engine`.
+        dtype: see `InferenceEngine`.
+        serving: see `InferenceEngine`.
         settings: of vLLM.
 
     Attributes:
-        version: see `Engine`; NOTHING while a version is being taken, and after one was refused.
+        version: see `InferenceEngine`; NOTHING while a version is being taken, and after one was refused.
     """
 
     def __init__(self, dtype: torch.dtype, serving: Serving, settings: VLLMSettings) -> None:
@@ -94,7 +94,7 @@ class VLLMEngine:
         self.version = NOTHING
 
     def load(self, path: Path, version: int) -> Receipt:
-        """Take a version from its folder; see `Engine.load`. What is refused leaves the engine without weights.
+        """Take a version from its folder; see `InferenceEngine.load`. What is refused leaves the engine without weights.
 
         Raises:
             StaleWeights: the folder, or a worker, has another version.
@@ -118,7 +118,7 @@ class VLLMEngine:
         return Receipt(version, len(snapshot.tensors), size, agreed, time.monotonic() - began, tuple(ranks))
 
     def prepare(self, config: dict[str, Any], tokens: int, base: Path | None = None) -> None:
-        """Start, where it has not, with weights that mean nothing, or with those for adapters. See `Engine.prepare`."""
+        """Start, where it has not, with weights that mean nothing, or with those for adapters. See `InferenceEngine.prepare`."""
         if self._generator is not None:
             return
         longest = max(self._serving.tokens, tokens + 1)
@@ -133,13 +133,13 @@ class VLLMEngine:
             self._generator = self._start(Path(folder), longest, load_format="dummy")
 
     def join(self, invitation: Invitation) -> None:
-        """Join a learner's group, every worker, to receive weights from it. See `Engine.join`."""
+        """Join a learner's group, every worker, to receive weights from it. See `InferenceEngine.join`."""
         self._workers("windtunnel_join", invitation.as_json())
 
     def receive(
         self, version: int, config: dict[str, Any], canary: dict[str, Any] | None, adapter: dict[str, Any] | None = None
     ) -> Receipt:
-        """Take a version from the learner; see `Engine.receive`. What is refused leaves the engine without weights.
+        """Take a version from the learner; see `InferenceEngine.receive`. What is refused leaves the engine without weights.
 
         Raises:
             StaleWeights: a worker has another version.
@@ -163,12 +163,12 @@ class VLLMEngine:
         return Receipt(version, ranks[0]["tensors"], ranks[0]["bytes"], agreed, time.monotonic() - began, tuple(ranks))
 
     def score(self, tokens: Tensor) -> Scores:
-        """See `Engine.score`."""
+        """See `InferenceEngine.score`."""
         if self.version == NOTHING:
             raise StaleWeights("the engine has no weights yet")
         return Scores(self.version, self._score(tokens))
 
-    def submit(self, jobs: Sequence[Job], notify: Callable[[Ticket], None]) -> list[Ticket]:
+    def submit(self, jobs: Sequence[GenerationJob], notify: Callable[[Ticket], None]) -> list[Ticket]:
         """Answer jobs; an engine that dies ends the process, so that they are asked again."""
         assert self._generator is not None
         if self.version == NOTHING:
@@ -252,7 +252,7 @@ class VLLMEngine:
     def _score(self, tokens: Tensor) -> Tensor:
         """Return log-probabilities (B, T - 1) fp32 of tokens (B, T), each given those before it."""
         assert self._generator is not None
-        jobs = [Job(tuple(row), 0, score_prompt=True, logprobs=0) for row in tokens.tolist()]
+        jobs = [GenerationJob(tuple(row), 0, score_prompt=True, logprobs=0) for row in tokens.tolist()]
         found = self._generator.generate(jobs)
         return torch.tensor([[info.log_probability for info in one.prompt_infos[1:]] for one in found])
 

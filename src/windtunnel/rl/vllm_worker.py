@@ -252,7 +252,7 @@ def placed(model: nn.Module) -> Iterator[tuple[str, Tensor, list[Piece]]]:
 
 
 def pieces_of(module: nn.Module, key: str, parameter: Tensor, names: list[str]) -> Iterator[Piece]:
-    """Return where the files have what a layer holds; vLLM's kinds of layers are told by the names of their classes."""
+    """Yield where the files have what a layer holds; vLLM's kinds of layers are told by the names of their classes."""
     if not parameter.ndim:
         return
     kinds = {kind.__name__ for kind in type(module).__mro__}

@@ -240,6 +240,7 @@ class BandWatch:
             self._spikes = 0
             self._clear_after("loss_spike", good=ENOUGH)
             return None
+        # A spike is not added to the losses: it would raise the limit for those that follow it.
         self._spikes += 1
         self._streaks["loss_spike"] = 0
         what = f"loss {loss:.4g} is above {limit:.4g} (mean {mean:.4g} of the last {len(self._losses)} steps)"
@@ -248,6 +249,7 @@ class BandWatch:
         return self._raise("loss_spike", "warn", step, what)
 
     def _check_norm(self, step: int, norm: float, *, replaced: bool) -> Alert | None:
+        # Large ones are added too: a median does not follow a few of them, and follows a norm that has come to stay.
         usual = _median(self._norms) if len(self._norms) >= ENOUGH else None
         self._norms.append(norm)
         if usual is None or replaced:

@@ -205,6 +205,7 @@ class BudgetClock:
             return self._horizon
         left = max(0.0, (self.seconds_left or 0.0) - reserve_seconds)
         horizon = min([step + int(left / pace), *self.step_limits.values()])
+        # The anchor by the old horizon, before it moves: progress goes on from where it is, and never falls.
         self._anchor = (step, self.progress(step))
         self._horizon = max(horizon, step)
         return self._horizon

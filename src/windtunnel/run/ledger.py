@@ -89,7 +89,7 @@ class Standing:
 
     @property
     def level(self) -> Literal["ok", "warn", "over"]:
-        """'over': spent. 'warn': more than 80 % is, or all of it will be."""
+        """Return 'over': spent. 'warn': more than 80 % is, or all of it will be."""
         if self.spent > self.limit.dollars:
             return "over"
         return "warn" if self.spent >= WARN_SHARE * self.limit.dollars or self.expected > self.limit.dollars else "ok"

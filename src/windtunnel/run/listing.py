@@ -124,7 +124,7 @@ def _summary(path: Path) -> RunSummary:
 
 
 def _spending(path: Path, plan: Any) -> tuple[float | None, float | None, float | None, float | None]:
-    """(hours, dollars, planned hours, planned dollars) of a run."""
+    """Return (hours, dollars, planned hours, planned dollars) of a run."""
     known = plan if isinstance(plan, dict) else {}
     spent = load_spent(path / "spent.json") if (path / "spent.json").exists() else None
     priced = spent is not None and (spent.dollars > 0 or known.get("dollars_per_hour") is not None)

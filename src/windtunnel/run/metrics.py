@@ -274,6 +274,7 @@ class Metrics:
             self._recover(error)
             return
         self._waiting = []
+        # After SQLite has it: a batch that failed there comes again, and event files cannot take back what they have.
         if self._tensorboard:
             self._tensorboard.write(batch)
 
@@ -338,6 +339,7 @@ def _connect_writer(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=30.0, check_same_thread=False, isolation_level=None)
     try:
         connection.execute("PRAGMA journal_mode=WAL")
+        # A power cut may then cost the last commits, never the file, and no commit waits for the disk.
         connection.execute("PRAGMA synchronous=NORMAL")
         found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":

@@ -107,7 +107,10 @@ def step_values(metrics: Mapping[str, float], name: str) -> list[float]:
 
 
 def apart(losses: Sequence[float]) -> list[str]:
-    """With three decimals, or as many more as it takes to tell neighbours apart that differ. NaN differs from nothing."""
+    """Write numbers with three decimals, or as many more as it takes to tell neighbours apart that differ.
+
+    NaN differs from nothing.
+    """
     for digits in range(3, 7):
         texts = [f"{loss:.{digits}f}" for loss in losses]
         if all(a != b or not abs(x - y) > 0 for (a, b), (x, y) in zip(pairwise(texts), pairwise(losses), strict=True)):

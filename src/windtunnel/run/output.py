@@ -53,6 +53,7 @@ class RunLog:
         self._tail.append(line)
         data = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}  {line}\n".encode("utf-8", "replace")
         with contextlib.suppress(OSError):
+            # Asked each time instead of counted: `log_only` may append to the same file.
             if os.fstat(self._file).st_size + len(data) > self._most:
                 self._rotate()
             os.write(self._file, data)
@@ -280,6 +281,7 @@ class LineDecoder:
 
 def _checked(named: str) -> int | None:
     """Return the descriptor 'number/inode' if it is still that file; others are not ours."""
+    # The variable outlives the descriptor in processes that did not inherit it, where the number may mean any file.
     number, _, inode = named.partition("/")
     with contextlib.suppress(OSError, ValueError):
         if os.fstat(int(number)).st_ino == int(inode):

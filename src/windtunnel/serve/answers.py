@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
-from windtunnel.generate import GenerationFailed, Generator, Job, Piece, QueueFull, Ticket, TokenInfo
+from windtunnel.generate import GenerationFailed, GenerationJob, Generator, Piece, QueueFull, Ticket, TokenInfo
 from windtunnel.web import APIError
 
 from .schema import ChatRequest, CompletionRequest, Prepared, StreamOptions
@@ -31,7 +31,7 @@ class Hub:
         self._pending = False
 
     def notify(self, news: asyncio.Event) -> None:
-        """From the generator's thread: set an event in the loop, soon."""
+        """Set an event in the loop, soon; called from the generator's thread."""
         self._news.append(news)
         if not self._pending:
             self._pending = True
@@ -45,6 +45,7 @@ class Hub:
             self._deliver()
 
     def _deliver(self) -> None:
+        # Before the queue is emptied: what another thread appends after the last `popleft` finds False and wakes the loop again.
         self._told, self._pending = self._loop.time(), False
         while self._news:
             self._news.popleft().set()
@@ -53,7 +54,7 @@ class Hub:
 class Run:
     """One request's tickets. `events` yields (choice, piece) until each has finished; leaving it early cancels."""
 
-    def __init__(self, generator: Generator, hub: Hub, jobs: list[Job], stream: bool) -> None:
+    def __init__(self, generator: Generator, hub: Hub, jobs: list[GenerationJob], stream: bool) -> None:
         self._news = asyncio.Event()
         try:
             self.tickets = generator.submit(jobs, lambda _: hub.notify(self._news), stream=stream)
@@ -69,7 +70,7 @@ class Run:
         try:
             while left:
                 await self._news.wait()
-                self._news.clear()
+                self._news.clear()  # before the pieces are taken: one that comes meanwhile sets it again
                 for index, ticket in list(left.items()):
                     if not (ticket.stream or ticket.over):
                         continue
@@ -88,7 +89,7 @@ class Run:
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens generated so far, over all choices."""
+        """Return how many tokens were generated so far, over all choices."""
         return sum(len(ticket.tokens) for ticket in self.tickets)
 
 
@@ -128,15 +129,15 @@ class Answer:
         yield "data: [DONE]\n\n"
 
     def choice(self, index: int, piece: Piece) -> dict[str, Any]:
-        """One choice of a whole answer."""
+        """Return one choice of a whole answer."""
         return self._choice(index, piece, first=True)
 
     def chunks(self, index: int, piece: Piece, first: bool) -> list[dict[str, Any]]:
-        """One piece of a choice as the choices of one or several events. Echoed prompts come first."""
+        """Return one piece of a choice as the choices of one or several events. Echoed prompts come first."""
         return [self._choice(index, piece, first)]
 
     def _usage(self) -> dict[str, int]:
-        """Tokens of prompts (each once, however many choices) and of completions."""
+        """Count the tokens of prompts (each once, however many choices) and of completions."""
         prompt, made = self.prepared.prompt_tokens, self.run.completion_tokens
         return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
 
@@ -170,7 +171,7 @@ class ChatAnswer(Answer):
     kind, kind_of_event, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
     def choice(self, index: int, piece: Piece) -> dict[str, Any]:
-        """One choice of a whole answer."""
+        """Return one choice of a whole answer."""
         message = {"role": "assistant", "content": piece.text, "refusal": None}
         return {"index": index, "message": message, "logprobs": self._logprobs(piece), "finish_reason": piece.finish}
 

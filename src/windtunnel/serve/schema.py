@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
-from windtunnel.generate import Generator, Job
+from windtunnel.generate import GenerationJob, Generator
 from windtunnel.recipe import Serve, UserError
 from windtunnel.web import APIError
 
@@ -94,7 +94,7 @@ class ChatMessage(BaseModel):
         return self
 
     def plain(self) -> dict[str, str]:
-        """As templates take it: the content is one text."""
+        """Return the message as templates take it: the content is one text."""
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
         return {"role": self.role, "content": text, **({} if self.name is None else {"name": self.name})}
@@ -194,7 +194,7 @@ class Prepared:
     """
 
     request: CompletionRequest | ChatRequest
-    jobs: list[Job]
+    jobs: list[GenerationJob]
     texts: list[str]
     prompt_tokens: int
 
@@ -211,7 +211,7 @@ def prepare(request: CompletionRequest | ChatRequest, generator: Generator, limi
     prompts = _prompts(request)
     _check_choices(len(prompts) * request.n, "prompt", limits)
     wanted = {"logprobs": request.logprobs, "score_prompt": request.echo and request.logprobs is not None}
-    jobs: list[Job] = []
+    jobs: list[GenerationJob] = []
     texts: list[str] = []
     total, seed = 0, _seed(request)
     for prompt in prompts:
@@ -241,10 +241,10 @@ def _prepare_chat(request: ChatRequest, generator: Generator, limits: Serve) -> 
     return Prepared(request, jobs, [""] * request.n, len(ids))
 
 
-def _jobs(request: Sampled, ids: tuple[int, ...], max_tokens: int, seed: int, **wanted: Any) -> list[Job]:
+def _jobs(request: Sampled, ids: tuple[int, ...], max_tokens: int, seed: int, **wanted: Any) -> list[GenerationJob]:
     """Return a job for each choice of one prompt, each with a seed of its own."""
     return [
-        Job(ids, max_tokens, request.temperature, request.top_p, request.top_k, seed + i, request.stops, **wanted)
+        GenerationJob(ids, max_tokens, request.temperature, request.top_p, request.top_k, seed + i, request.stops, **wanted)
         for i in range(request.n)
     ]
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .ranks import RANKS_TIMEOUT, Ranks, join_ranks
     from .schedule import learning_rate_scale
     from .session import Ask, Method, Work, train
+    from .telemetry import View
     from .trace import TraceRequest, run_trace
     from .trial import TRIAL_PROGRESS, TrialRequest, TrialSteps, random_feed, run_trial
 
@@ -60,6 +61,7 @@ __all__ = [
     "TraceRequest",
     "TrialRequest",
     "TrialSteps",
+    "View",
     "Work",
     "adapter_settings",
     "adapter_tensors",

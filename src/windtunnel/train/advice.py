@@ -18,7 +18,11 @@ GENTLER = {"extreme": "aggressive", "aggressive": "moderate"}
 
 @dataclass(frozen=True)
 class Settings:
-    """What of a recipe decides on advice; `preset` None: no recursion. The others as there."""
+    """What of a recipe decides on advice.
+
+    Attributes:
+        preset: of the recursion; None: the model has none. The others are the recipe's keys of these names.
+    """
 
     preset: str | None = None
     weight_base: float = 1.0
@@ -29,7 +33,7 @@ class Settings:
 
 
 def settings_of(recipe: Recipe) -> Settings:
-    """Of a recipe without stages, or of one stage's."""
+    """Return the settings of a recipe without stages, or of one stage's recipe."""
     optimizer, steps = recipe.pretrain.optimizer, recipe.budget.steps
     if recipe.trm is None:
         return Settings(None, 1.0, 0.0, optimizer.clip, optimizer.matrix_lr, steps)
@@ -38,7 +42,7 @@ def settings_of(recipe: Recipe) -> Settings:
 
 
 def band_advice(settings: Settings) -> dict[str, str]:
-    """Band -> what to do: advice.json, whose {parts} depend on the recipe."""
+    """Return what to do about each band, by the band's name: advice.json, whose {parts} depend on the recipe."""
     texts: dict[str, str] = json.loads((resources.files(__package__) / "advice.json").read_text(encoding="utf-8"))
     parts = {
         "gentler": _go_back("Or ", settings),
@@ -54,13 +58,13 @@ def band_advice(settings: Settings) -> dict[str, str]:
 
 
 def restore_order(settings: Settings) -> str:
-    """Where a later supervision step is worse than one before."""
+    """Return what to do where a later supervision step is worse than one before."""
     warmup = "see that the warm-up works (stages.pretrain.schedule.warmup_steps)"
     return f"halve the learning rates{_clip(settings)} and {warmup}"
 
 
 def more_refinement(settings: Settings) -> str:
-    """Where the last supervision step is too little below the first: what is left to turn."""
+    """Return what is left to turn where the last supervision step is too little below the first."""
     ways = [f"train longer ({STEPS:,} steps or more)" if (settings.steps or 0) < STEPS else "train longer"]
     ways += ["take preset extreme (trm.preset=extreme)"] if settings.preset != "extreme" else []
     lower = [rate for rate in RATES if settings.matrix_lr is None or rate < settings.matrix_lr]
@@ -72,7 +76,7 @@ def more_refinement(settings: Settings) -> str:
 
 
 def lower_norm(settings: Settings) -> str:
-    """Where gradients are too large."""
+    """Return what to do where gradients are too large."""
     key = "stages.pretrain.optimizer.clip"
     if settings.clip is None:
         return f"lower the learning rates or clip ({key}={CLIP})"
@@ -80,7 +84,7 @@ def lower_norm(settings: Settings) -> str:
 
 
 def not_finite(settings: Settings) -> str:
-    """Where losses or gradients are NaN or infinite."""
+    """Return what to do where losses or gradients are NaN or infinite."""
     softer = GENTLER.get(settings.preset or "")
     if softer is None:
         return "lower the learning rates; stages.pretrain.precision=fp32 for one run shows whether rounding is the cause"
@@ -100,7 +104,7 @@ def _clip(settings: Settings) -> str:
 
 
 def _incentives(settings: Settings) -> list[str]:
-    """What would take away each of the settings that reward a worse first step."""
+    """Return the settings that reward a worse first step, each as the override that takes the reward away."""
     off = ["trm.improvement_reward=0"] if settings.improvement_reward > 0 else []
     return off + (["trm.weight_base=1"] if settings.weight_base > 1 else [])
 

@@ -107,7 +107,7 @@ class Callback:
         return 0.0
 
     def rewound(self, step: int) -> None:
-        """The run went back to `step`."""
+        """Forget what came after `step`, to which the run went back."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return JSON for the checkpoint; keys must not be those of another callback or of the engine's facts."""
@@ -117,7 +117,7 @@ class Callback:
         """Go on from a checkpoint's state, which holds what all callbacks gave."""
 
     def close(self) -> None:
-        """The session ends, well or badly."""
+        """End what `start` began; the session ends, well or badly."""
 
 
 @dataclass
@@ -178,6 +178,7 @@ class Budget(Callback):
 
     def settle(self, step: int, decision: Decision) -> None:
         """Plan the schedule's length again and say how far it is."""
+        # A validation takes time that steps no longer have, so that the length is planned anew at once.
         if self.clock.timed and step and (step % 10 == 0 or decision.validate):
             self.clock.replan(step, reserve_seconds=self._reserved)
         decision.progress = self.progress(step)
@@ -236,7 +237,7 @@ class Health(Callback):
 
     @property
     def rewind_due(self) -> str | None:
-        """Why the run must go back; None: it need not."""
+        """Return why the run must go back; None: it need not."""
         return self._rewind_due
 
     def go_back(self, why: str) -> None:
@@ -253,6 +254,7 @@ class Health(Callback):
         if reason is None:
             return
         self.rewinds += 1
+        # These weights are spoiled: they are neither scored nor saved, and no callback after this one may ask for it.
         decision.settled, decision.validate, decision.answers, decision.save = True, False, False, False
         if self.rewinds > self._limits.rewinds:
             decision.stop = f"{reason}; went back {self._limits.rewinds} times already (bands.rewinds)"

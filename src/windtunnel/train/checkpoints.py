@@ -43,6 +43,9 @@ def make_saver(engine: Engine, store: CheckpointStore, ranks: Ranks, **options: 
     """Return this rank's saver of an engine's state; all ranks call it together. The engine's steps then wait for copies.
 
     Args:
+        engine: whose state is saved, where it lies.
+        store: the run's checkpoints.
+        ranks: which part of the state this process writes.
         options: see `Saver`.
     """
     saver = Saver(store, parts_of(engine.state_dict()), group=Group(ranks.rank, ranks.world, ranks.control), **options)
@@ -230,6 +233,7 @@ class Checkpoints(Callback):
         """Save `step`, unless it is saved, and wait; why that failed, if it did.
 
         Args:
+            step: optimizer steps that the state has seen.
             alone: others may be gone. Rank 0 then waits for their parts for a short time only, and saves what it has whole:
                 everything where each rank has all of it, else the weights.
         """
@@ -255,6 +259,7 @@ class Checkpoints(Callback):
         """Load the checkpoint of a step into the engine, from any number of ranks; all ranks call it together.
 
         Args:
+            step: of the checkpoint, which the store has.
             changes: facts that are to be others than those saved.
 
         Returns:
@@ -263,6 +268,7 @@ class Checkpoints(Callback):
         Raises:
             UserError: the checkpoint is damaged or of another model.
         """
+        # A save under way still copies the tensors that are about to be filled.
         self._saver.before_update()
         return restore_engine(self._engine, self._verified(step), changes)
 

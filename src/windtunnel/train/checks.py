@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 ROWS, STEPS = 4, 12
+"""Sequences of the batch that the scale model is trained on, and how many steps it takes."""
 LEAST_PEAK, FLAT_END = 0.5, 0.9
+"""Share of the peak that the learning rate must reach; share of it at the end from which it has hardly come down."""
 
 
 def _applies(context: Context) -> bool:
@@ -22,7 +24,11 @@ def _applies(context: Context) -> bool:
 
 @one_thread()
 def optimizer(context: Context, say: Say) -> Evidence:
-    """Rates against their rules, then steps of the scale model with them."""
+    """Judge the rates by their rules, then take steps of the scale model with them.
+
+    Raises:
+        CheckFailed: a parameter belongs to no group of the optimizer, or to several.
+    """
     import torch
 
     from windtunnel.model import add_gradients, derive
@@ -63,7 +69,7 @@ def _one_group_each(gpt: GPT, grouped: list[str]) -> None:
 
 
 def schedule(context: Context, say: Say) -> Evidence:
-    """The learning rate over the planned steps."""
+    """Follow the learning rate over the planned steps: does it reach its peak, and does it come down?"""
     plan, given, found = context.plan(), context.recipe.pretrain.schedule, Findings()
     steps = max(1, plan.steps)
     shares = [_scale(given, step, step / steps) for step in range(0, steps, max(1, steps // 2000))]
@@ -98,7 +104,7 @@ _RATES = ("matrix_lr", "embedding_lr", "unembedding_lr", "scalar_lr")
 
 
 def judge_rates(context: Context, found: Findings) -> None:
-    """Rates that the recipe gives against what the rules derive."""
+    """Judge the rates and the weight decay that the recipe gives by what the rules derive; add to `found`."""
     from windtunnel.model import derive
 
     given = context.recipe.pretrain.optimizer
@@ -123,6 +129,14 @@ def judge_rates(context: Context, found: Findings) -> None:
 
 
 def judge_rate(key: str, value: float, rule: float, found: Findings) -> None:
+    """Judge a learning rate by the one that is known to work; add a warning or a problem to `found`.
+
+    Args:
+        key: of the recipe, as it is told.
+        value: what the recipe gives.
+        rule: what is known to work, above 0.
+        found: the check's findings.
+    """
     times = value / rule
     if max(times, 1 / times) > TOO_FAR:
         what = f"{key} {value:g} is {times:.2g} times the {rule:.2g} that is known to work"
@@ -168,13 +182,22 @@ def gates(context: Context, say: Say) -> Evidence:
 def _judge(
     name: str, asked: Gates, recipe: Recipe, planned: tuple[int, int], context: Context, found: Findings
 ) -> dict[str, str]:
-    """The limit of each gate that is asked for; finds those that cannot be judged or never hold. `planned`: steps, vocabulary."""
+    """Return the limit of each gate that is asked for; add to `found` those that cannot be judged or never hold.
+
+    Args:
+        name: of the stage.
+        asked: its gates.
+        recipe: the stage's own.
+        planned: steps of its run, tokens of the vocabulary.
+        context: says whether there are GPUs.
+        found: the check's findings.
+    """
     from .gates import judge_gates
 
     fix = f"change gates of stage {name} in the recipe, or give it a longer budget"
     if isinstance(asked.refinement, float) and asked.refinement >= MOST:
         found.problem(f"stage {name}: a refinement of {asked.refinement:g} % is more than a loss can fall by", fix, shows="end")
-    if asked.order and recipe.trm is not None and recipe.trm.supervision == 1:
+    if asked.order and recipe.supervision == 1:
         found.warn(f"stage {name}: with trm.supervision=1 neither order nor refinement can be asked for")
     results = judge_gates(asked, recipe, _metrics(recipe, *planned), gpus=context.rig.gpu is not None)
     for result in results:
@@ -185,7 +208,7 @@ def _judge(
 
 
 def _metrics(recipe: Recipe, end: int, vocab: int) -> dict[str, Any]:
-    """What a run of `end` steps logs: the loss falls, each supervision step is below the one before."""
+    """Make up what a good run of `end` steps logs: the loss falls, each supervision step is below the one before."""
     from windtunnel.run import Point, of_step
 
     steps = range(1, end + 1)
@@ -198,8 +221,8 @@ def _metrics(recipe: Recipe, end: int, vocab: int) -> dict[str, Any]:
     def series(numbers: Any, value: float) -> list[Any]:
         return [Point(step=step, value=value * (1 - 0.5 * step / end), time=0.0) for step in numbers]
 
-    supervision = recipe.trm.supervision if recipe.trm is not None else 0
-    by_step = {of_step("validation_loss", i): series(validated, start * (1 - 0.1 * i)) for i in range(supervision)}
+    steps_of = range(recipe.supervision)
+    by_step = {of_step("validation_loss", i): series(validated, start * (1 - 0.1 * i)) for i in steps_of}
     if interval is not None:
         by_step["validation_loss"] = series(validated, start)
     if answers is not None and answers.every is not None:

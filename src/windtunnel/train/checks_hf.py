@@ -99,7 +99,7 @@ def _kill_this() -> None:
 
 
 def _await_kill(process: Any, folder: Path) -> str:
-    """Wait for the process's end; what it left half done. Raises CheckFailed."""
+    """Wait for the process's end; return what it left half done. Raises CheckFailed."""
     process.join(LIMIT)
     if process.is_alive():
         process.kill()
@@ -113,7 +113,7 @@ def _await_kill(process: Any, folder: Path) -> str:
 
 
 def _steps(engine: HFEngine, first: int, last: int) -> list[tuple[float, float]]:
-    """(loss, gradient norm) of steps, each with a batch of its own."""
+    """Take steps, each with a batch of its own; return the loss and the gradient norm of each."""
     results = [engine.step(step + 1, 0.5).result() for step in range(first, last)]
     return [(result.loss, result.gradient_norm) for result in results]
 
@@ -140,7 +140,7 @@ class _RandomBatches:
         self.position = position
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Close nothing: nothing runs."""
 
 
 def small_engine(context: Context, compute: dtype) -> HFEngine:
@@ -169,7 +169,7 @@ ROWS, SEQUENCE = 4, 64
 
 
 def is_huggingface(context: Context) -> bool:
-    """Whether the model is a Hugging Face model."""
+    """Return whether the model is a Hugging Face model."""
     return not context.is_gpt
 
 
@@ -218,7 +218,7 @@ def model(context: Context, say: Say) -> Evidence:
 
 
 def _built_parameters(raw: dict[str, Any]) -> int:
-    """As transformers counts the model of a config, what is tied once, buffers that are saved included."""
+    """Count a config's model as transformers builds it: what is tied once, buffers that are saved included."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -231,7 +231,7 @@ def _built_parameters(raw: dict[str, Any]) -> int:
 
 
 def random_batch(vocab: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Tokens and targets (4, 64)."""
+    """Return random tokens and the targets that follow them, each (4, 64) int64."""
     import torch
 
     tokens = torch.randint(0, vocab, (ROWS, SEQUENCE + 1), generator=torch.Generator().manual_seed(seed))
@@ -239,7 +239,7 @@ def random_batch(vocab: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def vocabulary_of(job: HFJob) -> int:
-    """Tokens that a job's model knows."""
+    """Return how many tokens a job's model knows."""
     size: int = job.network.model.config.get_text_config().vocab_size
     return size
 
@@ -317,7 +317,7 @@ def optimizer(context: Context, say: Say) -> Evidence:
 
 
 def _moved(before: dict[str, Any], after: dict[str, Any], found: Findings) -> tuple[float, int]:
-    """(share of trained numbers that changed, how many are trained); a frozen one that changed is a problem."""
+    """Return the share of trained numbers that changed, and how many are trained; a frozen one that changed is a problem."""
     changed = trained = 0
     for name, parameter in after.items():
         now, then = _local(parameter), _local(before[name])
@@ -330,7 +330,7 @@ def _moved(before: dict[str, Any], after: dict[str, Any], found: Findings) -> tu
 
 
 def _local(tensor: Any) -> Any:
-    """This rank's part of a sharded tensor; fp8 as bytes."""
+    """Return this rank's part of a tensor; fp8 as bytes, which can be compared on every device."""
     import torch
 
     own = tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor.detach()
@@ -344,7 +344,7 @@ MOST_ANSWERS, MOST_KERNELS = 50, 6
 
 
 def has_answers(context: Context) -> bool:
-    """Whether held-out questions are answered and judged."""
+    """Return whether held-out questions are answered and judged."""
     return context.recipe.sft is not None and context.recipe.sft.answers is not None
 
 

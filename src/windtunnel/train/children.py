@@ -8,11 +8,14 @@ from typing import Any
 
 
 def child_context(preload: str) -> Any:
-    """A multiprocessing context whose processes need not import everything anew.
+    """Return a multiprocessing context whose processes need not import everything anew.
 
     A fork of a process with one thread is a copy of it. One of a process with several has their locks without
     the threads, so that products hang or crash in it: there a server is forked that has imported `preload` and
     done nothing. A process that computed, communicated or used a GPU has several.
+
+    Args:
+        preload: name of a module, imported before the first process starts.
     """
     methods = multiprocessing.get_all_start_methods()
     if "fork" in methods and _threads() == 1:
@@ -28,7 +31,7 @@ def child_context(preload: str) -> Any:
 
 
 def _threads() -> int:
-    """Of this process, those that Python knows nothing of included; 0 where that cannot be told."""
+    """Count this process's threads, those that Python knows nothing of included; 0 where that cannot be told."""
     try:
         return len(os.listdir("/proc/self/task"))
     except OSError:

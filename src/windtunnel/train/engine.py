@@ -187,7 +187,7 @@ class Moment:
 
     @property
     def reached(self) -> bool:
-        """Whether the device has come this far."""
+        """Return whether the device has come this far."""
         return self._event is None or self._event.query()
 
     def wait(self) -> None:
@@ -223,6 +223,7 @@ class Pending:
         self._host = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=sums.is_cuda)
         self._host.copy_(sums, non_blocking=True)
         self._ended = Moment(sums.device)
+        # Launched while the device was still busy with the step before, a step begins where that one ended.
         self._began = since._ended if since is not None else began
 
     def result(self) -> StepResult:

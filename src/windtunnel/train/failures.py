@@ -49,11 +49,13 @@ def lighter(run: Path, layout: Layout, stage: str, *, recomputes: bool, shards: 
 
     Args:
         run: its folder.
+        layout: how its work is spread now.
         stage: its name in the recipe.
         recomputes: whether blocks can be computed again.
         shards: whether ranks can share weights and gradients where they share optimizer states.
     """
     again = f"windtunnel train --resume --run {shlex.quote(str(run))}"
+    # A rank's share of a step stays the same, so that losses do: only divisors of it will do as micro-batches.
     share = layout.micro_batch * layout.accumulation
     smaller = [n for n in range(1, layout.micro_batch // 2 + 1) if share % n == 0]
     if smaller:

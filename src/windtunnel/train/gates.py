@@ -35,17 +35,17 @@ ADVICE = {
 
 
 def judge_gates(gates: Gates, recipe: Recipe, series: Mapping[str, Sequence[Point]], *, gpus: bool) -> tuple[GateResult, ...]:
-    """The gates that apply to the recipe, judged on a run's metrics.
+    """Judge the gates that apply to the recipe on a run's metrics.
 
     Args:
+        gates: of the stage; those that are null or do not fit the model are left out.
         recipe: the stage's, for its preset and supervision steps.
         series: by metric (see `gate_series`).
         gpus: whether the run had GPUs; without, their utilisation is not asked for.
     """
     settings, limits = settings_of(recipe), gate_limits(gates, recipe, gpus=gpus)
-    supervision = recipe.trm.supervision if recipe.trm is not None else 0
     judges: dict[str, Callable[[str], GateResult]] = {
-        "order": lambda limit: _order(series, supervision, settings, limit),
+        "order": lambda limit: _order(series, recipe.supervision, settings, limit),
         "refinement": lambda limit: _refinement(
             series.get("refinement", ()), least_refinement(gates, recipe) or 0.0, settings, limit
         ),
@@ -61,10 +61,9 @@ def judge_gates(gates: Gates, recipe: Recipe, series: Mapping[str, Sequence[Poin
 
 
 def gate_series(metrics: MetricsReader, recipe: Recipe) -> dict[str, list[Point]]:
-    """The series that `judge_gates` asks for."""
-    steps = range(recipe.trm.supervision if recipe.trm is not None else 0)
+    """Return the series that `judge_gates` asks for, by metric; of a metric that was not logged an empty one."""
     wanted = ["loss", "validation_loss", "answers_right", "gradient_norm", "refinement", "gpu_utilisation"]
-    wanted += [of_step("validation_loss", step) for step in steps]
+    wanted += [of_step("validation_loss", step) for step in range(recipe.supervision)]
     return {name: metrics.series(name) for name in wanted}
 
 
@@ -159,7 +158,7 @@ def _not_measured(name: str, limit: str, off: str) -> GateResult:
 
 
 def _late(points: Sequence[Point]) -> float | None:
-    """The median of a series' last tenth by steps; NaN where one of its values is; None where there are no points."""
+    """Return the median of a series' last tenth by steps; NaN where one of its values is; None where there are no points."""
     if not points:
         return None
     since = points[-1].step * (1 - 1 / PARTS)

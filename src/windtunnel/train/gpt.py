@@ -94,6 +94,10 @@ class GPTEngine:
     """Steps of a GPT; see `Engine`. After construction parameters and gradients live in the optimizer's buffers.
 
     Args:
+        recipe: its schedule, momentum and seed.
+        layout: how the work is spread.
+        ranks: this one and the others.
+        feed: what it is fed with.
         rates, model, optimizer: as `build` makes them.
     """
 
@@ -214,7 +218,7 @@ class PlainLoss:
         self._sums: Tensor | None = None
 
     def __call__(self, work: Work, update: Update, mark: Mark | None) -> tuple[Tensor, Reading]:
-        """Go forward and backward over the micro-batches, then update; the sums of the step and how to read them.
+        """Go forward and backward over the micro-batches, then update; return the step's sums and how to read them.
 
         What is recorded goes by as a whole: a marked step is not, and no step after it.
         """
@@ -257,7 +261,7 @@ class SupervisedLoss:
         self._work: Supervision | None = None
 
     def __call__(self, work: Work, update: Update, mark: Mark | None) -> tuple[Tensor, Reading]:
-        """As `PlainLoss`. What is recorded goes by as a whole: a marked step is not, and no step after it."""
+        """Do as `PlainLoss`. What is recorded goes by as a whole: a marked step is not, and no step after it."""
         if mark is not None and self._recorded:
             self._recorded, self._work = False, None
         tell = mark or _ignore

@@ -93,6 +93,7 @@ class BufferGroup(Group):
 
     def __init__(self, named: Named, size: int, rank: int, world: int, device: torch.device) -> None:
         self.named, self.rank, self.world = named, rank, world
+        # All parts are of one length, which collectives ask for: the buffers are filled up with zeros, which stay zero.
         self.part = -(-size // world)
         self.weights = torch.zeros(self.part * world, device=device)
         self.grads = torch.zeros(self.part * world, device=device)
@@ -109,13 +110,14 @@ class BufferGroup(Group):
 
     @property
     def owned(self) -> slice:
-        """This rank's part of the buffers."""
+        """Return this rank's part of the buffers."""
         return slice(self.rank * self.part, (self.rank + 1) * self.part)
 
     def reduce(self) -> Any:
         """See `Group`."""
         if self.world == 1:
             return None
+        # The whole sum is more than the owned part needs; only that part is read.
         if dist.get_backend() == "gloo":
             return dist.all_reduce(self.grads, async_op=True)
         return dist.reduce_scatter_tensor(self.grads[self.owned], self.grads, async_op=True)
@@ -198,6 +200,7 @@ class Muon:
         self, shape: tuple[int, ...], matrices: int, rate: float, rank: int, world: int, device: torch.device, update: Update
     ) -> None:
         rows, columns = shape
+        # Orthogonalising takes a whole matrix, so that ranks share out matrices; the last ones may own none.
         self.per_rank = -(-matrices // world)
         self.first = rank * self.per_rank
         self.count = max(0, min(self.per_rank, matrices - self.first))

@@ -1,4 +1,4 @@
-"""Metrics and bands of recursive models: what is logged of each supervision step, and what it says about the recursion."""
+"""Metrics and bands of supervision steps: what is logged of each, and what their losses say together."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ ABOVE_UNIFORM = 1.01  # times ln(vocab): knowing nothing costs ln(vocab), and a 
 
 
 @dataclass(frozen=True)
-class RecursionLimits:
-    """What a recursive run is held to.
+class SupervisionLimits:
+    """What a run of several supervision steps is held to.
 
     Attributes:
         vocab: tokens a model can choose from: one that knows nothing has a loss of ln(vocab).
@@ -49,14 +49,14 @@ class RecursionLimits:
 
 
 def judge(recipe: Recipe, vocab: int) -> Judge | None:
-    """Return the judge of a recursive recipe's metrics; None where the recipe does not recurse."""
+    """Return the judge of the metrics of a recipe with supervision steps; None where it has none."""
     if recipe.trm is None:
         return None
     promised = PRESETS[recipe.trm.preset].refinement
-    return partial(findings, limits=RecursionLimits(vocab, promised[0] if promised else None))
+    return partial(findings, limits=SupervisionLimits(vocab, promised[0] if promised else None))
 
 
-def findings(metrics: Mapping[str, float], limits: RecursionLimits) -> list[Finding]:
+def findings(metrics: Mapping[str, float], limits: SupervisionLimits) -> list[Finding]:
     """Judge one step's metrics; what is not among them is not judged. Losses must be finite."""
     losses = step_values(metrics, "loss")
     found = []

@@ -42,7 +42,7 @@ class HeldOutAnswers:
         self._tokenizer, self._questions = tokenizer, questions
 
     def __call__(self) -> Answered | None:
-        """Answer and judge; None on ranks other than the first."""
+        """Answer and judge; return None on ranks other than the first."""
         asked = self._questions.asked
         with training_undisturbed(self._ranks.device):
             model = plain_model(self._engine.job, COMPUTE[self._engine.layout.precision])

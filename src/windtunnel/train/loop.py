@@ -81,6 +81,8 @@ class Loop:
         self._began_at: int | None = None  # the data's position before the step under way
         self._weights_changed = False  # by it
         self._copied, engine.before_update = engine.before_update, self._before_update
+        # The last step, whose results nobody has waited for yet; and the same where nothing but steps came after it, so that
+        # the next one can be timed from its end.
         self._pending: Pending | None = None
         self._since: Pending | None = None
         self._observed = step

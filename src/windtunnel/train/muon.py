@@ -21,7 +21,9 @@ POLAR_EXPRESS = (
 
 
 def orthogonalise(x_KRC: Tensor) -> Tensor:
-    """Nearest semi-orthogonal matrix of each of K matrices (R, C), to the few percent Muon needs."""
+    """Return the nearest semi-orthogonal matrix of each of K matrices (R, C), to the few percent that Muon needs."""
+    # The Frobenius norm bounds the largest singular value: none is above 1, where the iteration would diverge, and 1.01
+    # leaves room for the rounding of bf16.
     x = x_KRC / (x_KRC.norm(dim=(-2, -1), keepdim=True) * 1.01 + 1e-6)
     tall = x.size(-2) > x.size(-1)
     # The first call of a custom operator imports torch.compile's machinery, which takes seconds: only where it is needed.
@@ -34,7 +36,7 @@ def orthogonalise(x_KRC: Tensor) -> Tensor:
 
 
 def _gram(x: Tensor, tall: bool) -> Tensor:
-    """x x^T, or x^T x if tall: symmetric."""
+    """Return x x^T, or x^T x if tall: symmetric."""
     if x.is_cuda and x.dtype == torch.bfloat16:
         from .triton_symmetric import gram
 
@@ -52,7 +54,7 @@ def _(x: Tensor, tall: bool) -> Tensor:
 
 
 def _polynomial(gram: Tensor, a: float, b: float, c: float) -> Tensor:
-    """a I + b G + c G G of symmetric G: with the identity inside, one product replaces a sum of two terms."""
+    """Return a I + b G + c G G of symmetric G: with the identity inside, one product replaces a sum of two terms."""
     if gram.is_cuda and gram.dtype == torch.bfloat16:
         from .triton_symmetric import polynomial
 
@@ -74,15 +76,21 @@ def muon_update(
     weight: Tensor, grad: Tensor, momentum: Tensor, second: Tensor,
     lr: Tensor, beta: Tensor, beta2: Tensor, decay: Tensor, low_precision: bool,
 ) -> None:  # fmt: skip
-    """One Muon step in place.
+    """Take one Muon step in place. Scalars are 0-d tensors: nothing is compiled again when they change.
 
     Args:
-        weight, grad, momentum: (K, R, C) fp32.
-        second: running second moment of the update per row (K, R, 1) if R >= C, else per column (K, 1, C).
-        lr, beta, beta2, decay: 0-d tensors (no recompilation when they change).
+        weight: K matrices (K, R, C) fp32, overwritten.
+        grad: their gradients (K, R, C) fp32.
+        momentum: running mean of the gradients (K, R, C) fp32, overwritten.
+        second: running second moment of the update per row (K, R, 1) if R >= C, else per column (K, 1, C), overwritten.
+        lr: learning rate.
+        beta: decay of the momentum.
+        beta2: decay of the second moment.
+        decay: weight decay, times the learning rate.
         low_precision: run the iteration in bf16.
     """
     momentum.lerp_(grad, 1 - beta)
+    # Nesterov's look-ahead: the gradient once more, mixed into the momentum that has it already.
     update = torch.lerp(grad, momentum, beta)
     update = orthogonalise(update.bfloat16() if low_precision else update).float()
     axis = -1 if weight.size(-2) >= weight.size(-1) else -2
@@ -101,7 +109,7 @@ def adamw_update(
     weight: Tensor, grad: Tensor, first: Tensor, second: Tensor,
     lr: Tensor, beta1: Tensor, beta2: Tensor, decay: Tensor, step: Tensor,
 ) -> None:  # fmt: skip
-    """One AdamW step (arXiv:1711.05101) in place on flat fp32 tensors of one length; scalars are 0-d tensors."""
+    """Take one AdamW step (arXiv:1711.05101) in place on flat fp32 tensors of one length; scalars are 0-d tensors."""
     first.lerp_(grad, 1 - beta1)
     second.lerp_(grad.square(), 1 - beta2)
     denominator = (second / (1 - beta2**step)).sqrt() + 1e-10

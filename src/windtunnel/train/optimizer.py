@@ -76,6 +76,7 @@ class MuonAdamW:
         """Reduce gradients over ranks, clip, update, average, gather weights, clear gradients. The host never waits.
 
         Args:
+            scalars: of this update; see `windtunnel.train.schedule`.
             before_update: called when the first gradients are complete, before any weight changes.
 
         Returns:
@@ -83,6 +84,8 @@ class MuonAdamW:
         """
         pending = [group.reduce() for group in self.groups]
         square = torch.zeros((), device=self._device)
+        # Clipping needs the norm of everything before anything moves. Without it each group is updated as soon as its own
+        # gradients have come, and is sent out while the next one is updated.
         if self._clip is not None:
             square = self._clipped(pending, self._clip)
             pending = [None] * len(pending)
@@ -108,7 +111,7 @@ class MuonAdamW:
         return square
 
     def _clipped(self, pending: list[Any], limit: float) -> Tensor:
-        """Scale the owned gradients so that the norm of all is at most `limit`; this rank's squared norm before it."""
+        """Scale the owned gradients so that the norm of all is at most `limit`; return this rank's squared norm before it."""
         square = torch.zeros((), device=self._device)
         for group, handle in zip(self.groups, pending, strict=True):
             if handle is not None:
@@ -124,7 +127,7 @@ class MuonAdamW:
 
     @property
     def averages(self) -> bool:
-        """Whether a running average of the weights is kept."""
+        """Return whether a running average of the weights is kept."""
         return self._ema is not None
 
     @torch.no_grad()
@@ -148,7 +151,7 @@ class MuonAdamW:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The model's weights are the averages, where these are kept. Every rank has to enter it."""
+        """Let the model's weights be their averages meanwhile, where these are kept. Every rank has to enter it."""
         if self.averages:
             self.swap()
         try:
@@ -159,7 +162,7 @@ class MuonAdamW:
 
     @torch.no_grad()
     def start_over(self) -> None:
-        """Empty states, as before the first update of the weights as they are now."""
+        """Empty the states, as before the first update of the weights as they are now."""
         for group in self.groups:
             for _, part in group.states():
                 part.local.zero_()
@@ -181,7 +184,7 @@ class MuonAdamW:
 
     @property
     def adamw_steps(self) -> int:
-        """Updates done, for bias correction."""
+        """Return the updates done, for bias correction."""
         return next(group.steps for group in self.groups if group.counts)
 
     @adamw_steps.setter
@@ -192,7 +195,7 @@ class MuonAdamW:
 
 
 def _vectors(model: GPT, rates: HyperParameters) -> Iterator[tuple[Named, float, tuple[float, float], float]]:
-    """(parameters, peak rate, betas, weight decay) of what AdamW updates; nanochat's tuned values, July 2026."""
+    """Yield (parameters, peak rate, betas, weight decay) of what AdamW updates; nanochat's tuned values, July 2026."""
     parts = (
         (("head.",), rates.unembedding_lr.value, (0.8, 0.96), 0.01),
         (("embedding.", "positions"), rates.embedding_lr.value, (0.8, 0.995), 0.001),

@@ -34,11 +34,11 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this is rank 0, which decides, logs and shows."""
+        """Return whether this is rank 0, which decides, logs and shows."""
         return self.rank == 0
 
     def share(self, value: Any) -> Any:
-        """Rank 0's JSON value, on every rank. Host only: the GPU goes on meanwhile."""
+        """Return rank 0's JSON value on every rank. Host only: the GPU goes on meanwhile."""
         if self.control is None:
             return value
         before = self.heartbeat.doing
@@ -49,7 +49,7 @@ class Ranks:
         return json.loads(payload[0] or "null")
 
     def gather(self, value: Any) -> list[Any]:
-        """All ranks' JSON values in their order, on rank 0; elsewhere an empty list."""
+        """Return all ranks' JSON values in their order on rank 0; elsewhere an empty list."""
         if self.control is None:
             return [value]
         before = self.heartbeat.doing
@@ -74,6 +74,7 @@ class Ranks:
         """
         if self.control is None:
             return
+        # Connections of the store stay, on either side of them: other ranks may still need it to end in good order.
         store, descriptors = os.environ.get("MASTER_PORT", ""), Path("/proc/self/fd")
         for entry in os.listdir(descriptors) if descriptors.exists() else ():
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(entry))) as one:

@@ -19,18 +19,21 @@ MOMENTUM_STEPS = 300
 
 
 def learning_rate_scale(schedule: Schedule, step: int, progress: float) -> float:
-    """Factor on the peak learning rates for the update after `step` updates: warm-up, constant, linear warm-down."""
+    """Return the factor on the peak learning rates after `step` updates: warm-up, constant, linear warm-down."""
+    # step + 1: the first update would otherwise have a rate of 0.
     warm = min(1.0, (step + 1) / schedule.warmup_steps) if schedule.warmup_steps else 1.0
     return warm * (1.0 + (schedule.final - 1.0) * _warmdown_share(schedule, progress))
 
 
 def scalars(schedule: Schedule, *, momentum: float, weight_decay: float, step: int, progress: float) -> Scalars:
-    """What the optimizer needs for one update.
+    """Return what the optimizer needs for one update.
 
     Args:
+        schedule: the recipe's, of the learning rate.
         momentum: Muon's, between its warm-up and the warm-down.
         weight_decay: of the matrices at the start; falls to zero on a cosine.
-        step: updates done. progress: share of the run done, 0 to 1.
+        step: updates done.
+        progress: share of the run done, 0 to 1.
     """
     share = min(1.0, step / MOMENTUM_STEPS)
     beta = min(MOMENTUM_START, momentum) * (1 - share) + momentum * share

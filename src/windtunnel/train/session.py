@@ -46,7 +46,15 @@ NEVER = Every(steps=2**40)
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be trained, by this rank. `stop`: whether it is to end."""
+    """What is to be trained, by this rank.
+
+    Attributes:
+        run: the folder, whose recipe is the stage's.
+        layout: how the work is spread.
+        ranks: this one and the others.
+        data: prepared, the same on every rank.
+        stop: says whether this process is to end.
+    """
 
     run: RunFolder
     layout: Layout
@@ -56,7 +64,7 @@ class Work:
 
     @property
     def recipe(self) -> Recipe:
-        """The stage's."""
+        """Return the stage's recipe."""
         return self.run.recipe
 
 
@@ -64,7 +72,7 @@ class Method(Protocol):
     """How a kind of stage trains: what the loop drives, and how held-out questions are answered."""
 
     def engine(self, work: Work) -> Engine:
-        """Build it; all ranks call it together."""
+        """Build the engine; all ranks call it together."""
 
     def ask(self, work: Work, engine: Engine) -> AbstractContextManager[Ask | None]:
         """Return what answers held-out questions between steps; it gives None where the recipe asks for none."""
@@ -74,11 +82,11 @@ class Supervised:
     """Training on targets that are there before: pretraining and fine-tuning."""
 
     def engine(self, work: Work) -> Engine:
-        """See `Method`."""
+        """Build the engine on windows of the corpus; see `Method`."""
         return build_engine(work.recipe, work.layout, work.ranks, text_feed(work.recipe, work.layout, work.ranks, work.data))
 
     def ask(self, work: Work, engine: Engine) -> AbstractContextManager[Ask | None]:
-        """See `Method`."""
+        """Return what answers held-out conversations; see `Method`."""
         if work.recipe.sft is None or work.recipe.sft.answers is None:
             return contextlib.nullcontext()
         from .held_out_answers import tuned_answers  # imports transformers
@@ -95,6 +103,8 @@ def train(
     Called once on every rank. Rank 0 holds the folder's lock.
 
     Args:
+        folder: of the run, with its manifest.
+        view: shows the run while it trains; None: nothing is shown.
         run: the folder, already opened for writing by the caller; None: opened here.
         after_step: for tests: called on every rank after each step.
         method: of the stage; None: `Supervised`.
@@ -126,7 +136,7 @@ def _other(run: RunFolder, layout: Layout, ranks: Ranks, method: Method, after_s
         saver = make_saver(engine, CheckpointStore(run.checkpoints_dir), ranks)
         initial = _initial(run)
         checkpoints = Checkpoints(engine, saver, ranks, run.recipe.checkpoints.every, initial=initial)
-        step = ranks.share(None)
+        step = ranks.share(None)  # rank 0 chooses the checkpoint; see `_first`
         if step is not None:
             ranks.heartbeat.beat("loading the checkpoint")
             checkpoints.load(step)
@@ -224,13 +234,14 @@ def _stage(recipe: Recipe) -> TrainingStage:
 
 def _lighter(run: RunFolder, layout: Layout) -> str:
     recipe = run.recipe
-    recomputes = recipe.trm is not None or isinstance(recipe.model, HuggingFaceModel)
-    return lighter(run.path, layout, _stage(recipe).name or "pretrain", recomputes=recomputes, shards=_may_shard(recipe, layout))
+    return lighter(
+        run.path, layout, _stage(recipe).name or "pretrain", recomputes=recipe.recomputes, shards=_may_shard(recipe, layout)
+    )
 
 
 def _may_shard(recipe: Recipe, layout: Layout) -> bool:
-    """Whether a GPT's weights could be sharded too."""
-    return recipe.trm is None and not isinstance(recipe.model, HuggingFaceModel) and not layout.recorded
+    """Return whether a GPT's weights could be sharded too."""
+    return not recipe.supervision and not isinstance(recipe.model, HuggingFaceModel) and not layout.recorded
 
 
 def _by_clock(recipe: Recipe) -> bool:
@@ -310,7 +321,12 @@ def _tell_damage(run: RunFolder, problems: list[str], checkpoint: Checkpoint | N
 def _engine(
     run: RunFolder, layout: Layout, ranks: Ranks, method: Method, stop: StopRequest
 ) -> Iterator[tuple[Engine, PreparedData, Ask | None]]:
-    """The recipe's engine on the recipe's data, and what answers held-out questions."""
+    """Yield the recipe's engine on the recipe's data, and what answers held-out questions.
+
+    Raises:
+        UserError: the run was planned for another number of ranks.
+        OutOfMemory: the model does not fit.
+    """
     recipe = run.recipe
     if ranks.world != layout.ranks:
         raise UserError(

@@ -71,7 +71,12 @@ def shard_model(
     """Apply `fully_shard` to every block and to the root; gradients are summed over ranks.
 
     Args:
-        compute: dtype of the parameters while a module computes. reduce: of gradients while they are summed.
+        root: changed in place.
+        blocks: of it, each gathered by itself.
+        mesh: the ranks.
+        shard: 'full', or 'optimizer' to keep blocks gathered from the forward to the backward pass.
+        compute: dtype of the parameters while a module computes.
+        reduce: dtype of gradients while they are summed.
         cast_inputs: what blocks are given is cast to `compute`; else it comes as it is to be computed with.
         root_compute: dtype of what the root holds itself; None: `compute`.
     """
@@ -83,6 +88,7 @@ def shard_model(
     fully_shard(root, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     for module in root.modules():
         if isinstance(module, FSDPModule):
+            # Sums, not means: by how many targets the step's loss is divided is known only after the last micro-batch.
             module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(1.0)
 

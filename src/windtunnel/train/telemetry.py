@@ -29,6 +29,9 @@ class View(Protocol):
     def say(self, text: str) -> None:
         """Show one line that stays."""
 
+    def close(self) -> None:
+        """Give the terminal back."""
+
 
 class Silent:
     """A view that shows nothing."""
@@ -38,6 +41,9 @@ class Silent:
 
     def say(self, text: str) -> None:
         """Say nothing."""
+
+    def close(self) -> None:
+        """Have no terminal to give back."""
 
 
 class Journal:

@@ -59,19 +59,19 @@ def run_trace(request: TraceRequest, say: Callable[[str], None]) -> dict[str, An
 
 
 def _trace(request: TraceRequest, layout: Layout, say: Callable[[str], None]) -> tuple[list[Peak], list[int], int]:
-    from .trace_steps import trace_causal, trace_gpt
+    from .trace_steps import trace_gpt, trace_hf
 
     if request.config is None:
         assert request.vocab is not None, "a GPT's trace needs its vocabulary"
         depth = request.recipe.gpt.depth
         assert depth != "auto"
-        say(f"tracing all {depth} blocks" if request.recipe.trm is None else "tracing all supervision steps")
+        say("tracing all supervision steps" if request.recipe.supervision else f"tracing all {depth} blocks")
         return trace_gpt(request.recipe, layout, request.vocab), [depth], depth
     depths = choose_depths(range(len(request.blocks)) if request.whole else request.blocks)
     traced = []
     for count in sorted({depths.small, depths.large}):
         say(f"tracing {count} of {depths.whole} blocks" if count < depths.whole else f"tracing all {count} blocks")
-        traced.append((count, trace_causal(request.recipe, layout, request.layout, cut(request.config, count))))
+        traced.append((count, trace_hf(request.recipe, layout, request.layout, cut(request.config, count))))
     counts = [count for count, _ in traced]
     peaks = traced[0][1] if len(traced) == 1 else extrapolate(traced[0][1], traced[1][1], depths)
     return peaks, counts, depths.whole

@@ -28,7 +28,7 @@ class Depths:
 
 
 def choose_depths(blocks: Sequence[Any]) -> Depths:
-    """Depths at which the same blocks stand first and last as in the whole model, whose blocks come back in turn."""
+    """Return depths at which the same blocks stand first and last as in the whole model, whose blocks come back in turn."""
     whole = len(blocks)
     for period in range(1, LONGEST_PERIOD + 1):
         for prefix in range(LONGEST_PREFIX + 1):
@@ -45,7 +45,7 @@ def choose_depths(blocks: Sequence[Any]) -> Depths:
 
 
 def cut(config: dict[str, Any], layers: int) -> dict[str, Any]:
-    """A config.json with its first `layers` layers only."""
+    """Return a config.json with its first `layers` layers only."""
     inner = config.get("text_config")
     if isinstance(inner, dict) and "num_hidden_layers" in inner:
         return {**config, "text_config": cut(inner, layers)}
@@ -58,7 +58,7 @@ def cut(config: dict[str, Any], layers: int) -> dict[str, Any]:
 
 
 def extrapolate(small: Sequence[Peak], large: Sequence[Peak], depths: Depths) -> list[Peak]:
-    """Phases of the whole model: each kind's bytes on the line through two depths. Blocks in the middle are left out."""
+    """Return the whole model's phases: each kind's bytes on the line through two depths. Blocks in the middle are left out."""
     share = (depths.whole - depths.small) / (depths.large - depths.small)
     at_small, at_large = ({peak.phase: peak.bytes for peak in peaks} for peaks in (small, large))
     found = []
@@ -72,7 +72,7 @@ def extrapolate(small: Sequence[Peak], large: Sequence[Peak], depths: Depths) ->
 
 
 def _aligned(phases: Sequence[str], depths: Depths) -> list[tuple[str, str, str]]:
-    """(name in the whole model, in the small one, in the large one) of what is common to all."""
+    """Return (name in the whole model, in the small one, in the large one) of what is common to all."""
     numbers = [(i, i, i) for i in range(depths.head)]
     numbers += [(depths.whole - i, depths.small - i, depths.large - i) for i in range(depths.tail, 0, -1)]
     blocks = {

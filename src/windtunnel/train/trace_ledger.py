@@ -40,7 +40,7 @@ class Peak:
 
     @property
     def total(self) -> int:
-        """Sum over the kinds."""
+        """Return the bytes of all kinds together."""
         return sum(self.bytes.values())
 
 
@@ -62,17 +62,17 @@ class MemoryLedger(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Compiled functions are run as they are, and what they do is counted."""
+        """Let compiled functions run as they are; what they do is counted."""
         return True
 
     def begin(self, phase: str) -> None:
-        """What follows belongs to this phase; one that comes again goes on."""
+        """Begin a phase, to which what follows belongs; one that comes again goes on."""
         self._phase = phase
         self._note()
 
     @contextmanager
     def allocating(self, kind: str) -> Iterator[None]:
-        """New memory is of this kind meanwhile."""
+        """Let new memory be of this kind meanwhile."""
         before, self.kind = self.kind, kind
         try:
             yield
@@ -80,7 +80,7 @@ class MemoryLedger(TorchDispatchMode):
             self.kind = before
 
     def hold(self, tensors: Tensor | Iterable[Tensor | None], kind: str) -> None:
-        """These tensors' memory is of this kind; what was not known yet counts from now."""
+        """Say of what kind these tensors' memory is; what was not known yet counts from now."""
         for tensor in [tensors] if isinstance(tensors, Tensor) else tensors:
             for storage in [] if tensor is None else get_untyped_storages(tensor):
                 found = self._at.get(storage)
@@ -90,7 +90,7 @@ class MemoryLedger(TorchDispatchMode):
                     found[0].kind = kind
 
     def peaks(self) -> list[Peak]:
-        """Of every phase, in the order in which they first came."""
+        """Return the peak of every phase, in the order in which they first came."""
         return [Peak(phase, self._alive(tick)) for phase, (_, tick) in self._most.items()]
 
     def __enter__(self) -> MemoryLedger:
@@ -124,6 +124,7 @@ class MemoryLedger(TorchDispatchMode):
         self._clock += 1
         span = Span(_rounded(storage.nbytes()), kind, self._clock)
         self._spans.append(span)
+        # A resize gives the storage another span, and its death must end that one: the callback looks here.
         holder = [span]
         self._at[storage] = (span, weakref.ref(storage, lambda _: self._end(holder[0])), holder)
         self._total += span.size
@@ -139,7 +140,7 @@ class MemoryLedger(TorchDispatchMode):
             self._most[self._phase] = (self._total, self._clock)
 
     def _watched(self, resize: Callable[..., Any]) -> Callable[..., Any]:
-        """FSDP2 frees and makes again the memory of gathered weights by resizing their storages."""
+        """Return `resize_` with its changes counted: FSDP2 frees and makes again gathered weights' memory by it."""
 
         @wraps(resize)
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:

@@ -41,7 +41,7 @@ BACKEND = "aot_eager_decomp_partition"
 
 @contextmanager
 def like_a_gpu() -> Iterator[None]:
-    """Fake tensors take a GPU's path meanwhile."""
+    """Let fake tensors take a GPU's path meanwhile."""
     _import_kernels()
     # By name: no other room may rely on what stands inside these.
     attention, products = (importlib.import_module(f"windtunnel.model.{name}") for name in ("attention", "products"))
@@ -61,7 +61,7 @@ def like_a_gpu() -> Iterator[None]:
 
 @contextmanager
 def partitioned_compile() -> Iterator[None]:
-    """torch.compile decides what is kept for the backward pass, and compiles nothing, meanwhile."""
+    """Let torch.compile decide what is kept for the backward pass, and compile nothing, meanwhile."""
     real = torch.compile
 
     def compile(function: Any = None, **options: Any) -> Any:
@@ -72,12 +72,12 @@ def partitioned_compile() -> Iterator[None]:
 
 
 def patched(target: Any, name: str, value: Any) -> contextlib.AbstractContextManager[Any]:
-    """The attribute has this value meanwhile; it must exist."""
+    """Give an attribute, which must exist, this value meanwhile."""
     return mock.patch.object(target, name, value)
 
 
 def outside_fake(function: Any) -> Any:
-    """The function, run on real tensors also where a fake mode is on."""
+    """Return the function as one that runs on real tensors also where a fake mode is on."""
 
     def run(*args: Any, **keywords: Any) -> Any:
         with unset_fake_temporarily():
@@ -104,7 +104,7 @@ class _Language(types.ModuleType):
 
 
 def _import_kernels() -> None:
-    """The modules that launch Triton kernels, with a Triton that launches none; the real one stays what others import."""
+    """Import the modules with Triton kernels on a Triton that launches none; the real one stays what others import."""
     triton, language = types.ModuleType("triton"), _Language("triton.language")
     triton.__dict__.update(
         jit=lambda function=None, **_: _Kernel(function) if function else _Kernel,
@@ -132,7 +132,7 @@ def _never(query: Tensor) -> bool:
 
 
 def _adjacent(tensors: Any) -> Tensor | None:
-    """`products.adjacent` without addresses, which fake tensors do not have."""
+    """Do what `products.adjacent` does without addresses, which fake tensors do not have."""
     head = tensors[0]
     if any(t is None or not t.is_contiguous() for t in tensors) or head is None:
         return None
@@ -149,7 +149,7 @@ _real_addmm = torch.addmm
 
 
 def _addmm(total: Tensor, a: Tensor, b: Tensor, *args: Any, out_dtype: Any = None, **keywords: Any) -> Tensor:
-    """The GPU's product that adds into a wider dtype where it lies."""
+    """Stand in for the GPU's product that adds into a wider dtype where it lies."""
     if out_dtype is not None and keywords.get("out") is total:
         return total
     return _real_addmm(total, a, b, *args, **keywords)
@@ -159,7 +159,7 @@ def _attend(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Fused attention: its output, and the log-sum-exp that its backward pass takes."""
+    """Stand in for fused attention: an output, and the log-sum-exp that is kept for the backward pass."""
     return torch.ops.windtunnel_trace.attention(query, key, value)[0]  # type: ignore[no-any-return]
 
 

@@ -35,7 +35,7 @@ MOST_MICRO_BATCHES = 2
 
 @contextlib.contextmanager
 def fake_ranks(world: int) -> Iterator[Ranks]:
-    """This process as rank 0 of `world`, whose collectives exchange nothing."""
+    """Make this process rank 0 of `world` meanwhile, whose collectives exchange nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     importlib.import_module("torch.distributed._tools.fake_collectives")  # teaches fake tensors about collectives
@@ -47,7 +47,7 @@ def fake_ranks(world: int) -> Iterator[Ranks]:
 
 
 def trace_gpt(recipe: Recipe, layout: Layout, vocab: int) -> list[Peak]:
-    """Peaks of one step of a GPT, phase by phase."""
+    """Return the peaks of one step of a GPT, phase by phase, in the step's order."""
     cuda = layout.device == "cuda"
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(fake_ranks(layout.ranks))
@@ -77,7 +77,7 @@ def trace_gpt(recipe: Recipe, layout: Layout, vocab: int) -> list[Peak]:
 
 
 def _build_gpt(shape: GPTShape, *, device: torch.device, compute: torch.dtype, seed: int, recompute: str) -> GPT:
-    """As `build_model` does it, but not by way of 'meta': a fake tensor cannot be replaced where it is."""
+    """Build as `build_model` does, but not by way of 'meta': a fake tensor cannot be replaced where it is."""
     with device:
         model = new_model(shape, compute, recompute)
     model.initialise(seed)
@@ -98,10 +98,13 @@ def _hold_gpt(ledger: MemoryLedger, model: GPT, optimizer: MuonAdamW) -> None:
         ledger.hold([part.local for _, part in group.states() if isinstance(part, Slice)], "optimizer_states")
 
 
-def trace_causal(recipe: Recipe, layout: Layout, spread: dict[str, Any], config: dict[str, Any]) -> list[Peak]:
-    """Peaks of one step of a Hugging Face model, phase by phase, at the depth that `config` says.
+def trace_hf(recipe: Recipe, layout: Layout, spread: dict[str, Any], config: dict[str, Any]) -> list[Peak]:
+    """Return the peaks of one step of a Hugging Face model, phase by phase, at the depth that `config` says.
 
     Args:
+        recipe: of fine-tuning.
+        layout: how the work is spread.
+        config: the mapping of a config.json, cut to the depth that is traced.
         spread: the plan's layout as JSON: how weights are sharded, and whether blocks are computed again.
     """
     from .hf import build, build_hf, optimizer
@@ -145,7 +148,7 @@ def trace_causal(recipe: Recipe, layout: Layout, spread: dict[str, Any], config:
 
 
 def _then_fake(set_dtypes: Callable[..., None]) -> Callable[..., None]:
-    """After dtypes have been set, tensors on 'meta' become fake ones; what is tied stays tied."""
+    """Return `set_dtypes` as one that then makes tensors on 'meta' fake ones; what is tied stays tied."""
 
     def run(model: nn.Module, **dtypes: torch.dtype) -> None:
         set_dtypes(model, **dtypes)
@@ -184,4 +187,4 @@ class _Batches:
         """Stay: all are alike."""
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Close nothing: nothing runs."""

@@ -21,12 +21,12 @@ EMBEDDING, LOSS, HEAD, ROOT, OPTIMIZER = (
 
 
 def forward_phase(block: int) -> str:
-    """Of the block with this number, counted from 0."""
+    """Return the name of the forward phase of the block with this number, counted from 0."""
     return f"forward, block {block}"
 
 
 def backward_phase(block: int) -> str:
-    """Of the block with this number, counted from 0."""
+    """Return the name of the backward phase of the block with this number, counted from 0."""
     return f"backward, block {block}"
 
 
@@ -34,7 +34,9 @@ def watch_blocks(ledger: MemoryLedger, root: nn.Module, blocks: Sequence[tuple[n
     """Begin the ledger's phases as a step comes to them.
 
     Args:
-        root: called with a micro-batch. blocks: of each the module called first and the one called last.
+        ledger: what the phases are told to.
+        root: called with a micro-batch.
+        blocks: of each the module called first and the one called last.
     """
 
     def enter(phase: str, kind: str) -> None:

@@ -51,7 +51,12 @@ class TrialRequest:
 
 
 class TrialSteps(Protocol):
-    """What is tried: steps, one after the other. parameters: of the whole model; trained: those of them that are."""
+    """What is tried: steps, one after the other.
+
+    Attributes:
+        parameters: of the whole model.
+        trained: how many of them are.
+    """
 
     parameters: int
     trained: int
@@ -73,6 +78,7 @@ def run_trial(request: TrialRequest, folder: Path, say: Callable[[str], None], b
     """Build, warm up, time, read memory; called once on every rank.
 
     Args:
+        request: what to try, and for how long.
         folder: for this rank's random tokens.
         say: told what is being done now.
         build: what is tried; None: steps of training on random tokens.
@@ -196,14 +202,17 @@ def _measure(
 def _timed(
     request: TrialRequest, ranks: Ranks, steps: TrialSteps, warm: list[StepResult], say: Callable[[str], None]
 ) -> list[StepResult]:
-    """Steps as the training loop does them: a step's results are read while the next one computes."""
+    """Take steps as the training loop does: a step's results are read while the next one computes.
+
+    Steps of the warm-up, whose first one is done, are added to `warm`.
+    """
     done: list[StepResult] = []
     pending: Pending | None = None
     deadline = time.monotonic() + request.seconds
     total = request.warm_up - 1 + request.steps
     for i in range(total):
         enough = i >= request.warm_up - 1 + LEAST_STEPS and time.monotonic() > deadline
-        if ranks.share(enough):
+        if ranks.share(enough):  # clocks differ, and a rank that stops alone leaves the others in a collective
             break
         say(f"step {i + 2}")
         launched = steps.step()
@@ -229,7 +238,7 @@ class _Memory:
             torch.cuda.synchronize(self._device)
 
     def now(self) -> float:
-        """Allocated at this moment."""
+        """Return the GiB held at this moment."""
         if self._cuda:
             return torch.cuda.memory_allocated(self._device) / GIB
         import psutil
@@ -237,7 +246,7 @@ class _Memory:
         return psutil.Process().memory_info().rss / GIB
 
     def figures(self) -> dict[str, float | None]:
-        """Peaks since the process began, and what is held between two steps."""
+        """Return the peaks since the process began, and what is held between two steps."""
         if not self._cuda:
             import resource
 
@@ -258,11 +267,11 @@ class _Memory:
         }
 
     def begin(self) -> None:
-        """Before the step whose phases are read."""
+        """Begin the step whose phases are read."""
         self._restart()
 
     def mark(self, phase: str) -> None:
-        """The end of a phase; of one that comes several times a step the seconds add up and the highest peak counts."""
+        """End a phase; of one that comes several times a step the seconds add up and the highest peak counts."""
         self.synchronize()
         seconds, peak = time.monotonic() - self._since, self.now()
         if self._cuda:
@@ -280,7 +289,7 @@ class _Memory:
 
 
 def versions() -> dict[str, str]:
-    """Of what decides speed and memory."""
+    """Return the versions of what decides speed and memory."""
     import platform
 
     found = {"python": platform.python_version(), "torch": torch.__version__, "cuda": str(torch.version.cuda)}

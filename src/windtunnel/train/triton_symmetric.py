@@ -14,7 +14,8 @@ TILE, DEPTH = 128, 64
 def _symmetric(
     a, out, M, K, a_batch, a_row, a_column, alpha, beta, gamma, POLYNOMIAL: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr
 ):  # fmt: skip
-    # Programs count the tiles of the lower triangle row by row.
+    # Programs count the tiles of the lower triangle row by row: tile p is in row i where i (i + 1) / 2 <= p. The root in fp32
+    # may be off by one either way for many tiles, hence the two corrections.
     p = tl.program_id(0)
     i = ((tl.sqrt(8.0 * p + 1.0) - 1.0) * 0.5).to(tl.int32)
     i = tl.where(i * (i + 1) // 2 > p, i - 1, i)
@@ -57,13 +58,13 @@ def _launch(a: Tensor, strides: tuple[int, int], M: int, K: int, polynomial: tup
 
 
 def gram(x_KRC: Tensor, tall: bool) -> Tensor:
-    """x x^T (K, R, R), or x^T x (K, C, C) if `tall`."""
+    """Return x x^T (K, R, R), or x^T x (K, C, C) if `tall`."""
     _, R, C = x_KRC.shape
     strides = (x_KRC.stride(2), x_KRC.stride(1)) if tall else (x_KRC.stride(1), x_KRC.stride(2))
     return _launch(x_KRC, strides, *((C, R) if tall else (R, C)), None)
 
 
 def polynomial(gram_KMM: Tensor, a: float, b: float, c: float) -> Tensor:
-    """a I + b G + c G G of symmetric matrices G."""
+    """Return a I + b G + c G G of symmetric matrices G (K, M, M)."""
     M = gram_KMM.size(1)
     return _launch(gram_KMM, (gram_KMM.stride(1), gram_KMM.stride(2)), M, M, (c, b, a))

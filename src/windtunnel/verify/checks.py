@@ -58,7 +58,7 @@ def loads(context: Context, say: Say) -> Evidence:
 
 
 def values(context: Context, say: Say) -> Evidence:
-    """Finite numbers, the same again in any order, and quick enough for a round."""
+    """Look for finite numbers, the same again in any order, and quick enough for a round."""
     given = examples(context)
     calls = [(e, answer) for e in given for answer in (e.good, *e.bad)][:60]
     found = Findings()
@@ -128,7 +128,7 @@ Scored = tuple[Example, float, dict[str, float], float]
 
 
 def judgement(context: Context, say: Say) -> Evidence:
-    """Right answers score above wrong, empty, echoed, meaningless and hedging ones."""
+    """See that right answers score above wrong, empty, echoed, meaningless and hedging ones."""
     rl = context.recipe.rl
     assert rl is not None
     known, given = examples(context), rl.reward_examples is not None
@@ -153,7 +153,10 @@ def judgement(context: Context, say: Say) -> Evidence:
 
 
 def _scores(reward: RewardProcess, example: Example) -> tuple[float, dict[str, float], float]:
-    """(the right answer's, of each kind of worthless one the highest, of one that lists right and wrong)."""
+    """Return what a reward says of an example: of the right answer, the highest of worthless ones, and of right beside wrong.
+
+    The middle one is told for each kind of worthless answer.
+    """
 
     def score(answer: str) -> float:
         reply = reward.call(example.prompt, answer, example.truth)

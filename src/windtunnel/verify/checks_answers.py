@@ -18,12 +18,12 @@ from .reward_process import CALL_SECONDS, Reply, Reward, RewardFailed, RewardPro
 
 
 def is_rl(context: Context) -> bool:
-    """Whether the recipe does reinforcement learning."""
+    """Return whether the recipe does reinforcement learning."""
     return context.recipe.rl is not None
 
 
 def has_reward(context: Context) -> bool:
-    """Whether the recipe names a reward."""
+    """Return whether the recipe names a reward."""
     return context.recipe.rl is not None and context.recipe.rl.reward is not None
 
 
@@ -36,7 +36,7 @@ def reward_of(context: Context) -> Reward:
 
 
 def open_reward(context: Context, call_seconds: float = CALL_SECONDS) -> RewardProcess:
-    """The reward, loaded. Raises CheckFailed when it cannot be."""
+    """Return the reward, loaded. Raises CheckFailed when it cannot be."""
     try:
         return reward_of(context).open(context.folder, call_seconds=call_seconds)
     except RewardFailed as error:
@@ -44,7 +44,7 @@ def open_reward(context: Context, call_seconds: float = CALL_SECONDS) -> RewardP
 
 
 def examples(context: Context) -> list[Example]:
-    """The user's, or made ones. Raises CheckFailed for a file that holds none."""
+    """Return the user's, or made ones. Raises CheckFailed for a file that holds none."""
     rl = context.recipe.rl
     given = rl.reward_examples if rl is not None else None
     return read_examples(Path(given).expanduser()) if given else list(made_examples(context.recipe))
@@ -78,7 +78,7 @@ class Example:
 
 
 def read_examples(path: Path) -> list[Example]:
-    """The user's examples. Raises CheckFailed naming file and line."""
+    """Return the user's examples. Raises CheckFailed naming file and line."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -112,7 +112,7 @@ def _example(where: str, line: str) -> Example:
 
 
 def made_examples(recipe: Recipe) -> Iterator[Example]:
-    """Sums, in the corpus's own form where it is arithmetic; the form of the answer is tried in several styles."""
+    """Yield sums, in the corpus's own form where it is arithmetic; the form of the answer is tried in several styles."""
     if isinstance(recipe.data.corpus, ArithmeticCorpus):
         for left, right in ((12, 34), (7, 5), (90, 9)):
             total = left + right
@@ -152,7 +152,7 @@ MARKER_ANSWER = "__import__('pathlib').Path({path!r}).touch()"
 
 
 def robustness(context: Context, say: Say) -> Evidence:
-    """Nothing that a model may write crashes it, hangs it, or is run as code in its process."""
+    """See that nothing that a model may write crashes it, hangs it, or is run as code in its process."""
     example = examples(context)[0]
     marker = context.folder / "answer-was-run"
     found = Findings()
@@ -187,7 +187,7 @@ def robustness(context: Context, say: Say) -> Evidence:
 
 
 def _problem(reply: Reply) -> tuple[str, str] | None:
-    """What is wrong with a reply to an odd answer, and what to do."""
+    """Return what is wrong with a reply to an odd answer, and what to do."""
     if reply.ended:
         return reply.problem, "bound its work, catch what input can cause"
     if reply.raised:

@@ -19,9 +19,15 @@ Fold = Literal["none", "blanks", "case"]
 
 @dataclass(frozen=True)
 class ExactVerifier:
-    """accepted: any of these texts is right. where: which part of the answer counts. fold: 'none' compares as it is, 'blanks'
-    treats any run of blanks as one space, 'case' also ignores case; both compare Unicode in its composed form (NFC). within:
-    it is enough that the text holds an accepted one as whole words, so that 12 is in 'It is 12.' and not in '112'."""
+    """Accepts an answer that is one of the given texts.
+
+    Attributes:
+        accepted: any of these texts is right.
+        where: which part of the answer counts.
+        fold: 'none' compares as it is, 'blanks' treats any run of blanks as one space, 'case' also ignores case; both compare
+            Unicode in its composed form (NFC).
+        within: it is enough that the text holds an accepted one as whole words, so that 12 is in 'It is 12.' and not in '112'.
+    """
 
     accepted: Sequence[str]
     where: Where = "all"
@@ -30,7 +36,7 @@ class ExactVerifier:
 
     @staticmethod
     def of(spec: Mapping[str, Any]) -> ExactVerifier:
-        """From plain JSON: {'answer': text or list of texts, 'where': ..., 'fold': ...}.
+        """Read a verifier from plain JSON: {'answer': text or list of texts, 'where': ..., 'fold': ...}.
 
         Raises:
             UserError: a key is missing, unknown or of another type, or an accepted text is empty.
@@ -53,7 +59,7 @@ class ExactVerifier:
         return verifier
 
     def verify(self, answer: str) -> Verdict:
-        """The judgement of one answer."""
+        """Judge one answer."""
         found = extract(answer, self.where)
         if found is None:
             return refuse("extract", "no-answer", f"the answer holds no {self.where.replace('-', ' ')} text")

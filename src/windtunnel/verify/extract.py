@@ -16,7 +16,7 @@ UNSEEN = "\u115f\u1160\u3164\uffa0\u2800"  # letters and a symbol without a shap
 
 
 def extract(answer: str, where: Where) -> str | None:
-    """The part of an answer that counts, or None when there is none."""
+    """Return the part of an answer that counts, or None when there is none."""
     if where == "all":
         return answer
     if where == "last-line":
@@ -31,7 +31,7 @@ def extract(answer: str, where: Where) -> str | None:
 
 
 def boxed(answer: str) -> str | None:
-    """What stands in the last \\boxed{...}, braces balanced."""
+    r"""Return what stands in the last \boxed{...}, braces balanced."""
     at = max((found.end() for found in BOX.finditer(answer)), default=-1)
     if at < 0:
         return None
@@ -45,17 +45,17 @@ def boxed(answer: str) -> str | None:
 
 
 def blank(text: str) -> bool:
-    """Whether nothing of a text can be seen: spaces, controls, joiners, marks on nothing."""
+    """Return whether nothing of a text can be seen: spaces, controls, joiners, marks on nothing."""
     return all(unicodedata.category(sign) in UNSEEN_KINDS or sign in UNSEEN for sign in text)
 
 
 def empty_box(content: str) -> bool:
-    """Whether nothing in a box can be seen: also where it holds LaTeX's own spaces and empty braces alone."""
+    """Return whether nothing in a box can be seen: also where it holds LaTeX's own spaces and empty braces alone."""
     return blank(LATEX_BLANKS.sub("", content))
 
 
 def tagged(answer: str, tag: str) -> str | None:
-    """What stands between the last <tag> and the </tag> that follows it."""
+    """Return what stands between the last <tag> and the </tag> that follows it."""
     start = answer.rfind(f"<{tag}>")
     end = answer.find(f"</{tag}>", start)
     return answer[start + len(tag) + 2 : end].strip() if 0 <= start < end else None

@@ -20,9 +20,14 @@ MOST_ANSWER = 1 << 20
 
 @dataclass(frozen=True)
 class FormatVerifier:
-    """tags: each exactly once, in this order, not nested, and none empty. boxed: there is a \\boxed{...} that is not empty.
-    only_tags: nothing but blanks stands outside the tags. schema: the answer (or what stands in the last tag) is JSON that a
-    JSON schema accepts. Each that is None or empty is not looked at."""
+    r"""Accepts an answer by its form; what is None or empty is not looked at.
+
+    Attributes:
+        tags: each exactly once, in this order, not nested, and none empty.
+        boxed: there is a \boxed{...} that is not empty.
+        only_tags: nothing but blanks stands outside the tags.
+        schema: the answer (or what stands in the last tag) is JSON that a JSON schema accepts.
+    """
 
     tags: Sequence[str] = ()
     boxed: bool = False
@@ -31,7 +36,7 @@ class FormatVerifier:
 
     @staticmethod
     def of(spec: Mapping[str, Any]) -> FormatVerifier:
-        """From plain JSON: {'tags': ['think', 'answer'], 'boxed': true, 'only_tags': true, 'schema': {...}}.
+        """Read a verifier from plain JSON: {'tags': ['think', 'answer'], 'boxed': true, 'only_tags': true, 'schema': {...}}.
 
         Raises:
             UserError: a key is unknown or of another type, or nothing is asked.
@@ -54,7 +59,7 @@ class FormatVerifier:
         return FormatVerifier(tags, boxed, only_tags, schema)
 
     def verify(self, answer: str) -> Verdict:
-        """The judgement of one answer."""
+        """Judge one answer."""
         if len(answer) > MOST_ANSWER:
             return refuse("format", "too-long", f"the answer has {len(answer):,} characters, at most {MOST_ANSWER:,}")
         if fault := self._tags(answer):

@@ -26,7 +26,7 @@ class FunctionVerifier:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def verify(self, answer: str) -> Verdict:
-        """The judgement of one answer."""
+        """Judge one answer."""
         with self.lock:
             reply = self.function.call(self.prompt, answer, self.truth)
         if reply.value is None or not math.isfinite(reply.value):

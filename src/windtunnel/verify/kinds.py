@@ -51,7 +51,7 @@ class Verifiers:
         self._gpu_memory: GpuMemory | None = None
 
     def make(self, kind: str, task: Any) -> Verifier:
-        """A verifier of a kind for a task given as plain JSON, or as a name: a kernel task's, or a file's in the folder.
+        """Return a verifier of a kind for a task given as plain JSON, or as a name: a kernel task's, or a file's in the folder.
 
         A named kernel task's reference is run here, once, so that a task that cannot be used is known before any answer; that
         of one given as a source is run when its first answer comes. Answers are code, or text with the code in a block.
@@ -89,7 +89,7 @@ class Verifiers:
         return FormatVerifier.of(task)
 
     def pool(self, kind: str) -> Sandboxes:
-        """The warm workers of a kind; kernels have 'compiler' beside 'kernel', and 'gpu' with 'gpu reference'."""
+        """Return the warm workers of a kind; kernels have 'compiler' beside 'kernel', and 'gpu' with 'gpu reference'."""
         with self._lock:
             if self._stopped:
                 raise UserError("the workers were stopped")
@@ -99,11 +99,11 @@ class Verifiers:
             return self._pools[kind]
 
     def layers(self) -> Layers:
-        """What the sandbox is made of on this machine."""
+        """Return what the sandbox is made of on this machine."""
         return self.pool("code").start()
 
     def task_names(self) -> list[str]:
-        """The names in the folder of tasks."""
+        """Return the names in the folder of tasks."""
         return sorted(path.stem for path in self._tasks.glob("*.json")) if self._tasks else []
 
     @property
@@ -139,7 +139,7 @@ class Verifiers:
         return known
 
     def _given_kernel(self, given: Any) -> Verifier:
-        """A verifier of a task's source; the last ones are kept."""
+        """Return a verifier of a task's source; the last ones are kept."""
         from .kernel import task_from_source
 
         if not isinstance(given, Mapping) or not isinstance(given.get("source"), str):
@@ -157,7 +157,7 @@ class Verifiers:
         return known
 
     def _kernel(self, name: str) -> Verifier:
-        """All stages that this machine has, as on the command line."""
+        """Return all stages that this machine has, as on the command line."""
         from .kernel import ReferenceBroken
 
         verifier = self.of_task(self._kernel_task(name))
@@ -166,7 +166,7 @@ class Verifiers:
         return verifier
 
     def of_task(self, task: Task) -> KernelVerifier:
-        """A verifier of a kernel task, with all stages that this machine has. Its reference is not run yet."""
+        """Return a verifier of a kernel task, with all stages that this machine has. Its reference is not run yet."""
         from .kernel import GpuMemory, GpuStages, KernelVerifier, has_gpu
 
         use_gpu = has_gpu() if self._gpu is None else self._gpu
@@ -180,7 +180,7 @@ class Verifiers:
         return KernelVerifier(task, self.pool("kernel"), compiler=self.pool("compiler"), gpu=gpu)
 
     def _kernel_task(self, name: str) -> Task:
-        """A file of the folder, or else a generated task."""
+        """Return a file of the folder, or else a generated task."""
         from .kernel import load_task
         from .tasks import find
 
@@ -206,7 +206,7 @@ class Verifiers:
 
 
 def read_json(path: Path, what: str | None = None) -> Any:
-    """What a JSON file holds. what: how to call it in messages, otherwise by its path.
+    """Return what a JSON file holds. what: how to call it in messages, otherwise by its path.
 
     Raises:
         UserError: it cannot be read, is too long or no JSON; says where.

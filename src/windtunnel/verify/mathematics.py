@@ -1,6 +1,6 @@
-"""Mathematics: is an expression equal to the right one, whatever it looks like. math-verify judges, inside the sandbox.
+r"""Mathematics: is an expression equal to the right one, whatever it looks like. math-verify judges, inside the sandbox.
 
-Only one part of the answer counts (the last \\boxed{...} unless told otherwise), so that an answer which lists many guesses does
+Only one part of the answer counts (the last \boxed{...} unless told otherwise), so that an answer which lists many guesses does
 not pass because one of them is right.
 """
 
@@ -19,7 +19,7 @@ from windtunnel.recipe import UserError
 from .extract import WHERE, Where, extract
 from .mathematics_text import readable, same_base, says_more, without_unit
 from .reading import shown
-from .sandbox import Job, Limits, MiB, Runner
+from .sandbox import Limits, MiB, Runner, SandboxJob
 from .types import Verdict, accept, broken, refuse
 
 CHILD = "windtunnel.verify.mathematics_child"
@@ -35,8 +35,13 @@ ENDS = re.compile(r"(?:\\[,;:! ]|[.,\s])+$")
 
 @dataclass(frozen=True)
 class MathVerifier:
-    """gold: the right expression, as LaTeX or plain. where: which part of the answer counts. digits: decimals to which numbers
-    are compared when they are not exact."""
+    """Accepts an expression that equals the right one.
+
+    Attributes:
+        gold: the right expression, as LaTeX or plain.
+        where: which part of the answer counts.
+        digits: decimals to which numbers are compared when they are not exact.
+    """
 
     gold: str
     runner: Runner
@@ -45,9 +50,12 @@ class MathVerifier:
 
     @staticmethod
     def of(spec: Mapping[str, Any], runner: Runner, known: set[str] | None = None) -> MathVerifier:
-        """From plain JSON: {'answer': '\\\\frac{1}{2}', 'where': 'boxed', 'digits': 6}.
+        r"""Read a verifier from plain JSON: {'answer': '\\frac{1}{2}', 'where': 'boxed', 'digits': 6}.
 
-        known: right expressions that were read already, to which this one is added; reading one takes a child.
+        Args:
+            spec: the JSON.
+            runner: carries out what math-verify does.
+            known: right expressions that were read already, to which this one is added; reading one takes a child.
 
         Raises:
             UserError: a key is missing, unknown or of another type, the right expression is none, or math-verify is not
@@ -75,7 +83,7 @@ class MathVerifier:
         return MathVerifier(text, runner, where, digits)
 
     def verify(self, answer: str) -> Verdict:
-        """The judgement of one answer."""
+        """Judge one answer."""
         started = time.monotonic()
         found = extract(answer, self.where)
         if not found:
@@ -98,7 +106,7 @@ class MathVerifier:
             return refuse("compare", "wrong-result", "the expression is another one, or says more than one", evidence=evidence)
         gold, found = readable(gold), readable(found)
         message = {"gold": gold, "found": found, "digits": self.digits}
-        outcome = self.runner.run(Job(f"{CHILD}:compare", message, (), LIMITS))
+        outcome = self.runner.run(SandboxJob(f"{CHILD}:compare", message, (), LIMITS))
         times = {"total": time.monotonic() - started}
         if outcome.status == "infrastructure":
             return broken("compare", outcome.detail, times=times)
@@ -121,8 +129,10 @@ class MathVerifier:
 
 
 def sides(verifier: MathVerifier, answer: str) -> tuple[str, str] | None:
-    """The right expression and that of an answer as their parser takes them; None where they are not for it: no expression, the
-    very same text, or what verify refuses before it parses."""
+    """Return the right expression and that of an answer as their parser takes them; None where they are not for it.
+
+    They are not where there is no expression, where both are the very same text, and where `verify` refuses before it parses.
+    """
     found = extract(answer, verifier.where)
     if not found or len(found) > MOST_EXPRESSION:
         return None
@@ -147,7 +157,7 @@ def _check_gold(gold: str, runner: Runner) -> None:
         raise UserError(f"{given}... with {len(gold):,} characters, at most {MOST_EXPRESSION:,}", fix)
     if not _is_whole(_bare(gold)):
         raise UserError(f"{given}, which closes or leaves open a brace", fix)
-    outcome = runner.run(Job(f"{CHILD}:readable", {"gold": readable(_bare(gold))}, (), LIMITS))
+    outcome = runner.run(SandboxJob(f"{CHILD}:readable", {"gold": readable(_bare(gold))}, (), LIMITS))
     if outcome.status == "infrastructure":
         return
     if not outcome.finished:
@@ -157,7 +167,7 @@ def _check_gold(gold: str, runner: Runner) -> None:
 
 
 def _is_whole(text: str) -> bool:
-    """Whether each brace that groups is closed, and none that was not opened: what is compared is put into braces."""
+    """Return whether each brace that groups is closed, and none that was not opened: what is compared is put into braces."""
     depth, escaped = 0, False
     for sign in text:
         depth += {"{": 1, "}": -1}.get(sign, 0) if not escaped else 0
@@ -168,12 +178,12 @@ def _is_whole(text: str) -> bool:
 
 
 def _squeezed(text: str) -> str:
-    """Without blanks, except between digits: 1 1/2 is not 11/2."""
+    """Return the text without blanks, except between digits: 1 1/2 is not 11/2."""
     return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
 
 
 def _bare(text: str) -> str:
-    """An expression without what only sets it off from text: $...$, \\(...\\), \\[...\\], a full stop or space at the end."""
+    r"""Return an expression without what only sets it off from text: $...$, \(...\), \[...\], a full stop or space at the end."""
     text = text.strip()
     for first, last in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
         if len(text) > len(first + last) and text.startswith(first) and text.endswith(last):

@@ -21,8 +21,15 @@ WARM = (
 
 
 def compare(message: dict[str, Any], buffers: list[memoryview]) -> tuple[dict[str, Any], list[bytes]]:
-    """Whether found equals gold. message: gold, found (texts) and digits. Reply: gold, parsed, equal, and whether
-    found equates numbers that differ (truth values)."""
+    """Say whether an expression equals the right one.
+
+    Args:
+        message: gold, found (texts) and digits.
+        buffers: none are used.
+
+    Returns:
+        gold, parsed, equal, and whether found equates numbers that differ (truth values); no buffers.
+    """
     import logging
 
     from math_verify import verify
@@ -41,7 +48,7 @@ def compare(message: dict[str, Any], buffers: list[memoryview]) -> tuple[dict[st
 
 
 def readable(message: dict[str, Any], buffers: list[memoryview]) -> tuple[dict[str, Any], list[bytes]]:
-    """Whether a task's own answer is an expression, or a text that an answer may repeat. message: gold. Reply: gold."""
+    """Say whether a task's own answer is an expression, or a text that an answer may repeat. message: gold. Reply: gold."""
     import logging
 
     logging.disable(logging.CRITICAL)
@@ -55,23 +62,23 @@ def warm_up() -> None:
 
 
 def _is_read(parsed: list[Any]) -> bool:
-    """Whether there is more than the text that could not be read."""
+    """Return whether there is more than the text that could not be read."""
     return any(not isinstance(value, str) for value in parsed)
 
 
 def _signs(text: str) -> str:
-    """The letters and digits of a text, without commands."""
+    """Return the letters and digits of a text, without commands."""
     return "".join(filter(str.isalnum, COMMAND.sub(" ", text)))
 
 
 def _number(text: str) -> Any:
-    """The number that a side of an equation is, or None."""
+    """Return the number that a side of an equation is, or None."""
     value = next(iter(parse_whole(text)), None)
     return value if getattr(value, "is_number", False) is True else None
 
 
 def places(gold: list[Any]) -> int:
-    """The decimals that show three digits of a small number."""
+    """Return the decimals that show three digits of a small number."""
     value: Any = next(iter(gold), None)
     if getattr(value, "is_number", False) is not True or not value.is_real:
         return 0
@@ -80,7 +87,7 @@ def places(gold: list[Any]) -> int:
 
 
 def parse_whole(text: str) -> list[Any]:
-    """The expression that the whole text is. Without the box only what an anchor announces would be read."""
+    """Return the expression that the whole text is. Without the box only what an anchor announces would be read."""
     from math_verify import parse
 
     return parse(f"$\\boxed{{{text}}}$", parsing_timeout=None, extraction_mode="first_match")  # type: ignore[no-any-return]

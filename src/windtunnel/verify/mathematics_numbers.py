@@ -15,7 +15,15 @@ DIGITS = 30
 
 
 def compare_values(message: dict[str, Any], buffers: list[memoryview]) -> tuple[dict[str, Any], list[bytes]]:
-    """Whether found has gold's values. message: gold, found (texts) and digits. Reply: equal, a truth value or None: not told."""
+    """Say whether an expression has the right one's values.
+
+    Args:
+        message: gold, found (texts) and digits.
+        buffers: none are used.
+
+    Returns:
+        equal, a truth value or None: not told; no buffers.
+    """
     import logging
 
     logging.disable(logging.CRITICAL)
@@ -27,7 +35,7 @@ def compare_values(message: dict[str, Any], buffers: list[memoryview]) -> tuple[
 
 
 def _equal(gold: Any, found: Any, digits: int) -> bool | None:
-    """Whether two expressions have the same values; None: they have none that could be compared."""
+    """Return whether two expressions have the same values; None: they have none that could be compared."""
     import sympy  # type: ignore[import-untyped]
 
     left, right = _plain(gold), _plain(found)

@@ -21,10 +21,14 @@ ABOUT = 1e-3  # of the number, for what is only said to be near
 
 
 def sides_differ(text: str, value_of: Callable[[str], Any], digits: int) -> bool:
-    """Whether an expression equates numbers that differ: 3=2, 10 \\approx 11.
+    r"""Return whether an expression equates numbers that differ: 3=2, 10 \approx 11.
 
     A side that is a rounded decimal may differ from another by half of its last place; sides with other units are not compared.
-    value_of: a side's number (SymPy), or None.
+
+    Args:
+        text: the expression, in LaTeX.
+        value_of: gives a side's number (SymPy), or None.
+        digits: decimals to which numbers are compared when they are not exact.
     """
     sides = list(_sides(text))
     if len(sides) < 2 or NOT_SIMPLE.search(text):
@@ -44,7 +48,7 @@ def sides_differ(text: str, value_of: Callable[[str], Any], digits: int) -> bool
 
 
 def _bare(side: str) -> str:
-    """Without blanks and without braces around all of it."""
+    """Return a text without blanks and without braces around all of it."""
     side = BLANKS.sub(" ", side).strip()
     while match := BRACES.fullmatch(side):
         side = match[1].strip()
@@ -52,7 +56,7 @@ def _bare(side: str) -> str:
 
 
 def _sides(text: str) -> Iterator[tuple[str, str]]:
-    """The relation before it and each side, split outside of brackets; nothing where another relation stands there."""
+    """Yield the relation before it and each side, split outside of brackets; nothing where another relation stands there."""
     found, sign, start = [], "", 0
     depth, at = 0, 0
     while at < len(text):
@@ -73,7 +77,7 @@ def _sides(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _places(first: str, second: str, about: bool) -> float:
-    """How far two sides may be apart because one is a rounded decimal."""
+    """Return how far two sides may be apart because one is a rounded decimal."""
     most = 0.0
     for side in (first, second):
         match = DECIMAL.fullmatch(UNIT.sub("", side).replace("{,}", "").replace(",", "").strip(" \\$"))

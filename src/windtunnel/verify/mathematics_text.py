@@ -38,7 +38,10 @@ BASED = re.compile(r"(\d[\dA-F]{0,99})_(?:\{(\d{1,2})\}|(\d))")
 
 
 def readable(text: str) -> str:
-    """An expression in the parser's notation: 1 1/2, 10\\,000, x**10, 0.\\overline{3}, \\binom52, ½, √2, 1.5 \\text{ million}."""
+    r"""Return an expression in the parser's notation.
+
+    Among what is rewritten: 1 1/2, 10\,000, x**10, 0.\overline{3}, \binom52, ½, √2, 1.5 \text{ million}.
+    """
     text = POWER.sub(lambda found: "^{" + "".join(str(RAISED.index(sign)) for sign in found[0]) + "}", text)
     text = ROOT.sub(lambda found: f"\\sqrt{{{found[1] or found[2]}}}", text.translate(SIGNS))
     text = STARS.sub(lambda found: f"^{{{found[1]}}}" if found[1] else "^", text)
@@ -50,8 +53,10 @@ def readable(text: str) -> str:
 
 
 def says_more(found: str, right: str) -> bool:
-    """Whether text beside an expression names other numbers, 'or' and 'not': 5 \\text{ (or 7)}. What the right expression says
-    too does not count."""
+    r"""Return whether text beside an expression names other numbers, 'or' and 'not': 5 \text{ (or 7)}.
+
+    What the right expression says too does not count.
+    """
     known = {_plain(text) for text in TEXT.findall(right)}
     for match in TEXT.finditer(found):
         text = _plain(match[1])
@@ -61,7 +66,7 @@ def says_more(found: str, right: str) -> bool:
 
 
 def without_unit(found: str) -> str:
-    """The number of '18 eggs' or '$5 per day'; everything else as it is."""
+    """Return the number of '18 eggs' or '$5 per day'; everything else as it is."""
     counted = COUNTED.fullmatch(found.strip())
     if counted is None or NO_UNITS & set(_plain(counted[2]).split()):
         return found
@@ -69,7 +74,7 @@ def without_unit(found: str) -> str:
 
 
 def same_base(found: str, right: str) -> bool | None:
-    """Of two numbers to a base, whether they are the same; None where one of them is not written so."""
+    """Return, of two numbers to a base, whether they are the same; None where one of them is not written so."""
     first, second = BASED.fullmatch(found.replace(" ", "")), BASED.fullmatch(right.replace(" ", ""))
     if first is None or second is None:
         return None
@@ -84,7 +89,7 @@ def _plain(text: str) -> str:
 
 
 def _scaled(found: re.Match[str]) -> str:
-    """A million as a number, and the unit in the same text: \\text{ million dollars}."""
+    r"""Return a million as a number, and the unit in the same text: \text{ million dollars}."""
     unit = f"\\text{{ {found[2].strip()}}}" if found[2] and found[2].strip() else ""
     return f"\\times 10^{{{POWERS[(found[1] or found[3]).lower()]}}}{unit}"
 
@@ -97,7 +102,7 @@ def _repeating(found: re.Match[str]) -> str:
 
 
 def _both(text: str) -> str:
-    """Both values of an expression that has one \\pm in braces; elsewhere the parser knows it."""
+    r"""Return both values of an expression that has one \pm in braces; elsewhere the parser knows it."""
     if text.count("\\pm") != 1 or "," in text or INSIDE.search(text) is None:
         return text
     first, second = text.split("\\pm")

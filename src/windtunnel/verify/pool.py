@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from windtunnel.recipe import UserError
 
-from .sandbox import Job, Layers, Outcome, Sandbox
+from .sandbox import Layers, Outcome, Sandbox, SandboxJob
 from .types import Verdict, Verifier, broken
 
 ATTEMPTS = 2
@@ -22,10 +22,10 @@ class Full(Exception):
 
 
 class Sandboxes:
-    """A Runner of several warm workers: a job takes a free one or waits for it. Each starts when it is first needed, all as forks
-    of one process that has imported what jobs need.
+    """A Runner of several warm workers: a job takes a free one or waits for it.
 
-    An infrastructure failure is tried once more, on a worker that is free then.
+    Each starts when it is first needed, all as forks of one process that has imported what jobs need. An infrastructure failure
+    is tried once more, on a worker that is free then.
 
     Args:
         workers: how many.
@@ -49,7 +49,7 @@ class Sandboxes:
         """Start one worker and say which layers stand: the others are made alike."""
         return self._all[-1].start()
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: SandboxJob) -> Outcome:
         """Run a job on a free worker."""
         outcome = self._once(job)
         for _ in range(ATTEMPTS - 1):
@@ -79,7 +79,7 @@ class Sandboxes:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _once(self, job: Job) -> Outcome:
+    def _once(self, job: SandboxJob) -> Outcome:
         sandbox = self._free.get()
         try:
             return sandbox.run(job)
@@ -94,8 +94,10 @@ class _Order:
 
 
 class Pool:
-    """Threads that judge answers from a bounded queue. What breaks while one answer is judged costs only that answer. Who cancels
-    a future that has not begun gives its place in the queue back.
+    """Threads that judge answers from a bounded queue.
+
+    What breaks while one answer is judged costs only that answer. Who cancels a future that has not begun gives its place in the
+    queue back.
 
     Args:
         threads: how many answers are judged at once; as many as there are workers keeps all of them busy.
@@ -117,6 +119,8 @@ class Pool:
         """Queue an answer; the future gives its verdict and never raises because of the answer.
 
         Args:
+            verifier: judges it.
+            answer: the whole text.
             wait: for a place in the queue, in place of raising.
 
         Raises:
@@ -183,7 +187,7 @@ class Pool:
             future.set_result(verdict)
 
     def _next(self) -> tuple[Future[Verdict], _Order] | None:
-        """What has waited longest, from now on under way; None once the pool is closed and nothing waits."""
+        """Return what has waited longest, from now on under way; None once the pool is closed and nothing waits."""
         with self._some:
             while True:
                 while not self._orders and not self._closed:
@@ -197,7 +201,7 @@ class Pool:
                     return future, order
 
     def _forget(self, verdict: Future[Verdict]) -> None:
-        """A future that is done waits no more; one that was cancelled may still stand in the queue."""
+        """Count a future that is done as waiting no more; one that was cancelled may still stand in the queue."""
         with self._room:
             if self._orders.pop(verdict, None) is not None:
                 self._room.notify()

@@ -14,8 +14,14 @@ MOST_SHOWN = 80
 
 
 def read_text(name: str | Path, most: int, what: str, *, stdin: bool = False, cut: bool = False) -> str:
-    """What a file holds, or a pipe, without a byte order mark. most: bytes. what: how to call it in messages. stdin: '-' is
-    standard input. cut: of what is longer one byte more than most is read, for a judge to refuse.
+    """Return what a file holds, or a pipe, without a byte order mark.
+
+    Args:
+        name: its path.
+        most: bytes.
+        what: how to call it in messages.
+        stdin: whether '-' is standard input.
+        cut: of what is longer one byte more than most is read, for a judge to refuse.
 
     Raises:
         UserError: it cannot be read, is neither file nor pipe (a device never ends), is longer, or is no UTF-8.
@@ -34,7 +40,7 @@ def read_text(name: str | Path, most: int, what: str, *, stdin: bool = False, cu
 
 
 def shown(value: Any) -> str:
-    """A value in a message: as Python writes it, and not more of it than a line holds."""
+    """Return a value in a message: as Python writes it, and not more of it than a line holds."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):
@@ -43,7 +49,9 @@ def shown(value: Any) -> str:
 
 
 def without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON's, for its reader. Of a key that comes twice some readers take the first value and some the last.
+    """Return an object of JSON's, for its reader (`object_pairs_hook`).
+
+    Of a key that comes twice some readers take the first value and some the last.
 
     Raises:
         ValueError: a key comes twice.

@@ -51,9 +51,11 @@ def main() -> int:
 
 
 def _load(file: str, name: str) -> tuple[Callable[..., Any] | None, str | None]:
-    """The function, or None and what is wrong. Modules beside the file can be imported.
+    """Return the function, or None and what is wrong. Modules beside the file can be imported.
 
-    `name` is the function's, in the file; or 'module:function', of an installed package that the file belongs to.
+    Args:
+        file: the function's file.
+        name: the function's name in it; or 'module:function', of an installed package that the file belongs to.
     """
     sys.argv = [file]
     installed, _, name = name.rpartition(":")
@@ -116,7 +118,7 @@ def _describe(error: BaseException) -> str:
 
 
 def _where(error: BaseException, file: str) -> str:
-    """The last line of the user's own file in a traceback."""
+    """Return the last line of the user's own file in a traceback."""
     line, step = None, error.__traceback__
     while step is not None:
         if os.path.realpath(step.tb_frame.f_code.co_filename) == os.path.realpath(file):

@@ -90,6 +90,7 @@ def find_reward(given: str, key: str) -> Reward:
     """Find a reward by 'file.py:function', or by the name under which a package offers it; the file need not exist.
 
     Args:
+        given: either of them.
         key: of the recipe, that names it.
 
     Raises:
@@ -146,7 +147,7 @@ class RewardProcess:
         return self.log.stat().st_size
 
     def call(self, prompt: str, answer: str, truth: str | None) -> Reply:
-        """One reward. Never raises for what the user's code does.
+        """Return one reward. Never raises for what the user's code does.
 
         Where calls in a row hang, the next ones are not made: a round of answers would wait for each of them.
         """
@@ -220,7 +221,7 @@ class RewardProcess:
                 data = data[os.write(self._to, data) :]
 
     def _receive(self, seconds: float) -> tuple[dict[str, Any] | None, Ended]:
-        """The next reply, or why there is none; the process is ended then."""
+        """Return the next reply, or why there is none; the process is ended then."""
         until = time.monotonic() + seconds
         while b"\n" not in self._rest:
             now = time.monotonic()

@@ -18,7 +18,7 @@ LIMITS = {
 
 
 def violation(value: Any, schema: Mapping[str, Any] | bool, where: str = "the answer") -> str:
-    """What a value has that its schema does not allow, or ''."""
+    """Return what a value has that its schema does not allow, or ''."""
     if isinstance(schema, bool):
         return "" if schema else f"{where} may not be there"
     kinds = schema.get("type")
@@ -57,7 +57,7 @@ def _is(value: Any, kind: str) -> bool:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Equal as JSON has it: 1 is 1.0 and not true, in lists and objects too."""
+    """Return whether two values are equal as JSON has it: 1 is 1.0 and not true, in lists and objects too."""
     if is_number(value) and is_number(other):
         return bool(value == other)
     if isinstance(value, list) and isinstance(other, list):

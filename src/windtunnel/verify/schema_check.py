@@ -19,7 +19,7 @@ MOST_NAME = 60
 
 
 def is_number(value: Any) -> bool:
-    """As JSON has them: truth values are none."""
+    """Return whether it is one of JSON's numbers: truth values are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -50,7 +50,7 @@ def check_schema(schema: Any, where: str = "schema", depth: int = 0) -> None:
 
 
 def _cut(name: str) -> str:
-    """A key in a message."""
+    """Return a key in a message."""
     return name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 3]}..."
 
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from .sandbox import Job
+from .sandbox import SandboxJob
 from .types import Verdict, Verifier, accept, refuse
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class ByValues:
             return self.first.verify(answer)
         gold, found = compared
         message = {"gold": gold, "found": found, "digits": self.first.digits}
-        outcome = self.first.runner.run(Job(NUMBERS, message, (), LIMITS))
+        outcome = self.first.runner.run(SandboxJob(NUMBERS, message, (), LIMITS))
         equal = outcome.message.get("equal") if outcome.finished else None
         times = {"total": time.monotonic() - started}
         if equal is None:

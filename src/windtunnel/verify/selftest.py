@@ -80,6 +80,7 @@ def require_working(verifiers: Verifiers, kinds: Mapping[str, str]) -> None:
     """Try the verifiers of these kinds before something is learned from their verdicts.
 
     Args:
+        verifiers: of this machine.
         kinds: the recipe's key that asks for each kind.
 
     Raises:

@@ -24,10 +24,13 @@ def serve(
     unhardened: bool = False,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Answer POST /verify and GET /health until SIGTERM or SIGINT. Verdicts under way are finished first, for 15 s; then the
-    workers are ended, and those who still wait are told that nothing is known.
+    """Answer POST /verify and GET /health until SIGTERM or SIGINT.
+
+    Verdicts under way are finished first, for 15 s; then the workers are ended, and those who still wait are told that nothing is
+    known.
 
     Args:
+        host: the address to listen on.
         port: 0 takes any free one.
         token: bearer token that clients must send; needed beyond loopback. None: $WINDTUNNEL_TOKEN, if set.
         workers: answers judged at once; None: as many as there are cores.

@@ -27,7 +27,15 @@ EXAMPLE = 'send {"kind": "code", "task": {...}, "answer": "..."}'
 
 
 def create_app(verifiers: Verifiers, pool: Pool, layers: Layers, *, access: Access, max_body: int) -> ASGIApp:
-    """The application. access: who may ask. max_body: bytes of a request."""
+    """Return the application.
+
+    Args:
+        verifiers: judge.
+        pool: where answers wait.
+        layers: of the sandbox, told by GET /health.
+        access: who may ask.
+        max_body: bytes of a request.
+    """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Guard, access=access, max_body=max_body, public=("/health",))
     app.add_exception_handler(HTTPException, http_error)
@@ -59,8 +67,10 @@ def create_app(verifiers: Verifiers, pool: Pool, layers: Layers, *, access: Acce
 
 
 async def _unless_gone(request: Request, judging: Coroutine[Any, Any, Verdict]) -> Verdict:
-    """What judging comes to. Where the client goes away meanwhile it is cancelled: what waits gives up its place in the queue,
-    what is under way ends for nobody."""
+    """Return what judging comes to; where the client goes away meanwhile it is cancelled.
+
+    What waits gives up its place in the queue, what is under way ends for nobody.
+    """
     verdict, gone = asyncio.ensure_future(judging), asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait((verdict, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -73,7 +83,7 @@ async def _unless_gone(request: Request, judging: Coroutine[Any, Any, Verdict]) 
 
 
 async def _gone(request: Request) -> None:
-    """Until the client has closed its connection. For a request whose body was read."""
+    """Wait until the client has closed its connection. For a request whose body was read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

@@ -32,7 +32,7 @@ class Verdict:
         assert not (self.accepted and self.infrastructure), "an infrastructure error judges nothing"
 
     def as_json(self) -> dict[str, Any]:
-        """The same as plain JSON values: what the command line prints and the service answers."""
+        """Return the same as plain JSON values: what the command line prints and the service answers."""
         return {
             "accepted": self.accepted,
             "stage": self.stage,
@@ -46,7 +46,7 @@ class Verdict:
 
 
 def _printable(value: Any) -> Any:
-    """What any JSON writer takes: NaN and infinities become text, lone surrogates (an answer may hold some) become '?'."""
+    """Return what any JSON writer takes: NaN and infinities become text, lone surrogates (an answer may hold some) become '?'."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, float) and not math.isfinite(value):
@@ -60,19 +60,19 @@ class Verifier(Protocol):
     """Judges answers to one task. Safe to call from several threads at once."""
 
     def verify(self, answer: str) -> Verdict:
-        """The judgement of one answer. Raises nothing because of the answer."""
+        """Judge one answer. Raises nothing because of the answer."""
 
 
 def accept(stage: str, message: str, *, reward: float = 1.0, **more: Any) -> Verdict:
-    """A verdict for a right answer."""
+    """Return a verdict for a right answer."""
     return Verdict(True, stage, "accepted", message, reward, **more)
 
 
 def refuse(stage: str, reason: str, message: str, *, reward: float = 0.0, **more: Any) -> Verdict:
-    """A verdict for a wrong answer."""
+    """Return a verdict for a wrong answer."""
     return Verdict(False, stage, reason, message, reward, **more)
 
 
 def broken(stage: str, message: str, **more: Any) -> Verdict:
-    """A verdict that says: the machinery failed, nothing is known about the answer."""
+    """Return a verdict that says: the machinery failed, nothing is known about the answer."""
     return Verdict(False, stage, "infrastructure", message, None, infrastructure=True, **more)

@@ -10,10 +10,10 @@ from .snapshot import Snapshot
 if TYPE_CHECKING:
     from .compare import RunResult, Scored, different_keys, draw_comparison, read_result
     from .follow import read_snapshot, watch_run
-    from .recursion import recursion_curves
     from .report import write_report
-    from .report_model import CheckRow, Curve, Memory, PlanRow, RecursionCurves, Report, Sample
+    from .report_model import CheckRow, Curve, Memory, PlanRow, Report, Sample, SupervisionCurves
     from .run_page import write_run_page
+    from .supervision import supervision_curves
     from .tails import follow_logs, last_lines
     from .web import serve_board
 
@@ -24,12 +24,12 @@ __all__ = [
     "Memory",
     "PlainLines",
     "PlanRow",
-    "RecursionCurves",
     "Report",
     "RunResult",
     "Sample",
     "Scored",
     "Snapshot",
+    "SupervisionCurves",
     "TerminalView",
     "different_keys",
     "draw_comparison",
@@ -38,8 +38,8 @@ __all__ = [
     "last_lines",
     "read_result",
     "read_snapshot",
-    "recursion_curves",
     "serve_board",
+    "supervision_curves",
     "training_view",
     "watch_run",
     "write_report",

@@ -21,7 +21,7 @@ WIDTH = 9.6
 
 
 def memory_chart(plans: Sequence[tuple[str, Memory]], *, name: str = "memory") -> str:
-    """One stacked bar a rig, GiB by component, with a mark at its limit."""
+    """Draw one stacked bar a rig, GiB by component, with a mark at its limit."""
     kept = [(rig, memory) for rig, memory in plans if any(v > 0 for v in memory.components.values())]
     if not kept:
         return ""
@@ -51,7 +51,7 @@ def memory_chart(plans: Sequence[tuple[str, Memory]], *, name: str = "memory") -
 
 
 def thin(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> list[tuple[float, float]]:
-    """At most about `most` points: the lowest and highest of each stretch, so that spikes stay visible."""
+    """Return at most about `most` points: the lowest and highest of each stretch, so that spikes stay visible."""
     if len(points) <= most:
         return list(points)
     stretch = math.ceil(2 * len(points) / most)

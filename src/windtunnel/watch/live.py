@@ -229,7 +229,7 @@ def finite(value: Any) -> Any:
 
 
 def plain_line(now: Snapshot) -> str:
-    """One moment in one line; what is not known is left out."""
+    """Return one moment in one line; what is not known is left out."""
     of = f"/{now.goal:,}" if now.goal else ""
     parts = [f"{now.phase}: step {now.step:,}{of}"]
     if now.progress is not None:

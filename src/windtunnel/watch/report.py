@@ -7,8 +7,8 @@ from pathlib import Path
 from .charts import memory_chart
 from .curves import chart_of
 from .page import save, template
-from .recursion import recursion_charts
 from .report_model import Report
+from .supervision import supervision_charts
 
 
 def write_report(path: Path | str, report: Report) -> Path:
@@ -29,7 +29,7 @@ def render(report: Report) -> str:
         chart_of("Loss", report.loss, unit="nats per token"),
         chart_of("Memory", report.memory, unit="GiB", limits=[("limit", "bad", limit)]),
         chart_of("Cost", report.cost, unit="dollars", limits=[("budget", "bad", budget)]),
-        *recursion_charts(report.recursion),
+        *supervision_charts(report.supervision),
     ]
     shown = [chart for chart in charts if chart["names"]]
     curves = {"runs": [{"name": report.title, "charts": shown, "clock": []}]} if shown else None

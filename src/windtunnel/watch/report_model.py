@@ -57,8 +57,8 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class RecursionCurves:
-    """A recursive run over its steps; see `recursion_curves`.
+class SupervisionCurves:
+    """Losses after each supervision step, over the steps of a run; see `supervision_curves`.
 
     Attributes:
         training, held_out: true cross-entropy (nats per token) after each supervision step.
@@ -94,7 +94,7 @@ class Report:
         ready: whether every check held. subtitle: date, machine, run folder.
         rungs: (name, whether it is ready, in words) of the ladder from a CPU to a cluster.
         loss: training and validation loss (nats per token) over steps. memory: GiB over steps. cost: dollars over steps.
-        recursion: of a recursive run.
+        supervision: of a run whose loss is taken after each of several supervision steps.
         budget_dollars: drawn as a limit in the cost chart. memory_limit_gib: likewise for memory.
         evaluation: (name, value, explanation). environment: (name, value). recipe: the resolved recipe as YAML.
     """
@@ -111,7 +111,7 @@ class Report:
     memory_limit_gib: float | None = None
     cost: list[Curve] = field(default_factory=list)
     budget_dollars: float | None = None
-    recursion: RecursionCurves | None = None
+    supervision: SupervisionCurves | None = None
     evaluation: list[tuple[str, str, str]] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     environment: list[tuple[str, str]] = field(default_factory=list)

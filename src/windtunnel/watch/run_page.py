@@ -13,13 +13,13 @@ from windtunnel.run import MetricsReader, RunFolder, compare_expected
 
 from .curves import drawn
 from .evaluated import evaluation_of
+from .flop_matched import flop_matched_part
 from .follow import read_snapshot
 from .page import save, template
-from .recursion import PLACE, recursion_charts, recursion_curves
 from .report_model import Sample
 from .snapshot import Snapshot
+from .supervision import PLACE, supervision_charts, supervision_curves
 from .text import chain, count, dollars, duration, number, share
-from .worth import worth_part
 
 MOST_EVENTS = 40
 POINTS = 1000
@@ -100,11 +100,11 @@ def run_page(folder: Path) -> str:
         events=_events(run),
         recipe=dump_recipe(run.recipe),
     )
-    worth = worth_part(run.path)
-    curves = curves_of(run, [worth.chart] if worth else [])
-    recursive = any(chart.get("place") == PLACE for chart in curves["charts"])
+    matched = flop_matched_part(run.path)
+    curves = curves_of(run, [matched.chart] if matched else [])
+    supervised = any(chart.get("place") == PLACE for chart in curves["charts"])
     shown = {"runs": [curves]} if curves["charts"] else None
-    text = template("run.html").render(report=page, curves=shown, recursive=recursive, worth=worth)
+    text = template("run.html").render(report=page, curves=shown, supervised=supervised, flop_matched=matched)
     assert isinstance(text, str)
     return text
 
@@ -115,7 +115,7 @@ def curves_of(run: RunFolder, others: Sequence[dict[str, Any]] = ()) -> dict[str
     if run.metrics_path.exists():
         with MetricsReader(run.metrics_path) as metrics:
             found = drawn(run, metrics, POINTS)
-            recursion = recursion_charts(recursion_curves(metrics, _vocab(run)))
+            recursion = supervision_charts(supervision_curves(metrics, _vocab(run)))
         if recursion:
             found["charts"] = [chart for chart in found["charts"] if chart["title"] not in BY_STEP] + recursion
     return {"name": run.path.name, **found, "charts": [*found["charts"], *others]}

@@ -51,7 +51,7 @@ def count(value: float | None) -> str:
 
 
 def chain(values: Sequence[float], most: int = 8) -> str:
-    """'3.412 → 3.201 → 2.977'; of more than `most` values those in the middle are left out."""
+    """Return '3.412 → 3.201 → 2.977'; of more than `most` values those in the middle are left out."""
     texts = [f"{value:.3f}" for value in values]
     if len(texts) <= most:
         return " → ".join(texts)
@@ -70,5 +70,5 @@ def share(value: float | None) -> str:
 
 
 def dollars(value: float | None) -> str:
-    """'$1,234.50'; cents are enough."""
+    """Return '$1,234.50'; cents are enough."""
     return "-" if value is None else f"${value:,.2f}"

@@ -63,7 +63,7 @@ class APIError(Exception):
         self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers or {}
 
     def body(self) -> dict[str, Any]:
-        """{"error": {message, type, param, code}}."""
+        """Return {"error": {message, type, param, code}}."""
         kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}

@@ -19,7 +19,7 @@ PREFIX = "base_model.model."
 
 @torch.no_grad()
 def adapter_tensors(job: HFJob, dtype: torch.dtype, device: torch.device | str) -> dict[str, Tensor]:
-    """Every adapter's two matrices by their names in peft's files, whole, as copies. All ranks must call it together."""
+    """Return every adapter's two matrices by their names in peft's files, whole, as copies; all ranks call it together."""
     job.reshard()
     found = {}
     for name, module in _adapted(job):
@@ -30,7 +30,7 @@ def adapter_tensors(job: HFJob, dtype: torch.dtype, device: torch.device | str) 
 
 
 def adapter_settings(job: HFJob) -> dict[str, Any]:
-    """The adapter_config.json that belongs to them.
+    """Return the adapter_config.json that belongs to them.
 
     Raises:
         UserError: the job has no adapters, or trains more than linear layers' own: new tokens, or layers beside experts.

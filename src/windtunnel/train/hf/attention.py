@@ -81,7 +81,8 @@ class Attention:
 
         Args:
             documents: (B, T) their numbers, growing along a row.
-            starts, extent: as `Packed`; None: they are read from `documents`, for which the host waits.
+            starts: as `Packed`.
+            extent: as `Packed`. Where either is None both are read from `documents`, for which the host waits.
         """
         if self.kind in ("flex", "mask"):
             make = _block_mask if self.kind == "flex" else _mask
@@ -115,6 +116,7 @@ def choose(
 
     Args:
         wanted: 'auto' takes the fastest that is there.
+        device: on which the model is trained.
         compute: dtype of the products.
         text: the model's config.
         special: see `special_scores`.
@@ -186,7 +188,7 @@ def _head_widths(text: Any) -> tuple[int, int]:
 
 
 def register() -> str:
-    """Make `attend` known to transformers; returns the name for `attn_implementation`.
+    """Make `attend` known to transformers; return the name for `attn_implementation`.
 
     transformers builds no mask for an implementation whose masks it does not know, so that none is ever held.
     """
@@ -211,14 +213,23 @@ def attend(
     """Attend causally over whole sequences, or within their documents.
 
     Args:
-        query: (B, H, T, D). key, value: (B, KV, T, D); H is a multiple of KV.
+        module: transformers' attention layer, whose class is told where it cannot be trained.
+        query: (B, H, T, D).
+        key: (B, KV, T, D); H is a multiple of KV.
+        value: (B, KV, T, E).
+        attention_mask: None; anything else is refused.
+        dropout: of the weights, 0 to 1; only 'mask' and whole sequences have it.
+        scaling: of the scores; None: D ** -0.5.
         sliding_window: positions that one sees, itself included.
         packed: the documents; None: each sequence is one, and no window is shorter.
         others: 'softcap', a number: scores become softcap x tanh(scores / softcap); 's_aux', (H,), the sinks: each takes part
             in the softmax as one position more, whose value is 0.
 
     Returns:
-        (B, T, H, D), and None where others return weights.
+        (B, T, H, E), and None where others return weights.
+
+    Raises:
+        UserError: the model asks for a mask or for biases.
     """
     if attention_mask is not None or others.get("position_bias") is not None:
         raise UserError(
@@ -276,7 +287,9 @@ def _block_mask(documents: Tensor, window: int) -> Any:
     first = documents[:, ::TILE]
     last = documents[:, ((at + 1) * TILE).clamp(max=T) - 1]
     apart = at[:, None] - at[None, :]
-    # Numbers grow along a row, so that a block before this one is of its document if its first position is.
+    # Numbers grow along a row, so that two blocks share a document where the later one's first is no later than the earlier
+    # one's last, and a whole block sees another where the first of that one is the last of this one. A table of all T x T
+    # positions is never made.
     some = (apart >= 0) & (last[:, None, :] >= first[:, :, None])
     whole = (apart > 0) & (first[:, None, :] == last[:, :, None])
     if window:

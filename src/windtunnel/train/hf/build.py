@@ -68,9 +68,12 @@ def build_hf(
         master: fp32 weights; False: bf16 weights updated in place. Adapters are always fp32.
         states: precision of AdamW's moments; with master=False 'fp32' means bf16.
         recompute: 'block' keeps only each block's input and computes it again in the backward pass.
+        compile: compile the blocks, one after the other.
         shard: 'full' shards weights, gradients and states; 'optimizer' keeps weights gathered during a step;
             'none' keeps all on every rank. On one rank they are the same.
+        ranks: this one and the others.
         sequence: tokens of the longest sequence to come.
+        seed: of random weights.
         compute: dtype of the products.
         folder: of its weights; None: they are random.
         attention: kernel for packed documents; 'auto' takes the fastest.
@@ -84,6 +87,8 @@ def build_hf(
         UserError: the model or the way it is to be held is not supported, or its passes cannot be recorded.
     """
     _check_held(weights, lora, expert)
+    # All happens on 'meta' until `materialise`, so that no rank ever holds more of the model than its part. The order matters:
+    # adapters decide what is trained, that the dtypes, those what FSDP2 shards, and `forward` is replaced before FSDP2's hooks.
     model = skeleton(raw_config)
     if recorded:
         _check_recorded(model, weights, shard, ranks)
@@ -135,6 +140,10 @@ def build_hf_engine(recipe: Recipe, layout: Layout, ranks: Ranks, feed: Feed, co
     """Return the engine of a recipe's fine-tuning, or of the learner in its reinforcement learning.
 
     Args:
+        recipe: with a stage of fine-tuning or of reinforcement learning.
+        layout: how the work is spread.
+        ranks: this one and the others.
+        feed: what it is fed with.
         config: the mapping of a config.json.
 
     Raises:
@@ -173,8 +182,16 @@ def fill_weights(
     """Fill a model whose memory is uninitialised: with random numbers, and from a folder of weights if there is one.
 
     Args:
+        model: sharded or not.
+        device: on which its memory is.
+        seed: of the random numbers.
+        folder: of weights, as Hugging Face has them; None: all stay random.
         new: rows for tokens that the folder's weights know nothing of.
+
+    Raises:
+        UserError: the folder's weights do not fit the model; see `load_weights`.
     """
+    # Random first: adapters are in no file, nor is what a checkpoint of another head or of fewer tokens lacks.
     initialise(model, device, seed)
     if folder is not None:
         load_weights(model, folder, new)
@@ -247,7 +264,7 @@ def _check_length(config: Any, sequence: int) -> None:
 
 
 def _count(model: nn.Module) -> Parameters:
-    """As they are before sharding; weights in fp8 count once, their scales not."""
+    """Count parameters as they are before sharding; weights in fp8 count once, their scales not."""
     total = trained = 0
     for name, parameter in model.named_parameters():
         if name.endswith("_scale"):
@@ -260,7 +277,7 @@ def _count(model: nn.Module) -> Parameters:
 
 
 def _set_dtypes(model: nn.Module, *, trained: torch.dtype, frozen: torch.dtype) -> None:
-    """Parameters on 'meta' in the dtypes that they are held in; what is tied stays tied."""
+    """Give parameters on 'meta' the dtypes that they are held in; what is tied stays tied."""
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -332,7 +349,7 @@ def _seed(seed: int, name: str) -> int:
 
 
 def _whole(module: nn.Module, device: torch.device) -> nn.Module:
-    """A stand-in of the module with its own parameters whole in fp32; it shares the buffers."""
+    """Return a stand-in of the module with its own parameters whole in fp32; it shares the buffers."""
     # Not copy.copy, which would construct anew a module that FSDP2 has wrapped.
     whole = object.__new__(type(module))
     whole.__dict__.update(module.__dict__)
@@ -353,7 +370,7 @@ def _stored(module: nn.Module, whole: nn.Module) -> dict[str, Tensor]:
 
 
 def _initialise_adapter(name: str, whole: nn.Module) -> None:
-    """LoRA's A as peft does it, B zero, so that an adapter changes nothing at first."""
+    """Fill LoRA's A as peft does and B with zeros, so that an adapter changes nothing at first."""
     for parameter in whole.parameters(recurse=False):
         if ".lora_B" in name:
             parameter.zero_()

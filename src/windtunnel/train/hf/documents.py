@@ -29,8 +29,12 @@ def document_attention(
     """Attend causally within documents; torch.compile sees one operation.
 
     Args:
-        q: (N, H, D). k: (N, KV, D). v: (N, KV, E).
-        starts, extent: as `Packed`.
+        q: (N, H, D); N tokens of all documents, one behind the other.
+        k: (N, KV, D).
+        v: (N, KV, E).
+        starts: as `Packed`.
+        extent: as `Packed`; read by the host, on which it is.
+        scale: of the scores.
         window: positions that one sees, itself included; 0: all before it.
         kind: 'flash4', 'varlen' or 'split'.
 
@@ -67,6 +71,11 @@ def document_attention_backward(
     Args:
         grad: (N, H, E), of the output.
         kept: q, k and v, the output and the sums' logarithms.
+        starts: as in `document_attention`.
+        extent: as there.
+        scale: as there.
+        window: as there.
+        kind: as there.
     """
     documents, longest = extent.tolist()
     bounds, grad = starts[: documents + 1], grad.contiguous()

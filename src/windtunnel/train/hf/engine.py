@@ -64,7 +64,7 @@ class HFJob:
         mark: Mark | None = None,
         before_update: Callable[[], None] = nothing,
     ) -> Tensor:
-        """Forward and backward over this rank's micro-batches, then the update.
+        """Go forward and backward over this rank's micro-batches, then update.
 
         The gradient is that of the mean loss over the targets of the whole step, whatever the ranks and micro-batches
         they are in. How many there are is known only when all have been seen; so gradients add up unscaled but for a
@@ -75,6 +75,7 @@ class HFJob:
             batches: this rank's `Batch`es, or (tokens, targets), each (micro_batch, sequence) on its device; targets < 0 are
                 skipped.
             batch_tokens: tokens of the step over all ranks.
+            learning_rate: of this update.
             mark: called on the host after each 'forward', 'backward' and 'optimizer'. What is recorded goes by as a whole: a
                 marked step is not, and no step after it.
             before_update: called when the gradients are complete.
@@ -89,6 +90,7 @@ class HFJob:
         unit = 2.0 ** -math.ceil(math.log2(batch_tokens))
         sums = self._sums.zero_()
         for batch, last in _with_last(batches):
+            # Weights stay gathered from one micro-batch to the next, and are let go after the last.
             if self._keep_gathered:
                 assert isinstance(self.network, FSDPModule)
                 self.network.set_reshard_after_backward(last)
@@ -201,6 +203,10 @@ class HFEngine:
         """Take an optimizer step on given batches; see `HFJob.step`.
 
         Args:
+            batches: this rank's micro-batches.
+            step: number of this step, counted from 1.
+            progress: share of the run done before it, 0 to 1.
+            mark: told each phase; see `HFJob.step`.
             part: of the step, counted from 0, where it has several updates.
         """
         torch.manual_seed(_draws(self._seed, step, self._ranks.rank, part))
@@ -289,7 +295,7 @@ def _draws(seed: int, step: int, rank: int, part: int) -> int:
 
 
 def _with_last(batches: Iterable[Iterable[Tensor]]) -> Iterator[tuple[Iterable[Tensor], bool]]:
-    """Each batch, and whether it is the last."""
+    """Yield each batch, and whether it is the last."""
     iterator = iter(batches)
     try:
         current = next(iterator)
@@ -302,4 +308,4 @@ def _with_last(batches: Iterable[Iterable[Tensor]]) -> Iterator[tuple[Iterable[T
 
 
 def _ignore(phase: str) -> None:
-    """Nobody listens."""
+    """Listen to no phase."""

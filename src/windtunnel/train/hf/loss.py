@@ -61,6 +61,7 @@ def linear_cross_entropy(
     The gradients of x and W are computed chunk by chunk in the forward pass.
 
     Args:
+        x_BTC: what the head is applied to, (B, T, C).
         weight: (V, C) in the dtype of x.
         targets_BT: the token of each position; negative where there is none.
         chunk: positions at a time; None: `chunk_tokens`.
@@ -69,6 +70,7 @@ def linear_cross_entropy(
             logits of the others are never computed. None: all.
         trained: (n, C) in the dtype of x, in place of W's rows [first, first + n) and differentiable beside a frozen W: its
             gradient takes n columns of the logits, not W's whole.
+        first: W's row in whose place the first row of `trained` stands.
         objective: makes the summed loss of a target's log-probability; None: it is its negative times the factor.
         cap: (a, b) of logits that are b tanh(a x W^T) (Gemma 2); None: they are x W^T.
 
@@ -158,7 +160,7 @@ def _add_changed_(grad_x: Tensor, logits: Tensor, change: Tensor | None) -> Tens
 
 
 def _add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a b, in total's dtype whatever the factors'."""
+    """Add a b to `total` in place, in its dtype whatever the factors'."""
     if total.dtype == a.dtype:
         torch.addmm(total, a, b, out=total)
     elif total.is_cuda:

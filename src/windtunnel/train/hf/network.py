@@ -76,12 +76,14 @@ class Network(nn.Module):
             targets: (B, T), the token after each; negative where there is none.
             positions: (B, T) of packed sequences, counted from 0 in each document; None: 0 to T - 1.
             packed: the documents, each of which attends to itself alone; None: one a sequence.
-            factors, rows, objective: see `linear_cross_entropy`.
+            factors: of each target's loss (B, T); see `linear_cross_entropy`.
+            rows: flat positions to score; see there.
+            objective: makes another loss of the targets' log-probabilities; see there.
 
         Returns:
             losses (B, T) fp32, detached, without factors; and the sum of factor times loss, differentiable.
         """
-        # Where the embedding is frozen the first block's input would be the one that needs no gradient, and
+        # Where the embedding is frozen the first block's input would be the only one that needs no gradient, and
         # torch.compile would compile the block once more for it.
         embedding: Any = self.model.get_input_embeddings()
         embedded = embedding(tokens).to(self._compute)
@@ -109,7 +111,7 @@ class Network(nn.Module):
 
 
 def skeleton(raw_config: dict[str, Any]) -> PreTrainedModel:
-    """transformers' model of a config, without memory (on the device 'meta').
+    """Build transformers' model of a config without memory (on the device 'meta').
 
     Raises:
         UserError: transformers cannot build it, or it computes what this trainer does not.
@@ -134,7 +136,7 @@ def skeleton(raw_config: dict[str, Any]) -> PreTrainedModel:
 
 
 def drops_out(model: PreTrainedModel) -> bool:
-    """Does the config ask for dropout anywhere?"""
+    """Return whether the config asks for dropout anywhere."""
     values = model.config.get_text_config().to_dict().items()
     return any("dropout" in key or key.endswith("pdrop") for key, value in values if isinstance(value, float) and value > 0)
 
@@ -169,7 +171,7 @@ class _Inner(nn.Module):
         self.module, self._forward = module, module.forward
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it."""
+        """Call the other module's own forward pass."""
         return self._forward(*args, **kwargs)
 
 
@@ -182,6 +184,9 @@ def prepare_blocks(
     gathered once for a block's backward pass, and nothing of them is traced.
 
     Args:
+        blocks: changed in place.
+        recompute: keep only a block's input, and compute the block again in the backward pass.
+        compile: compile each block; where experts are shared among ranks, what surrounds them.
         random: whether a block draws random numbers, which must be the same the second time.
         keep_attention: what attention has computed is kept, as much memory as the block's input, not computed again.
     """
@@ -228,7 +233,13 @@ def add_lora(model: PreTrainedModel, blocks: Sequence[nn.Module], lora: LoRA, ne
     """Freeze every parameter of the model and put trained adapters beside the blocks' linear layers, in place.
 
     Args:
+        model: changed in place.
+        blocks: of that model, in order.
+        lora: rank and scale of the adapters, and which layers get one.
         new: rows of new tokens, which no adapter of the blocks could teach: they are trained beside the frozen tables.
+
+    Raises:
+        UserError: the blocks have no linear layers, or new tokens cannot be trained in this embedding.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -248,12 +259,12 @@ def add_lora(model: PreTrainedModel, blocks: Sequence[nn.Module], lora: LoRA, ne
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a module or parameter of that name is trained beside a frozen weight."""
+    """Return whether a module or parameter of that name is trained beside a frozen weight."""
     return ".lora_" in name or f".{ROWS_NAME}" in name
 
 
 def freeze_in_fp8(blocks: Sequence[nn.Module]) -> None:
-    """The blocks' frozen linear layers and experts to fp8, in place; adapters, norms and routers stay."""
+    """Hold the blocks' frozen linear layers and experts in fp8, in place; adapters, norms and routers stay."""
     for block in blocks:
         for linear in linears([block], "all"):
             if not linear.weight.requires_grad:

@@ -53,7 +53,7 @@ class AdamW:
         self._update = torch.compile(_update, dynamic=True) if compiled else _update
 
     def states(self) -> Iterator[tuple[str, Tensor]]:
-        """What a checkpoint must hold besides the weights and `steps`: this rank's tensors by name."""
+        """Yield what a checkpoint must hold besides the weights and `steps`: this rank's tensors by name."""
         for name, moments in self._moments.items():
             for part, tensor in moments.tensors().items():
                 yield f"{name}.{part}", tensor
@@ -63,11 +63,15 @@ class AdamW:
         """Clip, update the weights and drop the gradients, or zero them where they are kept; waits for nothing.
 
         Args:
+            learning_rate: of this update.
             factor: () fp32 on the device, what the gradients are to be multiplied with; None: 1. Where it is 0, as in a step
                 that had no target, or the norm is infinite, weights and moments stay as they are.
 
         Returns:
             The squared norm of the whole gradient, factor included, before clipping, () fp32, on every rank.
+
+        Raises:
+            RuntimeError: no parameter has a gradient.
         """
         gradients = {name: local(p.grad) for name, p in self._parameters.items() if p.grad is not None}
         if not gradients:
@@ -127,7 +131,7 @@ class AdamW:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's shard, detached; its memory, not a copy."""
+    """Return this rank's shard, detached; its memory, not a copy."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -145,14 +149,14 @@ class _Moments:
         self.first_scale, self.second_scale = (torch.zeros(scales, device=shard.device) for _ in range(2))
 
     def tensors(self) -> dict[str, Tensor]:
-        """By name, for a checkpoint."""
+        """Return the moments by name, for a checkpoint."""
         plain = {"first": self.first, "second": self.second}
         return plain | ({"first_scale": self.first_scale, "second_scale": self.second_scale} if self._coded else {})
 
     def parts(
         self, weight: Tensor, gradient: Tensor, whole: bool
     ) -> Iterator[tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]]:
-        """What is updated together: weight, gradient and moments; in rows of one scale where the moments are coded."""
+        """Yield what is updated together: weight, gradient and moments; in rows of one scale where the moments are coded."""
         size, step = weight.numel(), max(weight.numel(), 1) if whole else SLICE
         tail = size // BLOCK * BLOCK if self._coded else size
         bounds = [(start, min(start + step, tail)) for start in range(0, tail, step)] + [(tail, size)]
@@ -203,6 +207,7 @@ def _noise(like: Tensor, seed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _store(target: Tensor, value: Tensor, noise: Tensor, idle: Tensor) -> None:
     """Write fp32 into the target, rounded up or down with the probabilities that keep its expectation; idle: write nothing."""
     if target.dtype == torch.bfloat16:
+        # bf16 is the upper half of fp32: of the lower half, noise of 16 bits carries over in proportion to its size.
         value = ((value.view(torch.int32) + noise) & -(2**16)).view(torch.float32)
     _write(target, value, idle)
 

@@ -31,7 +31,7 @@ class TokenRows(nn.Module):
 
     @property
     def rows(self) -> nn.Parameter:
-        """The rows, (n, C)."""
+        """Return the rows, (n, C)."""
         rows: nn.Parameter = self.trainable_tokens_delta["default"]
         return rows
 
@@ -39,6 +39,8 @@ class TokenRows(nn.Module):
         """Return what the table made of the tokens (B, T, C), with the new tokens' rows in place.
 
         Args:
+            tokens: (B, T) int64.
+            embedded: (B, T, C), whose places of new tokens are passed over.
             scale: what the embedding multiplies its rows with; None: nothing.
         """
         at = tokens - self.first

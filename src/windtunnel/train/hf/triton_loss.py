@@ -51,6 +51,7 @@ def loss_and_gradient_(logits: Tensor, targets: Tensor, factors: Tensor | None, 
         logits: (N, V), rows contiguous; with `gradient` they become that of the sum of factor times loss.
         targets: (N,), negative where there is none.
         factors: (N,) fp32; None: all are 1.
+        gradient: write it; else the logits stay.
 
     Returns:
         (N,) fp32, without factors.

@@ -41,12 +41,13 @@ BASE = ".base_layer"  # what peft calls the layer that an adapter stands beside
 
 
 def hub_weights(job: HFJob, dtype: torch.dtype, *, adapters: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """Every weight by its name in a Hugging Face checkpoint, which any engine loads; on the host, whole, contiguous.
+    """Yield every weight by its name in a Hugging Face checkpoint, which any engine loads; on the host, whole, contiguous.
 
     Those names are not always transformers' own: it holds the experts of a layer in one tensor, files hold them apart.
     All ranks must iterate to the end together; only the first one receives anything. What is tied comes once.
 
     Args:
+        job: as `build_hf` makes it.
         dtype: of the parameters. Buffers that are saved with a model keep their own.
         adapters: merge them; else the weights are those that stand beside them.
     """
@@ -57,7 +58,7 @@ def hub_weights(job: HFJob, dtype: torch.dtype, *, adapters: bool = True) -> Ite
 def hub_buckets(
     job: HFJob, dtype: torch.dtype, device: torch.device | str = "cpu", *, everywhere: bool = False, adapters: bool = True
 ) -> Iterator[dict[str, Tensor]]:
-    """The same as they are gathered: what stands outside the blocks, then one block after the other. See `whole_weights`."""
+    """Yield the same as they are gathered: what is outside the blocks, then block after block. See `whole_weights`."""
     for weights in whole_weights(job, dtype, device, everywhere=everywhere, adapters=adapters):
         yield dict(to_hub(job.network.model, weights))
 
@@ -94,12 +95,15 @@ def plain_model(job: HFJob, dtype: torch.dtype) -> PreTrainedModel:
 def whole_weights(
     job: HFJob, dtype: torch.dtype, device: torch.device | str = "cpu", *, everywhere: bool = False, adapters: bool = True
 ) -> Iterator[dict[str, Tensor]]:
-    """The same by transformers' names: what stands outside the blocks, then one block after the other, as copies.
+    """Yield the weights by transformers' names: what stands outside the blocks, then one block after the other, as copies.
 
     All ranks must iterate to the end together.
 
     Args:
-        device: of the copies. everywhere: all ranks get the tensors; else the first one, and the others empty mappings.
+        job: as `build_hf` makes it.
+        dtype: of the copied parameters.
+        device: of the copies.
+        everywhere: all ranks get the tensors; else the first one, and the others empty mappings.
         adapters: merge them.
     """
     job.reshard()
@@ -116,7 +120,7 @@ def whole_weights(
 
 
 def hub_config(job: HFJob, dtype: torch.dtype) -> dict[str, Any]:
-    """The config.json that belongs to these weights."""
+    """Return the config.json that belongs to these weights."""
     config = copy.deepcopy(job.network.model.config)
     config.architectures = [type(job.network.model).__name__]
     config.dtype = dtype
@@ -125,7 +129,7 @@ def hub_config(job: HFJob, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _groups(model: nn.Module) -> Iterator[Named]:
-    """All modules with their names, adapters aside: those outside the blocks, then each block's."""
+    """Yield all modules with their names, adapters aside: those outside the blocks, then each block's."""
     blocks = blocks_of(model)  # type: ignore[arg-type]
     inside = {id(module) for block in blocks for module in block.modules()}
     named = [(name, module) for name, module in model.named_modules() if not is_adapter(name)]
@@ -138,7 +142,7 @@ def _groups(model: nn.Module) -> Iterator[Named]:
 def _own(
     module: nn.Module, adapter: nn.Module | None, dtype: torch.dtype, seen: set[int], device: torch.device | str
 ) -> dict[str, Tensor]:
-    """A module's own parameters in `dtype` and saved buffers, whole; `seen` are parameters that came before."""
+    """Return a module's own parameters in `dtype` and saved buffers, whole; `seen` are parameters that came before."""
     held = {}
     for key, parameter in module._parameters.items():
         if parameter is not None and id(parameter) not in seen:
@@ -160,7 +164,7 @@ def _own(
 
 
 def _all_experts(module: FP8Experts, key: str) -> Tensor:
-    """One of transformers' tensors of all experts of a layer in bf16, from the ranks that share them."""
+    """Gather one of transformers' tensors of all experts of a layer in bf16 from the ranks that share them."""
     weights, group = module.weights(key), module.shared_experts.group
     own = weights.decode(0, weights.codes.size(0), torch.bfloat16)
     if group.group is None:
@@ -171,7 +175,7 @@ def _all_experts(module: FP8Experts, key: str) -> Tensor:
 
 
 def merged(base: Tensor, adapter: Any) -> Tensor:
-    """W + scale * B A in fp32, of every adapter beside a layer."""
+    """Return W + scale * B A in fp32, of every adapter beside a layer."""
     for name in adapter.lora_A:
         a, b = (whole_tensor(side[name].weight) for side in (adapter.lora_A, adapter.lora_B))
         base = merge_adapter(base, a, b, adapter.scaling[name])
@@ -179,7 +183,7 @@ def merged(base: Tensor, adapter: Any) -> Tensor:
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """A parameter's value without its gradient, gathered where ranks hold parts of it: then all must call it together."""
+    """Return a parameter's value without its gradient, gathered where ranks hold parts of it: then all call it together."""
     value = tensor.detach()
     return value.full_tensor() if isinstance(value, DTensor) else value
 
@@ -193,6 +197,8 @@ def load_weights(model: PreTrainedModel, folder: Path, new: NewRows | None = Non
     Adapters are not in files: they stay as they are.
 
     Args:
+        model: whose memory is there already.
+        folder: of the files.
         new: rows for tokens that the files know nothing of; embedding and head may have fewer rows there.
 
     Raises:

@@ -34,8 +34,10 @@ AROUND = (
 
 
 def cases_of_asserts(source: str, entry_point: str = "") -> list[Call]:
-    """'assert f(1) == 2', 'assert f(1)' or 'assert not f(1)', one a line, as calls and expected values; the latter two ask for
-    any value that is true or false. Or HumanEval's check(candidate), with the name of what it is given.
+    """Return lines such as 'assert f(1) == 2', 'assert f(1)' or 'assert not f(1)' as calls and expected values.
+
+    The latter two ask for any value that is true or false. HumanEval's check(candidate), with the name of what it is given, is
+    understood too.
 
     Raises:
         UserError: an assertion of another form.
@@ -51,7 +53,7 @@ def cases_of_asserts(source: str, entry_point: str = "") -> list[Call]:
 
 
 def _statements(body: Iterable[ast.stmt], entry_point: str) -> Iterator[tuple[ast.stmt, dict[str, str]]]:
-    """What is to be an assertion, with the other names of the function there."""
+    """Yield what is to be an assertion, with the other names of the function there."""
     for statement in body:
         match statement:
             case ast.FunctionDef(name="check", args=ast.arguments(args=[given])):
@@ -65,7 +67,10 @@ def _statements(body: Iterable[ast.stmt], entry_point: str) -> Iterator[tuple[as
 
 
 def _says_nothing(statement: ast.stmt) -> bool:
-    """Whether a statement tests nothing: an import, since what a test may use is known here, a text, pass or `assert True`."""
+    """Return whether a statement tests nothing: an import, a text, pass or `assert True`.
+
+    What a test may use is known here, so that it need not import anything.
+    """
     match statement:
         case ast.Import() | ast.ImportFrom() | ast.Pass() | ast.Expr(value=ast.Constant()):
             return True
@@ -75,7 +80,7 @@ def _says_nothing(statement: ast.stmt) -> bool:
 
 
 def _checked(statement: ast.stmt) -> str:
-    """The function that a line check(f) names, or ''."""
+    """Return the function that a line check(f) names, or ''."""
     match statement:
         case ast.Expr(value=ast.Call(func=ast.Name(id="check"), args=[ast.Name(id=name)], keywords=[])):
             return name
@@ -115,7 +120,7 @@ def _is_close(func: ast.expr) -> bool:
 
 
 def _close(first: ast.expr, second: ast.expr, close: tuple[float, float], line: int, names: dict[str, str]) -> Call:
-    """A call and a number that it may differ from a little."""
+    """Return a call and a number that it may differ from a little."""
     if _is_literal(first):
         first, second = second, first
     _number(second, line)
@@ -143,7 +148,7 @@ def _call(node: ast.expr, expected: Any, line: int, names: dict[str, str], *, tr
 
 
 def _wrapped(node: ast.expr, line: int) -> tuple[ast.expr, tuple[Any, ...]] | None:
-    """What stands inside set(...), round(..., 2), and that around it: a call which is no literal."""
+    """Return what stands inside set(...), round(..., 2), and that around it: a call which is no literal."""
     match node:
         case ast.Call(func=ast.Name(id=name), args=[ast.Call() as inner, *rest], keywords=[]):
             if name in AROUND and not _is_literal(inner):

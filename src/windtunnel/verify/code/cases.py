@@ -12,8 +12,10 @@ FIX_PATH = "name a function: f, Solution().f or Solution.f"
 
 
 def is_path(path: str) -> bool:
-    """Whether this can name a function of an answer: identifiers with dots between them, of which some are called without
-    arguments."""
+    """Return whether this can name a function of an answer: identifiers with dots between them.
+
+    Some of them may be called without arguments.
+    """
     return all(part.removesuffix("()").isidentifier() for part in path.split("."))
 
 
@@ -47,6 +49,7 @@ class Program:
 
 
 def a_text(value: Any, key: str) -> str:
+    """Return a value of a task that has to be text. Raises UserError where it is none, or cannot be written as UTF-8."""
     if not isinstance(value, str):
         raise UserError(f"code task: {key} is not text", "give a string")
     try:
@@ -57,6 +60,7 @@ def a_text(value: Any, key: str) -> str:
 
 
 def a_list(value: Any, key: str) -> list[Any]:
+    """Return a value of a task that has to be a list. Raises UserError where it is none."""
     if not isinstance(value, list):
         raise UserError(f"code task: {key} is not a list", "give a list")
     return value

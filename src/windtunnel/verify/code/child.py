@@ -84,8 +84,10 @@ def _load(message: dict[str, Any], name: str) -> types.ModuleType:
 
 
 def _compiled(parts: list[str]) -> list[types.CodeType]:
-    """One text, since a preface may be the head of a function; one after the other where only that parses: an answer may begin
-    with an import from __future__."""
+    """Return the parts as one text, since a preface may be the head of a function; one after the other where only that parses.
+
+    An answer may begin with an import from __future__.
+    """
 
     def one(text: str) -> types.CodeType:
         return compile(text, FILE, "exec", dont_inherit=True)

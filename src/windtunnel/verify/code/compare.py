@@ -11,7 +11,7 @@ from .values import decode, tag_of
 
 
 def matches(expected: Any, got: Any, *, tolerance: float = 0.0, any_sequence: bool = False) -> bool:
-    """Whether a value in plain form (as encode made it in the child, but untrusted) is the expected Python value.
+    """Return whether a value in plain form (as encode made it in the child, but untrusted) is the expected Python value.
 
     As Python's == says, but NaN equals NaN and numbers may differ by the tolerance, two whole ones only absolutely. Sets and
     dicts are walked along the expected ones and never built from untrusted members, whose hashes may have been chosen to collide.
@@ -46,7 +46,7 @@ def matches(expected: Any, got: Any, *, tolerance: float = 0.0, any_sequence: bo
 
 
 def near(expected: float, got: Any, relative: float, absolute: float) -> bool:
-    """Whether a value in plain form is a number this near to the expected one, as math.isclose says.
+    """Return whether a value in plain form is a number this near to the expected one, as math.isclose says.
 
     Raises:
         NotPlain: got is not a plain form.
@@ -61,7 +61,7 @@ def near(expected: float, got: Any, relative: float, absolute: float) -> bool:
 
 
 def _paired(members: Iterable[Any], forms: Sequence[Any], tolerance: float) -> list[tuple[Any, int]] | None:
-    """Each member with the place of its plain form, or None where they do not match. As many forms as members."""
+    """Return each member with the place of its plain form, or None where they do not match. As many forms as members."""
     pairs: list[tuple[Any, int]] = []
     wanted = sorted(member for member in members if tolerance and _is_ordered(member))
     left = _Left(member for member in members if not (tolerance and _is_ordered(member)))
@@ -83,7 +83,7 @@ def _paired(members: Iterable[Any], forms: Sequence[Any], tolerance: float) -> l
 
 
 def _is_ordered(value: Any) -> TypeGuard[float]:
-    """A number that has a place among others."""
+    """Return whether this is a number that has a place among others."""
     return isinstance(value, int | float) and value == value
 
 
@@ -95,7 +95,7 @@ class _Left:
         self.sizes = set(map(_leaves, self.values))
 
     def take(self, form: Any) -> tuple[Any] | None:
-        """The member that is in this plain form, in a tuple, if it is one of those left, which it then no longer is."""
+        """Return the member that is in this plain form, in a tuple, if it is one of those left, which it then no longer is."""
         # Looked at before it is built: a set inside a set is, and its members may have been made to collide.
         if _leaves_of_form(form) not in self.sizes:
             return None
@@ -107,19 +107,21 @@ class _Left:
 
 
 def _leaves(value: Any) -> int:
-    """How many values that hold no others are in a value."""
+    """Return how many values that hold no others are in a value."""
     return sum(map(_leaves, value)) if isinstance(value, tuple | frozenset) else 1
 
 
 def _leaves_of_form(form: Any) -> int:
-    """The same of a plain form."""
+    """Return how many plain values a plain form holds."""
     tag, body = tag_of(form)
     return sum(map(_leaves_of_form, body)) if tag in ("tuple", "frozenset", "list", "set", "dict") else 1
 
 
 def same_print(expected: str, got: str, tolerance: float = 0.0) -> bool:
-    """Whether two printed texts are the same but for blanks at the ends of lines and empty lines at the end; with a tolerance
-    words that are numbers may differ by it."""
+    """Return whether two printed texts are the same but for blanks at the ends of lines and empty lines at the end.
+
+    With a tolerance words that are numbers may differ by it.
+    """
     first, second = _lines(expected), _lines(got)
     if first == second:
         return True
@@ -143,7 +145,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _number(word: str) -> float | None:
-    """The number that a word is; None also of one too large for a float."""
+    """Return the number that a word is; None also of one too large for a float."""
     try:
         if word.removeprefix("-").isdecimal():
             return int(word)

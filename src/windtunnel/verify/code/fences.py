@@ -33,8 +33,14 @@ class _Block:
         return self.sign != "`" or "`" not in self.language
 
     def ended_by(self, fence: _Block, quote: str) -> bool:
-        """By as many signs of its own, not much further to the right. Text after them begins another block: this one was left
-        open. quote: three quotes that are open there; a fence in a text of the code's is mostly indented."""
+        """Return whether a fence ends this block: as many signs of its own, not much further to the right.
+
+        Text after them begins another block: this one was left open.
+
+        Args:
+            fence: the line's.
+            quote: three quotes that are open there; a fence in a text of the code's is mostly indented.
+        """
         most = len(self.indent) + (0 if quote else FURTHER)
         return fence.sign == self.sign and fence.count >= self.count and len(fence.indent) <= most
 
@@ -47,10 +53,14 @@ class _Block:
 
 
 def source_of(answer: str, name: str = "") -> str:
-    """The code in an answer: the last fenced block of Python, also one whose end is missing; where none says so the last one
-    without a language, which may else be what the code prints; all of the answer when there is no block.
+    """Return the code in an answer: the last fenced block of Python, also one whose end is missing.
 
-    name: of what the code is to define; a later block without it may show how it is used.
+    Where none says so it is the last one without a language, which may else be what the code prints; all of the answer when there
+    is no block.
+
+    Args:
+        answer: the whole text.
+        name: of what the code is to define; a later block without it may show how it is used.
     """
     block = _chosen(answer, name)
     return (answer if block is None else block.text).removeprefix("\ufeff")  # which Python's own files may begin with
@@ -73,14 +83,16 @@ def _chosen(answer: str, name: str) -> _Block | None:
 
 
 def _defines(code: str, name: str) -> bool:
-    """Whether code defines this name, by its looks: it may not parse."""
+    """Return whether code defines this name, by its looks: it may not parse."""
     defined = rf"^[ \t]*(?:(?:async[ \t]+)?def|class)[ \t]+{re.escape(name)}\b|^{re.escape(name)}[ \t]*[:=]"
     return bool(name) and re.search(defined, code, re.MULTILINE) is not None
 
 
 def _blocks(answer: str) -> list[_Block]:
-    """All blocks. What looks like an indented fence, or like one of tildes (a heading's line), inside a text in three quotes is a
-    part of code."""
+    """Return all blocks.
+
+    What looks like an indented fence, or like one of tildes (a heading's line), inside a text in three quotes is a part of code.
+    """
     blocks: list[_Block] = []
     inside: _Block | None = None
     quote, at = "", 0
@@ -106,7 +118,7 @@ def _blocks(answer: str) -> list[_Block]:
 
 
 def _fence(line: str) -> _Block | None:
-    """The fence that a line is, with what follows its signs as the language."""
+    """Return the fence that a line is, with what follows its signs as the language."""
     if "```" not in line and "~~~" not in line:
         return None
     before = BEFORE.match(line)
@@ -122,12 +134,12 @@ def _fence(line: str) -> _Block | None:
 
 
 def _blanks(line: str) -> int:
-    """How many blanks a line begins with."""
+    """Return how many blanks a line begins with."""
     return len(line) - len(line.lstrip(" \t"))
 
 
 def _left_open(line: str, quote: str) -> str:
-    """The three quotes of the text that is open after a line, '' when none is. quote: those before it."""
+    """Return the three quotes of the text that is open after a line, '' when none is. quote: those before it."""
     for found in QUOTES.findall(line) if len(line) > 2 else ():
         if not quote:
             quote = found

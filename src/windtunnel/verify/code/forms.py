@@ -14,8 +14,10 @@ TYPES = ("stdin", "functional")
 
 
 def cases_of_pairs(inputs: Any, outputs: Any, function: str) -> list[Call | Program]:
-    """inputs[n] gives outputs[n]: a program's text, which may be a list of lines; or with a function its arguments and its value,
-    which may be the only one of a list.
+    """Return the tests by which inputs[n] gives outputs[n].
+
+    That is a program's text, which may be a list of lines; or with a function its arguments and its value, which may be the only
+    one of a list.
 
     Raises:
         UserError: something is missing or of another type; says where.
@@ -34,12 +36,12 @@ def cases_of_pairs(inputs: Any, outputs: Any, function: str) -> list[Call | Prog
 
 
 def is_record(case: Mapping[str, Any]) -> bool:
-    """Whether a test is written as LiveCodeBench writes it."""
+    """Return whether a test is written as LiveCodeBench writes it."""
     return {"input", "output"} <= set(case) <= {"input", "output", "testtype"}
 
 
 def case_of_record(case: Mapping[str, Any], function: str, key: str) -> Call | Program:
-    """A test of LiveCodeBench's: input and output are text; where a function is tested one JSON value a line.
+    """Return a test of LiveCodeBench's: input and output are text; where a function is tested one JSON value a line.
 
     Raises:
         UserError: something is missing or of another type; says where.

@@ -26,7 +26,7 @@ FAULTS = (ValueError, TypeError, ArithmeticError, RecursionError, MemoryError)
 
 
 def value_of(node: ast.expr) -> Any:
-    """What an expression without names of its own comes to.
+    """Return what an expression without names of its own comes to.
 
     Raises:
         ValueError: it is none, or comes to more than a test needs.
@@ -61,7 +61,7 @@ def _value(node: ast.expr) -> Any:
 
 
 def _counted(op: ast.operator, left: Any, right: Any) -> Any:
-    """An operation on two values, where it comes to something of moderate size."""
+    """Return an operation on two values, where it comes to something of moderate size."""
     if isinstance(op, ast.Mult) and (_is_sequence(left) or _is_sequence(right)):
         sequence, times = (left, right) if _is_sequence(left) else (right, left)
         if _size(sequence) * max(1, int(times)) > MOST_VALUES:
@@ -88,7 +88,7 @@ def _is_sequence(value: Any) -> bool:
 
 
 def _size(value: Any) -> int:
-    """How many values are in a value, letters too."""
+    """Return how many values are in a value, letters too."""
     if isinstance(value, str | bytes):
         return len(value)
     return sum(map(_size, value)) + 1 if isinstance(value, list | tuple | set | frozenset | dict) else 1

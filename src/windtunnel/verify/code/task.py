@@ -50,8 +50,10 @@ class CodeTask:
 
     @staticmethod
     def of(spec: Mapping[str, Any]) -> CodeTask:
-        """From plain JSON: {'cases': [{'function', 'args', 'expected'} or {'stdin', 'stdout'}, ...], 'tolerance': ..., ...};
-        'asserts' may hold lines such as 'assert f(1) == 2' in place of cases, 'inputs' and 'outputs' what data sets have.
+        """Read a task from plain JSON: {'cases': [CASE, ...], 'tolerance': ..., ...}.
+
+        A CASE is {'function', 'args', 'expected'} or {'stdin', 'stdout'}. 'asserts' may hold lines such as 'assert f(1) == 2' in
+        place of cases, 'inputs' and 'outputs' what data sets have.
 
         Raises:
             UserError: a key is missing, unknown or of another type.
@@ -89,7 +91,7 @@ class CodeTask:
 
 
 def _function(spec: Mapping[str, Any]) -> str:
-    """The function that tests without a name of their own call, or ''."""
+    """Return the function that tests without a name of their own call, or ''."""
     if spec.get("entry_point") and spec.get("fn_name"):
         raise UserError("code task: entry_point and fn_name name the function twice", "give one of them")
     key = "entry_point" if spec.get("entry_point") else "fn_name"

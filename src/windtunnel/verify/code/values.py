@@ -39,7 +39,7 @@ class NotPlain(Exception):
 
 
 def encode(value: Any) -> Any:
-    """A JSON value for a plain Python value.
+    """Return a JSON value for a plain Python value.
 
     Raises:
         NotPlain: an instance of another class, nested too deeply, or too much.
@@ -48,7 +48,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """The Python value of what encode made, checked as untrusted input.
+    """Return the Python value of what encode made, checked as untrusted input.
 
     Raises:
         NotPlain: encode never makes this.
@@ -89,7 +89,7 @@ def _encode(value: Any, depth: int, left: list[int]) -> Any:
 
 
 def _held(value: Any) -> Any:
-    """What an instance of a derived class holds, by its plain class's own methods."""
+    """Return what an instance of a derived class holds, by its plain class's own methods."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic):
         value = value.item()
@@ -100,7 +100,7 @@ def _held(value: Any) -> Any:
 
 
 def tag_of(value: Any) -> tuple[str, Any]:
-    """The kind of a value in plain form and its content: members for containers (pairs for a dict), else the value itself.
+    """Return the kind of a value in plain form and its content: members for containers (pairs for a dict), else the value.
 
     Raises:
         NotPlain: encode never makes this.

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from ..sandbox import Job, Outcome, Runner
+from ..sandbox import Outcome, Runner, SandboxJob
 from ..types import Verdict, accept, broken, refuse
 from .cases import Call, Program
 from .compare import matches, near, same_print
@@ -38,7 +38,7 @@ class CodeVerifier:
     runner: Runner
 
     def verify(self, answer: str) -> Verdict:
-        """The judgement of one answer."""
+        """Judge one answer."""
         started = time.monotonic()
         if len(answer) > MOST_SOURCE:
             return refuse("syntax", "too-long", f"the answer has {len(answer):,} characters, at most {MOST_SOURCE:,}")
@@ -68,15 +68,15 @@ class CodeVerifier:
         return refuse(first.stage, first.reason, first.message, reward=reward, times=times, evidence=evidence)
 
     def _test(self, at: int, case: Call | Program, source: str) -> Verdict | None:
-        """None when the test passes."""
+        """Return None when the test passes."""
         text = {"source": source, "preface": self.task.preface}
         if isinstance(case, Call):
             args = {"function": case.function, "args": encode(list(case.args)), "kwargs": encode(dict(case.kwargs))}
             args["around"] = encode([list(made) for made in case.around])
-            outcome = self.runner.run(Job("windtunnel.verify.code.child:call", {**text, **args}, (), self.task.limits))
+            outcome = self.runner.run(SandboxJob("windtunnel.verify.code.child:call", {**text, **args}, (), self.task.limits))
         else:
             message = {**text, "stdin": case.stdin}
-            outcome = self.runner.run(Job("windtunnel.verify.code.child:program", message, (), self.task.limits))
+            outcome = self.runner.run(SandboxJob("windtunnel.verify.code.child:program", message, (), self.task.limits))
         if outcome.status == "infrastructure":
             return broken("run", outcome.detail)
         where = f"test {at + 1} of {len(self.task.cases)}"
@@ -96,7 +96,7 @@ class CodeVerifier:
         return refuse("tests", "wrong-result", f"{where} fails: a wrong result{self._shown(case, got)}", evidence={"test": at})
 
     def _right(self, case: Call, got: Any) -> bool:
-        """Whether a value in plain form is what a call should return."""
+        """Return whether a value in plain form is what a call should return."""
         if case.close is not None:
             return near(case.expected, got, *case.close)
         expected = (case.expected, case.expected[0]) if case.listed else (case.expected,)

@@ -1,5 +1,7 @@
-"""Who may be on a GPU beside whom, seen from the parent: its memory is handed out in the order of asking, and what is waited for
-is noted apart from what is done."""
+"""Who may be on a GPU beside whom, seen from the parent.
+
+Memory is handed out in the order of asking, and what is waited for is noted apart from what is done.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from windtunnel.verify.sandbox import Job, Outcome
+from windtunnel.verify.sandbox import Outcome, SandboxJob
 
 # What a candidate takes of the GPU's memory, in the buffers of its largest plan, which hold inputs, parameters, outputs and what
 # lies between. In the process of the runs these are there once; inputs up to three times more while new ones are drawn (the last
@@ -26,10 +28,12 @@ LEAST_MEMORY = 8 << 30  # of a GPU that does not say what it has
 
 
 class GpuMemory:
-    """A GPU's memory, which candidates under way share: who does not fit in beside the others waits, and who comes later waits
-    behind him.
+    """A GPU's memory, which candidates under way share.
 
-    Safe to use from several threads. capacity: bytes.
+    Who does not fit in beside the others waits, and who comes later waits behind him. Safe to use from several threads.
+
+    Args:
+        capacity: bytes.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -39,7 +43,7 @@ class GpuMemory:
 
     @classmethod
     def of(cls, index: int | None) -> GpuMemory:
-        """The part of a GPU's memory that is shared."""
+        """Return the part of a GPU's memory that is shared."""
         if index is None:
             return cls(LEAST_MEMORY)
         import pynvml
@@ -78,8 +82,10 @@ class GpuMemory:
 
 @dataclass
 class Waits:
-    """Seconds that one candidate waited on its way through the GPU's stages: for a 'worker', for 'memory', for its 'turn', which
-    who is timed takes alone."""
+    """Seconds that one candidate waited on its way through the GPU's stages.
+
+    They are for a 'worker', for 'memory', and for its 'turn', which who is timed takes alone.
+    """
 
     memory: GpuMemory
     seconds: dict[str, float] = field(default_factory=dict)
@@ -93,8 +99,8 @@ class Waits:
         said = outcome.message.get("turn")
         self.add("turn", said if isinstance(said, float) and 0 <= said <= outcome.wall_seconds else 0.0)
 
-    def admitted(self, job: Job, size: int) -> Job:
-        """A job that its runner begins once a worker is free and then so many bytes of the GPU are."""
+    def admitted(self, job: SandboxJob, size: int) -> SandboxJob:
+        """Return a job that its runner begins once a worker is free and then so many bytes of the GPU are."""
         asked = time.monotonic()
 
         @contextlib.contextmanager

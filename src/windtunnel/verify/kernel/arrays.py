@@ -42,23 +42,23 @@ class Array:
         return self.dtype in FLOATING
 
     def raw(self) -> np.ndarray:
-        """Its elements as stored (bfloat16 as uint16 bits), in its shape."""
+        """Return its elements as stored (bfloat16 as uint16 bits), in its shape."""
         return np.frombuffer(self.data, dtype=NUMPY[self.dtype]).reshape(self.shape)
 
     def values(self) -> np.ndarray:
-        """Its elements as float64, or int64 for whole numbers."""
+        """Return its elements as float64, or int64 for whole numbers."""
         raw = self.raw()
         if self.dtype == "bfloat16":
             return (raw.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
         return raw.astype(np.float64 if self.floating else np.int64)
 
     def head(self) -> dict[str, Any]:
-        """Everything but the data, as JSON."""
+        """Return everything but the data, as JSON."""
         return {"dtype": self.dtype, "shape": list(self.shape), "stride": list(self.stride)}
 
 
 def array_from(head: object, data: Buffer) -> Array | None:
-    """An array from a head that may have been forged; None unless it fits the data exactly."""
+    """Return an array from a head that may have been forged; None unless it fits the data exactly."""
     if not isinstance(head, dict):
         return None
     dtype, shape, stride = head.get("dtype"), head.get("shape"), head.get("stride")
@@ -76,7 +76,7 @@ def _counts(value: object) -> bool:
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor."""
+    """Return the strides of a contiguous tensor."""
     strides, step = [], 1
     for extent in reversed(shape):
         strides.append(step)
@@ -85,7 +85,11 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def plain(value: Any) -> Any:
-    """Constructor arguments as JSON: numbers, strings, None, lists, and tuples marked as such. Raises TypeError otherwise."""
+    """Return constructor arguments as JSON: numbers, strings, None, lists, and tuples marked as such.
+
+    Raises:
+        TypeError: anything else is among them.
+    """
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple):
@@ -96,7 +100,7 @@ def plain(value: Any) -> Any:
 
 
 def unplain(value: Any) -> Any:
-    """The inverse of `plain`."""
+    """Return the inverse of `plain`."""
     if isinstance(value, dict):
         return tuple(unplain(entry) for entry in value["tuple"])
     if isinstance(value, list):

@@ -40,7 +40,7 @@ class Difference:
 
 
 def difference(outputs: Sequence[Array], kind: str, ready: Ready, task: Task) -> Difference | None:
-    """The first thing wrong with a candidate's outputs on one case, or None. kind: 'tensor' or 'tuple'."""
+    """Return the first thing wrong with a candidate's outputs on one case, or None. kind: 'tensor' or 'tuple'."""
     if kind != ready.kind or len(outputs) != len(ready.own):
         wanted = "one tensor" if ready.kind == "tensor" else f"a tuple of {len(ready.own)} tensors"
         given = "one tensor" if kind == "tensor" else f"a tuple of {len(outputs)}"
@@ -97,7 +97,7 @@ def _values(given: Array, own: Array, exact: Array, task: Task, name: str) -> Di
 
 
 def worst_error(given: Array, own: Array, exact: Array, task: Task) -> tuple[float, float]:
-    """(the largest error of an output that is right, the largest as a share of what its element may be off by)."""
+    """Return the largest error of an output that is right, and the largest as a share of what its element may be off by."""
     got, right = given.values(), exact.values()
     finite = np.isfinite(right) & np.isfinite(own.values())
     error = _distance(got, right, finite)
@@ -106,7 +106,7 @@ def worst_error(given: Array, own: Array, exact: Array, task: Task) -> tuple[flo
 
 
 def tolerance(own: Array, exact: Array, task: Task) -> np.ndarray:
-    """By how much each element may be off."""
+    """Return by how much each element may be off."""
     right, own_values = exact.values(), own.values()
     finite = np.isfinite(right) & np.isfinite(own_values)
     size = np.abs(right, where=finite, out=np.zeros_like(right))
@@ -118,7 +118,7 @@ def tolerance(own: Array, exact: Array, task: Task) -> np.ndarray:
 
 
 def robust_scale(sizes: np.ndarray) -> float:
-    """The mean magnitude, but of what is far above all else: a mask of -1e9 does not set the scale of what it leaves."""
+    """Return the mean magnitude, but of what is far above all else: a mask of -1e9 does not set the scale of what it leaves."""
     top = sizes.max(initial=0.0)
     rest = sizes[sizes < top / 2]
     if 0 < rest.max(initial=0.0) < top / GAP:
@@ -127,12 +127,12 @@ def robust_scale(sizes: np.ndarray) -> float:
 
 
 def _distance(left: np.ndarray, right: np.ndarray, where: np.ndarray) -> np.ndarray:
-    """|left − right| at those places, 0 elsewhere."""
+    """Return |left − right| at those places, 0 elsewhere."""
     return np.abs(np.subtract(left, right, where=where, out=np.zeros_like(right)))
 
 
 def _whole_numbers(given: Array, own: Array, exact: Array, task: Task, name: str) -> Difference | None:
-    """Where the reference itself gives another number in float64, both are right: there its dtype rounds across a tie."""
+    """Return where the reference itself gives another number in float64, both are right: there its dtype rounds across a tie."""
     got, right = given.values(), own.values()
     off = (got != right) & (got != exact.values())
     if not off.any():
@@ -149,7 +149,7 @@ def _whole_numbers(given: Array, own: Array, exact: Array, task: Task, name: str
 
 
 def is_flat(ready: Ready, task: Task) -> bool:
-    """Whether a constant would pass for every output: such a case judges nothing."""
+    """Return whether a constant would pass for every output: such a case judges nothing."""
     return all(_flat(own, exact, task) for own, exact in zip(ready.own, ready.exact, strict=True))
 
 
@@ -167,7 +167,7 @@ def _flat(own: Array, exact: Array, task: Task) -> bool:
 
 
 def unmoved_share(knocked: Sequence[Array], ready: Ready) -> float:
-    """Share of the output that was already there with every kernel knocked out: not poison but a number.
+    """Return the share of the output that was already there with every kernel knocked out: not poison but a number.
 
     Only floating outputs are looked at: their poison is NaN, which no honest value is.
     """

@@ -14,7 +14,7 @@ from typing import Any
 from windtunnel.verify.kernel.plan import Choice, Launch, Plan
 from windtunnel.verify.kernel.record import HostForm
 from windtunnel.verify.kernel.tiny import LIMITS
-from windtunnel.verify.sandbox import Job, MiB, Outcome
+from windtunnel.verify.sandbox import MiB, Outcome, SandboxJob
 
 COMPILE_ENTRY = "windtunnel.verify.kernel.child.compile:main"
 # ptxas is another program.
@@ -30,8 +30,12 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler made of a candidate's plans. files: key and name of each, with its bytes in buffers. among: the
-    configurations that were made and that the GPU has room for, the ones to run. tried: those, and the ones that it has none for.
+    """What the compiler made of a candidate's plans.
+
+    Attributes:
+        files: key and name of each, with its bytes in buffers.
+        among: the configurations that were made and that the GPU has room for, the ones to run.
+        tried: those, and the ones that it has none for.
     """
 
     files: Sequence[Sequence[str]] = ()
@@ -40,19 +44,21 @@ class Compiled:
     tried: Mapping[Key, Numbers] = field(default_factory=dict)
 
     def lacks(self, key: Key, plan: Plan) -> bool:
-        """Whether a plan has configurations that nobody tried to compile. Where nothing was compiled, none is missed."""
+        """Return whether a plan has configurations that nobody tried to compile. Where nothing was compiled, none is missed."""
         return key in self.tried and bool(drawn_orders(plan, self.tried[key]))
 
     def and_(self, later: Compiled) -> Compiled:
-        """This with what was made later."""
+        """Return this with what was made later."""
         both = {name: _united(getattr(self, name), getattr(later, name)) for name in ("among", "tried")}
         return Compiled([*self.files, *later.files], [*self.buffers, *later.buffers], **both)
 
 
 def drawn_orders(plan: Plan, tried: Numbers | None = None) -> dict[int, list[int]]:
-    """In which order to try each choice's configurations, at random, without those that were tried: ones alike come last, and
-    choices of the same kernel have the same order, since what was compiled for one serves the other. A choice that was tried to
-    its end is left out."""
+    """Return in which order to try each choice's configurations, at random, without those that were tried.
+
+    Ones alike come last, and choices of the same kernel have the same order, since what was compiled for one serves the other. A
+    choice that was tried to its end is left out.
+    """
     dice, known = random.SystemRandom(), dict[tuple[int, int], list[int]]()
     orders = {}
     for number, step in enumerate(plan.steps):
@@ -83,10 +89,17 @@ def compile_job(
     binary: bool = False,
     wanted: Sequence[int] | None = None,
     tried: Mapping[Key, Numbers] | None = None,
-) -> Job:
-    """Everything the compiling child needs: plans, of which it compiles each kernel for a GPU. binary: to the end, as a GPU runs
-    it. wanted: of each plan's choices how many configurations, one where this is None. tried: those that were tried before, after
-    which all others are wanted, and none needed."""
+) -> SandboxJob:
+    """Return everything the compiling child needs: plans, of which it compiles each kernel for a GPU.
+
+    Args:
+        plans: of one candidate.
+        forms: of the plans, in order.
+        capability: of the GPU, 90 for Hopper.
+        binary: whether to go on to the end, as a GPU runs it.
+        wanted: of each plan's choices how many configurations, one where this is None.
+        tried: those that were tried before, after which all others are wanted, and none needed.
+    """
     orders = [drawn_orders(plan, (tried or {}).get((form.size, form.dtype))) for plan, form in zip(plans, forms, strict=True)]
     message: dict[str, Any] = {
         "plans": [plan.model_dump_json() for plan in plans],
@@ -98,11 +111,14 @@ def compile_job(
         "others": tried is not None,
         "binary": binary,
     }
-    return Job(COMPILE_ENTRY, message, (), BINARY_LIMITS if binary else LIMITS)
+    return SandboxJob(COMPILE_ENTRY, message, (), BINARY_LIMITS if binary else LIMITS)
 
 
 def read_compiled(outcome: Outcome, plans: Sequence[Plan], forms: Sequence[HostForm]) -> Compiled:
-    """What a child that came to its end made. Of what it says of configurations nothing is believed but numbers that exist."""
+    """Return what a child that came to its end made.
+
+    Of what it says of configurations nothing is believed but numbers that exist.
+    """
     among: dict[Key, dict[int, tuple[int, ...]]] = {}
     tried: dict[Key, dict[int, tuple[int, ...]]] = {}
     said = outcome.message.get("configurations", ())

@@ -60,19 +60,23 @@ HOPPER = 90
 
 
 def compiler_sandbox(*, binary: bool | None = None) -> Sandbox:
-    """A warm worker with Triton's compiler loaded, which needs no GPU. A context manager. binary: it is warm for what a GPU
-    runs too, which it can also compile without, half a second slower each time; None: where this machine has one."""
+    """Return a warm worker with Triton's compiler loaded, which needs no GPU. A context manager.
+
+    Args:
+        binary: whether it is warm for what a GPU runs too, which it can also compile without, half a second slower each time;
+            None: where this machine has one.
+    """
     to_the_end = ("windtunnel.verify.kernel.child.warm_compile:to_the_end",)
     return Sandbox(preload=COMPILER_PRELOAD + (to_the_end if binary or (binary is None and has_gpu()) else ()))
 
 
 def kernel_sandbox() -> Sandbox:
-    """A warm worker with torch and Triton's interpreter loaded. A context manager."""
+    """Return a warm worker with torch and Triton's interpreter loaded. A context manager."""
     return Sandbox(preload=PRELOAD, environment={"TRITON_INTERPRET": "1"})
 
 
 def candidate_of(answer: str) -> str:
-    """The candidate in an answer: all of it where it is Python, else the last fenced block of Python that defines ModelNew."""
+    """Return the candidate in an answer: all of it where it is Python, else the last block of Python that defines ModelNew."""
     text = answer.removeprefix(MARK)
     if "```" not in text and "~~~" not in text:
         return text
@@ -84,7 +88,7 @@ def candidate_of(answer: str) -> str:
 
 
 def limits_of(form: HostForm) -> Mapping[str, int]:
-    """What a plan of this form may ask for."""
+    """Return what a plan of this form may ask for."""
     if form.size.startswith("tiny_long"):
         return {"most_bytes": MOST_BYTES}
     if form.size.startswith("tiny"):
@@ -121,7 +125,7 @@ class KernelVerifier:
         self._long: LongSizes | None = None
 
     def anew(self) -> KernelVerifier:
-        """The same with hidden inputs of its own, drawn when it judges first: for a second opinion."""
+        """Return the same with hidden inputs of its own, drawn when it judges first: for a second opinion."""
         made = KernelVerifier(
             self.task, self.runner, self.preparation.runner, compiler=self.compiler, capability=self.capability, gpu=self.gpu
         )
@@ -134,7 +138,7 @@ class KernelVerifier:
         self._full_forms()
 
     def verify(self, answer: str) -> Verdict:
-        """The judgement of one candidate. Raises UserError only where the task itself cannot be used."""
+        """Judge one candidate. Raises UserError only where the task itself cannot be used."""
         source = candidate_of(answer)
 
         def recorded(forms: list[HostForm]) -> tuple[list[Plan], Finding | None]:
@@ -143,7 +147,7 @@ class KernelVerifier:
         return self._verdict(recorded)
 
     def verify_plans(self, recording: Recording) -> Verdict:
-        """The judgement of plans that were recorded before, without the candidate."""
+        """Judge plans that were recorded before, without the candidate."""
 
         def read(forms: list[HostForm]) -> tuple[list[Plan], Finding | None]:
             held = {(one.form.size, one.form.dtype, one.form.training): one.plan for one in recording.plans}
@@ -162,7 +166,7 @@ class KernelVerifier:
         return self._verdict(read)
 
     def _verdict(self, planned: Planned) -> Verdict:
-        """planned: gives a checked plan for each form, or what is wrong."""
+        """Judge plans. planned: gives a checked plan for each form, or what is wrong."""
         clock = _Clock()
         try:
             with clock("reference"):
@@ -215,7 +219,7 @@ class KernelVerifier:
             return self._long
 
     def _full_forms(self) -> list[HostForm]:
-        """The forms of what a GPU runs, asked of the reference once."""
+        """Return the forms of what a GPU runs, asked of the reference once."""
         if self.gpu is None:
             return []
         with self._lock:
@@ -224,7 +228,7 @@ class KernelVerifier:
             return self._full
 
     def _left(self) -> list[str]:
-        """What this verdict does not cover."""
+        """Return what this verdict does not cover."""
         if self.gpu is not None:
             return [] if self.gpu.clock else ["timing"]
         left = ["full shapes", "timing"] if self.compiler is not None else ["compile for a GPU", "full shapes", "timing"]
@@ -233,8 +237,12 @@ class KernelVerifier:
 
 @dataclass
 class _Judging:
-    """The stages of one candidate after its plans are there. seen: variations of the inputs that the interpreter ran. evidence:
-    what the stages leave."""
+    """The stages of one candidate after its plans are there.
+
+    Attributes:
+        seen: variations of the inputs that the interpreter ran.
+        evidence: what the stages leave.
+    """
 
     of: KernelVerifier
     planned: Planned
@@ -249,7 +257,7 @@ class _Judging:
     evidence: dict[str, Any] = field(default_factory=lambda: {"kernels": {}})
 
     def compile(self) -> Finding | None:
-        """Each kernel for the GPU: those at full shapes to the end, where one is to run them."""
+        """Compile each kernel for the GPU: those at full shapes to the end, where one is to run them."""
         if self.of.compiler is None:
             return None
         if self.of.gpu is None or not self.full_plans:
@@ -274,7 +282,7 @@ class _Judging:
         return read_compiled(outcome, plans, forms)
 
     def _rest(self, known: Compiled, timed: Key) -> Compiled | Finding:
-        """What was compiled, with every other configuration of the plan that is timed."""
+        """Return what was compiled, with every other configuration of the plan that is timed."""
         at = next(at for at, form in enumerate(self.full_forms) if (form.size, form.dtype) == timed)
         made = self._made(self.full_plans[at : at + 1], self.full_forms[at : at + 1], binary=True, tried=known.tried)
         return made if isinstance(made, Finding) else known.and_(made)
@@ -296,7 +304,7 @@ class _Judging:
         return found
 
     def long(self) -> Finding | None:
-        """The same where one dimension is longer than any block, unless a GPU runs sizes that are."""
+        """Run the plans where one dimension is longer than any block, unless a GPU runs sizes that are; returns what is wrong."""
         if self.of.glances:
             return None
         sizes, block = self.of.long, block_of(self.plans)
@@ -320,7 +328,7 @@ class _Judging:
     def _replayed(
         self, plans: list[Plan], forms: list[HostForm], batch: Batch, seconds: float | None = None
     ) -> tuple[Outcome, list[Ready], Finding | None]:
-        """seconds: of CPU time, after which no other case is begun."""
+        """Replay plans. seconds: of CPU time, after which no other case is begun."""
         task = self.of.task
         limits = replace(LIMITS, cpu_seconds=GLANCE_AT_MOST) if self.of.glances else LIMITS
         with self.clock("tiny"):
@@ -333,7 +341,7 @@ class _Judging:
         return outcome, order, found
 
     def on_gpu(self) -> Finding | None:
-        """At full shapes, and timed."""
+        """Run the plans at full shapes, and time them."""
         if self.of.gpu is None:
             return None
         plans = {(form.size, form.dtype): plan for form, plan in zip(self.full_forms, self.full_plans, strict=True)}
@@ -345,7 +353,7 @@ class _Judging:
 
 
 def _of_the_size(found: Finding, outcome: Outcome) -> bool:
-    """Whether what is wrong at a tiny size may be right at the file's own, which a GPU runs: a kernel may be made for that.
+    """Return whether what is wrong at a tiny size may be right at the file's own, for which a kernel may be made.
 
     Races are none of the size, nor is what goes wrong with other values alone.
     """
@@ -362,7 +370,7 @@ def _refused(found: Finding, clock: _Clock) -> Verdict:
 
 
 def judge_recording(text: str, verifier: KernelVerifier) -> Verdict:
-    """The judgement of a file of plans, whoever wrote it."""
+    """Judge a file of plans, whoever wrote it."""
     try:
         return verifier.verify_plans(read_recording(text))
     except PlanRefused as error:
@@ -385,7 +393,7 @@ class _Clock:
 
 
 def stage_states(verdict: Verdict) -> list[tuple[str, str]]:
-    """(stage, 'passed' | 'refused' | 'failed' | 'not run') for every stage, for people."""
+    """Return (stage, 'passed' | 'refused' | 'failed' | 'not run') for every stage, for people."""
     at = STAGES.index(verdict.stage) if verdict.stage in STAGES else 0
     states = []
     for number, stage in enumerate(STAGES):

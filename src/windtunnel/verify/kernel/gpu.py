@@ -20,7 +20,7 @@ from windtunnel.verify.kernel.roofline import Work
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.kernel.timing import LEAST, Samples, doubt, median_with_interval, read_samples, speedup
 from windtunnel.verify.kernel.tiny import Finding, ended, wrong_of
-from windtunnel.verify.sandbox import Job, Limits, MiB, Outcome, Runner, Sandbox
+from windtunnel.verify.sandbox import Limits, MiB, Outcome, Runner, Sandbox, SandboxJob
 
 FULL_ENTRY = "windtunnel.verify.kernel.child.full:main"
 JUDGE = "windtunnel.verify.kernel.child.judge:main"
@@ -78,19 +78,21 @@ class GpuResult:
 
 
 def has_gpu(index: int = 0) -> bool:
-    """Whether this machine has an NVIDIA GPU of that number."""
+    """Return whether this machine has an NVIDIA GPU of that number."""
     return Path(f"/dev/nvidia{index}").exists()
 
 
 def gpu_sandbox(index: int = 0) -> Sandbox:
-    """A worker whose child carries plans out, one after the other in one CUDA context, which CUDA starts there since it does not
-    survive a fork. A context manager."""
+    """Return a worker whose child carries plans out, one after the other in one CUDA context. A context manager.
+
+    CUDA starts in the child, since it does not survive a fork.
+    """
     modules = (*TORCH, "triton", "windtunnel.verify.kernel.child.full", "windtunnel.verify.kernel.child.warm_gpu:warm")
     return Sandbox(preload=modules, environment=ONE_QUEUE | BINARIES_ONLY, devices=_devices(index), lasting=True)
 
 
 def reference_sandbox(index: int = 0) -> Sandbox:
-    """The same for the reference and the comparison, which no kernel of a candidate ever shares. A context manager."""
+    """Return a worker for the reference and the comparison, which no kernel of a candidate ever shares. A context manager."""
     preload = (*TORCH, "windtunnel.verify.kernel.child.judge:warm")
     return Sandbox(preload=preload, environment=ONE_QUEUE, devices=_devices(index), lasting=True)
 
@@ -136,8 +138,11 @@ class GpuStages:
         self._baseline: dict[str, dict[str, Samples]] | None = None if baseline else {}
 
     def runs(self, seen: Collection[str] = ()) -> Runs:
-        """Fresh seeds; every case of the task, then the timed ones. seen: variations that the interpreter ran, of which only the
-        first are run here too."""
+        """Draw fresh seeds for every case of the task, then the timed ones.
+
+        Args:
+            seen: variations that the interpreter ran, of which only the first are run here too.
+        """
         first = Case(self.size, self.task.dtypes[0], "plain", self.task.training)
         cases = [case if self.size == "full" else _renamed(case) for case in full_cases(self.task, seen)]
         # Cases of one group run one after the other; the timed ones are of the last.
@@ -145,20 +150,30 @@ class GpuStages:
         return Runs((*sorted(cases, key=lambda case: case.group == first.group), *[first] * timed), new_seed(), timed, self.calls)
 
     def sizes(self) -> list[str]:
-        """Those that a plan is needed for."""
+        """Return the sizes that a plan is needed for."""
         return list(dict.fromkeys(case.size for case in self.runs().cases))
 
     def counts(self) -> Counter[Key]:
-        """How many runs a plan of each size and dtype has before anything is timed, at most: so many of its configurations."""
+        """Return the most runs that a plan of each size and dtype has before anything is timed: so many configurations."""
         runs = self.runs()
         return Counter(case.group for case in runs.cases[: len(runs.cases) - runs.timed])
 
     def judge(
         self, plans: PlanOf, compiled: Compiled | None = None, runs: Runs | None = None, rest: Rest | None = None
     ) -> GpuResult:
-        """Full shapes, then the clock where it is wanted. Of clocks that went down while it was timed nothing is known but that:
-        it is timed once more. rest: compiles what the clock needs beside; only once the values are right. Raises UserError where
-        the files of the GPU's lock cannot be opened."""
+        """Run full shapes, then take the times where they are wanted.
+
+        Of clocks that went down while it was timed nothing is known but that: it is timed once more.
+
+        Args:
+            plans: of a case.
+            compiled: what was compiled before.
+            runs: seeds and cases; None: fresh ones.
+            rest: compiles what the clock needs beside; only once the values are right.
+
+        Raises:
+            UserError: the files of the GPU's lock cannot be opened.
+        """
         waits = Waits(self.memory)
         result = self._staged(plans, compiled or Compiled(), runs or self.runs(), rest, waits)
         return replace(result, waits=waits.seconds)
@@ -191,7 +206,7 @@ class GpuStages:
                 "among": {" ".join(key): [[step, list(own)] for step, own in n.items()] for key, n in compiled.among.items()},
                 "turn": len(use),
             }
-            job = Job(FULL_ENTRY, message, compiled.buffers, limits=self.limits, files=use, keep=True)
+            job = SandboxJob(FULL_ENTRY, message, compiled.buffers, limits=self.limits, files=use, keep=True)
             outcome = self.runner.run(waits.admitted(job, (TIMED_BUFFERS if runs.timed else RUN_BUFFERS) * _most(plans, runs)))
         waits.add_turn(outcome)
         try:
@@ -237,7 +252,10 @@ class GpuStages:
         }
 
     def _judged(self, plans: PlanOf, runs: Runs, outcome: Outcome, waits: Waits) -> tuple[Work, float] | GpuResult:
-        """The comparison, by another trusted child, and its seconds. The outputs go to it in the file they lie in."""
+        """Have another trusted child compare, and return what it says and its seconds.
+
+        The outputs go to it in the file they lie in.
+        """
         assert outcome.kept is not None
         with opened(self.use) as use:
             message = self._message(runs) | {
@@ -249,7 +267,7 @@ class GpuStages:
                 "tf32": self.task.tf32,
                 "flops": dict(self._flops),
             }
-            job = Job(JUDGE, message, limits=LIMITS, files=(outcome.kept.fd, *use))
+            job = SandboxJob(JUDGE, message, limits=LIMITS, files=(outcome.kept.fd, *use))
             judged = self.trusted.run(waits.admitted(job, JUDGE_BUFFERS * _most(plans, runs)))
         waits.add_turn(judged)
         if not judged.finished:
@@ -275,12 +293,12 @@ class GpuStages:
         return GpuResult(None, evidence)
 
     def _measured_baseline(self, runs: Runs, plans: PlanOf, waits: Waits) -> dict[str, dict[str, Samples]]:
-        """The reference's own times, taken once, alone on the GPU."""
+        """Return the reference's own times, taken once, alone on the GPU."""
         with self._lock:
             if self._baseline is None:
                 with opened(self.use) as use:
                     message = self._message(runs) | {"seed": secrets.randbits(62), "turn": len(use)}
-                    job = Job(BASELINE, message, limits=BASELINE_LIMITS, files=use)
+                    job = SandboxJob(BASELINE, message, limits=BASELINE_LIMITS, files=use)
                     outcome = self.trusted.run(waits.admitted(job, TIMED_BUFFERS * _most(plans, runs)))
                 waits.add_turn(outcome)
                 self._baseline = {}
@@ -292,13 +310,13 @@ class GpuStages:
 
 
 def _most(plans: PlanOf, runs: Runs) -> int:
-    """Bytes of the buffers of the largest plan that runs."""
+    """Return the bytes of the buffers of the largest plan that runs."""
     groups = {case.group for case in runs.cases}
     return max((sum(plan.buffers) for key, plan in plans.items() if key in groups), default=0)
 
 
 def _without_answer(outcome: Outcome) -> Finding:
-    """How the process of the runs ended: by the plan's doing from the phase on in which it is carried out."""
+    """Return how the process of the runs ended: by the plan's doing from the phase on in which it is carried out."""
     stage = "timing" if outcome.phase == TIMING else "full"
     phase, _, kernel = outcome.phase.partition(":")
     if phase == "fault":
@@ -313,16 +331,16 @@ def _without_answer(outcome: Outcome) -> Finding:
 
 
 def _slowed(samples: Samples, baseline: Mapping[str, Mapping[str, Samples]]) -> bool:
-    """Whether the copy between the calls took much longer than between those of the baseline."""
+    """Return whether the copy between the calls took much longer than between those of the baseline."""
     then = [median_with_interval(heats["cold"].probe).median for heats in baseline.values()]
     return bool(then) and median_with_interval(samples.probe).median > SLOWED * min(then)
 
 
 def _seconds(outcome: Outcome) -> dict[str, float]:
-    """What the child's parts took; 'process' is what its worker saw."""
+    """Return what the child's parts took; 'process' is what its worker saw."""
     return {**outcome.message.get("seconds", {}), "process": outcome.wall_seconds, "cpu": outcome.cpu_seconds}
 
 
 def _renamed(case: Case) -> Case:
-    """A full case at the tiny sizes, for machines without a GPU."""
+    """Return a full case at the tiny sizes, for machines without a GPU."""
     return Case(case.size.replace("full", "tiny"), case.dtype, case.variation, case.training)

@@ -31,7 +31,7 @@ class GpuLock:
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
-        """While this lasts nobody is alone; waits until that is so."""
+        """Share the GPU: while this lasts nobody is alone; waits until that is so."""
         import fcntl  # Windows has none; there this module is imported all the same, before the sandbox says that it cannot be
 
         fcntl.flock(self.gate, fcntl.LOCK_EX)
@@ -46,7 +46,10 @@ class GpuLock:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """While this lasts nobody else is in; waits until that is so. Not from within shared: it would wait for itself."""
+        """Have the GPU alone while this lasts; waits until nobody else is in.
+
+        Not from within `shared`: it would wait for itself.
+        """
         import fcntl
 
         fcntl.flock(self.gate, fcntl.LOCK_SH)
@@ -62,7 +65,7 @@ class GpuLock:
 
 @contextlib.contextmanager
 def opened(path: Path | None) -> Iterator[tuple[int, ...]]:
-    """The two files of a lock, opened anew, which makes another holder of it. None: no files, for where nothing is shared.
+    """Yield the two files of a lock, opened anew, which makes another holder of it. None: no files, for where nothing is shared.
 
     Closing them gives the lock back, once every process that was handed them has closed them too or died.
     """
@@ -76,12 +79,12 @@ def opened(path: Path | None) -> Iterator[tuple[int, ...]]:
 
 
 def gpu_lock_of(fds: Sequence[int]) -> GpuLock | None:
-    """The lock of these files, None of none."""
+    """Return the lock of these files, None of none."""
     return GpuLock(fds) if fds else None
 
 
 def gpu_path(index: int) -> Path:
-    """Where the lock of a GPU lies."""
+    """Return where the lock of a GPU lies."""
     return FOLDER / f"windtunnel-gpu{index}-use"
 
 

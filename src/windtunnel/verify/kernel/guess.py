@@ -34,7 +34,7 @@ WINDOW_WORDS = ("conv", "pool", "unfold", "interpolate", "upsample")
 
 
 def guessed_sizes(task: Task, where: str) -> Iterator[tuple[int, list[Sizes]]]:
-    """(cap, sizes with 'tiny' and 'tiny_ragged' added), the first choice first; of one cap's, which share 'tiny', too.
+    """Yield (cap, sizes with 'tiny' and 'tiny_ragged' added), the first choice first; of one cap's, which share 'tiny', too.
 
     Raises UserError where the file has no number to make smaller.
     """
@@ -50,8 +50,11 @@ def guessed_sizes(task: Task, where: str) -> Iterator[tuple[int, list[Sizes]]]:
 
 
 def related_sizes(task: Task) -> Iterator[tuple[int, list[Sizes]]]:
-    """The same where numbers hang together: a batch that equals another number is cut as that; then all by one factor, so that
-    the largest becomes the cap, and no other one less than 2."""
+    """Yield the tiny sizes to try where numbers hang together, with their cap.
+
+    A batch that equals another number is cut as that; then all by one factor, so that the largest becomes the cap, and no other
+    one less than 2.
+    """
     whole = _whole(task)
     others = {value for name, value in whole.items() if not is_batch(name)}
     if any(is_batch(name) and value in others for name, value in whole.items()):
@@ -71,7 +74,7 @@ def _whole(task: Task) -> dict[str, int]:
 
 
 def _choices(task: Task, whole: Mapping[str, int], tiny: Mapping[str, int]) -> list[Sizes]:
-    """The sizes with these tiny ones, and each ragged one to try."""
+    """Return the sizes with these tiny ones, and each ragged one to try."""
     cut = {name: value for name, value in tiny.items() if value != whole[name]}
     places = {value: place for place, value in enumerate(sorted({whole[name] for name in cut}))}
     steps = {name: 1 + 2 * places[whole[name]] for name in cut}
@@ -85,7 +88,7 @@ def _choices(task: Task, whole: Mapping[str, int], tiny: Mapping[str, int]) -> l
 
 
 def _apart(whole: Mapping[str, int], tiny: dict[str, int]) -> dict[str, int]:
-    """With fewer groups and heads than what they divide, so that one is not taken for the other."""
+    """Return sizes with fewer groups and heads than what they divide, so that one is not taken for the other."""
     for name in (name for name in tiny if _divides(name) and whole[name] > 1):
         divided = [tiny[other] for other in tiny if whole[other] > whole[name] and _is_divided(other, name, whole)]
         most = min(divided, default=0)
@@ -96,20 +99,20 @@ def _apart(whole: Mapping[str, int], tiny: dict[str, int]) -> dict[str, int]:
 
 
 def _is_divided(name: str, divider: str, whole: Mapping[str, int]) -> bool:
-    """Whether a number may be groups or heads times something: a batch of 128 is not, whatever it can be divided by."""
+    """Return whether a number may be groups or heads times something: a batch of 128 is not, whatever it can be divided by."""
     letters = (*OUTER_LETTERS, "D") if all(letter in whole for letter in OUTER_LETTERS) else ()
     outer = is_batch(name) or name in letters or any(word in name.lower() for word in OUTER_WORDS)
     return name != divider and not outer and whole[name] % whole[divider] == 0
 
 
 def wished_elements(source: str) -> int:
-    """How many elements a reference's outputs should have at most, where its sizes can be made so small."""
+    """Return how many elements a reference's outputs should have at most, where its sizes can be made so small."""
     names = {getattr(node, "attr", getattr(node, "id", "")).lower() for node in ast.walk(ast.parse(source))}
     return WISHED_OF_WINDOWS if any(word in name for name in names for word in WINDOW_WORDS) else MOST_ELEMENTS
 
 
 def is_batch(name: str) -> bool:
-    """Whether a number is a batch's, by its name."""
+    """Return whether a number is a batch's, by its name."""
     return "batch" in name.lower() or name.lower() in BATCH_WORDS
 
 

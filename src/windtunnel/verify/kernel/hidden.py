@@ -13,8 +13,11 @@ from windtunnel.verify.kernel.task import Task, may_follow_mode
 
 @dataclass(frozen=True)
 class Change:
-    """What becomes of the floating inputs that the task does not fix: all get the sign, where it is not 0, with larger ones at
-    the ends of dimensions; then they are multiplied, every second one by the second factor; then the offset is added."""
+    """What becomes of the floating inputs that the task does not fix.
+
+    All get the sign, where it is not 0, with larger ones at the ends of dimensions; then they are multiplied, every second one by
+    the second factor; then the offset is added.
+    """
 
     factor: float = 1.0
     offset: float = 0.0
@@ -65,27 +68,27 @@ class Case:
         return self.size, self.dtype
 
     def label(self) -> str:
-        """'tiny float32 negated', for messages."""
+        """Return 'tiny float32 negated', for messages."""
         words = [self.size.replace("_", " "), self.dtype, self.variation.replace("_", " ")]
         return " ".join([*words, "in training mode"] if self.training else words)
 
     def as_json(self) -> dict[str, Any]:
-        """For a child."""
+        """Return the case as JSON, for a child."""
         return {**asdict(self), **asdict(CHANGES[self.variation])}
 
 
 def new_seed() -> int:
-    """From the operating system: no candidate can replay it."""
+    """Draw a seed from the operating system: no candidate can replay it."""
     return secrets.randbits(62)
 
 
 def interpreted(task: Task) -> tuple[str, ...]:
-    """The dtypes that the interpreter runs: the task's first one, and of the others those that it computes in quickly."""
+    """Return the dtypes that the interpreter runs: the task's first one, and of the others those that it computes in quickly."""
     return (task.dtypes[0], *(dtype for dtype in task.dtypes[1:] if dtype != "bfloat16"))
 
 
 def tiny_cases(task: Task) -> list[Case]:
-    """What the interpreter runs: every variation once or twice over two shapes and the dtypes that it is asked for."""
+    """Return what the interpreter runs: every variation once or twice over two shapes and the dtypes that it is asked for."""
     first, *others = interpreted(task)
     cases = [Case("tiny", first, variation) for variation in _ordered(task)]
     if not task.training and not may_follow_mode(task):
@@ -102,7 +105,7 @@ def tiny_cases(task: Task) -> list[Case]:
 
 
 def full_cases(task: Task, seen: Collection[str] = ()) -> list[Case]:
-    """What a GPU runs before anything is timed: what the tiny sizes cannot show, since values are hidden there too.
+    """Return what a GPU runs before anything is timed: what the tiny sizes cannot show, since values are hidden there too.
 
     seen: variations that were run at tiny sizes.
     """
@@ -118,7 +121,7 @@ def full_cases(task: Task, seen: Collection[str] = ()) -> list[Case]:
 
 
 def may_have_products(source: str) -> bool:
-    """Whether the text of a reference names a matrix product. One too many costs a run."""
+    """Return whether the text of a reference names a matrix product. One too many costs a run."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.MatMult):
             return True

@@ -1,8 +1,8 @@
-"""Tiny sizes with one long dimension each: longer than any block of the candidate's kernels, so that a loop over blocks that does
-not move on, or a grid that leaves the rest out, shows without a GPU.
+"""Tiny sizes with one long dimension each: longer than any block of the candidate's kernels.
 
-A candidate's blocks are the whole numbers among the constants of its plans. Which lengths are run is decided by the launches that
-its plans make there: the longest of a few for which the interpreter has time.
+A loop over blocks that does not move on, or a grid that leaves the rest out, shows there without a GPU. A candidate's blocks are
+the whole numbers among the constants of its plans. Which lengths are run is decided by the launches that its plans make there:
+the longest of a few for which the interpreter has time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OUT_OF_PROPORTION = 4.0  # how much faster programs may grow than the dimension,
 
 
 def block_of(plans: Sequence[Plan]) -> int:
-    """The power of two that no constant of a kernel is above, within bounds."""
+    """Return the power of two that no constant of a kernel is above, within bounds."""
     found = LEAST_BLOCK
     for plan in plans:
         for launch in plan.launches():
@@ -41,7 +41,7 @@ def block_of(plans: Sequence[Plan]) -> int:
 
 
 def programs_of(plan: Plan) -> int:
-    """Of all launches; of several configurations that with the most."""
+    """Return the programs of all launches; of several configurations that with the most."""
 
     def count(launches: Sequence[object]) -> int:
         return sum(math.prod(one.grid) for one in launches if isinstance(one, Launch))
@@ -66,7 +66,10 @@ def long_sizes(task: Task, block: int) -> dict[str, Mapping[str, int | float]]:
 
 
 def _lengths(task: Task, block: int) -> tuple[int, ...]:
-    """Ragged ones, but of a file whose tiny sizes were guessed: as KernelBench's it may count on what divides."""
+    """Return lengths to try: ragged ones, but of a file whose tiny sizes were guessed.
+
+    As KernelBench's it may count on what divides.
+    """
     return (2 * block, block + block // 2) if task.sizes.get("full") == {} else (2 * block + 3, block + 3)
 
 
@@ -77,7 +80,7 @@ def _full_numbers(task: Task) -> dict[str, int | float]:
 
 
 def dimension_of(size: str) -> str:
-    """'K' of 'tiny_long_K_259'."""
+    """Return 'K' of 'tiny_long_K_259'."""
     return size.removeprefix("tiny_long_").rpartition("_")[0]
 
 
@@ -91,14 +94,14 @@ class LongSizes:
         self._kept: dict[str, Ready] = {}
 
     def forms(self, block: int) -> list[HostForm]:
-        """The forms at the sizes to choose from: those at which the reference runs."""
+        """Return the forms at the sizes to choose from: those at which the reference runs."""
         with self._lock:
             if block not in self._forms:
                 self._forms[block] = [form_of(ready) for ready in self._ready(long_sizes(self.task, block))]
             return self._forms[block]
 
     def batch(self, sizes: Sequence[str]) -> Batch:
-        """Inputs and right answers at sizes that were given by `forms`."""
+        """Return inputs and right answers at sizes that were given by `forms`."""
         with self._lock:
             return Batch([self._kept[size] for size in sizes])
 
@@ -120,7 +123,7 @@ class LongSizes:
 
 
 def chosen(forms: Sequence[HostForm], plans: Sequence[Plan], tiny: Plan) -> list[int]:
-    """Which of the forms are run: of each dimension the first for which there is time. tiny: the plan at the tiny size."""
+    """Return which of the forms are run: of each dimension the first for which there is time. tiny: the plan at the tiny size."""
     found: dict[str, int] = {}
     for number, (form, plan) in enumerate(zip(forms, plans, strict=True)):
         if programs_of(plan) <= max(MOST_PROGRAMS, OUT_OF_PROPORTION * programs_of(tiny)):

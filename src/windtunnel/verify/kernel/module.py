@@ -24,9 +24,12 @@ def tasks_of_module(
     """Return the task of a file, and after it those to take where its reference does not run at other sizes.
 
     Args:
-        source: the file's text. name: of the task. where: what to call the file in messages.
+        source: the file's text.
+        name: of the task.
+        where: what to call the file in messages.
         module: the class; None: `Model`, or the only one that derives from nn.Module.
-        inputs, init: arguments of forward and of the constructor, as Python text; None: as the file has them.
+        inputs: arguments of forward, as Python text; None: as the file has them.
+        init: arguments of the constructor, likewise.
 
     Raises:
         UserError: the file is not Python, or it does not say which module, with which inputs.
@@ -51,7 +54,7 @@ def tasks_of_module(
 
 
 def _chosen(tree: ast.Module, module: str | None, where: str) -> str:
-    """The class to be replaced."""
+    """Return the class to be replaced."""
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     if module is not None:
         if module not in (node.name for node in classes):
@@ -69,7 +72,7 @@ def _chosen(tree: ast.Module, module: str | None, where: str) -> str:
 
 
 def _asked(tree: ast.Module, inputs: str | None, where: str) -> ast.expr:
-    """The example inputs, as an expression that draws them anew each time: a tuple, or one tensor."""
+    """Return the example inputs, as an expression that draws them anew each time: a tuple, or one tensor."""
     if inputs is not None:
         return ast.Tuple(list(_arguments("--inputs", inputs).args), ast.Load())
     if any(isinstance(node, ast.FunctionDef) and node.name == "get_inputs" for node in tree.body):
@@ -83,7 +86,7 @@ def _asked(tree: ast.Module, inputs: str | None, where: str) -> ast.expr:
 
 
 def _made(tree: ast.Module, chosen: str, where: str) -> ast.Call:
-    """The arguments of the constructor: of an instance at module level, of get_init_inputs, or none."""
+    """Return the arguments of the constructor: of an instance at module level, of get_init_inputs, or none."""
     for node in tree.body:
         value = getattr(node, "value", None)
         while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):  # MyModule(64).eval()
@@ -105,7 +108,7 @@ def _made(tree: ast.Module, chosen: str, where: str) -> ast.Call:
 
 
 def _arguments(option: str, text: str) -> ast.Call:
-    """The arguments that an option holds."""
+    """Return the arguments that an option holds."""
     try:
         call = ast.parse(f"f({text})", mode="eval").body
     except (SyntaxError, ValueError) as error:
@@ -117,7 +120,7 @@ def _arguments(option: str, text: str) -> ast.Call:
 
 
 def _by_place(tree: ast.Module, chosen: str, made: ast.Call) -> ast.Call:
-    """The call with as many arguments by place as can be: get_init_inputs() gives those to a kernel's module too."""
+    """Return the call with as many arguments by place as can be: get_init_inputs() gives those to a kernel's module too."""
     (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == chosen)
     inits = [part for part in found.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
     if not inits or any(isinstance(argument, ast.Starred) for argument in made.args):
@@ -139,7 +142,7 @@ def _by_place(tree: ast.Module, chosen: str, made: ast.Call) -> ast.Call:
 
 
 def _written(chosen: str, asked: ast.expr, made: ast.Call) -> str:
-    """What makes KernelBench's form of a file. What the constructor takes by name alone is the same for every module."""
+    """Return what makes KernelBench's form of a file. What the constructor takes by name alone is the same for every module."""
     placed, named = ", ".join(map(ast.unparse, made.args)), "".join(f", {ast.unparse(keyword)}" for keyword in made.keywords)
     body = f"    def __init__(self, *arguments):\n        super().__init__(*arguments{named})\n" if named else "    pass\n"
     model = f"class Model({chosen}):\n{body}\n\n" if chosen != "Model" or named else ""
@@ -177,7 +180,7 @@ class _Sizes(ast.NodeTransformer):
     """Gives sizes that are written out a name at module level, equal ones the same, so that other sizes can be tried."""
 
     def assigned(self, *parts: ast.AST) -> str:
-        """The assignments of all sizes in these expressions."""
+        """Return the assignments of all sizes in these expressions."""
         walked = (node for part in parts for node in ast.walk(part))
         found = sorted({int(ast.unparse(node)) for node in walked if _is_size(node)})
         return "".join(f"SIZE_{value} = {value}\n" for value in found) + ("\n\n" if found else "")

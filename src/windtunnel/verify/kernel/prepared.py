@@ -14,7 +14,7 @@ from windtunnel.verify.kernel.compare import is_flat
 from windtunnel.verify.kernel.guess import MOST_ELEMENTS, WISHED_WORK, guessed_sizes, related_sizes, wished_elements
 from windtunnel.verify.kernel.hidden import Case, new_seed, tiny_cases
 from windtunnel.verify.kernel.task import Task
-from windtunnel.verify.sandbox.types import Job, Limits, MiB, Outcome, Runner
+from windtunnel.verify.sandbox.types import Limits, MiB, Outcome, Runner, SandboxJob
 
 ENTRY = "windtunnel.verify.kernel.child.reference:main"
 # Small sizes of a reference take milliseconds; one that needs more than this does not end, or is no task for the interpreter.
@@ -73,7 +73,7 @@ class Preparation:
         self._left = 0
 
     def batch(self) -> Batch:
-        """A batch. Raises UserError where the task cannot be used, ReferenceBroken where the machinery failed."""
+        """Return a batch. Raises UserError where the task cannot be used, ReferenceBroken where the machinery failed."""
         with self._lock:
             if self._batch is None or self._left == 0:
                 if self.task.guessed:
@@ -84,10 +84,17 @@ class Preparation:
 
 
 def prepare(task: Task, runner: Runner, cases: Sequence[Case], count: bool = False) -> Batch:
-    """Runs the reference on every case, with a seed from the operating system. count: its work too."""
+    """Run the reference on every case, with a seed from the operating system.
+
+    Args:
+        task: whose reference it is.
+        runner: carries it out.
+        cases: what it runs on.
+        count: whether its work is counted too.
+    """
     sizes = {case.size for case in cases}
     outcome = runner.run(
-        Job(
+        SandboxJob(
             ENTRY,
             {
                 "sources": {size: task.at(size) for size in sizes},
@@ -119,9 +126,10 @@ def prepare(task: Task, runner: Runner, cases: Sequence[Case], count: bool = Fal
 
 
 def settled(task: Task, runner: Runner) -> Task:
-    """The task with the first guessed tiny size at which its reference runs and is small enough.
+    """Return the task with the first guessed tiny size at which its reference runs and is small enough.
 
-    Raises UserError where none is.
+    Raises:
+        UserError: none is.
     """
     problem, too_large, wished = "none was tried", math.inf, wished_elements(task.source)
     spare: Task | None = None  # small enough, though not as small as wished
@@ -186,7 +194,7 @@ def _check_outcome(task: Task, outcome: Outcome) -> None:
 
 
 def _check_error(task: Task, case: Case, error: str) -> None:
-    """A ragged size that was guessed may not suit the reference; anything else is an error of the task."""
+    """Raise UserError for an error of the task; a ragged size that was guessed may not suit the reference."""
     if case.size.endswith("ragged") or case.variation != "plain":
         return
     raise UserError(

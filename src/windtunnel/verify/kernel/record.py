@@ -13,7 +13,7 @@ from windtunnel.verify.kernel.plan.check import Allowed, PlanRefused, check_plan
 from windtunnel.verify.kernel.prepared import Batch, Ready, ReferenceBroken
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.kernel.tiny import Finding, ended, unbegun, wrong_of
-from windtunnel.verify.sandbox import Job, Limits, MiB, Outcome, Runner
+from windtunnel.verify.sandbox import Limits, MiB, Outcome, Runner, SandboxJob
 
 ENTRY = "windtunnel.verify.kernel.child.record:main"
 SHAPES_ENTRY = "windtunnel.verify.kernel.child.shapes:main"
@@ -23,9 +23,13 @@ MOST_PLAN = 32 << 20  # characters of one plan
 
 @dataclass(frozen=True)
 class HostForm:
-    """What host code can see of a case. init: arguments of the constructor. inputs: dtype and shape of each tensor among
-    forward's arguments, None at the others; arguments: None for the tensors, else {'value': a plain value}. parameters: shape by
-    name.
+    """What host code can see of a case.
+
+    Attributes:
+        init: arguments of the constructor.
+        inputs: dtype and shape of each tensor among forward's arguments, None at the others.
+        arguments: None for the tensors, else {'value': a plain value}.
+        parameters: shape by name.
     """
 
     size: str
@@ -37,11 +41,11 @@ class HostForm:
     parameters: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
 
     def label(self) -> str:
-        """'tiny float32', for messages."""
+        """Return 'tiny float32', for messages."""
         return f"{self.size.replace('_', ' ')} {self.dtype}{' in training mode' if self.training else ''}"
 
     def message(self) -> dict[str, Any]:
-        """For the child."""
+        """Return the form as JSON, for the child."""
         return {
             "label": self.label(),
             "dtype": self.dtype,
@@ -57,13 +61,13 @@ class HostForm:
         }
 
     def allowed(self, task: Task, **more: Any) -> Allowed:
-        """What a plan of this form may hold."""
+        """Return what a plan of this form may hold."""
         given = {position: head for position, head in enumerate(self.inputs) if head is not None}
         return Allowed(given, self.parameters, task.inplace, task.operations, copies=task.host_copies, tf32=task.tf32, **more)
 
 
 def form_of(ready: Ready) -> HostForm:
-    """What host code can see of this case."""
+    """Return what host code can see of this case."""
     fresh = iter((array.dtype, array.shape) for array in ready.inputs)
     return HostForm(
         ready.case.size,
@@ -77,7 +81,7 @@ def form_of(ready: Ready) -> HostForm:
 
 
 def forms_of(batch: Batch) -> list[HostForm]:
-    """Each form once, in the order of the cases."""
+    """Return each form once, in the order of the cases."""
     found: list[HostForm] = []
     for ready in batch.ready:
         if (form := form_of(ready)) not in found:
@@ -86,10 +90,16 @@ def forms_of(batch: Batch) -> list[HostForm]:
 
 
 def file_forms(task: Task, runner: Runner, sizes: Sequence[str]) -> list[HostForm]:
-    """The forms of these sizes and of all dtypes, from a reference that computes nothing. Raises UserError where it cannot be
-    asked for its shapes, ReferenceBroken where the machinery failed."""
+    """Return the forms of these sizes and of all dtypes, from a reference that computes nothing.
+
+    Raises:
+        UserError: it cannot be asked for its shapes.
+        ReferenceBroken: the machinery failed.
+    """
     asked = [(size, dtype) for size in sizes for dtype in task.dtypes]
-    job = Job(SHAPES_ENTRY, {"sources": [task.at(size) for size, _ in asked], "dtypes": [d for _, d in asked]}, limits=LIMITS)
+    job = SandboxJob(
+        SHAPES_ENTRY, {"sources": [task.at(size) for size, _ in asked], "dtypes": [d for _, d in asked]}, limits=LIMITS
+    )
     outcome = runner.run(job)
     if outcome.status == "infrastructure":
         raise ReferenceBroken(outcome.detail)
@@ -106,16 +116,24 @@ def file_forms(task: Task, runner: Runner, sizes: Sequence[str]) -> list[HostFor
     return forms
 
 
-def record_job(source: str, forms: Sequence[HostForm], limits: Limits = LIMITS) -> Job:
-    """Everything that the recording child needs: shapes, no data."""
-    return Job(ENTRY, {"source": source, "forms": [form.message() for form in forms]}, limits=limits)
+def record_job(source: str, forms: Sequence[HostForm], limits: Limits = LIMITS) -> SandboxJob:
+    """Return everything that the recording child needs: shapes, no data."""
+    return SandboxJob(ENTRY, {"source": source, "forms": [form.message() for form in forms]}, limits=limits)
 
 
 def read_recorded(
     outcome: Outcome, forms: Sequence[HostForm], task: Task, limits: Callable[[HostForm], Mapping[str, int]] = lambda form: {}
 ) -> tuple[list[Plan], Finding | None]:
-    """A checked plan for each form, in order; or those before the first one that is refused, with why. Trusts nothing in what the
-    child says. limits: most_bytes and most_programs of a form's plan."""
+    """Return a checked plan for each form, in order; or those before the first one that is refused, with why.
+
+    Trusts nothing in what the child says.
+
+    Args:
+        outcome: of the recording child.
+        forms: that it was asked for.
+        task: what the plans have to keep to.
+        limits: most_bytes and most_programs of a form's plan.
+    """
     plans: list[Plan] = []
     if not outcome.finished:
         return plans, unbegun(outcome, "record") or ended(outcome, "record")

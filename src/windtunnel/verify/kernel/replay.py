@@ -14,7 +14,7 @@ from windtunnel.verify.kernel.prepared import Batch
 from windtunnel.verify.kernel.record import HostForm, form_of
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.kernel.tiny import LIMITS
-from windtunnel.verify.sandbox import Job, Limits
+from windtunnel.verify.sandbox import Limits, SandboxJob
 
 ENTRY = "windtunnel.verify.kernel.child.tiny:main"
 
@@ -26,9 +26,19 @@ def replay_job(
     batch: Batch,
     limits: Limits = LIMITS,
     seconds: float | None = None,
-) -> Job:
-    """Everything the child needs to carry the plans out on every case; no right answer is among it. plans: of the forms, in
-    order. seconds: of CPU time, after which no other case is begun. The runs come back in the order of `tiny.in_groups`."""
+) -> SandboxJob:
+    """Return everything the child needs to carry the plans out on every case; no right answer is among it.
+
+    The runs come back in the order of `tiny.in_groups`.
+
+    Args:
+        plans: of the forms, in order.
+        forms: what host code saw.
+        task: what is judged.
+        batch: cases with their inputs.
+        limits: of the child.
+        seconds: of CPU time, after which no other case is begun.
+    """
     buffers: list[Buffer] = []
 
     def keep(array: Array) -> dict[str, Any]:
@@ -58,12 +68,17 @@ def replay_job(
         "seconds": seconds,
         "seed": secrets.randbits(32),
     }
-    return Job(ENTRY, message, buffers, limits)
+    return SandboxJob(ENTRY, message, buffers, limits)
 
 
 def share(plan: Plan, work: int) -> float:
-    """What part of the work a plan's own kernels do: all but what its operations of PyTorch's compute. work: of the reference, 0
-    where it was not counted: then what PyTorch computes is set against the elements that the kernels are given."""
+    """Return what part of the work a plan's own kernels do: all but what its operations of PyTorch's compute.
+
+    Args:
+        plan: the candidate's.
+        work: of the reference, 0 where it was not counted: then what PyTorch computes is set against the elements that the
+            kernels are given.
+    """
     steps = [step for step in plan.steps if isinstance(step, Operation)]
     theirs = sum(work_of_operation(step) for step in steps)
     given = sum(t.elements for launch in plan.launches() for t in writes(launch))

@@ -40,12 +40,12 @@ class Work:
 
 
 def peak_of(gpu: str) -> Peak | None:
-    """The peaks of a GPU by its driver's name, None where they are not known."""
+    """Return the peaks of a GPU by its driver's name, None where they are not known."""
     return next((peak for name, peak in PEAKS.items() if name in gpu), None)
 
 
 def floor_seconds(work: Work, gpu: str) -> float:
-    """Seconds below which a cold call is impossible; 0 for a GPU that is not known."""
+    """Return the seconds below which a cold call is impossible; 0 for a GPU that is not known."""
     peak = peak_of(gpu)
     if peak is None:
         return 0.0

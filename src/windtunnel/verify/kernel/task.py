@@ -60,7 +60,7 @@ class Task:
     training: bool = False
 
     def at(self, size: str) -> str:
-        """The source with the numbers of one size written into it."""
+        """Return the source with the numbers of one size written into it."""
         return with_numbers(self.source, self.sizes.get(size, {}))
 
 
@@ -115,10 +115,16 @@ FORMS: dict[str, tuple[Callable[[object], bool], str]] = {
 
 
 def load_task(path: Path, what: str | None = None) -> Task:
-    """A task from a file: KernelBench's as it is, or one with TASK = {...}. Raises UserError that says what is missing. what: how
-    to call it in messages, otherwise by its path.
+    """Return the task of a file: KernelBench's as it is, or one with TASK = {...}.
 
     Without sizes of its own the file's numbers are its full size, and a tiny one is guessed when the reference first runs.
+
+    Args:
+        path: the file.
+        what: how to call it in messages, otherwise by its path.
+
+    Raises:
+        UserError: something is missing; says what.
     """
     try:
         source = path.read_text(encoding="utf-8")
@@ -130,7 +136,7 @@ def load_task(path: Path, what: str | None = None) -> Task:
 
 
 def task_from_source(source: str, *, name: str, where: str = "the task") -> Task:
-    """A task from the text of such a file."""
+    """Return a task from the text of such a file."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -153,8 +159,10 @@ def task_from_source(source: str, *, name: str, where: str = "the task") -> Task
 
 
 def dtype_of(tree: ast.Module) -> str:
-    """The dtype that a file's get_inputs() makes: the first of DTYPES that it names, itself or by a name of the module; float32
-    where it names none."""
+    """Return the dtype that a file's get_inputs() makes.
+
+    That is the first of DTYPES that it names, itself or by a name of the module; float32 where it names none.
+    """
     named = {name: _dtype_in(value) for node in tree.body for name, value in assigned(node)}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == "get_inputs":
@@ -164,19 +172,22 @@ def dtype_of(tree: ast.Module) -> str:
 
 
 def _dtype_in(tree: ast.AST) -> str | None:
-    """The dtype that some code names: torch.bfloat16, .half()."""
+    """Return the dtype that some code names: torch.bfloat16, .half()."""
     names = (inner.attr for inner in ast.walk(tree) if isinstance(inner, ast.Attribute))
     found = ("float16" if name == "half" else name for name in names)
     return next((name for name in found if name in DTYPES), None)
 
 
 def has_batch_statistics(source: str) -> bool:
-    """Whether a reference computes something else in training mode, and nothing random. By its text alone."""
+    """Return whether a reference computes something else in training mode, and nothing random. By its text alone."""
     return "batchnorm" in _letters(source) and "dropout" not in _letters(source)
 
 
 def may_follow_mode(task: Task) -> bool:
-    """Whether a candidate may compute something else in training mode, as PyTorch's own modules do where it may call them."""
+    """Return whether a candidate may compute something else in training mode.
+
+    PyTorch's own modules do, where it may call them.
+    """
     return task.operations != "none" and any(word in _letters(task.source) for word in ("batchnorm", "dropout"))
 
 
@@ -185,7 +196,7 @@ def _letters(source: str) -> str:
 
 
 def check_task(task: Task, where: str) -> None:
-    """Raises UserError when a field names something that does not exist."""
+    """Refuse a task with a field that names something that does not exist. Raises UserError."""
     try:
         known = numbers(task.source)
     except RecursionError:
@@ -205,7 +216,7 @@ def check_task(task: Task, where: str) -> None:
 
 
 def with_numbers(source: str, values: Mapping[str, Number]) -> str:
-    """The source with new values at the module-level assignments of these names."""
+    """Return the source with new values at the module-level assignments of these names."""
     if not values:
         return source
     tree = ast.parse(source)
@@ -221,7 +232,7 @@ def with_numbers(source: str, values: Mapping[str, Number]) -> str:
 
 
 def _assignment(name: str, value: Number) -> str:
-    """The statement that sets a number, or an entry of a tuple by making the tuple anew."""
+    """Return the statement that sets a number, or an entry of a tuple by making the tuple anew."""
     whole, bracket, place = name.partition("[")
     if not bracket:
         return f"{name} = {value!r}"
@@ -230,7 +241,7 @@ def _assignment(name: str, value: Number) -> str:
 
 
 def _declared(tree: ast.Module, where: str) -> dict[str, Any]:
-    """The fields that TASK = {...} sets."""
+    """Return the fields that TASK = {...} sets."""
     for written in (written for node in tree.body for name, written in assigned(node) if name == "TASK"):
         try:
             value = ast.literal_eval(written)

@@ -18,8 +18,11 @@ Z = 1.96  # 95 %
 
 @dataclass(frozen=True)
 class Samples:
-    """Seconds of single calls by CUDA events, launched while the GPU was kept waiting: the GPU's time alone. probe: of a copy of
-    fixed size, run between the calls: how fast the GPU was meanwhile."""
+    """Seconds of single calls by CUDA events, launched while the GPU was kept waiting: the GPU's time alone.
+
+    Attributes:
+        probe: of a copy of fixed size, run between the calls: how fast the GPU was meanwhile.
+    """
 
     events: Sequence[float]
     probe: Sequence[float]
@@ -45,7 +48,7 @@ class Doubt:
 
 
 def median_with_interval(seconds: Sequence[float]) -> Timing:
-    """The median and the order statistics that bound it with 95 %, whatever the distribution."""
+    """Return the median and the order statistics that bound it with 95 %, whatever the distribution."""
     ordered = sorted(seconds)
     count = len(ordered)
     assert count, "no samples"
@@ -57,7 +60,7 @@ def median_with_interval(seconds: Sequence[float]) -> Timing:
 
 
 def read_samples(value: object) -> Samples | None:
-    """Samples from a child's reply, None unless they are positive finite numbers, and enough of them."""
+    """Return samples from a child's reply, None unless they are positive finite numbers, and enough of them."""
     if not isinstance(value, Mapping):
         return None
     lists = {}
@@ -71,7 +74,7 @@ def read_samples(value: object) -> Samples | None:
 
 
 def doubt(samples: Samples, work: Work, gpu: str) -> Doubt | None:
-    """Why these times cannot be, or None."""
+    """Return why these times cannot be, or None."""
     event, floor = median_with_interval(samples.events).median, floor_seconds(work, gpu)
     if event >= floor:
         return None
@@ -83,7 +86,7 @@ def doubt(samples: Samples, work: Work, gpu: str) -> Doubt | None:
 
 
 def speedup(candidate: Samples, baseline: Samples) -> float:
-    """How many times faster than the baseline, both put in relation to the copy that ran between their calls."""
+    """Return how many times faster than the baseline, both put in relation to the copy that ran between their calls."""
     ours = median_with_interval(candidate.events).median / median_with_interval(candidate.probe).median
     theirs = median_with_interval(baseline.events).median / median_with_interval(baseline.probe).median
     return theirs / ours

@@ -49,14 +49,14 @@ class Finding:
 
 
 def judge_compile(outcome: Outcome) -> Finding | None:
-    """What is wrong with the candidate according to the compiling child, or None."""
+    """Return what is wrong with the candidate according to the compiling child, or None."""
     if not outcome.finished:
         return unbegun(outcome, "compile") or ended(outcome, "compile")
     return wrong_of(outcome, "compile")
 
 
 def wrong_of(outcome: Outcome, stage: str) -> Finding | None:
-    """What a child says is wrong, or None."""
+    """Return what a child says is wrong, or None."""
     wrong = outcome.message.get("wrong")
     if not isinstance(wrong, dict):
         return None
@@ -70,8 +70,13 @@ def wrong_of(outcome: Outcome, stage: str) -> Finding | None:
 
 
 def judge_tiny(outcome: Outcome, task: Task, order: Sequence[Ready]) -> Finding | None:
-    """What is wrong with the candidate according to what its child returned, or None. Trusts nothing in it. order: the cases as
-    the child runs them."""
+    """Return what is wrong with the candidate according to what its child returned, or None. Trusts nothing in it.
+
+    Args:
+        outcome: of the child.
+        task: what is judged.
+        order: the cases as the child runs them.
+    """
     stage = "tiny"
     if not outcome.finished:
         return unbegun(outcome, stage) or ended(outcome, stage)
@@ -103,7 +108,7 @@ def errors_of(outcome: Outcome, task: Task, order: Sequence[Ready]) -> dict[str,
 
 
 def _run_again(outcome: Outcome, order: Sequence[Ready]) -> list[tuple[object, Ready]]:
-    """Further runs of some cases, for configurations that had not been run."""
+    """Judge further runs of some cases, for configurations that had not been run."""
     again = outcome.message.get("again", [])
     pairs: list[tuple[object, Ready]] = []
     for run in again if isinstance(again, list) else [None]:
@@ -153,7 +158,7 @@ def _judge_knocked(outcome: Outcome, task: Task, ready: Ready) -> Finding | None
 
 
 def outputs_of(run: Mapping[str, Any], buffers: Sequence[bytes]) -> list[Array] | None:
-    """The arrays that a child describes, None where the description does not fit."""
+    """Return the arrays that a child describes, None where the description does not fit."""
     heads = run.get("outputs")
     if not isinstance(heads, list):
         return None
@@ -170,8 +175,10 @@ def outputs_of(run: Mapping[str, Any], buffers: Sequence[bytes]) -> list[Array] 
 
 
 def unbegun(outcome: Outcome, stage: str) -> Finding | None:
-    """What ended a child that had loaded nothing of the candidate is not its doing. The phase is the child's own word:
-    who could lie about it would gain that nothing is known, and so no reward."""
+    """Return what is said of a child that ended before it had loaded anything of the candidate: that is not its doing.
+
+    The phase is the child's own word: who could lie about it would gain that nothing is known, and so no reward.
+    """
     if outcome.phase or outcome.status in ("infrastructure", "raised"):
         return None
     text = f"nothing of the candidate was loaded yet, when its process {outcome.detail or 'ended'}. Judge this answer again."
@@ -179,7 +186,7 @@ def unbegun(outcome: Outcome, stage: str) -> Finding | None:
 
 
 def ended(outcome: Outcome, stage: str) -> Finding:
-    """How a child that gave no answer ended, in words."""
+    """Return how a child that gave no answer ended, in words."""
     on = {
         "tiny": " on tiny inputs",
         "record": " while it was imported and its host code ran",

@@ -3,7 +3,20 @@
 from .channel import Early, Kept, note
 from .devices import gpu_devices
 from .layers import Layers
-from .types import FILES_FROM, Job, Limits, MiB, Outcome, Runner
+from .types import FILES_FROM, Limits, MiB, Outcome, Runner, SandboxJob
 from .worker import Sandbox
 
-__all__ = ["FILES_FROM", "Early", "Job", "Kept", "Layers", "Limits", "MiB", "Outcome", "Runner", "Sandbox", "gpu_devices", "note"]
+__all__ = [
+    "FILES_FROM",
+    "Early",
+    "Kept",
+    "Layers",
+    "Limits",
+    "MiB",
+    "Outcome",
+    "Runner",
+    "Sandbox",
+    "SandboxJob",
+    "gpu_devices",
+    "note",
+]

@@ -1,7 +1,7 @@
-"""A memory cgroup around a worker and its children, where this process may make one: the kernel then counts every page, those
-of memory files too, which nobody has mapped.
+"""A memory cgroup around a worker and its children, where this process may make one.
 
-The judge makes and removes the folder; the worker enters it once, before it isolates itself, and keeps its limit open.
+The kernel then counts every page, those of memory files too, which nobody has mapped. The judge makes and removes the folder;
+the worker enters it once, before it isolates itself, and keeps its limit open.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max"
 
 
 def make() -> Path:
-    """A new group below the one that this process is in.
+    """Return a new group below the one that this process is in.
 
     Raises:
         OSError: the kernel has none here, or this process may not make one; says why.
@@ -111,7 +111,7 @@ class Bound:
         self._set = 0
 
     def allow(self, more: int) -> None:
-        """From now on the group may use so many bytes more than now. Silently not where the kernel refuses."""
+        """Let the group use from now on so many bytes more than now. Silently not where the kernel refuses."""
         most = int(os.pread(self._usage, 64, 0)) + more + SLACK
         if abs(most - self._set) <= SLACK // 4:
             return  # as good as the same
@@ -121,7 +121,7 @@ class Bound:
 
 
 def _own() -> tuple[int, Path]:
-    """Version and folder of the memory group that this process is in."""
+    """Return version and folder of the memory group that this process is in."""
     groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     for version, kind in ((1, "cgroup"), (2, "cgroup2")):
@@ -138,12 +138,12 @@ def _own() -> tuple[int, Path]:
 
 
 def _below(path: str, root: str) -> str:
-    """The part of a group's path below the one that is mounted."""
+    """Return the part of a group's path below the one that is mounted."""
     return path.rstrip("/") if root == "/" else path.removeprefix(root).rstrip("/")
 
 
 def _remove_left_over(own: Path) -> None:
-    """Groups of judges that were killed."""
+    """Remove the groups of judges that were killed."""
     for group in own.glob(f"{PREFIX}*"):
         pid = group.name.removeprefix(PREFIX).split("-")[0]
         if pid.isdigit() and not os.path.exists(f"/proc/{pid}"):

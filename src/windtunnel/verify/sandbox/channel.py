@@ -79,7 +79,7 @@ class BadReply(Exception):
 
 
 def memory_file(name: str, size: int) -> int:
-    """A file descriptor of an anonymous file that can neither grow nor shrink; untouched pages cost nothing."""
+    """Return a file descriptor of an anonymous file that can neither grow nor shrink; untouched pages cost nothing."""
     import fcntl
 
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -89,7 +89,7 @@ def memory_file(name: str, size: int) -> int:
 
 
 def write_request(message: Mapping[str, Any], buffers: Buffers) -> int:
-    """A sealed file descriptor that holds a request; the caller closes it."""
+    """Return a sealed file descriptor that holds a request; the caller closes it."""
     import fcntl
 
     body = json.dumps({**message, "": [memoryview(b).nbytes for b in buffers]}).encode()
@@ -103,7 +103,7 @@ def write_request(message: Mapping[str, Any], buffers: Buffers) -> int:
 
 
 def read_request(fd: int = REQUEST_FD) -> tuple[dict[str, Any], list[memoryview]]:
-    """In the child: the message and its buffers, writable copies on write."""
+    """Read the request in the child: the message and its buffers, writable copies on write."""
     view = memoryview(mmap.mmap(fd, os.fstat(fd).st_size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
     length, _ = HEAD.unpack_from(view)
     at = HEAD.size + length
@@ -116,12 +116,12 @@ def read_request(fd: int = REQUEST_FD) -> tuple[dict[str, Any], list[memoryview]
 
 
 def note(phase: str, fd: int = REPLY_FD) -> None:
-    """In the child: say what is being done; it is known even after a crash."""
+    """Say in the child what is being done; it is known even after a crash."""
     os.pwrite(fd, phase.encode()[:PHASE_BYTES].ljust(PHASE_BYTES, b"\0"), 0)
 
 
 def write_reply(message: Mapping[str, Any], buffers: Buffers | Early, fd: int = REPLY_FD) -> None:
-    """In the child: the reply. buffers: what is to be written, or what was.
+    """Write the reply in the child. buffers: what is to be written, or what was.
 
     Raises:
         OverflowError: it is longer than the file, or its message than a judge parses.
@@ -143,12 +143,12 @@ def write_reply(message: Mapping[str, Any], buffers: Buffers | Early, fd: int = 
 
 
 def read_phase(fd: int) -> str:
-    """The phase that the child was in: untrusted text of at most 64 bytes."""
+    """Return the phase that the child was in: untrusted text of at most 64 bytes."""
     return os.pread(fd, PHASE_BYTES, 0).rstrip(b"\0").decode("utf-8", "replace")
 
 
 def read_reply(fd: int) -> tuple[dict[str, Any], tuple[bytes, ...]] | None:
-    """The judge's side, after the child is dead: message and buffers, or None when there is no reply.
+    """Return a child's message and buffers, or None when there is no reply. For the judge, after the child is dead.
 
     Raises:
         BadReply: something was written that is not a reply.
@@ -158,7 +158,7 @@ def read_reply(fd: int) -> tuple[dict[str, Any], tuple[bytes, ...]] | None:
 
 
 def read_spans(fd: int) -> tuple[dict[str, Any], Spans] | None:
-    """The same, with the buffers' places in the file: first byte and size of each.
+    """Return a child's message, and where its buffers lie in the file: first byte and size of each; None when there is no reply.
 
     Raises:
         BadReply: something was written that is not a reply.

@@ -73,7 +73,7 @@ def become_lasting(jobs: int, limits: Limits, ready: int, room: Room, layers: Se
 
 
 def probe(limits: Limits, room: Room) -> dict[str, str]:
-    """In a child: which layers can be built here; layer → '' or why not."""
+    """Return which layers can be built here; layer → '' or why not."""
     answer = {}
     for layer, build in steps(room, limits).items():
         try:
@@ -99,7 +99,13 @@ def _lock_in(room: Room, limits: Limits, layers: Sequence[str]) -> None:
 
 
 def _arrange(places: Mapping[int, int], room: Room, death: int) -> None:
-    """A session of its own, and open files at their places alone. places: number → the file that belongs there."""
+    """Begin a session of its own, and keep open files at their places alone.
+
+    Args:
+        places: number → the file that belongs there.
+        room: what this child may see.
+        death: the number of the process without which this one has to end.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
@@ -120,8 +126,10 @@ def _arrange(places: Mapping[int, int], room: Room, death: int) -> None:
 
 
 def _keep_free(numbers: Iterable[int]) -> None:
-    """Leave nothing but /dev/null at these numbers: what a library opens meanwhile must not get one that the next job's files
-    need, nor be closed with them."""
+    """Leave nothing but /dev/null at these numbers.
+
+    What a library opens meanwhile must not get one that the next job's files need, nor be closed with them.
+    """
     null = os.open("/dev/null", os.O_RDWR)
     for number in numbers:
         os.dup2(null, number)
@@ -142,7 +150,7 @@ def _place(places: Mapping[int, int], done_with: Sequence[int] = ()) -> None:
 
 
 def home(folder: str) -> dict[str, str]:
-    """The variables that say where temporary files belong."""
+    """Return the variables that say where temporary files belong."""
     return {"HOME": folder, "TMPDIR": folder, "XDG_CACHE_HOME": folder, "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
 
 
@@ -182,7 +190,7 @@ def _find(entry: str) -> Callable[..., Any]:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """An exception as plain text, bounded: {'error': 'ValueError: ...', 'type': ..., 'traceback': ...}."""
+    """Return an exception as plain text, bounded: {'error': 'ValueError: ...', 'type': ..., 'traceback': ...}."""
     kind = type(error).__name__
     try:
         text = str(error)[:MOST_TRACEBACK]

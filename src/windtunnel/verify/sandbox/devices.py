@@ -10,7 +10,7 @@ COMMON = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
 
 
 def gpu_devices(index: int | None = None) -> tuple[str, ...]:
-    """The character devices of NVIDIA's driver: those of all GPUs, or of the GPU with this number in /dev alone."""
+    """Return the character devices of NVIDIA's driver: those of all GPUs, or of the GPU with this number in /dev alone."""
     names = [name for name in os.listdir("/dev") if name.startswith("nvidia") and name.removeprefix("nvidia").isdigit()]
     chosen = [name for name in names if index is None or name == f"nvidia{index}"]
     paths = [Path("/dev", name) for name in (*sorted(chosen), *COMMON)]

@@ -10,7 +10,7 @@ from .syscalls import NEWPID, libc, unshare
 
 
 def with_folder(room: Room) -> Room:
-    """The room with a fresh folder for temporary files, where no private file system covers it.
+    """Return the room with a fresh folder for temporary files, where no private file system covers it.
 
     A new name each time: even what cannot be removed of an earlier candidate's is out of reach.
     """

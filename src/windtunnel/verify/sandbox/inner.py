@@ -59,7 +59,7 @@ class Room:
 
 
 def steps(room: Room, limits: Limits) -> dict[str, Callable[[], None]]:
-    """Layer → what builds it."""
+    """Return layer → what builds it."""
     built: dict[str, Callable[[], None]] = {}
     if room.mounts:
         built["private tmpfs"] = lambda: _tmpfs(room.scratch, limits)
@@ -106,7 +106,7 @@ def _proc() -> None:
 
 
 def _limits(room: Room, limits: Limits) -> None:
-    """Memory beyond what the worker holds, CPU seconds, file size, open files, processes, no core dumps."""
+    """Limit memory beyond what the worker holds, CPU seconds, file size, open files, processes, no core dumps."""
     with contextlib.suppress(OSError):
         fd = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=room.proc_fd)
         os.write(fd, OOM_FIRST)  # if memory runs out, the candidate goes, not the training beside it
@@ -131,7 +131,7 @@ def _limits(room: Room, limits: Limits) -> None:
 
 
 def _same_user(proc_fd: int) -> int:
-    """How many threads the processes of this user have."""
+    """Return how many threads the processes of this user have."""
     count = 0
     for name in os.listdir(proc_fd):
         if name.isdigit():

@@ -30,7 +30,7 @@ class _Beneath(ctypes.Structure):
 
 
 def version() -> int:
-    """The version of the kernel's interface; 0 without Landlock."""
+    """Return the version of the kernel's interface; 0 without Landlock."""
     try:
         return syscall("landlock_create_ruleset", 0, 0, 1)
     except OSError:

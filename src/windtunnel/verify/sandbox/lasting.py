@@ -51,7 +51,7 @@ class Lasting:
         return _told(ended, "", status, wall, cpu, peak)
 
     def _start(self, limits: Limits) -> bytes:
-        """What the child says about its layers."""
+        """Return what the child says about its layers."""
         read, write = os.pipe()
         me, (here, there) = os.getpid(), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.folder = with_folder(self.room)
@@ -70,7 +70,7 @@ class Lasting:
             os.close(read)
 
     def _done(self) -> bool:
-        """Whether the child says that its job is done; otherwise it has died."""
+        """Return whether the child says that its job is done; otherwise it has died."""
         with contextlib.suppress(OSError):
             return self.socket.recv(16, socket.MSG_DONTWAIT) == READY
         return False
@@ -81,12 +81,12 @@ class Lasting:
         return end(child, self.watch, self.folder)
 
     def _cpu(self) -> float:
-        """Seconds of CPU time of the child so far."""
+        """Return seconds of CPU time of the child so far."""
         return cpu_of(self.seen, self.room)
 
 
 def _locked(limits: Limits) -> Limits:
-    """What a child is locked in with, which cannot change afterwards."""
+    """Return what a child is locked in with, which cannot change afterwards."""
     return replace(limits, wall_seconds=0, cpu_seconds=0, phases=(), idle_seconds=0)
 
 

@@ -19,15 +19,19 @@ PROTECTIONS: dict[str, tuple[tuple[str, ...], ...]] = {
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers of a sandbox. faults: layer → '' when it is active, else why it is not. breaches: what a trial child could do
-    although it should not (empty when all was refused; None when it was not tried)."""
+    """The layers of a sandbox.
+
+    Attributes:
+        faults: layer → '' when it is active, else why it is not.
+        breaches: what a trial child could do although it should not (empty when all was refused; None when it was not tried).
+    """
 
     faults: Mapping[str, str]
     breaches: tuple[str, ...] | None = None
     notes: tuple[str, ...] = field(default=())
 
     def active(self, layer: str) -> bool:
-        """Whether a layer stands."""
+        """Return whether a layer stands."""
         return self.faults.get(layer) == ""
 
     @property
@@ -41,7 +45,7 @@ class Layers:
         return not self.missing and self.breaches == ()
 
     def as_json(self) -> dict[str, object]:
-        """As plain JSON values."""
+        """Return the layers as plain JSON values."""
         return {
             "hardened": self.hardened,
             "layers": {name: fault or "active" for name, fault in self.faults.items()},

@@ -13,14 +13,19 @@ MEMORY_WORDS = ("MemoryError", "can't allocate memory", "Cannot allocate memory"
 
 
 def infrastructure(detail: str) -> Outcome:
-    """The machinery failed; nothing is known about the candidate."""
+    """Return the outcome that says: the machinery failed, nothing is known about the candidate."""
     return Outcome("infrastructure", detail)
 
 
 def judge_end(end: dict[str, Any], reply: int, log: int, limits: Limits, *, keep: bool = False) -> Outcome:
-    """The outcome of a job. end: what the worker saw. reply, log: the child's files, read now that it is dead.
+    """Return the outcome of a job.
 
-    keep: the buffers are left where they are.
+    Args:
+        end: what the worker saw.
+        reply: the child's reply, read now that it is dead.
+        log: what the child printed.
+        limits: of the job.
+        keep: whether the buffers are left where they are.
     """
     if end["ended"] == "setup":
         return infrastructure(f"the child could not lock itself in: {end['word'] or 'it died before'}")
@@ -55,7 +60,7 @@ def judge_end(end: dict[str, Any], reply: int, log: int, limits: Limits, *, keep
 
 
 def _signal_name(number: int) -> str:
-    """Of any signal: Python has names for those alone that have one, and a process may send itself another."""
+    """Return the name of any signal: Python has names for those alone that have one, and a process may send itself another."""
     try:
         return signals.Signals(number).name
     except ValueError:
@@ -63,7 +68,7 @@ def _signal_name(number: int) -> str:
 
 
 def _kept(reply: int, common: dict[str, Any]) -> tuple[dict[str, Any], tuple[bytes, ...]] | None:
-    """The message alone; the buffers' places go into the outcome."""
+    """Return the message alone; the buffers' places go into the outcome."""
     found = read_spans(reply)
     if found is None:
         return None

@@ -63,16 +63,19 @@ class Outer:
         return True
 
     def active(self, layer: str) -> bool:
-        """Whether a layer stands."""
+        """Return whether a layer stands."""
         return self.layers.get(layer) == ""
 
 
 def enter(scratch: str, devices: tuple[str, ...], *, namespaces: bool = True) -> Outer:
-    """Isolate this process, which must have one thread, as far as the kernel allows; the caller then forks (a process namespace
-    begins with a child).
+    """Isolate this process, which must have one thread, as far as the kernel allows.
 
-    scratch: a folder of the judge's for temporary files where the kernel gives no private ones. namespaces: False does as if
-    the kernel gave none, as in most containers.
+    The caller then forks: a process namespace begins with a child.
+
+    Args:
+        scratch: a folder of the judge's for temporary files where the kernel gives no private ones.
+        devices: files in /dev that the process may use.
+        namespaces: False does as if the kernel gave none, as in most containers.
     """
     outer = Outer()
     readable = readable_paths(devices)
@@ -102,7 +105,7 @@ def enter(scratch: str, devices: tuple[str, ...], *, namespaces: bool = True) ->
 
 
 def _user_namespace() -> None:
-    """A user namespace in which this user is root; outside it stays who it is."""
+    """Enter a user namespace in which this user is root; outside it stays who it is."""
     user, group = os.geteuid(), os.getegid()
     unshare(NEWUSER)
     for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
@@ -110,7 +113,7 @@ def _user_namespace() -> None:
 
 
 def _nobodys_namespace(scratch: str) -> None:
-    """As root: a user namespace in which this process is root and outside of which it is nobody.
+    """Enter, as root, a user namespace in which this process is root and outside of which it is nobody.
 
     The maps are written by a helper that stays outside. Entering before changing the user matters where a security module
     gives ordinary users empty user namespaces.
@@ -174,7 +177,7 @@ def _switch() -> None:
 
 
 def _nobody_can_read() -> bool:
-    """Tried in a child: becoming nobody cannot be undone."""
+    """Return whether nobody (the user) can read what a candidate needs. Tried in a child: becoming nobody cannot be undone."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -189,7 +192,7 @@ def _nobody_can_read() -> bool:
 
 
 def _new_root(readable: tuple[str, ...], devices: tuple[str, ...]) -> None:
-    """A root of our own: the readable paths at their places, read-only, and /tmp with only those of them that lie there."""
+    """Make a root of our own: the readable paths at their places, read-only, and /tmp with only those of them that lie there."""
     unshare(NEWNS)
     libc("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
     links = {path: os.readlink(path) for path in readable if is_system_link(path)}
@@ -223,7 +226,7 @@ def _clone(path: str, devices: tuple[str, ...]) -> int:
 
 
 def _set(fd: int, path: bytes, flags: int, attributes: int) -> None:
-    """mount_setattr with struct mount_attr: attributes to set, none to clear, propagation as it is."""
+    """Call mount_setattr with struct mount_attr: attributes to set, none to clear, propagation as it is."""
     import ctypes
 
     packed = struct.pack("<QQQQ", attributes, 0, 0, 0)

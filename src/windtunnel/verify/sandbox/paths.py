@@ -18,7 +18,7 @@ WRITTEN_FOR_DEVICES = ("/proc/self",)
 
 
 def readable_paths(devices: Iterable[str]) -> tuple[str, ...]:
-    """What a candidate may read: the system's libraries, this Python with its packages, this package, a few devices.
+    """Return what a candidate may read: the system's libraries, this Python with its packages, this package, a few devices.
 
     Not all of the worker's path: the folder from which it imports this package may hold tasks and their answers.
     """
@@ -32,15 +32,17 @@ def readable_paths(devices: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_readable(program: str) -> bool:
-    """Whether a candidate may run this program, such as the compiler that CC names."""
+    """Return whether a candidate may run this program, such as the compiler that CC names."""
     path = shutil.which(program)
     places = readable_paths(())
     return path is not None and all(p.startswith(tuple(f"{place}/" for place in places)) for p in (path, os.path.realpath(path)))
 
 
 def import_path() -> list[str]:
-    """The judge's path as a worker should have it: Python, its packages and the folder that this package is imported from; not
-    the folder that the judge happens to run in."""
+    """Return the judge's path as a worker should have it: Python, its packages and the folder that this package is imported from.
+
+    The folder that the judge happens to run in is not on it.
+    """
     import windtunnel
 
     home = [os.path.dirname(folder) for folder in windtunnel.__path__]
@@ -49,10 +51,10 @@ def import_path() -> list[str]:
 
 
 def holds_packages(path: str) -> bool:
-    """Whether a folder of the path is one that packages are installed into."""
+    """Return whether a folder of the path is one that packages are installed into."""
     return os.path.basename(path.rstrip("/")) in ("site-packages", "dist-packages")
 
 
 def is_system_link(path: str) -> bool:
-    """Whether this is one of the root's links into /usr, which are made again instead of mounted."""
+    """Return whether this is one of the root's links into /usr, which are made again instead of mounted."""
     return path in SYSTEM and os.path.islink(path) and path.count("/") == 1

@@ -74,11 +74,14 @@ class _Program(ctypes.Structure):
 
 
 def program(*, processes: bool, devices: bool, alone: bool, mounts: bool, pid: int) -> list[Instruction]:
-    """The filter as instructions (code, jump if true, jump if false, operand).
+    """Return the filter as instructions (code, jump if true, jump if false, operand).
 
-    processes: fork and exec are allowed. devices: a GPU is used, whose driver may want local sockets and memory files. alone:
-    the child is in a process namespace of its own, so that it can signal nobody else; otherwise only itself (pid). mounts: it
-    has a file system of its own.
+    Args:
+        processes: whether fork and exec are allowed.
+        devices: whether a GPU is used, whose driver may want local sockets and memory files.
+        alone: whether the child is in a process namespace of its own, so that it can signal nobody else; otherwise only itself.
+        mounts: whether it has a file system of its own.
+        pid: its own number.
     """
     machine = column()
     refused = (

@@ -41,7 +41,7 @@ class Forked:
                 signal.pidfd_send_signal(self._watch, signal.SIGKILL)
 
     def wait(self) -> None:
-        """Until it has ended."""
+        """Wait until it has ended."""
         poll = select.poll()
         poll.register(self._watch, select.POLLIN)
         poll.poll()
@@ -79,7 +79,7 @@ class Template:
             self._begin()
 
     def fork(self, control: socket.socket, prints: int) -> Forked:
-        """A new worker, which is given this socket and prints into this file.
+        """Fork a new worker, which is given this socket and prints into this file.
 
         Raises:
             UserError: it cannot be started; says what it printed.
@@ -102,7 +102,7 @@ class Template:
             process.kill()
 
     def release(self) -> None:
-        """One user less; the last one ends it."""
+        """Count one user less; the last one ends it."""
         with self._lock:
             self.users -= 1
             if self.users <= 0:
@@ -174,7 +174,7 @@ class Template:
 
 
 def last_words(fd: int) -> str:
-    """The end of what a process printed into a file."""
+    """Return the end of what a process printed into a file."""
     size = os.fstat(fd).st_size
     start = max(0, size - 2000)
     return os.pread(fd, size - start, start).decode(errors="replace").strip()

@@ -35,7 +35,7 @@ _NUMBERS = {"pivot_root": (155, 41), "capset": (126, 91)} | {
 
 
 def column() -> int:
-    """Which column of a table of numbers is this machine's.
+    """Return which column of a table of numbers is this machine's.
 
     Raises:
         OSError: another architecture.
@@ -69,7 +69,7 @@ def unshare(flags: int) -> None:
 
 
 def prctl(option: int, value: int = 0, third: int | ctypes.Structure = 0) -> int:
-    """The process control call."""
+    """Call the kernel's prctl, the process control, and return what it returns."""
     return libc("prctl", option, value, third, 0, 0)
 
 

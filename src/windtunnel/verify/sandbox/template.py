@@ -50,7 +50,7 @@ def main(orders_fd: int) -> None:
 
 
 def _fork(orders: socket.socket, fds: list[int]) -> None:
-    """One more worker; the judge is told its process id, with a file descriptor that stands for it."""
+    """Fork one more worker; the judge is told its process id, with a file descriptor that stands for it."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -72,7 +72,7 @@ def _fork(orders: socket.socket, fds: list[int]) -> None:
 
 
 def _become_worker(control: int, prints: int) -> None:
-    """In the fork: a session of its own, its own files, and then its work."""
+    """Begin, in the fork, a session of its own, its own files, and then its work."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     for number in (1, 2):

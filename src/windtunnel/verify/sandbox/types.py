@@ -42,12 +42,12 @@ class Limits:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Limits:
-        """From what JSON makes of them."""
+        """Make limits from what JSON makes of them."""
         return cls(**{**values, "phases": tuple((str(name), float(seconds)) for name, seconds in values["phases"])})
 
 
 @dataclass(frozen=True)
-class Job:
+class SandboxJob:
     """One piece of work for a fresh child.
 
     entry: 'package.module:function', our own code that runs in the child and there loads the candidate:
@@ -98,5 +98,5 @@ class Outcome:
 class Runner(Protocol):
     """Something that runs jobs: one Sandbox or a pool of them."""
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: SandboxJob) -> Outcome:
         """Run a job in a fresh child and wait for it. Raises nothing because of the candidate."""

@@ -61,7 +61,7 @@ def follow(
     base: int,
     done: int | None = None,
 ) -> tuple[str, int]:
-    """Until the child ends ('') or has to be ended: why, and the most memory seen beyond base, in bytes.
+    """Watch until the child ends ('') or has to be ended; returns why, and the most memory seen beyond base, in bytes.
 
     done: a socket that can be read when a child that lasts has done its job.
     """
@@ -91,8 +91,10 @@ def follow(
 
 
 class _Clocks:
-    """The wall clock, and one for each phase that has its own; only one of them runs at a time. What follows a colon in a phase's
-    name belongs to the same one."""
+    """The wall clock, and one for each phase that has its own; only one of them runs at a time.
+
+    What follows a colon in a phase's name belongs to the same one.
+    """
 
     def __init__(self, limits: Limits, reply: int) -> None:
         self.own, self.reply = dict(limits.phases), reply
@@ -101,7 +103,7 @@ class _Clocks:
         self.looked = time.monotonic()
 
     def left(self) -> float:
-        """Seconds until the clock that runs now has run out; none when any has."""
+        """Return the seconds until the clock that runs now has run out; none when any has."""
         now = time.monotonic()
         passed, self.looked = now - self.looked, now
         phase = read_phase(self.reply).partition(":")[0] if self.own else ""
@@ -132,7 +134,7 @@ class _Idle:
 
 
 def cpu_of(pid: int, room: Room) -> float:
-    """Seconds of CPU time of a process so far, without its children; 0 where that cannot be read."""
+    """Return the seconds of CPU time of a process so far, without its children; 0 where that cannot be read."""
     words = _read(room, f"{pid}/stat").rpartition(")")[2].split()
     with contextlib.suppress(ValueError, IndexError):
         return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
@@ -140,7 +142,7 @@ def cpu_of(pid: int, room: Room) -> float:
 
 
 def _wants_cpu(pid: int, room: Room) -> bool:
-    """Whether one of a process's threads runs or waits for a CPU."""
+    """Return whether one of a process's threads runs or waits for a CPU."""
     try:
         tasks = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=room.proc_fd)
     except OSError:
@@ -152,7 +154,7 @@ def _wants_cpu(pid: int, room: Room) -> bool:
 
 
 def said(ready: int) -> bytes:
-    """What the child says about its layers; empty when it died before."""
+    """Return what the child says about its layers; empty when it died before."""
     poll = select.poll()
     poll.register(ready, select.POLLIN)
     return os.read(ready, 512) if poll.poll(SETUP_SECONDS * 1000) else b""
@@ -192,7 +194,7 @@ def _children(pid: int, room: Room) -> list[int]:
 
 
 def outside(watch: int, room: Room) -> int:
-    """The child's id as /proc counts it, which is another than ours inside a process namespace."""
+    """Return the child's id as /proc counts it, which is another than ours inside a process namespace."""
     for line in _read(room, f"self/fdinfo/{watch}").splitlines():
         if line.startswith("Pid:"):
             return int(line.split()[1])
@@ -200,7 +202,7 @@ def outside(watch: int, room: Room) -> int:
 
 
 def resident(pid: int, room: Room, fields: tuple[str, ...] = ("RssAnon", "RssShmem")) -> int:
-    """Bytes of memory that a process alone has or shares with its own; files such as libraries, which all share, do not count."""
+    """Return the bytes of memory that a process alone has or shares with its own; files such as libraries do not count."""
     lines = (line.split() for line in _read(room, f"{pid}/status").splitlines())
     return sum(int(words[1]) * 1024 for words in lines if words and words[0].rstrip(":") in fields)
 
@@ -217,7 +219,10 @@ def _all_resident(child: int, room: Room, limits: Limits) -> int:
 
 
 def _unmapped(pid: int, room: Room) -> int:
-    """Bytes in the memory files that a process has open, mapped or not. Those who use a GPU may have some, as its driver may."""
+    """Return the bytes in memory files that a process has open, mapped or not.
+
+    Those who use a GPU may have some, as its driver may.
+    """
     total = 0
     with contextlib.suppress(OSError):
         folder = os.open(f"{pid}/fd", os.O_RDONLY | os.O_DIRECTORY, dir_fd=room.proc_fd)
@@ -232,7 +237,7 @@ def _unmapped(pid: int, room: Room) -> int:
 
 
 def _disk(folder: str) -> float:
-    """Bytes on disk below a folder; infinite when something lies too deep to be counted."""
+    """Return the bytes on disk below a folder; infinite when something lies too deep to be counted."""
     total, waiting = 0, [folder]
     while waiting:
         try:

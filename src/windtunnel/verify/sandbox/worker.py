@@ -24,7 +24,7 @@ from .outcome import infrastructure, judge_end
 from .paths import readable_paths
 from .removing import remove
 from .starting import Template, last_words
-from .types import MOST_FILES, Job, Limits, Outcome
+from .types import MOST_FILES, Limits, Outcome, SandboxJob
 
 SYSTEMS = {"darwin": "macOS", "win32": "Windows"}
 # "${PWD}" is read alike by a shell and by PowerShell.
@@ -81,7 +81,7 @@ class Sandbox:
         self.restarts = 0
 
     def twin(self) -> Sandbox:
-        """Another one of the same kind, whose worker is a fork of the same process: where that runs, it starts at once."""
+        """Return another one of the same kind, whose worker is a fork of the same process, so that it starts at once."""
         return Sandbox(template=self._template, **self._setup)
 
     def begin(self) -> None:
@@ -92,17 +92,17 @@ class Sandbox:
 
     def start(self) -> Layers:
         """Start the worker if it does not run, let a trial child try to get out, and say which layers stand."""
-        from .types import Job
+        from .types import SandboxJob
 
         with self._lock:
             faults = self._running().layers
         with tempfile.NamedTemporaryFile(prefix="windtunnel-secret-") as secret:
-            job = Job("windtunnel.verify.sandbox.selfcheck:main", {"parent": os.getpid(), "secret": secret.name})
+            job = SandboxJob("windtunnel.verify.sandbox.selfcheck:main", {"parent": os.getpid(), "secret": secret.name})
             outcome = self.run(job)
         worked = outcome.message.get("worked") if outcome.finished else [f"the trial failed: {outcome.detail}"]
         return Layers(faults, tuple(map(str, worked or ())))
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: SandboxJob) -> Outcome:
         """Run a job in a fresh child and wait for it; what the candidate does is told in the outcome, never raised."""
         with self._lock:
             try:
@@ -121,8 +121,11 @@ class Sandbox:
                 return infrastructure(f"the warm worker failed and will be replaced: {error}")
 
     def stop(self) -> None:
-        """End at once, from another thread than the one whose job runs: what becomes of the job is an infrastructure failure, as
-        of any that comes later. Twins can start no worker either. `close` clears up."""
+        """End at once, from another thread than the one whose job runs.
+
+        What becomes of the job is an infrastructure failure, as of any that comes later. Twins can start no worker either.
+        `close` clears up.
+        """
         self._stopped = True
         self._template.stop()
         worker = self._worker
@@ -180,7 +183,7 @@ def _refuse_whole_tmp() -> None:
 
 
 def _memory_group() -> tuple[Path | None, str]:
-    """A memory cgroup, or why there is none."""
+    """Return a memory cgroup, or why there is none."""
     try:
         return cgroup.make(), ""
     except OSError as error:
@@ -223,7 +226,7 @@ class _Worker:
                 raise
             raise UserError(f"the sandbox's worker did not start: {text or error}") from None
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: SandboxJob) -> Outcome:
         limits = job.limits
         self.jobs += 1
         number = self.jobs

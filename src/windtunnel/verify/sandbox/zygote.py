@@ -65,7 +65,7 @@ def work() -> None:
 
 
 def _bounded(setup: dict[str, Any]) -> tuple[Bound | None, str]:
-    """This process in its memory cgroup, or why not."""
+    """Put this process into its memory cgroup; returns that, or why not."""
     if setup["group"] is None:
         return None, setup["no_group"]
     try:

@@ -10,7 +10,7 @@ __all__ = ["catalogue", "find"]
 
 
 def catalogue() -> dict[str, Task]:
-    """Every generated task by name, in a fixed order."""
+    """Return every generated task by name, in a fixed order."""
     found: dict[str, Task] = {}
     for family in (elementwise, rows, gemm, layout):
         for task in family.tasks():
@@ -20,7 +20,7 @@ def catalogue() -> dict[str, Task]:
 
 
 def find(name: str) -> Task:
-    """The task of that name.
+    """Return the task of that name.
 
     Raises:
         UserError: there is none; names those that sound alike.

@@ -57,16 +57,23 @@ def task(
     inplace: Sequence[int] = (),
     host_copies: bool = True,
 ) -> Task:
-    """One task from its parts. A family's file binds what its tasks share with `functools.partial`.
+    """Return one task from its parts. A family's file binds what its tasks share with `functools.partial`.
 
     Args:
+        name: of the task.
+        summary: what it computes, in words.
         body: `forward`'s statements, the last a return (or a bare expression, which is returned).
+        family: the file that it stands in.
+        level: how hard it is, from 1.
         sizes: what the module-level constants are at "tiny", "tiny_ragged", "full" and "full_ragged" (default:
             `rows_cols()`). The text itself shows the full ones; all four name the same constants.
         inputs: argument of `forward` → the expression that draws it (default: `X`).
         parameters: entry of the state dict that is trained → the expression for its first value, made of `init_inputs`.
         buffers: the same for entries that are not trained.
         init_inputs: argument of `__init__`, kept as an attribute → the expression for its value, made of the constants.
+        variations: names from `hidden`, applied to floating inputs.
+        fixed: floating inputs and entries of the state dict whose values are kept as the reference made them.
+        inplace: positions of inputs that may be overwritten.
         host_copies: whether host code may copy a tensor (`.contiguous()`); False where moving data is the task.
     """
     sizes = sizes or rows_cols()
@@ -101,28 +108,28 @@ def task(
 
 
 def drawn(shape: str, *names: str) -> dict[str, str]:
-    """Inputs or parameters of one shape ("ROWS, COLS"), each drawn from the standard normal distribution."""
+    """Return inputs or parameters of one shape ("ROWS, COLS"), each drawn from the standard normal distribution."""
     return dict.fromkeys(names, f"torch.randn({shape})")
 
 
 def by_name(*arguments: str) -> dict[str, str]:
-    """`init_inputs` whose values are the constants of the same name in capitals."""
+    """Return `init_inputs` whose values are the constants of the same name in capitals."""
     return {argument: argument.upper() for argument in arguments}
 
 
 def grids(**dims: tuple[Number, Number, Number, Number]) -> Sizes:
-    """Sizes from one row a constant: (tiny, tiny_ragged, full, full_ragged)."""
+    """Return sizes from one row a constant: (tiny, tiny_ragged, full, full_ragged)."""
     names = ("tiny", "tiny_ragged", "full", "full_ragged")
     return {name: {key: row[index] for key, row in dims.items()} for index, name in enumerate(names)}
 
 
 def rows_cols(**more: tuple[Number, Number, Number, Number]) -> Sizes:
-    """The sizes of most tasks on matrices, with further constants."""
+    """Return the sizes of most tasks on matrices, with further constants."""
     return grids(**{"ROWS": (8, 5, 4096, 4093), "COLS": (64, 37, 4096, 3001), **more})
 
 
 def flat(**more: tuple[Number, Number, Number, Number]) -> Sizes:
-    """`rows_cols` for tasks on every element by itself: the ragged one is more than one block of 1,024."""
+    """Return `rows_cols` for tasks on every element by itself: the ragged one is more than one block of 1,024."""
     return rows_cols(**{"ROWS": (8, 29, 4096, 4093), **more})
 
 

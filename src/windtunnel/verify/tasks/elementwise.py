@@ -12,7 +12,7 @@ sized = partial(task, sizes=flat())
 
 
 def tasks() -> Iterator[Task]:
-    """Activations, chains, fusions, and what else works element by element."""
+    """Yield activations, chains, fusions, and what else works element by element."""
     yield from _activations()
     yield from _with_constants()
     yield from _chains()

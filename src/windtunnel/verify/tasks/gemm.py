@@ -16,7 +16,7 @@ _HEADS = grids(BATCH=(2, 1, 8, 7), HEADS=(2, 3, 16, 12), LENGTH=(16, 21, 1024, 9
 
 
 def tasks() -> Iterator[Task]:
-    """Matrix products with what follows them, and attention."""
+    """Yield matrix products with what follows them, and attention."""
     yield from _products()
     yield from _layers()
     yield from _attention()

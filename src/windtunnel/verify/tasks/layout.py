@@ -14,7 +14,7 @@ _POOLED = grids(BATCH=(2, 1, 32, 31), CHANNELS=(3, 2, 64, 48), HEIGHT=(8, 14, 12
 
 
 def tasks() -> Iterator[Task]:
-    """Convolutions, pooling, rotary positions, gathers, scans and transposes."""
+    """Yield convolutions, pooling, rotary positions, gathers, scans and transposes."""
     yield from _convolutions()
     yield from _pooling()
     yield from _rope()

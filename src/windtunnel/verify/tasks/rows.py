@@ -10,7 +10,7 @@ from windtunnel.verify.tasks.build import FORMS, LARGE, XY, X, by_name, drawn, g
 
 
 def tasks() -> Iterator[Task]:
-    """Reductions, softmax, norms and losses."""
+    """Yield reductions, softmax, norms and losses."""
     yield from _reductions()
     yield from _softmax()
     yield from _norms()

@@ -16,7 +16,7 @@ HIGH = np.uint32(0xFFFF0000)
 
 
 def rounded(values: np.ndarray) -> np.ndarray:
-    """float32 → the nearest numbers that bfloat16 has, ties to even; what is not a number stays so."""
+    """Return the nearest numbers that bfloat16 has, ties to even; what is not a number stays so."""
     given = np.ascontiguousarray(values, dtype=np.float32)
     bits = given.view(np.uint32)
     near = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & HIGH
@@ -24,19 +24,19 @@ def rounded(values: np.ndarray) -> np.ndarray:
 
 
 def bits_of(values: np.ndarray) -> np.ndarray:
-    """The 16 bits of numbers that bfloat16 has."""
+    """Return the bits (uint16) of numbers that bfloat16 has."""
     whole = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     quiet = np.where(np.isnan(values), np.uint32(0x7FC00000), whole)
     return (quiet >> np.uint32(16)).astype(np.uint16)
 
 
 def from_bits(bits: np.ndarray) -> np.ndarray:
-    """The numbers of 16 bits each."""
+    """Return the numbers (float32) of bfloat16's bits."""
     return (np.asarray(bits).astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def add_bfloat16(builder: Any) -> None:
-    """Before a kernel is made. builder: the interpreter's."""
+    """Teach the interpreter's builder bfloat16, before a kernel is made."""
     _handles()
     _memory(builder)
     _casts(builder)
@@ -50,18 +50,18 @@ def _is(dtype: Any) -> bool:
 
 
 def _name(dtype: Any) -> str:
-    """Of an element: types are asked for at every step, and comparing names is several times as fast as comparing types."""
+    """Return an element's name: types are asked for at every step, and names compare several times as fast as types."""
     return getattr(getattr(dtype, "scalar", dtype), "name", "")
 
 
 def _handles() -> None:
-    """A handle rounds what it is made with."""
+    """Make the interpreter's handles round what they are made with."""
     original, size = interpreter._get_np_dtype, interpreter._validate_np_data_size
     made = interpreter.TensorHandle.__post_init__
     known: dict[str, Any] = {"bf16": np.dtype(np.float32)}
 
     def in_numpy(dtype: Any) -> Any:
-        """The interpreter builds a table of all types at every question."""
+        """Look a type up in a table that is kept; the interpreter builds one of all types at every question."""
         name = _name(dtype)
         if name not in known:
             if not name:
@@ -83,7 +83,7 @@ def _handles() -> None:
 
 
 def _memory(builder: Any) -> None:
-    """What is loaded and stored are bits."""
+    """Load and store numbers of bfloat16 as their bits."""
     load, store, rmw = builder.create_masked_load, builder.create_masked_store, builder.create_atomic_rmw
     native = interpreter._interpreter
 
@@ -118,7 +118,7 @@ def _memory(builder: Any) -> None:
 
 
 def _casts(builder: Any) -> None:
-    """From and to other types: its numbers are float32's."""
+    """Convert from and to other types: its numbers are float32's."""
     cast, convert, reinterpret = builder.cast_impl, builder.create_fp_to_fp, builder.create_bitcast
 
     def as_single(handle: Any) -> Any:

@@ -42,7 +42,7 @@ TORCH = "torch_"
 
 
 def build(kernels: Sequence[Kernel]) -> list[Any]:
-    """A @triton.jit function for each, in order; interpreted ones where Triton's interpreter is switched on."""
+    """Return a @triton.jit function for each, in order; interpreted ones where Triton's interpreter is switched on."""
     spaces = [{LANGUAGE: tl, "__builtins__": __builtins__, "__name__": f"plan_{number}"} for number in range(len(kernels))]
     made = [_function(kernel, number, space) for number, (kernel, space) in enumerate(zip(kernels, spaces, strict=True))]
     for kernel, space in zip(kernels, spaces, strict=True):
@@ -90,7 +90,7 @@ def _says_nothing(node: ast.stmt) -> bool:
 
 
 def _language(dotted: str) -> Any:
-    """What a name of Triton's language is; the judge has checked that it is one."""
+    """Return what a name of Triton's language is; the judge has checked that it is one."""
     try:
         return importlib.import_module(dotted)
     except ImportError:
@@ -99,7 +99,7 @@ def _language(dotted: str) -> Any:
 
 
 def plain(value: Value, kernels: Sequence[Any] = ()) -> Any:
-    """A value without tensors."""
+    """Return a plan's value where it is no tensor."""
     match value:
         case FloatValue(float=text):
             return float(text)
@@ -119,7 +119,13 @@ def plain(value: Value, kernels: Sequence[Any] = ()) -> Any:
 
 
 def argument(value: Value, kernels: Sequence[Any], view: Callable[[Tensor], Any]) -> Any:
-    """An argument of a kernel or an operation. view: what shows a tensor."""
+    """Return an argument of a kernel or an operation.
+
+    Args:
+        value: the plan's.
+        kernels: those of the plan, which a value may name.
+        view: what shows a tensor.
+    """
     match value:
         case TensorValue(tensor=tensor):
             return view(tensor)
@@ -133,10 +139,10 @@ def argument(value: Value, kernels: Sequence[Any], view: Callable[[Tensor], Any]
 
 
 def described(made: Descriptor, view: Callable[[Tensor], Any]) -> TensorDescriptor:
-    """The host's descriptor of a tensor."""
+    """Return the host's descriptor of a tensor."""
     return TensorDescriptor(view(made.base), list(made.shape), list(made.strides), list(made.block_shape), made.padding)
 
 
 def elements(tensor: Tensor) -> int:
-    """How many a tensor has."""
+    """Return how many a tensor has."""
     return math.prod(tensor.shape)

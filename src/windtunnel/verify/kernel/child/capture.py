@@ -33,7 +33,7 @@ class NotRecorded(Exception):
 
 
 def language_names() -> dict[int, str]:
-    """id of what Triton's language holds → its dotted name."""
+    """Return the id of what Triton's language holds → its dotted name."""
     found: dict[int, str] = {}
     for module, names in MODULES.items():
         try:
@@ -57,7 +57,7 @@ class Kernels:
         self.language = language_names()
 
     def number(self, function: Any) -> int:
-        """The number of a kernel, which is taken up if it is new, with those that it calls."""
+        """Return the number of a kernel, which is taken up if it is new, with those that it calls."""
         function = inner_function(function)
         for number, known in enumerate(self.functions):
             if known is function:
@@ -94,7 +94,7 @@ class Kernels:
         }
 
     def meaning(self, value: Any, what: str) -> dict[str, Any]:
-        """What a global name means, for a plan."""
+        """Return what a global name means, for a plan."""
         if id(value) in self.language and not isinstance(value, bool | int | float | str):
             return {"language": self.language[id(value)]}
         if isinstance(value, JITFunction | Autotuner | Heuristics):
@@ -106,7 +106,7 @@ class Kernels:
         return {"constant": self.plain(value, what), "constexpr": False}
 
     def plain(self, value: Any, what: str) -> Any:
-        """A constant or argument that is no tensor, for a plan."""
+        """Return a constant or argument that is no tensor, for a plan."""
         if isinstance(value, tl.constexpr):
             value = value.value
         if value is None or isinstance(value, bool | str):
@@ -131,7 +131,7 @@ class Kernels:
 
 
 def inner_function(function: Any) -> JITFunction:
-    """The kernel inside tuners and heuristics."""
+    """Return the kernel inside tuners and heuristics."""
     while isinstance(function, Autotuner | Heuristics):
         function = function.fn
     if not isinstance(function, JITFunction):
@@ -156,7 +156,7 @@ class _Resolved(ast.NodeTransformer):
         return self._resolved(node)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        """Of what a variable is said to be only tl.constexpr means anything."""
+        """Leave the rest: of what a variable is said to be only tl.constexpr means anything."""
         if "constexpr" in ast.unparse(node.annotation) or node.value is None:
             return self.generic_visit(node)
         return self.generic_visit(ast.copy_location(ast.Assign([node.target], node.value), node))
@@ -201,10 +201,10 @@ class _Resolved(ast.NodeTransformer):
 
 
 def _holds(value: Any, name: str) -> bool:
-    """Whether an object of the candidate's holds this as one of its own."""
+    """Return whether an object of the candidate's holds this as one of its own."""
     return type(value).__module__ not in ("builtins", "torch") and name in getattr(value, "__dict__", {})
 
 
 def descriptor_of(value: Any) -> TensorDescriptor | None:
-    """A host's tensor descriptor."""
+    """Return a host's tensor descriptor."""
     return value if isinstance(value, TensorDescriptor) else None

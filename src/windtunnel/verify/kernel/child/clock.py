@@ -38,7 +38,7 @@ def measure(
     before: Callable[[int], None] | None = None,
     after: Callable[[int, Any], None] | None = None,
 ) -> dict[str, list[float]]:
-    """Seconds of single calls, 'events', and of a probe copy before each tenth, 'probe'.
+    """Return seconds of single calls, 'events', and of a probe copy before each tenth, 'probe'.
 
     It ends before `calls`, when the median is known well enough or the time for it is over, never before ten. call: of a set of
     inputs, by its number. sets: how many there are; each call takes one at random. before(set), after(set, result): untimed.
@@ -85,11 +85,11 @@ class _Bench:
             memory.fill_(value)
 
     def probe(self) -> None:
-        """The copy of fixed size."""
+        """Time the copy of fixed size, by which it is seen how fast the GPU is."""
         self.found["probe"].append(timed(lambda: self.target.copy_(self.source), self.cuda, PROBE_PAUSE_SECONDS)[0])
 
     def take(self, work: Callable[[], None], *, counted: bool) -> None:
-        """One call, and what it took."""
+        """Time one call, and keep what it took."""
         least, most = PAUSE_SECONDS
         seconds, host = timed(work, self.cuda, min(most, least + PAUSE_OVER_HOST * self.host))
         if counted:
@@ -99,7 +99,7 @@ class _Bench:
             self.host = host  # the first one loads and compiles
 
     def enough(self, spent: float) -> bool:
-        """Whether more calls would say little more, or take too long."""
+        """Return whether more calls would say little more, or take too long."""
         events = self.found["events"]
         if len(events) < LEAST:
             return False
@@ -109,8 +109,13 @@ class _Bench:
 
 
 def timed(work: Callable[[], Any], cuda: bool, pause: float = 0.0) -> tuple[float, float]:
-    """Seconds of one work on the device, and of the host until it has launched it. pause: seconds, about, that the device is kept
-    waiting first. Without a GPU there is one clock and no queue."""
+    """Return seconds of one work on the device, and of the host until it has launched it.
+
+    Args:
+        work: what is timed.
+        cuda: whether there is a GPU; without one there is one clock and no queue.
+        pause: seconds, about, that the device is kept waiting first.
+    """
     if not cuda:
         start = time.perf_counter()
         work()

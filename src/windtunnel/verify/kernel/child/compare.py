@@ -37,8 +37,18 @@ def values_differ(
     mismatched: float,
     coarse: torch.Tensor | Rounding | None = None,
 ) -> Difference | None:
-    """Why the values of one output are not right, or None. Shapes and dtypes agree already. coarse: what the reference gives in
-    float64 with the factors of its products cut to TF32, where a candidate's may be, or by how much that is off."""
+    """Return why the values of one output are not right, or None. Shapes and dtypes agree already.
+
+    Args:
+        given: the candidate's output.
+        own: the reference's in the same dtype.
+        exact: the reference's in float64.
+        name: of the output, for the words.
+        tolerance: relative error by dtype.
+        mismatched: share of whole numbers that may be off by one.
+        coarse: what the reference gives in float64 with the factors of its products cut to TF32, where a candidate's may be,
+            or by how much that is off.
+    """
     if not own.is_floating_point():
         off = (given != own) & (given != exact)  # as in `compare`
         share = float(off.double().mean()) if off.numel() else 0.0
@@ -70,15 +80,17 @@ def values_differ(
 
 @dataclass(frozen=True)
 class Rounding:
-    """By how much a reference is off that has the factors of its products cut to TF32: the root mean square of all elements, and
-    the worst of them, in parts of the mean magnitude."""
+    """By how much a reference is off that has the factors of its products cut to TF32.
+
+    The root mean square of all elements, and the worst of them, in parts of the mean magnitude.
+    """
 
     mean: float
     worst: float
 
 
 def rounding_of(coarse: torch.Tensor, own: torch.Tensor, exact: torch.Tensor) -> Rounding | None:
-    """The rounding of one output; None of whole numbers."""
+    """Return the rounding of one output; None of whole numbers."""
     if not own.is_floating_point():
         return None
     finite = exact.isfinite() & own.isfinite()
@@ -86,7 +98,7 @@ def rounding_of(coarse: torch.Tensor, own: torch.Tensor, exact: torch.Tensor) ->
 
 
 def not_finite(given: torch.Tensor, own: torch.Tensor, exact: torch.Tensor, name: str) -> Difference | None:
-    """Whether something is not finite that should be, or the other way round."""
+    """Return what is not finite that should be, or the other way round; None: nothing."""
     if not own.is_floating_point():
         return None
     got, right, mine = given.double(), exact, own.double()
@@ -107,7 +119,7 @@ def _rounding(coarse: torch.Tensor, right: torch.Tensor, finite: torch.Tensor, s
 
 
 def _coarser(error: torch.Tensor, rounding: Rounding, scale: float, relative: float, name: str) -> Difference | None:
-    """Whether the errors, all together, are more than TF32's."""
+    """Return by how much the errors, all together, exceed those of TF32; None: they do not."""
     if error.numel() < COARSE_ELEMENTS:
         return None
     off, of_tf32 = float(error.square().mean().sqrt()), rounding.mean * scale
@@ -117,7 +129,7 @@ def _coarser(error: torch.Tensor, rounding: Rounding, scale: float, relative: fl
 
 
 def robust_scale(sizes: torch.Tensor) -> float:
-    """As `compare`'s."""
+    """Return what `compare.robust_scale` does."""
     if not sizes.numel():
         return 0.0
     top = float(sizes.max())
@@ -134,7 +146,7 @@ def _scale(right: torch.Tensor, finite: torch.Tensor) -> float:
 def _allowed(
     right: torch.Tensor, mine: torch.Tensor, finite: torch.Tensor, dtype: str, tolerance: dict[str, float]
 ) -> tuple[torch.Tensor, float]:
-    """By how much each element may be off, and the mean magnitude."""
+    """Return by how much each element may be off, and the mean magnitude."""
     zero = torch.zeros_like(right)
     size, scale = torch.where(finite, right.abs(), zero), _scale(right, finite)
     relative = tolerance.get(dtype, RELATIVE[dtype])
@@ -144,12 +156,12 @@ def _allowed(
 
 
 def is_large(tensor: torch.Tensor) -> bool:
-    """Whether an output is handed over in part."""
+    """Return whether an output is handed over in part."""
     return tensor.is_floating_point() and tensor.numel() * tensor.element_size() > LARGE_BYTES
 
 
 def drawn_part(tensor: torch.Tensor, seed: int) -> torch.Tensor:
-    """The elements of the drawn blocks, of the first and the last, and those that fill no block, in one dimension."""
+    """Return the elements of the drawn blocks, of the first and the last, and those that fill no block, in one dimension."""
     flat = tensor.contiguous().reshape(-1)
     whole = flat.numel() // BLOCK
     count = min(whole, MOST_BLOCKS)
@@ -159,15 +171,22 @@ def drawn_part(tensor: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def sums(tensor: torch.Tensor) -> torch.Tensor:
-    """Of each block, in float64."""
+    """Return the sum of each block, in float64."""
     flat = tensor.contiguous().reshape(-1)
     whole = flat.numel() // BLOCK
     return flat[: whole * BLOCK].view(whole, BLOCK).sum(1, dtype=torch.float64)
 
 
 def sums_differ(given: torch.Tensor, own: torch.Tensor, exact: torch.Tensor, name: str, relative: float) -> Difference | None:
-    """Why the sums of an output's blocks cannot be right, or None. relative: what one element may be off by, of the mean
-    magnitude of its block and of all."""
+    """Return why the sums of an output's blocks cannot be right, or None.
+
+    Args:
+        given: the candidate's sums.
+        own: the reference's in the same dtype.
+        exact: the reference's in float64.
+        name: of the output, for the words.
+        relative: what one element may be off by, of the mean magnitude of its block and of all.
+    """
     right, mine = sums(exact), sums(own)
     finite = right.isfinite() & mine.isfinite()
     if not bool(finite.any()):

@@ -43,13 +43,17 @@ SHARED_BYTES = {
 
 
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
-    """message: plans (texts that the judge has checked), their dtypes and labels, capability (90 for Hopper), orders (of each
-    plan [number of a step with a choice, configurations in the order of trying]), wanted (of each plan's choices how many that
-    fit), others (those in orders alone, as many as fit, the rest of the plans being compiled already), binary (whether to go on
-    to the end).
+    """Compile the kernels of plans that the judge has checked.
 
-    Returns the kernels with their sizes, 'kernels', of each plan [step, configurations that fit, ones that do not],
-    'configurations', and key and name of each file made, 'files', with their bytes; or what is 'wrong'.
+    Args:
+        message: plans (texts), their dtypes and labels, capability (90 for Hopper), orders (of each plan [number of a step with a
+            choice, configurations in the order of trying]), wanted (of each plan's choices how many that fit), others (those in
+            orders alone, as many as fit, the rest of the plans being compiled already), binary (whether to go on to the end).
+        buffers: none are used.
+
+    Returns:
+        The kernels with their sizes, 'kernels', of each plan [step, configurations that fit, ones that do not],
+        'configurations', and key and name of each file made, 'files', with their bytes; or what is 'wrong'.
     """
     torch.set_num_threads(1)
     compiler = Compiler(message["capability"], binary=message["binary"])
@@ -73,7 +77,7 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
 
 
 def _files() -> Iterator[tuple[str, str]]:
-    """What Triton reads again when the same is to be compiled: in its folder, those of binaries and what says what they are."""
+    """Yield what Triton reads again when the same is to be compiled: in its folder, binaries and what says what they are."""
     for path in Path(triton.knobs.cache.dir).glob("*/*"):
         if path.suffix in (".cubin", ".json") and not path.name.startswith("__grp__"):
             yield path.parent.name, path.name
@@ -88,11 +92,11 @@ class _Typed:
         self.start = tensor.offset * BYTES[tensor.dtype]
 
     def data_ptr(self) -> int:
-        """As if its buffer began at a multiple of 512."""
+        """Return where it begins, as if its buffer began at a multiple of 512."""
         return self.start
 
     def stride(self) -> tuple[int, ...]:
-        """In elements."""
+        """Return the strides in elements."""
         return self.strides
 
 
@@ -104,7 +108,7 @@ class _Work:
         self.kernels = build(plan.kernels)
 
     def compile(self, orders: Mapping[int, Sequence[int]], wanted: int) -> list[tuple[int, list[int], list[int]]]:
-        """Every launch; of several configurations the first ones, as many as are wanted, that the GPU has room for.
+        """Compile every launch; of several configurations the first ones, as many as are wanted, that the GPU has room for.
 
         Raises:
             Wrong: a kernel cannot be compiled.
@@ -161,7 +165,10 @@ class _Work:
 
 
 def why(error: BaseException) -> str:
-    """What Triton says of the innermost error, with the line that it is about; its own text begins with all lines before."""
+    """Return what Triton says of the innermost error, with the line that it is about.
+
+    Its own text begins with all lines before.
+    """
     while isinstance(error.__cause__, triton.compiler.errors.CompilationError):
         error = error.__cause__
     if not isinstance(error, triton.compiler.errors.CompilationError):
@@ -190,21 +197,25 @@ class _Device:
         self.target = target
 
     def get_current_target(self) -> GPUTarget:
-        """The GPU."""
+        """Return the GPU that is compiled for."""
         return self.target
 
     def get_current_device(self) -> int:
-        """The first."""
+        """Return the number of the first GPU, whichever it may be."""
         return 0
 
     def get_current_stream(self, device: int) -> int:
-        """None is needed."""
+        """Return a stream; none is needed."""
         return 0
 
 
 class Compiler:
-    """Compiles where Triton would compile, then launches nothing. depth: how many of STAGES to go through, all for a kernel that
-    comes for the first time. again: compile anew for other arguments too."""
+    """Compiles where Triton would compile, then launches nothing.
+
+    Attributes:
+        depth: how many of STAGES to go through, all for a kernel that comes for the first time.
+        again: compile anew for other arguments too.
+    """
 
     def __init__(self, capability: int, *, binary: bool = False) -> None:
         self.binary = binary
@@ -217,7 +228,7 @@ class Compiler:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Triton's own way of compiling, changed while this lasts."""
+        """Put this in the place of Triton's own way of compiling, changed while this lasts."""
         driver.set_active(_Device(self.target))
         original, whole = jit.JITFunction._do_compile, self
 
@@ -242,6 +253,7 @@ class Compiler:
             jit.JITFunction._do_compile = original
 
     def compile(self, function: Any, signature: Any, constexprs: Any, options: Any, attrs: Any) -> None:
+        """Compile a kernel for these arguments, in the place of Triton's launcher. Raises Wrong and what the compiler raises."""
         name, place = function.__name__, kernel_place(function)
         if place in self.places and not self.again:
             return
@@ -272,7 +284,7 @@ class Compiler:
         self.places.add(place)
 
     def noted(self, name: str, shared: int, warps: int) -> None:
-        """What a kernel needs. Raises _TooMuch where a block of the GPU has less."""
+        """Keep what a kernel needs. Raises _TooMuch where a block of the GPU has less."""
         if shared > self.shared:
             raise _TooMuch(
                 "shared-memory",

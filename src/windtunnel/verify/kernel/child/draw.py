@@ -42,7 +42,7 @@ class Drawn:
                 part.eval()
 
     def inputs(self, case: dict[str, Any], seed: int) -> list[Any]:
-        """The case's arguments for forward, on the device."""
+        """Return the case's arguments for forward, on the device."""
         with torch.device(self.device):
             _seed(seed, self.device)
             drawn = self.space["get_inputs"]()
@@ -51,7 +51,7 @@ class Drawn:
 
     @torch.no_grad()
     def answers(self, inputs: list[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor], str]:
-        """The reference's outputs in the case's dtype and in float64, and 'tensor' or 'tuple'."""
+        """Return the reference's outputs in the case's dtype and in float64, and 'tensor' or 'tuple'."""
         own, kind = self._own(inputs)
         exact_model = copy.deepcopy(self.model).double()
         exact, _ = _outputs(exact_model(*[_double(value) for value in inputs]))
@@ -59,13 +59,13 @@ class Drawn:
 
     @torch.no_grad()
     def coarse(self, inputs: list[Any]) -> list[torch.Tensor]:
-        """The reference's outputs in float64 with the factors of its products cut to TF32."""
+        """Return the reference's outputs in float64 with the factors of its products cut to TF32."""
         model = copy.deepcopy(self.model).double()
         with CoarseProducts():
             return _outputs(model(*[_double(value) for value in inputs]))[0]
 
     def _own(self, inputs: list[Any]) -> tuple[list[torch.Tensor], str]:
-        """The reference in the case's dtype; in float32 and rounded where PyTorch lacks an operation in it."""
+        """Return the reference's outputs in the case's dtype; in float32 and rounded where PyTorch lacks an operation in it."""
         try:
             return _outputs(self.model(*_clones(inputs)))
         except (NotImplementedError, RuntimeError):
@@ -76,7 +76,13 @@ class Drawn:
         return [output.to(self.dtype) if output.is_floating_point() else output for output in outputs], kind
 
     def _input(self, value: Any, case: dict[str, Any], moved: int | None) -> Any:
-        """moved: which one it is of those that the case changes, None for the others."""
+        """Return an input as the case has it: on the device, floating ones changed and in its dtype.
+
+        Args:
+            value: as the reference's get_inputs made it.
+            case: with the changes.
+            moved: which one it is of those that the case changes, None for the others.
+        """
         if not isinstance(value, torch.Tensor):
             return value
         if not value.is_floating_point():
@@ -88,7 +94,10 @@ class Drawn:
 
 
 def _seed(seed: int, device: str) -> None:
-    """PyTorch's own function also keeps the call, with the stack of its caller, for each kind of device that is not there."""
+    """Seed the devices that are there, without what PyTorch's own function keeps.
+
+    That also keeps the call, with the stack of its caller, for each kind of device that is not there.
+    """
     torch.default_generator.manual_seed(seed % (1 << 63))
     if device == "cuda":
         torch.cuda.manual_seed_all(seed % (1 << 63))
@@ -96,7 +105,7 @@ def _seed(seed: int, device: str) -> None:
 
 @torch.no_grad()
 def _draw_parameters(model: torch.nn.Module, fixed: list[str], *, small_variance: bool) -> None:
-    """New random values for parameters and buffers, like the ones they have; constant ones are spread.
+    """Draw new random values for parameters and buffers, like the ones they have; constant ones are spread.
 
     A weight that is 1 and a bias that is 0 everywhere would let a candidate leave them out.
     """
@@ -116,7 +125,7 @@ def _draw_parameters(model: torch.nn.Module, fixed: list[str], *, small_variance
 
 
 def _signed(value: torch.Tensor, sign: float) -> torch.Tensor:
-    """All elements with this sign, those at the end of a dimension larger; as they are for 0."""
+    """Return all elements with this sign, those at the end of a dimension larger; as they are for 0."""
     if not sign:
         return value
     value = value.abs() * sign
@@ -144,7 +153,7 @@ def _double(value: Any) -> Any:
 
 
 def _copied(value: Any, dtype: torch.dtype) -> Any:
-    """A tensor of its own, which a reference may write to; of floating ones in this dtype."""
+    """Return a tensor of its own, which a reference may write to; of floating ones in this dtype."""
     if not isinstance(value, torch.Tensor):
         return value
     return value.to(dtype, copy=True) if value.is_floating_point() else value.clone()

@@ -38,13 +38,18 @@ _staging: list[torch.Tensor] = []
 
 
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], Early]:
-    """message: plans (texts that the judge has checked) by 'size dtype', sources, cases, timed (how many of the last cases),
-    calls, seed, fixed, device, inplace, training, kernels (key and name of each file that the compiler made; buffers: their
-    bytes), among (by 'size dtype', [number of a step with a choice, its configurations that were compiled and fit]), turn
-    (how many of the child's files are the lock for the GPU's use: two, or none).
+    """Carry plans out at full shapes, and time them.
 
-    Returns runs with heads of outputs, which are in the reply's file, 'times' for cold and warm L2, what the parts took
-    ('seconds'), what it waited for its turns ('turn'), or what is 'wrong'.
+    Args:
+        message: plans (texts that the judge has checked) by 'size dtype', sources, cases, timed (how many of the last cases),
+            calls, seed, fixed, device, inplace, training, kernels (key and name of each file that the compiler made), among (by
+            'size dtype', [number of a step with a choice, its configurations that were compiled and fit]), turn (how many of the
+            child's files are the lock for the GPU's use: two, or none).
+        buffers: the bytes of the compiler's files.
+
+    Returns:
+        Runs with heads of outputs, which are in the reply's file, 'times' for cold and warm L2, what the parts took ('seconds'),
+        what it waited for its turns ('turn'), or what is 'wrong'.
     """
     torch.set_num_threads(1)
     turns, device = Turns(gpu_lock_of(range(FILES_FROM, FILES_FROM + message["turn"]))), message["device"]
@@ -104,7 +109,7 @@ class _Bench:
             self.seconds[part] = time.perf_counter() - began
 
     def run_all(self) -> None:
-        """Every case; the last ones are kept to be timed."""
+        """Run every case; the last ones are kept to be timed."""
         cases = self.message["cases"]
         for number, case in enumerate(cases):
             replay = self._prepared(case)
@@ -116,8 +121,10 @@ class _Bench:
                 self.rights.append([Right(output) for output in outputs])
 
     def time(self) -> None:
-        """The clock; then a timed output takes the place of the judged one: a kernel gains nothing by knowing which call it
-        serves."""
+        """Take the times; then a timed output takes the place of the judged one.
+
+        A kernel gains nothing by knowing which call it serves.
+        """
         assert self.replay is not None
         label = self.message["cases"][-1]["label"]
         with self._blamed(label):
@@ -129,7 +136,7 @@ class _Bench:
         self.runs[number] |= self._sent(self.replay.plan.kind, outputs, number)
 
     def _prepared(self, case: Mapping[str, Any]) -> Replay:
-        """The plan of a case, and the reference whose parameters and inputs it takes."""
+        """Load the plan of a case, and the reference whose parameters and inputs it takes."""
         key = (case["size"], case["dtype"])
         if self.replay is None or key != self.key:
             self.replay, self.key = None, key
@@ -162,7 +169,7 @@ class _Bench:
 
     @contextlib.contextmanager
     def _blamed(self, label: str) -> Iterator[None]:
-        """What a plan's steps raise is the candidate's doing, and may have cost the context."""
+        """Lay what a plan's steps raise meanwhile to the candidate; it may have cost the context."""
         try:
             yield
         except (Wrong, torch.OutOfMemoryError):
@@ -174,7 +181,7 @@ class _Bench:
             raise Wrong("raised", f"a launch raised {said(error)} ({label}).") from None
 
     def _sent(self, kind: str, outputs: Sequence[torch.Tensor], number: int) -> dict[str, Any]:
-        """Outputs to the parent at once; of large ones a part that is drawn only now."""
+        """Send outputs to the parent at once, of large ones a part that is drawn only now; returns what describes them."""
         heads = []
         for output in outputs:
             head = head_of(output)
@@ -196,7 +203,13 @@ def _start(kernel: Any, grid: Any, values: dict[str, Any], options: dict[str, An
 
 
 def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
-    """What tl.make_tensor_descriptor builds its descriptors in. size: bytes. PyTorch's blocks are aligned to 512 bytes."""
+    """Return memory that tl.make_tensor_descriptor builds its descriptors in.
+
+    Args:
+        size: bytes.
+        alignment: PyTorch's blocks are aligned to 512 bytes, which is enough.
+        stream: PyTorch's own is used.
+    """
     return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
@@ -206,7 +219,7 @@ def _settle(device: str) -> None:
 
 
 def _lost(device: str) -> bool:
-    """Whether the context is gone: then nothing works any more."""
+    """Return whether the context is gone: then nothing works any more."""
     try:
         _settle(device)
         torch.ones(1, device=device).sum().item()
@@ -216,7 +229,7 @@ def _lost(device: str) -> bool:
 
 
 def _others(device: str) -> bool:
-    """Whether other processes hold much of the GPU's memory."""
+    """Return whether other processes hold much of the GPU's memory."""
     if device == "cpu":
         return False
     free, total = torch.cuda.mem_get_info()
@@ -224,7 +237,12 @@ def _others(device: str) -> bool:
 
 
 def _unpack(files: Sequence[Sequence[str]], buffers: Sequence[Buffer]) -> None:
-    """What was compiled elsewhere, where Triton looks for it before it compiles. files: key and name of each."""
+    """Put what was compiled elsewhere where Triton looks for it before it compiles.
+
+    Args:
+        files: key and name of each.
+        buffers: their bytes.
+    """
     folder = triton.knobs.cache.dir
     groups: dict[str, dict[str, str]] = {}
     for (key, name), data in zip(files, buffers, strict=True):
@@ -244,7 +262,7 @@ def _clear(device: str) -> None:
 
 
 def _pieces(tensor: torch.Tensor, device: str) -> Iterator[memoryview]:
-    """A tensor's bytes through one small buffer, pinned where that is possible, whose pages are there already."""
+    """Yield a tensor's bytes through one small buffer, pinned where that is possible, whose pages are there already."""
     if not tensor.numel():
         return
     if not _staging:

@@ -43,7 +43,10 @@ class Group:
         return bool(self._may_be_tf32 and self.flops)
 
     def answers(self, inputs: list[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor], str]:
-        """The reference's outputs in its dtype and in float64, and what kind they are. What it multiplies is counted once."""
+        """Return the reference's outputs in its dtype and in float64, and what kind they are.
+
+        What it multiplies is counted once.
+        """
         if self.flops is not None or not self._counts:
             return self.drawn.answers(inputs)
         with FlopCounterMode(display=False) as counter, ProductsByZero() as zeros:
@@ -52,13 +55,21 @@ class Group:
         return answers
 
     def known_roundings(self, variation: str) -> list[Rounding | None] | None:
-        """Of each output what TF32 rounds off, where that is known from other inputs."""
+        """Return of each output what TF32 rounds off, where that is known from other inputs."""
         return self._plain if variation in AS_PLAIN else None
 
     def roundings(
         self, variation: str, inputs: list[Any], own: Sequence[torch.Tensor], exact: Sequence[torch.Tensor], part: int
     ) -> list[Rounding | None]:
-        """The same from these inputs, by a second run in float64. part: what blocks of large outputs were drawn by."""
+        """Return of each output what TF32 rounds off with these inputs, by a second run in float64.
+
+        Args:
+            variation: of the case; what plain ones round off is kept.
+            inputs: of the case.
+            own: the reference's outputs in the case's dtype.
+            exact: the same in float64.
+            part: what blocks of large outputs were drawn by.
+        """
         found = []
         for coarse, right, mine in zip(self.drawn.coarse(inputs), exact, own, strict=True):
             large = is_large(mine)

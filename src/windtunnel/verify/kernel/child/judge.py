@@ -34,12 +34,17 @@ SUMS_RELATIVE = 2.0  # of a block's mean: errors of one sign are few
 
 
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
-    """message: sources, cases, seed, fixed, device, tolerance, mismatched, tf32, timed, runs, spans (where
-    its outputs lie in the child's first file), flops (what one call multiplies, by 'size dtype', as far as that is known), turn
-    (how many files after the first are the lock).
+    """Compare what a candidate gave with the reference.
 
-    Returns 'wrong' (reason, message) of the first wrong case or None, the work of one call of the last case, and the flops that
-    are known now; 'turn', what it waited for that.
+    Args:
+        message: sources, cases, seed, fixed, device, tolerance, mismatched, tf32, timed, runs, spans (where its outputs lie in
+            the child's first file), flops (what one call multiplies, by 'size dtype', as far as that is known), turn (how many
+            files after the first are the lock).
+        buffers: none are used.
+
+    Returns:
+        'wrong' (reason, message) of the first wrong case or None, the work of one call of the last case, and the flops that are
+        known now; 'turn', what it waited for that.
     """
     _as_new()
     turns = Turns(gpu_lock_of(range(FILES_FROM + 1, FILES_FROM + 1 + message["turn"])))
@@ -82,8 +87,11 @@ def _first_wrong(message: dict[str, Any], outputs: Sequence[Buffer]) -> dict[str
 def _compared(
     given: _Given, group: Group, variation: str, inputs: list[Any], own: list[torch.Tensor], exact: list[torch.Tensor]
 ) -> tuple[str, str] | None:
-    """Reason and words of what is wrong. What TF32 rounds off is taken from plain inputs first: these ones' own, which takes the
-    reference another time, only where that would refuse."""
+    """Return reason and words of what is wrong, or None.
+
+    What TF32 rounds off is taken from plain inputs first: these ones' own, which takes the reference another time, only where
+    that would refuse.
+    """
     if not group.tf32 or given.finite_alone:
         return given.judge(own, exact, [None] * len(own), tf32=group.tf32)
     known = group.known_roundings(variation)
@@ -93,7 +101,7 @@ def _compared(
 
 
 def baseline(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
-    """Times of the reference itself on the last case, eager and compiled, as the candidate's are taken.
+    """Time the reference itself on the last case, eager and compiled, as the candidate's calls are timed.
 
     Compiled and warmed up among others, timed alone. turn: how many of the child's files are the lock.
     """
@@ -141,7 +149,7 @@ def baseline(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[s
 
 
 def warm() -> None:
-    """In the worker, while it can still see the machine's processors: what PyTorch looks up on its first product on a CPU."""
+    """Have PyTorch look up what it needs for its first product on a CPU, while the worker still sees the machine's processors."""
     torch.set_num_threads(1)
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
         x = torch.ones(4, 4, dtype=dtype)
@@ -149,7 +157,7 @@ def warm() -> None:
 
 
 def _as_new() -> None:
-    """This process serves many tasks: what the reference of an earlier one may have set is set back."""
+    """Set back what the reference of an earlier task may have set: this process serves many."""
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float32)
     torch.set_default_device(None)
@@ -162,8 +170,12 @@ def _as_new() -> None:
 
 @dataclass(frozen=True)
 class _Given:
-    """What a candidate gave for one case. part: what blocks of large outputs were drawn by. finite_alone: a case that asks for
-    numbers, not which: a softmax of huge values turns on their last bits."""
+    """What a candidate gave for one case.
+
+    Attributes:
+        part: what blocks of large outputs were drawn by.
+        finite_alone: a case that asks for numbers, not which: a softmax of huge values turns on their last bits.
+    """
 
     run: dict[str, Any]
     kind: str
@@ -180,8 +192,14 @@ class _Given:
         *,
         tf32: bool,
     ) -> tuple[str, str] | None:
-        """Reason and words of what is wrong. owns, exacts: of the reference in the case's dtype and in float64. roundings: what
-        TF32 rounds off, where products may be in it."""
+        """Return reason and words of what is wrong, or None.
+
+        Args:
+            owns: the reference's outputs in the case's dtype.
+            exacts: the same in float64.
+            roundings: what TF32 rounds off, where products may be in it.
+            tf32: whether they may.
+        """
         heads = self.run.get("outputs")
         given_number = len(heads) if isinstance(heads, list) else 0
         if self.run.get("kind") != self.kind or given_number != len(owns):
@@ -234,14 +252,14 @@ def _metadata(head: dict[str, Any], right: torch.Tensor, name: str) -> tuple[str
 
 
 def _given(data: Buffer, dtype: str, device: str) -> torch.Tensor:
-    """What was handed over, in one dimension."""
+    """Return what was handed over, in one dimension."""
     if not len(data):
         return torch.empty(0, dtype=getattr(torch, dtype), device=device)
     return torch.frombuffer(data, dtype=getattr(torch, dtype)).to(device)
 
 
 def _sensible(own: list[torch.Tensor], exact: list[torch.Tensor]) -> bool:
-    """A case that overflows in its dtype alone judges nothing."""
+    """Return whether a case judges anything: not one that overflows in its dtype alone."""
     return all(bool((o.isfinite() == e.isfinite()).all()) for o, e in zip(own, exact, strict=True) if o.is_floating_point())
 
 

@@ -24,7 +24,7 @@ _FAST = words("exp exp2 log log2 log10 sin cos tan tanh")
 
 
 def _each(function: Callable[..., float]) -> Callable[..., Any]:
-    """By Python's function of one number, which raises where a GPU's gives infinity or NaN."""
+    """Compute by Python's function of one number, which raises where a GPU's gives infinity or NaN."""
 
     def one(*given: float) -> float:
         try:
@@ -75,7 +75,7 @@ _ELEMENTWISE |= {f"{whole}2{kind}": np.array for whole in ("int", "uint", "ll", 
 
 
 def own_libdevice(builder: Any) -> None:
-    """Functions of libdevice by what they are called there ('__nv_tanhf'), for the interpreter's builder."""
+    """Give the interpreter's builder the functions of libdevice by what they are called there ('__nv_tanhf')."""
 
     def extern(library: str, path: str, symbol: str, arguments: list[Any], kind: Any, pure: bool) -> Any:
         name = symbol.removeprefix("__nv_")
@@ -98,7 +98,7 @@ def own_libdevice(builder: Any) -> None:
 
 
 def _found(name: str) -> Callable[..., Any] | None:
-    """'tanhf' is tanh in fp32, 'fmaf_rn' is fma."""
+    """Return a function by its name there: 'tanhf' is tanh in fp32, 'fmaf_rn' is fma."""
     plain = name[:-3] if name.endswith(ROUNDED) else name
     tried = (name, name.removesuffix("f"), plain, plain.removesuffix("f"))
     return next((_ELEMENTWISE[one] for one in tried if one in _ELEMENTWISE), None)

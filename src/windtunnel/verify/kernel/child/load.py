@@ -27,8 +27,10 @@ class Wrong(Exception):
 
 @contextmanager
 def laid_to_candidate(reason: str, words: str) -> Iterator[None]:
-    """Whatever is raised meanwhile is the candidate's doing, also what would end a process. That a GPU's memory did not suffice
-    may be its neighbours', and is said elsewhere."""
+    """Lay whatever is raised meanwhile to the candidate, also what would end a process.
+
+    That a GPU's memory did not suffice may be its neighbours' doing, and is said elsewhere.
+    """
     try:
         yield
     except (Wrong, torch.OutOfMemoryError):
@@ -38,12 +40,12 @@ def laid_to_candidate(reason: str, words: str) -> Iterator[None]:
 
 
 def kernel_place(function: Any) -> str:
-    """'name:line' of a kernel, the same for the interpreter's object and the compiler's. function: either."""
+    """Return 'name:line' of a kernel, the same for the interpreter's object and the compiler's. function: either."""
     return f"{function.__name__}:{getattr(getattr(function.fn, '__code__', None), 'co_firstlineno', 0)}"
 
 
 def load_candidate(source: str) -> Any:
-    """Imports the candidate from a file, which Triton needs to find a kernel's text."""
+    """Import the candidate from a file, which Triton needs to find a kernel's text."""
     path = os.path.join(os.getcwd(), PATH)
     with open(path, "w", encoding="utf-8-sig") as file:  # behind its mark Python takes no other encoding
         file.write(source)
@@ -60,7 +62,7 @@ def load_candidate(source: str) -> Any:
 
 
 def state_values(state: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> dict[str, str]:
-    """The reference's name for each name of ModelNew's state dict. What counts batches may be missing on either side."""
+    """Return the reference's name for each name of ModelNew's state dict. What counts batches may be missing on either side."""
     if set(state) != set(wanted):
         state, wanted = _uncounted(state), _uncounted(wanted)
     if set(state) != set(wanted):
@@ -80,7 +82,7 @@ def state_values(state: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]
 
 
 def _uncounted(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Without the number that torch.nn's BatchNorm counts in training and computes nothing with."""
+    """Return a state dict without the number that torch.nn's BatchNorm counts in training and computes nothing with."""
     return {
         name: tensor
         for name, tensor in state.items()
@@ -89,7 +91,7 @@ def _uncounted(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def said(error: BaseException) -> str:
-    """The innermost error in one line. The candidate may have made its class, so that asking it for words may fail too."""
+    """Return the innermost error in one line. The candidate may have made its class, so that asking it for words may fail too."""
     kind = "an error"
     try:
         for _ in range(DEEPEST_CAUSE):

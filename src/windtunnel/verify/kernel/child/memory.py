@@ -34,17 +34,17 @@ class Fenced:
     end: int
 
     def written(self) -> bool:
-        """Whether anything was written outside the buffer."""
+        """Return whether anything was written outside the buffer."""
         return any(bool((part.cpu() != FENCE_BYTE).any()) for part in (self.base[: self.start], self.base[self.end :]))
 
 
 def first_broken(fences: Sequence[Fenced]) -> Fenced | None:
-    """The first outside of whose buffer something was written."""
+    """Return the first of these buffers outside of which something was written, or None."""
     return next((fence for fence in fences if fence.written()), None)
 
 
 def fenced(size: int, name: str, device: str) -> tuple[torch.Tensor, Fenced]:
-    """Unset bytes with fences around them. Their storage is their own: it begins and ends with them."""
+    """Return unset bytes with fences around them. Their storage is their own: it begins and ends with them."""
     end = FENCE + size
     base = torch.full((end + FENCE,), FENCE_BYTE, dtype=torch.uint8, device=device)
     if not size:
@@ -64,7 +64,7 @@ def poison(tensor: torch.Tensor) -> None:
 
 
 def give_back(device: str) -> None:
-    """At the end of a job: what a large one took is there for other processes."""
+    """Free memory at the end of a job: what a large one took is there for other processes."""
     gc.collect()
     if device == "cuda" and torch.cuda.memory_reserved() > MOST_RESERVED:
         torch.cuda.empty_cache()
@@ -80,11 +80,11 @@ class Masked:
         self.bytes ^= self._mask()
 
     def equals(self, tensor: torch.Tensor) -> bool:
-        """Whether it has the same bytes, found out without unmasking. Of the same shape and dtype."""
+        """Return whether it has the same bytes, found out without unmasking. Of the same shape and dtype."""
         return torch.equal(_bytes(tensor) ^ self._mask(), self.bytes)
 
     def plain(self) -> torch.Tensor:
-        """A new tensor with the elements, contiguous. Whoever asks overwrites it before a kernel runs."""
+        """Return a new tensor with the elements, contiguous. Whoever asks overwrites it before a kernel runs."""
         return (self.bytes ^ self._mask()).view(self.dtype).view(self.shape)
 
     def _mask(self) -> torch.Tensor:
@@ -97,8 +97,11 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class FreeMemory:
-    """What the allocator of a GPU would hand out again: what an earlier call left there would be a cache that no one sees, in the
-    memory of its scratch tensors and also where it strayed."""
+    """What the allocator of a GPU would hand out again.
+
+    What an earlier call left there would be a cache that no one sees, in the memory of its scratch tensors and also where it
+    strayed.
+    """
 
     def __init__(self) -> None:
         torch.cuda.empty_cache()  # what is given back to the driver is out of reach, and need not be overwritten
@@ -106,7 +109,7 @@ class FreeMemory:
         self.wiped = 0
 
     def wipe(self) -> None:
-        """Overwrites all of it. Largest first, so that each piece finds its own block."""
+        """Overwrite all of it. Largest first, so that each piece finds its own block."""
         # Calls of the same shapes leave the same blocks free, but for what the first ones take anew.
         if self.wiped < FIRST_LOOKS or self.wiped % LOOK_EVERY == 0:
             self.sizes = sorted(_free(), reverse=True)
@@ -117,7 +120,7 @@ class FreeMemory:
 
 
 def _free() -> list[int]:
-    """Bytes of tensors that fill all free blocks."""
+    """Return the bytes of tensors that fill all free blocks."""
     return [
         piece
         for segment in torch.cuda.memory_snapshot()

@@ -33,11 +33,14 @@ class Waiting:
 
 @dataclass
 class Pauses:
-    """Which programs of one launch have stopped. A program goes on by running anew, where accesses that it has made already are
-    not made again but give what they gave.
+    """Which programs of one launch have stopped.
 
-    resumed: the program that runs has stopped before, and does so again only to wait. in_vain: how many that went on have
-    stopped again since one came to its end; where all of them have, nobody will, and the rest may spin.
+    A program goes on by running anew, where accesses that it has made already are not made again but give what they gave.
+
+    Attributes:
+        resumed: the program that runs has stopped before, and does so again only to wait.
+        in_vain: how many that went on have stopped again since one came to its end; where all of them have, nobody will, and the
+            rest may spin.
     """
 
     dice: random.Random
@@ -52,7 +55,7 @@ class Pauses:
     in_vain: int = 0
 
     def access(self, make: Callable[[], Any]) -> Any:
-        """What an access gives, which is made only once."""
+        """Return what an access gives, which is made only once."""
         if not self.on:
             return make()
         self.fresh = self.again == len(self.done)
@@ -62,7 +65,7 @@ class Pauses:
         return self.done[self.again - 1]
 
     def may_stop(self, pointer: Any, result: Any) -> None:
-        """After an atomic access: stops the program here, at random once, and where it waits for another."""
+        """Stop the program here after an atomic access, at random once, and where it waits for another."""
         if not self.on or not self.fresh:
             return
         if not self.resumed and self.dice.random() < SHARE_OF_ATOMICS:
@@ -74,15 +77,22 @@ class Pauses:
             raise Paused
 
     def begin(self) -> None:
+        """Begin with a program that has not run yet."""
         self.done, self.again, self.resumed, self.spins = [], 0, False, 0
 
     def resume(self, program: Waiting) -> None:
+        """Begin anew with a program that has stopped: what it has done already is not done again."""
         self.done, self.again, self.resumed, self.spins = program.done, 0, True, 0
 
 
 def made_once(holder: Any, access: Callable[..., Any], *, word: int | None = None) -> Callable[..., Any]:
-    """An access of the interpreter's, where programs may stop and go on. holder: of the launch's pauses. word: which argument of
-    an atomic access is the pointer."""
+    """Return an access of the interpreter's that is made once, where programs may stop and go on.
+
+    Args:
+        holder: of the launch's pauses.
+        access: the interpreter's.
+        word: which argument of an atomic access is the pointer.
+    """
 
     def made(*given: Any, **named: Any) -> Any:
         result = holder.pauses.access(lambda: access(*given, **named))
@@ -102,6 +112,7 @@ class Interrupted:
         self.__annotations__, self.__signature__ = function.__annotations__, inspect.signature(function)
 
     def __call__(self, **arguments: Any) -> None:
+        """Run all programs of a launch, those that stopped in another order until all have come to their end."""
         pauses, log = self.holder.pauses, self.holder.log
         pauses.begin()
         self._run(arguments)
@@ -116,7 +127,7 @@ class Interrupted:
             pauses.in_vain = 0 if self._run(arguments) else pauses.in_vain + 1
 
     def _run(self, arguments: dict[str, Any]) -> bool:
-        """Whether the program came to its end."""
+        """Return whether the program came to its end."""
         pauses, log = self.holder.pauses, self.holder.log
         try:
             self.function(**arguments)

@@ -53,18 +53,20 @@ class Tensors:
         self.held: list[torch.Tensor] = []
 
     def begin(self) -> None:
-        """A new plan."""
+        """Begin a new plan."""
         self.meta, self.sizes, self.held = {}, [], []
 
     def on_gpu(self, tensor: torch.Tensor) -> bool:
+        """Return whether host code has to take a tensor for one on the GPU."""
         return tensor.is_meta or storage_of(tensor) in self.real
 
     def mark(self, tensor: torch.Tensor) -> None:
+        """Take a tensor with data for one on the GPU."""
         if not tensor.is_meta:
             self.real[storage_of(tensor)] = tensor
 
     def buffer(self, tensor: torch.Tensor) -> int:
-        """The number of a meta tensor's buffer, a new one where it has none."""
+        """Return the number of a meta tensor's buffer, a new one where it has none."""
         key = storage_of(tensor)
         if key not in self.meta:
             self.meta[key] = len(self.meta)
@@ -75,6 +77,7 @@ class Tensors:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's storage, by which views of one are told."""
     with torch._C.DisableTorchFunction():
         return tensor.untyped_storage()._cdata
 
@@ -90,6 +93,7 @@ class OnGpu(TorchFunctionMode):
         self.known: Callable[[torch.Tensor], torch.Tensor | None] = lambda tensor: None
 
     def reads(self, what: str) -> ReadsValues:
+        """Note that a value was asked for that only a GPU could tell; returns the error to raise."""
         self.read.append(what)
         return ReadsValues(what)
 
@@ -123,7 +127,7 @@ class OnGpu(TorchFunctionMode):
         return result
 
     def _wanted(self, name: str, args: Any, kwargs: Any) -> torch.device | None:
-        """The GPU, where a call names it."""
+        """Return the GPU, where a call names it."""
         if _is_cuda(kwargs.get("device")) or (name == "to" and any(_is_cuda(value) for value in args[1:])):
             return CUDA
         return None
@@ -136,7 +140,7 @@ class OnGpu(TorchFunctionMode):
         return func(*args)
 
     def _method(self, name: str, args: Any, kwargs: Any) -> tuple[bool, Any]:
-        """Whether this is what answers a method of a tensor, and the answer."""
+        """Return whether this is what answers a method of a tensor, and the answer."""
         tensor = args[0]
         gpu = self.tensors.on_gpu(tensor)
         if name == "data_ptr" and tensor.is_meta:
@@ -163,7 +167,7 @@ class OnGpu(TorchFunctionMode):
         return False, None
 
     def _moved(self, name: str, args: Any, kwargs: Any) -> torch.Tensor:
-        """A tensor on the GPU, of another dtype where one is asked for."""
+        """Return a tensor on the GPU, of another dtype where one is asked for."""
         tensor = args[0]
         if not tensor.is_meta:
             if self.recording:
@@ -202,11 +206,11 @@ class _Nothing:
         pass
 
     def elapsed_time(self, other: Any) -> float:
-        """As if all took alike: host code that times its own configurations takes the first."""
+        """Answer as if all took alike: host code that times its own configurations takes the first."""
         return 1.0
 
     def query(self) -> bool:
-        """Everything has ended."""
+        """Answer that everything has ended."""
         return True
 
     def __getattr__(self, name: str) -> Any:
@@ -216,7 +220,7 @@ class _Nothing:
 
 
 def pretend_cuda() -> None:
-    """torch.cuda answers as on a machine with one H100. Before the candidate is imported."""
+    """Have torch.cuda answer as on a machine with one H100. Before the candidate is imported."""
 
     def none(*given: Any, **named: Any) -> None:
         return None
@@ -245,12 +249,12 @@ def pretend_cuda() -> None:
 
 
 def _uncompiled(model: Any = None, **options: Any) -> Any:
-    """In the place of torch.compile: what would be compiled is recorded as it is written."""
+    """Stand in for torch.compile: what would be compiled is recorded as it is written."""
     return model if model is not None else lambda inner: inner
 
 
 def pretend_driver() -> None:
-    """Triton's driver answers as an H100's would."""
+    """Have Triton's driver answer as an H100's would."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 

@@ -1,7 +1,6 @@
-"""What a reference's products come to: with factors cut to TF32, in float64, as Triton's and cuDNN's default does; and how many
-of their multiplications are by zero, which nobody has to make.
+"""What a reference's products come to, with factors cut to TF32, in float64, as Triton's and cuDNN's default does.
 
-Runs in trusted children. Imports torch.
+And how many of their multiplications are by zero, which nobody has to make. Runs in trusted children. Imports torch.
 """
 
 from __future__ import annotations
@@ -35,8 +34,10 @@ MATRICES = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 
 
 class CoarseProducts(TorchDispatchMode):
-    """Inside, every product of float64 tensors takes its factors with 10 bits. Cut, not rounded, as tensor cores do: it is the
-    larger error of the two, and candidates may do either."""
+    """Inside, every product of float64 tensors takes its factors with 10 bits.
+
+    Cut, not rounded, as tensor cores do: it is the larger error of the two, and candidates may do either.
+    """
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -46,7 +47,7 @@ class CoarseProducts(TorchDispatchMode):
 
 
 def cut(value: Any) -> Any:
-    """A float64 tensor towards zero to TF32's mantissa; anything else as it is."""
+    """Round a float64 tensor towards zero to TF32's mantissa; returns anything else as it is."""
     if not isinstance(value, torch.Tensor) or value.dtype != torch.float64:
         return value
     low = MANTISSA_BITS - KEPT_BITS
@@ -74,6 +75,9 @@ class ProductsByZero(TorchDispatchMode):
 
 
 def _by_zero(left: torch.Tensor, right: torch.Tensor) -> int:
-    """left [..., m, k] times right [..., k, n]: of each k, how many elements of its column meet how many of its row."""
+    """Count the multiplications by zero of left [..., m, k] times right [..., k, n].
+
+    Of each k: how many elements of its column meet how many of its row.
+    """
     columns, rows = (left != 0).sum(-2).double(), (right != 0).sum(-1).double()
     return 2 * (left.numel() * right.shape[-1] - int((columns * rows).sum()))

@@ -14,8 +14,12 @@ LOADS_WHAT_IS_STORED = "one program loads what another stores in the same launch
 
 @dataclass
 class Touched:
-    """Places that were loaded, stored to or changed by atomics, one row for each access or for several of one address. first,
-    last: the lowest and highest number of a program that did; low, high: of a value that was stored."""
+    """Places that were loaded, stored to or changed by atomics, one row for each access or for several of one address.
+
+    Attributes:
+        first, last: the lowest and highest number of a program that did.
+        low, high: of a value that was stored.
+    """
 
     where: np.ndarray
     first: np.ndarray
@@ -24,7 +28,7 @@ class Touched:
     high: np.ndarray
 
     def by_address(self) -> Touched:
-        """One row for each address, in order."""
+        """Return one row for each address, in order."""
         if not self.where.size:
             return self
         order = np.argsort(self.where, kind="stable")
@@ -36,17 +40,17 @@ class Touched:
         return Touched(where[starts], first, last, low, high)
 
     def shared_with(self, other: Touched) -> bool:
-        """Whether an address in both was touched by more than one program. other: by address."""
+        """Return whether an address in both was touched by more than one program. other: by address."""
         mine, theirs = self._met(other)
         return bool(((self.first[mine] != other.last[theirs]) | (self.last[mine] != other.first[theirs])).any())
 
     def before(self, other: Touched) -> bool:
-        """Whether a program touched an address here and one that ran after it did there. other: by address."""
+        """Return whether a program touched an address here and one that ran after it did there. other: by address."""
         mine, theirs = self._met(other)
         return bool((self.first[mine] < other.last[theirs]).any())
 
     def _met(self, other: Touched) -> tuple[np.ndarray, np.ndarray]:
-        """Rows here and rows there that have one address."""
+        """Return the rows here and the rows there that have one address."""
         if not other.where.size:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         at = np.minimum(np.searchsorted(other.where, self.where), len(other.where) - 1)
@@ -55,7 +59,7 @@ class Touched:
 
 
 def joined(parts: Sequence[Touched]) -> Touched:
-    """All rows of them."""
+    """Return all rows of them."""
     none = np.zeros(0, np.int64)
     filled = [Touched(np.zeros(0, np.uint64), none, none, none, none), *parts]
     columns = ("where", "first", "last", "low", "high")
@@ -70,32 +74,38 @@ class Accesses:
     size: int = 0
 
     def add(self, where: np.ndarray, program: int, values: np.ndarray | None = None) -> None:
+        """Add a program's accesses to these addresses, with the values where it stores some."""
         who = np.broadcast_to(np.int64(program), where.shape)  # takes no memory
         what = who if values is None else values
         self.parts.append(Touched(where, who, who, what, what))
         self.size += len(where)
 
     def whole(self) -> Touched:
+        """Return all of them as one."""
         return joined(self.parts)
 
     def take(self, other: Accesses) -> None:
-        """All of another's, which has none then."""
+        """Take all of another's, which has none then."""
         self.parts += other.parts
         self.size += other.size
         other.clear()
 
     def clear(self) -> None:
+        """Forget all of them."""
         self.parts, self.size = [], 0
 
     def fold(self) -> None:
-        """One row for each address in the place of all."""
+        """Keep one row for each address in the place of all."""
         whole = self.whole().by_address()
         self.parts, self.size = [whole], len(whole.where)
 
 
 class Locks:
-    """A program holds a word that its compare-and-swap or exchange changed, until it writes to it again. A word that another
-    changes meanwhile keeps nobody out, and never did."""
+    """Words that programs hold.
+
+    A program holds a word that its compare-and-swap or exchange changed, until it writes to it again. A word that another changes
+    meanwhile keeps nobody out, and never did.
+    """
 
     def __init__(self) -> None:
         self.owner: dict[int, int] = {}  # program by word
@@ -103,12 +113,12 @@ class Locks:
         self.broken: set[int] = set()
 
     def guard(self, program: int) -> int:
-        """The word that a program has held for longest, 0 for none."""
+        """Return the word that a program has held for longest, 0 for none."""
         words = self.held.get(program)
         return words[0] if words else 0
 
     def swapped(self, changed: np.ndarray, program: int) -> None:
-        """changed: addresses of words that an exchange gave another value."""
+        """Note the addresses of words to which a program's exchange gave another value."""
         for word in changed.tolist():
             if word not in self.owner:
                 self.owner[word] = program
@@ -119,13 +129,13 @@ class Locks:
                 self.broken.add(word)
 
     def written(self, where: np.ndarray, program: int) -> None:
-        """A program stored to these addresses, or changed them by another atomic access."""
+        """Note that a program stored to these addresses, or changed them by another atomic access."""
         for word in list(self.held.get(program, ())):
             if (where == word).any():
                 self._release(word, program)
 
     def kept_apart(self, least: np.ndarray, most: np.ndarray) -> np.ndarray:
-        """Where all accesses were guarded by one word that kept the others out. least, most: guards of the accesses."""
+        """Return where all accesses were guarded by one word that kept the others out. least, most: guards of the accesses."""
         return (least == most) & (least != 0) & ~np.isin(least, list(self.broken))
 
     def _release(self, word: int, program: int) -> None:
@@ -157,26 +167,29 @@ class Log:
         self.most = MOST_ACCESSES
 
     def next_program(self) -> None:
+        """Go on with the next program: of what this one stored last nobody can have been told."""
         self.kept.take(self.untold)
         self.program, self.told = self.program + 1, False
 
     def stop(self) -> None:
-        """The program stops after an atomic access, and goes on later."""
+        """Note that the program stops after an atomic access, and goes on later."""
         self.aside[self.program], self.untold = self.untold, Accesses()
 
     def resume(self, program: int) -> None:
-        """A program goes on."""
+        """Note that a program goes on."""
         self.kept.take(self.untold)
         self.untold = self.aside.pop(program)
         self.program, self.told, self.resumed = program, True, True
 
     def loaded(self, where: np.ndarray) -> None:
+        """Note that the program loads from these addresses; what it loads while it holds a lock is its own."""
         if self.locks.guard(self.program):
             return
         (self.late if self.told else self.early).add(where, self.program)
         self._bound()
 
     def stored(self, where: np.ndarray, values: np.ndarray) -> None:
+        """Note that the program stores values to these addresses."""
         if not self.torn and len(where) > 1:
             order = np.argsort(where, kind="stable")
             same = where[order][1:] == where[order][:-1]
@@ -191,7 +204,7 @@ class Log:
         self._bound()
 
     def changed(self, where: np.ndarray, exchanged: np.ndarray | None = None) -> None:
-        """By an atomic access. exchanged: of an exchange, the words that got another value."""
+        """Note a change by an atomic access. exchanged: of an exchange, the words that got another value."""
         self.told = True
         self.untold.clear()
         self.changes.add(where, self.program)
@@ -202,7 +215,7 @@ class Log:
         self._bound()
 
     def swapped(self, changed: np.ndarray) -> None:
-        """By a compare-and-swap. changed: what got another value."""
+        """Note a compare-and-swap. changed: what got another value."""
         self.told = True
         if changed.size:
             self.untold.clear()
@@ -216,7 +229,7 @@ class Log:
             self.most = MOST_ACCESSES + sum(kind.size for kind in kinds)
 
     def conflict(self) -> str:
-        """What two programs do to one address, '' for nothing. Programs that agree on the value written do no harm."""
+        """Return what two programs do to one address, '' for nothing. Programs that agree on the value written do no harm."""
         self.kept.take(self.untold)
         early, late = self.early.whole(), self.late.whole()
         stores = joined([*self.stores.parts, *self.guarded.parts]).by_address()
@@ -234,7 +247,11 @@ class Log:
         return ""
 
     def _stored_by_two(self, stores: Touched) -> bool:
-        """Different values, and not one after the other under one lock. stores: all of them, by address."""
+        """Return whether two programs stored different values at an address, and not one after the other under one lock.
+
+        Args:
+            stores: all of them, by address.
+        """
         clash = stores.where[(stores.first != stores.last) & (stores.low != stores.high)]
         if not clash.size or not self.guards.size:
             return bool(clash.size)

@@ -144,8 +144,7 @@ class _Session:
         return model
 
     def _parameters(self, model: torch.nn.Module, form: dict[str, Any], recorder: Recorder) -> None:
-        """Put tensors without data in the place of all parameters and buffers; those of the state dict are given by the
-        judge."""
+        """Put tensors without data in the place of all parameters and buffers; those of the state dict are the judge's."""
         dtype = getattr(torch, form["dtype"])
         with laid_to_candidate("parameters-differ", "ModelNew's state dict cannot be read"):
             state = model.state_dict(keep_vars=True)

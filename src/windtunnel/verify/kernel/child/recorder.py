@@ -46,6 +46,8 @@ class CompiledStandIn:
     n_regs, n_spills = 64, 0
 
     class metadata:  # noqa: N801 (as Triton calls it)
+        """What host code may ask of a compiled kernel."""
+
         shared, num_warps, name = 4096, 4, "kernel"
 
     def _init_handles(self) -> None:

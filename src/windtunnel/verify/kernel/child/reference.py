@@ -13,10 +13,17 @@ from windtunnel.verify.kernel.child.tensors import to_array
 
 
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
-    """message: sources by size, cases, seed, fixed, count. Returns for each case its heads, and the arrays' bytes in order; with
-    count also how many multiplications its products and convolutions take.
+    """Run the reference on cases.
 
     A case whose reference cannot be computed has 'error'; one whose values are not finite where plain's are has 'dropped'.
+
+    Args:
+        message: sources by size, cases, seed, fixed, count.
+        buffers: none are used.
+
+    Returns:
+        For each case its heads, and the arrays' bytes in order; with count also how many multiplications its products and
+        convolutions take.
     """
     torch.set_num_threads(1)
     out: list[Buffer] = []

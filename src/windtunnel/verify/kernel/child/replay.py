@@ -38,7 +38,7 @@ MISFITS = (Misfit, OutOfResources, CompileTimeAssertionFailure, PTXASError)  # t
 
 
 def misfits(error: BaseException) -> bool:
-    """Whether another configuration may do. The interpreter wraps what a kernel raises."""
+    """Return whether another configuration may do. The interpreter wraps what a kernel raises."""
     return isinstance(error, MISFITS) or isinstance(error.__cause__, Misfit)
 
 
@@ -98,11 +98,11 @@ class Replay:
         self.fences: list[Fenced] = []
 
     def untried(self) -> int:
-        """How many configurations no run has had, of the step that has most."""
+        """Return how many configurations no run has had, of the step that has most."""
         return max((sum(not times for times in counted.values()) for counted in self.times), default=0)
 
     def run(self, inputs: Mapping[int, torch.Tensor], parameters: Mapping[str, torch.Tensor], label: str) -> list[torch.Tensor]:
-        """One call under all eyes. Raises Wrong for what they saw; values are compared elsewhere."""
+        """Run one call under all eyes. Raises Wrong for what they saw; values are compared elsewhere."""
         self.prepare(inputs, parameters)
         kept = [Kept(reason, text, tensor, tensor.clone()) for reason, text, tensor in self._unchanging()]
         outputs = self.carry_out()
@@ -124,7 +124,7 @@ class Replay:
             self._give(given, inputs, parameters)
 
     def carry_out(self) -> list[torch.Tensor]:
-        """All steps. What is raised is the candidate's doing."""
+        """Carry all steps out. What is raised is the candidate's doing."""
         for number, step in enumerate(self.plan.steps):
             if isinstance(step, Choice):
                 self._chosen(number, step)
@@ -142,12 +142,12 @@ class Replay:
                 raise Wrong(one.reason, f"{one.text} ({label})")
 
     def view(self, tensor: Tensor) -> torch.Tensor:
-        """What a plan calls a tensor, in this call's buffers."""
+        """Return the tensor that a plan describes, in this call's buffers."""
         made = torch.empty(0, dtype=getattr(torch, tensor.dtype), device=self.device)
         return made.set_(self.memory[tensor.buffer].untyped_storage(), tensor.offset, tensor.shape, tensor.stride)  # type: ignore[call-overload, no-any-return]
 
     def choices(self) -> Iterator[tuple[int, Choice]]:
-        """Steps with several configurations, with their numbers."""
+        """Yield steps with several configurations, with their numbers."""
         yield from ((number, step) for number, step in enumerate(self.plan.steps) if isinstance(step, Choice))
 
     def _give(self, given: Given, inputs: Mapping[int, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> None:
@@ -163,7 +163,7 @@ class Replay:
             tensor.fill_(argument(given.fill, (), self.view))
 
     def _unchanging(self) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """Reason and words of a refusal for each tensor that a call may not change."""
+        """Yield reason and words of a refusal for each tensor that a call may not change."""
         for given in self.plan.given:
             if self.training and (given.parameter or "").rpartition(".")[2] in STATISTICS:
                 continue
@@ -175,7 +175,7 @@ class Replay:
                 yield "input-changed", text, self.view(given.tensor)
 
     def _chosen(self, number: int, step: Choice) -> None:
-        """The configuration that was settled on, else the one taken least often, and another one where it does not fit."""
+        """Run the configuration that was settled on, else the one taken least often, and another one where it does not fit."""
         if number in self.taken:
             for inner in step.choice[self.taken[number]]:
                 self._step(inner)
@@ -221,7 +221,10 @@ class Replay:
         return torch.device(self.device) if isinstance(value, torch.device) else value
 
     def _take(self, tensor: Tensor, result: torch.Tensor, name: str) -> None:
-        """A result where the plan has it. On a GPU one that is all of a buffer becomes the buffer: a copy would cost time."""
+        """Put a result where the plan has it.
+
+        On a GPU one that is all of a buffer becomes the buffer: a copy would cost time.
+        """
         place = self.view(tensor)
         if not result.numel():  # a side result that only some devices have
             return
@@ -240,7 +243,7 @@ class Replay:
 
 
 def _alike(step: Choice, unseen: set[str]) -> list[int]:
-    """For each configuration the first one of the same form."""
+    """Return for each configuration the first one of the same form."""
     forms = [[inner.model_dump_json(exclude=unseen) for inner in one] for one in step.choice]
     return [forms.index(form) for form in forms]
 
@@ -250,7 +253,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _views(plan: Plan) -> Iterator[Tensor]:
-    """Tensors of a plan, in order."""
+    """Yield the tensors of a plan, in order."""
     yield from (given.tensor for given in plan.given)
     for step in plan.steps:
         for inner in (part for one in step.choice for part in one) if isinstance(step, Choice) else [step]:

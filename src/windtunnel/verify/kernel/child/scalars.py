@@ -1,5 +1,8 @@
-"""Single numbers in the interpreter, as a GPU has them: fractions that a launch is given and what a loop counts are tensors of
-one element, which a kernel may ask to convert themselves. Runs only in sandboxed children; imports triton."""
+"""Single numbers in the interpreter, as a GPU has them.
+
+Fractions that a launch is given and what a loop counts are tensors of one element, which a kernel may ask to convert
+themselves. Runs only in sandboxed children; imports triton.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from triton.runtime import interpreter
 
 
 def numbers_as_tensors() -> None:
-    """Before any kernel is launched: `eps.to(tl.float32)`, and `start.to(tl.int64)` in a loop over a range, work then."""
+    """Let `eps.to(tl.float32)` work, and `start.to(tl.int64)` in a loop over a range. Before any kernel is launched."""
     original = interpreter._implicit_cvt
 
     def converted(argument: Any) -> Any:
@@ -36,14 +39,14 @@ def constant(value: Any) -> Any:
 
 
 def _remainder(left: Any, right: Any) -> Any:
-    """`a % b` of numbers. Of a text it would be another one than the compiler's."""
+    """Return `a % b` of numbers. Of a text it would be another one than the compiler's."""
     if isinstance(constant(left), str):
         raise TypeError("a text is formatted by % inside a kernel")
     return left % right
 
 
 def _one_of(*parts: Callable[[], Any]) -> Any:
-    """`a or b` as a compiler has it: every part is evaluated up to a constant that is true, which is then the value."""
+    """Return `a or b` as a compiler has it: every part is evaluated up to a constant that is true, which is then the value."""
     values: list[Any] = []
     for part in parts:
         values.append(part())
@@ -53,7 +56,7 @@ def _one_of(*parts: Callable[[], Any]) -> Any:
 
 
 def _all_of(*parts: Callable[[], Any]) -> Any:
-    """`a and b`, up to a constant that is false."""
+    """Return `a and b` as a compiler has it, up to a constant that is false."""
     values: list[Any] = []
     for part in parts:
         values.append(part())
@@ -63,13 +66,15 @@ def _all_of(*parts: Callable[[], Any]) -> Any:
 
 
 def _decided_later(values: list[Any]) -> list[Any]:
-    """Those that only a launch knows; the last constant where there are none."""
+    """Return those that only a launch knows; the last constant where there are none."""
     return [value for value in values if isinstance(value, tl.tensor)] or values[-1:]
 
 
 class _AsCompiled(interpreter.ASTTransformer):  # type: ignore[misc]
-    """What the interpreter does to assignments, done to what a loop counts and what `a += b` binds too, and `and` and `or` as a
-    compiler has them. `tl.static_range` counts constants."""
+    """What the interpreter does to assignments, done to what a loop counts and what `a += b` binds too.
+
+    `and` and `or` are as a compiler has them. `tl.static_range` counts constants.
+    """
 
     def visit_Assign(self, node: ast.Assign) -> ast.Assign:  # noqa: N802
         self.generic_visit(node)
@@ -82,7 +87,7 @@ class _AsCompiled(interpreter.ASTTransformer):  # type: ignore[misc]
         return super().visit_Assign(ast.Assign([ast.Name("_", ast.Store())], value)).value
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.stmt:  # noqa: N802
-        """`a += b` is `a = a + b` to a compiler, and makes a tensor of a constant."""
+        """Write `a += b` as `a = a + b`, which it is to a compiler, and which makes a tensor of a constant."""
         if not isinstance(node.target, ast.Name):
             return self.generic_visit(node)
         value = ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
@@ -96,7 +101,7 @@ class _AsCompiled(interpreter.ASTTransformer):  # type: ignore[misc]
         return ast.copy_location(ast.Call(function, [node.left, node.right], []), node)
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
-        """The annotation of a parameter is what says that it is a constant."""
+        """Leave the annotation of a parameter, which says that it is a constant."""
         return node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:  # noqa: N802

@@ -15,7 +15,15 @@ from windtunnel.verify.kernel.child.tensors import dtype_name
 
 
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
-    """message: sources and dtypes, of the same length. Returns 'forms', or 'wrong' with what the reference raised."""
+    """Run references on shapes alone.
+
+    Args:
+        message: sources and dtypes, of the same length.
+        buffers: none are used.
+
+    Returns:
+        'forms', or 'wrong' with what the reference raised.
+    """
     forms = []
     for source, dtype in zip(message["sources"], message["dtypes"], strict=True):
         try:

@@ -46,7 +46,7 @@ class TimedCalls:
         self.ended = 0
 
     def times(self, calls: int) -> dict[str, Any]:
-        """Samples of cold and of warm calls. Raises Wrong where a call gave something else than when it was judged."""
+        """Return samples of cold and of warm calls. Raises Wrong where a call gave something else than when it was judged."""
         self._settle()
         found = {}
         for heat, most in (("cold", calls), ("warm", min(calls, LEAST_WARM))):
@@ -97,8 +97,10 @@ class TimedCalls:
 
 
 class Right:
-    """What a judged call gave, where a kernel that strays from its tensors does not find it: masked, or of a large output its
-    blocks' sums, in the host's memory."""
+    """What a judged call gave, where a kernel that strays from its tensors does not find it.
+
+    It is masked, or of a large output its blocks' sums, in the host's memory.
+    """
 
     def __init__(self, output: torch.Tensor) -> None:
         self.sums = sums(output).cpu() if is_large(output) else None
@@ -107,7 +109,7 @@ class Right:
         self.same = SAME.get(output.dtype, SAME[torch.float32])
 
     def matches(self, output: torch.Tensor) -> bool:
-        """Whether this is the same: bit by bit, or as near as another order of additions leaves it."""
+        """Return whether this is the same: bit by bit, or as near as another order of additions leaves it."""
         if self.masked is None:
             assert self.sums is not None
             return self._near(sums(output).cpu(), self.sums)
@@ -120,5 +122,5 @@ class Right:
 
 
 def _scale(right: torch.Tensor) -> float:
-    """The mean magnitude of what is a number."""
+    """Return the mean magnitude of those elements that are numbers."""
     return float(right.abs().nan_to_num(0.0, 0.0, 0.0).mean()) if right.is_floating_point() and right.numel() else 0.0

@@ -29,11 +29,16 @@ AGAIN_SECONDS = 12.0  # of the CPU; no such run is begun after them
 
 
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
-    """message: plans (texts that the judge has checked), groups (plan, parameters by name, cases with inputs by position),
-    inplace, training, seed, seconds (of CPU time, after which no other case is begun).
+    """Carry plans out on the interpreter, at tiny sizes.
 
-    Returns 'runs' in the order of groups and cases, 'again' for further configurations, 'knocked' for the first case with no
-    kernel run, each with heads of outputs; and 'wrong' where something was: then the rest is left out.
+    Args:
+        message: plans (texts that the judge has checked), groups (plan, parameters by name, cases with inputs by position),
+            inplace, training, seed, seconds (of CPU time, after which no other case is begun).
+        buffers: of parameters and inputs.
+
+    Returns:
+        'runs' in the order of groups and cases, 'again' for further configurations, 'knocked' for the first case with no kernel
+        run, each with heads of outputs; and 'wrong' where something was: then the rest is left out.
     """
     torch.set_num_threads(1)
     gc.enable()
@@ -63,7 +68,7 @@ class _Whole:
         self.knocked: dict[str, Any] | None = None
 
     def everything(self) -> None:
-        """Every group's cases; with the first, also the run with no kernel run."""
+        """Run every group's cases; with the first, also the run with no kernel run."""
         for number, group in enumerate(self.message["groups"]):
             plan = Plan.model_validate_json(self.message["plans"][group["plan"]])
             replay = Replay(plan, self.eyes.start, self.dice, self.message["inplace"], training=self.message["training"])
@@ -82,7 +87,7 @@ class _Whole:
                 self.again.append({"at": first + at, **self._run(replay, parameters, group["cases"][at])})
 
     def _late(self) -> bool:
-        """Whether the time is over after which nothing else is begun."""
+        """Return whether the time is over after which nothing else is begun."""
         return self.message["seconds"] is not None and time.process_time() > self.message["seconds"]
 
     def _run(self, replay: Replay, parameters: dict[str, torch.Tensor], case: dict[str, Any]) -> dict[str, Any]:
@@ -123,10 +128,10 @@ class _Whole:
         return to_tensor(from_head(head, self.buffers[head["at"]]))
 
     def reply(self) -> dict[str, Any]:
-        """What ran."""
+        """Return what ran, as it goes to the judge."""
         return {"runs": self.runs, "again": self.again, "knocked": self.knocked, "kernels": dict(self.eyes.kernels)}
 
 
 def _is_made(plan: Plan) -> bool:
-    """Whether all outputs are new: what may be written in place is there before any kernel."""
+    """Return whether all outputs are new: what may be written in place is there before any kernel."""
     return not {tensor.buffer for tensor in plan.outputs} & {given.tensor.buffer for given in plan.given}

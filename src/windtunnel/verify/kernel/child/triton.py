@@ -68,12 +68,12 @@ class Eyes:
 
 
 def _as_compiled(function: Any) -> str:
-    """A kernel's text on a GPU."""
+    """Return a kernel's text on a GPU."""
     return f"JITFunction({function.fn.__module__}:{function.fn.__qualname__})"
 
 
 def _ranges(values: Any) -> list[tuple[int, int]]:
-    """Addresses of the tensors among a launch's arguments: their storage, which has its fences outside."""
+    """Return the addresses of the tensors among a launch's arguments: their storage, which has its fences outside."""
     found = []
     for value in values:
         if isinstance(value, tuple):
@@ -87,7 +87,7 @@ def _ranges(values: Any) -> list[tuple[int, int]]:
 
 
 def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Sorted, without overlap; never empty."""
+    """Return ranges sorted, without overlap; never empty."""
     merged: list[tuple[int, int]] = []
     for start, end in sorted(ranges):
         if merged and start <= merged[-1][1]:
@@ -106,7 +106,7 @@ class Ranges:
         self.ends = np.array([end for _, end in whole], dtype=np.uint64)
 
     def holds(self, addresses: np.ndarray) -> bool:
-        """Whether all lie inside."""
+        """Return whether all lie inside."""
         at = np.searchsorted(self.starts, addresses, side="right").astype(np.int64) - 1
         return not addresses.size or bool(((at >= 0) & (addresses < self.ends[np.maximum(at, 0)])).all())
 
@@ -125,14 +125,14 @@ class _Holder:
     order: list[tuple[int, int, int]] = field(default_factory=list)
 
     def check(self, addresses: np.ndarray, verb: str) -> None:
-        """Raises Stray unless every address is inside a tensor of the launch."""
+        """Raise Stray unless every address is inside a tensor of the launch."""
         if not self.fence.holds(addresses):
             self.strays.setdefault(self.kernel, verb)
             raise Stray(f"{self.kernel} {verb} outside its tensors")
 
 
 def _shuffle(builder: Any, holder: _Holder, dice: random.Random) -> None:
-    """Programs run in any order on a GPU; here in a random one, so that no result depends on it."""
+    """Run programs in any order, as a GPU does; here in a random one, so that no result depends on it."""
     set_dim, set_idx = builder.set_grid_dim, builder.set_grid_idx
 
     def grid_dim(nx: int, ny: int, nz: int) -> None:
@@ -149,7 +149,7 @@ def _shuffle(builder: Any, holder: _Holder, dice: random.Random) -> None:
 
 
 def _interrupt(builder: Any, holder: _Holder) -> None:
-    """Programs may stop at their atomic accesses."""
+    """Let programs stop at their atomic accesses."""
     original = interpreter.GridExecutor.__init__
 
     def made(self: Any, function: Any, *rest: Any, **named: Any) -> None:
@@ -198,13 +198,17 @@ def _watch_memory(builder: Any, holder: _Holder) -> None:
 
 
 def _lanes(mask: Any, pointers: Any) -> np.ndarray:
-    """Which elements a mask keeps: by 0 and 1 that are no booleans NumPy would pick the elements with these numbers. mask: the
-    interpreter's tensor, or an array from block pointers."""
+    """Return which elements a mask keeps: by 0 and 1 that are no booleans NumPy would pick the elements with these numbers.
+
+    Args:
+        mask: the interpreter's tensor, or an array from block pointers.
+        pointers: what is loaded or stored.
+    """
     return np.broadcast_to(np.asarray(mask.data, bool), pointers.data.shape)
 
 
 def _bits(values: np.ndarray) -> np.ndarray:
-    """Values as integers, so that NaN equals NaN."""
+    """Return values as integers, so that NaN equals NaN."""
     flat = np.ascontiguousarray(values).reshape(-1)
     if flat.dtype == bool:
         return flat.astype(np.int64)

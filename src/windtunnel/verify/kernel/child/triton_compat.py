@@ -24,7 +24,7 @@ _OF_BITS = {"AND": ir.ATOMIC_OP.AND, "OR": ir.ATOMIC_OP.OR, "XOR": ir.ATOMIC_OP.
 
 
 def patch_interpreter(builder: Any) -> None:
-    """Before a candidate is imported. builder: the interpreter's."""
+    """Patch the interpreter before a candidate is imported. builder: the interpreter's."""
     _constexpr_by_any_name()
     _spread_booleans(builder)
     _quicken(builder)
@@ -34,15 +34,18 @@ def patch_interpreter(builder: Any) -> None:
 
 class _Kept:
     def restore(self) -> None:
-        """Nothing is undone."""
+        """Undo nothing."""
 
 
 def _quicken(builder: Any) -> None:
-    """Most of the interpreter's time goes into overflow checks, which a GPU makes only in debug builds, and into patching."""
+    """Leave out what most of the interpreter's time goes into: patching, and overflow checks.
+
+    A GPU makes those only in debug builds.
+    """
     original, done = interpreter._patch_lang, set()
 
     def patch_once(function: Any) -> Any:
-        """The language stays patched: restoring it after every call of tl.sum takes longer than the sum."""
+        """Patch the language and leave it so: restoring it after every call of tl.sum takes longer than the sum."""
         modules = frozenset(id(v) for v in function.__globals__.values() if isinstance(v, ModuleType))
         if modules not in done:
             done.add(modules)
@@ -59,7 +62,10 @@ def _quicken(builder: Any) -> None:
 
 
 def _spread_booleans(builder: Any) -> None:
-    """`(total > 0) & (cols < n)`: the interpreter would spread what one number's comparison says in the number's own type."""
+    """Have `(total > 0) & (cols < n)` spread as booleans.
+
+    The interpreter would spread what one number's comparison says in the number's own type.
+    """
     original = builder.create_splat
 
     def splat(*given: Any) -> Any:
@@ -72,20 +78,22 @@ def _spread_booleans(builder: Any) -> None:
 
 
 def _mathematics_as_methods() -> None:
-    """`x.exp()`, which the interpreter calls without its semantics."""
+    """Add `x.exp()`, which the interpreter calls without its semantics."""
     for name in LANGUAGE_MATH & vars(tl.tensor).keys():
         setattr(tl.tensor, name, getattr(tl.math, name))
 
 
 def _static_assert(condition: Any, message: str = "") -> None:
-    """Fails as on a GPU, where Triton's tuner takes another configuration then."""
+    """Fail as on a GPU, where Triton's tuner takes another configuration then."""
     if not condition:
         raise Misfit(message or "tl.static_assert")
 
 
 def _constexpr_by_any_name() -> None:
-    """`BLOCK: L.constexpr` reaches the interpreter as text, of which it only knows 'tl.constexpr'; `BLOCK: "tl.constexpr"` with
-    its quotation marks."""
+    """Take `BLOCK: L.constexpr` and `BLOCK: "tl.constexpr"` for constants.
+
+    They reach the interpreter as text, of which it only knows 'tl.constexpr', without quotation marks of its own.
+    """
     original = jit._normalize_ty
 
     def normalize(kind: Any) -> Any:
@@ -97,7 +105,7 @@ def _constexpr_by_any_name() -> None:
 
 
 def _add_descriptor_atomics(builder: Any) -> None:
-    """Descriptor atomics, done as the builder's own ones through pointers: where those are watched, these are too."""
+    """Do descriptor atomics as the builder's own ones through pointers: where those are watched, these are too."""
 
     def reduce(kind: Any, descriptor: Any, value: Any, offsets: Any) -> Any:
         pointers, mask = descriptor.materialize_pointers(offsets)

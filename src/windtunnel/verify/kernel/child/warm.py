@@ -30,7 +30,7 @@ class _Through(TorchDispatchMode):
 
 
 def warm() -> None:
-    """One small computation of each kind."""
+    """Run one small computation of each kind."""
     torch.set_num_threads(1)
     for dtype in (torch.float32, torch.float16, torch.float64):
         x = torch.ones(4, 4, dtype=dtype)

@@ -18,7 +18,7 @@ from windtunnel.verify.kernel.child.warm_kernel import WARM_FOR, sum_of_product
 
 
 def warm() -> None:
-    """One small kernel through every stage that needs no other program."""
+    """Take one small kernel through every stage that needs no other program."""
     compiler = Compiler(WARM_FOR)
     compiler.depth = len(STAGES)
     with compiler.installed():
@@ -27,8 +27,11 @@ def warm() -> None:
 
 
 def to_the_end() -> None:
-    """The same kernel to its binary by Triton's own way, which asks the assembler for its version and makes a key of all of
-    Triton's files, hundreds of megabytes: each child would do both again, for half a second."""
+    """Compile a kernel to its binary by Triton's own way.
+
+    That asks the assembler for its version and makes a key of all of Triton's files, hundreds of megabytes: each child would do
+    both again, for half a second.
+    """
     before = os.environ.get("TRITON_CACHE_DIR")
     # In a folder of its own: in one that others can write to, somebody could have put a kernel of his.
     with tempfile.TemporaryDirectory(prefix="windtunnel-triton-") as folder:

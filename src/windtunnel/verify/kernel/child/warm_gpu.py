@@ -24,7 +24,7 @@ CAPABILITIES = (80, 86, 89, 90, 100, 120)
 
 
 def warm() -> None:
-    """All of it, in a folder of its own: in one that others can write to, somebody could have put a module of his.
+    """Load all of it, in a folder of its own: in one that others can write to, somebody could have put a module of his.
 
     What fails is left to the children, who then say what is wrong; here it is noted.
     """
@@ -48,7 +48,7 @@ def _compiler() -> None:
 
 
 def _arguments() -> None:
-    """Triton imports some modules when it first looks at what a kernel is given."""
+    """Look once: Triton imports some modules when it first looks at what a kernel is given."""
     from triton.runtime.jit import mangle_type
 
     mangle_type(torch.empty(1))
@@ -62,7 +62,7 @@ def _versions() -> None:
 
 
 def _driver() -> None:
-    """A module of the driver's functions; none is called, so that no context begins, which a fork would break.
+    """Load the module of the driver's functions; none is called, so that no context begins, which a fork would break.
 
     There is one object of them, but each driver that Triton makes, as it does in each child, sets it up anew (up to 3.7): without
     its folder of compiled modules a child would have the C compiler make the same one again.
@@ -75,9 +75,11 @@ def _driver() -> None:
 
 
 def _launchers() -> None:
-    """Up to 3.6 Triton writes a C module for each signature that a kernel is launched with, which a C compiler makes. It says
-    nothing of a kernel but its arguments' types, so a child that serves many plans keeps each, whatever else of Triton's files is
-    removed after a plan."""
+    """Keep the launchers that were compiled, whatever else of Triton's files is removed after a plan.
+
+    Up to 3.6 Triton writes a C module for each signature that a kernel is launched with, which a C compiler makes. It says
+    nothing of a kernel but its arguments' types, so that one serves many plans.
+    """
     from triton.backends.nvidia import driver
 
     driver.compile_module_from_src = MadeOnce(driver.compile_module_from_src)
@@ -91,16 +93,17 @@ class MadeOnce:
         self.made: dict[tuple[str, str], ModuleType] = {}
 
     def __call__(self, src: str, name: str, **how: Any) -> ModuleType:
+        """Return the module of a text, made when it comes for the first time."""
         if (name, src) not in self.made:
             self.made[name, src] = self.make(src=src, name=name, **how)
         return self.made[name, src]
 
 
 def _count() -> None:
-    """A child sees one GPU, and so it is told: PyTorch asks NVIDIA's management library several times while it starts."""
+    """Tell PyTorch that there is one GPU, as a child sees it: it asks NVIDIA's management library several times at its start."""
     if hasattr(torch.cuda, "_cached_device_count"):
         torch.cuda._cached_device_count = 1
 
 
 def _is_set_up(_: object) -> None:
-    """In the place of what sets it up."""
+    """Stand in for what sets it up."""

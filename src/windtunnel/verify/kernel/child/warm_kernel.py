@@ -10,7 +10,7 @@ WARM_FOR = 90
 
 @triton.jit
 def sum_of_product(x, y, z, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """z = sum over rows of exp(x @ y), for squares of BLOCK."""
+    """Set z to the sum over rows of exp(x @ y), for squares of BLOCK."""
     at = tl.arange(0, BLOCK)
     square = at[:, None] * BLOCK + at[None, :]
     product = tl.dot(tl.load(x + square), tl.load(y + square))

@@ -19,7 +19,7 @@ CLOSING = frozenset(")]}")
 
 
 def too_much(source: str) -> str | None:
-    """Why this text is not even parsed, or None. Text that is no Python at all is left to the parser to say so."""
+    """Return why this text is not even parsed, or None. Text that is no Python at all is left to the parser to say so."""
     if len(source) > LONGEST:
         return f"it has {len(source):,} characters; {LONGEST:,} are read"
     if "\0" in source:

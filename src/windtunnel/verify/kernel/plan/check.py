@@ -50,9 +50,17 @@ class PlanRefused(Exception):
 
 @dataclass(frozen=True)
 class Allowed:
-    """What a task gives and allows. inputs: dtype and shape of each tensor that forward is given, by position. parameters: of the
-    state dict, by name. inplace: positions of inputs that may be overwritten and returned. operations: 'none' may compute, 'any',
-    or those named. copies: whether data may be moved. most_bytes: of all buffers; most_programs: of one launch."""
+    """What a task gives and allows.
+
+    Attributes:
+        inputs: dtype and shape of each tensor that forward is given, by position.
+        parameters: of the state dict, by name.
+        inplace: positions of inputs that may be overwritten and returned.
+        operations: 'none' may compute, 'any', or those named.
+        copies: whether data may be moved.
+        most_bytes: of all buffers.
+        most_programs: of one launch.
+    """
 
     inputs: Mapping[int, tuple[str, tuple[int, ...]]]
     parameters: Mapping[str, tuple[str, tuple[int, ...]]]
@@ -65,7 +73,7 @@ class Allowed:
 
 
 def read_plan(text: str | bytes) -> Plan:
-    """A plan from JSON. Raises PlanRefused where it is anything else."""
+    """Return a plan from JSON. Raises PlanRefused where it is anything else."""
     try:
         return Plan.model_validate_json(text)
     except (ValidationError, RecursionError) as error:
@@ -73,7 +81,7 @@ def read_plan(text: str | bytes) -> Plan:
 
 
 def read_recording(text: str | bytes) -> Recording:
-    """A file of plans from JSON. Raises PlanRefused where it is anything else."""
+    """Return a file of plans from JSON. Raises PlanRefused where it is anything else."""
     try:
         return Recording.model_validate_json(text)
     except (ValidationError, RecursionError) as error:
@@ -89,7 +97,7 @@ def _first(error: ValidationError | RecursionError) -> str:
 
 
 def check_plan(plan: Plan, allowed: Allowed) -> None:
-    """Everything that can be known of a plan without running it. Raises PlanRefused at the first thing wrong."""
+    """Check everything that can be known of a plan without running it. Raises PlanRefused at the first thing wrong."""
     try:
         check_kernels(plan.kernels, tf32=allowed.tf32)
     except NotInGrammar as error:
@@ -159,7 +167,7 @@ class _Checked:
                 raise PlanRefused("bad-plan", f"Given tensors overlap in buffer {left}.")
 
     def _source(self, given: Given, what: str) -> int:
-        """Bytes of a constant, 0 of others."""
+        """Return the bytes of a constant, 0 of others."""
         tensor = given.tensor
         found = (tensor.dtype, tensor.shape)
         if given.input is not None:
@@ -282,7 +290,7 @@ class _Checked:
 
 
 def apart(tensor: Tensor) -> bool:
-    """Whether no two of its elements share a place."""
+    """Return whether no two of its elements share a place."""
     reach = 0
     for step, extent in sorted((step, extent) for step, extent in zip(tensor.stride, tensor.shape, strict=True) if extent > 1):
         if step <= reach:
@@ -292,7 +300,7 @@ def apart(tensor: Tensor) -> bool:
 
 
 def writes(step: Launch | Operation) -> Iterator[Tensor]:
-    """Tensors that a step may write to: all that a launch is given."""
+    """Yield the tensors that a step may write to: all that a launch is given."""
     if isinstance(step, Operation):
         yield from (tensor for tensor in step.results if tensor is not None)
     else:

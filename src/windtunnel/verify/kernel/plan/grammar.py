@@ -40,7 +40,7 @@ class NotInGrammar(Exception):
 
 
 def function_of(kernel: Kernel) -> ast.FunctionDef:
-    """The function that a kernel's text defines. Raises NotInGrammar where it is anything else."""
+    """Return the function that a kernel's text defines. Raises NotInGrammar where it is anything else."""
     refused = too_much(kernel.source)
     if refused is not None:
         raise NotInGrammar(f"kernel {kernel.name} is not read: {refused}", "too-large")
@@ -54,7 +54,7 @@ def function_of(kernel: Kernel) -> ast.FunctionDef:
 
 
 def check_kernels(kernels: tuple[Kernel, ...], *, tf32: bool = True) -> None:
-    """Every kernel of a plan. tf32: False demands products in full fp32.
+    """Check every kernel of a plan. tf32: False demands products in full fp32.
 
     Raises:
         NotInGrammar: at the first node that is not named.
@@ -90,8 +90,12 @@ class _Check:
             self._visit(statement, self.local)
 
     def _visit(self, node: ast.AST, local: frozenset[str]) -> None:
-        """A node and all below it. local: the names that are the kernel's own there: those that a comprehension counts with are
-        so within it alone, and not yet in what it goes through first.
+        """Check a node and all below it.
+
+        Args:
+            node: of the kernel's text.
+            local: the names that are the kernel's own there: those that a comprehension counts with are so within it alone, and
+                not yet in what it goes through first.
         """
         self._node(node, local)
         if isinstance(node, ast.ListComp):
@@ -186,7 +190,7 @@ class _Check:
         return (isinstance(node, ast.Constant) and node.value is None) or self._dotted(node, local) in DTYPE_NAMES
 
     def _dotted(self, node: ast.expr, local: frozenset[str]) -> str | None:
-        """'triton.language.exp' for a name or chain that begins with a module, None for others."""
+        """Return 'triton.language.exp' for a name or chain that begins with a module, None for others."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
@@ -211,7 +215,7 @@ class _Check:
 
 
 def _stored(node: ast.AST) -> Iterator[str]:
-    """Names that a function assigns, but for those of comprehensions."""
+    """Yield the names that a function assigns, but for those of comprehensions."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
             yield child.id
@@ -220,7 +224,7 @@ def _stored(node: ast.AST) -> Iterator[str]:
 
 
 def _messages(function: ast.FunctionDef) -> Iterator[int]:
-    """Ids of all nodes in what asserts and prints say."""
+    """Yield the ids of all nodes in what asserts and prints say."""
     for node in ast.walk(function):
         said: list[ast.expr] = []
         if isinstance(node, ast.Assert) and node.msg is not None:
@@ -233,7 +237,7 @@ def _messages(function: ast.FunctionDef) -> Iterator[int]:
 
 
 def _inside(value: object) -> Iterator[object]:
-    """The plain values in lists and tuples; anything else as it is."""
+    """Yield the plain values in lists and tuples; anything else as it is."""
     inner = getattr(value, "list", None) or getattr(value, "tuple", None)
     if isinstance(inner, tuple):
         for entry in inner:

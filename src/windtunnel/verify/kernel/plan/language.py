@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def words(text: str) -> frozenset[str]:
-    """A set from a list with blanks."""
+    """Return a set from a list with blanks."""
     return frozenset(text.split())
 
 
@@ -89,7 +89,10 @@ OF_MEMBERS = ("primitive_bitwidth", "value")  # of a dtype or a constant that a 
 
 
 def in_language(dotted: str) -> bool:
-    """Whether a kernel may use what goes by this name: 'triton.language.exp', 'triton.language.float32.primitive_bitwidth'."""
+    """Return whether a kernel may use what goes by this name.
+
+    Such as 'triton.language.exp', or 'triton.language.float32.primitive_bitwidth'.
+    """
     module, _, name = dotted.rpartition(".")
     if name in OF_MEMBERS and module not in MODULES:
         module, _, name = module.rpartition(".")

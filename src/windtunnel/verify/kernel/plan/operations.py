@@ -47,25 +47,25 @@ KNOWN = SETS | MOVES | COMPUTES
 
 
 def base_name(operation: str) -> str | None:
-    """'mm' of 'aten.mm.default'; None for what is no operation of ATen's."""
+    """Return 'mm' of 'aten.mm.default'; None for what is no operation of ATen's."""
     space, _, rest = operation.partition(".")
     return rest.partition(".")[0] if space == "aten" and rest.count(".") == 1 else None
 
 
 def moves_only(operation: Operation) -> bool:
-    """Whether it copies, and converts nothing."""
+    """Return whether it copies, and converts nothing."""
     name = base_name(operation.operation)
     dtypes = {tensor.dtype for tensor in (*tensors_of(operation), *(t for t in operation.results if t is not None))}
     return name in MOVES and len(dtypes) <= 1
 
 
 def sets_only(operation: Operation) -> bool:
-    """Whether it writes one number everywhere."""
+    """Return whether it writes one number everywhere."""
     return base_name(operation.operation) in SETS and len({tensor.dtype for tensor in tensors_of(operation)}) <= 1
 
 
 def tensors_of(operation: Operation) -> list[Tensor]:
-    """Those among its arguments."""
+    """Return the tensors among its arguments."""
     return [*_tensors(operation.arguments), *_tensors(operation.keywords.values())]
 
 
@@ -78,7 +78,7 @@ def _tensors(values: Iterable[Value]) -> Iterable[Tensor]:
 
 
 def work(operation: Operation) -> int:
-    """Multiplications of a product or convolution, else the elements of its largest tensor; 0 for what only sets and moves."""
+    """Return multiplications of a product or convolution, else elements of the largest tensor; 0 for what only moves."""
     if sets_only(operation) or moves_only(operation):
         return 0
     given, results = tensors_of(operation), [tensor for tensor in operation.results if tensor is not None]
@@ -86,7 +86,10 @@ def work(operation: Operation) -> int:
 
 
 def work_of(name: str, given: list[tuple[int, ...]], results: list[tuple[int, ...]]) -> int:
-    """The same from shapes. A convolution's second tensor is its weight, out × in × kernel."""
+    """Return the multiplications of an operation, from shapes; of others its elements.
+
+    A convolution's second tensor is its weight, out × in × kernel.
+    """
     largest = max((math.prod(shape) for shape in (*given, *results)), default=0)
     if name not in PRODUCTS or not results or not given:
         return largest

@@ -195,8 +195,10 @@ class Operation(Strict):
 
 
 class Choice(Strict):
-    """Configurations of a tuned kernel: the judge takes any one, so each has to be right. Each is one launch with what its hook
-    does before."""
+    """Configurations of a tuned kernel: the judge takes any one, so each has to be right.
+
+    Each is one launch with what its hook does before.
+    """
 
     choice: Annotated[tuple[Annotated[tuple[Launch | Operation, ...], Field(max_length=64)], ...], Field(max_length=MOST_CHOICES)]
 
@@ -205,8 +207,10 @@ Step = Launch | Operation | Choice
 
 
 class Given(Strict):
-    """What lies in a tensor before the first step: an argument of forward, a parameter by the reference's name, or a constant, as
-    bytes (base64) or as one number everywhere."""
+    """What lies in a tensor before the first step.
+
+    An argument of forward, a parameter by the reference's name, or a constant, as bytes (base64) or as one number everywhere.
+    """
 
     tensor: Tensor
     input: Index | None = None
@@ -215,7 +219,7 @@ class Given(Strict):
     fill: bool | Whole | float | FloatValue | None = None
 
     def data(self) -> bytes | None:
-        """A constant's bytes, None where they are none."""
+        """Return a constant's bytes, None where they are none."""
         try:
             return base64.b64decode(self.constant or "", validate=True)
         except (binascii.Error, ValueError):
@@ -233,7 +237,7 @@ class Plan(Strict):
     kind: Literal["tensor", "tuple"]
 
     def launches(self) -> list[Launch]:
-        """All, those of every configuration too."""
+        """Return all, those of every configuration too."""
         found: list[Launch] = []
         for step in self.steps:
             some = [inner for one in step.choice for inner in one] if isinstance(step, Choice) else [step]

@@ -1,4 +1,4 @@
-"""Reports on the worth of recursion that are made up, and what they are made of."""
+"""Reports on recursive runs and their baselines that are made up, and what they are made of."""
 
 import math
 from dataclasses import replace

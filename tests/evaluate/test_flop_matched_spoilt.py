@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from worth_reports import HONEST, made
+from flop_matched_reports import HONEST, made
 
 from windtunnel.evaluate import (
     Measured,
@@ -92,7 +92,7 @@ def test_a_percentage_of_nothing_is_called_that() -> None:
 def test_committed_runs_are_not_called_out(kind: str) -> None:
     """Honest runs, one that is worse than its plain models and one that is far better."""
     if kind == "text":
-        report = json.loads((RESULTS / "worth-h200.json").read_text())["report"]
+        report = json.loads((RESULTS / "flop-matched-h200.json").read_text())["report"]
         own, plain = (next(m for m in report["models"] if m["name"] == name) for name in ("recursive", "same-parameters"))
         same = next(m for m in report["models"] if m["name"] == "same-flops")
         uniform, held_out, steps = report["uniform"], own["step_losses"], own["trained"]["losses"]

@@ -1,4 +1,4 @@
-"""The results of `worth.py` as they stand in docs/worth.md, and in a sentence in docs/trm.md."""
+"""The results of `flop_matched.py` as they stand in docs/flop-matched.md, and in a sentence in docs/trm.md."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ PLAIN = {
     "between": "in between",
     "same-flops-whole-batches": "of the same FLOPs with whole batches",
 }
-PICTURE = "![Held-out loss over training FLOPs of each model, and what earlier supervision steps lose](worth.svg)"
+PICTURE = "![Held-out loss over training FLOPs of each model, and what earlier supervision steps lose](flop-matched.svg)"
 
 
-def worth(result: dict[str, Any]) -> str:
+def flop_matched(result: dict[str, Any]) -> str:
     """A row a model, the verdict, each plain model against the run, the exponent and what limits the comparison."""
     report = result["report"]
     own = report["models"][0]
@@ -61,8 +61,8 @@ def training(result: dict[str, Any]) -> str:
     own, where = report["models"][0], result["machine"]["gpu"] or "a CPU"
     tokens = report["steps"] * report["batch_tokens"]
     parts = [
-        f"`benchmarks/results/worth-h200.json`, {where}, {result['date'][:10]}: {own['layers']} layers of {own['dim']}, preset "
-        f"`{settings['preset']}`, {report['steps']:,} steps of {report['batch_tokens']:,} tokens, "
+        f"`benchmarks/results/flop-matched-h200.json`, {where}, {result['date'][:10]}: {own['layers']} layers of {own['dim']}, "
+        f"preset `{settings['preset']}`, {report['steps']:,} steps of {report['batch_tokens']:,} tokens, "
         f"{tokens / 1e6:.1f} M in all: {tokens / result['data']['train_tokens']:.1f} times over the standard library."
     ]
     if (took := seconds(own)) != "–":
@@ -104,4 +104,4 @@ def in_short(result: dict[str, Any]) -> str:
     own, tokens = report["models"][0], report["steps"] * report["batch_tokens"]
     where = result["machine"]["gpu"] or "a CPU"
     what = f"{own['parameters'] / 1e6:.0f} M parameters, {tokens / 1e6:.1f} M tokens, {where}"
-    return f"On text, {what} (docs/worth.md): {report['verdict']}"
+    return f"On text, {what} (docs/flop-matched.md): {report['verdict']}"

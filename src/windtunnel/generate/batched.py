@@ -21,7 +21,7 @@ from torch import Tensor
 from windtunnel.model import choose, out_of_memory, top_log_probabilities
 
 from .decoder import Decoder
-from .protocol import Completion, GenerationFailed, Job, QueueFull, Stats, Ticket
+from .protocol import Completion, GenerationFailed, GenerationJob, QueueFull, Stats, Ticket
 from .text import Piece, TextCodec, TextStream, TokenInfo
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 CHUNK = 512
 # On a GPU, which takes about as long for many tokens as for few.
 GPU_TURN = 16 * CHUNK
-# After so many failures without a step that worked between them, the engine says that it is not well.
+# After so many failures without a step that worked between them, the generator says that it is not well.
 UNWELL = 3
 # Up to so many weights a step on a CPU takes less time than waking a second thread costs, the more so when the cores are busy.
 ONE_THREAD_WEIGHTS = 32_000_000
@@ -39,7 +39,7 @@ ONE_THREAD_WEIGHTS = 32_000_000
 
 @dataclass
 class _Sequence:
-    """A job in the engine's hands.
+    """A job in the generator's hands.
 
     Attributes:
         text: None where the ticket's reader makes it.
@@ -56,12 +56,12 @@ class _Sequence:
     slot: int = -1
 
     @property
-    def job(self) -> Job:
+    def job(self) -> GenerationJob:
         return self.ticket.job
 
     @property
     def ready(self) -> bool:
-        """Whether all that comes before the next step is in the cache."""
+        """Return whether all that must come before the next step is in the cache."""
         return self.fed == len(self.before)
 
     def leave_slot(self) -> None:
@@ -74,11 +74,11 @@ class _ShortOfMemory(Exception):
     """So many sequences at once do not fit."""
 
 
-class Engine:
+class BatchedGenerator:
     """A `Generator` around a decoder. `close` it in the end.
 
     A job whose own step fails is given up alone. Where memory runs out, half as many sequences go on at once, the others after
-    them. Whatever else fails costs the jobs in their slots, and the engine begins again with an empty cache.
+    them. Whatever else fails costs the jobs in their slots, and the generator begins again with an empty cache.
 
     Args:
         decoder: the model; nobody else may use it.
@@ -102,26 +102,31 @@ class Engine:
         self._closing = False
         self._failures = 0
         self._seconds = 1.0
-        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="generator", daemon=True)
         self._thread.start()
 
     @property
     def alive(self) -> bool:
-        """Whether the worker is there and its last steps have not all failed."""
+        """Return whether the worker is there and its last steps have not all failed."""
         return self._thread.is_alive() and not self._closing and self._failures < UNWELL
 
     @property
     def waiting(self) -> int:
-        """Sequences without a slot yet."""
+        """Return how many sequences have no slot yet."""
         return len(self._waiting)
 
     @property
     def running(self) -> int:
-        """Sequences in slots."""
+        """Return how many sequences are in slots."""
         return len(self._running)
 
     def submit(
-        self, jobs: Sequence[Job], notify: Callable[[Ticket], None] | None = None, *, stream: bool = True, bounded: bool = True
+        self,
+        jobs: Sequence[GenerationJob],
+        notify: Callable[[Ticket], None] | None = None,
+        *,
+        stream: bool = True,
+        bounded: bool = True,
     ) -> list[Ticket]:
         """Queue all of these jobs, or none. See `Generator`."""
         assert all(job.prompt and len(job.prompt) <= self.context for job in jobs)
@@ -142,7 +147,7 @@ class Engine:
             self._wake.notify()
         return [sequence.ticket for sequence in made]
 
-    def generate(self, jobs: Sequence[Job]) -> list[Completion]:
+    def generate(self, jobs: Sequence[GenerationJob]) -> list[Completion]:
         """Run jobs to their ends, however many. See `Generator`."""
         return [ticket.result() for ticket in self.submit(jobs, bounded=False)]
 
@@ -154,19 +159,20 @@ class Engine:
         self._thread.join(timeout)
 
     def _work(self) -> None:
-        """The thread: rounds until closed. A round that fails is never the last."""
+        """Do rounds until closed, as the thread's body. A round that fails is never the last."""
         if self._decoder.device.type == "cpu":
             torch.set_num_threads(1 if self._decoder.weights < ONE_THREAD_WEIGHTS else len(os.sched_getaffinity(0)))
         try:
             while self._admit():
                 try:
+                    # A turn of prompts, then a step: however long a prompt that joins, the others wait for one turn of it.
                     with torch.inference_mode():
                         self._prefill()
                         self._decode()
                 except _ShortOfMemory:
                     self._halve()
                 except BaseException:
-                    log.exception("a round of the engine failed; it begins again with an empty cache")
+                    log.exception("a round of the generator failed; it begins again with an empty cache")
                     self._begin_again()
         finally:
             with self._wake:
@@ -190,7 +196,7 @@ class Engine:
         """Decode half as many sequences together from now on. All leave their slots, and memory with them, and go on."""
         ran = sorted(self._running.values(), key=lambda s: s.submitted)
         self.together, self.stats.halvings = len(ran) // 2, self.stats.halvings + 1
-        log.warning("memory ran out with %d answers at once; the engine goes on with %d", len(ran), self.together)
+        log.warning("memory ran out with %d answers at once; the generator goes on with %d", len(ran), self.together)
         self._running.clear()
         for sequence in ran:
             sequence.leave_slot()
@@ -248,7 +254,7 @@ class Engine:
             self._take(logits[done], [sequences[i] for i in done])
 
     def _score(self, sequence: _Sequence) -> None:
-        """Log-probabilities of the prompt's tokens, from a pass over the whole prompt. Never raises."""
+        """Give a ticket the log-probabilities of its prompt's tokens, by a pass over the whole prompt. Never raises."""
         try:
             sequence.ticket.prompt_infos = tuple(self._scores(sequence))
         except Exception:
@@ -258,6 +264,7 @@ class Engine:
     def _scores(self, sequence: _Sequence) -> list[TokenInfo]:
         job, count = sequence.job, sequence.job.logprobs or 0
         stream = TextStream(self.text)
+        # Nothing comes before the first token, so that it has no probability; NaN keeps its place.
         infos = list(stream.push(job.prompt[0], float("nan"))[0].tokens)
         at = 1
         for logits in self._decoder.score(job.prompt):
@@ -272,7 +279,7 @@ class Engine:
         return infos + list(stream.finish("length").tokens)
 
     def _decode(self) -> None:
-        """One token for every sequence whose prompt is in the cache."""
+        """Decode one token for every sequence whose prompt is in the cache."""
         ready = sorted((s for s in self._running.values() if s.ready and not s.ticket.cancelled), key=lambda s: s.slot)
         if ready:
             self._guarded(ready, self._step)
@@ -304,6 +311,8 @@ class Engine:
 
     def _take(self, logits: Tensor, sequences: list[_Sequence]) -> None:
         """Sample a token for each row and pass its text on. Never raises: the cache has already grown."""
+        # Each sequence draws from its own stream, once a token: its text does not depend on what runs beside it, and the second
+        # attempt below takes the numbers of the first.
         draws = [sequence.random.random() for sequence in sequences]
         try:
             self._sample(logits, sequences, draws)
@@ -375,6 +384,7 @@ class Engine:
             piece, stopped = sequence.text.push(token, log_probability, top)
             if news := bool(piece.text or piece.tokens):
                 ticket.add(piece)
+        # The last token needs no room in the cache: nothing is computed after it.
         full = len(job.prompt) + len(ticket.tokens) > self.context
         if stopped:
             self._finish(sequence, "stop")
@@ -384,6 +394,7 @@ class Engine:
             ticket.tell()
 
     def _finish(self, sequence: _Sequence, reason: str) -> None:
+        # A running mean, by which those who find the queue full are told when to come again.
         self._seconds = 0.8 * self._seconds + 0.2 * (time.monotonic() - sequence.submitted)
         self.stats.finished += 1
         self._leave(sequence)
@@ -397,7 +408,7 @@ class Engine:
         sequence.ticket.tell()
 
     def _leave(self, sequence: _Sequence) -> None:
-        """Free its slot, at once: an idle slot that is full must not be there when the others step."""
+        """Free a sequence's slot at once: an idle slot that is full must not be there when the others step."""
         if sequence.slot >= 0:
             self._running.pop(sequence.slot, None)
             self._decoder.free(sequence.slot)

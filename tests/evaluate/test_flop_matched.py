@@ -1,4 +1,4 @@
-"""The worth of recursion: twins of the same FLOPs, the exponent, and verdicts."""
+"""FLOPs-matched baselines: models of the same FLOPs, the exponent, and verdicts."""
 
 import json
 import math
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from worth_reports import HONEST, LENGTH, made, recipe_of, report_on
+from flop_matched_reports import HONEST, LENGTH, made, recipe_of, report_on
 
 from windtunnel.evaluate import (
     Comparison,

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from windtunnel.recipe import Recipe
+from windtunnel.recipe import Recipe, UserError
 from windtunnel.run import RunFolder, first_difference, list_runs
 
-from .local import View, train_run
+from .local import train_run
 from .prepare import Options
 
-FOLDER = "worth"
+if TYPE_CHECKING:
+    from windtunnel.train import View
+
+FOLDER, FORMER = "flop_matched", "worth"
+"""Of the trainings, in the run's own folder: now, and as it was called before."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +34,15 @@ class Beside:
 
 
 def find_beside(folder: Path, name: str, recipe: Recipe) -> Beside:
-    """What is there of a training `name` beside the run in `folder`; runs of other recipes or lengths do not count."""
-    root = folder / FOLDER / name
+    """Find a training `name` beside the run in `folder`; runs of other recipes or lengths do not count.
+
+    Raises:
+        UserError: the trainings are in a folder of the former name: they would be done anew beside those that are there.
+    """
+    former, now = folder / FORMER, folder / FOLDER
+    if former.is_dir() and not now.exists():
+        raise UserError(f"{former}: trainings beside a run are now in {now}", f"mv {former} {now}")
+    root = now / name
     for summary in list_runs(root):
         if summary.status == "damaged":
             continue
@@ -52,10 +63,14 @@ def train_beside(
     output: Any = None,
     isolated: bool = True,
 ) -> tuple[int, Path]:
-    """Train to the end what is not there yet; returns the exit code and the run's folder.
+    """Train to the end what is not there yet; return the exit code and the run's folder.
 
     Args:
+        beside: what is there of it.
+        recipe: what to train.
         options: price and GPUs; root, run and resume are this function's.
+        view: shows the training.
+        as_json: tell progress as JSON.
         output: where processes of their own print; None: where this one does.
         isolated: in a process of its own, with an empty GPU.
 
@@ -71,6 +86,6 @@ def train_beside(
 
 
 def _same(trained: Recipe, asked: Recipe) -> bool:
-    """The same training of the same length; what one of the two leaves to be derived is so in both."""
+    """Return whether both are the same training of the same length; what one leaves to be derived the other must too."""
     left, right = (json.dumps(r.budget.model_dump(mode="json"), sort_keys=True) for r in (trained, asked))
     return left == right and first_difference(trained, asked) is None and first_difference(asked, trained) is None

@@ -1,10 +1,10 @@
-"""Draw docs/worth.svg: held-out loss over training FLOPs of each model, and what earlier supervision steps lose.
+"""Draw docs/flop-matched.svg: held-out loss over training FLOPs of each model, and what earlier supervision steps lose.
 
-    python benchmarks/worth_chart.py                                             # after each change of the report below
-    python benchmarks/worth_chart.py --report build/measured/worth.json --out build/worth.svg
+    python benchmarks/flop_matched_chart.py    # after each change of the report below
+    python benchmarks/flop_matched_chart.py --report build/measured/flop-matched.json --out build/flop-matched.svg
 
-Everything drawn stands in the report that `worth.py` wrote; a report without curves is refused. The picture has colours for light
-and for dark pages.
+Everything drawn stands in the report that `flop_matched.py` wrote; a report without curves is refused. The picture has colours
+for light and for dark pages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from sudoku_chart import STYLE, Panel, rule, text
 
 HERE = Path(__file__).resolve().parent
-REPORT, OUT = HERE / "results" / "worth-h200.json", HERE.parent / "docs" / "worth.svg"
+REPORT, OUT = HERE / "results" / "flop-matched-h200.json", HERE.parent / "docs" / "flop-matched.svg"
 WIDTH, HEIGHT = 900, 372
 APART = 15.0
 """Pixels between names at the curves' ends."""
@@ -143,7 +143,7 @@ def draw(report: dict[str, Any]) -> str:
         SystemExit: the report has no curves.
     """
     if not report.get("curves") or "report" not in report:
-        raise SystemExit("the report has no curves: write it again with python benchmarks/worth.py")
+        raise SystemExit("the report has no curves: write it again with python benchmarks/flop_matched.py")
     own = report["report"]["models"][0]
     title = f"A recursive model of {own['parameters'] / 1e6:.3g} M parameters and what it is compared with"
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img">'
@@ -155,7 +155,7 @@ def draw(report: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--report", type=Path, default=REPORT, help="of worth.py, with curves")
+    parser.add_argument("--report", type=Path, default=REPORT, help="of flop_matched.py, with curves")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     picture = draw(json.loads(args.report.read_text("utf-8")))

@@ -1,15 +1,15 @@
-"""What recursion is worth on text: a recursive GPT on Python's standard library, its plain twins and fewer recurrences.
+"""A recursive GPT on Python's standard library beside FLOPs-matched baselines: plain models, and fewer recurrences.
 
-    python benchmarks/worth.py --out build/measured/worth.json --tiny            # minutes on a CPU
-    python benchmarks/worth.py --out benchmarks/results/worth-h200.json --minutes 7   # of an H200
-    python benchmarks/worth.py --preset extreme --out build/measured/worth-extreme.json
-    python benchmarks/worth_chart.py; python benchmarks/pages.py                 # picture and results of docs/worth.md
+    python benchmarks/flop_matched.py --out build/measured/flop-matched.json --tiny                 # minutes on a CPU
+    python benchmarks/flop_matched.py --out benchmarks/results/flop-matched-h200.json --minutes 7   # of an H200
+    python benchmarks/flop_matched.py --preset extreme --out build/measured/flop-matched-extreme.json
+    python benchmarks/flop_matched_chart.py; python benchmarks/pages.py    # picture and results of docs/flop-matched.md
 
 All is trained and measured by `windtunnel`: a few steps of the recursive model tell its speed, from which follows how many steps
 (--most-steps at most) it and everything that it is compared with can take in --minutes; then `windtunnel train` and `windtunnel
-evaluate --worth`. What is known is written after each; with --root a second command of the same --steps goes on with what the
-first one trained. When time is up, or this command is told to end, or a training breaks, those models are compared that have come
-to their end: the plain one of the same FLOPs is trained first, then those of the same parameters, in between, and fewer
+evaluate --flop-matched`. What is known is written after each; with --root a second command of the same --steps goes on with what
+the first one trained. When time is up, or this command is told to end, or a training breaks, those models are compared that have
+come to their end: the plain one of the same FLOPs is trained first, then those of the same parameters, in between, and fewer
 recurrences. Validation losses over training are kept of all, after each supervision step where there are several. Learning rates
 of matrices are three times what the rule says, which is made for longer runs; all have them.
 """
@@ -49,7 +49,7 @@ REPORT_SECONDS = 30.0
 """Kept for the report when time is up."""
 MOST_POINTS = 120
 RECIPE = """\
-name: worth
+name: flop-matched
 model: {depth: 6, mlp: swiglu, sequence: 512, value_embeddings: false}
 trm: {scheme: layerwise, preset: honest, loops: 2, cycles: 1, supervision: 4}
 data:
@@ -126,7 +126,7 @@ def train(root: Path, name: str, sets: list[str], steps: int) -> Path:
     done = [run.path for run in runs if run.manifest["status"] == "done" and run.recipe.budget.steps == steps]
     if done:
         return done[0]
-    windtunnel(root, "train", str(root / "worth.yaml"), "--root", str(root / name), "--yes", "--json", *given)
+    windtunnel(root, "train", str(root / "flop-matched.yaml"), "--root", str(root / name), "--yes", "--json", *given)
     return max((path for path in (root / name).iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
 
 
@@ -233,10 +233,10 @@ def measure(args: argparse.Namespace, root: Path, started: float) -> None:
     Raises:
         OutOfTime: too little has come to its end for a report; --out says so where the recursive model has.
     """
-    (root / "worth.yaml").write_text(RECIPE)
+    (root / "flop-matched.yaml").write_text(RECIPE)
     tiny = [f"{key}={value}" for key, value in TINY.items()] if args.tiny else []
     sets = [*tiny, f"trm.preset={args.preset}", *args.set]
-    recipe = load_recipe(root / "worth.yaml", sets)
+    recipe = load_recipe(root / "flop-matched.yaml", sets)
     data = prepare(recipe)
     steps = args.steps
     if steps is None:
@@ -259,7 +259,7 @@ def measure(args: argparse.Namespace, root: Path, started: float) -> None:
     write(args.out, result, started)
     left = 60 * args.minutes - REPORT_SECONDS - (time.monotonic() - started)
     try:
-        report = json.loads(windtunnel(root, "evaluate", str(run), "--worth", "--yes", "--json", seconds=max(1.0, left)))
+        report = json.loads(windtunnel(root, "evaluate", str(run), "--flop-matched", "--yes", "--json", seconds=max(1.0, left)))
     except OutOfTime as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is there is being reported
         result |= {"stopped": str(error), "curves": curves(run)}

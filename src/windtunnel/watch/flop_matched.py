@@ -1,4 +1,4 @@
-"""What `windtunnel evaluate RUN --worth` found, for the run's page: read from worth.json."""
+"""What `windtunnel evaluate RUN --flop-matched` found, for the run's page: read from RUN/flop_matched.json."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .report_model import Curve
 
 
 @dataclass(frozen=True)
-class WorthPart:
+class FlopMatchedPart:
     """Texts for the page.
 
     Attributes:
@@ -31,15 +31,15 @@ class WorthPart:
     chart: dict[str, Any]
 
 
-def worth_part(folder: Path) -> WorthPart | None:
+def flop_matched_part(folder: Path) -> FlopMatchedPart | None:
     """Return the comparison of a run's folder; None where there is none, or none that can be read."""
     found = None
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        found = _part(json.loads((folder / "worth.json").read_text(encoding="utf-8")))
+        found = _part(json.loads((folder / "flop_matched.json").read_text(encoding="utf-8")))
     return found
 
 
-def _part(report: dict[str, Any]) -> WorthPart:
+def _part(report: dict[str, Any]) -> FlopMatchedPart:
     models, own = report["models"], report["models"][0]
     puzzles = own["solved"] is not None
     columns = ["model", "parameters", "FLOPs", "nats", "solved" if puzzles else "bits/byte", "above this run (95 %)"]
@@ -49,7 +49,7 @@ def _part(report: dict[str, Any]) -> WorthPart:
         remarks.insert(0, ("refinement", f"{own['refinement']:.1f} %: {steps}; knowing nothing {report['uniform']:.3f}"))
     held_out = report["held_out"]
     remarks.append(("held out", f"{held_out['targets']:,} targets in {held_out['unit_count']:,} {held_out['units']}"))
-    return WorthPart(
+    return FlopMatchedPart(
         verdict=report["verdict"],
         spoilt=[item["words"] for item in report["spoilt"]],
         columns=columns,
@@ -88,4 +88,4 @@ def _chart(models: list[dict[str, Any]], puzzles: bool) -> dict[str, Any]:
 
     curves = [curve("plain models", ("plain",)), curve("this run's recursion", ("run", "recurrent"))]
     title, unit = ("Held-out puzzles solved", "percent") if puzzles else ("Held-out loss", "nats per token")
-    return chart_of(title, curves, x="training FLOPs, of this run's", unit=unit, place="worth")
+    return chart_of(title, curves, x="training FLOPs, of this run's", unit=unit, place="flop-matched")

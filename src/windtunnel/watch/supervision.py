@@ -1,4 +1,4 @@
-"""A recursive run's losses after each supervision step, its refinement and order, as curves for a page."""
+"""Losses after each supervision step of a run, their refinement and order, as curves for a page."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from windtunnel.run import MetricsReader, Point, of_step
 
 from .curves import chart_of
 from .groups import MOST_CURVES
-from .report_model import Curve, RecursionCurves
+from .report_model import Curve, SupervisionCurves
 
 SMOOTHED = 100  # points that a noisy series is averaged into
-PLACE = "recursion"
+PLACE = "supervision"
 SHARES = 40  # likewise of a series that is 0 or 1
 
 Points = list[tuple[float, float]]
 
 
-def recursion_curves(metrics: MetricsReader, vocab: int | None = None) -> RecursionCurves | None:
+def supervision_curves(metrics: MetricsReader, vocab: int | None = None) -> SupervisionCurves | None:
     """Return curves from a run's metrics, or None where the run has no supervision steps.
 
     Args:
@@ -36,7 +36,7 @@ def recursion_curves(metrics: MetricsReader, vocab: int | None = None) -> Recurs
         Curve("held-out", _refinement(held_out)),
     ]
     order = smoothed(_points(metrics.series("supervision_order")), SHARES)
-    return RecursionCurves(
+    return SupervisionCurves(
         training=_named([smoothed(points) for points in training]),
         held_out=_named(held_out),
         refinement=[curve for curve in percent if curve.points],
@@ -46,7 +46,7 @@ def recursion_curves(metrics: MetricsReader, vocab: int | None = None) -> Recurs
     )
 
 
-def recursion_charts(curves: RecursionCurves | None) -> list[dict[str, Any]]:
+def supervision_charts(curves: SupervisionCurves | None) -> list[dict[str, Any]]:
     """Return the charts of the page's part on recursion; none where nothing recurs."""
     if curves is None:
         return []

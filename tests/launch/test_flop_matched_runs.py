@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 import typer
 
-from windtunnel.cli.worth import Aside, evaluate_worth
+from windtunnel.cli.flop_matched import Aside, evaluate_flop_matched
 from windtunnel.evaluate import ASK_FROM, Comparison, Length, compare_run, flop_matched_members
 from windtunnel.launch import Options, find_beside, run_training
 from windtunnel.recipe import UserError, load_recipe, stage_recipe
@@ -50,7 +52,7 @@ def one_thread() -> object:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run."""
-    root = tmp_path_factory.mktemp("worth")
+    root = tmp_path_factory.mktemp("flop_matched")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WINDTUNNEL_CACHE", str(root / "cache"))
         (root / "small.yaml").write_text(RECIPE)
@@ -63,11 +65,11 @@ def cache(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINDTUNNEL_CACHE", str(run.parents[1] / "cache"))
 
 
-def test_the_worth_of_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    evaluate_worth(run, steps=None, yes=True, json=True, isolated=False)
+def test_a_run_is_weighed_against_its_baselines(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluate_flop_matched(run, steps=None, yes=True, json=True, isolated=False)
     out = capsys.readouterr().out
     report = json.loads(out)  # nothing else on standard output
-    assert report == json.loads((run / "worth.json").read_text())
+    assert report == json.loads((run / "flop_matched.json").read_text())
     names = [model["name"] for model in report["models"]]
     assert names == ["recursive", "same-parameters", "between", "same-flops", "recurrence-2"]
     assert report["models"][0]["trained"]["run"] == str(run)
@@ -75,13 +77,13 @@ def test_the_worth_of_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert report["held_out"]["targets"] > 3000
     assert report["uniform"] > report["models"][0]["loss"]["value"]  # it has learnt something
     assert report["spoilt"] == []
-    assert (run / "worth.png").read_bytes().startswith(b"\x89PNG")
-    assert "Worth of recursion" in (run / "report.html").read_text()
+    assert (run / "flop_matched.png").read_bytes().startswith(b"\x89PNG")
+    assert "FLOPs-matched baselines" in (run / "report.html").read_text()
 
     # Nothing is trained twice.
-    trained = sorted((run / "worth").glob("*/*/manifest.json"))
-    evaluate_worth(run, steps=None, yes=False, json=False, isolated=False)
-    assert sorted((run / "worth").glob("*/*/manifest.json")) == trained
+    trained = sorted((run / "flop_matched").glob("*/*/manifest.json"))
+    evaluate_flop_matched(run, steps=None, yes=False, json=False, isolated=False)
+    assert sorted((run / "flop_matched").glob("*/*/manifest.json")) == trained
     shown = capsys.readouterr().out
     assert report["verdict"] in " ".join(shown.split())
     assert all(len(line) <= 100 for line in shown.splitlines() if "x 32" in line or " x " in line[:40])
@@ -89,7 +91,7 @@ def test_the_worth_of_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_more_than_three_times_the_run_is_asked_for_first(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match="costs more than 3 times the run itself") as asked:
-        evaluate_worth(run, steps=200, yes=False, json=False, isolated=False)
+        evaluate_flop_matched(run, steps=200, yes=False, json=False, isolated=False)
     assert "--yes" in asked.value.fix
     assert "to train" in capsys.readouterr().out  # what it costs is shown before
     assert compare_run(run, 200).seconds_per_flop is not None
@@ -100,19 +102,19 @@ def test_the_steps_that_are_offered_are_under_the_limit(
     whole: bool, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing but a shorter comparison of all is offered, and that is not refused in its turn."""
-    copy = shutil.copytree(run, tmp_path / "copy", ignore=shutil.ignore_patterns("worth", "checkpoints"))
+    copy = shutil.copytree(run, tmp_path / "copy", ignore=shutil.ignore_patterns("flop_matched", "checkpoints"))
     if not whole:
         manifest = json.loads((copy / "manifest.json").read_text())
         (copy / "manifest.json").write_text(json.dumps(manifest | {"status": "stopped", "exit_code": 3}))
     with pytest.raises(UserError) as asked:
-        evaluate_worth(copy, steps=400 if whole else None, yes=False, json=True, isolated=False)
-    offered = int(asked.value.fix.split("--worth-steps ")[1])
+        evaluate_flop_matched(copy, steps=400 if whole else None, yes=False, json=True, isolated=False)
+    offered = int(asked.value.fix.split("--flop-matched-steps ")[1])
     assert 10 <= offered <= 20
 
     asked_to_train = []
     monkeypatch.setattr("windtunnel.launch.train_beside", lambda *a, **_: asked_to_train.append(a) or (3, run))
     with pytest.raises(typer.Exit):
-        evaluate_worth(copy, steps=offered, yes=False, json=True, isolated=False)
+        evaluate_flop_matched(copy, steps=offered, yes=False, json=True, isolated=False)
     assert asked_to_train
 
 
@@ -179,22 +181,22 @@ def test_another_length_trains_all_again_and_a_stopped_training_goes_on(run: Pat
 
 
 def test_a_twin_that_does_not_end_ends_the_command(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from windtunnel.launch import worth
+    from windtunnel.launch import beside
 
-    monkeypatch.setattr(worth, "train_run", lambda *_, **__: (3, run))
+    monkeypatch.setattr(beside, "train_run", lambda *_, **__: (3, run))
     with pytest.raises(typer.Exit) as stopped:
-        evaluate_worth(run, steps=15, yes=True, json=True, isolated=False)
+        evaluate_flop_matched(run, steps=15, yes=True, json=True, isolated=False)
     assert stopped.value.exit_code == 3
 
 
 def test_runs_that_cannot_be_compared_are_refused(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
-    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("worth", "checkpoints"))
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("flop_matched", "checkpoints"))
     manifest = json.loads((copy / "manifest.json").read_text())
     (copy / "manifest.json").write_text(json.dumps(manifest | {"status": "stopped", "exit_code": 3}))
     with pytest.raises(UserError, match="has not come to its end") as refused:
         compare_run(copy)
-    assert "--worth-steps" in refused.value.fix
+    assert "--flop-matched-steps" in refused.value.fix
     assert compare_run(copy, 50).length.steps == 50
     recipe = (copy / "recipe.yaml").read_text()
     assert "trm:" in recipe
@@ -206,9 +208,29 @@ def test_runs_that_cannot_be_compared_are_refused(run: Path, tmp_path: Path) -> 
         compare_run(copy, 50)
 
 
+def test_trainings_under_the_former_name_are_not_done_anew(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "copy", ignore=shutil.ignore_patterns("flop_matched", "checkpoints"))
+    (copy / "worth" / "between").mkdir(parents=True)
+    with pytest.raises(UserError, match="trainings beside a run are now in") as refused:
+        evaluate_flop_matched(copy, steps=None, yes=True, json=True, isolated=False)
+    assert refused.value.fix == f"mv {copy / 'worth'} {copy / 'flop_matched'}"
+    (copy / "worth").rename(copy / "flop_matched")
+    member = compare_run(copy).members[1]
+    assert find_beside(copy, member.name, member.recipe).run is None
+
+
+def test_the_former_options_name_the_new_ones(run: Path) -> None:
+    for given, fix in (
+        (("--worth",), "--flop-matched"), (("--worth", "--worth-steps", "50"), "--flop-matched --flop-matched-steps 50"),
+    ):  # fmt: skip
+        done = subprocess.run([sys.executable, "-m", "windtunnel", "evaluate", str(run), *given], capture_output=True, text=True)
+        assert done.returncode == 2
+        assert f"windtunnel evaluate {run} {fix}" in " ".join(done.stderr.split()).replace("\n", "")
+
+
 def test_a_damaged_comparison_does_not_spoil_the_page(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
-    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("worth", "checkpoints"))
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("flop_matched", "checkpoints"))
     for text in ("{", "[]", '{"models": []}'):
-        (copy / "worth.json").write_text(text)
-        assert "Worth of recursion" not in write_run_page(copy).read_text()
+        (copy / "flop_matched.json").write_text(text)
+        assert "FLOPs-matched baselines" not in write_run_page(copy).read_text()

@@ -18,10 +18,10 @@ from waiting import HANG
 
 from windtunnel.recipe import UserError, load_recipe
 from windtunnel.run import Metrics, MetricsReader, RunFolder, of_step
-from windtunnel.watch import Report, Snapshot, read_snapshot, recursion_curves, write_report, write_run_page
+from windtunnel.watch import Report, Snapshot, read_snapshot, supervision_curves, write_report, write_run_page
 from windtunnel.watch.live import plain_line
-from windtunnel.watch.recursion import smoothed
 from windtunnel.watch.screen import screen
+from windtunnel.watch.supervision import smoothed
 from windtunnel.watch.text import chain
 
 EVIL = "<script>alert(1)</script>"
@@ -189,14 +189,14 @@ def test_a_gates_figures_wrap_and_what_to_do_has_the_tables_width(run: RunFolder
 
 def test_curves_are_the_metrics(run: RunFolder) -> None:
     with MetricsReader(run.metrics_path) as metrics:
-        curves = recursion_curves(metrics, 8192)
+        curves = supervision_curves(metrics, 8192)
     assert curves is not None
     assert curves.uniform == pytest.approx(math.log(8192))
     assert [curve.name for curve in curves.training] == [f"after step {i}" for i in range(4)]
     assert [x for x, _ in curves.held_out[0].points] == [50, 100, 150, 200]
     assert all(y == pytest.approx(15.0) for curve in curves.refinement for _, y in curve.points)
     assert all(y == 100 for _, y in curves.order[0].points)
-    page = Page(write_report(run.path / "r.html", Report("t", "v", True, recursion=curves)).read_text(encoding="utf-8"))
+    page = Page(write_report(run.path / "r.html", Report("t", "v", True, supervision=curves)).read_text(encoding="utf-8"))
     assert "after step 3" in page.charts["Training loss after each supervision step"]["names"]
 
 
@@ -207,9 +207,9 @@ def test_a_plain_run_has_a_page_too(tmp_path: Path) -> None:
             metrics.log(1, {"loss": 2.0})
             metrics.flush()
             with MetricsReader(folder.metrics_path) as reader:
-                assert recursion_curves(reader) is None
+                assert supervision_curves(reader) is None
         page = Page(write_run_page(folder.path).read_text(encoding="utf-8"))
-        assert "Recursion" not in page.text
+        assert "Supervision steps" not in page.text
         with pytest.raises(UserError, match="cannot be written"):
             write_run_page(folder.path, tmp_path / "missing" / "r.html")
 

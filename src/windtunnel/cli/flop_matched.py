@@ -1,4 +1,4 @@
-"""windtunnel evaluate RUN --worth: train what a recursive run is compared with, and say what recursion is worth."""
+"""windtunnel evaluate RUN --flop-matched: train FLOPs-matched baselines of a recursive run, and say whether recursion pays."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ class Aside:
     """Shows on standard error what a training says; standard output is for the report."""
 
     def update(self, snapshot: Any) -> None:
-        """Nothing: the training shows its own."""
+        """Show nothing: the training shows its own."""
 
     def say(self, text: str) -> None:
-        """One line."""
+        """Show one line."""
         typer.echo(text, err=True)
 
     def close(self) -> None:
-        """Nothing."""
+        """Have no terminal to give back."""
 
 
-def evaluate_worth(folder: Path, *, steps: int | None, yes: bool, json: bool, isolated: bool = True) -> None:
-    """Train the members that are not there yet, weigh them, print the report and write worth.json, worth.png, report.html.
+def evaluate_flop_matched(folder: Path, *, steps: int | None, yes: bool, json: bool, isolated: bool = True) -> None:
+    """Train the members that are not there yet, weigh them, print the report and write it into the run's folder.
+
+    Written are flop_matched.json, flop_matched.png and report.html.
 
     Args:
         folder: of the recursive run.
@@ -61,14 +63,14 @@ def evaluate_worth(folder: Path, *, steps: int | None, yes: bool, json: bool, is
     _announce(comparison, found, yes=yes, json=json)
     runs = _trained(comparison, found, Options(yes=yes), view, json=json, isolated=isolated)
     report = report_comparison(comparison, runs, progress=view.say)
-    picture = write_comparison_plot(report, folder / "worth.png")
+    picture = write_comparison_plot(report, folder / "flop_matched.png")
     page = write_run_page(folder)
     if json:
         print_json(report.to_json())
         return
-    print_table(f"worth of recursion of {folder.name}", comparison_columns(report), comparison_rows(report))
+    print_table(f"{folder.name} beside FLOPs-matched baselines", comparison_columns(report), comparison_rows(report))
     print_remarks(comparison_remarks(report))
-    typer.echo(f"written: {folder / 'worth.json'}, {picture}, {page}")
+    typer.echo(f"written: {folder / 'flop_matched.json'}, {picture}, {page}")
 
 
 def _is_run(comparison: Comparison, name: str) -> bool:
@@ -110,7 +112,7 @@ def _announce(comparison: Comparison, found: dict[str, Beside], *, yes: bool, js
         offered = comparison.steps_within()
         raise UserError(
             f"what the run is compared with costs more than {ASK_FROM:g} times the run itself: {words}",
-            "confirm with --yes" + (f", or compare shorter trainings of all: --worth-steps {offered}" if offered else ""),
+            "confirm with --yes" + (f", or compare shorter trainings of all: --flop-matched-steps {offered}" if offered else ""),
         )
 
 
