@@ -18,7 +18,7 @@ from .cpu import DEFAULT_GFLOPS, CPUTraining
 from .cpu import EFFICIENCY as CPU_EFFICIENCY
 from .cpu import ERRORS as CPU_ERRORS
 from .engine_fsdp import SOURCES, least_gib, static_bytes
-from .hf_layouts import HFTraining
+from .hf_layouts import HFTraining, share_of
 from .hf_work import PROMPT_TOKENS, Totals, Workload, fine_tuning, totals
 from .judging import judge_metric
 from .plan import Case, Draft, StagePlanner, parts_text
@@ -236,7 +236,9 @@ def stated_errors(c: HFConstants, layout: Layout, rig: Rig) -> dict[str, float]:
 def layout_notes(work: Workload, layout: Layout, fits: bool) -> list[str]:
     """Say what was adjusted, and what to know about the layout."""
     found = []
-    if layout.batch_tokens != work.batch_tokens:
+    if work.uneven:
+        found += _last_micro_batch(work, layout)
+    elif layout.batch_tokens != work.batch_tokens:
         found.append(
             f"batch raised from {work.batch_tokens:,} to {layout.batch_tokens:,} tokens, so that {layout.data} data-parallel"
             f" rank{'s' if layout.data > 1 else ''} get equal shares"
@@ -266,6 +268,19 @@ def layout_notes(work: Workload, layout: Layout, fits: bool) -> list[str]:
     if work.shape.family in PUBLISHED and (layout.engine == MEGATRON or not fits):
         found.append(PUBLISHED[work.shape.family])
     return found
+
+
+def _last_micro_batch(work: Workload, layout: Layout) -> list[str]:
+    """Say that the last micro-batch of an update is not like the others, if it is not."""
+    share = share_of(work, layout.data)
+    lacking = layout.accumulation * layout.micro_batch - share
+    if not lacking:
+        return []
+    how = "filled up with padding" if layout.compile else "short"
+    return [
+        f"about {share} sequences an update on each rank, in {layout.accumulation} micro-batches of {layout.micro_batch}: "
+        f"the last one is {how}"
+    ]
 
 
 def added_notes(recipe: Recipe) -> list[str]:

@@ -37,6 +37,7 @@ class GPTTraining:
 
     # The layouts come in order of preference, and the largest micro-batch that fits is as good as any.
     preferred_first = True
+    step_tokens = None
 
     def layouts(self, rig: Rig, ranks: int, worth: Worth) -> Iterator[Layout]:
         """Yield what may be, the preferred first: nothing computed again, passes recorded, small micro-batches.

@@ -80,7 +80,8 @@ def grpo_workload(recipe: Recipe, c: HFConstants) -> Workload:
         )
     tokens = stage.round_tokens / stage.updates / c.packing
     work = workload_of(stage, "stages.rl", model, recipe.layout, tokens, "bf16")
-    return replace(work, frozen_copy=stage.reference and model.adapter is None)
+    # How many sequences a round's answers fill is known when they are there.
+    return replace(work, frozen_copy=stage.reference and model.adapter is None, uneven=True)
 
 
 def search_round(recipe: Recipe, rig: Rig, c: HFConstants) -> tuple[Round, Totals]:
