@@ -131,19 +131,21 @@ def _between_steps(recipe: Recipe, best: Candidate, corpus: float | None, answer
     if corpus is not None:
         tokens = min(tokens, corpus * recipe.data.validation / (1 - recipe.data.validation))
     seconds = FORWARD * step * tokens / best.layout.batch_tokens
-    total = seconds / _steps_between(stage.validate_every, step)
+    total = seconds / steps_between(stage.validate_every, step)
     asked = stage.answers
-    return total + (answers + seconds) / _steps_between(asked.every, step) if asked is not None and asked.every else total
+    return total + (answers + seconds) / steps_between(asked.every, step) if asked is not None and asked.every else total
 
 
-def _steps_between(every: Every, step: float) -> float:
+def steps_between(every: Every, step: float) -> float:
+    """Return the steps of so many seconds that lie between two of something."""
     return every.steps or max(1.0, (every.seconds or 0.0) / max(step, 1e-9))
 
 
 def answer_seconds(sums: Totals, layout: Layout, rig: Rig, c: HFConstants) -> float:
     """Return the seconds of answering the held-out questions once; 0 where there are none.
 
-    Each token of all answers reads the weights, or computes, or waits for the host to launch the layers, whichever is longest.
+    Each token of all answers reads the weights, or computes, or waits for the host to launch the layers, unless its steps are
+    recorded, whichever is longest.
     """
     work = sums.work
     if work.answers is None:
@@ -156,7 +158,8 @@ def answer_seconds(sums: Totals, layout: Layout, rig: Rig, c: HFConstants) -> fl
         prompts = 2.0 * shape.active_parameters * batch * PROMPT_TOKENS / 4 / peak
         return judging + times * (prompts + work.answers.tokens * token)
     reading = 2.0 * shape.parameters / (rig.gpu.bandwidth_gbs * 1e9 * c.decode_bandwidth)
-    token = max(reading, shape.layers * c.eager_launch_seconds / 2) + c.decode_overhead_seconds
+    launching = 0.0 if shape.same_steps else shape.layers * c.eager_launch_seconds / 2
+    token = max(reading, launching) + c.decode_overhead_seconds
     copying = 6.0 * shape.parameters / (rig.gpu.bandwidth_gbs * 1e9 * c.bandwidth_efficiency)
     return judging + copying + times * work.answers.tokens * token
 
