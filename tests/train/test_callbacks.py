@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from waiting import until
 
 from windtunnel.evaluate import Validation
 from windtunnel.model import out_of_memory
 from windtunnel.recipe import Bands, Every, Layout
 from windtunnel.recipe import Budget as Limits
 from windtunnel.run import BandWatch, BudgetClock, StopRequest
+from windtunnel.train import telemetry
 from windtunnel.train.callbacks import Budget, Decision, Health, Timer, ValidateEvery
 from windtunnel.train.engine import StepResult
 from windtunnel.train.failures import lighter, short_of
@@ -208,3 +210,42 @@ def test_what_needs_less_memory() -> None:
     one = Layout(1, 1, 24, 64, "fp32", False, "cpu")
     assert f": {again}layout.recompute=block" in lighter(run, one, "sft", recomputes=True)
     assert "more GPUs" in lighter(run, one, "sft", recomputes=False)
+
+
+class Shown:
+    """A view that keeps what it is shown."""
+
+    def __init__(self) -> None:
+        self.moments: list[dict[str, Any]] = []
+
+    def update(self, snapshot: Any) -> None:
+        self.moments.append(snapshot)
+
+    def say(self, text: str) -> None:
+        pass
+
+
+def test_time_and_dollars_go_on_while_no_step_is_taken() -> None:
+    seconds = [0.0]
+    clock = BudgetClock(
+        Limits(steps=10), dollars_per_hour=36.0, batch_tokens=100, epoch_tokens=1000, clock=lambda: seconds[0]
+    )  # fmt: skip
+    view = Shown()
+    journal = telemetry.Journal(view=view)
+    made = telemetry.Telemetry(
+        "a run", gpus=0, flops_per_token=1.0, peak_flops=None, clock=clock, bands=BandWatch(Bands()), dollars=None
+    )  # fmt: skip
+    made.start(SimpleNamespace(step=10, journal=journal))
+    try:
+        seconds[0] = 100.0
+        journal.phase("answering")
+        assert (view.moments[-1]["elapsed"], view.moments[-1]["dollars"]) == (100.0, pytest.approx(1.0))
+        seconds[0] = 300.0
+        until(lambda: view.moments[-1]["elapsed"] == 300.0)
+        assert view.moments[-1]["dollars"] == pytest.approx(3.0)
+        assert view.moments[-1]["phase"] == "answering"
+    finally:
+        made.close()
+    seconds[0] = 400.0
+    journal.phase("finished")
+    assert view.moments[-1]["elapsed"] == 400.0
