@@ -18,7 +18,7 @@ from .engine import StepResult, Supervised
 from .schedule import learning_rate_scale
 
 LOSSES_SHOWN = 400
-SHOWN = ("loss", "tokens_per_second", "mfu", "gradient_norm", "memory_gib", "gpu_utilisation", "dollars_forecast")
+SHOWN = ("loss", "tokens_per_second", "gradient_norm", "memory_gib", "gpu_utilisation", "dollars_forecast")
 SHOW_SECONDS = 1.0
 """Between two looks at what is going on beside steps, which show themselves."""
 TRAINING = "training"
@@ -131,8 +131,9 @@ class Telemetry(Callback):
             "learning_rate": learning_rate_scale(engine.schedule, step - 1, self.loop.progress(step - 1)),
             "epoch": batches.epochs,
         }
-        if self._peak_flops:
-            values["mfu"] = speed * self._flops_per_token / self._peak_flops
+        mfu = speed * self._flops_per_token / self._peak_flops if self._peak_flops else None
+        if mfu is not None and mfu <= 1.0:  # more is of a peak that is not this machine's, or of a model whose FLOPs say nothing
+            values["mfu"] = mfu
         used = memory(torch.device(layout.device))
         if used is not None:
             values["memory_gib"], values["memory_share"] = used[0], used[0] / used[1]
@@ -156,7 +157,7 @@ class Telemetry(Callback):
             "losses": list(self._losses), "alerts": alerts, "phase": TRAINING,
             "dollars_budget": self._dollars, "data_wait": values["data_wait_share"],
         }  # fmt: skip
-        journal.fields |= {name: values[name] for name in SHOWN if name in values}
+        journal.fields |= {name: values[name] for name in SHOWN if name in values} | {"mfu": values.get("mfu")}
         journal.fields["step_losses"] = step_values(values, "loss")
         journal.show()
 
