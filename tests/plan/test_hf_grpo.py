@@ -90,7 +90,8 @@ def test_refusals_say_who_lacks_what_and_what_works() -> None:
         ("8xH100", ("stages.rl.answer_tokens=16384",), ("model.sequence", "16,896")),
         ("8xH100", apart(4, "stages.rl.engine_tensor=3"), ("engine_tensor: 3", "28")),
         ("8xH100", ("stages.rl.engine_tensor=8",), ("engine_tensor: 8", "28 heads")),
-        ("2x(4xH100)", apart(5), ("5 GPUs", "nodes of 4")),
+        ("2x(4xH100)", apart(5, "stages.rl.prompts=65"), ("5 GPUs", "nodes of 4")),
+        ("8xH100", apart(3), ("learners: 3", "64 prompts", "learners=2", "prompts=66")),
     ],
 )
 def test_contradictions_are_refused(rig: str, overrides: tuple[str, ...], says: tuple[str, ...]) -> None:
@@ -126,6 +127,12 @@ def test_a_prime_number_of_sequences_is_not_taken_one_by_one() -> None:
     tuning = ("model.config=smollm2-135m-instruct", "model.sequence=2048", f"stages.sft.batch_tokens={67 * 2048}")
     with pytest.raises(UserError, match="does not divide the 67 sequences"):
         make_plan(load_recipe("sft", [*tuning, "stages.sft.micro_batch=4"]), parse_rig("H100"))
+
+
+def test_learners_share_the_prompts_of_a_round_evenly() -> None:
+    for rig, prompts in (("6xH100", 32), ("3x(4xH100)", 32), ("7xH100", 15)):
+        made = plan(rig, f"stages.rl.prompts={prompts}")
+        assert prompts % made.layout.ranks == 0, rig
 
 
 def test_on_one_gpu_vllm_keeps_a_part_of_its_memory_beside_the_learner() -> None:

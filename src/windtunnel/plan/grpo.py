@@ -36,7 +36,7 @@ from .judging import judge_answers, subjects_of
 from .memory import GIB
 from .plan import Case, Draft
 from .rollout import FEW, WEIGHT_BYTES, largest_engine
-from .sharing import Round, grpo_workload, part_of, search_round
+from .sharing import Round, grpo_workload, part_of, require_shared, search_round
 from .types import Role
 
 DEFAULT_ROUNDS = 100
@@ -125,6 +125,7 @@ def draft_here(case: Case, stage: GRPO, c: HFConstants) -> Draft:
     sums = totals(replace(grpo_workload(recipe, c), answers=every))
     learner = CPUTraining(sums, c).search(rig, 1).best
     if stage.engine != "in-turn" and stage.learners is not None:  # processes that share the prompts of a round
+        require_shared(stage, stage.learners)
         learner = replace(learner, layout=replace(learner.layout, ranks=stage.learners))
     passes = int(stage.reference) + int(stage.updates > 1)
     # Answers end at different times, and the last of them are few.
@@ -178,7 +179,7 @@ def held_out_seconds(recipe: Recipe, sums: Totals, layout: Layout, rig: Rig, c: 
 
 
 def _ask(stage: GRPO, startup: dict[str, float], round_seconds: float, asked: float) -> float:
-    """Count held-out prompts, which take `asked` seconds, before the first round and at the end; return what a round has of it."""
+    """Count held-out prompts before the first round and at the end, `asked` seconds each; return what a round has of them."""
     if stage.answers is None:
         return 0.0
     startup |= {ANSWERS_AT_FIRST: asked, ANSWERS_AT_END: asked}
