@@ -99,6 +99,11 @@ def _require_policy(stage: GRPO) -> None:
                 "`windtunnel train` has none that it is for",
                 f"--set stages.{stage.name}.{key}={'null' if default is None else str(default).lower()}{also}",
             )
+    if stage.in_flight and stage.engine != "transformers":
+        raise UserError(
+            f"stages.{stage.name}.in_flight: engine: {stage.engine} takes new weights when its answers are done",
+            f"--set stages.{stage.name}.in_flight=false, or --set stages.{stage.name}.engine=transformers",
+        )
     if stage.overlap and stage.curriculum is not None:
         raise UserError(
             f"stages.{stage.name}.overlap and curriculum: rounds would be asked before it is known which level they are of",
