@@ -45,6 +45,8 @@ CALL_SECONDS = 20.0
 BACK_SECONDS = 60.0
 """For which a node that was lost and is missed is waited for."""
 TELL_SECONDS = 10.0
+NODES_SECONDS = 5.0
+"""Between two looks at the nodes of the cluster."""
 RESTARTS = 3
 """Times that learners are started again; after the first only where a checkpoint was made in between."""
 PASSED_ON = ("WINDTUNNEL_", "HF_", "NCCL_", "TORCH", "PYTORCH_", "CUDA_", "VLLM_", "PYTHONPATH", "GLOO_")
@@ -217,8 +219,10 @@ def _once(
             **_environment(), **told.environment(), "MASTER_ADDR": here, "MASTER_PORT": str(store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True", "WORLD_SIZE": str(wanted.learners), "LOCAL_WORLD_SIZE": "1",
         }  # fmt: skip
+        missed = Missed(wanted, len(nodes_of()))
         for number in range(wanted.learners):
-            ranks.append(PlacedRank(number, placed.group, wanted, rank_command(folder.resolve(), as_json), shared, output))
+            command = rank_command(folder.resolve(), as_json)
+            ranks.append(PlacedRank(number, placed.group, wanted, command, shared, output, missed))
         watch_ranks(folder, ranks, output)
     finally:
         for rank in ranks:
@@ -233,6 +237,32 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in passed.items() if not any(word in name for word in SECRET)}
 
 
+class Missed:
+    """Tells when a node is lost, missed, and not back within `BACK_SECONDS`: engines that had it would be waited for far longer.
+
+    Args:
+        wanted: what runs.
+        there: nodes at first.
+    """
+
+    def __init__(self, wanted: Wanted, there: int) -> None:
+        self._wanted, self._there = wanted, there
+        self._looked, self._told = -NODES_SECONDS, ""
+        self._since: float | None = None
+
+    def why(self) -> str:
+        """Return what is lost and missed; '' while nothing is, or may come back."""
+        now = time.monotonic()
+        if now - self._looked < NODES_SECONDS:
+            return self._told
+        self._looked, nodes = now, nodes_of()
+        missing = lacking(self._wanted, nodes) if len(nodes) < self._there else ""
+        self._since = (self._since or now) if missing else None
+        late = self._since is not None and now - self._since >= BACK_SECONDS
+        self._told = f"stopped: {self._there - len(nodes)} of {self._there} nodes are lost, and {missing}" if late else ""
+        return self._told
+
+
 class PlacedRank:
     """A learner on its node; see `windtunnel.launch.rank.Rank`.
 
@@ -243,18 +273,20 @@ class PlacedRank:
         command: of its process.
         shared: environment that all ranks have.
         output: gets what it prints.
+        missed: tells of nodes without which the learners cannot go on.
     """
 
     stopped_since: float | None
 
     def __init__(
-        self, number: int, group: Any, wanted: Wanted, command: Sequence[str], shared: Mapping[str, str], output: IO[str] | None
-    ) -> None:
+        self, number: int, group: Any, wanted: Wanted, command: Sequence[str], shared: Mapping[str, str],
+        output: IO[str] | None, missed: Missed,
+    ) -> None:  # fmt: skip
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         self.number, self.began, self.stopped_since = number, time.monotonic(), None
-        self._output, self._lost = output, ""
+        self._output, self._lost, self._missed = output, "", missed
         host: Any = ray.remote(Hosted)
         # Ray shows an actor its own GPU alone, which is therefore number 0.
         environment = {**shared, "RANK": str(number), "LOCAL_RANK": "0"}
@@ -319,6 +351,7 @@ class PlacedRank:
         """Take in how it is, once it has answered; an actor that does not answer, or is gone, is a rank that is gone."""
         import ray
 
+        self._lost = self._lost or self._missed.why()
         if self._lost:
             return
         now = time.monotonic()
