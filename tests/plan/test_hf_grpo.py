@@ -9,8 +9,9 @@ import pytest
 from windtunnel.model import hf_shape
 from windtunnel.plan import Plan, lines, make_plan
 from windtunnel.plan.constants import HFConstants, load_hf_constants
-from windtunnel.plan.judging import TIMED_KERNELS
+from windtunnel.plan.judging import CORE_SECONDS, REPLAYED_KERNELS, judge_answers
 from windtunnel.plan.rollout import plan_engines, sync_seconds
+from windtunnel.plan.sharing import grpo_workload
 from windtunnel.recipe import Recipe, UserError, load_recipe
 from windtunnel.rig import parse_rig
 
@@ -89,7 +90,8 @@ def test_refusals_say_who_lacks_what_and_what_works() -> None:
         ("8xH100", ("stages.rl.answer_tokens=16384",), ("model.sequence", "16,896")),
         ("8xH100", apart(4, "stages.rl.engine_tensor=3"), ("engine_tensor: 3", "28")),
         ("8xH100", ("stages.rl.engine_tensor=8",), ("engine_tensor: 8", "28 heads")),
-        ("2x(4xH100)", apart(5), ("5 GPUs", "nodes of 4")),
+        ("2x(4xH100)", apart(5, "stages.rl.prompts=65"), ("5 GPUs", "nodes of 4")),
+        ("8xH100", apart(3), ("learners: 3", "64 prompts", "learners=2", "prompts=66")),
     ],
 )
 def test_contradictions_are_refused(rig: str, overrides: tuple[str, ...], says: tuple[str, ...]) -> None:
@@ -103,6 +105,34 @@ def test_without_a_choice_all_gpus_take_turns_or_are_split() -> None:
     made = plan("8xH100")
     assert any("take turns on all 8 GPUs" in note or "GPUs learn" in note for note in made.notes)
     assert made.step_seconds <= min(plan("8xH100", *apart(n)).step_seconds for n in (2, 4))
+
+
+def test_a_prime_number_of_sequences_is_not_taken_one_by_one() -> None:
+    small = ("model.config=smollm2-135m-instruct", "model.sequence=2048", "stages.rl.answer_tokens=1024", "stages.rl.samples=8")
+
+    def sequences(prompts: int) -> int:
+        work = grpo_workload(rl(*small, f"stages.rl.prompts={prompts}"), HFConstants())
+        return work.batch_tokens // work.sequence
+
+    prompts = next(n for n in range(1, 200) if sequences(n) == 67)
+    made = plan("H100", *small, f"stages.rl.prompts={prompts}")
+    layout = made.layout
+    assert layout.micro_batch > 4
+    assert 67 <= layout.micro_batch * layout.accumulation < 67 + layout.micro_batch
+    assert layout.recompute == "none"
+    assert any("about 67 sequences an update" in note for note in made.notes)
+    given = plan("H100", *small, f"stages.rl.prompts={prompts}", "stages.rl.micro_batch=4").layout
+    assert (given.micro_batch, given.accumulation) == (4, 17)
+    # Fine-tuning takes whole micro-batches of its data: there the batch would be another one.
+    tuning = ("model.config=smollm2-135m-instruct", "model.sequence=2048", f"stages.sft.batch_tokens={67 * 2048}")
+    with pytest.raises(UserError, match="does not divide the 67 sequences"):
+        make_plan(load_recipe("sft", [*tuning, "stages.sft.micro_batch=4"]), parse_rig("H100"))
+
+
+def test_learners_share_the_prompts_of_a_round_evenly() -> None:
+    for rig, prompts in (("6xH100", 32), ("3x(4xH100)", 32), ("7xH100", 15)):
+        made = plan(rig, f"stages.rl.prompts={prompts}")
+        assert prompts % made.layout.ranks == 0, rig
 
 
 def test_on_one_gpu_vllm_keeps_a_part_of_its_memory_beside_the_learner() -> None:
@@ -157,7 +187,8 @@ def test_an_engine_is_as_fast_and_starts_as_slowly_as_vllm_did() -> None:
     engine = plan_engines(hf_shape("qwen2.5-7b"), stage, parse_rig("H200"), 1, load_hf_constants("H200"))
     assert 512 * 256 / engine.decode == pytest.approx(29_000, rel=0.15)
     made = plan("H200")
-    start = sum(made.startup.values()) - made.startup["last checkpoint"]
+    beside = sum(seconds for name, seconds in made.startup.items() if "held-out" in name)
+    start = sum(made.startup.values()) - made.startup["last checkpoint"] - beside
     assert start == pytest.approx(80, rel=0.25)
 
 
@@ -181,8 +212,8 @@ LONG = ["budget.steps=1000"]
 
 def test_what_is_offered_fits_the_disk_too() -> None:
     made = make_plan(load_recipe("rl", LONG), parse_rig("g5.12xlarge"))
-    assert len(made.reasons) == 2
-    assert "disk" in made.reasons[1]
+    assert len(made.reasons) > 1
+    assert "disk" in made.reasons[-1]
     offered = [a.change for a in made.alternatives if not a.elsewhere]
     assert offered
     for change in offered:
@@ -204,16 +235,50 @@ def test_a_round_on_this_machines_cpu_takes_turns_and_says_what_does_nothing() -
 
 
 def test_judging_is_counted_and_hidden_only_where_no_gpu_is_shared() -> None:
-    kernels = ("stages.rl.rewards=[{kind: kernel, key: task}]",)
+    kernels = ("stages.rl.rewards=[{kind: kernel, key: task}]", "stages.rl.cross_check=0")
     twice = "[{kind: kernel, key: task, tokens: code}, {kind: kernel, key: task, speed: true, tokens: plan}]"
     timed, free = plan("8xH100", *kernels), plan("8xH100", "stages.rl.rewards=[{kind: exact}]")
     assert "judging" not in free.step_terms
-    assert plan("8xH100", f"stages.rl.rewards={twice}").step_terms["judging"] == timed.step_terms["judging"]
-    assert timed.step_terms["judging"] == pytest.approx(512 / TIMED_KERNELS.per_second)
+    assert plan("8xH100", f"stages.rl.rewards={twice}", kernels[1]).step_terms["judging"] == timed.step_terms["judging"]
+    assert timed.step_terms["judging"] == pytest.approx(512 / REPLAYED_KERNELS.per_second)
     assert timed.hidden_seconds == pytest.approx(free.hidden_seconds)
     assert timed.step_seconds == pytest.approx(sum(timed.step_terms.values()) - timed.hidden_seconds)
-    assert plan("2x(8xH100)", *kernels).step_terms["judging"] == pytest.approx(256 / TIMED_KERNELS.per_second)
+    assert plan("2x(8xH100)", *kernels).step_terms["judging"] == pytest.approx(256 / REPLAYED_KERNELS.per_second)
     code = plan("8xH100", "stages.rl.rewards=[{kind: code}]")
     assert code.hidden_seconds > free.hidden_seconds
     assert code.step_seconds == pytest.approx(free.step_seconds)
     assert any("exact is not counted" in note for note in free.notes)
+
+
+def test_cross_checks_are_judgements_of_the_first_judge_and_at_least_one_of_each_learner() -> None:
+    rig = parse_rig("8xH100")
+
+    def judging(*sets: str, learners: int = 1, answers: int | None = None) -> float:
+        stage = rl("stages.rl.rewards=[{kind: kernel, key: task}, {kind: code}]", *sets).rl
+        assert stage is not None
+        return judge_answers(stage, rig, learners, answers).seconds
+
+    each = 1 / REPLAYED_KERNELS.per_second
+    without = judging("stages.rl.cross_check=0")
+    assert without == pytest.approx(512 * each)
+    # Each is asked another way, and for another prompt.
+    assert judging("stages.rl.cross_check=0.5") - without == pytest.approx(2 * 256 * each)
+    assert judging("stages.rl.cross_check=0.001", learners=4) - without == pytest.approx(2 * 4 * each)
+    assert judging("stages.rl.cross_check=0.5", answers=64) == pytest.approx(64 * each), "held-out answers are judged once"
+    assert any("stages.rl.cross_check=0.02" in note for note in plan("8xH100", "stages.rl.rewards=[{kind: math}]").notes)
+
+
+@pytest.mark.parametrize("rig", ["8xH100", "here"])
+def test_held_out_prompts_take_their_time_before_the_first_round_between_rounds_and_at_the_end(rig: str) -> None:
+    small = ("model.config=smollm2-135m-instruct", "model.sequence=2048", "stages.rl.answer_tokens=256", "budget.steps=100")
+    rewards = "stages.rl.rewards=[{kind: math}]"
+    without = plan(rig, *small, rewards, "stages.rl.answers=null")
+    asked = plan(rig, *small, rewards, "stages.rl.answers={every: 10 steps, prompts: 256}")
+    once = asked.startup["held-out answers at the end"]
+    assert asked.startup["held-out answers before the first round"] == once
+    assert once > 256 * CORE_SECONDS["math"] / 16, "their judging alone"
+    assert asked.steps == without.steps == 100
+    assert asked.step_seconds == without.step_seconds
+    assert 3600 * (asked.hours - without.hours) == pytest.approx(once * (2 + 100 / 10))
+    assert "every 10 steps" in asked.sources["hours"]
+    assert not any("held-out" in name for name in without.startup)

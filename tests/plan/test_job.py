@@ -9,7 +9,7 @@ import pytest
 
 from windtunnel.model import hf_shape
 from windtunnel.plan import Job, make_plan, plan_job
-from windtunnel.plan.judging import TIMED_KERNELS
+from windtunnel.plan.judging import REPLAYED_KERNELS
 from windtunnel.recipe import load_recipe, stage_recipe
 from windtunnel.rig import load_catalog, parse_rig
 
@@ -85,7 +85,7 @@ def test_reinforcement_learning_has_a_job_whose_evaluation_is_judged() -> None:
     evaluate = next(step for step in made.steps if step.name == "evaluate")
     assert "judging" in evaluate.source
     assert evaluate.hours is not None
-    assert evaluate.hours > 400 / TIMED_KERNELS.per_second / 3600  # both models' answers, timed one after the other
+    assert evaluate.hours > 400 / REPLAYED_KERNELS.per_second / 3600  # both models' answers
     assert made.hours == pytest.approx(sum(step.hours or 0.0 for step in made.steps if step.counted))
 
 

@@ -150,6 +150,40 @@ def test_a_learner_that_is_killed_goes_on_from_its_checkpoint(tmp_path: Path, cl
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
+def test_a_run_that_lost_a_node_says_with_how_many_it_goes_on_and_then_does(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    made = Cluster()
+    made.add_node(num_cpus=2, object_store_memory=80_000_000, include_dashboard=False)
+    lost = made.add_node(num_cpus=2, object_store_memory=80_000_000)
+    try:
+        (tmp_path / "hold").touch()
+        with start(tmp_path, "stages.rl.placement=ray", "stages.rl.answers=null", RAY_ADDRESS=made.address) as process:
+            held(tmp_path, process)
+            made.remove_node(lost, allow_graceful=False)
+            (tmp_path / "hold").unlink()
+            assert process.wait(LIMIT) == 2, process.communicate()[0]
+            output = process.communicate()[0]
+        assert "1 of 2 nodes are left, where 2 learners and 2 engines of a CPU core each do not fit: 4 CPU cores" in output
+        fewer = ("--set", "stages.rl.learners=1", "--set", "stages.rl.engines=1")
+        assert " ".join(fewer) in output
+        run = the_run(tmp_path)
+        assert run is not None
+        steps = list(series(run, "reward"))
+        assert steps
+        command = [sys.executable, "-m", "windtunnel", "train", "--resume", "--run", str(run), "--yes", *fewer]
+        environment = {**os.environ, "RAY_ADDRESS": made.address}
+        done = subprocess.run(command, env=environment, text=True, capture_output=True, cwd=tmp_path, timeout=LIMIT)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert list(series(run, "reward")) == list(range(1, STEPS + 1))
+        assert any("resumed from step" in event.message for event in _events(run))
+    finally:
+        made.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_an_adapter_apart_trains_the_same_on_either_placement(tmp_path: Path, cluster: str) -> None:
     apart = (
         "model.adapter={rank: 2}", "stages.rl.engine_adapter=apart", "stages.rl.sync=direct",

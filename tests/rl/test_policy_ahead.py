@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import killed, new_run, require_same, series
+from runs import killed, new_run, require_same, rounds, series
 
 from windtunnel.generate import GenerationJob
+from windtunnel.recipe import UserError
 from windtunnel.rl import EngineProcess, train_policy
 
 pytestmark = pytest.mark.end_to_end
@@ -71,3 +72,32 @@ def test_killed_at_random_moments_nothing_is_learned_twice_and_nothing_lost(tmp_
     assert kills >= 3
     assert train_policy(halted) == 0
     require_same(whole, halted)
+
+
+def test_engines_that_take_weights_in_flight_answer_by_younger_ones_and_each_token_says_by_which(tmp_path: Path) -> None:
+    run = new_run(tmp_path, *BESIDE, "stages.rl.overlap=2", "stages.rl.in_flight=true", "stages.rl.samples=16")
+    assert train_policy(run) == 0
+    assert sorted(series(run, "loss")) == list(range(1, 7))
+    stale, largest, mixed = (series(run, name) for name in ("staleness", "staleness_largest", "mixed_versions"))
+    assert set(series(run, "too_old").values()) == {0.0}
+    for step in range(1, 7):
+        assert 0 <= stale[step] <= largest[step] <= 2
+        assert 0 <= mixed[step] <= 1
+    for lines in rounds(run).values():
+        for answer in lines:
+            spans = answer.get("versions", [[answer["version"], answer["tokens"]]])
+            assert sum(tokens for _, tokens in spans) == answer["tokens"]
+            assert [version for version, _ in spans] == sorted({version for version, _ in spans})
+            assert min((version for version, _ in spans), default=answer["version"]) == answer["version"]
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (("stages.rl.in_flight=true",), "in_flight: without rounds ahead"),
+        (("stages.rl.in_flight=true", "stages.rl.overlap=1", "stages.rl.engine=vllm"), "takes new weights when its answers are"),
+    ],
+)
+def test_what_cannot_be_in_flight_is_named(tmp_path: Path, sets: tuple[str, ...], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        new_run(tmp_path, *sets)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from learners import learner, publish
+from learners import learner, publish, train
 from runs import new_run, require_same, series
 
 from windtunnel.generate import Completion, GenerationJob, NoText, Ticket
@@ -121,7 +121,9 @@ SHORT = GenerationJob((8, 9), 2, seed=4, draws=True)
 
 
 @contextmanager
-def engines(count: int, limit: float = 300.0, stopped: bool = False, said: list[str] | None = None) -> Iterator[Engines]:
+def engines(
+    count: int, limit: float = 300.0, stopped: bool = False, said: list[str] | None = None, in_flight: bool = False
+) -> Iterator[Engines]:  # fmt: skip
     """Engines for texts of up to 1,300 tokens, without weights; `stopped`: their processes never do anything."""
 
     def start(number: int, answered: Any, ended: Any) -> EngineProcess:
@@ -132,7 +134,8 @@ def engines(count: int, limit: float = 300.0, stopped: bool = False, said: list[
         return process
 
     told = said.append if said is not None else lambda text: None
-    with closing(Engines(count, start, NoText(128, ()), tokens=1300, slots=8, exact=True, say=told)) as made:
+    how: dict[str, Any] = {"tokens": 1300, "slots": 8, "exact": not in_flight, "in_flight": in_flight, "say": told}
+    with closing(Engines(count, start, NoText(128, ()), **how)) as made:
         yield made
 
 
@@ -141,6 +144,14 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Version 1 of a learner whose texts may be long."""
     with learner(max_position_embeddings=2048) as job:
         return publish(job, Publisher(tmp_path_factory.mktemp("published")), 1)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Version 2 of that learner."""
+    with learner(max_position_embeddings=2048) as job:
+        train(job, 4)
+        return publish(job, Publisher(tmp_path_factory.mktemp("trained")), 2)
 
 
 def answers(made: Engines, jobs: Sequence[GenerationJob], first: Any = None) -> list[Completion]:
@@ -189,3 +200,35 @@ def test_an_engine_that_never_starts_is_named(published: Path) -> None:
     with engines(1, limit=0.3, stopped=True) as made:
         with pytest.raises(UserError, match=r"engine 0 died 4 times in a row: .*did not answer 'load' within 0\.3 s"):
             made.take(published, 1)
+
+
+def test_weights_are_taken_in_the_middle_of_an_answer_and_each_token_says_by_which_it_is(published: Path, trained: Path) -> None:
+    with engines(1) as other:
+        other.take(trained, 2)
+        by_trained = answers(other, [SHORT, LONG])
+    with engines(1, in_flight=True) as made:
+        made.take(published, 1)
+        whole = answers(made, [LONG])[0]
+        short, long = made.submit([SHORT, LONG])
+        short.result(300)
+        assert [receipt.version for receipt in made.take(trained, 2)] == [2]
+        mixed = long.result(300)
+        changed = long.versions.index(2)
+        assert long.versions == [1] * changed + [2] * (len(mixed.drawn) - changed)
+        assert 0 < changed < len(mixed.drawn) == 1200
+        assert mixed.tokens[:changed] == whole.tokens[:changed]
+        assert mixed.tokens[changed:] not in (whole.tokens[changed:], by_trained[1].tokens[changed:])
+        again = answers(made, [SHORT, LONG])
+        assert [one.tokens for one in again] == [one.tokens for one in by_trained], "the new weights are whole"
+
+
+def test_an_engine_that_is_killed_in_flight_starts_again_with_the_newest_weights(published: Path, trained: Path) -> None:
+    with engines(1, in_flight=True) as made:
+        made.take(published, 1)
+        short, long = made.submit([SHORT, LONG])
+        short.result(300)
+        made.take(trained, 2)
+        os.kill(made._places[0].process.pid, signal.SIGKILL)
+        assert len(long.result(300).drawn) == 1200
+        assert set(long.versions) == {2}
+        assert made.restarts == 1

@@ -142,6 +142,35 @@ def test_ranks_that_have_fewer_answers_take_part_with_empty_batches() -> None:
     torch.testing.assert_close(alone, padded)
 
 
+@pytest.mark.parametrize("loss", ["dapo", "grpo", "dr_grpo"])
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_prime_number_of_sequences_in_micro_batches_of_four_has_the_gradient_of_all_at_once(loss: str, fixed: bool) -> None:
+    """No two of these answers fit one sequence, so that there are seven."""
+    samples = [answer(i, 20 + i % 3, 1.0 if i % 2 else -0.5) for i in range(7)]
+    stage = GRPO(name="rl", loss=loss, answer_tokens=24)  # type: ignore[arg-type]
+
+    def packed(rows: int) -> list[ObjectiveBatch]:
+        return micro_batches(samples, stage, sequence=32, rows=rows, fixed=fixed, device=CPU)
+
+    assert [len(batch.input_ids) for batch in packed(4)] == ([4, 4] if fixed else [4, 3])
+
+    def gradient(rows: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        with learner() as job:
+            found: dict[str, torch.Tensor] = {}
+
+            def take() -> None:
+                found.update({name: p.grad.clone() for name, p in job.trained.items() if p.grad is not None})
+
+            return job.step(packed(rows), 7 * 32, 0.0, before_update=take), found
+
+    (sums, some), (together, every) = gradient(4), gradient(7)
+    torch.testing.assert_close(sums, together)
+    assert sums[3] == sum(len(sample.tokens) for sample in samples)
+    assert some.keys() == every.keys()
+    for name, one in some.items():
+        torch.testing.assert_close(one, every[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
 @pytest.mark.parametrize("loss", ["dapo", "grpo", "dr_grpo", "cispo", "sapo"])
 def test_an_update_makes_better_answers_likelier_than_worse_ones(loss: str) -> None:
     samples = [answer(i, 4 + i, 1.0 if i % 2 else -1.0) for i in range(8)]

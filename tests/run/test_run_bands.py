@@ -140,3 +140,18 @@ def test_state_goes_through_json_and_the_watch_goes_on() -> None:
     assert second.active == first.active
     assert before + watch(fault, first=420, watcher=second) == whole
     assert second.best_validation is not None
+
+
+def test_the_speed_of_steps_beside_a_checkpoint_is_not_judged() -> None:
+    """Saved every ten steps, for six of them: slow as they are, they neither raise the band nor count as good ones."""
+    watcher, found = BandWatch(Bands(), TARGETS), []
+    for step in range(400):
+        metrics, saving = healthy(step), step % 10 < 6
+        if saving:
+            metrics["tokens_per_second"] *= 0.4
+        found += watcher.observe(step, metrics, saving=saving)
+    assert found == []
+    for step in range(400, 450):
+        slow = healthy(step) | {"tokens_per_second": 500.0}
+        found += watcher.observe(step, slow, saving=step % 10 < 2)
+    assert [alert.band for alert in found] == ["throughput"], "the other steps are judged as ever"

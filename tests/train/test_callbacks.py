@@ -9,14 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+from waiting import until
 
+from windtunnel.checkpoint import CheckpointStore
 from windtunnel.evaluate import Validation
 from windtunnel.model import out_of_memory
-from windtunnel.recipe import Bands, Every, Layout
+from windtunnel.recipe import Bands, Every, Layout, Schedule
 from windtunnel.recipe import Budget as Limits
 from windtunnel.run import BandWatch, BudgetClock, StopRequest
+from windtunnel.train import Ranks, telemetry
 from windtunnel.train.callbacks import Budget, Decision, Health, Timer, ValidateEvery
-from windtunnel.train.engine import StepResult
+from windtunnel.train.checkpoints import Checkpoints, make_saver
+from windtunnel.train.engine import EngineState, StepResult
 from windtunnel.train.failures import lighter, short_of
 
 
@@ -35,7 +39,7 @@ def loop(step: int = 0, newest: int = 5) -> Any:
     batches = SimpleNamespace(position=160, step_sequences=16)
     return SimpleNamespace(
         step=step, journal=Journal(), engine=SimpleNamespace(feed=SimpleNamespace(batches=batches)),
-        checkpoints=SimpleNamespace(newest=lambda: newest), reserve=lambda: 1.0,
+        checkpoints=SimpleNamespace(newest=lambda: newest, was_saving=lambda step: step == 40), reserve=lambda: 1.0,
     )  # fmt: skip
 
 
@@ -208,3 +212,82 @@ def test_what_needs_less_memory() -> None:
     one = Layout(1, 1, 24, 64, "fp32", False, "cpu")
     assert f": {again}layout.recompute=block" in lighter(run, one, "sft", recomputes=True)
     assert "more GPUs" in lighter(run, one, "sft", recomputes=False)
+
+
+class Shown:
+    """A view that keeps what it is shown."""
+
+    def __init__(self) -> None:
+        self.moments: list[dict[str, Any]] = []
+
+    def update(self, snapshot: Any) -> None:
+        self.moments.append(snapshot)
+
+    def say(self, text: str) -> None:
+        pass
+
+
+def test_time_and_dollars_go_on_while_no_step_is_taken() -> None:
+    seconds = [0.0]
+    clock = BudgetClock(
+        Limits(steps=10), dollars_per_hour=36.0, batch_tokens=100, epoch_tokens=1000, clock=lambda: seconds[0]
+    )  # fmt: skip
+    view = Shown()
+    journal = telemetry.Journal(view=view)
+    made = telemetry.Telemetry(
+        "a run", gpus=0, flops_per_token=1.0, peak_flops=None, clock=clock, bands=BandWatch(Bands()), dollars=None
+    )  # fmt: skip
+    made.start(SimpleNamespace(step=10, journal=journal))
+    try:
+        seconds[0] = 100.0
+        journal.phase("answering")
+        assert (view.moments[-1]["elapsed"], view.moments[-1]["dollars"]) == (100.0, pytest.approx(1.0))
+        seconds[0] = 300.0
+        until(lambda: view.moments[-1]["elapsed"] == 300.0)
+        assert view.moments[-1]["dollars"] == pytest.approx(3.0)
+        assert view.moments[-1]["phase"] == "answering"
+    finally:
+        made.close()
+    seconds[0] = 400.0
+    journal.phase("finished")
+    assert view.moments[-1]["elapsed"] == 400.0
+
+
+def test_a_step_knows_whether_a_checkpoint_was_saved_beside_it(tmp_path: Path) -> None:
+    weights = {"model.weight": torch.ones(4)}
+    engine: Any = SimpleNamespace(state_dict=lambda: EngineState(dict(weights), {}))
+    ranks = Ranks(0, 1, torch.device("cpu"), None)
+    made = Checkpoints(engine, make_saver(engine, CheckpointStore(tmp_path), ranks), ranks, Every(steps=5))
+    around = loop()
+    made.start(around)
+    around.step = 5
+    assert asked(made, 5).save
+    made.begin(5, Decision())
+    assert made.was_saving(6), "however long it takes"
+    around.step = 7
+    made.newest()
+    assert [step for step in range(3, 12) if made.was_saving(step)] == [6, 7]
+    around.step = 10
+    made.begin(10, Decision())
+    made.newest()
+    assert [step for step in range(3, 12) if made.was_saving(step)] == [6, 7]
+    made.rewound(5)
+    assert not made.was_saving(6)
+
+
+@pytest.mark.parametrize(("peak", "shown"), [(1e9, 1e3 * 100 / 0.1 / 1e9), (1e3, None), (None, None)])
+def test_utilisation_beyond_what_a_machine_can_do_is_not_shown(peak: float | None, shown: float | None) -> None:
+    made = telemetry.Telemetry(
+        "a run", gpus=0, flops_per_token=1e3, peak_flops=peak, bands=BandWatch(Bands()), dollars=None,
+        clock=BudgetClock(Limits(steps=10), dollars_per_hour=None, batch_tokens=100, epoch_tokens=1000),
+    )  # fmt: skip
+    layout = Layout(1, 1, 1, 100, "fp32", False, "cpu")
+    feed = SimpleNamespace(batches=SimpleNamespace(wait_seconds=0.0, epochs=0.0))
+    around: Any = SimpleNamespace(
+        engine=SimpleNamespace(layout=layout, schedule=Schedule(), feed=feed), progress=lambda step: 0.0,
+        journal=telemetry.Journal(),
+    )  # fmt: skip
+    made.loop = around
+    values: dict[str, float] = {}
+    made.measure(result(1), values)
+    assert values.get("mfu") == (None if shown is None else pytest.approx(shown))

@@ -206,6 +206,17 @@ def test_a_running_run_is_read_without_disturbing_it(run: RunFolder) -> None:
         assert part in now.title
 
 
+def test_what_was_spent_after_the_last_step_is_shown_too(run: RunFolder) -> None:
+    fill(run)
+    before = read_snapshot(run.path)
+    assert before.dollars == pytest.approx(0.5)
+    run.spent_path.write_text('{"seconds": 7200, "dollars": 3.5}')
+    now = read_snapshot(run.path)
+    assert (now.elapsed, now.dollars) == (7200, 3.5)
+    run.spent_path.write_text('{"seconds": 0, "dollars": 0}')
+    assert read_snapshot(run.path) == before
+
+
 def test_a_dead_run_says_so_and_a_finished_one_why(run: RunFolder) -> None:
     fill(run)
     run.close()

@@ -7,7 +7,7 @@ from windtunnel import lazy
 if TYPE_CHECKING:
     from .connect import ADDRESS, NODES, Joined, expected_nodes, join, joined, own_address
     from .host import Hosted, Look
-    from .placement import Placed, Wanted, engine_options, nodes_of, place, wait_for_nodes
+    from .placement import Node, Placed, Wanted, engine_options, lacking, nodes_of, place, wait_for_nodes
     from .waiting import ActorLost, NoAnswer, answer_of, answers_of, release
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Joined",
     "Look",
     "NoAnswer",
+    "Node",
     "Placed",
     "Wanted",
     "answer_of",
@@ -26,6 +27,7 @@ __all__ = [
     "expected_nodes",
     "join",
     "joined",
+    "lacking",
     "nodes_of",
     "own_address",
     "place",

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
@@ -85,19 +86,21 @@ class BatchedGenerator:
         text: its tokenizer.
         slots: sequences decoded together, as many as the decoder has.
         queue: sequences that may wait for a slot.
+        version: of the weights.
 
     Attributes:
         together: sequences that are decoded together: `slots`, until memory runs out.
     """
 
-    def __init__(self, decoder: Decoder, text: TextCodec, *, slots: int, queue: int = 0) -> None:
+    def __init__(self, decoder: Decoder, text: TextCodec, *, slots: int, queue: int = 0, version: int = 0) -> None:
         self.text, self.slots, self.queue, self.together = text, slots, queue, slots
         self.context, self.vocab, self.weights = decoder.context, decoder.vocab, decoder.weights
-        self.weights_version = 0
+        self.weights_version = version
         self.stats = Stats()
         self._decoder = decoder
         self._waiting: deque[_Sequence] = deque()
         self._running: dict[int, _Sequence] = {}
+        self._renewals: deque[tuple[Future[None], Callable[[], None], int]] = deque()
         self._wake = threading.Condition()
         self._closing = False
         self._failures = 0
@@ -151,6 +154,26 @@ class BatchedGenerator:
         """Run jobs to their ends, however many. See `Generator`."""
         return [ticket.result() for ticket in self.submit(jobs, bounded=False)]
 
+    def renew(self, change: Callable[[], None], version: int) -> None:
+        """Change the decoder's weights between two tokens, and wait until that is done: tokens from then on are of this version.
+
+        Sequences under way go on, with what the weights before have left in their cache.
+
+        Args:
+            change: writes the weights where they lie.
+            version: of the new ones.
+
+        Raises:
+            GenerationFailed: the generator is closed. What `change` raises.
+        """
+        done: Future[None] = Future()
+        with self._wake:
+            if self._closing or not self._thread.is_alive():
+                raise GenerationFailed("the generator is closed")
+            self._renewals.append((done, change, version))
+            self._wake.notify()
+        done.result()
+
     def close(self, timeout: float = 10.0) -> None:
         """End the worker after the step under way; whoever still waits is told."""
         with self._wake:
@@ -167,6 +190,7 @@ class BatchedGenerator:
                 try:
                     # A turn of prompts, then a step: however long a prompt that joins, the others wait for one turn of it.
                     with torch.inference_mode():
+                        self._renew()
                         self._prefill()
                         self._decode()
                 except _ShortOfMemory:
@@ -178,10 +202,26 @@ class BatchedGenerator:
             with self._wake:
                 self._closing = True
                 left = [*self._waiting, *self._running.values()]
+                renewals = list(self._renewals)
                 self._waiting.clear()
                 self._running.clear()
+                self._renewals.clear()
             for sequence in left:
                 self._give_up(sequence, "the generator is closed")
+            for done, _, _ in renewals:
+                done.set_exception(GenerationFailed("the generator is closed"))
+
+    def _renew(self) -> None:
+        """Change the weights as was asked. Never raises: who asked is told."""
+        while self._renewals:
+            done, change, version = self._renewals.popleft()
+            try:
+                change()
+            except Exception as error:
+                done.set_exception(error)
+            else:
+                self.weights_version = version
+                done.set_result(None)
 
     def _begin_again(self) -> None:
         self._failures += 1
@@ -210,7 +250,7 @@ class BatchedGenerator:
         """Wait for work, drop what was cancelled, give free slots away. False: time to end."""
         with self._wake:
             self._drop_cancelled()
-            self._wake.wait_for(lambda: self._closing or self._waiting or self._running)
+            self._wake.wait_for(lambda: self._closing or self._waiting or self._running or self._renewals)
             free = [slot for slot in range(self.slots) if slot not in self._running]
             while self._waiting and free and len(self._running) < self.together:
                 sequence = self._waiting.popleft()
@@ -359,14 +399,14 @@ class BatchedGenerator:
                 log.exception("a sequence is given up")
                 self._give_up(sequence, "its token has no text")
 
-    @staticmethod
-    def _keep_draws(logits: Tensor, tokens: Tensor, sequences: list[_Sequence]) -> None:
+    def _keep_draws(self, logits: Tensor, tokens: Tensor, sequences: list[_Sequence]) -> None:
         """Note the tokens drawn, with their log-probabilities over the whole vocabulary at their jobs' temperatures."""
         temperatures = torch.tensor([sequence.job.temperature or 1.0 for sequence in sequences], device=logits.device)
         chosen = torch.log_softmax(logits.float() / temperatures[:, None], -1).gather(1, tokens[:, None])[:, 0]
         for sequence, token, log_probability in zip(sequences, tokens.tolist(), chosen.tolist(), strict=True):
             if sequence.job.draws and sequence.job.max_tokens and not sequence.ticket.over:
                 sequence.ticket.drawn.append((token, log_probability))
+                sequence.ticket.versions.append(self.weights_version)
 
     def _advance(self, sequence: _Sequence, token: int, log_probability: float | None, top: dict[int, float] | None) -> None:
         """Add one token to a sequence and end it where it has to end."""

@@ -17,14 +17,12 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache, DynamicLayer
 
-from windtunnel.model import Recording, Replay, cuda_recorder
+from windtunnel.model import SAME_STEPS, Recording, Replay, cuda_recorder
 
 from .hf import GrowingLayer, HFDecoder
 
 Record = Callable[[Callable[[], None]], Recording]
 
-KINDS = frozenset({"llama", "mistral", "qwen2", "qwen3", "olmo2", "olmo3", "granite", "smollm3", "phi3"})
-"""Models whose step has the same kernels whatever is in it: no experts, which tokens choose."""
 LEAST_COLUMNS = 256
 ATTENTION = "windtunnel_newest"
 """The name under which transformers knows the attention of a step."""
@@ -242,5 +240,5 @@ def _may_be_recorded(model: Any) -> bool:
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None)
     whole = set(kinds) == {"full_attention"} if kinds else not getattr(config, "sliding_window", None)
-    plain = config.model_type in KINDS and getattr(config, "_attn_implementation", None) == "sdpa"
+    plain = config.model_type in SAME_STEPS and getattr(config, "_attn_implementation", None) == "sdpa"
     return model.device.type == "cuda" and plain and whole

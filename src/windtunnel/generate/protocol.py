@@ -94,7 +94,7 @@ class Ticket:
         tokens: ids generated so far, an end token not among them.
         prompt_infos: log-probabilities of the prompt's tokens, there with the first piece where they were asked for.
         drawn: see `Completion`.
-        version: of the weights that gave its tokens, all of them; None: whoever asked knows it.
+        versions: of the weights that gave each draw, where draws are kept; empty: whoever asked knows it.
         began: time.monotonic() when the generator took it up; before that, when it was submitted.
         seconds: from there to its end, whatever else ran beside it; 0 until it is over.
     """
@@ -111,7 +111,7 @@ class Ticket:
         self.tokens: list[int] = []
         self.prompt_infos: tuple[TokenInfo, ...] = ()
         self.drawn: list[tuple[int, float]] = []
-        self.version: int | None = None
+        self.versions: list[int] = []
         self.began, self.seconds = time.monotonic(), 0.0
         self.cancelled = False
         self._notify = notify

@@ -207,10 +207,11 @@ class VLLMGenerator:
         reason = {"stop": "stop", "length": "length"}.get(new.finish_reason or "")
         if new.finish_reason and reason is None:
             raise GenerationFailed(f"vLLM ended it: {new.finish_reason}")
-        ticket.version = _version(new)
+        version = _version(new)
         for at, token in enumerate(tokens):
             if job.draws:
                 ticket.drawn.append((token, new.logprobs[at][token].logprob))
+                ticket.versions += [] if version is None else [version]
             if token in self.text.ends:
                 reason = "stop"
                 break

@@ -18,7 +18,7 @@ from windtunnel.run import LAST_LINES, LOG, STARTED, Channel, RunFolder, log_onl
 
 from .measuring import observe_run
 from .placed import on_cluster, run_on_cluster
-from .prepare import Options, prepare_run
+from .prepare import Options, plan_again, prepare_run
 from .processes import Crashed, described
 from .ranks import run_ranks
 
@@ -91,7 +91,8 @@ def _on_nodes(
 ) -> tuple[int, Path]:
     """Prepare and train, on this machine or on the cluster that the recipe asks for."""
     nodes = stack.enter_context(on_cluster(recipe, view.say))
-    run = prepare_run(recipe, options if nodes is None else replace(options, nodes=nodes), view.say)
+    options = options if nodes is None else replace(options, nodes=nodes)
+    run = prepare_run(recipe, options, view.say)
     channel = Channel.inherited()
     if channel is not None:
         channel.tell(run=run.path)
@@ -99,7 +100,7 @@ def _on_nodes(
     with mirrored(run, view.say), notifying(run.path, told, view.say), tracking(run.path, told, view.say):
         try:
             with run:
-                code = _train(run, view, as_json=as_json, isolated=isolated, output=output)
+                code = _train(run, view, options, as_json=as_json, isolated=isolated, output=output)
         except BaseException as error:
             raise _ended(run.path, error, view) from None
         _learn(run.path)
@@ -158,7 +159,7 @@ def trainer_of(recipe: Recipe) -> Callable[..., int]:
     return train
 
 
-def _train(run: RunFolder, view: View, *, as_json: bool, isolated: bool, output: Any) -> int:
+def _train(run: RunFolder, view: View, options: Options, *, as_json: bool, isolated: bool, output: Any) -> int:
     """Train here, or in processes of their own; return the exit code."""
     ranks = run.manifest["plan"]["layout"]["ranks"]
     placed = run.recipe.rl is not None and run.recipe.rl.placement == "ray"
@@ -167,7 +168,11 @@ def _train(run: RunFolder, view: View, *, as_json: bool, isolated: bool, output:
     view.close()  # rank 0 shows its own
     run.close()  # and takes the lock
     if placed:
-        run_on_cluster(run.path, ranks, view.say, as_json=as_json, output=output)
+
+        def again(nodes: tuple[int, int]) -> int:
+            return plan_again(run.path, options, nodes, view.say)
+
+        run_on_cluster(run.path, ranks, view.say, again, as_json=as_json, output=output)
     else:
         run_ranks(run.path, ranks, as_json=as_json, output=output)
     return int(RunFolder.open(run.path).manifest.get("exit_code", 1))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,10 +16,12 @@ from windtunnel.actors import (
     Hosted,
     Joined,
     Look,
+    Node,
     Wanted,
     answer_of,
     expected_nodes,
     join,
+    lacking,
     nodes_of,
     own_address,
     place,
@@ -25,7 +29,7 @@ from windtunnel.actors import (
     wait_for_nodes,
 )
 from windtunnel.checkpoint import CheckpointStore
-from windtunnel.recipe import GRPO, Recipe
+from windtunnel.recipe import GRPO, Recipe, UserError
 from windtunnel.run import HEARTBEATS, SUPERVISOR, Beat, RunFolder, process_state, read_beat
 
 from .placed_checks import require_alike
@@ -38,6 +42,11 @@ LOOK_SECONDS = 0.25
 SILENT_SECONDS = 60.0
 """From which the actor of a learner that gives no answer counts as gone, and with it the learner."""
 CALL_SECONDS = 20.0
+BACK_SECONDS = 60.0
+"""For which a node that was lost and is missed is waited for."""
+TELL_SECONDS = 10.0
+NODES_SECONDS = 5.0
+"""Between two looks at the nodes of the cluster."""
 RESTARTS = 3
 """Times that learners are started again; after the first only where a checkpoint was made in between."""
 PASSED_ON = ("WINDTUNNEL_", "HF_", "NCCL_", "TORCH", "PYTORCH_", "CUDA_", "VLLM_", "PYTHONPATH", "GLOO_")
@@ -66,33 +75,113 @@ def on_cluster(recipe: Recipe, say: Callable[[str], None]) -> Iterator[tuple[int
         yield (len(gpus), min(gpus)) if gpus else (0, 0)
 
 
-def run_on_cluster(folder: Path, ranks: int, say: Callable[[str], None], *, as_json: bool, output: IO[str] | None) -> None:
+def run_on_cluster(
+    folder: Path, ranks: int, say: Callable[[str], None], again: Callable[[tuple[int, int]], int], *, as_json: bool,
+    output: IO[str] | None,
+) -> None:  # fmt: skip
     """Train on the cluster that this process is connected to; see `run_ranks`.
 
-    Learners that die are started again from the newest checkpoint, engines by their learners, judges by Ray.
+    Learners that die are started again from the newest checkpoint, engines by their learners, judges by Ray. Where a node was
+    lost, does not come back and is missed, the run is planned for those that are left.
+
+    Args:
+        folder: the run's.
+        ranks: learners.
+        say: told who runs where, and what happened.
+        as_json: whether learners print JSON.
+        output: gets what they print, in place of standard output.
+        again: plans the run for so many nodes with GPUs, and the GPUs of each; the ranks.
 
     Raises:
         RankFailed: a learner died or hung once too often.
-        UserError: what is wanted cannot be placed, or a learner refused what it was to do.
+        UserError: what is wanted cannot be placed, also on what is left of the cluster, or a learner refused what it was to do.
     """
-    manifest = RunFolder.open(folder).manifest
     recipe = RunFolder.open(folder).recipe
     stage = recipe.rl
     assert stage is not None
-    wanted = wanted_of(stage, manifest["plan"], ranks)
     reached, there = -1, len(nodes_of())
+    expected = expected_nodes()
     for attempt in range(RESTARTS + 1):
+        wanted = wanted_of(stage, RunFolder.open(folder).manifest["plan"], ranks)
         try:
             # A node that was lost may come back: later attempts wait for as many as there were.
-            _once(folder, recipe, wanted, max(expected_nodes(), there if attempt else 0), say, as_json=as_json, output=output)
+            _once(folder, recipe, wanted, max(expected, there if attempt else 0), say, as_json=as_json, output=output)
             return
-        except RankFailed as error:
+        except UserError as error:
+            left = _left(wanted, there, say)
+            if attempt == RESTARTS or (left is None and not isinstance(error, RankFailed)):
+                raise
             newest = CheckpointStore(folder / "checkpoints").newest_good()
             step = 0 if newest is None else newest.step
-            if attempt == RESTARTS or (attempt and step <= reached):
+            if left is None and attempt and step <= reached:
                 raise
             reached = step
+            if left is not None:
+                say(f"warn: {len(left)} of {there} nodes are left, and the run is planned for them")
+                ranks = _ranks_on(left, there, folder, stage, again)
+                there = expected = len(left)
             say(f"warn: {error.message}; the learners are started again from step {step:,} ({attempt + 1} of {RESTARTS})")
+
+
+def _left(wanted: Wanted, there: int, say: Callable[[str], None]) -> list[Node] | None:
+    """Return the nodes that are left where one of `there` was lost, is missed, and does not come back; None otherwise."""
+    began, told = time.monotonic(), -TELL_SECONDS
+    while len(nodes := nodes_of()) < there and (missing := lacking(wanted, nodes)):
+        gone = time.monotonic() - began
+        if gone > BACK_SECONDS:
+            return nodes
+        if gone - told >= TELL_SECONDS:
+            told = gone
+            say(f"{there - len(nodes)} of {there} nodes are lost, and {missing}; waiting {gone:.0f} of {BACK_SECONDS:.0f} s")
+        time.sleep(LOOK_SECONDS)
+    return None
+
+
+def _ranks_on(
+    nodes: Sequence[Node], there: int, folder: Path, stage: GRPO, again: Callable[[tuple[int, int]], int]
+) -> int:  # fmt: skip
+    """Return the ranks of a run that was planned for the nodes that are left.
+
+    Raises:
+        UserError: it cannot go on there; what it needs, and what would do.
+    """
+    gpus = [int(node.gpus) for node in nodes if node.gpus]
+    resume = f"windtunnel train --resume --run {shlex.quote(str(folder))}"
+    try:
+        ranks = again((len(gpus), min(gpus)) if gpus else (0, 0))
+        wanted = wanted_of(stage, RunFolder.open(folder).manifest["plan"], ranks)
+    except UserError as error:
+        fix = f"{error.fix}, with {resume}; or" if error.fix else "or"
+        raise UserError(
+            f"{len(nodes)} of {there} nodes are left, which the run cannot go on with: {error.message}",
+            f"{fix} let nodes join again, then {resume}",
+        ) from None
+    missing = lacking(wanted, nodes)
+    if not missing:
+        return ranks
+    fewer = most_of(wanted, nodes, stage.prompts)
+    told = f"let nodes join again, then {resume}"
+    if fewer is not None:
+        engines = f" --set stages.{stage.name}.engines={fewer.engines * max(1, fewer.tensor)}" if fewer.engines else ""
+        told = f"{resume} --set stages.{stage.name}.learners={fewer.learners}{engines}; or {told}"
+    raise UserError(f"{len(nodes)} of {there} nodes are left, where {wanted.text} do not fit: {missing}", told)
+
+
+def most_of(wanted: Wanted, nodes: Sequence[Node], prompts: int) -> Wanted | None:
+    """Return the most learners, and as many engines for each of them, that nodes have room for; None: not even one.
+
+    Args:
+        wanted: learners and engines at most.
+        nodes: that are there.
+        prompts: of a round, of which each learner gets as many.
+    """
+    for learners in range(wanted.learners, 0, -1):
+        shares = range(wanted.engines // learners, 0, -1) if wanted.engines else [0]
+        for share in shares if prompts % learners == 0 else []:
+            found = replace(wanted, learners=learners, engines=share * learners)
+            if not lacking(found, nodes):
+                return found
+    return None
 
 
 def wanted_of(stage: GRPO, plan: Mapping[str, Any], ranks: int) -> Wanted:
@@ -135,8 +224,10 @@ def _once(
             **_environment(), **told.environment(), "MASTER_ADDR": here, "MASTER_PORT": str(store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True", "WORLD_SIZE": str(wanted.learners), "LOCAL_WORLD_SIZE": "1",
         }  # fmt: skip
+        missed = Missed(wanted, len(nodes_of()))
         for number in range(wanted.learners):
-            ranks.append(PlacedRank(number, placed.group, wanted, rank_command(folder.resolve(), as_json), shared, output))
+            command = rank_command(folder.resolve(), as_json)
+            ranks.append(PlacedRank(number, placed.group, wanted, command, shared, output, missed))
         watch_ranks(folder, ranks, output)
     finally:
         for rank in ranks:
@@ -151,6 +242,32 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in passed.items() if not any(word in name for word in SECRET)}
 
 
+class Missed:
+    """Tells when a node is lost, missed, and not back within `BACK_SECONDS`: engines that had it would be waited for far longer.
+
+    Args:
+        wanted: what runs.
+        there: nodes at first.
+    """
+
+    def __init__(self, wanted: Wanted, there: int) -> None:
+        self._wanted, self._there = wanted, there
+        self._looked, self._told = -NODES_SECONDS, ""
+        self._since: float | None = None
+
+    def why(self) -> str:
+        """Return what is lost and missed; '' while nothing is, or may come back."""
+        now = time.monotonic()
+        if now - self._looked < NODES_SECONDS:
+            return self._told
+        self._looked, nodes = now, nodes_of()
+        missing = lacking(self._wanted, nodes) if len(nodes) < self._there else ""
+        self._since = (self._since or now) if missing else None
+        late = self._since is not None and now - self._since >= BACK_SECONDS
+        self._told = f"stopped: {self._there - len(nodes)} of {self._there} nodes are lost, and {missing}" if late else ""
+        return self._told
+
+
 class PlacedRank:
     """A learner on its node; see `windtunnel.launch.rank.Rank`.
 
@@ -161,18 +278,20 @@ class PlacedRank:
         command: of its process.
         shared: environment that all ranks have.
         output: gets what it prints.
+        missed: tells of nodes without which the learners cannot go on.
     """
 
     stopped_since: float | None
 
     def __init__(
-        self, number: int, group: Any, wanted: Wanted, command: Sequence[str], shared: Mapping[str, str], output: IO[str] | None
-    ) -> None:
+        self, number: int, group: Any, wanted: Wanted, command: Sequence[str], shared: Mapping[str, str],
+        output: IO[str] | None, missed: Missed,
+    ) -> None:  # fmt: skip
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         self.number, self.began, self.stopped_since = number, time.monotonic(), None
-        self._output, self._lost = output, ""
+        self._output, self._lost, self._missed = output, "", missed
         host: Any = ray.remote(Hosted)
         # Ray shows an actor its own GPU alone, which is therefore number 0.
         environment = {**shared, "RANK": str(number), "LOCAL_RANK": "0"}
@@ -237,6 +356,7 @@ class PlacedRank:
         """Take in how it is, once it has answered; an actor that does not answer, or is gone, is a rank that is gone."""
         import ray
 
+        self._lost = self._lost or self._missed.why()
         if self._lost:
             return
         now = time.monotonic()

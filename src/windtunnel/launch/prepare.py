@@ -99,6 +99,11 @@ def _require_policy(stage: GRPO) -> None:
                 "`windtunnel train` has none that it is for",
                 f"--set stages.{stage.name}.{key}={'null' if default is None else str(default).lower()}{also}",
             )
+    if stage.in_flight and stage.engine != "transformers":
+        raise UserError(
+            f"stages.{stage.name}.in_flight: engine: {stage.engine} takes new weights when its answers are done",
+            f"--set stages.{stage.name}.in_flight=false, or --set stages.{stage.name}.engine=transformers",
+        )
     if stage.overlap and stage.curriculum is not None:
         raise UserError(
             f"stages.{stage.name}.overlap and curriculum: rounds would be asked before it is known which level they are of",
@@ -200,6 +205,23 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
     for name, entry in derived.items():
         say(f"  {name:<14} {entry['value']:<12,.6g} {entry['rule']}")
     return run
+
+
+def plan_again(folder: Path, options: Options, nodes: tuple[int, int] | None, say: Say) -> int:
+    """Plan a run on what is left of a cluster, so that it goes on there; return its ranks.
+
+    Args:
+        folder: of the run, which nothing trains now.
+        options: that it was begun or resumed with.
+        nodes: with GPUs, and the GPUs of each; None: there are none with GPUs.
+        say: told what changes.
+
+    Raises:
+        UserError: see `prepare_run`.
+    """
+    here = replace(options, run=folder, resume=True, nodes=nodes, yes=True)
+    with prepare_run(RunFolder.open(folder).recipe, here, say) as run:
+        return int(run.manifest["plan"]["layout"]["ranks"])
 
 
 def look_before_training(recipe: Recipe, data: PreparedData, *, colour: bool) -> list[str]:
@@ -347,7 +369,8 @@ def _another(run: RunFolder, plan: Plan, facts: dict[str, Any]) -> UserError | N
             "put the old files back, or start a new run",
         )
     own = run.manifest["plan"]["layout"]["batch_tokens"]
-    if own != plan.layout.batch_tokens:
+    # A round is as many prompts and answers on any number of learners; what a layout fills its last micro-batch with is none.
+    if run.recipe.rl is None and own != plan.layout.batch_tokens:
         return UserError(
             f"run {run.path} takes {own:,} tokens a step, this machine's plan {plan.layout.batch_tokens:,}",
             f"--set stages.{run.recipe.training[0].name}.batch_tokens={own}, or another number of --gpus",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .fp8_experts import PARTS, BlockFP8, FP8Experts, SharedExperts, share_experts_fp8, shared_experts_of
     from .frozen_fp8 import FrozenFP8, decode_fp8, encode_fp8, freeze_experts_fp8, freeze_linear_fp8, holds_experts
     from .gpt import GPT, build_gpt
-    from .hf import HFShape
+    from .hf import SAME_STEPS, HFShape
     from .hf_config import refuse_adapter
     from .hub import (
         blocks_of,
@@ -65,6 +65,7 @@ __all__ = [
     "GPT",
     "INDEX",
     "PARTS",
+    "SAME_STEPS",
     "SINGLE",
     "Block",
     "BlockFP8",

@@ -13,6 +13,9 @@ from typing import Any
 
 from .blocks import Block, Experts, LatentAttention, Targets, masked_flops, training_flops
 
+SAME_STEPS = frozenset({"llama", "mistral", "qwen2", "qwen3", "olmo2", "olmo3", "granite", "smollm3", "phi3"})
+"""Models whose steps of decoding have the same kernels whatever is in them: no experts, which tokens choose."""
+
 
 @dataclass(frozen=True)
 class HFShape:
@@ -52,6 +55,11 @@ class HFShape:
     final_norm_parameters: int
     mtp_layers: int = 0
     config: str = field(default="{}", compare=False, repr=False)
+
+    @property
+    def same_steps(self) -> bool:
+        """Whether steps of decoding are recorded on a GPU, and so wait for no host."""
+        return self.family in SAME_STEPS and not any(self.windows)
 
     @property
     def raw(self) -> dict[str, Any]:

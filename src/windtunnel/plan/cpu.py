@@ -9,6 +9,7 @@ from windtunnel.recipe import Layout
 from windtunnel.rig import Rig
 
 from .constants import HFConstants
+from .hf_layouts import even_micro_batches
 from .hf_work import STATE_BYTES, Totals
 from .memory import FP32, Ledger, Memory, around
 from .search import Found, Promising, search
@@ -30,16 +31,20 @@ class CPUTraining:
 
     preferred_first = True
 
+    @property
+    def step_tokens(self) -> int:
+        """Return the tokens of a step, whatever the layout: nothing is compiled for one length, so none is padding."""
+        return self.sums.work.batch_tokens
+
     def layouts(self, rig: Rig, ranks: int, promising: Promising) -> Iterator[Layout]:
-        """Yield micro-batches that divide a step, the largest first."""
+        """Yield micro-batches that a step can be taken in, the largest first; what the recipe asks for, as far as it goes."""
         work = self.sums.work
         share = max(1, -(-work.batch_tokens // work.sequence))
-        most = min(share, work.micro_batch or LARGEST_MICRO)
-        for micro in range(most, 0, -1):
-            if share % micro == 0:
-                yield Layout(1, micro, share // micro, work.sequence, "fp32", False, "cpu", shard="full")
-                if work.micro_batch:
-                    return
+        sizes = even_micro_batches(work, share, min(share, work.micro_batch or LARGEST_MICRO))
+        if work.micro_batch:
+            sizes = [min(share, work.micro_batch)] if work.uneven else sizes[-1:]
+        for micro in reversed(sizes):
+            yield Layout(1, micro, -(-share // micro), work.sequence, "fp32", False, "cpu", shard="full")
 
     def least_gib(self, layout: Layout) -> float:
         """Return 0: kinds of layout are too few to leave any out."""
@@ -65,7 +70,7 @@ class CPUTraining:
     def time(self, layout: Layout, rig: Rig) -> StepTime:
         """Return the seconds that the products take."""
         peak = (rig.cpu_gflops or DEFAULT_GFLOPS) * 1e9
-        seconds = self.sums.work.flops_per_token * layout.batch_tokens / (EFFICIENCY * peak)
+        seconds = self.sums.work.flops_per_token * self.step_tokens / (EFFICIENCY * peak)
         return StepTime(seconds, {"matrix products": seconds}, 0.0, seconds / 3, 2 * seconds / 3, 0.0, peak)
 
     def host_gib(self, layout: Layout, rig: Rig) -> float:

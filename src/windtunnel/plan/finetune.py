@@ -18,7 +18,7 @@ from .cpu import DEFAULT_GFLOPS, CPUTraining
 from .cpu import EFFICIENCY as CPU_EFFICIENCY
 from .cpu import ERRORS as CPU_ERRORS
 from .engine_fsdp import SOURCES, least_gib, static_bytes
-from .hf_layouts import HFTraining
+from .hf_layouts import HFTraining, share_of
 from .hf_work import PROMPT_TOKENS, Totals, Workload, fine_tuning, totals
 from .judging import judge_metric
 from .plan import Case, Draft, StagePlanner, parts_text
@@ -131,19 +131,21 @@ def _between_steps(recipe: Recipe, best: Candidate, corpus: float | None, answer
     if corpus is not None:
         tokens = min(tokens, corpus * recipe.data.validation / (1 - recipe.data.validation))
     seconds = FORWARD * step * tokens / best.layout.batch_tokens
-    total = seconds / _steps_between(stage.validate_every, step)
+    total = seconds / steps_between(stage.validate_every, step)
     asked = stage.answers
-    return total + (answers + seconds) / _steps_between(asked.every, step) if asked is not None and asked.every else total
+    return total + (answers + seconds) / steps_between(asked.every, step) if asked is not None and asked.every else total
 
 
-def _steps_between(every: Every, step: float) -> float:
+def steps_between(every: Every, step: float) -> float:
+    """Return the steps of so many seconds that lie between two of something."""
     return every.steps or max(1.0, (every.seconds or 0.0) / max(step, 1e-9))
 
 
 def answer_seconds(sums: Totals, layout: Layout, rig: Rig, c: HFConstants) -> float:
     """Return the seconds of answering the held-out questions once; 0 where there are none.
 
-    Each token of all answers reads the weights, or computes, or waits for the host to launch the layers, whichever is longest.
+    Each token of all answers reads the weights, or computes, or waits for the host to launch the layers, unless its steps are
+    recorded, whichever is longest.
     """
     work = sums.work
     if work.answers is None:
@@ -156,7 +158,8 @@ def answer_seconds(sums: Totals, layout: Layout, rig: Rig, c: HFConstants) -> fl
         prompts = 2.0 * shape.active_parameters * batch * PROMPT_TOKENS / 4 / peak
         return judging + times * (prompts + work.answers.tokens * token)
     reading = 2.0 * shape.parameters / (rig.gpu.bandwidth_gbs * 1e9 * c.decode_bandwidth)
-    token = max(reading, shape.layers * c.eager_launch_seconds / 2) + c.decode_overhead_seconds
+    launching = 0.0 if shape.same_steps else shape.layers * c.eager_launch_seconds / 2
+    token = max(reading, launching) + c.decode_overhead_seconds
     copying = 6.0 * shape.parameters / (rig.gpu.bandwidth_gbs * 1e9 * c.bandwidth_efficiency)
     return judging + copying + times * work.answers.tokens * token
 
@@ -236,7 +239,9 @@ def stated_errors(c: HFConstants, layout: Layout, rig: Rig) -> dict[str, float]:
 def layout_notes(work: Workload, layout: Layout, fits: bool) -> list[str]:
     """Say what was adjusted, and what to know about the layout."""
     found = []
-    if layout.batch_tokens != work.batch_tokens:
+    if work.uneven:
+        found += _last_micro_batch(work, layout)
+    elif layout.batch_tokens != work.batch_tokens:
         found.append(
             f"batch raised from {work.batch_tokens:,} to {layout.batch_tokens:,} tokens, so that {layout.data} data-parallel"
             f" rank{'s' if layout.data > 1 else ''} get equal shares"
@@ -266,6 +271,19 @@ def layout_notes(work: Workload, layout: Layout, fits: bool) -> list[str]:
     if work.shape.family in PUBLISHED and (layout.engine == MEGATRON or not fits):
         found.append(PUBLISHED[work.shape.family])
     return found
+
+
+def _last_micro_batch(work: Workload, layout: Layout) -> list[str]:
+    """Say that the last micro-batch of an update is not like the others, if it is not."""
+    share = share_of(work, layout.data)
+    lacking = layout.accumulation * layout.micro_batch - share
+    if not lacking:
+        return []
+    how = "filled up with padding" if layout.compile else "short"
+    return [
+        f"about {share} sequences an update on each rank, in {layout.accumulation} micro-batches of {layout.micro_batch}: "
+        f"the last one is {how}"
+    ]
 
 
 def added_notes(recipe: Recipe) -> list[str]:

@@ -39,6 +39,7 @@ class GPTTraining:
 
     # The layouts come in order of preference, and the largest micro-batch that fits is as good as any.
     preferred_first = True
+    step_tokens = None
 
     def layouts(self, rig: Rig, ranks: int, promising: Promising) -> Iterator[Layout]:
         """Yield what may be, the preferred first: nothing computed again, passes recorded, small micro-batches.

@@ -29,16 +29,18 @@ from .finetune import (
     memory_reason,
     startup_seconds,
     stated_errors,
+    steps_between,
 )  # fmt: skip
 from .hf_work import Totals, totals
 from .judging import judge_answers, subjects_of
 from .memory import GIB
 from .plan import Case, Draft
 from .rollout import FEW, WEIGHT_BYTES, largest_engine
-from .sharing import Round, grpo_workload, part_of, search_round
+from .sharing import Round, grpo_workload, part_of, require_shared, search_round
 from .types import Role
 
 DEFAULT_ROUNDS = 100
+ANSWERS_AT_FIRST = "held-out answers before the first round"
 ENGINE = "vllm"
 
 
@@ -71,6 +73,8 @@ class RoundPlanning(FineTuning):
         tokens = stage.round_tokens
         work, learner = sums.work, found.learner
         startup, error = _startup(found, sums, rig, c), stated_errors(c, learner.layout, rig)
+        asked = held_out_seconds(recipe, sums, learner.layout, rig, c)
+        between = _ask(stage, startup, found.seconds, asked)
 
         def notes(length: Length, fits: bool) -> list[str]:
             return [_shared(found), *layout_notes(work, learner.layout, fits), *_notes(found, stage, rig)]
@@ -83,7 +87,7 @@ class RoundPlanning(FineTuning):
             terms=found.terms,
             hidden=found.hidden,
             gpus=rig.gpus,
-            pace=Pace(sum(startup.values()), found.seconds),
+            pace=Pace(sum(startup.values()), found.seconds + between),
             derived_tokens=DEFAULT_ROUNDS * tokens,
             derived_by=f"{DEFAULT_ROUNDS} rounds by default",
             corpus=prompts,
@@ -96,7 +100,7 @@ class RoundPlanning(FineTuning):
             reasons=_reasons(found, recipe, sums, rig),
             warnings=_warnings(found, stage),
             notes=notes,
-            sources=lambda length: _sources(rig, c, corpus_source, found, stage),
+            sources=lambda length: _sources(rig, c, corpus_source, found, stage) | _asked_source(stage, asked),
         )
 
 
@@ -121,6 +125,7 @@ def draft_here(case: Case, stage: GRPO, c: HFConstants) -> Draft:
     sums = totals(replace(grpo_workload(recipe, c), answers=every))
     learner = CPUTraining(sums, c).search(rig, 1).best
     if stage.engine != "in-turn" and stage.learners is not None:  # processes that share the prompts of a round
+        require_shared(stage, stage.learners)
         learner = replace(learner, layout=replace(learner.layout, ranks=stage.learners))
     passes = int(stage.reference) + int(stage.updates > 1)
     # Answers end at different times, and the last of them are few.
@@ -133,10 +138,8 @@ def draft_here(case: Case, stage: GRPO, c: HFConstants) -> Draft:
         **{name: stage.updates * seconds for name, seconds in learner.timed.terms.items()},
     }
     startup, seconds = startup_seconds(sums, rig, c), sum(terms.values())
-    held_out = generation * stage.answers.prompts / (stage.prompts * stage.samples) if stage.answers is not None else 0.0
-    if held_out:
-        startup[ANSWERS_AT_END] = held_out
-    between = held_out / (stage.answers.every.steps or 1) if stage.answers is not None else 0.0
+    asked = held_out_seconds(recipe, sums, learner.layout, rig, c)
+    between = _ask(stage, startup, seconds, asked)
     return replace(
         hf_draft(sums.work, sums, c, learner, startup),
         method="grpo",
@@ -156,8 +159,38 @@ def draft_here(case: Case, stage: GRPO, c: HFConstants) -> Draft:
         reasons=[] if learner.fits else [memory_reason(sums, learner, rig)],
         warnings=inert(stage),
         notes=lambda length, fits: [f"judging: {judging.source}"],
-        sources=lambda length: hf_sources(rig, corpus[1]) | _round_sources(c, corpus[1]),
+        sources=lambda length: hf_sources(rig, corpus[1]) | _round_sources(c, corpus[1]) | _asked_source(stage, asked),
     )
+
+
+def held_out_seconds(recipe: Recipe, sums: Totals, layout: Layout, rig: Rig, c: HFConstants) -> float:
+    """Return the seconds of answering and judging the held-out prompts once; 0 where there are none.
+
+    Learners answer them, as they are, to the last token; the first one's judges begin when all answers are there.
+    """
+    stage = recipe.rl
+    assert stage is not None
+    if stage.answers is None:
+        return 0.0
+    prompts, tokens = stage.answers.prompts, stage.answers.tokens or stage.answer_tokens
+    asked = replace(sums, work=replace(sums.work, answers=Answers(prompts=prompts, tokens=tokens)))
+    judging = judge_answers(stage, rig, 1, answers=prompts, subjects=subjects_of(recipe))
+    return answer_seconds(asked, layout, rig, c) + judging.seconds
+
+
+def _ask(stage: GRPO, startup: dict[str, float], round_seconds: float, asked: float) -> float:
+    """Count held-out prompts before the first round and at the end, `asked` seconds each; return what a round has of them."""
+    if stage.answers is None:
+        return 0.0
+    startup |= {ANSWERS_AT_FIRST: asked, ANSWERS_AT_END: asked}
+    return asked / steps_between(stage.answers.every, round_seconds)
+
+
+def _asked_source(stage: GRPO, asked: float) -> dict[str, str]:
+    if stage.answers is None:
+        return {}
+    told = f"{asked:,.1f} s of held-out prompts before the first round, every {stage.answers.every} and at the end"
+    return {"hours": f"starting up, rounds, {told}, last checkpoint"}
 
 
 def inert(stage: GRPO) -> list[str]:

@@ -33,6 +33,11 @@ class HFTraining:
 
     preferred_first = False
 
+    @property
+    def step_tokens(self) -> int | None:
+        """Tokens of a step, whatever the layout; None: those of the layout, which may raise the batch."""
+        return self.sums.work.batch_tokens if self.sums.work.uneven else None
+
     @cached_property
     def passes(self) -> Passes:
         """Of all layouts that are asked for."""
@@ -241,21 +246,29 @@ def share_of(work: Workload, data: int) -> int:
 
 
 def micro_batches(work: Workload, share: int, data: int) -> list[int]:
-    """Micro-batches that divide a rank's share: the recipe's, or all up to LARGEST_MICRO.
+    """Micro-batches that a rank's share can be taken in, the smallest first: the recipe's, or all up to LARGEST_MICRO.
 
     Raises:
-        UserError: the recipe's does not divide the share, or is more.
+        UserError: the recipe's does not divide the share where it has to, or is more.
     """
-    fitting = [n for n in range(1, min(share, LARGEST_MICRO) + 1) if share % n == 0]
+    fitting = even_micro_batches(work, share, LARGEST_MICRO)
     given = work.micro_batch
     if given is None:
         return fitting
-    if given > share or share % given:
+    if given > share or (share % given and not work.uneven):
         near = max(n for n in fitting if n <= given)
         does = "is more than" if given > share else "does not divide"
         batch = f"{share} sequences of {work.sequence:,} that each of {data} data-parallel ranks does a step"
         raise UserError(f"{work.stage}.micro_batch: {given} {does} the {batch}", f"--set {work.stage}.micro_batch={near}")
     return [given]
+
+
+def even_micro_batches(work: Workload, share: int, most: int) -> list[int]:
+    """Return sizes of micro-batches up to `most`: those that divide the share, or of each number of micro-batches the least."""
+    sizes = range(1, min(share, most) + 1)
+    if not work.uneven:
+        return [n for n in sizes if share % n == 0]
+    return [n for n in sizes if n == -(-share // -(-share // n))]
 
 
 def _own(work: Workload, ranks: int, promising: Promising) -> Iterator[Layout]:
@@ -268,11 +281,11 @@ def _own(work: Workload, ranks: int, promising: Promising) -> Iterator[Layout]:
     micros = micro_batches(work, share, ranks)
     for expert, shard in itertools.product(groups, [work.choice.shard] if work.choice.shard else shards):
         first = Layout(
-            ranks, micros[0], share // micros[0], work.sequence, work.precision, work.compile, "cuda",
+            ranks, micros[0], -(-share // micros[0]), work.sequence, work.precision, work.compile, "cuda",
             shard=shard, expert=expert, engine=OWN_ENGINE, recorded=work.recorded,
         )  # fmt: skip
         if promising(first):
-            yield from _of_kind(first, micros, work.choice)
+            yield from _of_kind(first, micros, share, work.choice)
 
 
 def _megatron(work: Workload, rig: Rig, ranks: int, promising: Promising) -> Iterator[Layout]:
@@ -296,22 +309,22 @@ def _megatron(work: Workload, rig: Rig, ranks: int, promising: Promising) -> Ite
 def _of_split(work: Workload, ranks: int, tensor: int, expert: int, pipeline: int, promising: Promising) -> Iterator[Layout]:
     data = ranks // (tensor * pipeline)
     share = share_of(work, data)
-    micros = micro_batches(work, share, data) if work.micro_batch else [n for n in SPLIT_MICRO if share % n == 0]
+    possible = micro_batches(work, share, data)
+    micros = possible if work.micro_batch else [n for n in SPLIT_MICRO if n in possible]
     first = Layout(
-        ranks, micros[0], share // micros[0], work.sequence, work.precision, work.compile, "cuda",
+        ranks, micros[0], -(-share // micros[0]), work.sequence, work.precision, work.compile, "cuda",
         shard=work.choice.shard or "optimizer", tensor=tensor, expert=expert, pipeline=pipeline,
         offload=work.choice.offload or "none", engine=MEGATRON,
     )  # fmt: skip
     if promising(first):
-        yield from _of_kind(first, micros, work.choice)
+        yield from _of_kind(first, micros, share, work.choice)
 
 
-def _of_kind(first: Layout, micros: list[int], choice: LayoutChoice) -> Iterator[Layout]:
+def _of_kind(first: Layout, micros: list[int], share: int, choice: LayoutChoice) -> Iterator[Layout]:
     """Yield layouts that differ by micro-batch and recomputation alone."""
-    share = first.micro_batch * first.accumulation
     for micro in micros:
         for again in _recompute(choice):
-            yield replace(first, micro_batch=micro, accumulation=share // micro, recompute=again)
+            yield replace(first, micro_batch=micro, accumulation=-(-share // micro), recompute=again)
 
 
 def _recompute(choice: LayoutChoice) -> list[str]:

@@ -42,6 +42,7 @@ class Workload:
         answers: held-out questions that the model answers between steps; None: there are none.
         new_rows: rows of added tokens, which are trained beside frozen tables too.
         recorded: passes are to be recorded as CUDA graphs.
+        uneven: micro-batches need not divide a rank's sequences: what the last one lacks is padding, or it is short.
     """
 
     shape: HFShape
@@ -60,6 +61,7 @@ class Workload:
     answers: Answers | None = None
     new_rows: int = 0
     recorded: bool = False
+    uneven: bool = False
 
     def answering(self, ranks: int) -> tuple[int, int]:
         """Return how many answers a rank writes at a time, and how many times it does so."""

@@ -34,15 +34,15 @@ class Speed:
         return f"{self.per_second:.1f} kernels a second and machine, {self.what} (benchmarks/results/{self.file})"
 
 
-TIMED_KERNELS = Speed(
-    3.49, "verify-speed-gpu.json", ("gpu_scaling", 5, "per_second"), "a small right one over and over, run and timed on a GPU"
-)
-"""What plans count with."""
 REPLAYED_KERNELS = Speed(
     1.76, "verify-replay-h200.json", ("foreign", "after", "per_second"), "models' answers to KernelBench at its shapes, not timed"
 )
-"""Of other tasks than a recipe's own, by a later judge: told beside, so that nobody takes the other for it."""
-GPU_SOURCE = f"{TIMED_KERNELS}; not counted with: {REPLAYED_KERNELS}"
+"""What plans count with: what models write, by the judge as it is."""
+TIMED_KERNELS = Speed(
+    3.49, "verify-speed-gpu.json", ("gpu_scaling", 5, "per_second"), "a small right one over and over, run and timed on a GPU"
+)
+"""Of an earlier judge and the easiest of tasks: told beside, as what answers cost at least."""
+GPU_SOURCE = f"{REPLAYED_KERNELS}; not counted with: {TIMED_KERNELS}"
 MOST_WORKERS = 16
 """Answers judged at once by a process that learns."""
 
@@ -72,14 +72,15 @@ def subjects_of(recipe: Recipe) -> tuple[str, ...]:
 def judge_metric(metric: str, answers: int, rig: Rig) -> float:
     """Return the seconds of judging so many held-out answers of fine-tuning by a metric, one process judging."""
     seconds = answers * CORE_SECONDS.get(metric, 0.0) / max(1, min(rig.cpu_cores, MOST_WORKERS))
-    return max(seconds, answers / TIMED_KERNELS.per_second) if metric == "kernel" and rig.gpu is not None else seconds
+    return max(seconds, answers / REPLAYED_KERNELS.per_second) if metric == "kernel" and rig.gpu is not None else seconds
 
 
 def judge_answers(stage: GRPO, rig: Rig, processes: int, answers: int | None = None, subjects: tuple[str, ...] = ()) -> Judging:
     """Return what judging answers takes, all of them as dear as a right one, which goes through every check.
 
-    Kernels are timed on a GPU where the rig has one, one at a time on each machine. That GPU is also a learner's or an
-    engine's, so that nothing of it is counted as hidden; work on CPU cores passes while other answers are written.
+    Of a round that is every answer's own judgement, and those of cross checks. Kernels are run on a GPU where the rig has one,
+    at the speed of one machine. That GPU is also a learner's or an engine's, so that nothing of it is counted as hidden; work
+    on CPU cores passes while other answers are written.
 
     Args:
         stage: whose judges.
@@ -88,6 +89,7 @@ def judge_answers(stage: GRPO, rig: Rig, processes: int, answers: int | None = N
         answers: how many; None: those of a round.
         subjects: of the prompts, as many of each; none: those that the judges are `of`, which then share them evenly.
     """
+    again = cross_checks(stage, processes) if answers is None else 0.0
     answers = stage.prompts * stage.samples if answers is None else answers
     cores = max(1, min(rig.cpu_cores * rig.nodes, MOST_WORKERS * processes))
     # A kernel that several rewards look at is judged once.
@@ -99,16 +101,36 @@ def judge_answers(stage: GRPO, rig: Rig, processes: int, answers: int | None = N
         for i, source in enumerate(stage.sources)
     }
     kinds = [kind for kind, _, _ in shares]
-    core_seconds = answers * sum(share * CORE_SECONDS.get(kind, 0.0) for (kind, _, _), share in shares.items())
+    judgements: dict[str, float] = dict.fromkeys(kinds, 0.0)
+    for (kind, _, _), share in shares.items():
+        judgements[kind] += answers * share
+    for first, share in _first_judges(stage, subjects).items():
+        judgements[first] += again * share
+    core_seconds = sum(count * CORE_SECONDS.get(kind, 0.0) for kind, count in judgements.items())
     seconds, hidden, sources = core_seconds / cores, 1.0, [CPU_SOURCE] if core_seconds else []
     if "kernel" in kinds and rig.gpu is not None:
-        timed = (
-            answers
-            * sum(share for (kind, _, _), share in shares.items() if kind == "kernel")
-            / (TIMED_KERNELS.per_second * rig.nodes)
-        )
-        seconds, hidden, sources = max(seconds, timed), 0.0, [*sources, GPU_SOURCE]
+        on_gpus = judgements["kernel"] / (REPLAYED_KERNELS.per_second * rig.nodes)
+        seconds, hidden, sources = max(seconds, on_gpus), 0.0, [*sources, GPU_SOURCE]
+    if again and sources:
+        sources.append(f"of {answers:,} answers {again:,.0f} more judgements for stages.rl.cross_check={stage.cross_check:g}")
     free = sorted({kind for kind in kinds if kind not in CORE_SECONDS})
     if free:
         sources.append(f"the time of {', '.join(free)} is not counted")
     return Judging(seconds, hidden, "; ".join(sources) or "nothing judges yet")
+
+
+def cross_checks(stage: GRPO, processes: int) -> float:
+    """Return the judgements of a round that cross checks ask for, were every answer accepted: another way, for another prompt."""
+    if not stage.cross_check:
+        return 0.0
+    return 2 * max(stage.cross_check * stage.prompts * stage.samples, float(processes))
+
+
+def _first_judges(stage: GRPO, subjects: tuple[str, ...]) -> dict[str, float]:
+    """Return the share of prompts whose first judge, which cross checks ask again, is of a kind."""
+    found: dict[str, float] = {}
+    for subject in subjects or (None,):
+        first = next((source for source in stage.sources if source.of in (None, subject)), None)
+        if first is not None:
+            found[first.kind] = found.get(first.kind, 0.0) + 1 / max(1, len(subjects))
+    return found

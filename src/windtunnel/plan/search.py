@@ -35,6 +35,10 @@ class Trainable(Protocol):
         """Of the device that it is planned for."""
 
     @property
+    def step_tokens(self) -> int | None:
+        """Tokens of a step where those that a layout adds are padding; None: all of a layout's tokens are trained on."""
+
+    @property
     def preferred_first(self) -> bool:
         """Whether the first of equally fast layouts is taken; else the one that needs least memory, with room to spare."""
 
@@ -63,7 +67,10 @@ class Trainable(Protocol):
 
 @dataclass(frozen=True)
 class Candidate:
-    """One layout with its memory, its step time (None where it does not fit) and what a rank may use."""
+    """One layout with its memory, its step time (None where it does not fit) and what a rank may use.
+
+    `step_tokens`: see Trainable.
+    """
 
     layout: Layout
     memory: Memory
@@ -71,6 +78,7 @@ class Candidate:
     limit_gib: float
     host_gib: float = 0.0
     host_limit_gib: float = 0.0
+    step_tokens: int | None = None
 
     @property
     def peak_gib(self) -> float:
@@ -91,7 +99,7 @@ class Candidate:
     @property
     def token_seconds(self) -> float:
         """Seconds per token: layouts round the batch up by different numbers of sequences."""
-        return self.timed.seconds / self.layout.batch_tokens
+        return self.timed.seconds / (self.step_tokens or self.layout.batch_tokens)
 
 
 @dataclass(frozen=True)
@@ -170,7 +178,8 @@ class _Weighing:
             if layout.micro_batch >= self.too_large.get(kind, sys.maxsize):
                 continue
             host = self.work.host_gib(layout, self.rig)
-            candidate = Candidate(layout, self.work.memory(layout), None, self.limit, host, self.host_limit)
+            memory = self.work.memory(layout)
+            candidate = Candidate(layout, memory, None, self.limit, host, self.host_limit, self.work.step_tokens)
             if candidate.fits:
                 candidate = replace(candidate, time=self.work.time(layout, self.rig))
             else:

@@ -80,7 +80,8 @@ def grpo_workload(recipe: Recipe, c: HFConstants) -> Workload:
         )
     tokens = stage.round_tokens / stage.updates / c.packing
     work = workload_of(stage, "stages.rl", model, recipe.layout, tokens, "bf16")
-    return replace(work, frozen_copy=stage.reference and model.adapter is None)
+    # How many sequences a round's answers fill is known when they are there.
+    return replace(work, frozen_copy=stage.reference and model.adapter is None, uneven=True)
 
 
 def search_round(recipe: Recipe, rig: Rig, c: HFConstants) -> tuple[Round, Totals]:
@@ -189,7 +190,7 @@ def _splits(stage: GRPO, rig: Rig) -> Iterator[tuple[int, int]]:
     """(learners, engines); (all, all) where they take turns.
 
     Raises:
-        UserError: more GPUs than the rig has, or none left.
+        UserError: more GPUs than the rig has, or none left; learners that cannot share the prompts of a round.
     """
     total = rig.gpus
     if stage.learners or stage.engines:
@@ -201,22 +202,34 @@ def _splits(stage: GRPO, rig: Rig) -> Iterator[tuple[int, int]]:
             if total == 1:
                 fix = "--set stages.rl.learners=null --set stages.rl.engines=null (they take turns on one GPU)"
             raise UserError(f"{asked}: rig {rig.name} has {total} GPUs for learners and engines together", fix)
+        require_shared(stage, learners)
         yield learners, engines
         return
     beside = stage.overlap or stage.engine != "in-turn"
     if not beside or (total == 1 and _may_share(stage)):
-        yield total, total
+        if stage.prompts % total == 0:  # learners share a round's prompts evenly
+            yield total, total
         beside = beside and total > 1
     per_node = rig.gpus_per_node
     for learners in range(1, total):
         whole = learners % per_node == 0 if learners > per_node else per_node % learners == 0
-        if whole or learners == total - 1:
+        if (whole or learners == total - 1) and stage.prompts % learners == 0:
             yield learners, total - learners
     if beside and total == 1:
         key, fix = ("overlap", "0") if stage.overlap else ("engine", "in-turn")
         raise UserError(
             f"stages.rl.{key}: {getattr(stage, key)} needs GPUs for engines beside those of learners, and the rig has one",
             f"--set stages.rl.{key}={fix}",
+        )
+
+
+def require_shared(stage: GRPO, learners: int) -> None:
+    """Refuse learners that cannot share the prompts of a round. Raises UserError."""
+    if stage.prompts % learners:
+        near = max(n for n in range(1, learners + 1) if stage.prompts % n == 0)
+        raise UserError(
+            f"stages.rl.learners: {learners} cannot share the {stage.prompts} prompts of a round evenly",
+            f"--set stages.rl.learners={near}, or --set stages.rl.prompts={-(-stage.prompts // learners) * learners}",
         )
 
 

@@ -293,6 +293,11 @@ class GRPO(TrainingStage):
         le=8,
         description="rounds that engines answer ahead, by weights that are so many rounds old, while learners train; true is 1",
     )
+    in_flight: bool = Field(
+        False,
+        description="with `overlap`: engines take new weights in the middle of answers, of which each token then has the version "
+        "that gave it; such a run is not the same one twice",
+    )
     micro_batch: int | None = Field(None, ge=1, description="packed sequences per learner per forward pass; null: the plan's")
     states: Literal["fp32", "bf16", "int8"] = Field("fp32", description="precision of AdamW's two moments")
     master: bool = Field(True, description="fp32 master weights")
@@ -321,6 +326,10 @@ class GRPO(TrainingStage):
             )
         if self.sync == "direct" and self.overlap:
             raise ValueError("sync: direct leaves no weights on the disk for rounds ahead; fix: sync: disk, or overlap: 0")
+        if self.in_flight and not self.overlap:
+            raise ValueError(
+                "in_flight: without rounds ahead no answer is under way while learners train; fix: overlap: 1 or in_flight: false"
+            )
         if self.kl and not self.reference:
             raise ValueError("kl needs a reference policy; fix: reference: true, or kl: 0")
         if self.rewards and self.reward is not None:

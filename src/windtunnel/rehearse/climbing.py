@@ -72,9 +72,8 @@ def _in_turn(recipe: Recipe) -> Recipe:
     stage = recipe.rl
     if stage is None:
         return recipe
-    return recipe.with_stages(
-        rl=stage.model_copy(update={"engine": "in-turn", "overlap": 0, "learners": None, "engines": None, "engine_tensor": None})
-    )
+    apart = {"overlap": 0, "in_flight": False, "learners": None, "engines": None, "engine_tensor": None}
+    return recipe.with_stages(rl=stage.model_copy(update={"engine": "in-turn", **apart}))
 
 
 def _smaller(recipe: Recipe, plan: Plan) -> str:

@@ -129,7 +129,7 @@ def _policy(context: Context, recipe: Recipe, model: Any, tokenizer: Any, replac
         "updates": min(stage.updates, 2), "best": stage.best and min(stage.best, BEST), "micro_batch": 2, "compile": False,
         "learning_rate": LEARNING_RATE, "schedule": Schedule(warmup_steps=1, warmdown=0.0, final=1.0), "answers": answers,
         "rewards": [*stage.sources, _variety(context)], "reward": None, "learners": None, "engines": None, "overlap": False,
-        "placement": "local", "engine": _engine_here(stage), "engine_tensor": None,
+        "in_flight": False, "placement": "local", "engine": _engine_here(stage), "engine_tensor": None,
         "mask_truncated": False, "resamples": 1, "keep_rollouts": rounds,
         "cross_check": 1.0 if stage.cross_check else 0.0,
     }  # fmt: skip

@@ -49,15 +49,16 @@ def pack(samples: Sequence[Sample], sequence: int, rows: int, *, fixed: bool) ->
     Args:
         samples: to pack.
         sequence: most tokens of a row.
-        rows: their number is a multiple of this.
-        fixed: rows have `sequence` tokens, however few are needed.
+        rows: of a micro-batch.
+        fixed: rows have `sequence` tokens, however few are needed, and their number is a multiple of `rows`.
     """
     used = [i for i, sample in enumerate(samples) if len(sample.tokens)]
     lengths = np.array([len(samples[i].prompt.ids) + len(samples[i].tokens) for i in used], dtype=np.int64)
     order, starts = best_fit(lengths, sequence)
     filled = np.add.reduceat(lengths[order], starts[:-1]) if len(used) else np.zeros(1, dtype=np.int64)
     width = sequence if fixed else min(sequence, -(-int(filled.max(initial=1)) // ROUND) * ROUND)
-    count = max(rows, -(-(len(starts) - 1) // rows) * rows)
+    count = max(1, len(starts) - 1)
+    count = -(-count // rows) * rows if fixed else count
     ids, owner, targets = np.zeros((count, width), np.int64), np.full((count, width), -1), np.full((count, width), NO_TARGET)
     place = np.zeros((count, width), np.int64)
     positions, sampler = np.tile(np.arange(width), (count, 1)), np.zeros((count, width), np.float32)
@@ -79,7 +80,7 @@ def pack(samples: Sequence[Sample], sequence: int, rows: int, *, fixed: bool) ->
 def micro_batches(
     samples: Sequence[Sample], stage: GRPO, *, sequence: int, rows: int, fixed: bool, device: torch.device, least: int = 1
 ) -> list[ObjectiveBatch]:
-    """Return an update's micro-batches of `rows` packed sequences, with their loss.
+    """Return an update's micro-batches of `rows` packed sequences, with their loss; unless `fixed`, the last may be short.
 
     Answers whose advantage is NaN (cut, or nothing is known) have weight 0: they are scored and not learned from. Where plan and
     code have rewards of their own, an answer's first tokens have its plan's advantage, and `stage.plan_weight` times the weight.

@@ -108,8 +108,7 @@ class InferenceEngine:
         model = self._build(path.name, given, pretrained_model_name_or_path=path)
         canary = snapshot.canary
         found = None if canary is None else require_canary(path.name, canary, _score(model, canary.tokens))
-        self.close()
-        self._model, self.version = model, version
+        self._go_over_to(model, version)
         size = sum(written.bytes for written in snapshot.files.values())
         return Receipt(version, len(snapshot.tensors), size, found, time.monotonic() - began)
 
@@ -157,8 +156,7 @@ class InferenceEngine:
         model = self._build(of, dtypes, kind, pretrained_model_name_or_path=None, config=settings, state_dict=weights)
         wanted = None if canary is None else Canary.from_json(canary)
         found = None if wanted is None else require_canary(of, wanted, _score(model, wanted.tokens))
-        self.close()
-        self._model, self.version = model, version
+        self._go_over_to(model, version)
         return Receipt(version, self._receiver.tensors, self._receiver.bytes, found, time.monotonic() - began)
 
     def score(self, tokens: Tensor) -> Scores:
@@ -171,7 +169,7 @@ class InferenceEngine:
             assert self._serving is not None
             decoder = hf_decoder(self._loaded(), self._serving.tokens)
             text = NoText(decoder.vocab, self._serving.ends)
-            self._generation = BatchedGenerator(decoder, text, slots=self._serving.slots)
+            self._generation = BatchedGenerator(decoder, text, slots=self._serving.slots, version=self.version)
         return self._generation.submit(jobs, notify, stream=False, bounded=False)
 
     @property
@@ -208,6 +206,17 @@ class InferenceEngine:
         model = self._loaded()
         save_file({name: p.detach().contiguous().cpu() for name, p in model.named_parameters()}, file)
         return self.version
+
+    def _go_over_to(self, model: PreTrainedModel, version: int) -> None:
+        """Have another model from here on; answers under way go on with its weights, from their next token."""
+        generation = self._generation
+        if generation is not None and (generation.waiting or generation.running):
+            old = self._loaded()
+            generation.renew(lambda: _overwrite(old, model), version)
+        else:
+            self.close()
+            self._model = model
+        self.version = version
 
     def _loaded(self) -> PreTrainedModel:
         if self._model is None:
@@ -273,6 +282,13 @@ def require_canary(of: str, canary: Canary, scored: Tensor) -> Mismatch:
             f"{found.mean:.2g} on average and {found.largest:.2g} at most; {canary.mean:.2g} and {canary.largest:.2g} are allowed"
         )
     return found
+
+
+def _overwrite(old: PreTrainedModel, new: PreTrainedModel) -> None:
+    """Write a model's weights where another's lie, who are used."""
+    weights = dict(new.named_parameters()) | dict(new.named_buffers())
+    for name, tensor in (*old.named_parameters(), *old.named_buffers()):
+        tensor.data.copy_(weights[name])
 
 
 @torch.inference_mode()

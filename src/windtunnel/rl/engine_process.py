@@ -38,12 +38,12 @@ _TOLD = (BrokenSnapshot, StaleWeights)
 
 @dataclass(frozen=True)
 class Answered:
-    """What an engine made of a job: as `windtunnel.generate.Ticket`; `version` of the weights that gave all of it."""
+    """What an engine made of a job: as `windtunnel.generate.Ticket`; `versions` of the weights that gave each draw."""
 
     tokens: tuple[int, ...]
     drawn: tuple[tuple[int, float], ...]
     finish: str
-    version: int
+    versions: tuple[int, ...]
 
 
 Told = Callable[[int, Answered | str], None]
@@ -301,7 +301,7 @@ def _answered(ticket: Ticket, version: int) -> Answered | str:
         done = ticket.result(0)
     except GenerationFailed as error:
         return str(error)
-    return Answered(done.tokens, done.drawn, done.finish, version if ticket.version is None else ticket.version)
+    return Answered(done.tokens, done.drawn, done.finish, tuple(ticket.versions) or (version,) * len(done.drawn))
 
 
 def _without_tensors(value: Any) -> Any:

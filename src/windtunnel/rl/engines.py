@@ -83,17 +83,18 @@ class Engines:
         slots: sequences that each decodes together.
         exact: what a job gives depends on the jobs beside it in the last bits of its log-probabilities, and on nothing else: a
             dead engine is then asked again all of its share, and gives the very same bits.
+        in_flight: weights may be taken while answers are under way, which go on with them.
         say: told what happened to engines, and for which is waited.
         heard: returns what an engine of a number last printed.
     """
 
     def __init__(
-        self, count: int, start: Start, text: TextCodec, *, tokens: int, slots: int, exact: bool,
+        self, count: int, start: Start, text: TextCodec, *, tokens: int, slots: int, exact: bool, in_flight: bool = False,
         say: Callable[[str], None] = log.warning, heard: Callable[[int], str] = lambda number: "",
     ) -> None:  # fmt: skip
         self.text, self.context, self.vocab, self.slots = text, tokens, text.vocab, slots * count
         self.weights_version, self.restarts, self.stats = NOTHING, 0, Stats()
-        self._start, self._exact, self._say, self._heard = start, exact, say, heard
+        self._start, self._exact, self._in_flight, self._say, self._heard = start, exact, in_flight, say, heard
         self._lock, self._numbers = threading.Lock(), itertools.count()
         self._places = [_Place(number) for number in range(count)]
         self._again: Callable[[Process], Receipt] | None = None  # has an engine that starts again take the present version
@@ -118,15 +119,16 @@ class Engines:
         return min(self.slots, sum(len(place.open) for place in self._places))
 
     def take(self, path: Path, version: int) -> list[Receipt]:
-        """Have every engine take a version of the weights; each one's receipt. Nothing may be under way.
+        """Have every engine take a version of the weights; each one's receipt. Unless `in_flight` nothing may be under way.
 
         Raises:
             UserError: an engine refuses the weights, or does not live long enough to take them.
         """
-        assert not any(place.open for place in self._places)
+        assert self._in_flight or not any(place.open for place in self._places)
         self._again, self.weights_version = lambda process: process.load(path, version), version
         with ThreadPoolExecutor(len(self._places)) as pool:
-            return list(pool.map(self._load, self._places))
+            found = pool.map(lambda place: self._take_on(place) if place.open else self._load(place), self._places)
+            return [receipt for receipt in found if receipt is not None]
 
     def receive(self, link: Link, offer: Offer, send: Send) -> list[Receipt]:
         """Have every engine receive a version of the weights; each one's receipt. Nothing may be under way.
@@ -251,6 +253,17 @@ class Engines:
             except (BrokenSnapshot, StaleWeights) as error:
                 raise self._refused(place, error) from None
 
+    def _take_on(self, place: _Place) -> Receipt | None:
+        """Have an engine take the present version in the middle of its answers; None: it died, and starts again with it."""
+        assert self._again is not None
+        process = place.process
+        try:
+            return None if process is None else self._again(process)
+        except EngineFailed:
+            return None
+        except (BrokenSnapshot, StaleWeights) as error:
+            raise self._refused(place, error) from None
+
     def _received(self, place: _Place, found: Receipt | Exception) -> Receipt:
         """Return an engine's receipt; where it failed, or others did, that of another try alone."""
         if isinstance(found, Receipt):
@@ -271,13 +284,13 @@ class Engines:
             self.stats.failed += 1
             _finish(ticket, GenerationFailed(answer))
             return
-        if answer.version != self.weights_version:
-            why = (
-                f"engine {place.number} answered by version {answer.version} of the weights, it was given {self.weights_version}"
-            )
+        given = self.weights_version
+        wrong = next((v for v in answer.versions if v > given or (v < given and not self._in_flight)), None)
+        if wrong is not None:
+            why = f"engine {place.number} answered by version {wrong} of the weights, it was given {given}"
             self._fail(UserError(why, "this must not happen: please report it with the run's folder"))
             return
-        ticket.tokens, ticket.drawn, ticket.version = list(answer.tokens), list(answer.drawn), answer.version
+        ticket.tokens, ticket.drawn, ticket.versions = list(answer.tokens), list(answer.drawn), list(answer.versions)
         self.stats.finished += 1
         self.stats.completion_tokens += len(answer.tokens)
         _finish(ticket, Piece("", (), answer.finish))

@@ -34,6 +34,7 @@ METRICS: dict[str, str] = {
     "entropy": "of the policy, nats a token: mean of minus the log-probabilities that tokens were drawn with",
     "staleness": "updates between the weights that drew a token and those that learn from it, mean over tokens",
     "staleness_largest": "the most updates between them of any token",
+    "mixed_versions": "share of answers whose tokens are by several versions of the weights, 0 to 1 (stages.rl.in_flight)",
     "too_old": "answers that were left out because their weights were older than stages.rl.overlap allows",
     "clipped": "share of tokens whose gradient the clip cut off, 0 to 1",
     "kl": "k3 estimate of the divergence from the reference policy, nats a token",

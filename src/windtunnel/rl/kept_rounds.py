@@ -18,7 +18,7 @@ from windtunnel.files import write_atomic
 from .rewards import Reward
 from .rollouts import Round, Sample
 
-FORMAT = 1
+FORMAT = 2
 BEHIND = 64
 """Rounds behind the learner whose files stay in any case: a checkpoint that needs them may still be on its way to the disk."""
 
@@ -115,16 +115,17 @@ def _as_arrays(answered: Answered, facts: Mapping[str, Any]) -> dict[str, Any]:
         "facts": np.frombuffer(json.dumps(content).encode(), dtype=np.uint8),
         "tokens": np.concatenate([empty.astype(np.int64), *(s.tokens for s in samples)]),
         "log_probabilities": np.concatenate([empty.astype(np.float32), *(s.log_probabilities for s in samples)]),
+        "versions": np.concatenate([empty.astype(np.int64), *(s.token_versions for s in samples)]),
     }
 
 
 def _answered(arrays: Mapping[str, Any], facts: Mapping[str, Any], prompts: PromptFile) -> Answered:
     ends = np.cumsum(facts["lengths"], dtype=np.int64)
-    tokens, drawn = (np.split(arrays[name], ends[:-1]) for name in ("tokens", "log_probabilities"))
+    parts = (np.split(arrays[name], ends[:-1]) for name in ("tokens", "log_probabilities", "versions"))
     samples = []
-    for one, own, scored in zip(facts["samples"], tokens, drawn, strict=True):
+    for one, own, scored, versions in zip(facts["samples"], *parts, strict=True):
         reward = Reward(**(one["reward"] | {"parts": tuple(one["reward"]["parts"])}))
-        values = {name: one[name] for name in _SAMPLE}
+        values = {name: one[name] for name in _SAMPLE} | {"versions": versions if (versions != one["version"]).any() else None}
         samples.append(Sample(prompts.prompt(one["prompt"]), tokens=own, log_probabilities=scored, reward=reward, **values))
     every = iter(samples)
     groups, dropped = (tuple(tuple(next(every) for _ in range(n)) for n in facts[name]) for name in ("groups", "dropped"))

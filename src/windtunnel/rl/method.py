@@ -126,7 +126,9 @@ def _rounds(work: Work, inner: HFEngine, stage: GRPO, rewards: Rewards, loader: 
         work.run.path / ROLLOUTS / AHEAD, ranks.rank, ranks.world, loader.file,
         lambda: [checkpoint.step for checkpoint in store.all()], stage.overlap,
     )  # fmt: skip
-    return Ahead(stage.overlap, stage.updates, sampler, collector, kept, largest_of(ranks), alive, log.warning)
+    return Ahead(
+        stage.overlap, stage.updates, sampler, collector, kept, largest_of(ranks), alive, log.warning, in_flight=stage.in_flight
+    )  # fmt: skip
 
 
 def _engines(work: Work, inner: HFEngine, stage: GRPO, text: WholeText) -> Beside:

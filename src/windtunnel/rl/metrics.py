@@ -74,10 +74,12 @@ class RoundSums:
             "plans": sum(s.reward.plan is not None for s in everything),
             "plan": math.fsum(s.reward.plan or 0.0 for s in everything),
             "learned": sum(not math.isnan(s.advantage) for s in learned), "equal": found.equal, "ranks": 1.0,
-            "stale": math.fsum(len(s.tokens) * (version - s.version + later) for s in learned),
+            "stale": math.fsum(float((version - s.token_versions + later).sum()) for s in learned),
             "too_old": sum(version - s.version > stage.overlap * stage.updates for s in learned),
             "prompt_tokens": sum(len(s.prompt.ids) for s in learned), "answer_tokens": sum(len(s.tokens) for s in learned),
         } | _of_tokens(losses) | sum_signs(found, stage)  # fmt: skip
+        if stage.in_flight:
+            sums |= {"taken": len(learned), "mixed": sum(sample.versions is not None for sample in learned)}
         most = {
             "resampled": float(found.resampled), "generating": found.seconds, "judging": found.judging, "learning": learning,
             "stalest": float(max((version - s.version for s in learned), default=0) + stage.updates - 1),
@@ -131,6 +133,8 @@ def round_metrics(ranks: Sequence[RoundSums]) -> tuple[dict[str, float], float]:
         total, count = (sum(one.judged.get(name, (0.0, 0.0))[i] for one in ranks) for i in (0, 1))
         if count:
             found[f"right_{name}" if name.startswith(OF) else f"reward_{name}"] = total / count
+    if sums["taken"]:
+        found["mixed_versions"] = sums["mixed"] / sums["taken"]
     if sums["plans"]:
         found["reward_plan"] = sums["plan"] / sums["plans"]
     if sums["referenced"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import itertools
 import json
 import math
 import time
@@ -42,11 +43,12 @@ class Sample:
         number: in its group.
         tokens: (n,) int64 as drawn, with the token that ended the answer. log_probabilities: (n,) fp32 that each was drawn with.
         cut: it was longer than it may be.
-        version: of the weights that gave it: updates behind them.
+        version: of the weights that gave it, of several the oldest: updates behind them.
         reward: total None where nothing is known.
         advantage: NaN where nothing is learned from it.
         plan_tokens: of its first tokens, those before its code, where plan and code have rewards of their own.
         plan_advantage: of those tokens; NaN where nothing is learned from them.
+        versions: (n,) int64, of the weights that gave each token; None: all are of `version`.
     """
 
     prompt: Prompt
@@ -60,6 +62,12 @@ class Sample:
     advantage: float = math.nan
     plan_tokens: int = 0
     plan_advantage: float = math.nan
+    versions: Any = None
+
+    @property
+    def token_versions(self) -> Any:
+        """(n,) int64, of the weights that gave each token."""
+        return np.full(len(self.tokens), self.version, dtype=np.int64) if self.versions is None else self.versions
 
     def to_json(self) -> dict[str, Any]:
         """Return what stays in the run's folder."""
@@ -68,7 +76,7 @@ class Sample:
             "parts": self.reward.parts, "right": self.reward.accepted, "why": self.reward.message, "tokens": len(self.tokens),
             "cut": self.cut, "advantage": None if math.isnan(self.advantage) else round(self.advantage, 4),
             "version": self.version, "prompt_number": self.prompt.number, "sample": self.number,
-        } | ({} if not self.reward.check else {
+        } | ({} if self.versions is None else {"versions": runs_of(self.versions)}) | ({} if not self.reward.check else {
             "checked": self.reward.checked, "check": self.reward.check, "right_elsewhere": self.reward.swapped,
         }) | ({} if not self.plan_tokens else {"plan_tokens": self.plan_tokens, "plan_reward": self.reward.plan})  # fmt: skip
 
@@ -216,11 +224,14 @@ class Collector:
         for place, (ticket, cut, reward) in enumerate(zip(tickets, finished, rewards, strict=True)):
             text = texts[place] or ""
             tokens, drawn = zip(*ticket.drawn, strict=True) if ticket.drawn and cut is not None else ((), ())
+            versions = np.array(ticket.versions if tokens else (), dtype=np.int64)
+            oldest = int(versions.min()) if len(versions) else version
             made.append(
                 Sample(
                     prompts[place // samples], place % samples, np.array(tokens, dtype=np.int64),
-                    np.array(drawn, dtype=np.float32), text, bool(cut), version if ticket.version is None else ticket.version,
-                    reward or FAILED, plan_tokens=plan_tokens(generator.text.decode, ticket.tokens, text) if stage.classes else 0,
+                    np.array(drawn, dtype=np.float32), text, bool(cut), oldest, reward or FAILED,
+                    plan_tokens=plan_tokens(generator.text.decode, ticket.tokens, text) if stage.classes else 0,
+                    versions=versions if (versions != oldest).any() else None,
                 )
             )  # fmt: skip
         groups = [tuple(made[i : i + samples]) for i in range(0, len(made), samples)]
@@ -258,6 +269,11 @@ def write_round(folder: Path, number: int, found: Round, keep: int) -> None:
     for path in folder.glob("round-*.jsonl"):
         if not number - keep < int(path.stem.partition("-")[2]) <= number:
             path.unlink(missing_ok=True)
+
+
+def runs_of(versions: Any) -> list[list[int]]:
+    """Return [version, tokens] of each run of tokens that the same version of the weights gave."""
+    return [[version, len(list(run))] for version, run in itertools.groupby(versions.tolist())]
 
 
 def best_of(rewards: Sequence[float], count: int | None) -> set[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -105,6 +106,7 @@ class Ahead:
         agree: the largest of all ranks' numbers; for the learner's thread. The collector's is for the one that collects.
         beat: called while the learner waits.
         say: told where rounds ahead were lost.
+        in_flight: engines take new weights in the middle of answers.
     """
 
     overlap: int
@@ -115,8 +117,11 @@ class Ahead:
     agree: Agree
     beat: Callable[[], None]
     say: Callable[[str], None]
+    in_flight: bool = False
 
     def __post_init__(self) -> None:
+        self._newest: tuple[Path, int] | None = None  # weights that engines were to answer by
+        self._taking = threading.Lock()
         self._base = 0  # no round is answered by weights of fewer rounds than this
         self._leaving, self._begun = False, False
         self._rounds: dict[int, Future[Answered]] = {}
@@ -136,6 +141,8 @@ class Ahead:
         last = number + self.overlap
         if last not in self._rounds:
             self._give(last, number - 1)
+            if self.in_flight and not self._rounds[number].done():
+                self._take_newest()
         future, began = self._rounds[number], time.monotonic()
         while not future.done():
             self.beat()
@@ -183,7 +190,7 @@ class Ahead:
                     future.result()
         self._rounds.clear()
         self.sampler.drop()
-        self._leaving = False
+        self._leaving, self._newest = False, None
 
     def _begin(self, number: int, position: int) -> None:
         """Take up the rounds from `number` on: from the disk, by weights that are there still, or else anew."""
@@ -221,14 +228,22 @@ class Ahead:
         self._submit(number, *self.sampler.publish())
 
     def _submit(self, number: int, path: Path, version: int) -> None:
+        if self._newest is None or version >= self._newest[1]:
+            self._newest = path, version
         self._rounds[number] = self._thread.submit(self._collect, number, path, version)
+
+    def _take_newest(self) -> dict[str, float]:
+        """Have the engines take the newest weights, whatever they are at; on either thread. What it showed."""
+        with self._taking:
+            assert self._newest is not None
+            return self.sampler.take(*self._newest)
 
     def _collect(self, number: int, path: Path, version: int) -> Answered:
         """Answer a round; on the thread of its own."""
         loader = self.collector.loader
         loader.seek(self._ends)
         restarts = self.sampler.engines.restarts
-        metrics = self.sampler.take(path, version)
+        metrics = self._take_newest() if self.in_flight else self.sampler.take(path, version)
         found = self.collector.collect(self.sampler.engines, number, version)
         metrics["engine_restarts"] = float(self.sampler.engines.restarts - restarts)
         answered = Answered(found, self._ends, loader.position, metrics)

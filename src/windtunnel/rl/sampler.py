@@ -72,7 +72,8 @@ class InTurn:
         with training_undisturbed(self._ranks.device):
             model = plain_model(self._inner.job, COMPUTE[self._inner.layout.precision])
             decoder = hf_decoder(model, _tokens(self._stage))
-            with contextlib.closing(BatchedGenerator(decoder, self._text, slots=self._slots)) as generator:
+            version = self._inner.job.optimizer.steps
+            with contextlib.closing(BatchedGenerator(decoder, self._text, slots=self._slots, version=version)) as generator:
                 yield generator
             self._slots, self._halvings = generator.together, generator.stats.halvings
 
@@ -152,8 +153,8 @@ class Beside:
 
         workers, host = tensor if vllm else 1, own_address() if elsewhere else "127.0.0.1"
         self._link = None if way is None else Link(WeightSender(way, ranks.device, stage.engine_seconds, host), workers)
-        self.engines = Engines(count, start, text, tokens=serving.tokens, slots=slots, exact=not vllm, say=say,
-                               heard=lambda number: last_line(log_of(number)))  # fmt: skip
+        self.engines = Engines(count, start, text, tokens=serving.tokens, slots=slots, exact=not vllm and not stage.in_flight,
+                               in_flight=stage.in_flight, say=say, heard=lambda number: last_line(log_of(number)))  # fmt: skip
 
     @contextlib.contextmanager
     def generator(self) -> Iterator[Generator]:
@@ -214,7 +215,7 @@ class Beside:
         return {
             "publish_seconds": published,
             "load_seconds": loaded,
-            "canary": max(canary.mean for canary in canaries),
+            "canary": max((canary.mean for canary in canaries), default=0.0),
             "engine_restarts": float(self.engines.restarts - restarts),
         }
 

@@ -20,6 +20,7 @@ Level = Literal["warn", "bad"]
 Action = Literal["rewind", "stop_overfit"]
 WINDOW = 128  # steps a running mean or median looks back; as OLMo-core's skip-step
 ENOUGH = 32  # values before a window says anything
+THROUGHPUT = "throughput"
 START_STEPS = 10  # steps whose speed is not judged: compilation, warming caches
 
 
@@ -165,8 +166,13 @@ class BandWatch:
         """(step, loss) of the lowest validation loss seen."""
         return self._best
 
-    def observe(self, step: int, metrics: Mapping[str, float]) -> list[Alert]:
+    def observe(self, step: int, metrics: Mapping[str, float], *, saving: bool = False) -> list[Alert]:
         """Judge the metrics of a step (see `names.METRICS`; absent ones are not judged).
+
+        Args:
+            step: its number.
+            metrics: of it.
+            saving: a checkpoint was being saved meanwhile, so that its speed says nothing of the others.
 
         Returns:
             alerts raised, or made worse, by this step. One with an action is returned each time it is due.
@@ -183,6 +189,8 @@ class BandWatch:
             raised.append(self._check_validation(step, metrics[names.VALIDATION_LOSS]))
             raised.append(self._check_gap(step, metrics[names.VALIDATION_LOSS]))
         for limits in self._plain:
+            if saving and limits.band == THROUGHPUT:
+                continue
             if limits.metric in metrics and step - self._first_step >= START_STEPS:
                 raised.append(self._check_plain(step, limits, metrics[limits.metric]))
         started = step - self._first_step >= START_STEPS
@@ -345,7 +353,7 @@ def _plain_bands(bands: Bands, targets: Targets) -> list[_Limits]:
         plan = targets.tokens_per_second
         warn = bands.throughput_warn * plan
         words = "{value:,.0f} tokens/s, planned were " + f"{plan:,.0f}"
-        found.append(_Limits("throughput", names.TOKENS_PER_SECOND, warn, 0.6 * warn, min(1.05 * warn, plan), False, 5, words))
+        found.append(_Limits(THROUGHPUT, names.TOKENS_PER_SECOND, warn, 0.6 * warn, min(1.05 * warn, plan), False, 5, words))
     if targets.dollars:
         limit = targets.dollars
         words = "forecast ${value:,.2f} " + f"of a budget of ${limit:,.2f}"

@@ -268,14 +268,14 @@ class Health(Callback):
 
     def after_step(self, result: StepResult, values: Values) -> None:
         """Judge a step."""
-        self._judge(result.step, values)
+        self._judge(result.step, values, saving=self.loop.checkpoints.was_saving(result.step))
 
     def validated(self, step: int, result: Validation, values: Values, seconds: float) -> None:
         """Judge a validation."""
         self._judge(step, values)
 
-    def _judge(self, step: int, values: Values) -> None:
-        for alert in self.bands.observe(step, values):
+    def _judge(self, step: int, values: Values, *, saving: bool = False) -> None:
+        for alert in self.bands.observe(step, values, saving=saving):
             self._act(alert)
 
     def _act(self, alert: Alert) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -118,6 +120,14 @@ def _require_ranks(checkpoint: Checkpoint, missing: AbstractSet[str]) -> None:
             )
 
 
+@dataclass
+class _Save:
+    """A save: begun after so many steps, and seen to have ended after so many; None: it may be under way."""
+
+    after: int
+    ended: int | None = None
+
+
 class Checkpoints(Callback):
     """Saves checkpoints, and goes back to them. There is one on every rank; rank 0's says when.
 
@@ -143,6 +153,7 @@ class Checkpoints(Callback):
         self._score: tuple[int, float] | None = None
         self._unsaved: str | None = None
         self._initial = initial
+        self._saves: deque[_Save] = deque(maxlen=2)
 
     def start_over(self, position: int) -> None:
         """Go back to the weights that the run began with, with the data from `position` on."""
@@ -205,6 +216,10 @@ class Checkpoints(Callback):
         checkpoint = self._saver.store.newest_good(with_optimizer=True)
         return checkpoint.step if checkpoint else 0
 
+    def was_saving(self, step: int) -> bool:
+        """Return whether a checkpoint was being saved while a step was taken; it may be one of the last few."""
+        return any(save.after < step and (save.ended is None or step <= save.ended) for save in self._saves)
+
     # Doing, on every rank
 
     def begin(self, step: int, decision: Decision) -> None:
@@ -216,6 +231,7 @@ class Checkpoints(Callback):
         facts = Facts(step, state, loss if last == step else None, loss, score if answered == step else None, score)
         self._timer.done(step)
         self._saved.add(step)
+        self._saves.append(_Save(step))
         self._saver.save(facts, (MODEL,) if decision.weights_only else None)
 
     def finish(self) -> str | None:
@@ -275,6 +291,7 @@ class Checkpoints(Callback):
     def rewound(self, step: int) -> None:
         """Forget what was saved and measured after `step`."""
         self._saved = {saved for saved in self._saved if saved <= step}
+        self._saves.clear()
         self._loss = None if self._loss is not None and self._loss[0] > step else self._loss
         self._score = None if self._score is not None and self._score[0] > step else self._score
 
@@ -316,5 +333,8 @@ class Checkpoints(Callback):
             self._unsaved = str(error)
             self.loop.journal.event("checkpoint_failed", f"checkpoint not saved: {error}", "bad")
             return
+        finally:
+            if self._saves and self._saves[-1].ended is None and not self._saver.busy:
+                self._saves[-1].ended = self.loop.step
         if saved is not None:
             self._seconds = saved.seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -17,7 +18,10 @@ from .engine import StepResult, Supervised
 from .schedule import learning_rate_scale
 
 LOSSES_SHOWN = 400
-SHOWN = ("loss", "tokens_per_second", "mfu", "gradient_norm", "memory_gib", "gpu_utilisation", "dollars", "dollars_forecast")
+SHOWN = ("loss", "tokens_per_second", "gradient_norm", "memory_gib", "gpu_utilisation", "dollars_forecast")
+SHOW_SECONDS = 1.0
+"""Between two looks at what is going on beside steps, which show themselves."""
+TRAINING = "training"
 
 
 class View(Protocol):
@@ -52,11 +56,14 @@ class Journal:
     Attributes:
         metrics: the run's; None: nothing is recorded.
         fields: what the view shows; see `windtunnel.watch.Snapshot`.
+        moving: gives those of the fields that go on by themselves, as they are now.
     """
 
     def __init__(self, metrics: Metrics | None = None, view: View | None = None) -> None:
         self.metrics, self._view = metrics, view or Silent()
         self.fields: dict[str, Any] = {}
+        self.moving: Callable[[], dict[str, Any]] = dict
+        self._showing = threading.Lock()  # a view is brought up to date by the clock, too
 
     def event(self, kind: str, message: str, level: Any = "info", data: dict[str, Any] | None = None) -> None:
         """Record and show something that happened after the step that was last shown."""
@@ -64,11 +71,12 @@ class Journal:
             return
         self.metrics.event(kind, self.fields.get("step", 0), message, level, data)
         if level != "info":
-            self._view.say(f"{level}: {message}" + (f"\n  {data['advice']}" if data and data.get("advice") else ""))
+            self.say(f"{level}: {message}" + (f"\n  {data['advice']}" if data and data.get("advice") else ""))
 
     def say(self, text: str) -> None:
         """Show one line that stays."""
-        self._view.say(text)
+        with self._showing:
+            self._view.say(text)
 
     def phase(self, name: str) -> None:
         """Show what is going on now."""
@@ -77,7 +85,9 @@ class Journal:
 
     def show(self) -> None:
         """Bring the view up to date."""
-        self._view.update(dict(self.fields))
+        with self._showing:
+            self.fields |= self.moving()
+            self._view.update(dict(self.fields))
 
 
 class Telemetry(Callback):
@@ -100,13 +110,17 @@ class Telemetry(Callback):
         self._monitor = GpuMonitor(gpus)
         self._losses: list[float] = []
         self._waited = 0.0
+        self._ended = threading.Event()
+        self._going_on = threading.Thread(target=self._go_on, name="view", daemon=True)
 
     def start(self, loop: Any) -> None:
         """Begin to show a run."""
         super().start(loop)
         loop.journal.fields["title"] = self._title
+        loop.journal.moving = self._moving
         if loop.step:
             loop.journal.fields["step"] = loop.step
+        self._going_on.start()
 
     def measure(self, result: StepResult, values: Values) -> None:
         """Add losses, speed and what the machine does."""
@@ -123,8 +137,9 @@ class Telemetry(Callback):
             "learning_rate": learning_rate_scale(engine.schedule, step - 1, self.loop.progress(step - 1)),
             "epoch": batches.epochs,
         }
-        if self._peak_flops:
-            values["mfu"] = speed * self._flops_per_token / self._peak_flops
+        mfu = speed * self._flops_per_token / self._peak_flops if self._peak_flops else None
+        if mfu is not None and mfu <= 1.0:  # more is of a peak that is not this machine's, or of a model whose FLOPs say nothing
+            values["mfu"] = mfu
         used = memory(torch.device(layout.device))
         if used is not None:
             values["memory_gib"], values["memory_share"] = used[0], used[0] / used[1]
@@ -144,11 +159,11 @@ class Telemetry(Callback):
             self._losses = self._losses[::2]
         alerts = [(alert.level, alert.message, alert.advice) for alert in self._bands.active]
         journal.fields |= {
-            "step": step, "total_steps": self._clock.total_steps or None, "elapsed": self._clock.session_seconds,
-            "eta": self._clock.seconds_to_go(step), "losses": list(self._losses), "alerts": alerts, "phase": "training",
+            "step": step, "total_steps": self._clock.total_steps or None, "eta": self._clock.seconds_to_go(step),
+            "losses": list(self._losses), "alerts": alerts, "phase": TRAINING,
             "dollars_budget": self._dollars, "data_wait": values["data_wait_share"],
         }  # fmt: skip
-        journal.fields |= {name: values[name] for name in SHOWN if name in values}
+        journal.fields |= {name: values[name] for name in SHOWN if name in values} | {"mfu": values.get("mfu")}
         journal.fields["step_losses"] = step_values(values, "loss")
         journal.show()
 
@@ -178,8 +193,21 @@ class Telemetry(Callback):
         self.loop.journal.fields["step"] = step
 
     def close(self) -> None:
-        """Stop sampling."""
+        """Stop sampling, and showing what goes on by itself."""
         self._monitor.close()
+        self._ended.set()
+        if self._going_on.is_alive():
+            self._going_on.join()
+
+    def _moving(self) -> dict[str, Any]:
+        """Return what has been spent until now."""
+        return {"elapsed": self._clock.session_seconds, "dollars": self._clock.dollars_spent}
+
+    def _go_on(self) -> None:
+        """Show that time and dollars go on while something else than steps is under way, such as held-out answers."""
+        while not self._ended.wait(SHOW_SECONDS):
+            if self.loop.journal.fields.get("phase", TRAINING) != TRAINING:
+                self.loop.journal.show()
 
 
 def step_readings(result: StepResult) -> Values:

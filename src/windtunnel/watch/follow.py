@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from windtunnel.run import MetricsReader, Point, RunFolder, Stretch, outcome, silence, step_values, stretches
+from windtunnel.run import MetricsReader, Point, RunFolder, Spent, Stretch, load_spent, outcome, silence, step_values, stretches
 
 from .live import TerminalView
 from .snapshot import Snapshot
@@ -62,12 +62,13 @@ def read_snapshot(run: Path | RunFolder) -> Snapshot:
         quiet = silence(run.path, reader) if phase == "training" else None
     alerts = [(e.level, e.message, str(e.data.get("advice", ""))) for e in events if e.level in ("warn", "bad")]
     values = {name: point.value for name, point in latest.items()}
+    spent = load_spent(run.spent_path)  # more than the last step saw, once held-out answers or a checkpoint came after it
     total = _total(latest, step)
     left = None if total is None or not seconds or phase != "training" else (total - step) * _recent([p.value for p in seconds])
     return Snapshot(
         step=step,
         total_steps=total,
-        elapsed=_elapsed(steps),
+        elapsed=max(_elapsed(steps), spent.seconds),
         eta=left,
         losses=[math.nan if part.mean is None else part.mean for part in losses],
         alerts=alerts[-MOST_ALERTS:],
@@ -79,7 +80,7 @@ def read_snapshot(run: Path | RunFolder) -> Snapshot:
         step_losses=step_values(values, "loss"),
         validation_steps=step_values(values, "validation_loss"),
         bpb_steps=step_values(values, "bits_per_byte"),
-        **{field: latest[name].value for field, name in _FIELDS.items() if name in latest},
+        **{field: latest[name].value for field, name in _FIELDS.items() if name in latest} | _dollars(latest, spent),
     )
 
 
@@ -98,6 +99,11 @@ _FIELDS = {
     "dollars": "dollars",
     "dollars_forecast": "dollars_forecast",
 }
+
+
+def _dollars(latest: Mapping[str, Point], spent: Spent) -> dict[str, float]:
+    seen = latest["dollars"].value if "dollars" in latest else 0.0
+    return {"dollars": max(seen, spent.dollars)} if max(seen, spent.dollars) else {}
 
 
 def _phase(run: RunFolder) -> str:
