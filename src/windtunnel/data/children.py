@@ -149,7 +149,7 @@ def main() -> None:
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as out:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         work = pickle.load(sys.stdin.buffer)
-        with contextlib.suppress(EOFError):
+        with contextlib.suppress(EOFError, BrokenPipeError):
             while True:
                 out.write(_answer(work, pickle.load(sys.stdin.buffer)))
                 out.flush()
