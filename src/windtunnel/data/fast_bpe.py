@@ -162,7 +162,7 @@ def _merged(model: dict[str, Any], words: list[str]) -> list[list[int]]:
     """The ids that words become by merging alone."""
     import tokenizers
 
-    bare = {"version": "1.0", "added_tokens": [], "model": model | {"ignore_merges": False}}
+    bare: dict[str, Any] = {"version": "1.0", "added_tokens": [], "model": model | {"ignore_merges": False}}
     bare |= dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"))
     inner = tokenizers.Tokenizer.from_str(json.dumps(bare))
     return [found.ids for found in inner.encode_batch_fast(words, add_special_tokens=False)]

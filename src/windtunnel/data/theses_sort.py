@@ -7,7 +7,7 @@ import json
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -272,7 +272,7 @@ def _again(part: Part, checked: Checked, twice: dict[int, str]) -> list[Refusal]
     return made
 
 
-def _write(checked: Checked, kept: Array, files: list[IO[bytes]]) -> None:
+def _write(checked: Checked, kept: Array, files: Sequence[IO[bytes]]) -> None:
     splits = checked.rows["split"]
     for number, file in enumerate(files):
         wanted = np.flatnonzero(kept & (splits == number))
