@@ -104,3 +104,11 @@ def test_text_that_is_not_normal_is_left_to_the_other_library() -> None:
     fast, slow = both(made(normalizer={"type": "NFC"}))
     assert fast.encode("cafe\u0301") is None
     assert fast.encode("café") == slow.encode("café", add_special_tokens=False).ids
+
+
+def test_a_byte_that_is_no_token_is_left_to_the_other_library() -> None:
+    content = made()
+    vocab = {text: i for text, i in content["model"]["vocab"].items() if text != "~"}
+    fast, slow = both(content | {"model": content["model"] | {"vocab": vocab}})
+    assert fast.encode("about ~5") is None
+    assert fast.encode("about 5") == slow.encode("about 5", add_special_tokens=False).ids

@@ -46,16 +46,18 @@ _LONG, _LONGS = 4096, 64
 class FastBPE:
     """The tokenizer of a tokenizer.json in tiktoken. Special tokens count as such in a text."""
 
-    def __init__(self, inner: tiktoken.Encoding, added: Mapping[str, int], *, normal: bool, by_line: bool) -> None:
+    def __init__(self, inner: tiktoken.Encoding, added: Mapping[str, int], known: bytes, *, normal: bool, by_line: bool) -> None:
         """Wrap tiktoken's.
 
         Args:
             inner: knows words only.
             added: tokens that stand outside words.
+            known: bytes that are tokens; without others a vocabulary may do.
             normal: text has to be in Unicode's normal form C.
             by_line: no word goes over the end of a line that a sign is behind.
         """
         self._encode, self._added, self._normal, self._by_line = inner.encode_ordinary, dict(added), normal, by_line
+        self._known = None if len(known) == 256 else known
         self._short, self._long = lru_cache(_SHORTS)(self._encode), lru_cache(_LONGS)(self._encode)
         longest_first = sorted(map(re.escape, added), key=len, reverse=True)
         self._marks = re.compile(f"({'|'.join(longest_first)})" if added else r"((?!))")
@@ -85,11 +87,14 @@ class FastBPE:
         import tiktoken
 
         inner = tiktoken.Encoding("", pat_str=words, mergeable_ranks=ranks, special_tokens={})
-        return cls(inner, added, normal=normal, by_line=words != GPT2)
+        known = bytes(byte for byte in range(256) if bytes([byte]) in ranks)
+        return cls(inner, added, known, normal=normal, by_line=words != GPT2)
 
     def encode(self, text: str) -> list[int] | None:
         """Return the ids of a text; None where only Hugging Face's library is sure of them."""
         if not text.isascii() and (_OTHER.search(text) or (self._normal and not unicodedata.is_normalized("NFC", text))):
+            return None
+        if self._known is not None and text.encode().translate(None, self._known):
             return None
         ids: list[int] = []
         try:
@@ -148,9 +153,9 @@ def _ranks(model: dict[str, Any], added: set[str]) -> dict[bytes, int] | None:
     made = [vocab.get("".join(pair), -1) for pair in pairs]
     below = all(max(vocab.get(a, one), vocab.get(b, one)) < one for (a, b), one in zip(pairs, made, strict=True))
     tokens = {text: i for text, i in vocab.items() if text not in added}
-    if not below or any(a >= b for a, b in itertools.pairwise(made)) or not all(c in vocab for c in to_byte):
+    if not below or any(a >= b for a, b in itertools.pairwise(made)):
         return None
-    if len(tokens) != len(made) + len(to_byte) or any(c not in to_byte for text in tokens for c in text):
+    if len(tokens) != len(made) + sum(c in tokens for c in to_byte) or any(c not in to_byte for text in tokens for c in text):
         return None
     words = list(tokens)
     if [[tokens[word]] for word in words] != _merged(model, words):
