@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -58,16 +58,28 @@ def in_processes(work: Callable[[T], R], items: Iterable[T], processes: int) -> 
         UserError: a process was ended from outside. Whatever `work` raises is raised here, in the order of the items.
     """
     if processes == 1:
-        for item in items:
-            yield item, work(item)
+        with _rarely_collected():
+            for item in items:
+                yield item, work(item)
         return
-    with Children(work, processes) as children:
+    with _rarely_collected(), Children(work, processes) as children:
         made = ordered_map(lambda item: (item, children.run(item)), items, threads=processes)
         try:
             yield from made
         finally:
             children.kill()  # what they still make is not wanted, and must not be waited for
             made.close()
+
+
+@contextlib.contextmanager
+def _rarely_collected() -> Iterator[None]:
+    """Look for cycles of objects seldom: records are many small objects without any, gone through over and over otherwise."""
+    before = gc.get_threshold()
+    gc.set_threshold(100_000, 50, 1000)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 class Children:
@@ -143,10 +155,8 @@ def _answer(work: Callable[[Any], Any], item: Any) -> bytes:
 def main() -> None:
     """Be the child."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted too, and ends its children
-    # Records are many small objects without cycles, which a collector would look through over and over.
-    gc.set_threshold(100_000, 50, 1000)
     # What is printed by accident must not come between the answers.
-    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as out:
+    with _rarely_collected(), os.fdopen(os.dup(sys.stdout.fileno()), "wb") as out:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         work = pickle.load(sys.stdin.buffer)
         with contextlib.suppress(EOFError, BrokenPipeError):
