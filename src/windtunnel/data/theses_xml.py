@@ -224,9 +224,11 @@ def _record_of(thesis: ElementTree.Element, root: dict[str, str]) -> Record | No
     for child in thesis:
         tag, text = child.tag, child.text or ""
         name = _name(tag)
-        # Most are an indicator that is only a name and a text.
+        # Most are only a name and a text, and given once.
         plain = tag[0] != "{" and not len(child) and not child.attrib and len(text) < LONGEST_TEXT
-        if plain and name not in _FIELDS and name not in indicators and len(indicators) < MOST_CHILDREN:
+        if plain and name in _FIELDS and name not in record:
+            record[name] = text.strip()
+        elif plain and name not in _FIELDS and name not in indicators and len(indicators) < MOST_CHILDREN:
             if value := text.strip():
                 indicators[name] = value
         elif not _gather(record, child, ()):
