@@ -10,6 +10,7 @@ machine that does other work as well, the first depends on that work (its load i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import itertools
 import json
@@ -20,10 +21,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
+
+import psutil
 
 from windtunnel.data import export_theses, prepare
 from windtunnel.data.bpe import CHATML_END, CHATML_START, train_bpe
@@ -130,11 +134,12 @@ def measure(file: Path) -> dict[str, Any]:
             marks.append((phase, time.perf_counter(), processor()))
 
     started, busy = time.perf_counter(), processor()
-    prepared = prepare(recipe, cache=file.parent / "cache", progress=note)
-    marks.append(("pack", time.perf_counter(), processor()))
-    packed = prepared.train.sequences(1024)
-    marks.append(("export", time.perf_counter(), processor()))
-    export_theses(prepared, file.parent / "out")
+    with Memory() as memory:
+        prepared = prepare(recipe, cache=file.parent / "cache", progress=note)
+        marks.append(("pack", time.perf_counter(), processor()))
+        packed = prepared.train.sequences(1024)
+        marks.append(("export", time.perf_counter(), processor()))
+        export_theses(prepared, file.parent / "out")
     phases: dict[str, list[float]] = {}
     edges = [("start", started, busy), *marks, ("end", time.perf_counter(), processor())]
     for (name, clock, used), (_, later, more) in itertools.pairwise(edges):
@@ -147,7 +152,7 @@ def measure(file: Path) -> dict[str, Any]:
         "file_megabytes": round(file.stat().st_size / 1e6, 1),
         "seconds": round(seconds, 1),
         "processor_seconds": round(cpu, 1),
-        "peak_megabytes": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3),
+        "peak_megabytes": round(memory.most / 1e6),
         "theses": prepared.facts["kept"],
         "rejected": prepared.facts["rejected"],
         "train_tokens": prepared.train.count,
@@ -157,9 +162,35 @@ def measure(file: Path) -> dict[str, Any]:
 
 
 def processor() -> float:
-    """Seconds of the processor that this process has used, in all its threads."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+    """Seconds of the processor that this process and its children have used, in all their threads."""
+    ended = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    used = [(one.ru_utime, one.ru_stime) for one in ended]
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            used.append(child.cpu_times()[:2])
+    return sum(map(sum, used))
+
+
+class Memory:
+    """Looks twice a second how much memory this process and its children hold, and keeps the most in bytes."""
+
+    def __enter__(self) -> Memory:
+        self.most, self._over = 0, threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(0.5):
+            held = 0
+            for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    held += process.memory_info().rss
+            self.most = max(self.most, held)
 
 
 if __name__ == "__main__":

@@ -138,6 +138,17 @@ def conversations() -> st.SearchStrategy[list[dict[str, str]]]:
     return turns.map(messages)
 
 
+@given(conversations(), st.booleans(), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_chatml_is_written_as_its_jinja_would_be(folders: Path, talk: list[dict[str, str]], system: bool, ask: bool) -> None:
+    written = template_of(folders / "none", "chatml")
+    jinja = ChatTemplate("jinja", written.source, written.tokenizer, written.special)
+    messages = [{"role": "system", "content": "Be brief.\n"}, *talk] if system else talk
+    assert written.render(messages, ask=ask) == jinja.render(messages, ask=ask)
+    for loss in ("answers", "last", "all"):
+        assert written.spans(Conversation("", messages), loss) == jinja.spans(Conversation("", messages), loss)
+
+
 @settings(deadline=None, max_examples=60)
 @given(messages=conversations())
 def test_prefixes_generation_blocks_and_use_agree(folders: Path, messages: list[dict[str, str]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from windtunnel.data import (
     solve_grids,
     symmetry_key,
 )
-from windtunnel.data.sudoku_child import _Children, batches
+from windtunnel.data.children import in_processes
 from windtunnel.data.sudoku_make import full_grids
 from windtunnel.recipe import SudokuCorpus, UserError, load_recipe
 
@@ -118,22 +119,13 @@ def test_4x4_puzzles_are_all_easy_even_with_as_few_clues_as_can_be() -> None:
 
 
 def test_the_same_puzzles_whatever_the_number_of_processes() -> None:
-    one, two = (list(batches(3, 0, 11, 24, range(3), processes)) for processes in (1, 2))
-    for a, b in zip(one, two, strict=True):
+    one, two = (list(in_processes(partial(make_batch, 3, 0, 11, size=24), range(3), processes)) for processes in (1, 2))
+    for (_, a), (_, b) in zip(one, two, strict=True):
         for name in ("inputs", "solutions", "grades", "splits"):
             assert (getattr(a, name) == getattr(b, name)).all()
-    assert not np.array_equal(one[0].inputs[:10], one[1].inputs[:10])
+    assert not np.array_equal(one[0][1].inputs[:10], one[1][1].inputs[:10])
     other = make_batch(3, 0, 12, 0, 24)
-    assert not np.array_equal(one[0].inputs[:10], other.inputs[:10])
-
-
-def test_a_killed_process_is_reported_and_none_is_left() -> None:
-    with _Children(["3", "0", "1", "24"], 81, 1) as children:
-        assert len(children.make(0)) == 24
-        children.kill()
-        with pytest.raises(UserError, match="has ended"):
-            children.make(1)
-    assert all(child.returncode is not None for child in children._all)
+    assert not np.array_equal(one[0][1].inputs[:10], other.inputs[:10])
 
 
 @given(st.integers(0, 2**40), st.integers(0, 1000), st.integers(0, 2**31))

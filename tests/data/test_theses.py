@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 from thesis_files import RIGHT, TODAY, recipe_of, spread, write_lines
 
-from windtunnel.data import PreparedData, Rejected, check_thesis, prepare
+from windtunnel.data import PreparedData, Rejected, check_thesis, export_theses, prepare
 from windtunnel.data.theses_make import generated_records, indicators_of, labels_of, simulate
 from windtunnel.recipe import ACTIONS, GeneratedTheses, ThesisCorpus, UserError
 
@@ -139,6 +139,46 @@ def test_where_no_record_is_a_thesis_the_reasons_are_told(tmp_path: Path) -> Non
     file = write_lines(tmp_path / "a.jsonl", spread(20, action="HODL"))
     with pytest.raises(UserError, match=r"no record is a thesis; of 20 records 20 were rejected: 20 action none of .*HODL"):
         prepare(recipe_of(ThesisCorpus(files=[str(file)])), cache=tmp_path / "cache")
+
+
+def as_xml(record: dict[str, Any]) -> str:
+    fields = {key: value for key, value in record.items() if key not in ("ticker", "indicators")} | record["indicators"]
+    children = "".join(f"<{name}>{value}</{name}>" for name, value in fields.items())
+    return f"<thesis ticker='{record['ticker']}'>{children}</thesis>\n"
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("form", ["jsonl", "xml", "latin-1"])
+def test_several_processes_write_the_same_bytes_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    records = spread(400)
+    for i, record in enumerate(records):
+        record["reasoning"] += f" Number {i} of é." if i % 3 else " As before."
+    records[5]["action"], records[9]["as_of_date"] = "Buy", "2099-01-01"
+    records += [records[0], records[1] | {"action": "SELL"}, records[2] | {"support": "  Other support. "}]
+    file = write_lines(tmp_path / "a.jsonl", records)
+    if form != "jsonl":
+        file = tmp_path / "a.xml"
+        encoding = "utf-8" if form == "xml" else form
+        head = f'<?xml version="1.0" encoding="{encoding}"?>\n<stock-theses>\n'
+        file.write_bytes(f"{head}{''.join(map(as_xml, records))}</stock-theses>".encode(encoding))
+    made = []
+    for processes in (1, 2):
+        for module, name, value in (("theses_xml", "PART", 8_000), ("formats", "_PART", 8_000), ("theses_split", "_AT_ONCE", 50)):
+            monkeypatch.setattr(f"windtunnel.data.{module}.{name}", value if processes > 1 else 1 << 20)
+        for module in ("theses_split", "theses_export"):
+            monkeypatch.setattr(f"windtunnel.data.{module}.processes_for", lambda size, count=processes: count)
+        prepared = prepare(recipe_of(ThesisCorpus(files=[str(file)])), cache=tmp_path / f"cache-{processes}")
+        out = tmp_path / f"out-{processes}"
+        export_theses(prepared, out)
+        files = [*prepared.folder.glob("*.bin"), *prepared.folder.glob("*.jsonl"), *out.rglob("*.arrow")]
+        made.append(
+            ({path.relative_to(tmp_path).parts[-2:]: path.read_bytes() for path in files}, prepared.facts, prepared.notes)
+        )
+    one, two = made
+    assert len(one[0]) == 10
+    assert [content for _, content in sorted(one[0].items())] == [content for _, content in sorted(two[0].items())]
+    assert one[1:] == two[1:]
+    assert one[1]["rejected"]["duplicate"] == 1
 
 
 def test_a_thesis_of_tomorrow_is_read_again_once_its_day_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from windtunnel.data import Rejected, check_thesis
+from windtunnel.data import Rejected, check_thesis, theses_xml
 from windtunnel.data.corpus import listed_files
-from windtunnel.data.theses_read import thesis_records
+from windtunnel.data.theses_read import thesis_parts, thesis_records
+from windtunnel.data.theses_xml import Undividable
 from windtunnel.recipe import UserError
 
 WHY = "Earnings grew faster than the price for three quarters in a row."
@@ -179,3 +180,79 @@ def test_memory_does_not_grow_with_the_text_or_the_file(tmp_path: Path) -> None:
         check_thesis(first | {"action": "BUY"}, "a:1", datetime.date(2026, 1, 1), "Decide.")
     assert sum(1 for _ in found) == 60_000
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000  # KiB
+
+
+# In parts.
+
+
+def in_parts(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    parts = thesis_parts(listed_files([str(path)]), lambda share: None, divide=True)
+    return [found for part in parts for found in part.records()]
+
+
+VARIANTS = [
+    THESIS,
+    THESIS.replace("<thesis>", '<thesis ticker="XYZ" action="BUY">\n\n'),
+    THESIS.replace("<rsi>61.2</rsi>", "<indicators>\n<rsi>61.2</rsi><risk>no<beta> 1 </beta><beta>2</beta></risk></indicators>"),
+    THESIS.replace("<rsi>61.2</rsi>", '<indicator name="rsi" value="61.2"/><item key="a">1</item><indicator/><empty> </empty>'),
+    THESIS.replace(WHY, f"{WHY} &lt;thesis&gt; &amp; é \u4e2d"),
+    THESIS.replace("<rsi>61.2</rsi>", "<reasoning>other</reasoning><RSI>1</RSI><rsi>2</rsi>"),
+]
+MARKED = [
+    THESIS.replace(WHY, f"<![CDATA[{WHY} <thesis >]]>"),
+    THESIS.replace(WHY, WHY.replace("faster", "<b>faster</b>")),
+    THESIS.replace("<rsi>", "<!-- <thesis> --><rsi>"),
+    THESIS.replace("<rsi>", "<?php <thesis> ?><rsi>").replace("\n", "\r\n"),
+    THESIS.replace("<reasoning>", "<reasoning><p>One.</p>\r\n"),
+]
+
+
+OTHER_ROOT = '<?xml version="1.0" encoding="utf-8"?>\n<!-- a note -->\n<t:theses xmlns:t="x" ticker="ABC">'
+
+
+@pytest.mark.parametrize("root", [ROOT, OTHER_ROOT])
+@pytest.mark.parametrize("theses", [VARIANTS, [*VARIANTS, *MARKED]], ids=["plain", "marked"])
+def test_a_file_read_in_parts_has_the_same_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theses: list[str], root: str
+) -> None:
+    end = "</t:theses>" if "t:" in root else "</stock-theses>"
+    body = "".join(theses[i * i % len(theses)] + "\n" * (i % 3) for i in range(300))
+    content = f"{root}\n{body}{end}\n<!-- end -->\n"
+    path = tmp_path / "a.xml"
+    whole = read(path, content)
+    assert len(whole) == 300
+    assert in_parts(path) == whole
+    monkeypatch.setattr(theses_xml, "PART", 2000)
+    monkeypatch.setattr(theses_xml, "BLOCK", 500)
+    try:
+        parts = in_parts(path)
+    except Undividable:  # one of the parts ends in a comment or the like
+        assert theses is not VARIANTS
+        return
+    assert parts == whole
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        f"{ROOT}{THESIS}",
+        f"{ROOT}{THESIS}{THESIS[:-40]}{THESIS}</stock-theses>",
+        f"{ROOT}{THESIS}&nbsp;{THESIS}</stock-theses>",
+        f"{ROOT}{THESIS}<!DOCTYPE a>{THESIS}</stock-theses>",
+        f"<!DOCTYPE a>{ROOT}{THESIS}</stock-theses>",
+        f"{ROOT}{THESIS}</stock-theses>{ROOT}{THESIS}</stock-theses>",
+        f"{ROOT}<!-- {THESIS} --></stock-theses>",
+        f"{ROOT}<group>{THESIS}</group>{THESIS}</stock-theses>",
+        f"{ROOT}{THESIS}<thesis><thesis>{'<a>' * 100}",
+        f"{ROOT}</stock-theses>",
+        "<html><thesis></thesis></html>",
+        f'<?xml version="1.0" encoding="iso-8859-1"?>{ROOT}{THESIS}</stock-theses>',
+        f'<?xml version="1.0" encoding="utf-16"?>{ROOT}{THESIS}</stock-theses>'.encode("utf-16"),
+        f"{ROOT}{THESIS}é</stock-theses>".encode("latin-1"),
+    ],
+)
+def test_what_cannot_be_read_in_parts_is_left_to_be_read_as_a_whole(tmp_path: Path, content: str | bytes) -> None:
+    path = tmp_path / "a.xml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(Undividable):
+        in_parts(path)

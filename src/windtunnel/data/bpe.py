@@ -7,14 +7,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from windtunnel.recipe import UserError
 
 from .documents import Array, DocumentBatch
-from .subwords import Subwords, bytes_of_characters
+from .fast_bpe import ranks_of
+from .subwords import WORDS, Subwords, bytes_of_characters
 from .tokenizer import BOS
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 BOS_TEXT = "<|bos|>"
 CHATML_START, CHATML_END = "<|im_start|>", "<|im_end|>"
 _FIX = "use the tokenizer.json that preparing the data wrote"
-# GPT-4's way of cutting text into words (published with tiktoken), with numbers of at most two digits for small vocabularies.
-_WORDS = r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"""
 
 
 class BPE(Subwords):
@@ -78,18 +77,17 @@ class BPE(Subwords):
     def fast(self) -> tiktoken.Encoding | None:
         """The same tokenizer in a library that is several times as fast; None where it could give other ids.
 
-        It knows tokens by their bytes and takes their ids as the order of the merges. So every token that is not a byte
-        must come of one merge, in that order, and text must be cut into words as `train_bpe` has it cut.
+        Text must be cut into words as `train_bpe` has it cut; for what else has to be, see `fast_bpe`.
         """
         import tiktoken
 
         content, ours = json.loads(self.content), json.loads(_untrained().to_str())
         other = any(content.get(part) != ours[part] for part in ("normalizer", "pre_tokenizer"))
-        if other or not _merges_in_order(content["model"]):
-            return None
-        ranks = {piece: i for i, piece in enumerate(self.pieces) if piece}
         special = {token.content: i for i, token in self._inner.get_added_tokens_decoder().items()}
-        return tiktoken.Encoding("bpe", pat_str=_WORDS, mergeable_ranks=ranks, special_tokens=special)
+        ranks = None if other else ranks_of(content["model"], set(special))
+        if ranks is None:
+            return None
+        return tiktoken.Encoding("bpe", pat_str=WORDS, mergeable_ranks=ranks, special_tokens=special)
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, special: Sequence[str] = ()) -> BPE:
@@ -120,19 +118,12 @@ def _untrained() -> tokenizers.Tokenizer:
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(tokenizers.Regex(_WORDS), "isolated"),
+            pre_tokenizers.Split(tokenizers.Regex(WORDS), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     inner.decoder = decoders.ByteLevel()
     return inner
-
-
-def _merges_in_order(model: dict[str, Any]) -> bool:
-    """Return whether the merges make tokens of rising ids, none twice, and all but the bytes and the special ones."""
-    vocab: dict[str, int] = model["vocab"]
-    made = [vocab["".join(pair) if isinstance(pair, list) else pair.replace(" ", "")] for pair in model["merges"]]
-    return not model.get("dropout") and made == list(range(len(vocab) - len(made), len(vocab)))
 
 
 def _pieces(inner: tokenizers.Tokenizer) -> list[bytes]:

@@ -24,6 +24,7 @@ _ARROW = (b"ARROW1", b"\xff\xff\xff\xff")  # a file, a stream
 _HEAD = 64 << 10
 _ZSTD_BLOCK = 32 << 10  # compressed bytes taken at once: even a bomb then grows by megabytes, not by gigabytes
 _ROWS = 1024
+_PART = 1 << 20
 
 
 def unreadable(path: str, error: OSError) -> UserError:
@@ -229,37 +230,68 @@ def records(path: str, form: Form, columns: list[str] | None = None) -> Iterator
 
 
 def _json_records(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    number = 0
+    for number, lines in line_parts(path):
+        yield from line_records(path, number, lines)
+
+
+def line_parts(path: str) -> Iterator[tuple[int, bytes]]:
+    """Yield whole lines of a file, about a MiB at a time: (number of the first, bytes).
+
+    Raises:
+        UserError: the file cannot be read, or a line is too long for memory.
+    """
+    number, rest = 1, b""
     with open_bytes(path) as file:
         while True:
             try:
-                line = file.readline(LONGEST_LINE + 1)
+                block = file.read(_PART)
             except OSError as error:
                 raise unreadable(path, error) from None
-            if not line:
+            end = block.rfind(b"\n") + 1
+            if not block or end:
+                lines = rest + block[:end]
+                if lines:
+                    yield number, lines
+                number += lines.count(b"\n")
+                rest = block[end:]
+            else:
+                rest += block
+            if not block:
                 return
-            number += 1
-            if len(line) > LONGEST_LINE:
-                raise UserError(f"{path}:{number}: the line is longer than {LONGEST_LINE >> 20} MiB", "write one record a line")
-            line = line.removeprefix(BOM) if number == 1 else line
-            if line.isspace():
-                continue
-            if number == 1 and line.startswith(b"["):
-                raise _array(path)
-            try:
-                record = json.loads(line)
-            except UnicodeDecodeError as error:
-                raise UserError(
-                    f"{path}:{number}: not UTF-8 ({error.reason})", f"convert it: iconv -f latin1 -t utf-8 {path} > {path}.utf8"
-                ) from None
-            except (ValueError, RecursionError) as error:
-                shown = line[:60].decode("utf-8", "replace").strip()
-                raise UserError(f"{path}:{number}: not JSON: {error} ({shown!r})", "write one JSON object a line") from None
-            if not isinstance(record, dict):
-                raise UserError(
-                    f"{path}:{number}: expected a JSON object, found {type(record).__name__}", "write one object a line"
-                )
-            yield number, record
+            if len(rest) > LONGEST_LINE:
+                raise _too_long(path, number)
+
+
+def line_records(path: str, number: int, lines: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (number, record) of some lines of a file, the first of which has this number. Raises UserError."""
+    for at, line in enumerate(io.BytesIO(lines), number):
+        if len(line) > LONGEST_LINE:
+            raise _too_long(path, at)
+        content = line.removeprefix(BOM) if at == 1 else line
+        if content.isspace():
+            continue
+        if at == 1 and content.startswith(b"["):
+            raise _array(path)
+        yield at, _json_record(path, at, content)
+
+
+def _too_long(path: str, number: int) -> UserError:
+    return UserError(f"{path}:{number}: the line is longer than {LONGEST_LINE >> 20} MiB", "write one record a line")
+
+
+def _json_record(path: str, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path}:{number}: not UTF-8 ({error.reason})", f"convert it: iconv -f latin1 -t utf-8 {path} > {path}.utf8"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        shown = line[:60].decode("utf-8", "replace").strip()
+        raise UserError(f"{path}:{number}: not JSON: {error} ({shown!r})", "write one JSON object a line") from None
+    if not isinstance(record, dict):
+        raise UserError(f"{path}:{number}: expected a JSON object, found {type(record).__name__}", "write one object a line")
+    return record
 
 
 def _array_records(path: str) -> Iterator[tuple[int, dict[str, Any]]]:

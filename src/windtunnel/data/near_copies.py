@@ -8,6 +8,7 @@ is a candidate with probability 0.998, one at 0.3 with 0.09. Only held-out texts
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,38 @@ WINDOW, KEPT = 16, 4
 BANDS, ROWS = 12, 4
 MOST_COMPARED = 8
 """Candidates compared word by word with one held-out text: boilerplate may make thousands of them."""
+_BLOCK = 1 << 15
+"""Bytes of text whose windows are hashed at once, so that they stay in the processor's cache."""
 _FACTORS = np.random.RandomState(5).randint(0, 2**62, BANDS * ROWS).astype(np.uint64) * np.uint64(2) + np.uint64(1)
 _EMPTY = np.uint64(2**64 - 1)
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What texts are told apart by: (texts,) uint64 hashes of their words, and (texts, BANDS) uint64 keys."""
+
+    hashes: Array
+    keys: Array
+
+    @classmethod
+    def join(cls, parts: Sequence[Marks]) -> Marks:
+        """Return the marks of texts one behind the other."""
+        all_of_them = [mark([]), *parts]
+        return cls(*(np.concatenate([vars(part)[name] for part in all_of_them]) for name in ("hashes", "keys")))
+
+
+def mark(texts: Sequence[str]) -> Marks:
+    """Return the marks of some texts, which can be made apart from those of others."""
+    words = [" ".join(text.lower().split()).encode("utf-8", "replace") for text in texts]
+    hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, words), dtype=np.uint64, count=len(words))
+    keys = np.zeros((len(words), BANDS), dtype=np.uint64)
+    begin = size = 0
+    for end, word in enumerate(words, 1):
+        size += len(word)
+        if size >= _BLOCK or end == len(words):
+            keys[begin:end] = _band_keys(words[begin:end])
+            begin, size = end, 0
+    return Marks(hashes, keys)
 
 
 class NearCopies:
@@ -34,51 +65,64 @@ class NearCopies:
         found: those with a near copy: number -> (number of the other text, similarity).
     """
 
-    def __init__(self, texts: Sequence[str]) -> None:
+    def __init__(self, texts: Sequence[str], marks: Marks | None = None) -> None:
+        """Begin with held-out texts, and their marks where they are known."""
         self.texts = list(texts)
         self.found: dict[int, tuple[int, float]] = {}
         self._seen = 0
         self._compared = np.zeros(len(self.texts), dtype=np.int64)
         self._open = np.ones(len(self.texts), dtype=bool)  # not found, and not compared too often
-        self._whole = _hashes(self.texts)
-        keys = [_band_keys(self.texts[at : at + 4096]) for at in range(0, len(self.texts), 4096)]
-        flat = np.concatenate([*keys, np.zeros((0, BANDS), np.uint64)]).reshape(-1)
+        marks = marks or mark(self.texts)
+        self._same = np.argsort(marks.hashes, kind="stable")
+        self._whole = marks.hashes[self._same]
+        flat = marks.keys.reshape(-1)
         order = np.argsort(flat, kind="stable")
         self._keys, self._owners = flat[order], order // BANDS
 
-    def compare(self, others: Sequence[str]) -> None:
-        """Look for near copies among some other texts; those are numbered on from the ones before."""
+    def compare(self, others: Sequence[str], marks: Marks | None = None) -> None:
+        """Look for near copies among some other texts; those are numbered on from the ones before.
+
+        Args:
+            others: only those that share a band with a held-out text are looked at, where the marks are given.
+            marks: of the others.
+        """
         if len(self.texts) and len(others):
-            self._find_same(_hashes(others))
-            keys = _band_keys(others).reshape(-1)
-            first, last = (np.searchsorted(self._keys, keys, side=side) for side in ("left", "right"))
-            hits = np.flatnonzero(last > first)
+            marks = marks or mark(others)
+            before = np.count_nonzero(self._open)
+            self._find_same(marks.hashes)
+            keys = marks.keys.reshape(-1)
+            first = np.searchsorted(self._keys, keys)
+            hits = np.flatnonzero(self._keys[np.minimum(first, len(self._keys) - 1)] == keys) if len(self._keys) else first[:0]
+            last = np.searchsorted(self._keys, keys[hits], side="right")
             seen: set[tuple[int, int]] = set()
-            for hit in hits.tolist():
-                self._look(hit // BANDS, others[hit // BANDS], self._owners[first[hit] : last[hit]], seen)
-            left = self._open[self._owners]
-            self._keys, self._owners = self._keys[left], self._owners[left]
+            for hit, begin, end in zip(hits.tolist(), first[hits].tolist(), last.tolist(), strict=True):
+                self._look(hit // BANDS, others, self._owners[begin:end], seen)
+            if np.count_nonzero(self._open) < before:
+                left = self._open[self._owners]
+                self._keys, self._owners = self._keys[left], self._owners[left]
         self._seen += len(others)
 
-    def _look(self, number: int, other: str, owners: Array, seen: set[tuple[int, int]]) -> None:
+    def _look(self, number: int, others: Sequence[str], owners: Array, seen: set[tuple[int, int]]) -> None:
         """Compare one text with held-out ones of the same band."""
         for owner in owners[self._open[owners]].tolist():
             if (number, owner) in seen:
                 continue
             seen.add((number, owner))
             self._compared[owner] += 1
-            similarity = jaccard(self.texts[owner], other)
+            similarity = jaccard(self.texts[owner], others[number])
             if similarity >= SIMILAR:
                 self.found[owner] = self._seen + number, similarity
             self._open[owner] = similarity < SIMILAR and self._compared[owner] < MOST_COMPARED
 
     def _find_same(self, hashes: Array) -> None:
         """Find the texts that are the same but for letter case and blanks, however many there are."""
-        order = np.argsort(hashes, kind="stable")
-        at = np.minimum(np.searchsorted(hashes[order], self._whole), len(hashes) - 1)
-        for owner in np.flatnonzero((hashes[order][at] == self._whole) & self._open).tolist():
-            self.found[owner] = self._seen + int(order[at[owner]]), 1.0
-            self._open[owner] = False
+        different, numbers = np.unique(hashes, return_index=True)
+        begins, ends = (np.searchsorted(self._whole, different, side=side) for side in ("left", "right"))
+        for hit in np.flatnonzero(ends > begins).tolist():
+            for owner in self._same[begins[hit] : ends[hit]].tolist():
+                if self._open[owner]:
+                    self.found[owner] = self._seen + int(numbers[hit]), 1.0
+                    self._open[owner] = False
 
 
 def trigrams(text: str) -> set[tuple[str, ...]]:
@@ -93,30 +137,26 @@ def jaccard(one: str, other: str) -> float:
     return len(a & b) / len(a | b)
 
 
-def _hashes(texts: Sequence[str]) -> Array:
-    """Return (texts,) uint64 hashes of the words."""
-    found = (xxhash.xxh3_64_intdigest(" ".join(text.lower().split()).encode("utf-8", "replace")) for text in texts)
-    return np.fromiter(found, dtype=np.uint64, count=len(texts))
-
-
-def _band_keys(texts: Sequence[str]) -> Array:
+def _band_keys(words: Sequence[bytes]) -> Array:
     """Return (texts, BANDS) uint64: texts that agree in ROWS minima of a band have the same key there, whatever the others."""
-    words = [" ".join(text.lower().split()).encode("utf-8", "replace").replace(b"\0", b" ") for text in texts]
-    joined = b"\0" + b"\0".join(text.ljust(WINDOW + 2 * KEPT) for text in words)
+    joined = b"\0" + b"\0".join(text.replace(b"\0", b" ").ljust(WINDOW + 2 * KEPT) for text in words)
     piece = hash_windows(np.frombuffer(joined, dtype=np.uint8).astype(np.uint64), 0, WINDOW, kept=KEPT)
-    minima = np.full((len(texts), BANDS * ROWS), _EMPTY)
+    minima = np.full((len(words), BANDS * ROWS), _EMPTY)
     starts = np.flatnonzero(np.diff(piece.owner, prepend=-1))
     if len(starts):
         owners = piece.owner[starts]
+        mixed, moved = np.empty_like(piece.windows), np.empty_like(piece.windows)
         with np.errstate(over="ignore"):
             for column, factor in enumerate(_FACTORS):
-                mixed = piece.windows * factor
-                minima[owners, column] = np.minimum.reduceat(mixed ^ (mixed >> np.uint64(29)), starts)
+                np.multiply(piece.windows, factor, out=mixed)
+                np.right_shift(mixed, np.uint64(29), out=moved)
+                np.bitwise_xor(mixed, moved, out=mixed)
+                minima[owners, column] = np.minimum.reduceat(mixed, starts)
     # A text without a window that is used is compared with nothing but its like, by its own hash.
     none = minima[:, 0] == _EMPTY
     minima[none] = piece.documents[none, None]
     with np.errstate(over="ignore"):
-        keys = np.zeros((len(texts), BANDS), dtype=np.uint64)
+        keys = np.zeros((len(words), BANDS), dtype=np.uint64)
         for row in range(ROWS):
             keys = (keys ^ minima[:, row::ROWS]) * np.uint64(0x9E3779B97F4A7C15)
             keys ^= keys >> np.uint64(31)

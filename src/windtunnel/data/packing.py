@@ -7,6 +7,7 @@ of the seed, like sequences of text.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,7 +23,7 @@ from .tokens import Draw, Short, TokenFile
 FIRST, LEARNED = np.uint32(1 << 31), np.uint32(1 << 30)
 IDS = np.uint32((1 << 30) - 1)
 NO_TARGET = np.uint32(0xFFFFFFFF)  # -1 once it is seen as int32
-_BLOCK = 1 << 22
+_BLOCK = 1 << 20
 ROUND = 256  # positions with a target are scored in multiples of this
 SHAPES = 8  # of them there are at most so many where shapes are to be few
 
@@ -98,19 +99,27 @@ class ConversationFile(TokenFile):
     @cached_property
     def starts(self) -> Array:
         """Return (samples + 1,) int64, where each sample begins; the last entry is the end."""
-        found = [np.flatnonzero(np.asarray(self.array[at : at + _BLOCK]) & FIRST) + at for at in range(0, self.count, _BLOCK)]
+        found = [np.flatnonzero(block & FIRST != 0) + at for at, block in self._blocks()]
         return np.concatenate([*found, np.array([self.count])]).astype(np.int64)
 
     @cached_property
     def _learned_before(self) -> Array:
         """Return (samples + 1,) int64: learned tokens before each sample, not counting first tokens, which nothing predicts."""
-        totals = np.zeros(len(self.starts), dtype=np.int64)
+        before, total = np.empty(len(self.starts), dtype=np.int64), 0
+        for at, block in self._blocks():
+            counts = np.zeros(len(block) + 1, dtype=np.int64)
+            np.cumsum((block & (LEARNED | FIRST)) == LEARNED, out=counts[1:])
+            first, last = np.searchsorted(self.starts, (at, at + len(block)))
+            before[first:last] = total + counts[self.starts[first:last] - at]
+            total += int(counts[-1])
+        before[-1] = total
+        return before
+
+    def _blocks(self) -> Iterator[tuple[int, Array]]:
+        """Yield (position, tokens) of all the file: read, not mapped, so that no more of it than that is in memory."""
+        dtype = np.dtype(self.dtype).newbyteorder("<")
         for at in range(0, self.count, _BLOCK):
-            block = np.asarray(self.array[at : at + _BLOCK])
-            where = np.flatnonzero((block & (LEARNED | FIRST)) == LEARNED) + at
-            samples = np.searchsorted(self.starts, where, side="right") - 1
-            totals[1:] += np.bincount(samples, minlength=len(totals) - 1)
-        return np.cumsum(totals)
+            yield at, np.fromfile(self.path, dtype, min(_BLOCK, self.count - at), offset=at * dtype.itemsize)
 
     @property
     def samples(self) -> int:

@@ -31,7 +31,7 @@ from .exercises import draw_exercises
 from .formats import form_of, records
 from .kernels_files import TaskReader
 from .packing import ConversationFile, pack_ids
-from .samples import SampleWriter, batches, conversation_tokenizer
+from .samples import SampleWriter, Stored, batches, conversation_tokenizer
 from .survey import Survey, split_by_key
 from .templates import ChatTemplate, choose_template
 from .tokenizer import Characters, Tokenizer
@@ -178,7 +178,7 @@ def write_prompts(
                     continue
                 held_out = read.key < found.threshold
                 line = json.dumps({"prompt": read.prompt, "answer": read.answer, "data": read.data}, ensure_ascii=True)
-                written.add(NAMES[held_out], pack_ids(ids, np.zeros(len(ids), dtype=bool)), len(line))
+                written.add(NAMES[held_out], Stored(pack_ids(ids, np.zeros(len(ids), dtype=bool)), 1, len(line), 0))
                 lines[held_out].write(line + "\n")
             done += len(batch)
             report(0.3 + 0.69 * done / found.documents, f"tokenizing: {done:,} prompts")

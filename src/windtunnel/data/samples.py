@@ -19,10 +19,10 @@ from .conversations import Conversation, ConversationReader
 from .corpus import CorpusFile, listed_files
 from .documents import Array
 from .mixture import MixtureFile
-from .packing import ConversationFile, pack_ids
+from .packing import FIRST, LEARNED, ConversationFile
 from .subwords import Subwords
 from .survey import Survey, split_by_key
-from .templates import ChatTemplate, Encoded, choose_template
+from .templates import ChatTemplate, choose_template
 from .tokenizer import Tokenizer
 from .tokens import TokenWriter
 from .write import NAMES, Progress, Split, Written, folder_tokenizer, ordered_map, sampled_share
@@ -36,6 +36,41 @@ _CONTROLS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if ch
 STORED = np.dtype(np.uint32)
 
 
+@dataclass(frozen=True)
+class Stored:
+    """Samples as they stand on disk.
+
+    Attributes:
+        tokens: (n,) uint32, ids with their flags, one sample behind the other. count: samples. bytes: of their texts.
+        untaught: conversations left out, since there is nothing to learn in them.
+    """
+
+    tokens: Array
+    count: int
+    bytes: int
+    untaught: int
+
+
+def store(template: ChatTemplate, loss: str, conversations: Sequence[Conversation]) -> Stored:
+    """Render and encode conversations. Raises UserError: the template refuses one."""
+    ids: list[int] = []
+    flags, lengths, begins = list[np.uint32](), list[int](), list[int]()
+    size = 0
+    for conversation, runs in zip(conversations, template.encode_runs(conversations, loss), strict=True):
+        # Nothing predicts the first token, so that it is not learned.
+        if not any(flag and len(run) > (number == 0) for number, (run, flag) in enumerate(runs)):
+            continue
+        begins.append(len(ids))
+        for run, flag in runs:
+            ids += run
+            flags.append(LEARNED if flag else np.uint32(0))
+            lengths.append(len(run))
+        size += _size(conversation)
+    tokens = np.array(ids, dtype=np.uint32) | np.repeat(np.array(flags, dtype=np.uint32), lengths)
+    tokens[begins] |= FIRST
+    return Stored(tokens, len(begins), size, len(conversations) - len(begins))
+
+
 class SampleWriter:
     """Writes samples into the token files of the splits, and counts them."""
 
@@ -43,11 +78,11 @@ class SampleWriter:
         self._writers = {name: TokenWriter(folder / f"{name}.bin", STORED) for name in names}
         self._documents, self._bytes = Counter[str](), Counter[str]()
 
-    def add(self, split: str, stored: Array, size: int) -> None:
-        """Append one sample as `pack_ids` made it; size: bytes of its text."""
-        self._writers[split].append(stored)
-        self._documents[split] += 1
-        self._bytes[split] += size
+    def add(self, split: str, samples: Stored) -> None:
+        """Append samples."""
+        self._writers[split].append(samples.tokens)
+        self._documents[split] += samples.count
+        self._bytes[split] += samples.bytes
 
     @property
     def tokens(self) -> int:
@@ -132,17 +167,18 @@ def write_samples(
     """
     untaught = done = 0
 
-    def encode(batch: tuple[tuple[str, Conversation], ...]) -> tuple[tuple[tuple[str, Conversation], ...], list[Encoded]]:
-        return batch, template.encode([conversation for _, conversation in batch], loss)
+    def encode(batch: tuple[tuple[str, Conversation], ...]) -> list[tuple[str, Stored]]:
+        by_split: dict[str, list[Conversation]] = {}
+        for split, conversation in batch:
+            by_split.setdefault(split, []).append(conversation)
+        return [(split, store(template, loss, talks)) for split, talks in by_split.items()]
 
     try:
-        for batch, encoded in ordered_map(encode, batches(parted, _AT_ONCE)):
-            for (split, conversation), sample in zip(batch, encoded, strict=True):
-                if not sample.learned[1:].any():
-                    untaught += 1
-                    continue
-                written.add(split, pack_ids(sample.ids, sample.learned), _size(conversation))
-            done += len(batch)
+        for encoded in ordered_map(encode, batches(parted, _AT_ONCE)):
+            for split, samples in encoded:
+                written.add(split, samples)
+                untaught += samples.untaught
+                done += samples.count + samples.untaught
             report(0.3 + 0.69 * min(1.0, done / expected), f"tokenizing: {written.tokens / 1e6:,.1f} M tokens")
         splits = written.close()
     finally:

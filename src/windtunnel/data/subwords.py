@@ -20,8 +20,14 @@ from .tokenizer import BOS, Tokenizer
 if TYPE_CHECKING:
     import tokenizers
 
+    from .fast_bpe import FastBPE
+
 # Small files that belong to a tokenizer and travel with it.
 _BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
+_LONG_ENOUGH = 4_000_000
+"""Characters after which a second or two spent on making the tokenizer faster come back."""
+# GPT-4's way of cutting text into words (published with tiktoken), with numbers of at most two digits for small vocabularies.
+WORDS = r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"""
 
 
 class Subwords(Tokenizer):
@@ -36,6 +42,7 @@ class Subwords(Tokenizer):
         self._inner = inner
         self.content = inner.to_str()
         self._marked: tokenizers.Tokenizer | None = None
+        self._read = 0
         super().__init__(pieces)
 
     def encode(self, text: str, *, bos: bool = False) -> Array:
@@ -54,12 +61,30 @@ class Subwords(Tokenizer):
 
     def encode_marked(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
         """Encode texts in which special tokens count as such, as chat templates write them; nothing is added."""
+        return list(self._with_marks().encode_batch(list(texts), add_special_tokens=False))
+
+    def marked_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of `encode_marked`, sooner."""
+        self._read += sum(map(len, texts))
+        fast = self._fast if self._read > _LONG_ENOUGH else None
+        found = [fast.encode(text) if fast is not None else None for text in texts]
+        left = [text for text, ids in zip(texts, found, strict=True) if ids is None]
+        others = iter(self._with_marks().encode_batch_fast(left, add_special_tokens=False) if left else [])
+        return [next(others).ids if ids is None else ids for ids in found]
+
+    def _with_marks(self) -> tokenizers.Tokenizer:
         if self._marked is None:
             import tokenizers
 
             self._marked = tokenizers.Tokenizer.from_str(self.content)
             self._marked.encode_special_tokens = False
-        return list(self._marked.encode_batch(list(texts), add_special_tokens=False))
+        return self._marked
+
+    @cached_property
+    def _fast(self) -> FastBPE | None:
+        from .fast_bpe import FastBPE
+
+        return FastBPE.of(self.content, [WORDS])
 
     def special_texts(self) -> list[str]:
         """Return the special tokens as text."""

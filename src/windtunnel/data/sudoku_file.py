@@ -7,16 +7,16 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
 
 from windtunnel.recipe import CharacterTokenizer, Recipe, SudokuCorpus, UserError
 
+from .children import in_processes
 from .documents import Array
-from .sudoku_child import batches
-from .sudoku_make import GRADES, Puzzles, draw_symmetries, join, symmetry_key
+from .sudoku_make import GRADES, Puzzles, draw_symmetries, join, make_batch, symmetry_key
 from .tokenizer import Characters
 from .tokens import Draw, Short, TokenFile, file_checksum
 from .write import Progress, Split, Written, cores
@@ -170,8 +170,9 @@ def make_puzzles(corpus: SudokuCorpus, seed: int, progress: Callable[[float], No
             yield number
             number += 1
 
-    with contextlib.closing(batches(corpus.box, grade, seed, size, numbers(), processes)) as made:
-        for batch in made:
+    work = partial(make_batch, corpus.box, grade, seed, size=size)
+    with contextlib.closing(in_processes(work, numbers(), processes)) as made:
+        for _, batch in made:
             new = _new(batch, seen)
             parts.append(batch.take(new))
             progress(min(1.0, len(seen) / corpus.puzzles))

@@ -11,6 +11,7 @@ is asked: a token that began in the question and ended in the answer would never
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import threading
@@ -31,6 +32,7 @@ from .subwords import Folder, Subwords
 from .tokenizer import Characters, Tokenizer
 
 Span = tuple[int, int]
+Run = tuple[list[int], bool]
 
 _CHATML = (
     "{{ start_of_text }}{% for message in messages %}"
@@ -92,6 +94,8 @@ class ChatTemplate:
     def _render(
         self, messages: Sequence[Message], tools: list[Any] | None, *, ask: bool = False, mark: bool = False
     ) -> tuple[str, list[Span]]:
+        if self.name == "chatml":
+            return _write_chatml(messages, self.special["start_of_text"], ask)
         from transformers.utils.chat_template_utils import render_jinja_template
 
         special: Any = self.special
@@ -115,14 +119,14 @@ class ChatTemplate:
         if self.name == "model":
             return self.source
         special = dict(self.special)
-        if not isinstance(self.tokenizer, Folder):  # `_encode_spans` puts it before every conversation
+        if not isinstance(self.tokenizer, Folder):  # `_runs` puts it before every conversation
             special["start_of_text"] = BOS_TEXT
         used = {name: text for name, text in special.items() if re.search(rf"\b{name}\b", self.source)}
         return (
             "".join(f"{{% set {name} = {json.dumps(used[name], ensure_ascii=False)} %}}" for name in sorted(used)) + self.source
         )
 
-    @property
+    @cached_property
     def marks(self) -> bool:
         """Return whether the template itself marks what the assistant writes."""
         return _GENERATION.search(self.source) is not None
@@ -181,41 +185,59 @@ class ChatTemplate:
 
     def encode(self, conversations: Sequence[Conversation], loss: str) -> list[Encoded]:
         """Return the tokens of conversations, and which are learned. Raises UserError."""
-        rendered = [self.spans(conversation, loss) for conversation in conversations]
-        return self._encode_spans(rendered)
+        return [_joined(sample) for sample in self.encode_runs(conversations, loss)]
 
     def encode_prompts(self, prompts: Sequence[Sequence[Message]]) -> list[Array]:
         """Return the ids of conversations that ask for an answer, as a generator is given them."""
-        return [encoded.ids for encoded in self._encode_spans([(self.render(p, ask=True), []) for p in prompts])]
+        return [_joined(sample).ids for sample in self._runs([(self.render(p, ask=True), []) for p in prompts])]
 
-    def _encode_spans(self, rendered: list[tuple[str, list[Span]]]) -> list[Encoded]:
+    def encode_runs(self, conversations: Sequence[Conversation], loss: str) -> list[list[Run]]:
+        """Return the same as `encode`, each conversation as runs of tokens that are learned, or not. Raises UserError."""
+        rendered = [self.spans(conversation, loss) for conversation in conversations]
+        return self._runs(rendered)
+
+    def _runs(self, rendered: list[tuple[str, list[Span]]]) -> list[list[Run]]:
         if isinstance(self.tokenizer, Subwords):
             if self.tokenizer.prefixes_space:
-                return self._encode_whole(rendered)
+                return self._runs_of_whole(rendered)
             pieces = [_pieces(text, spans) for text, spans in rendered]
-            encoded = iter(self.tokenizer.encode_marked([piece for cut in pieces for piece, _ in cut]))
-            ids = [[(next(encoded).ids, flag) for _, flag in cut] for cut in pieces]
+            encoded = iter(self.tokenizer.marked_ids([piece for cut in pieces for piece, _ in cut]))
+            ids = [[(next(encoded), flag) for _, flag in cut] for cut in pieces]
         else:
             ids = [[(self.tokenizer.encode(p).tolist(), flag) for p, flag in _pieces(*both)] for both in rendered]
         if not isinstance(self.tokenizer, Folder):  # made here: BOS stands before every document, and no template writes it
             ids = [[([self.tokenizer.bos], False), *sample] for sample in ids]
-        return [_joined(sample) for sample in ids]
+        return ids
 
-    def _encode_whole(self, rendered: list[tuple[str, list[Span]]]) -> list[Encoded]:
+    def _runs_of_whole(self, rendered: list[tuple[str, list[Span]]]) -> list[list[Run]]:
         """Encode whole, for tokenizers that put a space before every text; learned is what lies within a span."""
         assert isinstance(self.tokenizer, Subwords)
         made = []
         for (_, spans), encoding in zip(rendered, self.tokenizer.encode_marked([text for text, _ in rendered]), strict=True):
             inside = [any(a <= start and end <= b and end > a for a, b in spans) for start, end in encoding.offsets]
-            made.append(Encoded(np.array(encoding.ids, dtype=np.uint32), np.array(inside, dtype=bool)))
+            runs = itertools.groupby(zip(encoding.ids, inside, strict=True), key=lambda pair: pair[1])
+            made.append([([token for token, _ in run], flag) for flag, run in runs])
         return made
 
 
-def _joined(sample: list[tuple[list[int], bool]]) -> Encoded:
+def _write_chatml(messages: Sequence[Message], start: str, ask: bool) -> tuple[str, list[Span]]:
+    """Return what ChatML's template says, without Jinja: the text, and what the assistant wrote of it."""
+    text, spans = start, []
+    for message in messages:
+        text += f"{CHATML_START}{message['role']}\n"
+        begin = len(text)
+        text += f"{message['content']}{CHATML_END}"
+        if message["role"] == "assistant":
+            spans.append((begin, len(text)))
+        text += "\n"
+    return (f"{text}{CHATML_START}assistant\n" if ask else text), spans
+
+
+def _joined(sample: list[Run]) -> Encoded:
     """Return the ids of the pieces one behind the other, each with its piece's flag."""
     parts = [np.array(part, dtype=np.uint32) for part, _ in sample]
     flags = np.array([flag for _, flag in sample], dtype=bool)
-    return Encoded(np.concatenate(parts), np.repeat(flags, [len(part) for part in parts]))
+    return Encoded(np.concatenate([np.empty(0, dtype=np.uint32), *parts]), np.repeat(flags, [len(part) for part in parts]))
 
 
 def _pieces(text: str, spans: list[Span]) -> list[tuple[str, bool]]:

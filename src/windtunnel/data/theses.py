@@ -6,9 +6,10 @@ import datetime
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 
@@ -25,6 +26,7 @@ PRICES = "prices.parquet"
 """In prepared data: what generated theses are about."""
 EARLIEST = datetime.date(1900, 1, 1)
 MOST_INDICATORS, LONGEST_INDICATOR = 200, 1_000
+_SHORT = 24
 _ONCE = ("ticker", "as_of_date", "reasoning", "support", "action")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _TAG = re.compile(r"</?(?:reasoning|support|action)>", re.IGNORECASE)
@@ -41,11 +43,12 @@ class Rejected(ValueError):
 
     Attributes:
         reason: its kind, a few words that are counted. detail: what stands there instead.
+        day: of one that lies in the future.
     """
 
-    def __init__(self, reason: str, detail: str = "") -> None:
+    def __init__(self, reason: str, detail: str = "", day: datetime.date | None = None) -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason, self.detail = reason, detail
+        self.reason, self.detail, self.day = reason, detail, day
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ def check_thesis(record: Mapping[str, Any], source: str, today: datetime.date, i
     """
     if record.get("reasoning") is None and record.get("action") is None and isinstance(record.get("output"), str):
         record = {**record, **_parts(record["output"])}
-    question = _question(record, source, today, instruction, own)
+    asked = _question(record, today, instruction, own)
     action = _action(record)
     reasoning = _text(record, "reasoning")
     if not SHORTEST <= len(reasoning) <= LONGEST:
@@ -150,9 +153,9 @@ def check_thesis(record: Mapping[str, Any], source: str, today: datetime.date, i
     if len(support) > LONGEST:
         raise Rejected(f"support longer than {LONGEST} characters", f"{len(support):,} characters")
     for name, text in (("reasoning", reasoning), ("support", support)):
-        if found := _TAG.search(text):
+        if "<" in text and (found := _TAG.search(text)):
             raise Rejected("tag of the answer inside a text", f"{name} holds {found[0]}")
-    return replace(question, reasoning=reasoning, support=support, action=action)
+    return asked.thesis(source, reasoning, support, action)
 
 
 def check_question(
@@ -170,21 +173,35 @@ def check_question(
     Raises:
         Rejected: it asks nothing; says why.
     """
-    question = _question(record, source, today, instruction, own)
-    return replace(question, action=_action(record)) if record.get("action") else question
+    asked = _question(record, today, instruction, own)
+    return asked.thesis(source, "", "", _action(record) if record.get("action") else "")
 
 
-def _question(record: Mapping[str, Any], source: str, today: datetime.date, instruction: str, own: bool) -> Thesis:
-    for key in _ONCE:
-        if isinstance(record.get(key), tuple):  # as XML has it
-            raise Rejected(f"{key} given twice", _shown(record[key]))
+class _Question(NamedTuple):
+    ticker: str
+    as_of: datetime.date
+    indicators: dict[str, str]
+    instruction: str
+    asked: str
+
+    def thesis(self, source: str, reasoning: str, support: str, action: str) -> Thesis:
+        ticker, day, indicators, instruction, asked = self
+        uid = uid_of(ticker, day, instruction, asked)
+        return Thesis(uid, ticker, day, reasoning, support, action, indicators, source, instruction, asked)
+
+
+def _question(record: Mapping[str, Any], today: datetime.date, instruction: str, own: bool) -> _Question:
+    if tuple in map(type, record.values()):
+        for key in _ONCE:
+            if isinstance(record.get(key), tuple):  # as XML has it
+                raise Rejected(f"{key} given twice", _shown(record[key]))
     ticker, day = _ticker(record), _day(record, today)
     indicators = _indicators(record.get("indicators"))
     asked = render_input(ticker, day, indicators)
     if own:
         instruction = _own(record, "instruction") or instruction
         asked = _own(record, "input") or asked
-    return Thesis(uid_of(ticker, day, instruction, asked), ticker, day, "", "", "", indicators, source, instruction, asked)
+    return _Question(ticker, day, indicators, instruction, asked)
 
 
 def _parts(output: str) -> dict[str, str]:
@@ -217,7 +234,7 @@ def _day(record: Mapping[str, Any], today: datetime.date) -> datetime.date:
     except ValueError as error:
         raise Rejected("date not in the calendar", f"{_shown(given)}: {error}") from None
     if day > today:
-        raise Rejected("date in the future", f"{day}, and nowhere on Earth is it later than {today}")
+        raise Rejected("date in the future", f"{day}, and nowhere on Earth is it later than {today}", day)
     if day < EARLIEST:
         raise Rejected(f"date before {EARLIEST.year}", str(day))
     return day
@@ -238,9 +255,15 @@ def _text(record: Mapping[str, Any], key: str) -> str:
         raise Rejected(f"{key} missing")
     if not isinstance(value, str):
         raise Rejected(f"{key} is no text", type(value).__name__)
-    if damage := _DAMAGE.search(value):
-        raise Rejected("character that no text has", f"U+{ord(damage[0]):04X} in {key}")
+    if damage := _damage(value):
+        raise Rejected("character that no text has", f"U+{ord(damage):04X} in {key}")
     return value.strip()
+
+
+def _damage(text: str) -> str | None:
+    """Return the first character that no text has. What can be printed has none, which is sooner seen than looked for."""
+    found = None if text.isprintable() else _DAMAGE.search(text)
+    return found[0] if found else None
 
 
 def _own(record: Mapping[str, Any], key: str) -> str | None:
@@ -264,14 +287,24 @@ def _indicators(given: Any) -> dict[str, str]:
 
 
 def _indicator(value: Any) -> str:
-    if isinstance(value, dict | list):
-        value = json.dumps(value, ensure_ascii=False)
-    text = " ".join(str(value).split())
+    if type(value) is str:
+        return _short(value) if len(value) <= _SHORT else _clean(value)
+    return _clean(json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else str(value))
+
+
+def _clean(value: str) -> str:
+    text = " ".join(value.split())
     if len(text) > LONGEST_INDICATOR:
         raise Rejected(f"indicator longer than {LONGEST_INDICATOR} characters", _shown(text))
-    if damage := _DAMAGE.search(text):
-        raise Rejected("character that no text has", f"U+{ord(damage[0]):04X} in an indicator")
+    if damage := _damage(text):
+        raise Rejected("character that no text has", f"U+{ord(damage):04X} in an indicator")
     return text
+
+
+@lru_cache(1 << 15)
+def _short(value: str) -> str:
+    """Return the same as `_clean`, for names, which every record has again, and values of few digits."""
+    return _clean(value)
 
 
 def _shown(value: Any) -> str:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.files import fsync_folder, write_json
 from windtunnel.recipe import UserError
 
-from .theses import PRICES, REJECTS, SPLITS, Thesis
+from .children import in_processes, processes_for
+from .samples import batches
+from .theses import PRICES, REJECTS, SPLITS
 
 if TYPE_CHECKING:
+    import pyarrow
+
     from .prepared import PreparedData
 
 DATASET = "dataset"
@@ -65,7 +69,7 @@ def _write(prepared: PreparedData, folder: Path) -> list[Path]:
         dataset = temporary / DATASET
         dataset.mkdir()
         for name in SPLITS:
-            _write_split(prepared.theses(name), dataset / name, name, prepared.checksum)
+            _write_split(prepared.folder / f"{name}.jsonl", dataset / name, name, prepared.checksum)
         write_json(dataset / "dataset_dict.json", {"splits": list(SPLITS)})
         folder.parent.mkdir(parents=True, exist_ok=True)
         if folder.exists():
@@ -79,18 +83,21 @@ def _write(prepared: PreparedData, folder: Path) -> list[Path]:
     return [folder / name for name in (*names, "theses.jsonl", DATASET)]
 
 
-def _write_split(theses: Iterable[Thesis], folder: Path, split: str, checksum: str) -> None:
-    """Write a split as `Dataset.save_to_disk` does: an Arrow stream, and what it is in two JSON files."""
+def _write_split(theses: Path, folder: Path, split: str, checksum: str) -> None:
+    """Write a split's lines as `Dataset.save_to_disk` does: an Arrow stream, and what it is in two JSON files."""
     import pyarrow
 
     folder.mkdir()
     schema = pyarrow.schema([(name, pyarrow.string()) for name in COLUMNS])
     name = "data-00000-of-00001.arrow"
-    with pyarrow.OSFile(str(folder / name), "wb") as file, pyarrow.ipc.new_stream(file, schema) as stream:
-        rows = iter(theses)
-        while batch := list(itertools.islice(rows, _ROWS)):
-            records = [_row(thesis) for thesis in batch]
-            stream.write_batch(pyarrow.RecordBatch.from_pylist(records, schema=schema))
+    with (
+        open(theses, "rb") as lines,
+        pyarrow.OSFile(str(folder / name), "wb") as file,
+        pyarrow.ipc.new_stream(file, schema) as stream,
+        closing(in_processes(rows_of, batches(lines, _ROWS), processes_for(theses.stat().st_size))) as made,
+    ):
+        for _, rows in made:
+            stream.write_batch(rows)
     features = {column: {"dtype": "string", "_type": "Value"} for column in COLUMNS}
     write_json(
         folder / "dataset_info.json", {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
@@ -107,6 +114,12 @@ def _write_split(theses: Iterable[Thesis], folder: Path, split: str, checksum: s
     write_json(folder / "state.json", state)
 
 
-def _row(thesis: Thesis) -> dict[str, str]:
-    record = thesis.to_record()
-    return record | {"indicators": json.dumps(record["indicators"], ensure_ascii=False)}
+def rows_of(lines: Sequence[bytes]) -> pyarrow.RecordBatch:
+    """Return lines of JSON as rows of text."""
+    import pyarrow
+
+    records = [json.loads(line) for line in lines]
+    for record in records:
+        record["indicators"] = json.dumps(record["indicators"], ensure_ascii=False)
+    columns = [pyarrow.array([record[name] for record in records], pyarrow.string()) for name in COLUMNS]
+    return pyarrow.RecordBatch.from_arrays(columns, names=list(COLUMNS))

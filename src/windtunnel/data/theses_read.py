@@ -2,50 +2,132 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from windtunnel.recipe import ConversationCorpus, ThesisCorpus, UserError
 
 from .conversations import ConversationReader
 from .corpus import CorpusFile
-from .formats import form_of, open_bytes, records
+from .formats import form_of, line_parts, line_records, open_bytes, records
 from .templates import choose_template
 from .theses import Record, Rejected, Thesis, check_question, today
-from .theses_xml import is_xml, xml_records
+from .theses_xml import is_xml, xml_parts, xml_records
 from .tokenizer import Tokenizer
 
 _SAME = {"as-of-date": "as_of_date", "as_of": "as_of_date"}
 _EVERY = 1_000
+_TOGETHER = 500
+Source = tuple[str, Record]
 
 
-def thesis_records(files: Sequence[CorpusFile], report: Callable[[float], None]) -> Iterator[tuple[str, Record]]:
-    """Yield (source, record) of every thesis in the files, unchecked.
+class Part(Protocol):
+    """Some records, one behind the other, that are read where they are needed."""
+
+    def records(self) -> Iterator[Source]:
+        """Yield (source, record)."""
+        ...
+
+
+@dataclass(frozen=True)
+class LinesPart:
+    """Lines of JSON; `number` is of the first."""
+
+    path: str
+    number: int
+    content: bytes
+
+    def records(self) -> Iterator[Source]:
+        """Yield (source, record). Raises UserError."""
+        for number, record in line_records(self.path, self.number, self.content):
+            yield f"{self.path}:{number}", _renamed(record)
+
+
+@dataclass(frozen=True)
+class ReadPart:
+    """Records that are read already."""
+
+    found: tuple[Source, ...]
+
+    def records(self) -> Iterator[Source]:
+        """Yield (source, record)."""
+        yield from self.found
+
+
+def thesis_parts(files: Sequence[CorpusFile], report: Callable[[float], None], *, divide: bool) -> Iterator[Part]:
+    """Yield every thesis in the files, unchecked, in parts that other processes can read.
 
     Args:
         files: JSON lines, Parquet, XML or one of the other forms that records come in.
         report: called with the share of the files that is read.
+        divide: XML too; otherwise it is read here.
 
     Raises:
+        Undividable: XML is not such that it can be divided; the same may be read with divide=False.
         UserError: a file cannot be read as what it is.
     """
+    for file, read in _with_report(files, report):
+        if _is_xml(file):
+            if divide:
+                yield from xml_parts(file.path, read)
+                continue
+        elif form_of(file.path, "records") == "jsonl":
+            done = 0
+            for number, lines in line_parts(file.path):
+                done += len(lines)
+                read(done)
+                yield LinesPart(file.path, number, lines)
+            continue
+        yield from read_parts(_records(file, read))
+
+
+def read_parts(found: Iterator[Source]) -> Iterator[ReadPart]:
+    """Yield records in parts."""
+    while part := tuple(itertools.islice(found, _TOGETHER)):
+        yield ReadPart(part)
+
+
+def thesis_records(files: Sequence[CorpusFile], report: Callable[[float], None]) -> Iterator[Source]:
+    """Yield (source, record) of every thesis in the files, unchecked; arguments and errors as of `thesis_parts`."""
+    for file, read in _with_report(files, report):
+        yield from _records(file, read)
+
+
+def _with_report(
+    files: Sequence[CorpusFile], report: Callable[[float], None]
+) -> Iterator[tuple[CorpusFile, Callable[[int], None]]]:
+    """Each file, and what is called with the bytes of it that are read, decompressed."""
     total, done = max(1, sum(file.size for file in files)), 0
     for file in files:
-        with open_bytes(file.path) as opened:
-            head = opened.read(512)
 
         def read(size: int, before: int = done, whole: int = file.size) -> None:
             report((before + min(size, whole)) / total)
 
-        if is_xml(file.path, head):
-            for line, record in xml_records(file.path, read):
-                yield f"{file.path}:{line}", record
-        else:
-            for number, record in records(file.path, form_of(file.path, "records")):
-                if number % _EVERY == 0:
-                    report(done / total)
-                yield f"{file.path}:{number}", {_SAME.get(key, key): value for key, value in record.items()}
+        yield file, read
         done += file.size
+
+
+def _is_xml(file: CorpusFile) -> bool:
+    with open_bytes(file.path) as opened:
+        return is_xml(file.path, opened.read(512))
+
+
+def _records(file: CorpusFile, read: Callable[[int], None]) -> Iterator[Source]:
+    if _is_xml(file):
+        for line, record in xml_records(file.path, read):
+            yield f"{file.path}:{line}", record
+        return
+    for number, record in records(file.path, form_of(file.path, "records")):
+        if number % _EVERY == 0:
+            read(0)
+        yield f"{file.path}:{number}", _renamed(record)
+
+
+def _renamed(record: Record) -> Record:
+    return {_SAME.get(key, key): value for key, value in record.items()}
 
 
 def conversation_reader(corpus: ThesisCorpus) -> ConversationReader:

@@ -4,12 +4,20 @@
 attribute) are its children, and every other child is an indicator. Expat reads, as in Python's own library. A file
 with a DOCTYPE is refused before anything in it is looked at: without one there are no entities, so none can grow
 (billion laughs) or fetch a file or an address (XXE); this is what the package defusedxml does with forbid_dtd.
+
+A large file is read in parts, by several processes. A part begins at a `<thesis` and is well-formed between the tags of the
+document element; so if all parts are, one after the other, each begins where no element but that one is open and no tag or
+comment, and together they say what the whole file says. A file with a part that is not is read from the beginning, as one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
+from xml.etree import ElementTree
 from xml.parsers import expat
 
 from windtunnel.recipe import UserError
@@ -24,14 +32,23 @@ LONGEST_TEXT = 2_000_000
 """Characters kept of one text: more than any thesis may have, so that it is rejected for its length."""
 DEEPEST = 64
 MOST_CHILDREN = 1_000
+PART = 1 << 20
+_LONGEST_HEAD = 1 << 20
 _ROOTS = ("stock-theses", "theses")
 _FIELDS = ("ticker", "as_of_date", "reasoning", "support", "action")
 _INLINE = frozenset(("a", "b", "code", "em", "i", "q", "span", "strong", "sub", "sup", "u"))
 _GROUP = ("indicators", "indicator")
+_GIVEN = ("ticker", "as_of_date", "action")
+_THESIS = re.compile(rb"<thesis[\s/>]")
+_ENCODING = re.compile(rb"\s*(?:\xef\xbb\xbf)?<\?xml[^>]*?\sencoding\s*=\s*[\"']([^\"']*)")
 
 
 class _Hostile(Exception):
     """What no file of theses has; (what, fix)."""
+
+
+class Undividable(Exception):
+    """A file whose theses cannot be read in parts, for whatever reason; read as a whole it may be right."""
 
 
 def is_xml(path: str, head: bytes) -> bool:
@@ -75,6 +92,171 @@ def xml_records(path: str, report: Callable[[int], None]) -> Iterator[tuple[int,
             report(fed)
 
 
+def xml_parts(path: str, report: Callable[[int], None]) -> Iterator[XmlPart]:
+    """Yield the theses of a file in parts that can be read apart from one another; arguments as of `xml_records`.
+
+    Raises:
+        Undividable: read it with `xml_records`, which says what is wrong, if anything is.
+        UserError: the file cannot be opened or decompressed.
+    """
+    with open_bytes(path) as file:
+        content = b""
+        while not (first := _THESIS.search(content)):
+            block = file.read(BLOCK)
+            if not block or len(content) > _LONGEST_HEAD:
+                raise Undividable
+            content += block
+        root, given = _root_of(content[: first.start()])
+        line, fed = 1 + _lines(content[: first.start()]), len(content)
+        content = content[first.start() :]
+        while block := file.read(PART):
+            fed += len(block)
+            report(fed)
+            content += block
+            cut = _last_thesis(content)
+            if cut:
+                yield XmlPart(path, line, content[:cut], root, given)
+                line, content = line + _lines(content[:cut]), content[cut:]
+            elif len(content) > LONGEST_TOKEN:
+                raise Undividable
+        yield XmlPart(path, line, content, root, given, last=True)
+
+
+def _root_of(head: bytes) -> tuple[str, dict[str, str]]:
+    """Return name and attributes of the document element that is open behind a file's head. Raises Undividable."""
+    encoding = _ENCODING.match(head)
+    if encoding and encoding[1].lower() != b"utf-8":
+        raise Undividable
+    reader = _Reader()
+    try:
+        reader.parser.Parse(head, False)
+        reader.parser.Parse(f"</{reader.root_name}>".encode(), True)
+    except (_Hostile, expat.ExpatError, ValueError, LookupError):
+        raise Undividable from None
+    if reader.found:
+        raise Undividable
+    return reader.root_name, reader.root
+
+
+def _last_thesis(content: bytes) -> int:
+    """Where the last thesis begins; 0 where no other begins than the first."""
+    at = len(content) - 1
+    while (at := content.rfind(b"<thesis", 0, at)) > 0:
+        if _THESIS.match(content, at):
+            return at
+    return 0
+
+
+def _lines(content: bytes) -> int:
+    """Line ends, as Expat counts them."""
+    count = content.count(b"\n")
+    return count + content.count(b"\r") - content.count(b"\r\n") if b"\r" in content else count
+
+
+@dataclass(frozen=True)
+class XmlPart:
+    """Some theses of a file, one behind the other.
+
+    Attributes:
+        line: on which it begins. root, given: name and attributes of the document element.
+        last: it ends as the file does, behind the document element.
+    """
+
+    path: str
+    line: int
+    content: bytes
+    root: str
+    given: dict[str, str]
+    last: bool = False
+
+    def records(self) -> Iterator[tuple[str, Record]]:
+        """Yield (source, record) of every thesis. Raises Undividable."""
+        found = self._by_tree()
+        for line, record in self._by_reader() if found is None else found:
+            yield f"{self.path}:{line}", record
+
+    @property
+    def _whole(self) -> tuple[bytes, bytes, bytes]:
+        return f"<{self.root}>".encode(), self.content, b"" if self.last else f"</{self.root}>".encode()
+
+    def _by_tree(self) -> list[tuple[int, Record]] | None:
+        """Return the records by Python's tree of elements, made faster than functions are called; None if it may differ."""
+        if b"<!" in self.content or b"<?" in self.content or b"\r" in self.content:
+            return None
+        parser = ElementTree.XMLParser()
+        try:
+            for piece in self._whole:
+                parser.feed(piece)
+            theses = list(parser.close())
+        except (ElementTree.ParseError, ValueError):
+            return None
+        # Without comments and sections of CDATA nothing but a tag begins as a tag does.
+        begins = [found.start() for found in _THESIS.finditer(self.content)]
+        if len(begins) != len(theses):
+            return None
+        records, line, before = [], self.line, 0
+        for thesis, at in zip(theses, begins, strict=True):
+            record = _record_of(thesis, self.given)
+            if record is None:
+                return None
+            line, before = line + self.content.count(b"\n", before, at), at
+            records.append((line, record))
+        return records
+
+    def _by_reader(self) -> list[tuple[int, Record]]:
+        reader = _Reader()
+        begin, content, end = self._whole
+        try:
+            reader.parser.Parse(begin, False)
+            reader.root = self.given
+            reader.parser.Parse(content, False)
+            reader.parser.Parse(end, True)
+        except (_Hostile, expat.ExpatError, ValueError, LookupError):
+            raise Undividable from None
+        return [(self.line + line - 1, record) for line, record in reader.found]
+
+
+def _record_of(thesis: ElementTree.Element, root: dict[str, str]) -> Record | None:
+    """Return the record of an element; None where only `_Reader` reads it right."""
+    if thesis.tag != "thesis":
+        return None
+    record = _begun(thesis.attrib)
+    indicators = record["indicators"]
+    for child in thesis:
+        tag, text = child.tag, child.text or ""
+        name = _name(tag)
+        # Most are only a name and a text, and given once.
+        plain = tag[0] != "{" and not len(child) and not child.attrib and len(text) < LONGEST_TEXT
+        if plain and name in _FIELDS and name not in record:
+            record[name] = text.strip()
+        elif plain and name not in _FIELDS and name not in indicators and len(indicators) < MOST_CHILDREN:
+            if value := text.strip():
+                indicators[name] = value
+        elif not _gather(record, child, ()):
+            return None
+    return _ended(record, root)
+
+
+def _gather(record: Record, element: ElementTree.Element, above: tuple[str, ...]) -> bool:
+    """Put what an element holds into a record; False where only `_Reader` does it right."""
+    tag, attributes = element.tag, element.attrib
+    if tag[0] == "{" or len(above) > DEEPEST // 2:
+        return False
+    plain, value = _name(tag), None
+    if attributes:
+        if any(key[0] == "{" for key in attributes):
+            return False
+        plain, value = _told(plain, attributes)
+    path = (*above, plain)
+    if not len(element):
+        text = element.text or ""
+        if len(text) >= LONGEST_TEXT:
+            return False
+        _keep(record, path, text.strip(), value)
+        return True
+    return plain not in _FIELDS and all(_gather(record, child, path) for child in element)
+
+
 def _malformed(path: str, parser: Any, error: Exception) -> UserError:
     said = expat.ErrorString(error.code) if isinstance(error, expat.ExpatError) else str(error)
     where = f"{path}:{parser.ErrorLineNumber}"
@@ -87,9 +269,51 @@ def _malformed(path: str, parser: Any, error: Exception) -> UserError:
     return UserError(f"{where}: not well-formed XML, column {parser.ErrorColumnNumber + 1}: {said}", fix)
 
 
+@lru_cache(1024)
 def _name(name: str) -> str:
     """Return a name without its namespace's prefix, in small letters and with underscores."""
     return name.rpartition(":")[2].lower().replace("-", "_")
+
+
+def _begun(attributes: dict[str, str]) -> Record:
+    """Return the record of a thesis that begins with these attributes."""
+    record: Record = {"indicators": {}}
+    if attributes:
+        given = {_name(key): value for key, value in attributes.items()}
+        record |= {key: given[key] for key in _GIVEN if key in given}
+    return record
+
+
+def _told(plain: str, attributes: dict[str, str]) -> tuple[str, str | None]:
+    """Name and value of an element within a thesis, as its attributes tell them."""
+    if plain in ("indicator", "item"):
+        plain = attributes.get("name", attributes.get("key", plain))
+    return plain, attributes.get("value")
+
+
+def _keep(record: Record, path: Sequence[str], text: str, told: str | None) -> None:
+    """Put the text of an element that has no others in it where it belongs, or the value that its attributes told."""
+    name = path[-1]
+    if len(path) == 1 and name in _FIELDS:
+        before = record.get(name)
+        record[name] = text if before in (None, text) else (before, text)
+        return
+    value = text or told
+    indicators = record["indicators"]
+    if value and len(indicators) < MOST_CHILDREN:
+        key = ".".join(part for part in path if part not in _GROUP) or name if len(path) > 1 else name
+        number = 1
+        while key in indicators:
+            number += 1
+            key = f"{key.rpartition('#')[0] or key}#{number}"
+        indicators[key] = value
+
+
+def _ended(record: Record, root: dict[str, str]) -> Record:
+    """Return the record of a thesis that ends; what the document element says holds for those that say nothing."""
+    if "ticker" not in record and "ticker" in root:
+        record["ticker"] = root["ticker"]
+    return record
 
 
 class _Reader:
@@ -97,6 +321,7 @@ class _Reader:
 
     Attributes:
         found: records that are complete.
+        root_name, root: name and attributes of the document element.
     """
 
     def __init__(self) -> None:
@@ -109,7 +334,8 @@ class _Reader:
         self.parser.EndElementHandler = self._end
         self.parser.CharacterDataHandler = self._text
         self._depth = 0
-        self._root: dict[str, str] = {}
+        self.root_name = ""
+        self.root: dict[str, str] = {}
         self._inside = 0  # the depth of the thesis that is open; 0: none
         self._line = 0
         self._record: Record = {}
@@ -136,26 +362,20 @@ class _Reader:
             self._start_child(plain, attributes)
         elif plain == "thesis":
             self._inside, self._line = self._depth, self.parser.CurrentLineNumber
-            given = {_name(key): value for key, value in attributes.items()}
-            self._record = {"indicators": {}}
-            for key in ("ticker", "as_of_date", "action"):
-                if key in given:
-                    self._record[key] = given[key]
+            self._record = _begun(attributes)
         elif self._depth == 1:
             if plain not in [_name(root) for root in _ROOTS]:
                 raise _Hostile(f"the document is <{name[:60]}>, expected <{_ROOTS[0]}>", "give a file of theses")
-            self._root = {_name(key): value for key, value in attributes.items()}
+            self.root_name, self.root = name, {_name(key): value for key, value in attributes.items()}
         elif self._depth > DEEPEST:
             self._too_deep()
 
     def _start_child(self, plain: str, attributes: dict[str, str]) -> None:
         if self._depth > DEEPEST:
             self._too_deep()
-        if plain in ("indicator", "item") and attributes:
-            plain = attributes.get("name", attributes.get("key", plain))
+        plain, self._value = _told(plain, attributes) if attributes else (plain, None)
         self._path.append(plain)
         self._field, self._pieces, self._size = self._depth, [], 0
-        self._value = attributes.get("value") if attributes else None
 
     def _too_deep(self) -> None:
         raise _Hostile(f"elements lie more than {DEEPEST} deep in one another", "give a file of theses")
@@ -176,30 +396,11 @@ class _Reader:
                 self._text(" ")
         else:
             if depth == self._field:
-                self._keep("".join(self._pieces).strip())
+                _keep(self._record, self._path, "".join(self._pieces).strip(), self._value)
                 self._field = 0
             self._path.pop()
 
-    def _keep(self, text: str) -> None:
-        """Put the text of an element that has no others in it where it belongs."""
-        name, record = self._path[-1], self._record
-        if len(self._path) == 1 and name in _FIELDS:
-            before = record.get(name)
-            record[name] = text if before in (None, text) else (before, text)
-            return
-        value = text or self._value
-        indicators = record["indicators"]
-        if value and len(indicators) < MOST_CHILDREN:
-            key = ".".join(part for part in self._path if part not in _GROUP) or name
-            number = 1
-            while key in indicators:
-                number += 1
-                key = f"{key.rpartition('#')[0] or key}#{number}"
-            indicators[key] = value
-
     def _finish(self) -> None:
-        if "ticker" not in self._record and "ticker" in self._root:
-            self._record["ticker"] = self._root["ticker"]
-        self.found.append((self._line, self._record))
+        self.found.append((self._line, _ended(self._record, self.root)))
         self._inside, self._field = 0, 0
         self._path.clear()

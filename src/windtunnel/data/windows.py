@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 CHUNK = 1 << 21
 KEPT = 16
 """One window in so many is looked at, chosen by its hash: the same ones wherever the text stands."""
+_FEW = 1 << 17
 _FACTOR = np.uint64(0x9E3779B97F4A7C15 | 1)
 _INVERSE = np.uint64(pow(int(_FACTOR), -1, 2**64))
 
@@ -52,11 +54,11 @@ def hash_windows(part: Array, bos: int, window: int, begin: int = 0, *, kept: in
         bos: the token before every document.
         window: tokens of a window.
         begin: position of the first token in the whole.
-        kept: one window in so many is kept.
+        kept: one window in so many is kept, a power of two.
     """
+    assert kept & (kept - 1) == 0
+    powers, inverse = _few_powers(len(part) + 1) if len(part) < _FEW else _powers(len(part) + 1)
     with np.errstate(over="ignore"):
-        powers = np.cumprod(np.full(len(part) + 1, _FACTOR, dtype=np.uint64))
-        inverse = np.cumprod(np.full(len(part) + 1, _INVERSE, dtype=np.uint64))
         sums = np.zeros(len(part) + 1, dtype=np.uint64)
         np.cumsum((part + np.uint64(1)) * powers[:-1], out=sums[1:])
         starts = np.flatnonzero(part == bos) + 1
@@ -65,10 +67,27 @@ def hash_windows(part: Array, bos: int, window: int, begin: int = 0, *, kept: in
         starts, ends = starts[filled], ends[filled]
         documents = _mix((sums[ends] - sums[starts]) * inverse[starts] + (ends - starts).astype(np.uint64))
         hashes = _mix((sums[window:] - sums[:-window]) * inverse[: len(sums) - window]) if len(part) >= window else sums[:0]
-    at = np.flatnonzero(hashes % np.uint64(kept) == 0)
+    at = np.flatnonzero(hashes & np.uint64(kept - 1) == 0)
     owner = np.searchsorted(starts, at, side="right") - 1
     inside = (owner >= 0) & (at + window <= ends[np.maximum(owner, 0)]) if len(starts) else np.zeros(len(at), dtype=bool)
     return Piece(documents, starts + begin, ends + begin, hashes[at[inside]], owner[inside])
+
+
+def _powers(count: int) -> tuple[Array, Array]:
+    """(count,) FACTOR**1, FACTOR**2 and so on, and (count,) their inverses."""
+    with np.errstate(over="ignore"):
+        powers, inverse = (np.cumprod(np.full(count, one, dtype=np.uint64)) for one in (_FACTOR, _INVERSE))
+    return powers, inverse
+
+
+@cache
+def _kept_powers() -> tuple[Array, Array]:
+    return _powers(_FEW)
+
+
+def _few_powers(count: int) -> tuple[Array, Array]:
+    powers, inverse = _kept_powers()
+    return powers[:count], inverse[:count]
 
 
 def _mix(x: Array) -> Array:
