@@ -22,7 +22,7 @@ from windtunnel.generate import BatchedGenerator, GenerationJob, NoText, Ticket,
 from windtunnel.model import merge_adapter
 
 from .canary import Canary
-from .errors import BrokenSnapshot, StaleWeights
+from .errors import BrokenSnapshot, DifferentScores, StaleWeights
 from .mismatch import Mismatch
 from .receive import WeightReceiver
 from .snapshot import WeightSnapshot, open_snapshot
@@ -277,7 +277,7 @@ def require_canary(of: str, canary: Canary, scored: Tensor) -> Mismatch:
     """
     found, alike = canary.compare(scored)
     if not alike:
-        raise BrokenSnapshot(
+        raise DifferentScores(
             f"{of}: the engine scores the canary otherwise than the learner: log-probabilities differ by "
             f"{found.mean:.2g} on average and {found.largest:.2g} at most; {canary.mean:.2g} and {canary.largest:.2g} are allowed"
         )

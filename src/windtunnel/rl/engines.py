@@ -16,7 +16,7 @@ from windtunnel.recipe import UserError
 
 from .engine import NOTHING, Receipt
 from .engine_process import Answered, Told
-from .errors import BrokenSnapshot, EngineFailed, StaleWeights
+from .errors import BrokenSnapshot, DifferentScores, EngineFailed, StaleWeights
 from .link import Link, Receiving, Send
 from .patience import told_while
 from .sync import Offer
@@ -334,10 +334,13 @@ class Engines:
         )
 
     def _refused(self, place: _Place, error: Exception) -> UserError:
-        return UserError(
-            f"engine {place.number} refuses version {self.weights_version} of the weights: {error}",
-            "look at the disk that the run's folder is on; `windtunnel check` proves this way (docs/weight-sync.md)",
-        )
+        fix = "look at the disk that the run's folder is on; `windtunnel check` proves this way (docs/weight-sync.md)"
+        if isinstance(error, DifferentScores):
+            fix = (
+                "the same weights give another model there: --set stages.rl.engine=transformers samples as the learner computes; "
+                "`windtunnel check` compares the two (docs/weight-sync.md)"
+            )
+        return UserError(f"engine {place.number} refuses version {self.weights_version} of the weights: {error}", fix)
 
     def _fail(self, error: UserError) -> None:
         """Give up: all who wait are told, and `require_well` says why."""

@@ -9,6 +9,10 @@ class BrokenSnapshot(Exception):
     """Published weights are not whole, not those that were published, or not those of the engine's model. Nothing was loaded."""
 
 
+class DifferentScores(BrokenSnapshot):
+    """An engine took all of the weights and computes something else with them."""
+
+
 class StaleWeights(Exception):
     """An engine has other weights than were asked for, or older ones than are allowed."""
 
