@@ -270,7 +270,7 @@ def test_the_recipes_layout_is_kept() -> None:
     assert "optimizer_states" not in offloaded.components
 
 
-@pytest.mark.parametrize("key", ["layout.shard=full", "layout.tensor=2", "layout.recompute=block", "layout.offload=optimizer"])
+@pytest.mark.parametrize("key", ["layout.shard=none", "layout.tensor=2", "layout.recompute=block", "layout.offload=optimizer"])
 def test_gpts_have_only_the_layout_that_trains_them(key: str) -> None:
     with pytest.raises(UserError, match=r"layout\.") as error:
         make_plan(load_recipe("charlm", ["model.depth=12", key]), parse_rig("8xH100"))

@@ -186,9 +186,11 @@ def test_a_model_that_cannot_be_cut_is_named(config: str, changes: dict[str, Any
     assert bool(words) == bool(said)
 
 
-def test_answers_that_learners_cannot_share_evenly_are_named(tmp_path: Path) -> None:
-    made = outcome("layout", tmp_path, "stages.rl.prompts=63", "stages.rl.samples=7", source="rl")
-    assert "cannot be spread evenly over" in made.evidence
+def test_prompts_that_learners_cannot_share_evenly_are_named(tmp_path: Path) -> None:
+    asked = ("stages.rl.prompts=63", "stages.rl.samples=7")
+    made = outcome("plan", tmp_path, *asked, "stages.rl.learners=4", source="rl")
+    assert "4 cannot share the 63 prompts of a round evenly" in made.evidence
+    assert "7 data-parallel ranks" in outcome("layout", tmp_path, *asked, source="rl").evidence
 
 
 def test_ranks_that_compute_something_else_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

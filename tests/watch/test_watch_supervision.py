@@ -127,7 +127,7 @@ def test_the_page_of_a_run_shows_gates_losses_by_step_and_refinement(run: RunFol
     assert "✗ done" in page.text, "a run whose gates failed is not good"
     charts = page.charts
     # By step, held out, refinement, order.
-    assert [chart["place"] for chart in charts.values() if "place" in chart] == ["recursion"] * 4
+    assert [chart["place"] for chart in charts.values() if "place" in chart] == ["supervision"] * 4
     assert "Loss" in charts
     assert "Loss after each supervision step" not in charts
     by_step = charts["Training loss after each supervision step"]

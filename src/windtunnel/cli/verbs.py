@@ -29,7 +29,7 @@ VERBS = {
     "predict": "Predict the actions of new theses, with probabilities and the time each took.",
     "optimize": "Ask a model for a kernel in a module's place: the fastest answer that is right, with its proof.",
     "serve": "Serve /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics and a page at /.",
-    "watch": "One screen: progress, loss, throughput, dollars, warnings.",
+    "watch": "Show one screen: progress, loss, throughput, dollars, warnings.",
     "logs": "Print what a run's processes printed.",
     "stop": "Ask a run to save a checkpoint and end, and wait until it has.",
     "fetch-run": "Bring a copy of a run home from a mirror or another machine, also while it still trains there.",

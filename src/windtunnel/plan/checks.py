@@ -195,12 +195,6 @@ def _judge_batch(context: Context, rig: Rig, plan: Plan, found: Findings) -> Non
     if asked is not None and abs(chosen.batch_tokens / asked - 1) > UNEVEN:
         what = f"{rig.name}: a step takes {chosen.batch_tokens:,} tokens, the recipe asks for {asked:,}"
         found.warn(f"{what}: {chosen.data} ranks x whole sequences of {chosen.sequence:,} do not give it")
-    rl, learner = recipe.rl, plan.roles.get("learner")
-    if rl is not None and learner is not None:
-        answers, ranks = rl.prompts * rl.samples, learner.layout.data
-        if answers % ranks:
-            what = f"{rig.name}: {answers:,} answers a round cannot be spread evenly over {ranks} learners"
-            found.problem(what, f"make stages.rl.prompts x samples a multiple of {ranks}", shows="first steps")
 
 
 def _splits(context: Context) -> bool:
