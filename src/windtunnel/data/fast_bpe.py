@@ -38,8 +38,8 @@ KNOWN = (
     (0x4E00, 0x9FEF), (0xAC00, 0xD7A3), (0xFF01, 0xFFBE), (0x1F300, 0x1F64F),
 )  # fmt: skip
 _OTHER = re.compile(f"[^{''.join(f'{chr(first)}-{chr(last)}' for first, last in KNOWN)}]")
-_SHORT, _SHORTS = 64, 1 << 15
-_LONG, _LONGS = 4096, 64
+_SHORT_LINE, _SHORT_LINES_KEPT = 64, 1 << 15
+_LONG_LINE, _LONG_LINES_KEPT = 4096, 64
 """Characters of lines that are remembered, and how many of them: of long ones few, since most come only once."""
 
 
@@ -58,7 +58,7 @@ class FastBPE:
         """
         self._encode, self._added, self._normal, self._by_line = inner.encode_ordinary, dict(added), normal, by_line
         self._known = None if len(known) == 256 else known
-        self._short, self._long = lru_cache(_SHORTS)(self._encode), lru_cache(_LONGS)(self._encode)
+        self._short, self._long = lru_cache(_SHORT_LINES_KEPT)(self._encode), lru_cache(_LONG_LINES_KEPT)(self._encode)
         longest_first = sorted(map(re.escape, added), key=len, reverse=True)
         self._marks = re.compile(f"({'|'.join(longest_first)})" if added else r"((?!))")
 
@@ -104,7 +104,7 @@ class FastBPE:
                 elif piece:
                     for line in _lines(piece) if self._by_line else (piece,):
                         size = len(line)
-                        ids += (self._short if size <= _SHORT else self._long if size <= _LONG else self._encode)(line)
+                        ids += (self._short if size <= _SHORT_LINE else self._long if size <= _LONG_LINE else self._encode)(line)
         except ValueError:  # its regular expressions give up on runs of very many blanks
             return None
         return ids

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from windtunnel.actors import (
+    READY_SECONDS,
     Hosted,
     Joined,
     Look,
@@ -106,8 +107,8 @@ def run_on_cluster(
         try:
             # A node that was lost may come back: later attempts wait for as many as there were.
             # No longer than `_left` does: a node may be lost before Ray notices, and what it had is then waited for in vain.
-            within = {"seconds": BACK_SECONDS} if attempt else {}
-            _once(folder, recipe, wanted, max(expected, there if attempt else 0), say, within, as_json=as_json, output=output)
+            seconds = BACK_SECONDS if attempt else READY_SECONDS
+            _once(folder, recipe, wanted, max(expected, there if attempt else 0), seconds, say, as_json=as_json, output=output)
             return
         except UserError as error:
             left = _left(wanted, there, say)
@@ -198,10 +199,10 @@ def wanted_of(stage: GRPO, plan: Mapping[str, Any], ranks: int) -> Wanted:
 
 
 def _once(
-    folder: Path, recipe: Recipe, wanted: Wanted, expected: int, say: Callable[[str], None], within: Mapping[str, float], *,
-    as_json: bool, output: IO[str] | None,
+    folder: Path, recipe: Recipe, wanted: Wanted, expected: int, seconds: float, say: Callable[[str], None], *, as_json: bool,
+    output: IO[str] | None,
 ) -> None:  # fmt: skip
-    """Place everything, and train until the learners end. `within`: the seconds that placing may take, where they are bounded."""
+    """Place everything within so many seconds, and train until the learners end."""
     import ray
     import torch.distributed as dist
     from ray.util.placement_group import remove_placement_group
@@ -210,7 +211,7 @@ def _once(
 
     stage, group = recipe.rl, f"windtunnel-{folder.name}"
     assert stage is not None
-    placed = place(group, wanted, say, **within, expected=expected)
+    placed = place(group, wanted, say, seconds, expected=expected)
     context, judges, ranks = ray.get_runtime_context(), dict[str, Any](), list[PlacedRank]()
     try:
         for line in placed.lines(wanted):

@@ -234,13 +234,13 @@ def require_shared(stage: GRPO, learners: int) -> None:
 
 
 def _may_share(stage: GRPO) -> bool:
-    """Whether an engine may be on its learner's GPU."""
+    """Return whether an engine may be on its learner's GPU."""
     on_one_machine = stage.engine == "vllm" and stage.placement == "local"
     return on_one_machine and not stage.overlap and stage.engine_tensor in (None, 1)
 
 
 def part_of(rig: Rig, gpus: int) -> Rig:
-    """So many GPUs of a rig, on as few nodes as hold them.
+    """Return so many GPUs of a rig, on as few nodes as hold them.
 
     Raises:
         UserError: they cannot be spread evenly over whole nodes.
