@@ -37,7 +37,7 @@ def bpe() -> BPE:
 
 def same_ids(tokenizer: BPE, texts: list[str]) -> None:
     """Both libraries cut these alike."""
-    assert tokenizer.fast is not None
+    assert tokenizer._fast is not None
     batch = batch_of("file", [text.encode() for text in texts])
     ids, lengths, _ = tokenizer.encode_documents(batch)
     slow, counts, _ = Subwords.encode_documents(tokenizer, batch)
@@ -83,7 +83,7 @@ def test_a_tokenizer_that_was_made_otherwise_keeps_its_own_library(tmp_path: Pat
     for name in ("words.json", "order.json"):
         other = load_tokenizer(tmp_path / name)
         assert isinstance(other, BPE)
-        assert other.fast is None
+        assert other._fast is None
         ids, _, _ = other.encode_documents(batch_of("file", [b"self, a_b"]))
         assert ids.tolist() == other.encode("self, a_b").tolist()
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +12,11 @@ import numpy as np
 from windtunnel.recipe import UserError
 
 from .documents import Array, DocumentBatch
-from .fast_bpe import ranks_of
+from .fast_bpe import FastBPE
 from .subwords import WORDS, Subwords, bytes_of_characters
 from .tokenizer import BOS
 
 if TYPE_CHECKING:
-    import tiktoken
     import tokenizers
 
 BOS_TEXT = "<|bos|>"
@@ -59,35 +56,19 @@ class BPE(Subwords):
 
     def encode_documents(self, batch: DocumentBatch) -> tuple[Array, Array, Counter[str]]:
         """Encode a batch by tiktoken where it gives the same ids; see `Tokenizer`."""
-        fast = self.fast
-        if fast is None:
+        fast = self._fast
+        if fast is None or fast.words != WORDS:  # of these words both libraries are known to agree on every character
             return super().encode_documents(batch)
-        encoded = [self._encode_fast(fast, text) for text in batch.documents()]
+        encoded = [self._encode_plain(fast, text) for text in batch.documents()]
         lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
         ids = np.concatenate(encoded).astype(self.dtype) if encoded else np.empty(0, dtype=self.dtype)
         return ids, lengths, Counter()
 
-    def _encode_fast(self, fast: tiktoken.Encoding, text: str) -> Array:
-        try:
-            return fast.encode_to_numpy(text, disallowed_special=())
-        except ValueError:  # its regular expressions give up on runs of a million blanks and the like
-            return np.array(self._inner.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
-
-    @cached_property
-    def fast(self) -> tiktoken.Encoding | None:
-        """The same tokenizer in a library that is several times as fast; None where it could give other ids.
-
-        Text must be cut into words as `train_bpe` has it cut; for what else has to be, see `fast_bpe`.
-        """
-        import tiktoken
-
-        content, ours = json.loads(self.content), json.loads(_untrained().to_str())
-        other = any(content.get(part) != ours[part] for part in ("normalizer", "pre_tokenizer"))
-        special = {token.content: i for i, token in self._inner.get_added_tokens_decoder().items()}
-        ranks = None if other else ranks_of(content["model"], set(special))
-        if ranks is None:
-            return None
-        return tiktoken.Encoding("bpe", pat_str=WORDS, mergeable_ranks=ranks, special_tokens=special)
+    def _encode_plain(self, fast: FastBPE, text: str) -> Array:
+        found = fast.encode_plain(text)
+        if found is None:
+            found = np.array(self._inner.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+        return found
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, special: Sequence[str] = ()) -> BPE:

@@ -25,6 +25,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from .documents import Array
+
 if TYPE_CHECKING:
     import tiktoken
 
@@ -44,18 +46,26 @@ _LONG_LINE, _LONG_LINES_KEPT = 4096, 64
 
 
 class FastBPE:
-    """The tokenizer of a tokenizer.json in tiktoken. Special tokens count as such in a text."""
+    """The tokenizer of a tokenizer.json in tiktoken.
 
-    def __init__(self, inner: tiktoken.Encoding, added: Mapping[str, int], known: bytes, *, normal: bool, by_line: bool) -> None:
+    Attributes:
+        words: the regular expression that cuts text into words.
+    """
+
+    def __init__(
+        self, inner: tiktoken.Encoding, words: str, added: Mapping[str, int], known: bytes, *, normal: bool, by_line: bool
+    ) -> None:
         """Wrap tiktoken's.
 
         Args:
             inner: knows words only.
+            words: how it cuts them.
             added: tokens that stand outside words.
             known: bytes that are tokens; without others a vocabulary may do.
             normal: text has to be in Unicode's normal form C.
             by_line: no word goes over the end of a line that a sign is behind.
         """
+        self.words, self._inner = words, inner
         self._encode, self._added, self._normal, self._by_line = inner.encode_ordinary, dict(added), normal, by_line
         self._known = None if len(known) == 256 else known
         self._short, self._long = lru_cache(_SHORT_LINES_KEPT)(self._encode), lru_cache(_LONG_LINES_KEPT)(self._encode)
@@ -81,20 +91,20 @@ class FastBPE:
             return None
         if normal and not all(unicodedata.is_normalized("NFC", text) for text in added):
             return None
-        ranks = ranks_of(described["model"], set(added))
+        ranks = _ranks(described["model"], set(added))
         if ranks is None:
             return None
         import tiktoken
 
         inner = tiktoken.Encoding("", pat_str=words, mergeable_ranks=ranks, special_tokens={})
         known = bytes(byte for byte in range(256) if bytes([byte]) in ranks)
-        return cls(inner, added, known, normal=normal, by_line=words != GPT2)
+        return cls(inner, words, added, known, normal=normal, by_line=words != GPT2)
 
     def encode(self, text: str) -> list[int] | None:
-        """Return the ids of a text; None where only Hugging Face's library is sure of them."""
+        """Return the ids of a text, added tokens counting as such; None where only Hugging Face's library is sure of them."""
         if not text.isascii() and (_OTHER.search(text) or (self._normal and not unicodedata.is_normalized("NFC", text))):
             return None
-        if self._known is not None and text.encode().translate(None, self._known):
+        if not self._knows(text):
             return None
         ids: list[int] = []
         try:
@@ -108,6 +118,16 @@ class FastBPE:
         except ValueError:  # its regular expressions give up on runs of very many blanks
             return None
         return ids
+
+    def encode_plain(self, text: str) -> Array | None:
+        """Return the ids of a text in which nothing is special, whatever its characters; None where tiktoken gives up on it."""
+        try:
+            return self._inner.encode_to_numpy(text) if self._knows(text) else None
+        except ValueError:  # its regular expressions give up on runs of a million blanks and the like
+            return None
+
+    def _knows(self, text: str) -> bool:
+        return self._known is None or not text.encode().translate(None, self._known)
 
 
 def _lines(text: str) -> list[str]:
@@ -141,7 +161,7 @@ def _words(cut: Any) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def ranks_of(model: dict[str, Any], added: set[str]) -> dict[bytes, int] | None:
+def _ranks(model: dict[str, Any], added: set[str]) -> dict[bytes, int] | None:
     """Return the id of each token by its bytes; None where the order of ids does not tell how they are merged."""
     from .subwords import bytes_of_characters
 
