@@ -73,11 +73,13 @@ class Kernels:
 
     Args:
         bench: runs them. root: of the runs. recipe: a name or a file. sets: keys of it. problems: of an evaluation; None: the
-            recipe's.
+            recipe's. attempts: at each of them, beside the greedy answer; None: none.
     """
 
-    def __init__(self, bench: Bench, root: Path, recipe: str, sets: list[str], problems: int | None) -> None:
-        self._bench, self._root, self._recipe, self._problems = bench, root, recipe, problems
+    def __init__(
+        self, bench: Bench, root: Path, recipe: str, sets: list[str], problems: int | None, attempts: int | None = None
+    ) -> None:
+        self._bench, self._root, self._recipe, self._problems, self._attempts = bench, root, recipe, problems, attempts
         self._sets = [part for item in sets for part in ("--set", item)]
         self.parts: dict[str, Found] = bench.found["parts"]
 
@@ -94,6 +96,7 @@ class Kernels:
         elif evaluation:
             words = ["evaluate", str(self._folder(stage)), "--json"]
             words += ["--problems", str(self._problems)] if self._problems is not None else []
+            words += ["--attempts", str(self._attempts)] if self._attempts is not None else []
             ended, said = self._command(part, words, seconds)
             self._keep(part, evaluation_of(said), ended)
         else:
@@ -170,6 +173,8 @@ def evaluation_of(said: Found) -> Found:
     """Return right answers of a run and of the weights that its stage began with, and what the stage brought."""
     untuned = said.get("untuned") or {}
     found = {"after": counts(said.get("answers")), "before": counts(untuned.get("answers")), "gain": untuned.get("gain")}
+    found |= {"attempts_after": said.get("attempts"), "attempts_before": untuned.get("attempts")}
+    found |= {"pass_at_gain": untuned.get("pass_at_difference") or None}
     return {key: value for key, value in found.items() if value is not None} | ({"step": said["step"]} if "step" in said else {})
 
 
@@ -279,6 +284,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="of rl, in place of the recipe's")
     parser.add_argument("--answers", type=int, help="held-out tasks that a stage itself asks, in place of the recipe's 64")
     parser.add_argument("--problems", type=int, help="held-out tasks of an evaluation, in place of the recipe's 200")
+    parser.add_argument("--attempts", type=int, help="at each of them, for pass@1 and pass@k")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the recipe")
     parser.add_argument("--cpu", action="store_true", help="look for no GPU")
     parser.add_argument("--tiny", action="store_true", help="the recipe's scale model with random weights")
@@ -305,7 +311,7 @@ def main() -> int:
             "parts": {name: part for name, part in kept.items() if name not in given.parts},
         }  # fmt: skip
         with Bench(given.out, found, given.seconds, gpu=gpu) as bench:
-            measured = Kernels(bench, root, recipe, [] if given.tiny else sets, given.problems)
+            measured = Kernels(bench, root, recipe, [] if given.tiny else sets, given.problems, given.attempts)
             for part, seconds in bench.turns({name: share for name, share in SHARES.items() if name in given.parts}):
                 measured.run(part, seconds)
             found["seconds"] = round(time.monotonic() - began, 1)

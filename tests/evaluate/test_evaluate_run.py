@@ -82,12 +82,12 @@ def test_a_corpus_that_has_changed_since_is_refused(made: tuple[Path, Recipe, Pr
 def test_another_checkpoint_can_be_chosen(made: tuple[Path, Recipe, PreparedData]) -> None:
     path, _, data = made
     best = evaluate_run(path, prepared=data)
-    assert evaluate_run(path, step=1, prepared=data).step == 1
+    assert evaluate_run(path, 1, prepared=data).step == 1
     assert evaluate_run(path, "newest", prepared=data).step == 3
     for name, step in (("evaluation", best.step), ("evaluation-step-1", 1), ("evaluation-newest", 3)):
         assert json.loads((path / f"{name}.json").read_text())["step"] == step
     with pytest.raises(UserError, match="no good checkpoint of step 7"):
-        evaluate_run(path, step=7, prepared=data)
+        evaluate_run(path, 7, prepared=data)
     with pytest.raises(UserError):
         evaluate_run(path / "nowhere", prepared=data)
 

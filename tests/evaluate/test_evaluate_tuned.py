@@ -209,3 +209,29 @@ def test_a_gain_is_paired_and_leaves_out_what_is_not_judged_of_both() -> None:
     assert mcnemar(0, 0) == 1.0
     assert mcnemar(10, 2) == pytest.approx(2 * (1 + 12 + 66) / 2**12)
     assert mcnemar(2000, 1900) == pytest.approx(0.1128, abs=2e-3)
+
+
+def run_verb(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["evaluate", *words])
+    return int(ended.value.code or 0)
+
+
+def test_attempts_at_each_question_are_drawn_and_told(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(place / "runs" / "colours")
+    assert run_verb(run, "--attempts", "3", "--temperature", "0.7", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["attempts"]["questions"], found["attempts"]["each"]) == (12, 3)
+    assert found["attempts"]["pass_at"]["1"]["value"] > found["untuned"]["attempts"]["pass_at"]["1"]["value"]
+    assert found["attempts"]["pass_at"]["1"]["value"] <= found["attempts"]["pass_at"]["3"]["value"]
+    assert found["untuned"]["pass_at_difference"]["1"]["low"] > 0
+    assert run_verb(run, "--attempts", "3", "--temperature", "0.7", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["attempts"] == found["attempts"]
+    assert run_verb(run, "--attempts", "3") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("pass@3" in line for line in lines)
+    assert max(map(len, lines)) <= 80
+    assert run_verb(run, "--attempts", "0") == 2
+    assert "--attempts 0: expected 1 to" in capsys.readouterr().err
+    assert run_verb(run, "--temperature", "0.5") == 2
+    assert "--attempts" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from .options import DEFAULT_ROOT, JsonOption, RootOption, SetOption, YesOption,
 from .output import print_json, print_remarks, print_table, progress_lines
 
 if TYPE_CHECKING:
-    from windtunnel.evaluate import ActionReport, Answered, EvaluationReport, Paired, Untuned
+    from windtunnel.evaluate import ActionReport, Answered, Drawing, EvaluationReport, Paired, Untuned
     from windtunnel.recipe import Recipe
     from windtunnel.run import Expected
 
@@ -42,6 +42,12 @@ def evaluate(
     worth_steps: Annotated[int | None, typer.Option("--worth-steps", hidden=True)] = None,
     problems: Annotated[
         int | None, typer.Option("--problems", min=1, help="Held-out problems to answer; otherwise as the recipe says.")
+    ] = None,
+    attempts: Annotated[
+        int | None, typer.Option("--attempts", help="Draw so many answers to each problem as well, for pass@1 and pass@k.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", help="With --attempts: at which they are drawn; otherwise 1.")
     ] = None,
     no_untuned: Annotated[
         bool, typer.Option("--no-untuned", help="Do not measure the model that a fine-tuning began with.")
@@ -77,7 +83,10 @@ def evaluate(
         from windtunnel.evaluate import evaluate_folder
 
         found = _recipe_of(folder, recipe, sets or [], root)
-        report = evaluate_folder(folder, found, problems=problems, untuned=not no_untuned, out=out, progress=progress_lines())
+        report = evaluate_folder(
+            folder, found, problems=problems, untuned=not no_untuned, out=out, progress=progress_lines(),
+            drawing=_drawing(attempts, temperature, found),
+        )  # fmt: skip
         _show(report, folder, json=json)
         return
     if recipe is not None or sets or out is not None:
@@ -95,11 +104,22 @@ def evaluate(
         return
 
     from windtunnel.rl import evaluate_trained
+    from windtunnel.run import RunFolder
 
     report = evaluate_trained(
-        folder, step=step, supervision=supervision, problems=problems, untuned=not no_untuned, progress=progress_lines()
-    )
+        folder, "best" if step is None else step, supervision=supervision, problems=problems, untuned=not no_untuned,
+        drawing=_drawing(attempts, temperature, RunFolder.open(folder).recipe), progress=progress_lines(),
+    )  # fmt: skip
     _show(report, folder, json=json, expected=_expected(folder))
+
+
+def _drawing(attempts: int | None, temperature: float | None, recipe: Recipe) -> Drawing | None:
+    """Return how --attempts are drawn; None: none were asked for."""
+    from windtunnel.evaluate import Drawing
+
+    if attempts is None and temperature is not None:
+        raise UserError("--temperature is that of --attempts; one answer is always greedy", "--attempts 10, or no --temperature")
+    return None if attempts is None else Drawing(attempts, 1.0 if temperature is None else temperature, recipe.seed)
 
 
 def _recipe_of(folder: Path, given: str | None, sets: list[str], root: Path) -> Recipe:
@@ -188,7 +208,7 @@ def show_actions(report: ActionReport) -> None:
 
 def tuned_rows(report: EvaluationReport) -> list[list[str]]:
     """Return the table of a fine-tuned model's evaluation."""
-    from windtunnel.evaluate import action_rows, perplexity
+    from windtunnel.evaluate import action_rows, attempt_rows, perplexity
 
     found = report.tuned
     assert found is not None
@@ -211,6 +231,8 @@ def tuned_rows(report: EvaluationReport) -> list[list[str]]:
         rows += action_rows(found.actions, untuned)
     elif found.answers is not None:
         rows += _answer_rows(found.answers, untuned)
+    if found.attempts is not None:
+        rows += attempt_rows(found.attempts, None if untuned is None else untuned.attempts, untuned.passed if untuned else {})
     return rows
 
 

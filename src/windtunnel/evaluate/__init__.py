@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from .actions import Reading, read_action
     from .answers import Answer, Answered, Completion, Judge, Judging, Question, Questions, generate_answers, held_out_questions
+    from .attempts import Attempts, Drawing, attempt_rows
     from .backtest import BacktestReport, run_backtest
     from .backtest_files import equity_csv, trades_csv, write_backtest
     from .backtest_text import backtest_remarks, backtest_rows
@@ -55,11 +56,13 @@ __all__ = [
     "ActionReport",
     "Answer",
     "Answered",
+    "Attempts",
     "BacktestReport",
     "Candidate",
     "Comparison",
     "ComparisonReport",
     "Completion",
+    "Drawing",
     "EvaluationReport",
     "ExactMatch",
     "Exam",
@@ -94,6 +97,7 @@ __all__ = [
     "Validation",
     "action_rows",
     "ask",
+    "attempt_rows",
     "backtest_remarks",
     "backtest_rows",
     "baseline_rows",

@@ -25,11 +25,13 @@ from windtunnel.recipe import ACTIONS, Answers, HuggingFaceModel, Recipe, UserEr
 from windtunnel.verify import (
     ExactVerifier,
     FunctionVerifier,
+    KernelOutcome,
     RewardProcess,
     Verdict,
     Verifiers,
     accept,
     find_reward,
+    kernel_outcome,
     part_of_answer,
     refuse,
     require_working,
@@ -79,13 +81,20 @@ class Questions:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model said and how it was judged. right: None where nothing is known. cut: it was longer than it may be."""
+    """What the model said and how it was judged.
+
+    Attributes:
+        right: None where nothing is known.
+        cut: it was longer than it may be.
+        outcome: of a kernel, how far it came.
+    """
 
     question: Question
     text: str
     right: bool | None
     cut: bool
     message: str = ""
+    outcome: KernelOutcome | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Prompt, truth, answer and judgement."""
@@ -255,11 +264,25 @@ def answer_questions(
         tokens: most of an answer.
         stop: asked every now and then; once it says so, what is not answered yet has failed.
     """
-    if not questions:
+    return complete_jobs(
+        model, tokenizer, [GenerationJob(question.ids, tokens, temperature=0) for question in questions], ends, stop
+    )
+
+
+def complete_jobs(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    jobs: Sequence[GenerationJob],
+    ends: frozenset[int],
+    stop: Callable[[], bool] = lambda: False,
+    slots: int = AT_ONCE,
+) -> list[Completion]:
+    """Run jobs to their ends, `slots` at a time; see `answer_questions`."""
+    if not jobs:
         return []
     text = WholeText(tokenizer, ends)
-    with contextlib.closing(BatchedGenerator(model, text, slots=min(AT_ONCE, len(questions)))) as engine:
-        tickets = engine.submit([GenerationJob(question.ids, tokens, temperature=0) for question in questions], bounded=False)
+    with contextlib.closing(BatchedGenerator(model, text, slots=min(slots, len(jobs)))) as engine:
+        tickets = engine.submit(jobs, bounded=False)
         made = []
         for ticket in tickets:
             while not ticket.over and not stop():
@@ -332,10 +355,13 @@ class Judge:
             with ThreadPoolExecutor(self._verifiers.workers) as threads:
                 verdicts = list(threads.map(lambda pair: self._verdict(*pair), pairs))
         answers = [
-            Answer(question, one.text, None if verdict.infrastructure else verdict.accepted, one.cut, verdict.message)
-            for (question, one), verdict in zip(pairs, verdicts, strict=True)
+            Answer(question, one.text, None if verdict.infrastructure else verdict.accepted, one.cut, verdict.message, how_far)
+            for (question, one), verdict, how_far in zip(pairs, verdicts, map(self._outcome, verdicts), strict=True)
         ]
         return Answered(self._asked.metric, tuple(answers), too_long)
+
+    def _outcome(self, verdict: Verdict) -> KernelOutcome | None:
+        return kernel_outcome(verdict) if self._asked.metric == "kernel" else None
 
     def _verdict(self, question: Question, said: Completion) -> Verdict:
         if said.failed is not None:

@@ -28,6 +28,7 @@ from .puzzles import PuzzleReport, puzzle_report
 
 if TYPE_CHECKING:
     from .answers import Answered
+    from .attempts import Drawing
     from .backtest import BacktestReport
     from .subject import Subject
     from .tuned import Examine, TunedEvaluation
@@ -190,7 +191,6 @@ def evaluate_run(
     run: Path | str,
     checkpoint: Which = "best",
     *,
-    step: int | None = None,
     prepared: PreparedData | None = None,
     device: str | None = None,
     supervision: int | None = None,
@@ -198,6 +198,7 @@ def evaluate_run(
     untuned: bool = True,
     progress: Progress | None = None,
     examine: Examine | None = None,
+    drawing: Drawing | None = None,
 ) -> EvaluationReport:
     """Measure a run's checkpoint on held-out data and write RUN/evaluation.json.
 
@@ -206,7 +207,6 @@ def evaluate_run(
     Args:
         run: folder of the run.
         checkpoint: 'best' by held-out answers or validation loss, 'newest', or a step.
-        step: the same as a number for `checkpoint`.
         prepared: the run's data; None: from the cache, made again if it is no longer there.
         device: to compute on; None: the best there is.
         supervision: supervision steps of a recursive model; None: as its recipe says.
@@ -214,22 +214,25 @@ def evaluate_run(
         untuned: of a Hugging Face model, also measure the weights that its training began with.
         progress: called with the share done (0 to 1) and what is being done.
         examine: makes the exam of a Hugging Face model; None: of one that was fine-tuned, or goes on with text.
+        drawing: of a Hugging Face model, draw several answers to each question as well; None: do not.
 
     Raises:
         UserError: no run, no good checkpoint, or data that is no longer what the run was trained on.
     """
     run, report = Path(run), progress or (lambda share, what: None)
-    started, which = time.monotonic(), checkpoint if step is None else step
+    started = time.monotonic()
     if is_hf_run(run):
         from .subject import run_subject  # imports transformers
 
         if supervision is not None:
             raise UserError(f"{run} is no recursive model", "leave --supervision out")
-        subject = run_subject(run, which, device, prepared, untuned=untuned)
-        out = run / _file_name(which, None).removesuffix(".json")
-        result = _evaluate_tuned(subject, started, problems, report, out, examine)
-        return replace(result, unwritten=_write(run / _file_name(which, None), result))
-    loaded = load_run(run, which, device)
+        subject = run_subject(run, checkpoint, device, prepared, untuned=untuned)
+        out = run / _file_name(checkpoint, None).removesuffix(".json")
+        result = _evaluate_tuned(subject, started, problems, report, out, examine, drawing)
+        return replace(result, unwritten=_write(run / _file_name(checkpoint, None), result))
+    if drawing is not None:
+        raise UserError(f"--attempts is for fine-tuned models, and {run} is none", "leave --attempts out")
+    loaded = load_run(run, checkpoint, device)
     report(0.05, "data")
     data = prepared or prepare(loaded.recipe)
     if data.tokenizer.pieces != loaded.tokenizer.pieces:
@@ -279,7 +282,7 @@ def evaluate_run(
         by_step=_by_step(model, validation),
         warnings=loaded.warnings,
     )
-    result = replace(result, unwritten=_write(run / _file_name(which, supervision), result))
+    result = replace(result, unwritten=_write(run / _file_name(checkpoint, supervision), result))
     report(1.0, "done")
     return result
 
@@ -293,6 +296,7 @@ def evaluate_folder(
     untuned: bool = True,
     progress: Progress | None = None,
     out: Path | None = None,
+    drawing: Drawing | None = None,
 ) -> EvaluationReport:
     """Measure a Hugging Face folder on a recipe's held-out data, beside the recipe's own model.
 
@@ -304,6 +308,7 @@ def evaluate_folder(
         untuned: also measure the recipe's own model.
         progress: called with the share done (0 to 1) and what is being done.
         out: a folder for evaluation.json and, of theses, their predictions; None: nothing is written.
+        drawing: draw several answers to each question as well; None: do not.
 
     Raises:
         UserError: the folder or the data cannot be used, or do not go together.
@@ -311,7 +316,8 @@ def evaluate_folder(
     from .subject import folder_subject  # imports transformers
 
     started, report = time.monotonic(), progress or (lambda share, what: None)
-    result = _evaluate_tuned(folder_subject(folder, recipe, device, untuned=untuned), started, problems, report, out)
+    subject = folder_subject(folder, recipe, device, untuned=untuned)
+    result = _evaluate_tuned(subject, started, problems, report, out, drawing=drawing)
     if out is None:
         return result
     with contextlib.suppress(OSError):  # `_write` says what is in the way
@@ -320,11 +326,13 @@ def evaluate_folder(
 
 
 def _evaluate_tuned(
-    subject: Subject, started: float, problems: int | None, progress: Progress, out: Path | None, examine: Examine | None = None
-) -> EvaluationReport:
+    subject: Subject, started: float, problems: int | None, progress: Progress, out: Path | None,
+    examine: Examine | None = None, drawing: Drawing | None = None,
+) -> EvaluationReport:  # fmt: skip
     from .tuned import evaluate_tuned, examine_conversations
 
-    found = evaluate_tuned(subject, problems=problems, progress=progress, out=out, examine=examine or examine_conversations)
+    examine = examine or examine_conversations
+    found = evaluate_tuned(subject, problems=problems, progress=progress, out=out, examine=examine, drawing=drawing)
     traded, untraded = _backtest(subject, found)
     progress(1.0, "done")
     return EvaluationReport(

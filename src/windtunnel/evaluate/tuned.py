@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from windtunnel.data import MixtureFile, Thesis
-from windtunnel.recipe import Answers, Recipe, ThesisCorpus
+from windtunnel.recipe import Answers, Recipe, ThesisCorpus, UserError
 
 from .action_plot import write_action_plot
 from .action_report import ActionReport, report_actions
 from .answers import Answered, Completion, Judge, Judging, Question, Questions, answer_questions, held_out_questions
+from .attempts import Attempts, Drawing, draw_attempts, judge_attempts, passed_over
 from .bootstrap import Interval
 from .classification import macro_f1_over
 from .loss import Validation
@@ -38,6 +39,7 @@ class Untuned:
         validation: None where the data have no targets, as prompts have none. loss: what tuning changed in nats a target.
         gain: what it changed in right answers; None where none were judged.
         actions: of theses, what its actions are worth. macro_f1: what tuning changed in their macro F1.
+        attempts: at the same questions. passed: what tuning changed in pass@k, by k.
     """
 
     weights: str
@@ -47,15 +49,20 @@ class Untuned:
     gain: Gain | None = None
     actions: ActionReport | None = None
     macro_f1: Interval | None = None
+    attempts: Attempts | None = None
+    passed: Mapping[int, Interval] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return stable keys."""
         value = self.validation
-        theses: dict[str, Any] = {}
+        more: dict[str, Any] = {}
         if self.actions is not None and self.macro_f1 is not None:
-            theses = {"actions": self.actions.to_json(), "macro_f1_difference": self.macro_f1.to_json()}
+            more = {"actions": self.actions.to_json(), "macro_f1_difference": self.macro_f1.to_json()}
+        if self.attempts is not None:
+            passed = {str(k): value.to_json() for k, value in self.passed.items()}
+            more |= {"attempts": self.attempts.to_json(), "pass_at_difference": passed}
         return {
-            **theses,
+            **more,
             "weights": self.weights,
             "validation_loss": None if value is None else value.loss,
             "perplexity": None if value is None else perplexity(value),
@@ -73,6 +80,7 @@ class TunedEvaluation:
     validation: None where the data have no targets. warnings: what to know.
     said: (prompt, its answer, the untuned model's or None) of a few held-out questions.
     actions: of theses, what the predicted actions of the test split are worth. files: where they are.
+    attempts: at the questions, where several were asked for.
     """
 
     validation: Validation | None
@@ -82,12 +90,14 @@ class TunedEvaluation:
     warnings: tuple[str, ...] = ()
     actions: ActionReport | None = None
     files: tuple[str, ...] = ()
+    attempts: Attempts | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return what a fine-tuned model's evaluation has beside others."""
-        theses = {} if self.actions is None else {"actions": self.actions.to_json(), "files": list(self.files)}
+        more: dict[str, Any] = {} if self.actions is None else {"actions": self.actions.to_json(), "files": list(self.files)}
+        more |= {} if self.attempts is None else {"attempts": self.attempts.to_json()}
         return {
-            **theses,
+            **more,
             "perplexity": None if self.validation is None else perplexity(self.validation),
             "answers": None if self.answers is None else self.answers.to_json(),
             "untuned": None if self.untuned is None else self.untuned.to_json(),
@@ -145,6 +155,7 @@ class _Measured:
     said: Sequence[Completion]
     answered: Answered | None
     made: list[Prediction]
+    attempts: Attempts | None = None
 
     @property
     def validation(self) -> Validation | None:
@@ -154,7 +165,7 @@ class _Measured:
 
 def evaluate_tuned(
     subject: Subject, *, problems: int | None = None, progress: Callable[[float, str], None], out: Path | None = None,
-    examine: Examine = examine_conversations,
+    examine: Examine = examine_conversations, drawing: Drawing | None = None,
 ) -> TunedEvaluation:  # fmt: skip
     """Measure a model, then the untuned one, of which one at a time is in memory.
 
@@ -164,6 +175,7 @@ def evaluate_tuned(
         progress: called with the share done (0 to 1) and what is being done.
         out: the folder for predictions and picture, where predictions that were interrupted are gone on with; None: not written.
         examine: makes the exam.
+        drawing: draw several answers to each question as well; None: do not.
 
     Raises:
         UserError: there is nothing to score or to ask, the metric cannot be used, or `out` cannot be written.
@@ -172,6 +184,8 @@ def evaluate_tuned(
     most = stage.exact_match_problems if problems is None else problems
     found, logs = [], []
     with examine(subject, most) as exam:
+        if drawing is not None and exam.judge is None:
+            raise UserError("--attempts: nothing judges answers to this run's held-out data", "leave --attempts out")
         questions, tokens, warnings = exam.questions, exam.tokens, exam.warnings
         about = ask_theses(subject.data, questions) if theses and most else ()
         for i, opened in enumerate([subject.open, *([subject.untuned[0]] if subject.untuned else [])]):
@@ -190,8 +204,16 @@ def evaluate_tuned(
                     said: Sequence[Completion] = [Completion(one.text, one.cut) for one in made]
                 else:
                     said = answer_questions(model, subject.data.tokenizer, questions.asked, questions.ends, tokens)
+                drawn: Sequence[Completion] = ()
+                if drawing is not None:
+                    progress(begun + 0.3, f"{words}{drawing.each} attempts at each of {len(questions.asked)} questions")
+                    drawn = draw_attempts(model, subject.data.tokenizer, questions, tokens, drawing)
+            progress(begun + 0.45, f"{words}judging")
             answered = None if exam.judge is None else exam.judge.judge(questions.asked, said, questions.too_long)
-            found.append(_Measured(scored, said, answered, made))
+            attempts = None
+            if drawing is not None and exam.judge is not None:
+                attempts = judge_attempts(exam.judge, questions, drawn, drawing)
+            found.append(_Measured(scored, said, answered, made, attempts))
     mine, *other = found
     labels = subject.data.facts["labels"]["train"] if about else {}
     actions = report_actions(mine.made, labels) if about else None
@@ -207,7 +229,8 @@ def evaluate_tuned(
     for log in logs:
         log.remove()
     return TunedEvaluation(
-        mine.validation, mine.answered, untuned, tuple(shown), (*subject.warnings, *warnings), actions, files
+        mine.validation, mine.answered, untuned, tuple(shown), (*subject.warnings, *warnings), actions, files,
+        mine.attempts,
     )  # fmt: skip
 
 
@@ -231,7 +254,8 @@ def _compare(
     loss = None if mine.scored is None or other.scored is None else loss_difference(mine.scored, other.scored)
     its = None if actions is None else report_actions(other.made, labels)
     ahead = None if actions is None or its is None else macro_f1_over(actions.scores, its.scores)
-    return Untuned(subject.untuned[1], other.validation, loss, other.answered, gain, its, ahead)
+    passed = {} if mine.attempts is None or other.attempts is None else passed_over(mine.attempts, other.attempts)
+    return Untuned(subject.untuned[1], other.validation, loss, other.answered, gain, its, ahead, other.attempts, passed)
 
 
 def _log(out: Path | None, subject: Subject, number: int, tokens: int, theses: Sequence[Thesis]) -> PredictionLog:

@@ -20,12 +20,14 @@ from windtunnel.recipe import GRPO, RewardSource, UserError
 from windtunnel.verify import (
     ExactVerifier,
     FunctionVerifier,
+    KernelOutcome,
     Pool,
     RewardProcess,
     Verdict,
     Verifier,
     Verifiers,
     find_reward,
+    kernel_outcome,
     require_working,
     speed_reward,
 )
@@ -55,6 +57,7 @@ class Reward:
         checked: whether a second judgement accepts what the first did; None: there was none, or it failed.
         check: that judgement's words; empty: there was none.
         swapped: whether the judge accepts the answer for another prompt too; None: it was not asked.
+        outcome: where the first source judges kernels, how far the answer's came.
     """
 
     total: float | None
@@ -67,6 +70,7 @@ class Reward:
     checked: bool | None = None
     check: str = ""
     swapped: bool | None = None
+    outcome: KernelOutcome | None = None
 
 
 @dataclass(frozen=True)
@@ -218,7 +222,7 @@ class Rewards:
         answers, rewards = [], []
         for question, one, judging in zip(questions, said, begun, strict=True):
             reward = Reward(None, (), None, judging) if isinstance(judging, str) else judging.result()
-            answers.append(Answer(question, one.text, reward.accepted, one.cut, reward.message))
+            answers.append(Answer(question, one.text, reward.accepted, one.cut, reward.message, reward.outcome))
             rewards += [] if reward.total is None else [reward.total]
         return Answered(self.metric, tuple(answers), too_long, sum(rewards) / len(rewards) if rewards else None)
 
@@ -270,8 +274,10 @@ def combine(stage: GRPO, verdicts: Sequence[Verdict | None], asked_again: int = 
     first = asked[0][1]
     accepted = None if first.infrastructure else first.accepted
     plan = _sum(given, "plan") if stage.classes else None
-    share = first.evidence.get("share") if accepted and asked[0][0].kind == "kernel" else None
-    return Reward(_sum(given, "code"), parts, accepted, first.message, asked_again, plan, share)
+    kernel = asked[0][0].kind == "kernel"
+    share = first.evidence.get("share") if accepted and kernel else None
+    outcome = kernel_outcome(first) if kernel else None
+    return Reward(_sum(given, "code"), parts, accepted, first.message, asked_again, plan, share, outcome=outcome)
 
 
 def first_judge(stage: GRPO, prompt: Prompt) -> RewardSource | None:

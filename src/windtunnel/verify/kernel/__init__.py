@@ -4,7 +4,7 @@ Nothing here imports torch or triton; what stands in `child` does, inside the sa
 """
 
 from windtunnel.verify.kernel.admission import GpuMemory
-from windtunnel.verify.kernel.answer import plan_ends, speed_reward
+from windtunnel.verify.kernel.answer import KernelOutcome, kernel_outcome, plan_ends, speed_reward
 from windtunnel.verify.kernel.funnel import (
     STAGES,
     KernelVerifier,
@@ -24,6 +24,7 @@ __all__ = [
     "STAGES",
     "GpuMemory",
     "GpuStages",
+    "KernelOutcome",
     "KernelVerifier",
     "ReferenceBroken",
     "Task",
@@ -32,6 +33,7 @@ __all__ = [
     "gpu_sandbox",
     "has_gpu",
     "judge_recording",
+    "kernel_outcome",
     "kernel_sandbox",
     "load_task",
     "plan_ends",

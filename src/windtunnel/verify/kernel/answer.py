@@ -1,11 +1,15 @@
-"""A kernel in a model's answer: where its plan ends, and what its speed is worth."""
+"""A kernel in a model's answer: where its plan ends, how far it came in the judgement, and what its speed is worth."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from windtunnel.verify.code.fences import source_begins
 from windtunnel.verify.types import Verdict
 
 CANDIDATE = "ModelNew"
+STAGES = ("record", "compile", "tiny", "full", "timing")
+"""Of a kernel's judgement, in their order."""
 MOST_SPEED = 2.0
 """A kernel that is faster still is worth no more: what differs is the clock (TritonRL, arXiv 2510.17891)."""
 
@@ -15,9 +19,40 @@ def plan_ends(answer: str) -> int:
     return source_begins(answer, CANDIDATE)
 
 
+@dataclass(frozen=True)
+class KernelOutcome:
+    """How far a kernel came in its judgement.
+
+    Attributes:
+        valid: its host code gave a plan of real Triton kernels within the task's rules.
+        compiled: each of them compiles for a GPU, where a compiler was there to try.
+        right: it was accepted.
+        speedup: PyTorch's time over its own; None: it is not right, or was not timed.
+    """
+
+    valid: bool
+    compiled: bool
+    right: bool
+    speedup: float | None = None
+
+
+def kernel_outcome(verdict: Verdict) -> KernelOutcome | None:
+    """Return how far a kernel came; None where nothing is known, or the verdict is not a kernel's."""
+    if verdict.infrastructure or verdict.stage not in STAGES:
+        return None
+    passed = len(STAGES) if verdict.accepted else STAGES.index(verdict.stage)
+    return KernelOutcome(passed > 0, passed > 1, verdict.accepted, _speedup(verdict))
+
+
 def speed_reward(verdict: Verdict) -> float | None:
     """Return PyTorch's time over the kernel's, at most MOST_SPEED: 0 for a kernel refused, None where nothing was timed."""
     if verdict.infrastructure or not verdict.accepted:
         return verdict.reward
-    ratios = verdict.evidence.get("gpu", {}).get("speedup", {})
-    return min(ratios["eager"], MOST_SPEED) if "eager" in ratios else None
+    ratio = _speedup(verdict)
+    return None if ratio is None else min(ratio, MOST_SPEED)
+
+
+def _speedup(verdict: Verdict) -> float | None:
+    """Return eager PyTorch's time over that of a kernel which was accepted and timed."""
+    ratios = verdict.evidence.get("gpu", {}).get("speedup", {}) if verdict.accepted else {}
+    return ratios.get("eager")

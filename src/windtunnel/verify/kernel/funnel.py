@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from windtunnel.verify.code.fences import source_of
+from windtunnel.verify.kernel.answer import STAGES
 from windtunnel.verify.kernel.compiling import Compiled, Key, compile_job, read_compiled
 from windtunnel.verify.kernel.gpu import MOST_BYTES as MOST_GPU_BYTES
 from windtunnel.verify.kernel.gpu import GpuStages, has_gpu
@@ -28,7 +29,6 @@ from windtunnel.verify.kernel.tiny import LIMITS, POLICY, Finding, errors_of, ju
 from windtunnel.verify.sandbox import Outcome, Runner, Sandbox
 from windtunnel.verify.types import Verdict, accept, broken, refuse
 
-STAGES = ("record", "compile", "tiny", "full", "timing")
 PRELOAD = (
     "torch",
     "triton",
