@@ -3,11 +3,17 @@
     pip install reasoning-gym
     windtunnel fetch smollm2-135m-instruct
     reasoning.py --work FOLDER --out benchmarks/results/reasoning-cpu.json
-    reasoning.py --run RUN --out FILE             # of a run that is there already
+    reasoning.py --task arithmetic --work FOLDER --draw             # the tasks alone, for a machine without reasoning-gym
+    reasoning.py --task arithmetic --work FOLDER --out FILE --seconds 400 --set stages.rl.engine=vllm
+    reasoning.py --run RUN --out FILE                               # of a run that is there already
 
-SmolLM2-135M-Instruct is asked reasoning-gym's leap years and judged by exact match: `Yes` or `No` and nothing else, in four
-tokens at most. It answers in sentences at first. `always` is what the best constant answer would get: a policy that has learned
-the form alone comes near it, and only what is above it is knowledge of leap years.
+SmolLM2-135M-Instruct is asked reasoning-gym's questions.
+
+`leap-years` is judged by exact match: `Yes` or `No` and nothing else, in four tokens at most. It answers in sentences at first.
+`arithmetic` is sums and products of one and two digits. The last number of an answer counts, whatever stands around it, so that
+the form of an answer is worth nothing: what rises is arithmetic.
+
+`always` is what the best constant answer would get: a policy that has learned the form alone comes near it.
 """
 
 from __future__ import annotations
@@ -16,21 +22,44 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from windtunnel.run import MetricsReader, RunFolder
 
-TASK, SETTINGS, SEED, DRAWN = "calendar_arithmetic", {"tasks": ["is_leap_year"], "offset_upper_bound": 800}, 1, 1500
-RECIPE = """\
+SEED = 1
+END_SECONDS = 60.0
+"""In which a run that was told to stop saves, and the evaluation behind it may begin."""
+Drawn = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Questions of reasoning-gym, and the recipe that learns from them.
+
+    Attributes:
+        parts: dataset, its settings, and how many are drawn; the same question twice counts once.
+        recipe: of a file. files: others that it needs.
+    """
+
+    parts: tuple[tuple[str, Drawn, int], ...]
+    recipe: str
+    files: dict[str, str]
+
+
+LEAP_YEARS = Task(
+    (("calendar_arithmetic", {"tasks": ["is_leap_year"], "offset_upper_bound": 800}, 1500),),
+    """\
 name: leap-years
 model: {kind: huggingface, config: smollm2-135m-instruct, sequence: 256}
 data:
-  corpus: {kind: prompts, files: [leap.jsonl], system: Answer in one word.}
+  corpus: {kind: prompts, files: [tasks.jsonl], system: Answer in one word.}
   tokenizer: {kind: folder}
   validation: 0.3
 stages:
@@ -49,41 +78,115 @@ stages:
   evaluate:
     exact_match_problems: 100
     gates: {gain: 0}
+""",
+    {},
+)
+ARITHMETIC = Task(
+    (
+        ("chain_sum", {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}, 3000),
+        ("chain_sum", {"min_terms": 3, "max_terms": 3, "min_digits": 1, "max_digits": 1}, 6000),
+        ("products", {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}, 500),
+    ),
+    """\
+name: arithmetic
+model: {kind: huggingface, config: smollm2-135m-instruct, sequence: 256}
+data:
+  corpus: {kind: prompts, files: [tasks.jsonl], system: You are a calculator.}
+  tokenizer: {kind: folder}
+  validation: 0.1
+stages:
+  rl:
+    prompts: 32
+    samples: 16
+    prompt_tokens: 96
+    answer_tokens: 32
+    learning_rate: 2e-5
+    schedule: {warmup_steps: 5}
+    reward: last_number.py:right
+    answers: {every: 50 steps, prompts: 400}
+    budget: {steps: 400}
+  evaluate:
+    exact_match_problems: 500
+    gates: {gain: 0}
+""",
+    {
+        "last_number.py": """\
+import re
+
+
+def right(prompt, answer, truth):
+    numbers = re.findall(r"-?\\d+", answer.replace(",", ""))
+    return float(bool(numbers) and int(numbers[-1]) == int(truth))
 """
+    },
+)
+TASKS = {"leap-years": LEAP_YEARS, "arithmetic": ARITHMETIC}
 
 
 def main() -> None:
     """Make tasks and recipe, train, and write what held-out answers were worth."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, help="a folder for tasks, recipe and run")
+    parser.add_argument("--task", choices=list(TASKS), default="leap-years")
+    parser.add_argument("--work", type=Path, help="a folder for tasks, recipe and run; tasks that lie there are taken")
+    parser.add_argument("--draw", action="store_true", help="draw the tasks and do nothing else")
     parser.add_argument("--run", type=Path, help="a run that is there already")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, help="the run is told to stop after so many; it saves and is evaluated")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the recipe")
+    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     if (arguments.run is None) == (arguments.work is None):
         parser.error("one of --work and --run")
-    run = arguments.run or trained(arguments.work)
-    arguments.out.write_text(json.dumps(found(run), indent=1) + "\n")
+    task = TASKS[arguments.task]
+    if arguments.work is not None:
+        write_tasks(task, arguments.work)
+    if arguments.draw:
+        return
+    if arguments.out is None:
+        parser.error("--out says where the figures go")
+    run = arguments.run or trained(task, arguments.work, arguments.set, arguments.seconds)
+    if not (run / "evaluation.json").exists():
+        subprocess.run([sys.executable, "-m", "windtunnel", "evaluate", str(run)], check=True)
+    about = {"name": arguments.task, "seed": SEED, "parts": [list(part) for part in task.parts], "set": arguments.set}
+    arguments.out.write_text(json.dumps(found(run, about | {"recipe": task.recipe}), indent=1) + "\n")
 
 
-def trained(work: Path) -> Path:
-    """Return the folder of a run on newly drawn tasks."""
+def write_tasks(task: Task, work: Path) -> None:
+    """Write recipe and tasks into a folder, each question once; tasks that are there stay."""
+    work.mkdir(parents=True, exist_ok=True)
+    (work / "recipe.yaml").write_text(task.recipe)
+    for name, text in task.files.items():
+        (work / name).write_text(text)
+    if (work / "tasks.jsonl").exists():
+        return
     import reasoning_gym
 
-    work.mkdir(parents=True, exist_ok=True)
-    drawn = {
-        one["question"].strip(): one["answer"] for one in reasoning_gym.create_dataset(TASK, size=DRAWN, seed=SEED, **SETTINGS)
-    }
+    drawn = dict[str, str]()
+    for number, (name, settings, size) in enumerate(task.parts):
+        for one in reasoning_gym.create_dataset(name, size=size, seed=SEED + number, **settings):
+            drawn.setdefault(one["question"].strip(), one["answer"])
     lines = (json.dumps({"prompt": question, "answer": answer}) + "\n" for question, answer in drawn.items())
-    (work / "leap.jsonl").write_text("".join(lines))
-    (work / "leap.yaml").write_text(RECIPE)
-    subprocess.run([sys.executable, "-m", "windtunnel", "train", "leap.yaml", "--yes", "--root", "runs"], cwd=work, check=True)
+    (work / "tasks.jsonl").write_text("".join(lines))
+
+
+def trained(task: Task, work: Path, sets: list[str], seconds: float | None) -> Path:
+    """Return the folder of a new run; one that takes longer than `seconds` is told to stop."""
+    words = [sys.executable, "-m", "windtunnel", "train", "recipe.yaml", "--yes", "--root", "runs"]
+    process = subprocess.Popen([*words, *(word for one in sets for word in ("--set", one))], cwd=work)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)
+        process.wait(END_SECONDS)
     return max((work / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
 
 
-def found(folder: Path) -> dict[str, Any]:
+def found(folder: Path, task: Drawn) -> dict[str, Any]:
     """Return what a run shows: rewards by round, held-out answers by step, and the evaluation beside the base model."""
     run = RunFolder.open(folder)
-    names = ("reward", "right", "answer_length", "mismatch", "answers_right", "generating_seconds", "learning_seconds")
+    names = (
+        "reward", "right", "answer_length", "mismatch", "equal_rewards", "answers_right", "step_seconds", "generating_seconds",
+        "learning_seconds",
+    )  # fmt: skip
     with MetricsReader(run.metrics_path) as reader:
         series = {name: {point.step: round(point.value, 5) for point in reader.series(name)} for name in names}
         judged = [event.message for event in reader.events() if "held-out answers" in event.message]
@@ -97,9 +200,8 @@ def found(folder: Path) -> dict[str, Any]:
     return {
         "benchmark": "reasoning",
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} CPU cores, busy with other work",
-        "task": {"of": "reasoning-gym 0.1.25", "name": TASK, "settings": SETTINGS, "seed": SEED},
-        "recipe": RECIPE,
+        "machine": {"what": f"{platform.machine()}, {len(os.sched_getaffinity(0))} CPU cores", "device": evaluation["device"]},
+        "task": {"of": "reasoning-gym 0.1.25"} | task,
         "status": {key: run.manifest.get(key) for key in ("status", "reason", "started", "ended")},
         "held_out": judged,
         "series": series,
