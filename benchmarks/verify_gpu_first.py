@@ -277,7 +277,13 @@ def funnel() -> None:
     tiny, compiler, gpu, trusted = boxes
     for number, (name, task, source, reasons) in enumerate([*honest[:1], *honest, *attacks]):
         clock = number != 0  # the first one once without
-        stages = GpuStages(task, Telling("candidate", gpu), Telling("reference", trusted), clock=clock, baseline=number == 1)
+        stages = GpuStages(
+            task,
+            Telling("candidate", gpu),
+            Telling("reference", trusted),
+            clock=clock,
+            baseline=("eager", "compiled")[: 2 * (number == 1)],
+        )
         began = time.perf_counter()
         verdict = KernelVerifier(task, tiny, compiler=compiler, gpu=stages).verify(source)
         right = verdict.accepted if reasons is None else verdict.reason in reasons

@@ -54,7 +54,7 @@ class Machine:
         tiny, compiler, gpu, trusted = self.pools
         for _, task, _ in candidates:
             if task.name not in self.verifiers:
-                stages = GpuStages(task, gpu, trusted, baseline=False)
+                stages = GpuStages(task, gpu, trusted, baseline=())
                 self.verifiers[task.name] = KernelVerifier(task, tiny, compiler=compiler, gpu=stages)
 
         def one(candidate: tuple[str, Task, str]) -> tuple[bool, str]:

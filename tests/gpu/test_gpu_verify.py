@@ -102,7 +102,7 @@ def test_a_kernel_timed_among_others_is_as_fast_as_alone(verifier: KernelVerifie
         Sandboxes(2, reference_sandbox) as trusted,
         Pool(8, 64) as pool,
     ):
-        crowded = KernelVerifier(task, tiny, gpu=GpuStages(task, gpu, trusted, baseline=False))
+        crowded = KernelVerifier(task, tiny, gpu=GpuStages(task, gpu, trusted, baseline=()))
         verdicts = [future.result() for future in [pool.submit(crowded, f"{ADD}# {n}\n", wait=True) for n in range(24)]]
     assert all(verdict.accepted for verdict in verdicts), [verdict.message for verdict in verdicts if not verdict.accepted]
     among = sorted(verdict.evidence["gpu"]["cold"]["median"] for verdict in verdicts)

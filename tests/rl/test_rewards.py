@@ -191,3 +191,16 @@ def test_a_judge_that_refuses_what_is_right_ends_the_stage_before_it_begins(
     assert "windtunnel verify selftest" in (error.value.fix or "")
     assert series(run, "answers_reward") == {}  # not even step 0 was asked
     assert CheckpointStore(run / "checkpoints").all() == []
+
+
+@pytest.mark.parametrize(
+    ("speed", "timed", "against"), [(False, False, ()), (True, False, ("eager",)), (False, True, ("eager",))]
+)
+def test_kernels_are_timed_only_where_somebody_asks_for_speed(
+    speed: bool, timed: bool, against: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock has the GPU to itself, and compiling a reference takes seconds a task."""
+    monkeypatch.setattr("windtunnel.rl.rewards.require_working", lambda *_: None)
+    sources = [{"kind": "kernel", "key": "task"}] + [{"kind": "kernel", "key": "task", "speed": True}] * speed
+    with Rewards(GRPO(name="rl", rewards=sources), timed=timed) as rewards:  # type: ignore[arg-type]
+        assert rewards.timed_against == against

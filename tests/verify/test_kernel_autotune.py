@@ -127,12 +127,12 @@ def test_on_the_interpreter_warps_make_no_other_configuration(boxes: list[Sandbo
 @pytest.mark.parametrize("clock", [False, True])
 def test_the_same_on_a_gpu_where_the_fastest_is_timed(boxes: list[Sandbox], clock: bool) -> None:
     with gpu_box() as gpu, reference_box() as trusted:
-        assert wrong_on(boxes, GpuStages(find_task("relu"), gpu, trusted, clock=clock, baseline=False)) == {}
+        assert wrong_on(boxes, GpuStages(find_task("relu"), gpu, trusted, clock=clock, baseline=())) == {}
 
 
 def test_the_gpu_stages_go_through_their_motions(boxes: list[Sandbox]) -> None:
     task = replace(find_task("relu"), dtypes=("float32",))  # the interpreter adds no bfloat16 atomically
-    assert wrong_on(boxes, GpuStages(task, boxes[0], boxes[0], baseline=False, device="cpu", size="tiny", index=None)) == {}
+    assert wrong_on(boxes, GpuStages(task, boxes[0], boxes[0], baseline=(), device="cpu", size="tiny", index=None)) == {}
 
 
 def wrong_on(boxes: list[Sandbox], stages: GpuStages) -> dict[str, str]:
@@ -261,7 +261,7 @@ def test_what_was_not_compiled_is_not_run(boxes: list[Sandbox]) -> None:
 
 def test_the_clock_has_the_others_compiled_once_values_are_right(boxes: list[Sandbox]) -> None:
     task = replace(find_task("relu"), dtypes=("float32",))
-    stages = GpuStages(task, boxes[0], boxes[0], baseline=False, device="cpu", size="tiny", index=None)
+    stages = GpuStages(task, boxes[0], boxes[0], baseline=(), device="cpu", size="tiny", index=None)
     asked: list[str] = []
     for name, changes in (("right", {}), ("wrong", {"store": "tl.store(y + at, v + 1, mask=at < n)"})):
         plans, finding = plans_of(boxes, SOURCE % (HONEST | changes), task, stages.sizes())

@@ -208,7 +208,7 @@ class Ending:
 @pytest.mark.parametrize("phase", ["", "context", "full", "waiting", "timing", "fault: odd"])
 def test_what_ends_a_process_before_a_plan_is_carried_out_is_the_machinerys(status: str, phase: str, task: Task) -> None:
     ending = Ending(Outcome(status, "did so", phase=phase, wall_seconds=90.0))  # type: ignore[arg-type]
-    found = GpuStages(task, ending, ending, baseline=False, device="cpu", size="tiny", index=None).judge({}).finding
+    found = GpuStages(task, ending, ending, baseline=(), device="cpu", size="tiny", index=None).judge({}).finding
     assert found is not None
     begun = phase in ("full", "timing", "fault: odd")
     assert (found.reason == "infrastructure") is not begun, found

@@ -151,7 +151,7 @@ def test_a_plan_that_never_ends_at_full_size_is_refused(bias: Task, box: Sandbox
     task = replace(bias, sizes={"tiny": {"ROWS": 4, "COLS": 24}, "full": {"ROWS": 8, "COLS": 48}})
     source = KERNEL.replace("    tl.store", "    while n > 200:\n        n = n + 0\n    tl.store", 1)
     limits = replace(LIMITS, phases=(("waiting", 30.0), ("context", 60.0), ("full", 1.0), ("timing", 20.0)))
-    stages = GpuStages(task, box, box, device="cpu", index=None, baseline=False, clock=False, limits=limits)
+    stages = GpuStages(task, box, box, device="cpu", index=None, baseline=(), clock=False, limits=limits)
     verdict = KernelVerifier(task, box, gpu=stages).verify(source)
     assert (verdict.stage, verdict.reason, verdict.reward) == ("full", "timeout", 0.0), verdict
 
@@ -193,7 +193,7 @@ def test_a_plan_waits_while_another_is_timed_and_is_timed_alone(bias: Task, box:
     plans = plans_of(box, KERNEL, bias)
     with kernel_box() as trusted, ThreadPoolExecutor(1) as threads, opened(tmp_path / "use") as fds:
         timed, untimed = (
-            GpuStages(bias, box, trusted, clock=clock, baseline=False, device="cpu", size="tiny", index=None, calls=10)
+            GpuStages(bias, box, trusted, clock=clock, baseline=(), device="cpu", size="tiny", index=None, calls=10)
             for clock in (True, False)
         )
         timed.use = untimed.use = tmp_path / "use"
@@ -213,13 +213,24 @@ def test_a_plan_waits_while_another_is_timed_and_is_timed_alone(bias: Task, box:
         assert found.reason == "infrastructure", "who waited in vain is neither right nor wrong"
 
 
+@pytest.mark.parametrize("wanted", [("eager",), ("eager", "compiled")])
+def test_the_reference_is_timed_as_it_was_asked_for(bias: Task, box: Sandbox, wanted: tuple[str, ...]) -> None:
+    from test_kernel_funnel import KERNEL
+
+    with kernel_box() as trusted:
+        stages = GpuStages(bias, box, trusted, baseline=wanted, device="cpu", size="tiny", index=None, calls=10)
+        result = stages.judge(plans_of(box, KERNEL, bias))
+    assert result.finding is None, result.finding
+    assert set(result.evidence["speedup"]) == set(wanted)
+
+
 def test_a_kernel_that_overwrites_its_input_is_timed_on_fresh_ones(box: Sandbox) -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     from honest.suite import suite
 
     source = next(candidate.source for candidate in suite() if candidate.name == "accumulate_into/accumulate_in_place")
     task = replace(find_task("accumulate_into"), dtypes=("float32",))
-    stages = GpuStages(task, box, box, baseline=False, device="cpu", size="tiny", index=None, calls=10)
+    stages = GpuStages(task, box, box, baseline=(), device="cpu", size="tiny", index=None, calls=10)
     result = stages.judge(plans_of(box, source, task))
     assert result.finding is None, result.finding
 
@@ -257,7 +268,7 @@ def test_where_a_gpu_judges_values_a_kernel_may_be_made_for_the_files_own_sizes(
 
     monkeypatch.setattr(funnel, "GLANCE_AT_MOST", 1.0)
     task = replace(bias, sizes={"tiny": {"ROWS": 4, "COLS": 24}, "full": {"ROWS": 8, "COLS": 48}})
-    stages = GpuStages(task, box, box, device="cpu", index=None, baseline=False, clock=False)
+    stages = GpuStages(task, box, box, device="cpu", index=None, baseline=(), clock=False)
     made_for_full = KERNEL.replace("x + b, 0.0", "x + b * (n == 384), 0.0")
     found = KernelVerifier(task, box, gpu=stages).verify(made_for_full)
     assert (found.stage, found.reason) == ("tiny", "wrong-values"), found

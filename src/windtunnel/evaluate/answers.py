@@ -310,19 +310,22 @@ class Judge:
 
     Args:
         asked: of the recipe.
+        timed: time right kernels beside PyTorch, on a GPU.
 
     Raises:
         UserError: the metric's function or task cannot be used.
     """
 
-    def __init__(self, asked: Answers) -> None:
+    def __init__(self, asked: Answers, *, timed: bool = False) -> None:
         self._asked = asked
         self._stack = contextlib.ExitStack()
         self._verifiers: Verifiers | None = None
         self._function: RewardProcess | None = None
         if asked.metric in ("math", "format", "kernel"):
             workers = min(4, os.cpu_count() or 1)
-            self._verifiers = self._stack.enter_context(Verifiers(workers, sources=asked.metric == "kernel"))
+            clock = ("eager",) if timed else ()
+            made = Verifiers(workers, sources=asked.metric == "kernel", timed_against=clock)
+            self._verifiers = self._stack.enter_context(made)
         elif asked.metric not in ("exact_match", "contains", "action"):
             folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
             reward = find_reward(asked.metric, "stages.sft.answers.metric")

@@ -131,19 +131,19 @@ class Exam:
     scores: bool = True
 
 
-Examine = Callable[[Subject, int], contextlib.AbstractContextManager[Exam]]
-"""Makes the exam of a kind of stage, of so many questions that are judged."""
+Examine = Callable[[Subject, int, bool], contextlib.AbstractContextManager[Exam]]
+"""Makes the exam of a kind of stage, of so many questions that are judged; the last says whether right kernels are timed."""
 
 
 @contextlib.contextmanager
-def examine_conversations(subject: Subject, most: int) -> Iterator[Exam]:
+def examine_conversations(subject: Subject, most: int, timed: bool) -> Iterator[Exam]:
     """Yield what fine-tuning is examined by: held-out conversations, or beginnings of text to be gone on with."""
     asked, stage = _asked(subject.recipe), subject.recipe.evaluation
     questions, warnings = _questions(subject, asked, max(most if asked else 0, stage.samples))
     if asked is None or not most:
         yield Exam(questions, stage.sample_tokens, None, warnings)
         return
-    with Judge(asked) as judge:
+    with Judge(asked, timed=timed) as judge:
         yield Exam(questions, asked.tokens, judge, warnings)
 
 
@@ -183,7 +183,7 @@ def evaluate_tuned(
     stage, theses = subject.recipe.evaluation, subject.data.corpus == "theses"
     most = stage.exact_match_problems if problems is None else problems
     found, logs = [], []
-    with examine(subject, most) as exam:
+    with examine(subject, most, drawing is not None) as exam:
         if drawing is not None and exam.judge is None:
             raise UserError("--attempts: nothing judges answers to this run's held-out data", "leave --attempts out")
         questions, tokens, warnings = exam.questions, exam.tokens, exam.warnings

@@ -17,7 +17,7 @@ FORMS = {"boxed": "\\boxed{{{}}}", "answer-tag": "<answer>{}</answer>", "hashes"
 
 
 @contextlib.contextmanager
-def examine_policy(subject: Subject, most: int) -> Iterator[Exam]:
+def examine_policy(subject: Subject, most: int, timed: bool) -> Iterator[Exam]:
     """Yield held-out prompts, from the other end of their order than those that chose the checkpoint, and the stage's judges.
 
     Raises:
@@ -35,7 +35,7 @@ def examine_policy(subject: Subject, most: int) -> Iterator[Exam]:
         )
         warnings = (few,) if both else ()
     tokens = stage.answer_tokens if stage.answers is None else stage.answers.tokens or stage.answer_tokens
-    with Rewards(stage) as rewards:
+    with Rewards(stage, timed=timed) as rewards:
         yield Exam(questions, tokens, rewards if most else None, warnings, scores=False)
 
 

@@ -116,12 +116,16 @@ class Rewards:
     Args:
         stage: whose sources judge.
         log: what the user's functions print, and why judges failed, goes to the end of this file; None: nowhere.
+        timed: time right kernels on a GPU although no source rewards speed.
+
+    Attributes:
+        timed_against: what right kernels' times are compared with; empty: none is timed.
 
     Raises:
         UserError: there is no source, a function cannot be loaded, or a task cannot be used.
     """
 
-    def __init__(self, stage: GRPO, log: Path | None = None) -> None:
+    def __init__(self, stage: GRPO, log: Path | None = None, *, timed: bool = False) -> None:
         self.stage, self.sources, self._log = stage, stage.sources, log
         self._writing = threading.Lock()
         if not self.sources:
@@ -133,7 +137,9 @@ class Rewards:
         workers = max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0))))
         self._stack = contextlib.ExitStack()
         try:
-            self._verifiers = self._stack.enter_context(Verifiers(workers, sources=True))
+            # Speed is PyTorch's time as it is written over the kernel's; where nothing asks for it, nobody waits for the clock.
+            self.timed_against = ("eager",) if timed or any(source.speed for source in self.sources) else ()
+            self._verifiers = self._stack.enter_context(Verifiers(workers, sources=True, timed_against=self.timed_against))
             self._functions = [self._function(i, source) for i, source in enumerate(self.sources)]
             self._forms = [self._form(source) for source in self.sources]
             keys: dict[str, str] = {

@@ -6,7 +6,7 @@ import contextlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +36,15 @@ class Verifiers:
         gpu: run the stages of kernels that need a GPU; None where this machine has one.
         sources: a kernel task may be given as {'name': ..., 'source': ...}, a module in KernelBench's form. Only where whoever
             gives tasks is trusted: such a module is run.
+        timed_against: what a right kernel's time is compared with on a GPU, of `kernel.BASELINES`; empty: none is timed, which
+            saves a GPU's turn to itself for each.
     """
 
-    def __init__(self, workers: int, tasks: Path | None = None, *, gpu: bool | None = None, sources: bool = False) -> None:
-        self.workers, self._sources = workers, sources
+    def __init__(
+        self, workers: int, tasks: Path | None = None, *, gpu: bool | None = None, sources: bool = False,
+        timed_against: Collection[str] = ("eager", "compiled"),
+    ) -> None:  # fmt: skip
+        self.workers, self._sources, self.timed_against = workers, sources, timed_against
         self._tasks = tasks
         self._gpu = gpu
         self._lock = threading.Lock()
@@ -176,7 +181,10 @@ class Verifiers:
         if use_gpu:
             with self._lock:
                 self._gpu_memory = self._gpu_memory or GpuMemory.of(0)
-            gpu = GpuStages(task, self.pool("gpu"), self.pool("gpu reference"), memory=self._gpu_memory)
+            gpu = GpuStages(
+                task, self.pool("gpu"), self.pool("gpu reference"), memory=self._gpu_memory,
+                clock=bool(self.timed_against), baseline=self.timed_against,
+            )  # fmt: skip
         return KernelVerifier(task, self.pool("kernel"), compiler=self.pool("compiler"), gpu=gpu)
 
     def _kernel_task(self, name: str) -> Task:

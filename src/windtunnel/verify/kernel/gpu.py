@@ -24,6 +24,7 @@ from windtunnel.verify.sandbox import Limits, MiB, Outcome, Runner, Sandbox, San
 
 FULL_ENTRY = "windtunnel.verify.kernel.child.full:main"
 JUDGE = "windtunnel.verify.kernel.child.judge:main"
+BASELINES = ("eager", "compiled")
 BASELINE = "windtunnel.verify.kernel.child.judge:baseline"
 # In all its waits together: for those who are in the room, all at the same time, then for each worker's timing (20 s) and for a
 # reference's (120 s). Where it does not suffice nothing is known of the candidate, which is no refusal.
@@ -105,8 +106,8 @@ class GpuStages:
     """Runs full and timing for one task. device 'cpu' goes through the same motions on the interpreter, for tests.
 
     Safe to call from several threads when the runners are. Several plans share the GPU, except while one is timed: then all
-    others wait, in all processes of this machine that come through here. clock: False leaves timing out. baseline: False leaves
-    out the reference's own times, and with them the speed-up: taking them needs torch.compile, many seconds a task. index: the
+    others wait, in all processes of this machine that come through here. clock: False leaves timing out. baseline: which of the
+    reference's own times are taken, and with them the speed-up over each; compiling it takes many seconds a task. index: the
     GPU's number, whose turns it takes; None takes none. limits: of one candidate's runs. calls: how many cold ones are timed at
     most, not fewer than ten. memory: to be shared with the stages of other tasks on the same GPU; None: its own.
     """
@@ -118,7 +119,7 @@ class GpuStages:
         trusted: Runner,
         *,
         clock: bool = True,
-        baseline: bool = True,
+        baseline: Collection[str] = BASELINES,
         device: str = "cuda",
         size: str = "full",
         index: int | None = 0,
@@ -135,7 +136,8 @@ class GpuStages:
         self.quick = device != "cpu"  # what the interpreter is slow at had better be left to this
         self._lock = threading.Lock()
         self._flops: dict[str, int] = {}
-        self._baseline: dict[str, dict[str, Samples]] | None = None if baseline else {}
+        self._baselines = [name for name in BASELINES if name in baseline]
+        self._baseline: dict[str, dict[str, Samples]] | None = None if self._baselines else {}
 
     def runs(self, seen: Collection[str] = ()) -> Runs:
         """Draw fresh seeds for every case of the task, then the timed ones.
@@ -297,7 +299,7 @@ class GpuStages:
         with self._lock:
             if self._baseline is None:
                 with opened(self.use) as use:
-                    message = self._message(runs) | {"seed": secrets.randbits(62), "turn": len(use)}
+                    message = self._message(runs) | {"seed": secrets.randbits(62), "turn": len(use), "baselines": self._baselines}
                     job = SandboxJob(BASELINE, message, limits=BASELINE_LIMITS, files=use)
                     outcome = self.trusted.run(waits.admitted(job, TIMED_BUFFERS * _most(plans, runs)))
                 waits.add_turn(outcome)

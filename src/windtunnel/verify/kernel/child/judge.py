@@ -101,7 +101,7 @@ def _compared(
 
 
 def baseline(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
-    """Time the reference itself on the last case, eager and compiled, as the candidate's calls are timed.
+    """Time the reference itself on the last case, eager, compiled or both, as the candidate's calls are timed.
 
     Compiled and warmed up among others, timed alone. turn: how many of the child's files are the lock.
     """
@@ -124,11 +124,12 @@ def baseline(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[s
         )
         sets = [drawn.inputs(case, message["seed"] + 1 + number) for number in range(message["timed"])]
         drawn.model(*sets[0])
-        models = {"eager": drawn.model}
-        with contextlib.suppress(Exception):  # a reference need not compile
-            compiled = torch.compile(drawn.model, fullgraph=False)
-            compiled(*sets[0])
-            models["compiled"] = compiled
+        models = {"eager": drawn.model} if "eager" in message["baselines"] else {}
+        if "compiled" in message["baselines"]:
+            with contextlib.suppress(Exception):  # a reference need not compile
+                compiled = torch.compile(drawn.model, fullgraph=False)
+                compiled(*sets[0])
+                models["compiled"] = compiled
         if message["device"] != "cpu":
             torch.cuda.synchronize()
     dice, found = random.Random(message["seed"]), {}
