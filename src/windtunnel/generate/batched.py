@@ -15,13 +15,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from windtunnel.model import choose, out_of_memory, top_log_probabilities
 
-from .decoder import Decoder
+from .decoder import Decoder, put
 from .protocol import Completion, GenerationFailed, GenerationJob, QueueFull, Stats, Ticket
 from .text import Piece, TextCodec, TextStream, TokenInfo
 
@@ -71,6 +72,28 @@ class _Sequence:
         self.fed, self.slot = 0, -1
 
 
+@dataclass(frozen=True)
+class _Flight:
+    """A step whose tokens nobody has looked at yet: the device goes on to the next one with them.
+
+    Attributes:
+        tokens: (N,) on the device. found: the same and their log-probabilities, where they were asked for, on the host once
+            `done` has happened.
+    """
+
+    sequences: list[_Sequence]
+    tokens: Tensor
+    found: tuple[Tensor, Tensor | None]
+    done: torch.cuda.Event | None
+
+    def land(self) -> tuple[list[int], list[float] | None]:
+        """Wait for the tokens; return them and their log-probabilities."""
+        if self.done is not None:
+            self.done.synchronize()
+        tokens, kept = self.found
+        return tokens.tolist(), None if kept is None else kept.tolist()
+
+
 class _ShortOfMemory(Exception):
     """So many sequences at once do not fit."""
 
@@ -98,6 +121,7 @@ class BatchedGenerator:
         self.weights_version = version
         self.stats = Stats()
         self._decoder = decoder
+        self._flight: _Flight | None = None
         self._waiting: deque[_Sequence] = deque()
         self._running: dict[int, _Sequence] = {}
         self._renewals: deque[tuple[Future[None], Callable[[], None], int]] = deque()
@@ -213,6 +237,8 @@ class BatchedGenerator:
 
     def _renew(self) -> None:
         """Change the weights as was asked. Never raises: who asked is told."""
+        if self._renewals:
+            self._land()  # its tokens are of the weights before
         while self._renewals:
             done, change, version = self._renewals.popleft()
             try:
@@ -224,7 +250,7 @@ class BatchedGenerator:
                 done.set_result(None)
 
     def _begin_again(self) -> None:
-        self._failures += 1
+        self._failures, self._flight = self._failures + 1, None
         for sequence in list(self._running.values()):
             self._give_up(sequence, "a round failed")
         try:
@@ -234,6 +260,7 @@ class BatchedGenerator:
 
     def _halve(self) -> None:
         """Decode half as many sequences together from now on. All leave their slots, and memory with them, and go on."""
+        self._land()
         ran = sorted(self._running.values(), key=lambda s: s.submitted)
         self.together, self.stats.halvings = len(ran) // 2, self.stats.halvings + 1
         log.warning("memory ran out with %d answers at once; the generator goes on with %d", len(ran), self.together)
@@ -269,26 +296,32 @@ class BatchedGenerator:
             self.stats.cancelled += gone
 
     def _prefill(self) -> None:
-        """Feed the next chunks of prompts, oldest first, a turn's tokens or a little more."""
-        fed, together = 0, dict[int, list[_Sequence]]()
-        turn = CHUNK if self._decoder.device.type == "cpu" else GPU_TURN
-        for sequence in sorted((s for s in self._running.values() if not s.ready), key=lambda s: s.submitted):
-            if fed >= turn:
-                break
-            size = min(CHUNK, len(sequence.before) - sequence.fed)
-            together.setdefault(size, []).append(sequence)
-            fed += size
-        for size, sequences in together.items():
-            self._guarded(sequences, lambda some, size=size: self._feed(some, size))  # type: ignore[misc]
+        """Feed the next chunks of prompts, oldest first, a turn's tokens or a little more.
 
-    def _feed(self, sequences: list[_Sequence], size: int) -> None:
-        parts = [s.before[s.fed : s.fed + size] for s in sequences]
+        Further turns follow while nobody waits for a step, so that those who come together set out together.
+        """
+        turn = CHUNK if self._decoder.device.type == "cpu" else GPU_TURN
+        while True:
+            fed, together, anybody = 0, dict[int, list[_Sequence]](), any(s.ready for s in self._running.values())
+            for sequence in sorted((s for s in self._running.values() if not s.ready), key=lambda s: s.submitted):
+                if fed >= turn:
+                    break
+                size = min(CHUNK, len(sequence.before) - sequence.fed)
+                together.setdefault(0 if self._decoder.ragged else size, []).append(sequence)
+                fed += size
+            for sequences in together.values():
+                self._guarded(sequences, self._feed)
+            if anybody or not together or not self._decoder.ragged:
+                return
+
+    def _feed(self, sequences: list[_Sequence]) -> None:
+        parts = [s.before[s.fed : s.fed + CHUNK] for s in sequences]
         logits = self._decoder.feed([s.slot for s in sequences], parts)
-        for sequence in sequences:
+        for sequence, part in zip(sequences, parts, strict=True):
             if sequence.fed == 0 and sequence.job.score_prompt and not sequence.ticket.tokens:
                 self._score(sequence)
-            sequence.fed += size
-        self.stats.prompt_tokens += size * len(sequences)
+            sequence.fed += len(part)
+        self.stats.prompt_tokens += sum(map(len, parts))
         done = [i for i, sequence in enumerate(sequences) if sequence.ready and not sequence.ticket.tokens]
         if done:
             self._take(logits[done], [sequences[i] for i in done])
@@ -321,8 +354,93 @@ class BatchedGenerator:
     def _decode(self) -> None:
         """Decode one token for every sequence whose prompt is in the cache."""
         ready = sorted((s for s in self._running.values() if s.ready and not s.ticket.cancelled), key=lambda s: s.slot)
+        if self._decoder.ahead and all(s.job.logprobs is None for s in ready):
+            self._go_ahead(ready)
+            return
+        self._land()
+        ready = [s for s in ready if s.slot >= 0]
         if ready:
             self._guarded(ready, self._step)
+
+    def _go_ahead(self, ready: list[_Sequence]) -> None:
+        """Begin a step with the tokens of the one before where they lie, and only then look at those.
+
+        Whether a sequence has had its last token is known ahead by its length; one that has said its last word goes a step too
+        far, and what comes of that is dropped.
+
+        Raises:
+            _ShortOfMemory: fewer at once may do.
+        """
+        before = {} if self._flight is None else {id(s): i for i, s in enumerate(self._flight.sequences)}
+        going = [s for s in ready if not self._ends(s, len(s.ticket.tokens) + (id(s) in before))]
+        if not going:
+            self._land()
+            return
+        try:
+            logits = self._decoder.step([s.slot for s in going], self._newest(going, before))
+        except Exception as error:
+            self._land()
+            if out_of_memory(error) and len(self._running) > 1:
+                raise _ShortOfMemory from None
+            left = [s for s in going if s.slot >= 0]
+            if left:
+                self._guarded(left, self._step)
+            return
+        self.stats.steps += 1
+        draws = [s.random.random() for s in going]
+        try:
+            begun = self._flight_of(logits, going, draws)
+        except Exception:  # the cache has grown, so these logits are all that there is
+            self._land()
+            self._take(logits, going, draws)
+            return
+        self._land()
+        self._flight = begun
+
+    def _ends(self, sequence: _Sequence, drawn: int) -> bool:
+        """Return whether a sequence takes no token after so many. The last one needs no room: nothing is computed after it."""
+        return drawn >= sequence.job.max_tokens or len(sequence.job.prompt) + drawn > self.context
+
+    def _newest(self, going: list[_Sequence], before: dict[int, int]) -> Tensor:
+        """Return each sequence's newest token (N,), on the device; `before` has the place in flight of those that lie there."""
+        flight = self._flight
+        if (
+            flight is not None
+            and len(going) == len(flight.sequences)
+            and all(before.get(id(s)) == i for i, s in enumerate(going))
+        ):
+            return flight.tokens
+        new = [s.ticket.tokens[-1] for s in going if id(s) not in before]
+        places = iter(range(len(before), len(before) + len(new)))
+        at = [before[id(s)] if id(s) in before else next(places) for s in going]
+        there = [put(new, self._decoder.device)]
+        return torch.cat([flight.tokens, *there] if flight is not None else there)[put(at, self._decoder.device)]
+
+    def _flight_of(self, logits: Tensor, going: list[_Sequence], draws: list[float]) -> _Flight:
+        """Choose the next tokens on the device, and have them brought to the host without waiting."""
+        jobs = [s.job for s in going]
+        tokens = self._chosen(logits, jobs, draws)
+        kept = _log_probabilities(logits, tokens, jobs) if any(job.draws for job in jobs) else None
+        if tokens.device.type != "cuda":
+            return _Flight(going, tokens, (tokens, kept), None)
+        found = tokens.to("cpu", non_blocking=True), None if kept is None else kept.to("cpu", non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+        return _Flight(going, tokens, found, done)
+
+    def _land(self) -> None:
+        """Take the tokens of the step in flight, if there is one. Never raises."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return
+        tokens, kept = flight.land()
+        still = [i for i, s in enumerate(flight.sequences) if not s.ticket.over and s.slot >= 0]
+        sequences = [flight.sequences[i] for i in still]
+        if kept is not None:
+            self._keep_draws(sequences, [tokens[i] for i in still], [kept[i] for i in still])
+        self._advance_all(sequences, [tokens[i] for i in still], None)
+        self.stats.recent.append((time.monotonic(), len(still)))
+        self._failures = 0
 
     def _step(self, sequences: list[_Sequence]) -> None:
         logits = self._decoder.step([s.slot for s in sequences], [s.ticket.tokens[-1] for s in sequences])
@@ -349,11 +467,11 @@ class BatchedGenerator:
                 for sequence in sequences:
                     self._guarded([sequence], do)
 
-    def _take(self, logits: Tensor, sequences: list[_Sequence]) -> None:
+    def _take(self, logits: Tensor, sequences: list[_Sequence], draws: list[float] | None = None) -> None:
         """Sample a token for each row and pass its text on. Never raises: the cache has already grown."""
         # Each sequence draws from its own stream, once a token: its text does not depend on what runs beside it, and the second
         # attempt below takes the numbers of the first.
-        draws = [sequence.random.random() for sequence in sequences]
+        draws = [sequence.random.random() for sequence in sequences] if draws is None else draws
         try:
             self._sample(logits, sequences, draws)
         except Exception:
@@ -367,25 +485,24 @@ class BatchedGenerator:
 
     def _sample(self, logits: Tensor, sequences: list[_Sequence], draws: list[float]) -> None:
         jobs = [sequence.job for sequence in sequences]
-        if all(job.temperature == 0 for job in jobs):
-            tokens = logits.argmax(-1)
-        else:
-
-            def column(values: list[float] | list[int]) -> Tensor:
-                return torch.tensor(values, device=logits.device)
-
-            tokens = choose(
-                logits.float(),
-                column([job.temperature for job in jobs]),
-                column([job.top_p for job in jobs]),
-                column([job.top_k for job in jobs]),
-                column(draws),
-            )
+        tokens = self._chosen(logits, jobs, draws)
         if any(job.draws for job in jobs):
-            self._keep_draws(logits, tokens, sequences)
+            self._keep_draws(sequences, tokens.tolist(), _log_probabilities(logits, tokens, jobs).tolist())
         count = max((job.logprobs for job in jobs if job.logprobs is not None), default=None)
         scored = None if count is None else [t.tolist() for t in top_log_probabilities(logits, tokens, max(count, 1))]
-        for row, (sequence, token) in enumerate(zip(sequences, tokens.tolist(), strict=True)):
+        self._advance_all(sequences, tokens.tolist(), scored)
+
+    @staticmethod
+    def _chosen(logits: Tensor, jobs: Sequence[GenerationJob], draws: list[float]) -> Tensor:
+        """Return a token for each row (N,), by one number drawn for each."""
+        if all(job.temperature == 0 for job in jobs):
+            return logits.argmax(-1)
+        columns = ([job.temperature for job in jobs], [job.top_p for job in jobs], [job.top_k for job in jobs], draws)
+        return choose(logits.float(), *map(torch.tensor, columns))
+
+    def _advance_all(self, sequences: Sequence[_Sequence], tokens: Sequence[int], scored: list[Any] | None) -> None:
+        """Add a token to each sequence, with what `top_log_probabilities` says of it. Never raises."""
+        for row, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
             if sequence.ticket.over or sequence.slot < 0:
                 continue
             wanted = sequence.job.logprobs
@@ -399,11 +516,9 @@ class BatchedGenerator:
                 log.exception("a sequence is given up")
                 self._give_up(sequence, "its token has no text")
 
-    def _keep_draws(self, logits: Tensor, tokens: Tensor, sequences: list[_Sequence]) -> None:
-        """Note the tokens drawn, with their log-probabilities over the whole vocabulary at their jobs' temperatures."""
-        temperatures = torch.tensor([sequence.job.temperature or 1.0 for sequence in sequences], device=logits.device)
-        chosen = torch.log_softmax(logits.float() / temperatures[:, None], -1).gather(1, tokens[:, None])[:, 0]
-        for sequence, token, log_probability in zip(sequences, tokens.tolist(), chosen.tolist(), strict=True):
+    def _keep_draws(self, sequences: Sequence[_Sequence], tokens: Sequence[int], kept: Sequence[float]) -> None:
+        """Note the tokens drawn, with their log-probabilities."""
+        for sequence, token, log_probability in zip(sequences, tokens, kept, strict=True):
             if sequence.job.draws and sequence.job.max_tokens and not sequence.ticket.over:
                 sequence.ticket.drawn.append((token, log_probability))
                 sequence.ticket.versions.append(self.weights_version)
@@ -424,11 +539,9 @@ class BatchedGenerator:
             piece, stopped = sequence.text.push(token, log_probability, top)
             if news := bool(piece.text or piece.tokens):
                 ticket.add(piece)
-        # The last token needs no room in the cache: nothing is computed after it.
-        full = len(job.prompt) + len(ticket.tokens) > self.context
         if stopped:
             self._finish(sequence, "stop")
-        elif full or len(ticket.tokens) >= job.max_tokens:
+        elif self._ends(sequence, len(ticket.tokens)):
             self._finish(sequence, "length")
         elif news:
             ticket.tell()
@@ -453,3 +566,9 @@ class BatchedGenerator:
             self._running.pop(sequence.slot, None)
             self._decoder.free(sequence.slot)
             sequence.slot = -1
+
+
+def _log_probabilities(logits: Tensor, tokens: Tensor, jobs: Sequence[GenerationJob]) -> Tensor:
+    """Return (N,) log-probabilities of tokens over the whole vocabulary at their jobs' temperatures."""
+    temperatures = torch.tensor([job.temperature or 1.0 for job in jobs]).to(logits.device, non_blocking=True)
+    return torch.log_softmax(logits.float() / temperatures[:, None], -1).gather(1, tokens[:, None])[:, 0]

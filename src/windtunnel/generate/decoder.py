@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,18 +17,22 @@ class Decoder(Protocol):
         vocab: columns of the logits.
         device: where the logits are.
         weights: number of weights.
+        ragged: `feed` takes parts of different lengths together, and is the faster for it.
+        ahead: `step` waits for nothing, so that the next one may be asked for before the tokens of this one are known.
     """
 
     context: int
     vocab: int
     device: torch.device
     weights: int
+    ragged: bool
+    ahead: bool
 
     def feed(self, slots: Sequence[int], parts: Sequence[Sequence[int]]) -> Tensor:
-        """Append parts of prompts, equally long, to their slots; return the logits after each part (N, vocab)."""
+        """Append parts of prompts to their slots; return the logits after each part (N, vocab). Equally long, unless `ragged`."""
 
-    def step(self, slots: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        """Append one token to each slot; return the logits after it (N, vocab)."""
+    def step(self, slots: Sequence[int], tokens: Sequence[int] | Tensor) -> Tensor:
+        """Append one token to each slot; return the logits after it (N, vocab). `ahead`: tokens may lie on the device."""
 
     def free(self, slot: int) -> None:
         """Empty a slot."""
@@ -38,6 +42,11 @@ class Decoder(Protocol):
 
     def reset(self) -> None:
         """Empty all slots and begin with new memory, after a failure."""
+
+
+def put(numbers: Any, device: torch.device) -> Tensor:
+    """Return whole numbers on a device, whose work goes on meanwhile: `torch.tensor` with a device waits until it is done."""
+    return torch.tensor(numbers, dtype=torch.long).to(device, non_blocking=True)
 
 
 class HubDecoder(Decoder, Protocol):

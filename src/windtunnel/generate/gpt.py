@@ -25,6 +25,8 @@ class GPTDecoder:
         UserError: the model is not causal.
     """
 
+    ragged, ahead = False, False
+
     def __init__(self, model: GPT, slots: int, capacity: int | None = None, *, exact: bool = True) -> None:
         self._model, self._slots, self._capacity = model.eval(), slots, capacity
         self.vocab, self.device = model.shape.vocab, model.head.weight.device
@@ -43,7 +45,7 @@ class GPTDecoder:
             return self.step(slots, [part[0] for part in parts])
         return self._extend(slots, parts)
 
-    def step(self, slots: Sequence[int], tokens: Sequence[int]) -> Tensor:
+    def step(self, slots: Sequence[int], tokens: Sequence[int] | Tensor) -> Tensor:
         """Append one token to each slot; return the logits after it (N, vocab)."""
         missing = max(0, self._rows - len(slots))
         # Rows of an empty slot fill the batch up: of the next one, so that both are read where they lie, or of the spare one.

@@ -74,6 +74,8 @@ class HFDecoder:
         UserError: the model keeps more of a text than keys and values.
     """
 
+    ragged, ahead = False, False
+
     def __init__(self, model: Any, capacity: int | None = None) -> None:
         config = model.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or ())
@@ -122,14 +124,14 @@ class HFDecoder:
             self._lengths[slot] = length + len(parts[0])
         return logits
 
-    def step(self, slots: Sequence[int], tokens: Sequence[int]) -> Tensor:
+    def step(self, slots: Sequence[int], tokens: Sequence[int] | Tensor) -> Tensor:
         """Append one token to each slot; return the logits after it (N, vocab)."""
         if list(slots) != self._rows:
             self._join(slots)
         width = max(self._lengths[slot] for slot in slots)
         lengths = [self._lengths[slot] for slot in slots]
         try:
-            logits = self._forward([[token] for token in tokens], self._cache, lengths, self._cache.get_seq_length())[:, -1]
+            logits = self._forward([[int(token)] for token in tokens], self._cache, lengths, self._cache.get_seq_length())[:, -1]
         except BaseException:
             _cut(self._cache, width)
             raise

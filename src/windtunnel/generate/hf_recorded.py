@@ -3,13 +3,14 @@
 transformers launches some thousand kernels for a token of a small model: the host takes tens of milliseconds or more, whatever
 the GPU could do. Here a step of the running batch is recorded once and replayed from then on, which needs tensors that stay where
 they are: a cache of a fixed number of rows and columns, of which a mask says what is there. Rows whose sequence has ended go on
-without meaning until few are left, and so do columns until they are full; then a batch of other sizes is recorded.
+without meaning until another one takes their place, or few are left and a smaller batch is recorded. When columns are full
+those that are still somebody's move to the front.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from windtunnel.model import SAME_STEPS, Recording, Replay, cuda_recorder
 
+from .decoder import put
 from .hf import GrowingLayer, HFDecoder
 
 Record = Callable[[Callable[[], None]], Recording]
@@ -28,6 +30,11 @@ ATTENTION = "windtunnel_newest"
 """The name under which transformers knows the attention of a step."""
 SPARSE = 4
 """A batch is made anew once fewer than one row in so many is in use."""
+ALIGNED = 64
+PLENTY = 3
+"""The cache's whole room is taken at once where the GPU has so many times as much free."""
+MOST_FED = 32_768
+"""Tokens of prompts, filled up to the longest, in one pass."""
 
 
 class StaticLayer(DynamicLayer):
@@ -73,7 +80,8 @@ class StaticBatch:
 
     Attributes:
         end: columns that are there.
-        column: (1,) where a step writes.
+        column: (1,) the same on the device: where a step writes.
+        tokens, positions: (rows,) what a step is given: each row's newest token, and how many came before it.
         first: (rows,) each row's first column; it attends to those from there to the newest.
         mask: (rows, 1, 1, columns), the same as a mask, which attention on a CPU takes.
         logits: (rows, vocab) fp32 of the last step.
@@ -85,13 +93,28 @@ class StaticBatch:
         self.mask = torch.zeros(rows, 1, 1, columns, dtype=torch.bool, device=device)
         self.logits = torch.zeros(rows, vocab, dtype=torch.float32, device=device)
         self.column = torch.zeros(1, dtype=torch.long, device=device)
-        self.first = torch.zeros(rows, dtype=torch.long, device=device)
+        self.tokens, self.positions, self.first = (torch.zeros(rows, dtype=torch.long, device=device) for _ in range(3))
         self.cache = Cache(layers=[StaticLayer(self, _room(pair, rows, columns)) for pair in like])
 
     @property
     def layers(self) -> list[StaticLayer]:
         """Return the cache's layers."""
         return [layer for layer in self.cache.layers if isinstance(layer, StaticLayer)]
+
+    def begin(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Have rows begin so many columns before the newest, where their keys and values have been put."""
+        at, own = put([list(rows), list(lengths)], self.first.device)
+        column = torch.arange(self.columns, device=at.device)
+        self.mask[at, 0, 0] = (column >= self.end - own[:, None]) & (column < self.end)
+        self.first[at], self.positions[at] = self.end - own, own
+
+    def end_at(self, column: int) -> None:
+        """Say that so many columns are there, and nothing in them yet."""
+        self.end = column
+        self.column.fill_(column)
+        self.mask.zero_()
+        self.first.fill_(column)
+        self.positions.zero_()
 
 
 def _room(like: tuple[Tensor, Tensor], rows: int, columns: int) -> tuple[Tensor, Tensor]:
@@ -100,17 +123,18 @@ def _room(like: tuple[Tensor, Tensor], rows: int, columns: int) -> tuple[Tensor,
 
 
 class RecordedDecoder(HFDecoder):
-    """As `HFDecoder`, its steps recorded.
+    """As `HFDecoder`, its steps recorded; `feed` takes parts of different lengths.
 
     Args:
         record: makes a recording of a function; see `windtunnel.model.Replay`. Called from the thread that decodes.
         kernel: whether a kernel of Triton attends; None: where there is a GPU.
     """
 
+    ragged, ahead = True, True
+
     def __init__(
         self, model: Any, capacity: int | None = None, record: Callable[[], Record] = cuda_recorder, *, kernel: bool | None = None
     ) -> None:
-        self._batch: StaticBatch | None = None
         self._recorder, self._replay = record, Replay()
         super().__init__(model, capacity)
         self._kernel = self.device.type == "cuda" if kernel is None else kernel
@@ -118,41 +142,103 @@ class RecordedDecoder(HFDecoder):
     def reset(self) -> None:
         """Empty all slots and begin with new memory, after a failure."""
         super().reset()
-        self._let_go()
+        self._replay.forget()
+        self._batch: StaticBatch | None = None
+        self._row: dict[int, int] = {}  # of slots in the batch
+        # Slots that are not in it: a cache, and the row in it whose first columns are theirs. Several may share one.
+        self._apart: dict[int, tuple[Cache, int]] = {}
+        self._order: tuple[list[int], Tensor] | None = None
 
-    def step(self, slots: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        """Append one token to each slot; return the logits after it (N, vocab)."""
-        batch = self._batch
-        if batch is None or self._is_done_with(batch, slots):
-            batch = self._gather(slots)
-        place = {slot: row for row, slot in enumerate(self._rows) if slot is not None}
-        ids, positions = [0] * batch.rows, [0] * batch.rows
-        for slot, token in zip(slots, tokens, strict=True):
-            ids[place[slot]], positions[place[slot]] = token, self._lengths[slot]
-        given = torch.tensor([ids, positions, [batch.end] * batch.rows], device=self.device)
-        self._replay("step", self._pass, given)
+    def free(self, slot: int) -> None:
+        """Empty a slot."""
+        self._lengths.pop(slot, None)
+        self._apart.pop(slot, None)
+        self._row.pop(slot, None)
+
+    def feed(self, slots: Sequence[int], parts: Sequence[Sequence[int]]) -> Tensor:
+        """Append parts of prompts to their slots; return the logits after each part (N, vocab).
+
+        A prompt that several slots begin with is computed once.
+        """
+        found: dict[int, Tensor] = {}
+        fresh = [i for i, slot in enumerate(slots) if slot not in self._lengths]
+        for i in sorted(set(range(len(slots))) - set(fresh)):
+            found[i] = self._go_on(slots[i], parts[i])
+        unlike = sorted({tuple(parts[i]) for i in fresh}, key=len)
+        for group in _alike(unlike):
+            cache, logits = self._begin(group)
+            row = {prompt: number for number, prompt in enumerate(group)}
+            for i in fresh:
+                number = row.get(tuple(parts[i]))
+                if number is not None:
+                    found[i] = logits[number]
+                    self._apart[slots[i]], self._lengths[slots[i]] = (cache, number), len(parts[i])
+        return torch.stack([found[i] for i in range(len(slots))])
+
+    def _go_on(self, slot: int, part: Sequence[int]) -> Tensor:
+        """Append a part to a slot that has a beginning; return the logits after it (vocab,)."""
+        if slot in self._row:
+            self._set_apart(slot)
+        length = self._lengths[slot]
+        cache = self._packed([self._own(slot)])
+        logits = self._forward([part], cache, [length], length)[0, -1]
+        self._apart[slot], self._lengths[slot] = (cache, 0), length + len(part)
+        return logits
+
+    def _begin(self, prompts: Sequence[Sequence[int]]) -> tuple[Cache, Tensor]:
+        """Go through prompts from their beginnings; return their cache, with room behind shorter ones, and logits (N, vocab)."""
+        longest, cache = max(map(len, prompts)), self._new()
+        ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=self.device)
+        last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self.device)
+        rows = torch.arange(len(prompts), device=self.device)
+
+        def at_ends(module: Any, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return (given[0][rows, last][:, None], *given[1:])
+
+        # What is behind the end of a shorter one comes later and changes nothing before it; logits of one place suffice.
+        hook = self.model.get_output_embeddings().register_forward_pre_hook(at_ends)
+        try:
+            out = self.model(input_ids=ids, past_key_values=cache, use_cache=True)
+        finally:
+            hook.remove()
+        return cache, out.logits[:, -1].float()
+
+    def step(self, slots: Sequence[int], tokens: Sequence[int] | Tensor) -> Tensor:
+        """Append one token to each slot; return the logits after it (N, vocab). Nothing is waited for."""
+        batch = self._batch_of(slots)
+        rows = self._rows_of(slots)
+        batch.tokens[rows] = tokens if isinstance(tokens, Tensor) else put(tokens, self.device)
+        self._replay("step", self._pass)
         batch.end += 1
         for slot in slots:
             self._lengths[slot] += 1
-        return batch.logits[torch.tensor([place[slot] for slot in slots], device=self.device)]
+        return batch.logits[rows]
 
-    def _pass(self, given: Tensor) -> None:
-        """Go through the model with (3, rows) tokens, positions, and the column that they are written to."""
+    def _rows_of(self, slots: Sequence[int]) -> Tensor:
+        """Return the rows of slots on the device: the last ones are kept, as most steps are of the same."""
+        rows = [self._row[slot] for slot in slots]
+        if self._order is None or self._order[0] != rows:
+            self._order = rows, put(rows, self.device)
+        return self._order[1]
+
+    def _pass(self) -> None:
+        """Go through the model with the batch's tokens, each row's next position, written to the next column."""
         batch = self._batch
         assert batch is not None
-        # A view, not a number: what the host knows would be recorded as a constant, and every replay write the same column.
-        batch.column = given[2, :1]
+        # Views, not numbers: what the host knows would be recorded as a constant, and every replay write the same column.
         batch.mask.index_fill_(3, batch.column, True)
         with self._attention(batch) as more:
             out = self.model(
-                input_ids=given[0][:, None],
+                input_ids=batch.tokens[:, None],
                 attention_mask=batch.mask,
-                position_ids=given[1][:, None],
+                position_ids=batch.positions[:, None],
                 past_key_values=batch.cache,
                 use_cache=True,
                 **more,
             )
         batch.logits.copy_(out.logits[:, -1])
+        batch.column += 1
+        batch.positions += 1
 
     @contextlib.contextmanager
     def _attention(self, batch: StaticBatch) -> Iterator[dict[str, Any]]:
@@ -169,55 +255,115 @@ class RecordedDecoder(HFDecoder):
         finally:
             config._attn_implementation = before
 
-    def _is_done_with(self, batch: StaticBatch, slots: Sequence[int]) -> bool:
-        """Return whether other rows or columns are needed."""
-        here = {slot for slot in self._rows if slot is not None}
-        return batch.end == batch.columns or here != set(slots) or len(slots) * SPARSE < batch.rows
-
-    def _gather(self, slots: Sequence[int]) -> StaticBatch:
-        """Make a batch of exactly these slots; the others wait, each with a cache of its own."""
-        old, rows = self._batch, {slot: row for row, slot in enumerate(self._rows) if slot is not None}
-        if old is not None:
-            for slot in rows.keys() - set(slots):
-                self._alone[slot] = self._packed([(old.cache, rows[slot], self._lengths[slot])])
-        alone = {slot: self._alone[slot] for slot in slots if slot in self._alone}
-        like = next(iter(alone.values())) if old is None or alone else old.cache
-        pairs = [(layer.keys, layer.values) for layer in like.layers if isinstance(layer, (GrowingLayer, StaticLayer))]
-        # Rows end at the same column, wherever they begin, so that a step writes one column of all of them. Powers of two leave
-        # columns to grow into and rows to run empty before the next recording.
-        width = max(self._lengths[slot] for slot in slots)
-        columns = max(LEAST_COLUMNS, 1 << width.bit_length())
-        batch = StaticBatch(1 << (len(slots) - 1).bit_length(), columns, pairs, self.vocab)
-        stay = [(to, rows[slot]) for to, slot in enumerate(slots) if slot not in alone]
-        to, at = torch.tensor(stay, dtype=torch.long, device=self.device).reshape(-1, 2).unbind(1)
-        for number, layer in enumerate(batch.layers):
-            for which, room in enumerate(layer.room):
-                if stay:
-                    assert old is not None
-                    span, source = min(width, old.end), old.layers[number].room[which]
-                    room[to, :, width - span : width] = source[at, :, old.end - span : old.end]
-                for row, slot in enumerate(slots):
-                    if slot in alone:
-                        length, cache = self._lengths[slot], alone[slot]
-                        states = getattr(cache.layers[number], ("keys", "values")[which])
-                        room[row, :, width - length : width] = states[0, :, -length:]
-        own = torch.tensor([self._lengths[slot] for slot in slots], device=self.device)[:, None]
-        column = torch.arange(columns, device=self.device)
-        batch.mask[: len(slots), 0, 0] = (column >= width - own) & (column < width)
-        batch.first.fill_(width)  # of rows that nobody uses
-        batch.first[: len(slots)] -= own[:, 0]
-        batch.end = width
-        self._let_go()
-        for slot in alone:
-            del self._alone[slot]
-        self._batch, self._rows = batch, [*slots, *[None] * (batch.rows - len(slots))]
-        self._replay = Replay(self._recorder())
+    def _batch_of(self, slots: Sequence[int]) -> StaticBatch:
+        """Return the batch with exactly these slots in it; the others wait, each with a cache of its own."""
+        for slot in self._row.keys() - set(slots):
+            self._set_apart(slot)
+        batch, new = self._batch, [slot for slot in slots if slot not in self._row]
+        if batch is None or len(slots) > batch.rows or len(slots) * SPARSE < batch.rows:
+            return self._gather(slots)
+        if batch.end == batch.columns or any(self._lengths[slot] > batch.end for slot in new):
+            return self._gather(slots)
+        if new:
+            taken = set(self._row.values())
+            free = [row for row in range(batch.rows) if row not in taken]
+            self._put(batch, {slot: row for slot, row in zip(new, free, strict=False)})
         return batch
 
-    def _let_go(self) -> None:
-        """Drop the batch and its recording with their memory."""
-        self._replay.forget()
-        self._batch = None
+    def _gather(self, slots: Sequence[int]) -> StaticBatch:
+        """Move these slots to the first rows of a batch, ending at the column of the longest: the same one if it is of that size.
+
+        Rows end at the same column, wherever they begin, so that a step writes one column of all of them. Powers of two leave
+        rows to run empty before the next recording.
+        """
+        old, width = self._batch, max(self._lengths[slot] for slot in slots)
+        like = old.layers if old is not None else next(iter(self._apart.values()))[0].layers
+        pairs = [(layer.keys, layer.values) for layer in like if isinstance(layer, (GrowingLayer, StaticLayer))]
+        rows = 1 << (len(slots) - 1).bit_length()
+        columns = self._columns(rows, width, pairs)
+        batch = old
+        if old is None or (old.rows, old.columns) != (rows, columns):
+            batch = StaticBatch(rows, columns, pairs, self.vocab)
+        assert batch is not None
+        stay = [slot for slot in slots if slot in self._row]
+        if stay:
+            assert old is not None
+            span, at = min(width, old.end), put([self._row[slot] for slot in stay], self.device)
+            for layer, source in zip(batch.layers, old.layers, strict=True):
+                for room, states in zip(layer.room, source.room, strict=True):
+                    room[: len(stay), :, width - span : width] = states[at, :, old.end - span : old.end]
+        batch.end_at(width)
+        self._row = {slot: row for row, slot in enumerate(stay)}
+        if stay:
+            batch.begin(range(len(stay)), [self._lengths[slot] for slot in stay])
+        self._put(batch, {slot: len(stay) + i for i, slot in enumerate(slot for slot in slots if slot not in self._row)})
+        if batch is not old:
+            self._replay.forget()
+            self._batch, self._replay = batch, Replay(self._recorder())
+        return batch
+
+    def _columns(self, rows: int, width: int, like: Sequence[tuple[Tensor, Tensor]]) -> int:
+        """Return how many columns a batch gets: all that may ever be needed where memory is plenty, else room to grow into.
+
+        A kernel takes time for the columns that a row has, and none for those that are empty; a mask takes it for all.
+        """
+        least = max(LEAST_COLUMNS, 1 << width.bit_length())
+        if self._batch is not None and self._batch.rows == rows and width < self._batch.columns:
+            return self._batch.columns
+        if not self._kernel or self.device.type != "cuda":
+            return least
+        whole = max(least, -(-self.context // ALIGNED) * ALIGNED)
+        column = sum(states.size(1) * states.size(3) * states.element_size() for pair in like for states in pair)
+        return whole if rows * whole * column * PLENTY <= torch.cuda.mem_get_info(self.device)[0] else least
+
+    def _put(self, batch: StaticBatch, rows: Mapping[int, int]) -> None:
+        """Copy slots that are apart to rows of a batch, to end at its newest column."""
+        if not rows:
+            return
+        together: dict[int, list[int]] = {}
+        for slot in rows:
+            together.setdefault(id(self._apart[slot][0]), []).append(slot)
+        for some in together.values():
+            cache, own = self._apart[some[0]][0], [self._lengths[slot] for slot in some]
+            to, at, length = put([[rows[slot] for slot in some], [self._apart[slot][1] for slot in some], own], self.device)
+            # Column c of the batch is token c - (end - length) of a row; before its beginning stands what nobody attends to.
+            span = max(own)
+            token = (torch.arange(batch.end - span, batch.end, device=self.device) - (batch.end - length[:, None])).clamp(min=0)
+            for layer, source in zip(batch.layers, cache.layers, strict=True):
+                assert isinstance(source, GrowingLayer)
+                for room, states in zip(layer.room, (source.keys, source.values), strict=True):
+                    room[to, :, batch.end - span : batch.end] = states[at[:, None], :, token].transpose(1, 2)
+        batch.begin(list(rows.values()), [self._lengths[slot] for slot in rows])
+        self._row |= rows
+        for slot in rows:
+            del self._apart[slot]
+
+    def _set_apart(self, slot: int) -> None:
+        """Give a slot of the batch a cache of its own."""
+        assert self._batch is not None
+        self._apart[slot] = self._packed([(self._batch.cache, self._row.pop(slot), self._lengths[slot])]), 0
+
+    def _own(self, slot: int) -> tuple[Cache, int, int]:
+        """Return a slot's cache cut behind its own tokens, the row in it, and how many they are."""
+        cache, row = self._apart[slot]
+        length, own = self._lengths[slot], self._new()
+        for layer in cache.layers:
+            assert isinstance(layer, GrowingLayer)
+            made = GrowingLayer()
+            made.hold((layer.keys[row : row + 1, :, :length], layer.values[row : row + 1, :, :length]), length)
+            own.layers.append(made)
+        return own, 0, length
+
+
+def _alike(prompts: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]]:
+    """Yield prompts, shortest first, in groups that little is filled up in."""
+    begun = 0
+    for i, prompt in enumerate(prompts):
+        if len(prompt) > 2 * len(prompts[begun]) + ALIGNED or (i - begun + 1) * len(prompt) > MOST_FED:
+            yield prompts[begun:i]
+            begun = i
+    if begun < len(prompts):
+        yield prompts[begun:]
 
 
 def _attend(

@@ -152,6 +152,7 @@ class Leader:
     def __post_init__(self) -> None:
         self.context, self.vocab, self.device = self.local.context, self.local.vocab, self.local.device
         self.weights = self.local.weights
+        self.ragged = self.ahead = False
 
     def feed(self, slots: Sequence[int], parts: Sequence[Sequence[int]]) -> Tensor:
         """Append parts of prompts; see `Decoder`."""
@@ -162,7 +163,7 @@ class Leader:
         self._begun |= set(slots)
         return logits
 
-    def step(self, slots: Sequence[int], tokens: Sequence[int]) -> Tensor:
+    def step(self, slots: Sequence[int], tokens: Sequence[int] | Tensor) -> Tensor:
         """Append one token to each slot; see `Decoder`."""
         return self._together("step", slots, tuple(tokens))
 

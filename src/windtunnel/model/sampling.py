@@ -18,17 +18,23 @@ def choose(logits_NV: Tensor, temperature_N: Tensor, top_p_N: Tensor, top_k_N: T
         top_k_N: only this many likeliest tokens; 0 is off.
         uniform_N: in [0, 1).
 
+    What is given a row had better be on the host: nothing is waited for then.
+
     Returns:
         (N,) int64.
     """
     best = logits_NV.argmax(-1)
     if not bool((temperature_N > 0).any()):
         return best
-    scaled = logits_NV / temperature_N.clamp(min=1e-4)[:, None]
     whole = (top_p_N >= 1) & ((top_k_N <= 0) | (top_k_N >= logits_NV.size(-1)))
-    if bool(whole.all()):
+    every, some = bool(whole.all()), bool(whole.any())
+    temperature_N, top_p_N, top_k_N, uniform_N, whole = (
+        given.to(logits_NV.device, non_blocking=True) for given in (temperature_N, top_p_N, top_k_N, uniform_N, whole)
+    )
+    scaled = logits_NV / temperature_N.clamp(min=1e-4)[:, None]
+    if every:
         sampled = _of_all(scaled, uniform_N)
-    elif bool(whole.any()):
+    elif some:
         sampled = torch.where(whole, _of_all(scaled, uniform_N), _of_likeliest(scaled, top_p_N, top_k_N, uniform_N))
     else:
         sampled = _of_likeliest(scaled, top_p_N, top_k_N, uniform_N)

@@ -20,7 +20,9 @@ from .mismatch import Mismatch, measure_mismatch
 TOLERANCE = {torch.float32: (1e-5, 1e-3), torch.bfloat16: (0.02, 0.5)}
 # Of a trained model random tokens have logits of 20 to 40, of which bf16 keeps a tenth: SmolLM2-135M and vLLM differed by
 # 0.097 and 0.49 on an H100 with the same weights. So an engine's first version may differ by more, and how far it does says
-# how far apart the two are: every later version may differ by twice that.
+# how far apart the two are: every later version may differ by twice that on average, and by four times that at its worst token.
+# The worst of some hundred tokens is a matter of luck: a right second version had 2.3 nats after 1.15 on an H100, at 0.079 on
+# average after 0.07. One matrix that is missing moves the average tenfold.
 FIRST_TOLERANCE = {torch.float32: TOLERANCE[torch.float32], torch.bfloat16: (0.25, 3.0)}
 
 
@@ -85,7 +87,7 @@ def tolerance_after(computed: torch.dtype, seen: Mismatch | None) -> tuple[float
     if seen is None:
         return FIRST_TOLERANCE[computed]
     mean, largest = TOLERANCE[computed]
-    return max(mean, 2 * seen.mean), max(largest, 2 * seen.largest)
+    return max(mean, 2 * seen.mean), max(largest, 4 * seen.largest)
 
 
 def make_canary(job: HFJob, tokens: Tensor, tolerance: tuple[float, float]) -> Canary:
