@@ -145,7 +145,8 @@ def main() -> None:
         parser.error("--out says where the figures go")
     run = arguments.run or trained(task, arguments.work, arguments.set, arguments.seconds)
     if not (run / "evaluation.json").exists():
-        subprocess.run([sys.executable, "-m", "windtunnel", "evaluate", str(run)], check=True)
+        words = [sys.executable, "-m", "windtunnel", "evaluate", str(run.resolve())]
+        subprocess.run(words, cwd=arguments.work or run.parents[1], check=True)  # where the reward's file lies
     about = {"name": arguments.task, "seed": SEED, "parts": [list(part) for part in task.parts], "set": arguments.set}
     arguments.out.write_text(json.dumps(found(run, about | {"recipe": task.recipe}), indent=1) + "\n")
 
