@@ -20,7 +20,7 @@ from windtunnel.verify.kernel.long import LongSizes, block_of, chosen
 from windtunnel.verify.kernel.plan import Plan, Recording
 from windtunnel.verify.kernel.plan.bombs import too_much
 from windtunnel.verify.kernel.plan.check import PlanRefused, check_plan, read_recording
-from windtunnel.verify.kernel.prepared import Batch, Preparation, Ready, ReferenceBroken
+from windtunnel.verify.kernel.prepared import Batch, NoTinySize, Preparation, Ready, ReferenceBroken
 from windtunnel.verify.kernel.record import HostForm, file_forms, form_of, forms_of, read_recorded, record_job
 from windtunnel.verify.kernel.replay import replay_job, share
 from windtunnel.verify.kernel.task import Task
@@ -134,7 +134,7 @@ class KernelVerifier:
 
     def prepare(self) -> None:
         """Run the reference now, at tiny sizes. Raises UserError where the task cannot be used, which verify would do later."""
-        self.preparation.batch()
+        self._batch()
         self._full_forms()
 
     def verify(self, answer: str) -> Verdict:
@@ -170,7 +170,7 @@ class KernelVerifier:
         clock = _Clock()
         try:
             with clock("reference"):
-                batch = self.preparation.batch()
+                batch = self._batch()
                 full = self._full_forms()
         except ReferenceBroken as error:
             return broken("tiny", f"the reference could not be run: {error}", times=clock.times)
@@ -204,6 +204,15 @@ class KernelVerifier:
         else:
             words, stage_ = "Right on every case, at full shapes too.", "full"
         return accept(stage_, words, reward=reward, times=clock.times, evidence=evidence)
+
+    def _batch(self) -> Batch:
+        """Return the cases for the interpreter: none of a task that only a GPU can run."""
+        try:
+            return self.preparation.batch()
+        except NoTinySize as error:
+            if not self.glances:
+                raise
+            return Batch((), {"tiny": error.message})
 
     @property
     def glances(self) -> bool:
@@ -254,7 +263,7 @@ class _Judging:
     clock: _Clock
     compiled: Compiled | None = None
     seen: set[str] = field(default_factory=set)
-    evidence: dict[str, Any] = field(default_factory=lambda: {"kernels": {}})
+    evidence: dict[str, Any] = field(default_factory=lambda: {"kernels": {}, "fragile": []})
 
     def compile(self) -> Finding | None:
         """Compile each kernel for the GPU: those at full shapes to the end, where one is to run them."""
@@ -337,7 +346,9 @@ class _Judging:
             order = [ready for form in forms for ready in batch.ready if form_of(ready) == form]
             if seconds is not None and outcome.finished and "wrong" not in outcome.message:
                 order = order[: len(outcome.message.get("runs", ()))]
-            found = judge_tiny(outcome, task, order)
+            fragile: list[str] = []
+            found = judge_tiny(outcome, task, order, fragile)
+            self.evidence["fragile"] += fragile
         return outcome, order, found
 
     def on_gpu(self) -> Finding | None:
@@ -346,9 +357,10 @@ class _Judging:
             return None
         plans = {(form.size, form.dtype): plan for form, plan in zip(self.full_forms, self.full_plans, strict=True)}
         with self.clock("gpu"):
-            result = self.of.gpu.judge(plans, self.compiled, self.of.gpu.runs(self.seen), self._rest)
+            result = self.of.gpu.judge(plans, self.compiled, self.of.gpu.runs(self.seen, alone=not self.forms), self._rest)
         self.clock.times |= {f"gpu wait for {what}": seconds for what, seconds in result.waits.items()}
         self.evidence["gpu"] = dict(result.evidence)
+        self.evidence["fragile"] += result.fragile
         return result.finding
 
 

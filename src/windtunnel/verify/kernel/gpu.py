@@ -5,17 +5,20 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from windtunnel.recipe import UserError
 from windtunnel.verify.kernel.admission import JUDGE_BUFFERS, RUN_BUFFERS, TIMED_BUFFERS, GpuMemory, Waits
 from windtunnel.verify.kernel.child.turn import FULL, TIMING, WAITING
 from windtunnel.verify.kernel.compiling import Compiled, Key
 from windtunnel.verify.kernel.gpu_lock import gpu_path, opened
-from windtunnel.verify.kernel.hidden import Case, full_cases, new_seed
+from windtunnel.verify.kernel.hidden import WIDE, Case, full_cases, new_seed
 from windtunnel.verify.kernel.plan import Plan
+from windtunnel.verify.kernel.plan.narrow import may_narrow
+from windtunnel.verify.kernel.prepared import FLAT
 from windtunnel.verify.kernel.roofline import Work
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.kernel.timing import LEAST, Samples, doubt, median_with_interval, read_samples, speedup
@@ -60,21 +63,29 @@ PlanOf = Mapping[Key, Plan]
 
 @dataclass(frozen=True)
 class Runs:
-    """What one candidate is run on. The last `timed` cases are the same case with other inputs, and are timed."""
+    """What one candidate is run on. The last `timed` cases are the same case with other inputs, and are timed.
+
+    alone: nothing was run before, so that it is not known whether a constant would be right.
+    """
 
     cases: tuple[Case, ...]
     seed: int
     timed: int = TIMED_SETS
     calls: int = CALLS
+    alone: bool = False
 
 
 @dataclass(frozen=True)
 class GpuResult:
-    """finding: what is wrong, or None. evidence: times and speed-ups, plain JSON. waits: seconds by what was waited for."""
+    """finding: what is wrong, or None. evidence: times and speed-ups, plain JSON. waits: seconds by what was waited for.
+
+    fragile: what is wrong with values alone that the task calls fragile.
+    """
 
     finding: Finding | None
     evidence: Mapping[str, Any] = field(default_factory=dict)
     waits: Mapping[str, float] = field(default_factory=dict)
+    fragile: Sequence[str] = ()
 
 
 def has_gpu(index: int = 0) -> bool:
@@ -137,17 +148,20 @@ class GpuStages:
         self._flops: dict[str, int] = {}
         self._baseline: dict[str, dict[str, Samples]] | None = None if baseline else {}
 
-    def runs(self, seen: Collection[str] = ()) -> Runs:
+    def runs(self, seen: Collection[str] = (), *, alone: bool = False) -> Runs:
         """Draw fresh seeds for every case of the task, then the timed ones.
 
         Args:
             seen: variations that the interpreter ran, of which only the first are run here too.
+            alone: nothing was run there.
         """
         first = Case(self.size, self.task.dtypes[0], "plain", self.task.training)
         cases = [case if self.size == "full" else _renamed(case) for case in full_cases(self.task, seen)]
         # Cases of one group run one after the other; the timed ones are of the last.
         timed = TIMED_SETS if self.clock else 0
-        return Runs((*sorted(cases, key=lambda case: case.group == first.group), *[first] * timed), new_seed(), timed, self.calls)
+        return Runs(
+            (*sorted(cases, key=lambda case: case.group == first.group), *[first] * timed), new_seed(), timed, self.calls, alone
+        )
 
     def sizes(self) -> list[str]:
         """Return the sizes that a plan is needed for."""
@@ -172,7 +186,7 @@ class GpuStages:
             rest: compiles what the clock needs beside; only once the values are right.
 
         Raises:
-            UserError: the files of the GPU's lock cannot be opened.
+            UserError: the files of the GPU's lock cannot be opened, or a constant would be right.
         """
         waits = Waits(self.memory)
         result = self._staged(plans, compiled or Compiled(), runs or self.runs(), rest, waits)
@@ -188,7 +202,8 @@ class GpuStages:
         whole = rest(compiled, timed)
         if isinstance(whole, Finding):
             return GpuResult(whole)
-        return self._attempts(plans, whole, replace(runs, cases=runs.cases[-runs.timed :], seed=new_seed()), waits)
+        last = self._attempts(plans, whole, replace(runs, cases=runs.cases[-runs.timed :], seed=new_seed()), waits)
+        return replace(last, fragile=[*first.fragile, *last.fragile])
 
     def _attempts(self, plans: PlanOf, compiled: Compiled, runs: Runs, waits: Waits) -> GpuResult:
         if runs.timed:
@@ -231,12 +246,12 @@ class GpuStages:
             return judged
         if finding is not None:
             return GpuResult(finding)
-        work, spent = judged
+        work, spent, fragile = judged
         evidence = {"device": str(outcome.message.get("device")), "seconds": {**_seconds(outcome), "judge": spent}}
         if not runs.timed:
-            return GpuResult(None, evidence)
+            return GpuResult(None, evidence, fragile=fragile)
         timed = self._timed(outcome, work, self._measured_baseline(runs, plans, waits), again=again)
-        return replace(timed, evidence={**timed.evidence, **evidence}) if timed.finding is None else timed
+        return replace(timed, evidence={**timed.evidence, **evidence}, fragile=fragile) if timed.finding is None else timed
 
     def _message(self, runs: Runs) -> dict[str, Any]:
         return {
@@ -251,8 +266,8 @@ class GpuStages:
             "calls": runs.calls,
         }
 
-    def _judged(self, plans: PlanOf, runs: Runs, outcome: Outcome, waits: Waits) -> tuple[Work, float] | GpuResult:
-        """Have another trusted child compare, and return what it says and its seconds.
+    def _judged(self, plans: PlanOf, runs: Runs, outcome: Outcome, waits: Waits) -> tuple[Work, float, Sequence[str]] | GpuResult:
+        """Have another trusted child compare, and return the work, its seconds, and what is fragile.
 
         The outputs go to it in the file they lie in.
         """
@@ -266,15 +281,21 @@ class GpuStages:
                 "mismatched": self.task.mismatched,
                 "tf32": self.task.tf32,
                 "flops": dict(self._flops),
+                "alone": runs.alone,
+                "fragile": [*self.task.fragile, *(() if any(map(may_narrow, plans.values())) else WIDE)],
             }
             job = SandboxJob(JUDGE, message, limits=LIMITS, files=(outcome.kept.fd, *use))
             judged = self.trusted.run(waits.admitted(job, JUDGE_BUFFERS * _most(plans, runs)))
         waits.add_turn(judged)
         if not judged.finished:
             return GpuResult(Finding("full", "infrastructure", str(judged.message.get("error", judged.detail))))
+        if judged.message.get("flat"):
+            raise UserError(FLAT.format(name=self.task.name), "choose inputs or sizes with which the output varies")
         wrong = wrong_of(judged, "full")
         self._flops.update(judged.message["flops"])  # of the task, whoever's outputs these were
-        return (Work(**judged.message["work"]), judged.wall_seconds) if wrong is None else GpuResult(wrong)
+        if wrong is not None:
+            return GpuResult(wrong)
+        return Work(**judged.message["work"]), judged.wall_seconds, [str(text) for text in judged.message["fragile"]]
 
     def _timed(self, outcome: Outcome, work: Work, baseline: Mapping[str, Mapping[str, Samples]], *, again: bool) -> GpuResult:
         times = outcome.message["times"]

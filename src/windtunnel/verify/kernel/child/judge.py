@@ -18,13 +18,13 @@ import torch
 
 from windtunnel.verify.kernel.arrays import Buffer, row_major
 from windtunnel.verify.kernel.child.clock import measure
-from windtunnel.verify.kernel.child.compare import Rounding, drawn_part, is_large, not_finite, sums_differ, values_differ
+from windtunnel.verify.kernel.child.compare import Rounding, drawn_part, is_flat, is_large, not_finite, sums_differ, values_differ
 from windtunnel.verify.kernel.child.draw import Drawn
 from windtunnel.verify.kernel.child.group import Group
 from windtunnel.verify.kernel.child.memory import give_back
 from windtunnel.verify.kernel.child.tensors import dtype_name
 from windtunnel.verify.kernel.child.turn import TIMING, Turns
-from windtunnel.verify.kernel.compare import RELATIVE
+from windtunnel.verify.kernel.compare import OF_VALUES, RELATIVE
 from windtunnel.verify.kernel.gpu_lock import gpu_lock_of
 from windtunnel.verify.kernel.hidden import WIDE
 from windtunnel.verify.sandbox import FILES_FROM
@@ -38,13 +38,15 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
 
     Args:
         message: sources, cases, seed, fixed, device, tolerance, mismatched, tf32, timed, runs, spans (where its outputs lie in
-            the child's first file), flops (what one call multiplies, by 'size dtype', as far as that is known), turn (how many
+            the child's first file), fragile (variations with which wrong values are named, not refused), alone (whether to see if
+            a constant would be right), flops (what one call multiplies, by 'size dtype', as far as that is known), turn (how many
             files after the first are the lock).
         buffers: none are used.
 
     Returns:
-        'wrong' (reason, message) of the first wrong case or None, the work of one call of the last case, and the flops that are
-        known now; 'turn', what it waited for that.
+        'wrong' (reason, message) of the first wrong case or None, the work of one call of the last case, the flops that are
+        known now, and 'fragile', what is wrong with such values alone; 'flat' where a constant would be right; 'turn', what it
+        waited for that.
     """
     _as_new()
     turns = Turns(gpu_lock_of(range(FILES_FROM + 1, FILES_FROM + 1 + message["turn"])))
@@ -64,6 +66,7 @@ def _first_wrong(message: dict[str, Any], outputs: Sequence[Buffer]) -> dict[str
     group: Group | None = None
     work: dict[str, Any] = {}
     flops: dict[str, int] = {}
+    fragile: list[str] = []
     for number, (case, run) in enumerate(zip(message["cases"], message["runs"], strict=True)):
         key = (case["size"], case["dtype"])
         if group is None or key != group.key:
@@ -74,14 +77,22 @@ def _first_wrong(message: dict[str, Any], outputs: Sequence[Buffer]) -> dict[str
         if group.flops is not None:
             flops[group.name] = group.flops
         work = _work(inputs, own, group.flops or 0, case["dtype"])
+        if message["alone"] and case["variation"] == "plain":
+            tolerance = dict(message["tolerance"]) | ({"float32": TF32_RELATIVE} if group.tf32 else {})
+            if all(is_flat(mine, right, tolerance) for mine, right in zip(own, exact, strict=True)):
+                return {"wrong": None, "work": work, "flops": flops, "fragile": [], "flat": True}
         if not _sensible(own, exact):
             continue
         given = _Given(run, kind, outputs, message, message["seed"] + number, case["variation"] in WIDE)
         wrong = _compared(given, group, case["variation"], inputs, own, exact)
-        if wrong is not None:
-            text = f"{wrong[1]} ({case['label']})"
-            return {"wrong": {"reason": wrong[0], "message": text}, "work": work, "flops": flops}
-    return {"wrong": None, "work": work, "flops": flops}
+        if wrong is None:
+            continue
+        text = f"{wrong[1]} ({case['label']})"
+        if wrong[0] in OF_VALUES and case["variation"] in message["fragile"]:
+            fragile.append(f"{wrong[0]}: {text}")
+            continue
+        return {"wrong": {"reason": wrong[0], "message": text}, "work": work, "flops": flops, "fragile": fragile}
+    return {"wrong": None, "work": work, "flops": flops, "fragile": fragile}
 
 
 def _compared(
