@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from windtunnel.verify.kernel.child.here import Here
 from windtunnel.verify.kernel.child.products import CoarseProducts
 
 SPREAD_OF_CONSTANTS = 0.5  # how far parameters that start constant (weights of a norm, biases) are moved
@@ -31,7 +32,7 @@ class Drawn:
         self.space: dict[str, Any] = {"__name__": "task"}
         exec(compile(source, "<task>", "exec"), self.space)
         self.dtype, self.fixed, self.device = getattr(torch, dtype), fixed, device
-        with torch.device(device):
+        with torch.device(device), Here(device):
             _seed(seed, device)
             self.init = list(self.space["get_init_inputs"]())
             model = self.space["Model"](*self.init)
@@ -43,7 +44,7 @@ class Drawn:
 
     def inputs(self, case: dict[str, Any], seed: int) -> list[Any]:
         """Return the case's arguments for forward, on the device."""
-        with torch.device(self.device):
+        with torch.device(self.device), Here(self.device):
             _seed(seed, self.device)
             drawn = self.space["get_inputs"]()
         moved = [at for at, value in enumerate(drawn) if _floating(value) and str(at) not in self.fixed]
