@@ -18,8 +18,9 @@ from windtunnel.verify.kernel.compare import robust_scale
 from windtunnel.verify.kernel.gpu import LIMITS
 from windtunnel.verify.kernel.hidden import HIDDEN_ELSEWHERE, full_cases, tiny_cases
 from windtunnel.verify.kernel.long import block_of, dimension_of, long_sizes
+from windtunnel.verify.kernel.prepared import NoTinySize, Preparation
 from windtunnel.verify.kernel.task import Task, task_from_source
-from windtunnel.verify.sandbox import MiB, Sandbox
+from windtunnel.verify.sandbox import MiB, Outcome, Sandbox, SandboxJob
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -202,3 +203,26 @@ def test_a_variable_may_be_called_as_a_builtin(bias: Task, box: Sandbox) -> None
     assert KernelVerifier(bias, box).verify(renamed).accepted
     refused = KernelVerifier(bias, box).verify(re.sub(rf"\b{name}\b", "range", source))
     assert refused.reason == "kernel-call"
+
+
+def test_parameters_that_no_size_makes_smaller_are_asked_for_twice_alone(box: Sandbox) -> None:
+    norm = "self.norm = nn.BatchNorm1d(cols)"
+    source = NORM.replace(norm, f"{norm}; self.big = nn.Linear(9000, 9000)")
+    preparation = Preparation(task_from_source(source, name="big"), counting := Counting(box))
+    with pytest.raises(NoTinySize, match="parameters have"):
+        preparation.batch()
+    assert counting.jobs == 2
+    with pytest.raises(NoTinySize):
+        preparation.batch()
+    assert counting.jobs == 2, "known by then"
+
+
+class Counting:
+    """A runner that counts."""
+
+    def __init__(self, runner: Sandbox) -> None:
+        self.runner, self.jobs = runner, 0
+
+    def run(self, job: SandboxJob) -> Outcome:
+        self.jobs += 1
+        return self.runner.run(job)

@@ -31,6 +31,14 @@ class TooLarge(UserError):
     """Inputs or answers of the reference are too large: only a smaller size may do."""
 
 
+class TooManyParameters(TooLarge):
+    """The parameters of a reference are too large. size: their bytes, which may not depend on what a size makes smaller."""
+
+    def __init__(self, name: str, size: int) -> None:
+        super().__init__(f"task {name}: its parameters have {size:,} bytes at tiny sizes", "set smaller TASK['sizes']['tiny']")
+        self.size = size
+
+
 class NoTinySize(UserError):
     """The interpreter cannot run the reference at any size that was made for it; a GPU may run it at its own."""
 
@@ -120,6 +128,8 @@ def prepare(task: Task, runner: Runner, cases: Sequence[Case], count: bool = Fal
         )
     )
     _check_outcome(task, outcome)
+    if "parameters" in outcome.message:
+        raise TooManyParameters(task.name, outcome.message["parameters"])
     ready, dropped = [], {}
     for case, answer in zip(cases, outcome.message["cases"], strict=True):
         if "dropped" in answer:
@@ -147,6 +157,7 @@ def settled(task: Task, runner: Runner) -> Task:
     problem, too_large, wished = "none was tried", math.inf, wished_elements(task.source)
     spare: Task | None = None  # small enough, though not as small as wished
     least = math.inf  # work of the spare one
+    parameters = 0  # bytes, of a reference that has too many
     for cap, choices in (*guessed_sizes(task, f"task {task.name}"), *related_sizes(task)):
         if cap > too_large:
             continue  # no larger one either
@@ -161,6 +172,10 @@ def settled(task: Task, runner: Runner) -> Task:
                 raise
             except UserError as error:
                 problem = error.message
+                if isinstance(error, TooManyParameters):
+                    if error.size > parameters / 2 > 0:
+                        raise _no_tiny_size(task, problem) from None  # sizes inside its code
+                    parameters = error.size
                 too_large = cap if isinstance(error, TooLarge) else too_large
                 break
             elements = {ready.case.size: sum(array.raw().size for array in ready.own) for ready in batch.ready}
@@ -185,7 +200,11 @@ def settled(task: Task, runner: Runner) -> Task:
             break
     if spare is not None:
         return spare
-    raise NoTinySize(
+    raise _no_tiny_size(task, problem)
+
+
+def _no_tiny_size(task: Task, problem: str) -> NoTinySize:
+    return NoTinySize(
         f"task {task.name}: no tiny size was found for the interpreter: {problem}",
         "add TASK = {'sizes': {'tiny': {...}, 'tiny_ragged': {...}}} with small values of the file's module-level numbers",
     )
