@@ -252,7 +252,7 @@ def foreign(
     verifiers = _prepared(machine, answers, options, timed=before is not None)
     prepared = time.monotonic() - began
     rows = _judged(answers, verifiers, options, seconds - prepared, timed=before is not None)
-    judged = [row for row in rows if "accepted" in row]
+    judged = [row for row in rows if row.get("accepted") is not None]
     spent = max((row["at"] for row in rows), default=0.0)
     found = {
         "answers": len(answers),
@@ -264,6 +264,7 @@ def foreign(
         "accepted": sum(row["accepted"] for row in judged),
         "by_source": _by_source(rows),
         "refused": dict(Counter(f"{row['stage']} {row['reason']}" for row in judged if not row["accepted"])),
+        "nothing_known": sum("accepted" in row and row["accepted"] is None for row in rows),
         "task_errors": sum("task_error" in row for row in rows),
         "fragile": sum(bool(row.get("fragile")) for row in judged),
         "stage_seconds": _sums(judged),
@@ -277,7 +278,7 @@ def _by_source(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
     counts: dict[str, Counter[str]] = {}
     for row in rows:
         own_counts = counts.setdefault(row["source"], Counter())
-        own_counts.update(reached=1, judged=int("accepted" in row), accepted=int(bool(row.get("accepted"))))
+        own_counts.update(reached=1, judged=int(row.get("accepted") is not None), accepted=int(bool(row.get("accepted"))))
     return {source: dict(counted) for source, counted in sorted(counts.items())}
 
 
@@ -300,7 +301,7 @@ def own(result: dict[str, Any], options: argparse.Namespace, seconds: float) -> 
         list(pool.map(one, rows))
     known = [row for row in rows if "own" in row]
     accepted = result.get("foreign", {}).get("accepted", 0)
-    honest_refused = sum(bool(row["own"]["right"]) for row in known if "accepted" in row)
+    honest_refused = sum(bool(row["own"]["right"]) for row in known if row.get("accepted") is False)
     return {
         "not_accepted": len(rows),
         "asked": len(known),
@@ -350,7 +351,8 @@ def _judged(
         except UserError as error:
             row["task_error"] = error.message[:300]
         else:
-            row |= shown(verdict) | {"times": {stage: round(own, 2) for stage, own in verdict.times.items()}}
+            row |= shown(verdict) | ({"accepted": None} if verdict.infrastructure else {})  # of which nothing is known
+            row |= {"times": {stage: round(own, 2) for stage, own in verdict.times.items()}}
             row["parts"] = verdict.evidence.get("gpu", {}).get("seconds")
             row["cases"] = len(verdict.evidence.get("cases", ()))
             row |= {key: verdict.evidence[key] for key in ("fragile", "share", "tiny") if verdict.evidence.get(key)}
