@@ -20,6 +20,7 @@ from windtunnel.verify.kernel.long import LongSizes, block_of, chosen
 from windtunnel.verify.kernel.plan import Plan, Recording
 from windtunnel.verify.kernel.plan.bombs import too_much
 from windtunnel.verify.kernel.plan.check import PlanRefused, check_plan, read_recording
+from windtunnel.verify.kernel.plan.narrow import may_narrow
 from windtunnel.verify.kernel.prepared import Batch, NoTinySize, Preparation, Ready, ReferenceBroken
 from windtunnel.verify.kernel.record import HostForm, file_forms, form_of, forms_of, read_recorded, record_job
 from windtunnel.verify.kernel.replay import replay_job, share
@@ -356,11 +357,12 @@ class _Judging:
         if self.of.gpu is None:
             return None
         plans = {(form.size, form.dtype): plan for form, plan in zip(self.full_forms, self.full_plans, strict=True)}
+        narrow = any(map(may_narrow, self.full_plans))
+        runs = self.of.gpu.runs(self.seen, alone=not self.forms, narrow=narrow)
         with self.clock("gpu"):
-            result = self.of.gpu.judge(plans, self.compiled, self.of.gpu.runs(self.seen, alone=not self.forms), self._rest)
+            result = self.of.gpu.judge(plans, self.compiled, runs, self._rest)
         self.clock.times |= {f"gpu wait for {what}": seconds for what, seconds in result.waits.items()}
         self.evidence["gpu"] = dict(result.evidence)
-        self.evidence["fragile"] += result.fragile
         return result.finding
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from windtunnel.verify.kernel.compiling import Compiled, Key
 from windtunnel.verify.kernel.gpu_lock import gpu_path, opened
 from windtunnel.verify.kernel.hidden import WIDE, Case, full_cases, new_seed
 from windtunnel.verify.kernel.plan import Plan
-from windtunnel.verify.kernel.plan.narrow import may_narrow
 from windtunnel.verify.kernel.prepared import FLAT
 from windtunnel.verify.kernel.roofline import Work
 from windtunnel.verify.kernel.task import Task
@@ -77,15 +76,11 @@ class Runs:
 
 @dataclass(frozen=True)
 class GpuResult:
-    """finding: what is wrong, or None. evidence: times and speed-ups, plain JSON. waits: seconds by what was waited for.
-
-    fragile: what is wrong with values alone that the task calls fragile.
-    """
+    """finding: what is wrong, or None. evidence: times and speed-ups, plain JSON. waits: seconds by what was waited for."""
 
     finding: Finding | None
     evidence: Mapping[str, Any] = field(default_factory=dict)
     waits: Mapping[str, float] = field(default_factory=dict)
-    fragile: Sequence[str] = ()
 
 
 def has_gpu(index: int = 0) -> bool:
@@ -148,15 +143,17 @@ class GpuStages:
         self._flops: dict[str, int] = {}
         self._baseline: dict[str, dict[str, Samples]] | None = None if baseline else {}
 
-    def runs(self, seen: Collection[str] = (), *, alone: bool = False) -> Runs:
+    def runs(self, seen: Collection[str] = (), *, alone: bool = False, narrow: bool = True) -> Runs:
         """Draw fresh seeds for every case of the task, then the timed ones.
 
         Args:
             seen: variations that the interpreter ran, of which only the first are run here too.
             alone: nothing was run there.
+            narrow: the plans may compute in floats of fewer than 32 bits, whose range is looked at.
         """
         first = Case(self.size, self.task.dtypes[0], "plain", self.task.training)
         cases = [case if self.size == "full" else _renamed(case) for case in full_cases(self.task, seen)]
+        cases = [case for case in cases if narrow or case.variation not in WIDE]
         # Cases of one group run one after the other; the timed ones are of the last.
         timed = TIMED_SETS if self.clock else 0
         return Runs(
@@ -202,8 +199,7 @@ class GpuStages:
         whole = rest(compiled, timed)
         if isinstance(whole, Finding):
             return GpuResult(whole)
-        last = self._attempts(plans, whole, replace(runs, cases=runs.cases[-runs.timed :], seed=new_seed()), waits)
-        return replace(last, fragile=[*first.fragile, *last.fragile])
+        return self._attempts(plans, whole, replace(runs, cases=runs.cases[-runs.timed :], seed=new_seed()), waits)
 
     def _attempts(self, plans: PlanOf, compiled: Compiled, runs: Runs, waits: Waits) -> GpuResult:
         if runs.timed:
@@ -246,12 +242,12 @@ class GpuStages:
             return judged
         if finding is not None:
             return GpuResult(finding)
-        work, spent, fragile = judged
+        work, spent = judged
         evidence = {"device": str(outcome.message.get("device")), "seconds": {**_seconds(outcome), "judge": spent}}
         if not runs.timed:
-            return GpuResult(None, evidence, fragile=fragile)
+            return GpuResult(None, evidence)
         timed = self._timed(outcome, work, self._measured_baseline(runs, plans, waits), again=again)
-        return replace(timed, evidence={**timed.evidence, **evidence}, fragile=fragile) if timed.finding is None else timed
+        return replace(timed, evidence={**timed.evidence, **evidence}) if timed.finding is None else timed
 
     def _message(self, runs: Runs) -> dict[str, Any]:
         return {
@@ -266,8 +262,8 @@ class GpuStages:
             "calls": runs.calls,
         }
 
-    def _judged(self, plans: PlanOf, runs: Runs, outcome: Outcome, waits: Waits) -> tuple[Work, float, Sequence[str]] | GpuResult:
-        """Have another trusted child compare, and return the work, its seconds, and what is fragile.
+    def _judged(self, plans: PlanOf, runs: Runs, outcome: Outcome, waits: Waits) -> tuple[Work, float] | GpuResult:
+        """Have another trusted child compare, and return what it says and its seconds.
 
         The outputs go to it in the file they lie in.
         """
@@ -282,7 +278,6 @@ class GpuStages:
                 "tf32": self.task.tf32,
                 "flops": dict(self._flops),
                 "alone": runs.alone,
-                "fragile": [*self.task.fragile, *(() if any(map(may_narrow, plans.values())) else WIDE)],
             }
             job = SandboxJob(JUDGE, message, limits=LIMITS, files=(outcome.kept.fd, *use))
             judged = self.trusted.run(waits.admitted(job, JUDGE_BUFFERS * _most(plans, runs)))
@@ -293,9 +288,7 @@ class GpuStages:
             raise UserError(FLAT.format(name=self.task.name), "choose inputs or sizes with which the output varies")
         wrong = wrong_of(judged, "full")
         self._flops.update(judged.message["flops"])  # of the task, whoever's outputs these were
-        if wrong is not None:
-            return GpuResult(wrong)
-        return Work(**judged.message["work"]), judged.wall_seconds, [str(text) for text in judged.message["fragile"]]
+        return (Work(**judged.message["work"]), judged.wall_seconds) if wrong is None else GpuResult(wrong)
 
     def _timed(self, outcome: Outcome, work: Work, baseline: Mapping[str, Mapping[str, Samples]], *, again: bool) -> GpuResult:
         times = outcome.message["times"]

@@ -53,20 +53,28 @@ class Drawn:
     @torch.no_grad()
     def answers(self, inputs: list[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor], str]:
         """Return the reference's outputs in the case's dtype and in float64, and 'tensor' or 'tuple'."""
-        own, kind = self._own(inputs)
-        exact_model = copy.deepcopy(self.model).double()
-        exact, _ = _outputs(exact_model(*[_double(value) for value in inputs]))
-        return own, exact, kind
+        own, kind = self.own(inputs)
+        return own, self.exact(inputs), kind
 
     @torch.no_grad()
-    def coarse(self, inputs: list[Any]) -> list[torch.Tensor]:
-        """Return the reference's outputs in float64 with the factors of its products cut to TF32."""
+    def exact(self, inputs: list[Any]) -> list[torch.Tensor]:
+        """Return the reference's outputs in float64."""
         model = copy.deepcopy(self.model).double()
-        with CoarseProducts():
-            return _outputs(model(*[_double(value) for value in inputs]))[0]
+        return _outputs(model(*[_double(value) for value in inputs]))[0]
 
-    def _own(self, inputs: list[Any]) -> tuple[list[torch.Tensor], str]:
-        """Return the reference's outputs in the case's dtype; in float32 and rounded where PyTorch lacks an operation in it."""
+    @torch.no_grad()
+    def coarse(self, inputs: list[Any], *, double: bool = True) -> list[torch.Tensor]:
+        """Return the reference's outputs with the factors of its products cut to TF32, in float64 or else in float32."""
+        model = copy.deepcopy(self.model).to(torch.float64 if double else torch.float32)
+        with CoarseProducts():
+            return _outputs(model(*[_double(value) if double else _copied(value, torch.float32) for value in inputs]))[0]
+
+    @torch.no_grad()
+    def own(self, inputs: list[Any]) -> tuple[list[torch.Tensor], str]:
+        """Return the reference's outputs in the case's dtype, and their kind.
+
+        In float32 and rounded where PyTorch lacks an operation in it.
+        """
         try:
             return _outputs(self.model(*_clones(inputs)))
         except (NotImplementedError, RuntimeError):
