@@ -226,3 +226,22 @@ class Counting:
     def run(self, job: SandboxJob) -> Outcome:
         self.jobs += 1
         return self.runner.run(job)
+
+
+def test_what_is_wrong_at_guessed_sizes_is_judged_at_the_own_ones_with_the_same_values(box: Sandbox) -> None:
+    task = task_from_source(NORM.replace("self.norm(x)", "x").replace("self.norm = nn.BatchNorm1d(cols)", ""), name="relu")
+    small = replace(LIMITS, result_bytes=64 * MiB)
+    stages = GpuStages(task, box, box, clock=False, baseline=False, device="cpu", index=None, limits=small)
+    stages.quick = True
+    answer = RELU.replace("NORMED", "x").replace("self.norm = nn.BatchNorm1d(cols)", "")
+    assert KernelVerifier(task, box, gpu=stages).verify(answer).accepted
+    few = answer.replace("mask=at < n)\n", "mask=(at < n) & (n > 1000))\n", 1)
+    assert few != answer
+    verdict = KernelVerifier(task, box, gpu=stages).verify(few)
+    assert verdict.accepted, verdict
+    assert "tiny" in verdict.evidence
+    signs = answer.replace("tl.maximum(tl.load(x + at, mask=at < n, other=0.0), 0.0)", "tl.load(x + at, mask=at < n, other=0.0)")
+    positive = replace(task, source=task.source.replace("randn", "rand"))
+    stages.task = positive
+    refused = KernelVerifier(positive, box, gpu=stages).verify(signs)
+    assert (refused.accepted, refused.stage, refused.reason) == (False, "full", "wrong-values"), refused

@@ -6,7 +6,7 @@ import ast
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -303,7 +303,7 @@ class _Judging:
             self.evidence["cases"] = []
             return None
         outcome, order, found = self._replayed(self.plans, self.forms, self.batch, GLANCE_SECONDS if self.of.glances else None)
-        if self.of.glances and found is not None and _of_the_size(found, outcome):
+        if self.of.glances and found is not None and _of_the_size(found, outcome, self._left_to_gpu()):
             self.evidence |= {"cases": [], "tiny": found.message}
             return None
         if found is None:
@@ -312,6 +312,15 @@ class _Judging:
             self.evidence["cases"] = [ready.case.label() for ready in order]
             self.seen = {ready.case.variation for ready in order if ready.case.dtype == self.of.task.dtypes[0]}
         return found
+
+    def _left_to_gpu(self) -> set[str]:
+        """Return with which values a kernel may be wrong at tiny sizes, since a GPU judges them at the file's own.
+
+        At tiny sizes that were guessed nobody promised to be right, and which of a tuner's configurations is run with which
+        values is chance.
+        """
+        assert self.of.gpu is not None
+        return {case.variation for case in self.of.gpu.runs().cases} if self.of.task.guessed else {"plain"}
 
     def long(self) -> Finding | None:
         """Run the plans where one dimension is longer than any block, unless a GPU runs sizes that are; returns what is wrong."""
@@ -366,14 +375,14 @@ class _Judging:
         return result.finding
 
 
-def _of_the_size(found: Finding, outcome: Outcome) -> bool:
+def _of_the_size(found: Finding, outcome: Outcome, left: Collection[str]) -> bool:
     """Return whether what is wrong at a tiny size may be right at the file's own, for which a kernel may be made.
 
-    Races are none of the size, nor is what goes wrong with other values alone.
+    Races are none of the size, nor is what goes wrong with other values alone. left: the values that it is judged with there.
     """
     if outcome.status == "timeout":
         return True
-    return found.reason not in ("race", "infrastructure") and found.evidence.get("variation") == "plain"
+    return found.reason not in ("race", "infrastructure") and found.evidence.get("variation") in left
 
 
 def _refused(found: Finding, clock: _Clock) -> Verdict:

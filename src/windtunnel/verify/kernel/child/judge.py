@@ -38,8 +38,8 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
 
     Args:
         message: sources, cases, seed, fixed, device, tolerance, mismatched, tf32, timed, runs, spans (where its outputs lie in
-            the child's first file), alone (whether to see if a constant would be right), flops (what one call multiplies, by 'size dtype', as far as that is known), turn (how many
-            files after the first are the lock).
+            the child's first file), alone (whether to see if a constant would be right), flops (what one call multiplies, by
+            'size dtype', as far as that is known), turn (how many files after the first are the lock).
         buffers: none are used.
 
     Returns:
