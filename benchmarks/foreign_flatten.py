@@ -30,12 +30,13 @@ class _Module:
 
     package: str
     body: list[ast.stmt]
-    binds: dict[str, int] = field(default_factory=dict)
+    binds: dict[str, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for number, node in enumerate(self.body):
             for name in _bound(node):
-                self.binds[name] = number
+                before = self.binds.get(name, []) if name in _used(node) else []  # f = jit(f) needs the f that stands before
+                self.binds[name] = [*before, number]
 
 
 def flattened(read: Callable[[str], str | None], module: str, names: Sequence[str], replaced: Replaced | None = None) -> str:
@@ -83,7 +84,11 @@ class _Work:
         module = self.module(dotted)
         if module is None or name not in module.binds:
             return  # of Python's own
-        number = module.binds[name]
+        for number in module.binds[name]:
+            self._bind(dotted, module, name, number)
+
+    def _bind(self, dotted: str, module: _Module, name: str, number: int) -> None:
+        """Write one of the statements that bind a name of a module."""
         node = module.body[number]
         if isinstance(node, ast.ImportFrom) and (inner := self._inner(module, node)) is not None:
             original = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)

@@ -184,6 +184,8 @@ def called(problem: str, kernel: str) -> str | None:
     names = [argument.arg for argument in asked.args]
     needed = names[: len(names) - len(asked.defaults)]
     attributes = ["*self._everything()"] if asked.vararg and not names else []
+    if asked.kwarg:
+        names += dict.fromkeys(re.findall(rf"['\"](\w+)['\"] in {asked.kwarg.arg}\b", kernel))
     for name in names[len(inputs) :]:
         if _is_parameter(name):
             attributes.append(f"{name}=self._named({name!r})")

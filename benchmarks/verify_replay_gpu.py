@@ -6,7 +6,9 @@ FILE is what foreign_gather.py wrote. The parts come one after the other, each w
 know into FOLDER/replay.json as they go along:
     first    one kernel through all stages, whose verdict is shown whole
     clock    twenty verdicts on one relu, and some kernels' times beside triton.testing.do_bench's
-    foreign  candidates a second through correctness at full shapes, and with the clock, several under way (--foreign)
+    foreign  candidates a second through correctness at full shapes, several under way (--foreign)
+    own      whether those that were refused are right by KernelBench's own rule (foreign_own.py): only then they are honest
+    timed    candidates a second with the clock, of those that were accepted
     leaks    up to 10,000 candidates of which 5 % crash, hang or are wrong, and what is there before and after
     suites   the attack and the honest suite (attacks.py, FOLDER/suites.json)
 Nothing else should use the GPU meanwhile.
@@ -25,7 +27,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib.metadata import version
@@ -34,6 +36,8 @@ from typing import Any
 
 from attacks import gpu_name
 from foreign_gather import Foreign, read
+from foreign_own import asked
+from verify_foreign import spread
 from verify_leaks_gpu import leaks
 
 from windtunnel.recipe import UserError
@@ -56,8 +60,11 @@ from windtunnel.verify.kernel.task import task_from_source
 HERE = Path(__file__).parent
 SUITES = HERE.parent / "tests" / "verify"
 VERDICTS = 20
+OF_FOREIGN = ("foreign", "own", "timed")
 BESIDE = ("relu", "softmax", "layernorm", "matmul", "gemm_bias_gelu", "swiglu", "rmsnorm", "transpose")
-SHARES = {"clock": 0.18, "foreign": 0.26, "timed": 0.1, "leaks": 0.12, "suites": 0.32}
+SHARES = {"first": 0.02, "clock": 0.16, "foreign": 0.25, "own": 0.05, "timed": 0.1, "leaks": 0.12, "suites": 0.3}
+GRACE = 20.0  # seconds in which what is under way may end
+OWN_AT_ONCE = 6  # processes with a context each
 DO_BENCH = """
 import importlib.util, json, sys, torch, triton
 from windtunnel.verify import find_task
@@ -118,14 +125,14 @@ def main() -> int:
     parser.add_argument(
         "--contexts", type=int, default=4, help="processes with a CUDA context, of kernels and of references each"
     )
-    parser.add_argument("--parts", nargs="+", default=["first", "clock", "foreign", "leaks", "suites"])
+    parser.add_argument("--parts", nargs="+", default=list(SHARES))
     parser.add_argument("--every", type=int, default=1, help="of the foreign ones every n-th alone")
     parser.add_argument("--pretend", action="store_true", help=argparse.SUPPRESS)  # the motions on the interpreter
     options = parser.parse_args()
     if not options.pretend and gpu_name() == "unknown":
         print("no GPU here: nvidia-smi names none")
         return 2
-    options.parts = [part for part in options.parts if part != "foreign" or options.foreign is not None]
+    options.parts = [part for part in options.parts if part not in OF_FOREIGN or options.foreign is not None]
     options.out.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -140,14 +147,17 @@ def main() -> int:
         (options.out / "replay.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
     sys.path.insert(0, str(SUITES))
-    whole = 60 * options.minutes
+    parts = sum(SHARES[part] for part in options.parts)
+    seconds = {part: 60 * options.minutes * SHARES[part] / parts for part in options.parts}
     with ExitStack() as stack:
         machine = Machine(stack, options)
         steps: dict[str, Callable[[], Any]] = {
             "first": lambda: first(machine),
-            "clock": lambda: clock(machine, SHARES["clock"] * whole),
-            "foreign": lambda: foreign(machine, options, SHARES["foreign"] * whole, SHARES["timed"] * whole),
-            "leaks": lambda: leaks(machine, SHARES["leaks"] * whole),
+            "clock": lambda: clock(machine, seconds["clock"]),
+            "foreign": lambda: foreign(machine, options, seconds["foreign"]),
+            "own": lambda: own(result, options, seconds["own"]),
+            "timed": lambda: foreign(machine, options, seconds["timed"], result.get("foreign", {})),
+            "leaks": lambda: leaks(machine, seconds["leaks"]),
         }
         for name in options.parts:
             if name in steps:
@@ -160,7 +170,7 @@ def main() -> int:
                 print(f"== {name}: {json.dumps(result[name])[:1500]}", flush=True)
                 save()
     if "suites" in options.parts:
-        return suites(options, SHARES["suites"] * whole)
+        return suites(options, seconds["suites"])
     return 0
 
 
@@ -223,31 +233,82 @@ def honest(task: str) -> str:
     return next(candidate.source for candidate in suite() if candidate.task == task)
 
 
-def foreign(machine: Machine, options: argparse.Namespace, seconds: float, timed_seconds: float) -> dict[str, Any]:
-    """Candidates a second, once each task's reference has run at tiny sizes: as many under way as there are workers."""
-    answers = [answer for answer in read(options.foreign) if answer.right is not False][:: options.every]
-    found: dict[str, Any] = {"answers": len(answers)}
-    for name, timed, limit in (("correctness", False, seconds), ("timed", True, timed_seconds)):
-        began = time.monotonic()
-        verifiers = _prepared(machine, answers, options, timed=timed)
-        prepared = time.monotonic() - began
-        rows = _judged(answers, verifiers, options, limit - prepared, timed=timed)
-        judged = [row for row in rows if "accepted" in row]
-        spent = max((row["at"] for row in rows), default=0.0)
-        found[name] = {
-            "tasks": len(verifiers),
-            "preparation_seconds": round(prepared, 1),
-            "judged": len(judged),
-            "seconds": round(spent, 1),
-            "per_second": round(len(judged) / max(spent, 1e-9), 2),
-            "accepted": sum(row["accepted"] for row in judged),
-            "refused": dict(Counter(f"{row['stage']} {row['reason']}" for row in judged if not row["accepted"])),
-            "stage_seconds": _sums(judged),
-            "rows": rows,
-        }
-        print(f"   {name}: { {key: value for key, value in found[name].items() if key != 'rows'} }", flush=True)
-        answers = [answer for answer in answers if answer.name in {row["name"] for row in judged if row["accepted"]}]
-    return found
+def foreign(
+    machine: Machine, options: argparse.Namespace, seconds: float, before: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Candidates a second, once each task's reference has run at tiny sizes: twice as many under way as there are workers.
+
+    Args:
+        machine: the workers.
+        options: of the command line.
+        seconds: nothing new is begun after so many.
+        before: what this gave without the clock: now those accepted there, with it.
+    """
+    answers = spread([answer for answer in read(options.foreign) if answer.right is not False][:: options.every])
+    if before is not None:
+        right = {row["name"] for row in before.get("rows", ()) if row.get("accepted")}
+        answers = [answer for answer in answers if answer.name in right]
+    began = time.monotonic()
+    verifiers = _prepared(machine, answers, options, timed=before is not None)
+    prepared = time.monotonic() - began
+    rows = _judged(answers, verifiers, options, seconds - prepared, timed=before is not None)
+    judged = [row for row in rows if row.get("accepted") is not None]
+    spent = max((row["at"] for row in rows), default=0.0)
+    found = {
+        "answers": len(answers),
+        "tasks": len(verifiers),
+        "preparation_seconds": round(prepared, 1),
+        "judged": len(judged),
+        "judging_seconds": round(spent, 1),
+        "per_second": round(len(judged) / max(spent, 1e-9), 2),
+        "accepted": sum(row["accepted"] for row in judged),
+        "by_source": _by_source(rows),
+        "refused": dict(Counter(f"{row['stage']} {row['reason']}" for row in judged if not row["accepted"])),
+        "nothing_known": sum("accepted" in row and row["accepted"] is None for row in rows),
+        "task_errors": sum("task_error" in row for row in rows),
+        "fragile": sum(bool(row.get("fragile")) for row in judged),
+        "stage_seconds": _sums(judged),
+    }
+    print(f"   {found}", flush=True)
+    return found | {"rows": rows}
+
+
+def _by_source(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Per source how many were reached, judged and accepted."""
+    counts: dict[str, Counter[str]] = {}
+    for row in rows:
+        own_counts = counts.setdefault(row["source"], Counter())
+        own_counts.update(reached=1, judged=int(row.get("accepted") is not None), accepted=int(bool(row.get("accepted"))))
+    return {source: dict(counted) for source, counted in sorted(counts.items())}
+
+
+def own(result: dict[str, Any], options: argparse.Namespace, seconds: float) -> dict[str, Any]:
+    """KernelBench's own rule on those that were not accepted; notes it in their rows."""
+    until = time.monotonic() + seconds
+    rows = [row for row in result.get("foreign", {}).get("rows", ()) if not row.get("accepted")]
+    answers = {(answer.name, answer.sha256): answer for answer in read(options.foreign)}
+
+    def one(row: dict[str, Any]) -> None:
+        if time.monotonic() > until or options.pretend:
+            return
+        answer = answers[row["name"], row["sha256"]]
+        row["own"] = asked(answer.task, answer.answer, answer.dtype)
+        print(json.dumps({"name": row["name"], "own": row["own"]}), flush=True)
+        with (options.out / "own.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"name": row["name"], "own": row["own"]}) + "\n")
+
+    with ThreadPoolExecutor(OWN_AT_ONCE) as pool:
+        list(pool.map(one, rows))
+    known = [row for row in rows if "own" in row]
+    accepted = result.get("foreign", {}).get("accepted", 0)
+    honest_refused = sum(bool(row["own"]["right"]) for row in known if row.get("accepted") is False)
+    return {
+        "not_accepted": len(rows),
+        "asked": len(known),
+        "right_by_its_own_rule": sum(bool(row["own"]["right"]) for row in known),
+        "honest_refused": honest_refused,
+        "share_of_honest_accepted": round(accepted / max(accepted + honest_refused, 1), 4),
+    }
 
 
 Made = dict[tuple[str, str], KernelVerifier | UserError]
@@ -281,7 +342,7 @@ def _judged(
     def one(answer: Foreign) -> dict[str, Any] | None:
         if time.monotonic() - began > seconds:
             return None
-        row: dict[str, Any] = {"name": answer.name, "sha256": answer.sha256}
+        row: dict[str, Any] = {"source": answer.source, "name": answer.name, "sha256": answer.sha256}
         verifier = verifiers[answer.task, answer.dtype]
         try:
             if isinstance(verifier, UserError):
@@ -290,17 +351,22 @@ def _judged(
         except UserError as error:
             row["task_error"] = error.message[:300]
         else:
-            row |= shown(verdict) | {"times": {stage: round(own, 2) for stage, own in verdict.times.items()}}
+            row |= shown(verdict) | ({"accepted": None} if verdict.infrastructure else {})  # of which nothing is known
+            row |= {"times": {stage: round(own, 2) for stage, own in verdict.times.items()}}
             row["parts"] = verdict.evidence.get("gpu", {}).get("seconds")
             row["cases"] = len(verdict.evidence.get("cases", ()))
+            row |= {key: verdict.evidence[key] for key in ("fragile", "share", "tiny") if verdict.evidence.get(key)}
         row["at"] = round(time.monotonic() - began, 2)
         print(json.dumps(row)[:300], flush=True)
         with (options.out / "rows.jsonl").open("a", encoding="utf-8") as file:  # what is there when time is over
             file.write(json.dumps(row | {"timed": timed}) + "\n")
         return row
 
-    with ThreadPoolExecutor(2 * options.workers) as pool:
-        return [row for row in pool.map(one, answers) if row is not None]
+    pool = ThreadPoolExecutor(2 * options.workers)
+    under_way = [pool.submit(one, answer) for answer in answers]
+    done, _ = wait(under_way, timeout=max(seconds, 0.0) + GRACE)
+    pool.shutdown(wait=False, cancel_futures=True)
+    return [row for future in under_way if future in done and (row := future.result()) is not None]
 
 
 def _sums(rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -339,4 +405,6 @@ def suites(options: argparse.Namespace, seconds: float) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # without waiting for what is still under way

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 from windtunnel.verify.kernel.child.compare import values_differ  # noqa: E402
 from windtunnel.verify.kernel.child.group import Group  # noqa: E402
+from windtunnel.verify.kernel.child.judge import compared  # noqa: E402
 from windtunnel.verify.kernel.hidden import Case  # noqa: E402
 
 SOURCE = """\
@@ -80,7 +81,7 @@ def test_the_rounding_of_plain_values_serves_scaled_and_negated_ones_alone() -> 
     group = Group(message(), "full", "float32")
     made = []
     coarse = group.drawn.coarse
-    group.drawn.coarse = lambda inputs: made.append(1) or coarse(inputs)  # type: ignore[method-assign]
+    group.drawn.coarse = lambda inputs, **how: made.append(1) or coarse(inputs, **how)  # type: ignore[method-assign]
     assert group.known_roundings("plain") is None
     found = {}
     for variation in ("plain", "negated", "scaled", "large"):
@@ -95,3 +96,32 @@ def test_the_rounding_of_plain_values_serves_scaled_and_negated_ones_alone() -> 
         assert values_differ(off.float(), own[0], exact[0], "It", {"float32": 2e-3}, 0.0, found[variation][0]) is not None
     assert len(made) == 2  # plain and large
     assert found["negated"] is found["scaled"] is found["plain"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_as_near_to_the_reference_in_its_own_dtype_needs_no_float64(dtype: str) -> None:
+    class Near:
+        """What a candidate gave, off by so much."""
+
+        finite_alone, part = False, 1
+
+        def __init__(self, off: float) -> None:
+            self.off = off
+
+        def judge(self, own: list, exact: list, roundings: list, *, tf32: bool) -> tuple[str, str] | None:
+            tolerance = {"float32": 2e-3} if tf32 else {}
+            given = (exact_of[0] * (1 + self.off)).to(own[0].dtype)
+            found = values_differ(given, own[0], exact[0], "It", tolerance, 0.0, roundings[0])
+            return None if found is None else (found.reason, found.message)
+
+    group = Group(message(), "full", dtype)
+    inputs = inputs_of(group)
+    own, exact_of, _ = group.answers(inputs)
+    made, exact = [], group.drawn.exact
+    group.drawn.exact = lambda inputs: made.append(1) or exact(inputs)  # type: ignore[method-assign]
+    assert compared(Near(0.0), group, "plain", inputs, own) is None
+    assert not made
+    wrong = compared(Near(0.2), group, "plain", inputs, own)
+    assert wrong is not None
+    assert wrong[0] == "wrong-values"
+    assert made == [1], "who is refused is refused by float64"

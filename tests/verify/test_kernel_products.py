@@ -69,6 +69,11 @@ def test_products_of_ten_bits_pass_and_of_fewer_do_not(name: str, epilogue: str)
     given = after(product(a, b) + bias)
     found = values_differ(given, reference(a, b, bias), reference(*wide), "The output", {"float32": TF32_RELATIVE}, 0.0, coarse)
     assert (found is None) == passes, found
+    own = reference(a, b, bias)
+    with CoarseProducts():
+        coarse = reference(a, b, bias)
+    near = values_differ(given, own, own.double(), "The output", {"float32": TF32_RELATIVE}, 0.0, coarse)
+    assert (near is None) == passes, "float32 tells as much"
 
 
 def test_where_a_task_does_not_allow_tf32_it_is_refused() -> None:

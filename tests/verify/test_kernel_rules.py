@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,13 +11,16 @@ import pytest
 from test_kernel_funnel import KERNEL, REFERENCE
 from warm import kernel_box
 
+from windtunnel.recipe import UserError
 from windtunnel.verify import find_task
-from windtunnel.verify.kernel import KernelVerifier
+from windtunnel.verify.kernel import GpuStages, KernelVerifier
 from windtunnel.verify.kernel.compare import robust_scale
+from windtunnel.verify.kernel.gpu import LIMITS
 from windtunnel.verify.kernel.hidden import HIDDEN_ELSEWHERE, full_cases, tiny_cases
 from windtunnel.verify.kernel.long import block_of, dimension_of, long_sizes
+from windtunnel.verify.kernel.prepared import NoTinySize, Preparation
 from windtunnel.verify.kernel.task import Task, task_from_source
-from windtunnel.verify.sandbox import Sandbox
+from windtunnel.verify.sandbox import MiB, Outcome, Sandbox, SandboxJob
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -153,3 +157,91 @@ def test_a_gpu_runs_the_values_that_the_interpreter_had_no_time_for() -> None:
 
     assert variations({"plain"}) == {"plain", *HIDDEN_ELSEWHERE}
     assert variations({"plain", *HIDDEN_ELSEWHERE}) == {"plain", "negated"}
+
+
+def test_a_task_too_large_for_the_interpreter_is_left_to_a_gpu(box: Sandbox) -> None:
+    huge = NORM.replace("ROWS, COLS = 64, 32", "COLS = 3").replace("ROWS", "4_000")
+    task = replace(task_from_source(huge, name="huge"), dtypes=("float32",), operations="any")
+    answer = RELU.replace("NORMED", NORMED["PyTorch's"])
+    with pytest.raises(UserError, match="no tiny size"):
+        KernelVerifier(task, box).verify(answer)
+
+    small = replace(LIMITS, result_bytes=64 * MiB)
+
+    def stages(of: Task) -> GpuStages:
+        made = GpuStages(of, box, box, clock=False, baseline=False, device="cpu", index=None, limits=small)
+        made.quick = True  # as on a GPU
+        return made
+
+    verdict = KernelVerifier(task, box, gpu=stages(task)).verify(answer)
+    assert verdict.accepted, verdict
+    assert verdict.evidence["cases"] == []
+    wrong = KernelVerifier(task, box, gpu=stages(task)).verify(answer.replace("(triton.cdiv(x.numel(), 128),)", "(3,)"))
+    assert (wrong.accepted, wrong.stage) == (False, "full"), wrong
+    flat = replace(task, source=huge.replace("torch.relu(self.norm(x))", "torch.relu(self.norm(x) - 99)"))
+    with pytest.raises(UserError, match="constant"):
+        KernelVerifier(flat, box, gpu=stages(flat)).verify(answer)
+
+
+def test_inputs_that_a_file_makes_on_a_gpu_are_made_here(box: Sandbox) -> None:
+    source = NORM.replace("torch.randn(ROWS, COLS)", "torch.randn(ROWS, COLS, device='cuda').to('cuda:0').cuda()")
+    task = task_from_source(source, name="norm")
+    assert KernelVerifier(task, box).verify(RELU.replace("NORMED", NORMED["PyTorch's"])).accepted
+
+
+def test_a_counter_of_batches_may_have_any_name(box: Sandbox) -> None:
+    task = replace(task_from_source(NORM, name="norm"), dtypes=("float32",), operations="any")
+    other = RELU.replace("NORMED", "self.bn(x)").replace("self.norm = nn", "self.bn = nn")
+    assert KernelVerifier(task, box).verify(other).accepted
+
+
+def test_a_variable_may_be_called_as_a_builtin(bias: Task, box: Sandbox) -> None:
+    source = KERNEL
+    name = next(line for line in source.splitlines() if "tl.program_id(0)" in line).split("=")[0].strip()
+    assert name.isidentifier()
+    renamed = re.sub(rf"\b{name}\b", "sum", source)
+    assert KernelVerifier(bias, box).verify(renamed).accepted
+    refused = KernelVerifier(bias, box).verify(re.sub(rf"\b{name}\b", "range", source))
+    assert refused.reason == "kernel-call"
+
+
+def test_parameters_that_no_size_makes_smaller_are_asked_for_twice_alone(box: Sandbox) -> None:
+    norm = "self.norm = nn.BatchNorm1d(cols)"
+    source = NORM.replace(norm, f"{norm}; self.big = nn.Linear(9000, 9000)")
+    preparation = Preparation(task_from_source(source, name="big"), counting := Counting(box))
+    with pytest.raises(NoTinySize, match="parameters have"):
+        preparation.batch()
+    assert counting.jobs == 2
+    with pytest.raises(NoTinySize):
+        preparation.batch()
+    assert counting.jobs == 2, "known by then"
+
+
+class Counting:
+    """A runner that counts."""
+
+    def __init__(self, runner: Sandbox) -> None:
+        self.runner, self.jobs = runner, 0
+
+    def run(self, job: SandboxJob) -> Outcome:
+        self.jobs += 1
+        return self.runner.run(job)
+
+
+def test_what_is_wrong_at_guessed_sizes_is_judged_at_the_own_ones_with_the_same_values(box: Sandbox) -> None:
+    task = task_from_source(NORM.replace("self.norm(x)", "x").replace("self.norm = nn.BatchNorm1d(cols)", ""), name="relu")
+    small = replace(LIMITS, result_bytes=64 * MiB)
+    stages = GpuStages(task, box, box, clock=False, baseline=False, device="cpu", index=None, limits=small)
+    stages.quick = True
+    answer = RELU.replace("NORMED", "x").replace("self.norm = nn.BatchNorm1d(cols)", "")
+    assert KernelVerifier(task, box, gpu=stages).verify(answer).accepted
+    few = answer.replace("mask=at < n)\n", "mask=(at < n) & (n > 1000))\n", 1)
+    assert few != answer
+    verdict = KernelVerifier(task, box, gpu=stages).verify(few)
+    assert verdict.accepted, verdict
+    assert "tiny" in verdict.evidence
+    signs = answer.replace("tl.maximum(tl.load(x + at, mask=at < n, other=0.0), 0.0)", "tl.load(x + at, mask=at < n, other=0.0)")
+    positive = replace(task, source=task.source.replace("randn", "rand"))
+    stages.task = positive
+    refused = KernelVerifier(positive, box, gpu=stages).verify(signs)
+    assert (refused.accepted, refused.stage, refused.reason) == (False, "full", "wrong-values"), refused

@@ -27,6 +27,7 @@ EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloa
 FLOOR = {"float64": 1e-300, "float32": 1e-37, "float16": 2.0**-23, "bfloat16": 1e-37}  # denormals may be flushed
 OWN_ERROR = {"float64": 8.0, "float32": 8.0, "float16": 2.0, "bfloat16": 2.0}  # summation orders differ
 OWN_ERROR_AT_MOST = {"float64": 100.0, "float32": 100.0, "float16": 10.0, "bfloat16": 10.0}  # of relative · mean
+OF_VALUES = ("wrong-values", "non-finite")  # reasons that are of the values, not of shape or structure
 FLAT_SHARE = 0.95
 GAP = 1000.0  # between the largest magnitudes and all others
 

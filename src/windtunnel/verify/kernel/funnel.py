@@ -6,7 +6,7 @@ import ast
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,7 +21,8 @@ from windtunnel.verify.kernel.long import LongSizes, block_of, chosen
 from windtunnel.verify.kernel.plan import Plan, Recording
 from windtunnel.verify.kernel.plan.bombs import too_much
 from windtunnel.verify.kernel.plan.check import PlanRefused, check_plan, read_recording
-from windtunnel.verify.kernel.prepared import Batch, Preparation, Ready, ReferenceBroken
+from windtunnel.verify.kernel.plan.narrow import may_narrow
+from windtunnel.verify.kernel.prepared import Batch, NoTinySize, Preparation, Ready, ReferenceBroken
 from windtunnel.verify.kernel.record import HostForm, file_forms, form_of, forms_of, read_recorded, record_job
 from windtunnel.verify.kernel.replay import replay_job, share
 from windtunnel.verify.kernel.task import Task
@@ -134,7 +135,7 @@ class KernelVerifier:
 
     def prepare(self) -> None:
         """Run the reference now, at tiny sizes. Raises UserError where the task cannot be used, which verify would do later."""
-        self.preparation.batch()
+        self._batch()
         self._full_forms()
 
     def verify(self, answer: str) -> Verdict:
@@ -170,7 +171,7 @@ class KernelVerifier:
         clock = _Clock()
         try:
             with clock("reference"):
-                batch = self.preparation.batch()
+                batch = self._batch()
                 full = self._full_forms()
         except ReferenceBroken as error:
             return broken("tiny", f"the reference could not be run: {error}", times=clock.times)
@@ -204,6 +205,15 @@ class KernelVerifier:
         else:
             words, stage_ = "Right on every case, at full shapes too.", "full"
         return accept(stage_, words, reward=reward, times=clock.times, evidence=evidence)
+
+    def _batch(self) -> Batch:
+        """Return the cases for the interpreter: none of a task that only a GPU can run."""
+        try:
+            return self.preparation.batch()
+        except NoTinySize as error:
+            if not self.glances:
+                raise
+            return Batch((), {"tiny": error.message})
 
     @property
     def glances(self) -> bool:
@@ -254,7 +264,7 @@ class _Judging:
     clock: _Clock
     compiled: Compiled | None = None
     seen: set[str] = field(default_factory=set)
-    evidence: dict[str, Any] = field(default_factory=lambda: {"kernels": {}})
+    evidence: dict[str, Any] = field(default_factory=lambda: {"kernels": {}, "fragile": []})
 
     def compile(self) -> Finding | None:
         """Compile each kernel for the GPU: those at full shapes to the end, where one is to run them."""
@@ -293,7 +303,7 @@ class _Judging:
             self.evidence["cases"] = []
             return None
         outcome, order, found = self._replayed(self.plans, self.forms, self.batch, GLANCE_SECONDS if self.of.glances else None)
-        if self.of.glances and found is not None and _of_the_size(found, outcome):
+        if self.of.glances and found is not None and _of_the_size(found, outcome, self._left_to_gpu()):
             self.evidence |= {"cases": [], "tiny": found.message}
             return None
         if found is None:
@@ -302,6 +312,15 @@ class _Judging:
             self.evidence["cases"] = [ready.case.label() for ready in order]
             self.seen = {ready.case.variation for ready in order if ready.case.dtype == self.of.task.dtypes[0]}
         return found
+
+    def _left_to_gpu(self) -> set[str]:
+        """Return with which values a kernel may be wrong at tiny sizes, since a GPU judges them at the file's own.
+
+        At tiny sizes that were guessed nobody promised to be right, and which of a tuner's configurations is run with which
+        values is chance.
+        """
+        assert self.of.gpu is not None
+        return {case.variation for case in self.of.gpu.runs().cases} if self.of.task.guessed else {"plain"}
 
     def long(self) -> Finding | None:
         """Run the plans where one dimension is longer than any block, unless a GPU runs sizes that are; returns what is wrong."""
@@ -337,7 +356,9 @@ class _Judging:
             order = [ready for form in forms for ready in batch.ready if form_of(ready) == form]
             if seconds is not None and outcome.finished and "wrong" not in outcome.message:
                 order = order[: len(outcome.message.get("runs", ()))]
-            found = judge_tiny(outcome, task, order)
+            fragile: list[str] = []
+            found = judge_tiny(outcome, task, order, fragile)
+            self.evidence["fragile"] += fragile
         return outcome, order, found
 
     def on_gpu(self) -> Finding | None:
@@ -345,21 +366,23 @@ class _Judging:
         if self.of.gpu is None:
             return None
         plans = {(form.size, form.dtype): plan for form, plan in zip(self.full_forms, self.full_plans, strict=True)}
+        narrow = any(map(may_narrow, self.full_plans))
+        runs = self.of.gpu.runs(self.seen, alone=not self.forms, narrow=narrow)
         with self.clock("gpu"):
-            result = self.of.gpu.judge(plans, self.compiled, self.of.gpu.runs(self.seen), self._rest)
+            result = self.of.gpu.judge(plans, self.compiled, runs, self._rest)
         self.clock.times |= {f"gpu wait for {what}": seconds for what, seconds in result.waits.items()}
         self.evidence["gpu"] = dict(result.evidence)
         return result.finding
 
 
-def _of_the_size(found: Finding, outcome: Outcome) -> bool:
+def _of_the_size(found: Finding, outcome: Outcome, left: Collection[str]) -> bool:
     """Return whether what is wrong at a tiny size may be right at the file's own, for which a kernel may be made.
 
-    Races are none of the size, nor is what goes wrong with other values alone.
+    Races are none of the size, nor is what goes wrong with other values alone. left: the values that it is judged with there.
     """
     if outcome.status == "timeout":
         return True
-    return found.reason not in ("race", "infrastructure") and found.evidence.get("variation") == "plain"
+    return found.reason not in ("race", "infrastructure") and found.evidence.get("variation") in left
 
 
 def _refused(found: Finding, clock: _Clock) -> Verdict:

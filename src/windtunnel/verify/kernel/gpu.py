@@ -10,12 +10,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from windtunnel.recipe import UserError
 from windtunnel.verify.kernel.admission import JUDGE_BUFFERS, RUN_BUFFERS, TIMED_BUFFERS, GpuMemory, Waits
 from windtunnel.verify.kernel.child.turn import FULL, TIMING, WAITING
 from windtunnel.verify.kernel.compiling import Compiled, Key
 from windtunnel.verify.kernel.gpu_lock import gpu_path, opened
-from windtunnel.verify.kernel.hidden import Case, full_cases, new_seed
+from windtunnel.verify.kernel.hidden import WIDE, Case, full_cases, new_seed
 from windtunnel.verify.kernel.plan import Plan
+from windtunnel.verify.kernel.prepared import FLAT
 from windtunnel.verify.kernel.roofline import Work
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.kernel.timing import LEAST, Samples, doubt, median_with_interval, read_samples, speedup
@@ -61,12 +63,16 @@ PlanOf = Mapping[Key, Plan]
 
 @dataclass(frozen=True)
 class Runs:
-    """What one candidate is run on. The last `timed` cases are the same case with other inputs, and are timed."""
+    """What one candidate is run on. The last `timed` cases are the same case with other inputs, and are timed.
+
+    alone: nothing was run before, so that it is not known whether a constant would be right.
+    """
 
     cases: tuple[Case, ...]
     seed: int
     timed: int = TIMED_SETS
     calls: int = CALLS
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,17 +145,22 @@ class GpuStages:
         self._baselines = [name for name in BASELINES if name in baseline]
         self._baseline: dict[str, dict[str, Samples]] | None = None if self._baselines else {}
 
-    def runs(self, seen: Collection[str] = ()) -> Runs:
+    def runs(self, seen: Collection[str] = (), *, alone: bool = False, narrow: bool = True) -> Runs:
         """Draw fresh seeds for every case of the task, then the timed ones.
 
         Args:
             seen: variations that the interpreter ran, of which only the first are run here too.
+            alone: nothing was run there.
+            narrow: the plans may compute in floats of fewer than 32 bits, whose range is looked at.
         """
         first = Case(self.size, self.task.dtypes[0], "plain", self.task.training)
         cases = [case if self.size == "full" else _renamed(case) for case in full_cases(self.task, seen)]
+        cases = [case for case in cases if narrow or case.variation not in WIDE]
         # Cases of one group run one after the other; the timed ones are of the last.
         timed = TIMED_SETS if self.clock else 0
-        return Runs((*sorted(cases, key=lambda case: case.group == first.group), *[first] * timed), new_seed(), timed, self.calls)
+        return Runs(
+            (*sorted(cases, key=lambda case: case.group == first.group), *[first] * timed), new_seed(), timed, self.calls, alone
+        )
 
     def sizes(self) -> list[str]:
         """Return the sizes that a plan is needed for."""
@@ -174,7 +185,7 @@ class GpuStages:
             rest: compiles what the clock needs beside; only once the values are right.
 
         Raises:
-            UserError: the files of the GPU's lock cannot be opened.
+            UserError: the files of the GPU's lock cannot be opened, or a constant would be right.
         """
         waits = Waits(self.memory)
         result = self._staged(plans, compiled or Compiled(), runs or self.runs(), rest, waits)
@@ -268,12 +279,15 @@ class GpuStages:
                 "mismatched": self.task.mismatched,
                 "tf32": self.task.tf32,
                 "flops": dict(self._flops),
+                "alone": runs.alone,
             }
             job = SandboxJob(JUDGE, message, limits=LIMITS, files=(outcome.kept.fd, *use))
             judged = self.trusted.run(waits.admitted(job, JUDGE_BUFFERS * _most(plans, runs)))
         waits.add_turn(judged)
         if not judged.finished:
             return GpuResult(Finding("full", "infrastructure", str(judged.message.get("error", judged.detail))))
+        if judged.message.get("flat"):
+            raise UserError(FLAT.format(name=self.task.name), "choose inputs or sizes with which the output varies")
         wrong = wrong_of(judged, "full")
         self._flops.update(judged.message["flops"])  # of the task, whoever's outputs these were
         return (Work(**judged.message["work"]), judged.wall_seconds) if wrong is None else GpuResult(wrong)

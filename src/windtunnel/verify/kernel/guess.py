@@ -19,6 +19,11 @@ from windtunnel.recipe import UserError
 if TYPE_CHECKING:
     from windtunnel.verify.kernel.task import Task
 
+
+class NoNumbers(UserError):
+    """A file has no number to make smaller."""
+
+
 Sizes = dict[str, Mapping[str, int | float]]
 CAPS = (16, 8, 6, 4, 32, 64)  # in the order of trying
 PROPORTIONAL_CAPS = (16, 32, 8)
@@ -36,11 +41,11 @@ WINDOW_WORDS = ("conv", "pool", "unfold", "interpolate", "upsample")
 def guessed_sizes(task: Task, where: str) -> Iterator[tuple[int, list[Sizes]]]:
     """Yield (cap, sizes with 'tiny' and 'tiny_ragged' added), the first choice first; of one cap's, which share 'tiny', too.
 
-    Raises UserError where the file has no number to make smaller.
+    Raises NoNumbers where the file has no number to make smaller.
     """
     whole = _whole(task)
     if max(whole.values(), default=0) <= min(CAPS):
-        raise UserError(
+        raise NoNumbers(
             f"{where}: no module-level number above {min(CAPS)}, so no tiny size can be made for the interpreter",
             "add TASK = {'sizes': {'tiny': {...}}} or name the dimensions at module level (BATCH = 128)",
         )

@@ -11,7 +11,7 @@ from typing import Any
 from windtunnel.recipe import UserError
 from windtunnel.verify.kernel.arrays import Array, array_from
 from windtunnel.verify.kernel.compare import is_flat
-from windtunnel.verify.kernel.guess import MOST_ELEMENTS, WISHED_WORK, guessed_sizes, related_sizes, wished_elements
+from windtunnel.verify.kernel.guess import MOST_ELEMENTS, WISHED_WORK, NoNumbers, guessed_sizes, related_sizes, wished_elements
 from windtunnel.verify.kernel.hidden import Case, new_seed, tiny_cases
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.sandbox.types import Limits, MiB, Outcome, Runner, SandboxJob
@@ -20,6 +20,7 @@ ENTRY = "windtunnel.verify.kernel.child.reference:main"
 # Small sizes of a reference take milliseconds; one that needs more than this does not end, or is no task for the interpreter.
 LIMITS = Limits(wall_seconds=600, cpu_seconds=30, idle_seconds=60, memory_bytes=4096 * MiB, result_bytes=1024 * MiB)
 USES_OF_A_BATCH = 64
+FLAT = "task {name}: its output is constant (or zero) within the tolerance, so a constant would be accepted"
 
 
 class TooLong(UserError):
@@ -28,6 +29,18 @@ class TooLong(UserError):
 
 class TooLarge(UserError):
     """Inputs or answers of the reference are too large: only a smaller size may do."""
+
+
+class TooManyParameters(TooLarge):
+    """The parameters of a reference are too large. size: their bytes, which may not depend on what a size makes smaller."""
+
+    def __init__(self, name: str, size: int) -> None:
+        super().__init__(f"task {name}: its parameters have {size:,} bytes at tiny sizes", "set smaller TASK['sizes']['tiny']")
+        self.size = size
+
+
+class NoTinySize(UserError):
+    """The interpreter cannot run the reference at any size that was made for it; a GPU may run it at its own."""
 
 
 class ReferenceBroken(Exception):
@@ -71,13 +84,20 @@ class Preparation:
         self._lock = threading.Lock()
         self._batch: Batch | None = None
         self._left = 0
+        self._none: NoTinySize | None = None
 
     def batch(self) -> Batch:
         """Return a batch. Raises UserError where the task cannot be used, ReferenceBroken where the machinery failed."""
         with self._lock:
+            if self._none is not None:
+                raise self._none
             if self._batch is None or self._left == 0:
                 if self.task.guessed:
-                    self.task = settled(self.task, self.runner)
+                    try:
+                        self.task = settled(self.task, self.runner)
+                    except (NoTinySize, NoNumbers) as error:
+                        self._none = error if isinstance(error, NoTinySize) else NoTinySize(error.message, error.fix)
+                        raise self._none from None
                 self._batch, self._left = prepare(self.task, self.runner, tiny_cases(self.task)), self.uses
             self._left -= 1
             return self._batch
@@ -108,6 +128,8 @@ def prepare(task: Task, runner: Runner, cases: Sequence[Case], count: bool = Fal
         )
     )
     _check_outcome(task, outcome)
+    if "parameters" in outcome.message:
+        raise TooManyParameters(task.name, outcome.message["parameters"])
     ready, dropped = [], {}
     for case, answer in zip(cases, outcome.message["cases"], strict=True):
         if "dropped" in answer:
@@ -119,7 +141,7 @@ def prepare(task: Task, runner: Runner, cases: Sequence[Case], count: bool = Fal
             ready.append(_ready(case, answer, outcome.buffers))
     if all(is_flat(r, task) for r in ready if r.case.variation == "plain"):
         raise UserError(
-            f"task {task.name}: its output is constant (or zero) within the tolerance, so a constant would be accepted",
+            FLAT.format(name=task.name),
             "choose inputs or sizes with which the output varies",
         )
     return Batch(ready, dropped)
@@ -129,11 +151,13 @@ def settled(task: Task, runner: Runner) -> Task:
     """Return the task with the first guessed tiny size at which its reference runs and is small enough.
 
     Raises:
-        UserError: none is.
+        NoTinySize: none is.
+        UserError: the reference does not end.
     """
     problem, too_large, wished = "none was tried", math.inf, wished_elements(task.source)
     spare: Task | None = None  # small enough, though not as small as wished
     least = math.inf  # work of the spare one
+    parameters = 0  # bytes, of a reference that has too many
     for cap, choices in (*guessed_sizes(task, f"task {task.name}"), *related_sizes(task)):
         if cap > too_large:
             continue  # no larger one either
@@ -148,6 +172,10 @@ def settled(task: Task, runner: Runner) -> Task:
                 raise
             except UserError as error:
                 problem = error.message
+                if isinstance(error, TooManyParameters):
+                    if error.size > parameters / 2 > 0:
+                        raise _no_tiny_size(task, problem) from None  # sizes inside its code
+                    parameters = error.size
                 too_large = cap if isinstance(error, TooLarge) else too_large
                 break
             elements = {ready.case.size: sum(array.raw().size for array in ready.own) for ready in batch.ready}
@@ -172,7 +200,11 @@ def settled(task: Task, runner: Runner) -> Task:
             break
     if spare is not None:
         return spare
-    raise UserError(
+    raise _no_tiny_size(task, problem)
+
+
+def _no_tiny_size(task: Task, problem: str) -> NoTinySize:
+    return NoTinySize(
         f"task {task.name}: no tiny size was found for the interpreter: {problem}",
         "add TASK = {'sizes': {'tiny': {...}, 'tiny_ragged': {...}}} with small values of the file's module-level numbers",
     )

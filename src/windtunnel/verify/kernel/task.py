@@ -20,8 +20,10 @@ from windtunnel.recipe import UserError
 SIZES = ("tiny", "tiny_ragged", "full", "full_ragged")
 DTYPES = ("float32", "float16", "bfloat16")
 VARIATIONS = ("plain", "scaled", "small", "negated", "large", "steep", "faint", "shifted")
+FAR_VARIATIONS = ("large", "shifted", "steep", "faint")  # the others are near what any input generator draws
 DEFAULT_VARIATIONS = ("plain", "scaled", "small", "negated")
 UNDECLARED_VARIATIONS = (*DEFAULT_VARIATIONS, "large", "shifted")  # of files without TASK, as KernelBench's
+UNDECLARED_FRAGILE = ("large", "shifted")  # far beyond what such a file's own get_inputs() draws
 NEEDED = ("Model", "get_inputs", "get_init_inputs")
 
 
@@ -33,7 +35,7 @@ class Task:
     interpreter) and 'full' and 'full_ragged' (run on a GPU), values of the source's module-level numbers; numbers derived
     from them follow. operations: which of PyTorch's may compute in host code: 'none', 'any', or names ('aten.mm'). dtypes: what
     inputs and parameters are cast to, one after the other; a file's own where it asks for no others. variations: names from
-    `hidden`, applied to floating inputs.
+    `hidden`, applied to floating inputs. fragile: those of them with which wrong values are named, not refused.
     tolerance: relative error by dtype instead of `compare`'s. fixed: floating inputs by position ('0') and entries of the state
     dict whose values are kept as the reference made them. inplace: positions of inputs that may be overwritten. host_copies: host
     code may copy (`.contiguous()`); False where moving data is the task. tf32: on a GPU tl.dot may round fp32 inputs to TF32,
@@ -49,6 +51,7 @@ class Task:
     sizes: Mapping[str, Mapping[str, Number]] = field(default_factory=dict)
     dtypes: tuple[str, ...] = ("float32", "float16")
     variations: tuple[str, ...] = DEFAULT_VARIATIONS
+    fragile: tuple[str, ...] = ()
     tolerance: Mapping[str, float] = field(default_factory=dict)
     fixed: tuple[str, ...] = ()
     inplace: tuple[int, ...] = ()
@@ -93,6 +96,7 @@ FORMS: dict[str, tuple[Callable[[object], bool], str]] = {
     "sizes": (_are_sizes, "numbers by name for each size: {'tiny': {'ROWS': 8}}"),
     "dtypes": (_are(str), "a list of dtypes: ['float32']"),
     "variations": (_are(str), "a list of variations: ['plain']"),
+    "fragile": (_are(str), "a list of variations, or none: ['large']"),
     "tolerance": (
         lambda value: isinstance(value, dict) and _are_numbers(value) and all(0 <= entry <= 1 for entry in value.values()),
         "numbers from 0 to 1 by dtype: {'float32': 1e-4}",
@@ -152,7 +156,8 @@ def task_from_source(source: str, *, name: str, where: str = "the task") -> Task
     defaults: dict[str, Any] = {"dtypes": (dtype_of(tree),)}
     if not declared:
         # KernelBench never leaves training mode, where statistics of the batch are taken in place of those that a norm has kept.
-        defaults |= {"training": has_batch_statistics(source), "operations": "any", "variations": UNDECLARED_VARIATIONS}
+        defaults |= {"training": has_batch_statistics(source), "operations": "any"}
+        defaults |= {"variations": UNDECLARED_VARIATIONS, "fragile": UNDECLARED_FRAGILE}
     task = Task(name=name, source=source, **{**defaults, **declared})
     check_task(task, where)
     return task if "tiny" in task.sizes else replace(task, guessed=True)
@@ -211,6 +216,8 @@ def check_task(task: Task, where: str) -> None:
         _among(dtype, DTYPES, f"{where}: TASK['tolerance'] key")
     for variation in task.variations:
         _among(variation, VARIATIONS, f"{where}: TASK['variations'] entry")
+    for variation in task.fragile:
+        _among(variation, FAR_VARIATIONS, f"{where}: TASK['fragile'] entry")
     if "plain" not in task.variations or not task.dtypes:
         raise UserError(f"{where}: a task needs the variation 'plain' and at least one dtype", "leave TASK's defaults")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from windtunnel.verify.kernel.arrays import Array, array_from
-from windtunnel.verify.kernel.compare import difference, unmoved_share, worst_error
+from windtunnel.verify.kernel.compare import OF_VALUES, difference, unmoved_share, worst_error
 from windtunnel.verify.kernel.prepared import Ready
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.sandbox import Limits, MiB, Outcome
@@ -69,13 +69,14 @@ def wrong_of(outcome: Outcome, stage: str) -> Finding | None:
     return Finding(stage, "raised" if reason == "infrastructure" else reason, text[:1].upper() + text[1:])
 
 
-def judge_tiny(outcome: Outcome, task: Task, order: Sequence[Ready]) -> Finding | None:
+def judge_tiny(outcome: Outcome, task: Task, order: Sequence[Ready], fragile: list[str] | None = None) -> Finding | None:
     """Return what is wrong with the candidate according to what its child returned, or None. Trusts nothing in it.
 
     Args:
         outcome: of the child.
         task: what is judged.
         order: the cases as the child runs them.
+        fragile: to be extended by what is wrong with values alone that the task calls fragile.
     """
     stage = "tiny"
     if not outcome.finished:
@@ -85,7 +86,10 @@ def judge_tiny(outcome: Outcome, task: Task, order: Sequence[Ready]) -> Finding 
         return Finding(stage, "no-answer", "the candidate's process did not report its runs.")
     for run, ready in [*zip(runs, order, strict=False), *_run_again(outcome, order)]:
         found = _judge_run(run, ready, outcome, task)
-        if found is not None:
+        if found is not None and is_fragile(found, task):
+            if fragile is not None:
+                fragile.append(f"{found.reason}: {found.message}")
+        elif found is not None:
             return found
     wrong = wrong_of(outcome, stage)
     if wrong is not None:
@@ -95,10 +99,20 @@ def judge_tiny(outcome: Outcome, task: Task, order: Sequence[Ready]) -> Finding 
     return _judge_knocked(outcome, task, order[0])
 
 
+def is_fragile(found: Finding, task: Task) -> bool:
+    """Return whether what is wrong shows with such values alone as the task names and does not refuse for."""
+    return found.reason in OF_VALUES and found.evidence.get("variation") in task.fragile
+
+
 def errors_of(outcome: Outcome, task: Task, order: Sequence[Ready]) -> dict[str, dict[str, float]]:
-    """By dtype the largest error of what was judged right: absolute, and as a share of what is allowed. Integers have none."""
+    """By dtype the largest error of what was judged right: absolute, and as a share of what is allowed. Integers have none.
+
+    Left out are values that the task calls fragile.
+    """
     found: dict[str, dict[str, float]] = {}
     for run, ready in zip(outcome.message["runs"], order, strict=True):
+        if ready.case.variation in task.fragile:
+            continue
         for given, own, exact in zip(outputs_of(run, outcome.buffers) or (), ready.own, ready.exact, strict=True):
             if own.floating:
                 error, share = worst_error(given, own, exact, task)

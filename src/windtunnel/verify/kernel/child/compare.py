@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from windtunnel.verify.kernel.child.tensors import dtype_name
-from windtunnel.verify.kernel.compare import EPSILON, FLOOR, GAP, OWN_ERROR, OWN_ERROR_AT_MOST, RELATIVE, Difference
+from windtunnel.verify.kernel.compare import EPSILON, FLAT_SHARE, FLOOR, GAP, OWN_ERROR, OWN_ERROR_AT_MOST, RELATIVE, Difference
 
 COARSE_WORST = 2.0  # of the reference's worst error in TF32: how factors are grouped is the candidate's choice
 COARSE_AT_MOST = 0.05  # of the mean magnitude; beyond it the task is too badly conditioned to ask for more
@@ -153,6 +153,20 @@ def _allowed(
     own_error = float(torch.where(finite, (mine - right).abs(), zero).max()) if right.numel() else 0.0
     slack = min(OWN_ERROR[dtype] * own_error, OWN_ERROR_AT_MOST[dtype] * relative * scale)
     return relative * (size + scale) + 2 * EPSILON[dtype] * size + slack + FLOOR[dtype], scale
+
+
+def is_flat(own: torch.Tensor, exact: torch.Tensor, tolerance: dict[str, float]) -> bool:
+    """Return what `compare.is_flat` does, of one output."""
+    right = exact.double() if own.is_floating_point() else own.double()
+    if right.numel() < 2:
+        return not bool(right.any())
+    finite = right.isfinite()
+    if not bool(finite.any()):
+        return True
+    half = torch.full_like(right, 0.5)
+    allowed = _allowed(right, own.double(), finite, dtype_name(own), tolerance)[0] if own.is_floating_point() else half
+    near = (right - right[finite].median()).abs() <= allowed
+    return float(near[finite].double().mean()) >= FLAT_SHARE
 
 
 def is_large(tensor: torch.Tensor) -> bool:

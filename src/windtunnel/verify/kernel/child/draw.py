@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from windtunnel.verify.kernel.child.here import Here
 from windtunnel.verify.kernel.child.products import CoarseProducts
 
 SPREAD_OF_CONSTANTS = 0.5  # how far parameters that start constant (weights of a norm, biases) are moved
@@ -31,7 +32,7 @@ class Drawn:
         self.space: dict[str, Any] = {"__name__": "task"}
         exec(compile(source, "<task>", "exec"), self.space)
         self.dtype, self.fixed, self.device = getattr(torch, dtype), fixed, device
-        with torch.device(device):
+        with torch.device(device), Here(device):
             _seed(seed, device)
             self.init = list(self.space["get_init_inputs"]())
             model = self.space["Model"](*self.init)
@@ -43,7 +44,7 @@ class Drawn:
 
     def inputs(self, case: dict[str, Any], seed: int) -> list[Any]:
         """Return the case's arguments for forward, on the device."""
-        with torch.device(self.device):
+        with torch.device(self.device), Here(self.device):
             _seed(seed, self.device)
             drawn = self.space["get_inputs"]()
         moved = [at for at, value in enumerate(drawn) if _floating(value) and str(at) not in self.fixed]
@@ -52,20 +53,28 @@ class Drawn:
     @torch.no_grad()
     def answers(self, inputs: list[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor], str]:
         """Return the reference's outputs in the case's dtype and in float64, and 'tensor' or 'tuple'."""
-        own, kind = self._own(inputs)
-        exact_model = copy.deepcopy(self.model).double()
-        exact, _ = _outputs(exact_model(*[_double(value) for value in inputs]))
-        return own, exact, kind
+        own, kind = self.own(inputs)
+        return own, self.exact(inputs), kind
 
     @torch.no_grad()
-    def coarse(self, inputs: list[Any]) -> list[torch.Tensor]:
-        """Return the reference's outputs in float64 with the factors of its products cut to TF32."""
+    def exact(self, inputs: list[Any]) -> list[torch.Tensor]:
+        """Return the reference's outputs in float64."""
         model = copy.deepcopy(self.model).double()
-        with CoarseProducts():
-            return _outputs(model(*[_double(value) for value in inputs]))[0]
+        return _outputs(model(*[_double(value) for value in inputs]))[0]
 
-    def _own(self, inputs: list[Any]) -> tuple[list[torch.Tensor], str]:
-        """Return the reference's outputs in the case's dtype; in float32 and rounded where PyTorch lacks an operation in it."""
+    @torch.no_grad()
+    def coarse(self, inputs: list[Any], *, double: bool = True) -> list[torch.Tensor]:
+        """Return the reference's outputs with the factors of its products cut to TF32, in float64 or else in float32."""
+        model = copy.deepcopy(self.model).to(torch.float64 if double else torch.float32)
+        with CoarseProducts():
+            return _outputs(model(*[_double(value) if double else _copied(value, torch.float32) for value in inputs]))[0]
+
+    @torch.no_grad()
+    def own(self, inputs: list[Any]) -> tuple[list[torch.Tensor], str]:
+        """Return the reference's outputs in the case's dtype, and their kind.
+
+        In float32 and rounded where PyTorch lacks an operation in it.
+        """
         try:
             return _outputs(self.model(*_clones(inputs)))
         except (NotImplementedError, RuntimeError):

@@ -43,35 +43,45 @@ class Group:
         return bool(self._may_be_tf32 and self.flops)
 
     def answers(self, inputs: list[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor], str]:
-        """Return the reference's outputs in its dtype and in float64, and what kind they are.
+        """Return the reference's outputs in its dtype and in float64, and what kind they are."""
+        own, kind = self.own(inputs)
+        return own, self.drawn.exact(inputs), kind
 
-        What it multiplies is counted once.
-        """
+    def own(self, inputs: list[Any]) -> tuple[list[torch.Tensor], str]:
+        """Return the reference's outputs in its dtype, and what kind they are. What it multiplies is counted once."""
         if self.flops is not None or not self._counts:
-            return self.drawn.answers(inputs)
+            return self.drawn.own(inputs)
         with FlopCounterMode(display=False) as counter, ProductsByZero() as zeros:
-            answers = self.drawn.answers(inputs)
-        self.flops = (counter.get_total_flops() - zeros.flops) // 2  # it ran twice
-        return answers
+            own = self.drawn.own(inputs)
+        self.flops = counter.get_total_flops() - zeros.flops
+        return own
 
     def known_roundings(self, variation: str) -> list[Rounding | None] | None:
         """Return of each output what TF32 rounds off, where that is known from other inputs."""
         return self._plain if variation in AS_PLAIN else None
 
     def roundings(
-        self, variation: str, inputs: list[Any], own: Sequence[torch.Tensor], exact: Sequence[torch.Tensor], part: int
+        self,
+        variation: str,
+        inputs: list[Any],
+        own: Sequence[torch.Tensor],
+        exact: Sequence[torch.Tensor],
+        part: int,
+        *,
+        double: bool = True,
     ) -> list[Rounding | None]:
-        """Return of each output what TF32 rounds off with these inputs, by a second run in float64.
+        """Return of each output what TF32 rounds off with these inputs, by another run.
 
         Args:
             variation: of the case; what plain ones round off is kept.
             inputs: of the case.
             own: the reference's outputs in the case's dtype.
-            exact: the same in float64.
+            exact: the same in float64, or what stands for that.
             part: what blocks of large outputs were drawn by.
+            double: whether that run is in float64.
         """
         found = []
-        for coarse, right, mine in zip(self.drawn.coarse(inputs), exact, own, strict=True):
+        for coarse, right, mine in zip(self.drawn.coarse(inputs, double=double), exact, own, strict=True):
             large = is_large(mine)
             found.append(rounding_of(*(drawn_part(some, part) if large else some for some in (coarse, mine, right))))
         if variation == "plain":

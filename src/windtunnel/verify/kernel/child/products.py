@@ -12,7 +12,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 KEPT_BITS = 10  # of the mantissa, after the leading one
-MANTISSA_BITS = 52  # of float64
+# Bits of the mantissa, and the whole number of as many bits.
+WIDE = {torch.float64: (52, torch.int64), torch.float32: (23, torch.int32)}
 # The factors' positions among an operation's arguments; the other ones are added or say how.
 FACTORS: dict[str, tuple[int, ...]] = {
     "mm": (0, 1),
@@ -34,7 +35,7 @@ MATRICES = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 
 
 class CoarseProducts(TorchDispatchMode):
-    """Inside, every product of float64 tensors takes its factors with 10 bits.
+    """Inside, every product of float64 or float32 tensors takes its factors with 10 bits.
 
     Cut, not rounded, as tensor cores do: it is the larger error of the two, and candidates may do either.
     """
@@ -47,11 +48,12 @@ class CoarseProducts(TorchDispatchMode):
 
 
 def cut(value: Any) -> Any:
-    """Round a float64 tensor towards zero to TF32's mantissa; returns anything else as it is."""
-    if not isinstance(value, torch.Tensor) or value.dtype != torch.float64:
+    """Round a float64 or float32 tensor towards zero to TF32's mantissa; returns anything else as it is."""
+    if not isinstance(value, torch.Tensor) or value.dtype not in WIDE:
         return value
-    low = MANTISSA_BITS - KEPT_BITS
-    return (value.contiguous().view(torch.int64) >> low << low).view(torch.float64)
+    bits, whole = WIDE[value.dtype]
+    low = bits - KEPT_BITS
+    return (value.contiguous().view(whole) >> low << low).view(value.dtype)
 
 
 class ProductsByZero(TorchDispatchMode):

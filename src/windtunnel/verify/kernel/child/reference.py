@@ -11,6 +11,8 @@ from windtunnel.verify.kernel.arrays import Array, Buffer, plain
 from windtunnel.verify.kernel.child.draw import Drawn
 from windtunnel.verify.kernel.child.tensors import to_array
 
+MOST_PARAMETERS = 256 << 20  # bytes
+
 
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
     """Run the reference on cases.
@@ -23,7 +25,7 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
 
     Returns:
         For each case its heads, and the arrays' bytes in order; with count also how many multiplications its products and
-        convolutions take.
+        convolutions take. Or 'parameters', their bytes, where they are too many.
     """
     torch.set_num_threads(1)
     out: list[Buffer] = []
@@ -41,6 +43,9 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
                     message["fixed"],
                     training=message["training"],
                 )
+                held = sum(tensor.numel() * tensor.element_size() for tensor in groups[key].model.state_dict().values())
+                if held > MOST_PARAMETERS:  # each candidate's child would get them too
+                    return {"parameters": held}, []
             answers.append(_answer(groups[key], case, message["seed"] + 1 + number, out, finite, key))
             if message["count"] and "own" in answers[-1]:
                 answers[-1]["work"] = _work(groups[key], groups[key].inputs(case, message["seed"] + 1 + number))

@@ -165,7 +165,7 @@ class Replay:
     def _unchanging(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Yield reason and words of a refusal for each tensor that a call may not change."""
         for given in self.plan.given:
-            if self.training and (given.parameter or "").rpartition(".")[2] in STATISTICS:
+            if self.training and _is_statistic(given):
                 continue
             if given.input is None:
                 name = given.parameter or "What the model holds"
@@ -240,6 +240,13 @@ class Replay:
             self.memory[tensor.buffer] = torch.empty(0, dtype=torch.uint8, device=self.device).set_(result.untyped_storage())  # type: ignore[call-overload]
         else:
             place.copy_(result)
+
+
+def _is_statistic(given: Given) -> bool:
+    """Return whether training counts up or takes the mean in this, by its name, or as a number by itself that has none."""
+    if given.parameter is not None:
+        return given.parameter.rpartition(".")[2] in STATISTICS
+    return given.input is None and given.tensor.dtype == "int64" and given.tensor.elements == 1
 
 
 def _alike(step: Choice, unseen: set[str]) -> list[int]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from windtunnel.verify.kernel.arrays import Buffer, plain
+from windtunnel.verify.kernel.child.here import Here
 from windtunnel.verify.kernel.child.tensors import dtype_name
 
 
@@ -40,7 +41,7 @@ def _form(source: str, dtype: str, device: str) -> dict[str, Any]:
     space: dict[str, Any] = {"__name__": "task"}
     exec(compile(source, "<task>", "exec"), space)
     kind = getattr(torch, dtype)
-    with torch.device(device):
+    with torch.device(device), Here(device):
         init = list(space["get_init_inputs"]())
         state = space["Model"](*init).to(kind).state_dict()
         drawn = space["get_inputs"]()

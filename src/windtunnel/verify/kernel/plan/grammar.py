@@ -29,6 +29,8 @@ EXACT_PRODUCTS = ("ieee", "tf32x3")
 LONGEST_SHOWN = 80
 SAYS = ("static_assert", "static_print", "device_assert", "device_print", "print", "assume")
 """Calls that a text is a message of. Elsewhere f"{K}" could decide something, and compiler and interpreter write texts apart."""
+# What is called by these names is looked at by its name; max = tl.max(x) is a variable like another.
+NOT_SHADOWED = (*SAYS, "range")
 
 
 class NotInGrammar(Exception):
@@ -161,7 +163,7 @@ class _Check:
 
     def _name(self, node: ast.Name, local: frozenset[str]) -> None:
         if isinstance(node.ctx, ast.Store):
-            if node.id.startswith("__") or node.id in BUILTINS:
+            if node.id.startswith("__") or node.id in NOT_SHADOWED:
                 raise self._refusal(node, f"{node.id} = ...")
             return
         if node.id in local or (id(node) in self.inner and self._dotted(node, local)):
