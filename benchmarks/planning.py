@@ -4,7 +4,7 @@
     python benchmarks/planning.py report
 
 planning_recorded.yaml (--configs) has the recursive GPTs, and planning_recursive.yaml the same without recorded passes;
-results and report are then files of their own.
+planning_recorded_plain.yaml has models without recursion, recorded. Results and report are then files of their own.
 `measure` runs as many configurations side by side as the machine has GPUs for, and writes what it
 has after each; one that stands in --out (or --have) already is not run again. A row's `before` names
 what the engine did not do yet when it was measured (`changes` says it in words). `report` never changes
@@ -59,7 +59,11 @@ class Config:
     @property
     def rig(self) -> str:
         """As `--on` names it."""
-        return "H200" if self.gpus == 1 else f"{self.gpus}xH200"
+        return self.on("H200")
+
+    def on(self, gpu: str) -> str:
+        """Name so many of a GPU."""
+        return gpu if self.gpus == 1 else f"{self.gpus}x{gpu}"
 
     @property
     def overrides(self) -> list[str]:
@@ -75,17 +79,18 @@ class Config:
         """The layout that is measured; the plan of this recipe on this rig must choose the same."""
         recipe = self.recipe()
         gpt, stage = recipe.model.kind == "gpt", recipe.pretrain
+        graphs = stage.graphs if gpt else recipe.training[0].graphs
         precision = stage.precision if gpt else "auto"
         return Layout(
             ranks=self.gpus, micro_batch=self.micro_batch, accumulation=self.accumulation, sequence=recipe.model.sequence,
             precision="bf16" if precision == "auto" else precision, compile=True, device="cuda",
             shard="optimizer" if gpt else recipe.layout.shard or "full", recompute=recipe.layout.recompute or "none",
-            recorded=recipe.trm is not None and stage.graphs is not False,
+            recorded=recipe.trm is not None if graphs == "auto" else graphs,
         )  # fmt: skip
 
-    def plan(self) -> Plan:
-        """What the planner says."""
-        return make_plan(self.recipe(), parse_rig(self.rig))
+    def plan(self, gpu: str = "H200") -> Plan:
+        """What the planner says for so many of a GPU."""
+        return make_plan(self.recipe(), parse_rig(self.on(gpu)))
 
 
 def load_configs(path: Path = CONFIGS) -> list[Config]:
@@ -213,7 +218,7 @@ def _read(path: Path | None) -> dict[str, Any]:
 def _results(configs: Path, what: str = "h200") -> Path:
     """Where the measurements of a file of configurations are; with `what` 'accuracy', their report."""
     part = configs.stem.removeprefix("planning").removesuffix("_configs").replace("_", "-")
-    return HERE / "results" / f"planning{part}-{what}.json"
+    return HERE / "results" / f"planning{part}-{what}.json"  # of an H100: --out names another
 
 
 def _merged(results: dict[str, Any], entry: dict[str, Any], configs: Path) -> dict[str, Any]:
@@ -253,7 +258,8 @@ def _line(entry: dict[str, Any]) -> str:
 
 def compare(entry: dict[str, Any], config: Config) -> dict[str, Any]:
     """A measurement beside its plan; errors are relative, positive where the plan says more than was measured."""
-    trial, plan = entry["trial"], config.plan()
+    trial = entry["trial"]
+    plan = config.plan("H100" if "H100" in trial.get("device", "") else "H200")
     assert plan.layout == config.layout(), f"{config.name}: the plan chose {plan.layout}, measured was {config.layout()}"
     row = {
         "name": config.name, "split": config.split, "gpus": config.gpus, "method": plan.method,

@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from browser import Browser
+from browser import CHROMIUM, NAMES, Browser
 
 from windtunnel.recipe import load_recipe
 from windtunnel.run import Metrics, RunFolder
@@ -82,6 +82,8 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
+    if CHROMIUM is None:
+        parser.error(f"no Chromium on this machine: install one of {', '.join(NAMES)}")
     found: dict[str, list[dict[str, float]]] = {"list": [], "run": [], "overlay": []}
     with tempfile.TemporaryDirectory(prefix="wt-watch-") as folder:
         root = Path(folder) / "runs"

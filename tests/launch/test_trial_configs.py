@@ -41,6 +41,13 @@ def test_plans_choose_the_layouts_that_were_measured(planning: ModuleType) -> No
         assert config.plan().layout == config.layout(), config.name
 
 
+@pytest.mark.parametrize("gpu", ["H100", "H200"])
+def test_plain_steps_are_planned_as_they_will_be_recorded(planning: ModuleType, gpu: str) -> None:
+    for config in planning.load_configs(BENCHMARKS / "planning_recorded_plain.yaml"):
+        assert config.layout().recorded
+        assert config.plan(gpu).layout == config.layout(), config.name
+
+
 def test_measurements_are_of_these_configurations(planning: ModuleType) -> None:
     configs = {config.name: config for config in planning.load_configs()}
     entries = json.loads(planning.RESULTS.read_text())["configs"]

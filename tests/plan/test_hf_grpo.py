@@ -282,3 +282,23 @@ def test_held_out_prompts_take_their_time_before_the_first_round_between_rounds_
     assert 3600 * (asked.hours - without.hours) == pytest.approx(once * (2 + 100 / 10))
     assert "every 10 steps" in asked.sources["hours"]
     assert not any("held-out" in name for name in without.startup)
+
+
+def test_the_copy_that_answers_held_out_prompts_is_counted_of_every_learner() -> None:
+    setup = ("model.config=olmo-3-32b", "layout.shard=full", *apart(16))
+    with_answers, without = plan("8x(4xGH200)", *setup), plan("8x(4xGH200)", *setup, "stages.rl.answers=null")
+    learner = with_answers.roles["learner"]
+    assert learner.peak_gib == pytest.approx(sum(learner.components.values()))
+    copy = 2 * hf_shape("olmo-3-32b").parameters / 2**30
+    assert copy < learner.components["answers"] < 1.2 * copy
+    assert "answers" not in without.roles["learner"].components
+    assert without.peak_gib < learner.peak_gib
+    assert any("a copy of all weights on every learner" in note for note in with_answers.notes)
+    assert not any("answers=null" in note for note in plan("8xH100", "model.config=qwen2.5-1.5b").notes)
+
+
+def test_what_does_not_fit_for_its_held_out_prompts_is_offered_without_them() -> None:
+    made = plan("4x(4xGH200)", "model.config=olmo-3-32b", "layout.shard=full", *apart(8))
+    assert not made.fits
+    assert any("answers" in reason for reason in made.reasons)
+    assert any("--set stages.rl.answers=null" in option.change for option in made.alternatives)

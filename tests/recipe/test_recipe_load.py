@@ -180,6 +180,9 @@ def test_a_long_value_is_not_repeated_in_full() -> None:
         ("- a\n- b\n", "expected a mapping of keys, found a list"),
         ("hello\n", "expected a mapping of keys, found a single value"),
         ("name: [\n", "not valid YAML"),
+        ("name: @x\n", "found character '@' that cannot start any token"),  # which libyaml does not name
+        pytest.param("name: " + "[" * 100_000, "nesting is too deep", id="deep"),  # which overflows libyaml's stack
+        pytest.param("name: " + "[" * 15_000, "nesting is too deep", id="deep-and-short"),
         ("name: a\nname: b\n", ":2: key name is given twice"),
         (MINIMAL + "model:\n  depth: 3\n  depth: 4\n", ":7: key model.depth is given twice"),
         ("a: &x\n  b: *x\n", "an alias refers to itself"),

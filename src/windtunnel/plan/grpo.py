@@ -31,9 +31,9 @@ from .finetune import (
     stated_errors,
     steps_between,
 )  # fmt: skip
-from .hf_work import Totals, totals
+from .hf_work import Totals, Workload, totals
 from .judging import judge_answers, subjects_of
-from .memory import GIB
+from .memory import BF16, GIB
 from .plan import Case, Draft
 from .rollout import FEW, WEIGHT_BYTES, largest_engine
 from .sharing import Round, grpo_workload, part_of, require_shared, search_round
@@ -77,7 +77,8 @@ class RoundPlanning(FineTuning):
         between = _ask(stage, startup, found.seconds, asked)
 
         def notes(length: Length, fits: bool) -> list[str]:
-            return [_shared(found), *layout_notes(work, learner.layout, fits), *_notes(found, stage, rig)]
+            own = _answering(work, learner.layout, learner.limit_gib)
+            return [_shared(found), *layout_notes(work, learner.layout, fits), *own, *_notes(found, stage, rig)]
 
         return replace(
             hf_draft(work, sums, c, learner, startup),
@@ -122,7 +123,8 @@ def draft_here(case: Case, stage: GRPO, c: HFConstants) -> Draft:
     """Return the draft of a round on this machine's CPU, where sampler and learner take turns; rough, in fp32."""
     recipe, rig, corpus = case.recipe, case.rig, case.corpus
     every = Answers(prompts=stage.prompts * stage.samples, tokens=stage.answer_tokens)
-    sums = totals(replace(grpo_workload(recipe, c), answers=every))
+    work = grpo_workload(recipe, c)
+    sums = totals(replace(work, answers=every, answers_kept=every.prompts))
     learner = CPUTraining(sums, c).search(rig, 1).best
     if stage.engine != "in-turn" and stage.learners is not None:  # processes that share the prompts of a round
         require_shared(stage, stage.learners)
@@ -138,7 +140,7 @@ def draft_here(case: Case, stage: GRPO, c: HFConstants) -> Draft:
         **{name: stage.updates * seconds for name, seconds in learner.timed.terms.items()},
     }
     startup, seconds = startup_seconds(sums, rig, c), sum(terms.values())
-    asked = held_out_seconds(recipe, sums, learner.layout, rig, c)
+    asked = held_out_seconds(recipe, replace(sums, work=work), learner.layout, rig, c)
     between = _ask(stage, startup, seconds, asked)
     return replace(
         hf_draft(sums.work, sums, c, learner, startup),
@@ -172,10 +174,8 @@ def held_out_seconds(recipe: Recipe, sums: Totals, layout: Layout, rig: Rig, c: 
     assert stage is not None
     if stage.answers is None:
         return 0.0
-    prompts, tokens = stage.answers.prompts, stage.answers.tokens or stage.answer_tokens
-    asked = replace(sums, work=replace(sums.work, answers=Answers(prompts=prompts, tokens=tokens)))
-    judging = judge_answers(stage, rig, 1, answers=prompts, subjects=subjects_of(recipe))
-    return answer_seconds(asked, layout, rig, c) + judging.seconds
+    judging = judge_answers(stage, rig, 1, answers=stage.answers.prompts, subjects=subjects_of(recipe))
+    return answer_seconds(sums, layout, rig, c) + judging.seconds
 
 
 def _ask(stage: GRPO, startup: dict[str, float], round_seconds: float, asked: float) -> float:
@@ -272,6 +272,17 @@ def _warnings(found: Round, stage: GRPO) -> list[str]:
             " raise stages.rl.engine_memory or stages.rl.engine_tensor",
         ]
     return inert(stage)
+
+
+def _answering(work: Workload, layout: Layout, limit_gib: float) -> list[str]:
+    """Say where a good part of a learner's memory must be free for the copy that answers held-out prompts."""
+    gib = sum(work.answering_bytes(layout.ranks, BF16).values()) / GIB
+    if gib < limit_gib / 4:
+        return []
+    return [
+        f"held-out prompts are answered by a copy of all weights on every learner, which needs {gib:,.1f} GiB beside its states;"
+        f" --set {work.stage}.answers=null does without"
+    ]
 
 
 def _notes(found: Round, stage: GRPO, rig: Rig) -> list[str]:

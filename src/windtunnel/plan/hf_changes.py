@@ -51,7 +51,9 @@ def _launched(recipe: Recipe) -> Iterator[Change]:
 
 
 def _fewer_answers(recipe: Recipe) -> Iterator[Change]:
-    """Answer held-out questions in the end alone: between steps a whole copy of the weights answers them."""
+    """Answer held-out questions in the end alone, or no prompts: between steps a whole copy of the weights answers them."""
+    if recipe.rl is not None and recipe.rl.answers is not None:
+        yield Change(("stages.rl.answers=null",), "no held-out prompts answered: the last weights count as the best")
     if recipe.sft is not None and recipe.sft.answers is not None and recipe.sft.answers.every is not None:
         yield Change((NO_ANSWERS,), "held-out questions asked when it is evaluated")
 

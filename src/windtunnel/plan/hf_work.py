@@ -40,6 +40,7 @@ class Workload:
         micro_batch: sequences per rank per forward pass, None where the plan chooses.
         frozen_copy: a bf16 copy of the model as it was is held beside it (a reference policy).
         answers: held-out questions that the model answers between steps; None: there are none.
+        answers_kept: answers written at once that there must be memory for. Where it runs out, fewer are: then it takes longer.
         new_rows: rows of added tokens, which are trained beside frozen tables too.
         recorded: passes are to be recorded as CUDA graphs.
         uneven: micro-batches need not divide a rank's sequences: what the last one lacks is padding, or it is short.
@@ -59,6 +60,7 @@ class Workload:
     choice: LayoutChoice
     frozen_copy: bool = False
     answers: Answers | None = None
+    answers_kept: int = ANSWERED_AT_ONCE
     new_rows: int = 0
     recorded: bool = False
     uneven: bool = False
@@ -73,7 +75,7 @@ class Workload:
         if self.answers is None:
             return {}
         tokens = min(self.sequence, PROMPT_TOKENS) + self.answers.tokens
-        cache = 2 * self.answering(ranks)[0] * self.shape.kv_bytes(tokens, element)
+        cache = 2 * min(self.answering(ranks)[0], self.answers_kept) * self.shape.kv_bytes(tokens, element)
         return {"answers": element * self.shape.parameters + cache}
 
     @property

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from windtunnel.recipe import GRPO, HuggingFaceModel, Recipe, UserError
+from windtunnel.recipe import GRPO, Answers, HuggingFaceModel, Recipe, UserError
 from windtunnel.rig import Rig
 
 from .constants import HFConstants
@@ -81,7 +81,10 @@ def grpo_workload(recipe: Recipe, c: HFConstants) -> Workload:
     tokens = stage.round_tokens / stage.updates / c.packing
     work = workload_of(stage, "stages.rl", model, recipe.layout, tokens, "bf16")
     # How many sequences a round's answers fill is known when they are there.
-    return replace(work, frozen_copy=stage.reference and model.adapter is None, uneven=True)
+    asked = stage.answers
+    held_out = None if asked is None else Answers(prompts=asked.prompts, tokens=asked.tokens or stage.answer_tokens)
+    frozen_copy = stage.reference and model.adapter is None
+    return replace(work, frozen_copy=frozen_copy, answers=held_out, answers_kept=1, uneven=True)
 
 
 def search_round(recipe: Recipe, rig: Rig, c: HFConstants) -> tuple[Round, Totals]:

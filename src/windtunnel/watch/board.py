@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ class Board:
 
 
 def _moment(run: RunFolder) -> dict[str, Any]:
-    snapshot = asdict(read_snapshot(run))
+    snapshot = asdict(replace(read_snapshot(run), losses=[]))  # a page draws its curves from others
     del snapshot["losses"]
     return {"name": run.path.name, "path": str(run.path), "at": time.time(), "made": stamp_of(run.path), **snapshot}
 

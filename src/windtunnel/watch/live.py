@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import re
 import sys
 import time
@@ -219,8 +220,8 @@ class JsonLines:
 
 def finite(value: Any) -> Any:
     """JSON has no NaN: such numbers become their names."""
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return str(value)
+    if isinstance(value, float):  # most of what a page is sent
+        return value if math.isfinite(value) else str(value)
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
