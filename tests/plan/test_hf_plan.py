@@ -483,3 +483,12 @@ def test_a_run_that_is_refused_names_no_other_rigs() -> None:
     made = plan("8xH100", DEEPSEEK, FULL)
     assert any("--set" in a.change and "--rig" in a.change for a in made.alternatives)
     assert "--rig" not in (refuse(made).fix or "")
+
+
+def test_what_fits_unchanged_comes_before_what_others_train() -> None:
+    """Fewer GPUs hold it in four bits, which is of no use to who wants to train it."""
+    recipe = load_recipe("thesis")
+    assert [a.change for a in make_plan(recipe, parse_rig("cpu")).alternatives] == ["--rig 8xH200", "--rig 8xB200"]
+    beside = [a.change for a in make_plan(recipe, parse_rig("8xH100")).alternatives]
+    assert beside[-1] == "--set model.weights=int4"
+    assert {"--rig '2x(8xH100)'", "--rig 8xH200"} < set(beside[:-1])

@@ -10,6 +10,7 @@ from windtunnel.check import Outcome, all_checks
 from windtunnel.plan import make_plan
 from windtunnel.recipe import load_recipe, scale_model
 from windtunnel.rehearse import CheckOptions, Context, check_recipe, run_checks, select
+from windtunnel.rehearse.conduct import default_target
 from windtunnel.rig import parse_rig
 from windtunnel.run import RunFolder
 
@@ -220,3 +221,23 @@ def test_a_model_that_is_missing_fails_only_where_it_is_to_be_trained(
         assert "windtunnel fetch smollm2-135m-instruct" in made[name].fix
         lacks = (("the model's weights", "windtunnel fetch smollm2-135m-instruct"),) if status == "skip" else ()
         assert made[name].lacks == lacks, "training would refuse"
+
+
+@pytest.mark.parametrize(
+    ("name", "sets", "rig"),
+    [
+        ("charlm", [], "8xH100"),
+        ("thesis", [], "8xH200"),
+        ("thesis", ["model.config=qwen2.5-7b", "model.weights=bf16"], "8xH100"),
+        ("thesis", ["model.adapter=null", "model.weights=bf16"], "8xH100"),  # no single node holds that
+    ],
+)
+def test_the_rig_that_nobody_named_holds_the_recipe(name: str, sets: list[str], rig: str) -> None:
+    assert default_target(load_recipe(name, sets)) == rig
+
+
+def test_a_check_without_a_rig_is_for_one_that_holds_it() -> None:
+    made = check_recipe(CheckOptions("thesis", only=("plan",)))
+    assert made.context.on == ("8xH200",)
+    assert {outcome.check: outcome.status for outcome in made.outcomes}["plan"] == "warn"
+    assert not made.named

@@ -217,3 +217,21 @@ def test_a_failure_weighs_more_than_what_is_lacking(tmp_path: Path) -> None:
     assert made.exit_code == 1
     assert made.verdict.startswith("NOT READY on rung gpu: charlm")
     assert made.next_command.startswith("windtunnel rehearse")
+
+
+def test_what_is_large_is_fetched_where_it_is_trained(tmp_path: Path) -> None:
+    held = (outcome("ok"), outcome("skip", lacks=WEIGHTS))
+    stream = io.StringIO()
+    show(report(tmp_path, *held), stream)
+    words = "next, on 8xH100 or a machine whose disk it mounts: windtunnel fetch some-model\n"
+    assert words in stream.getvalue()
+    here = io.StringIO()
+    show(report(tmp_path, *held, on=("g5.xlarge",)), here)
+    assert "next: windtunnel fetch some-model\n" in here.getvalue()
+
+
+@pytest.mark.parametrize("here", [[], ["8xB200", "8xA100-80"]])
+def test_next_is_the_cheapest_rig_that_the_target_s_plan_names(tmp_path: Path, here: list[str]) -> None:
+    plans = {"here": {"instead": here}, "8xH100": {"instead": ["8xB200", "8xH200"]}}
+    made = report(tmp_path, outcome("fail", check="plan", facts={"plans": plans}))
+    assert made.next_command == "windtunnel rehearse charlm --set seed=2 --on 8xH200"

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .options import DEFAULT_ROOT, DEFAULT_TARGET, JsonOption, RecipeArgument, RootOption, SetOption, TargetsOption
+from .options import DEFAULT_ROOT, JsonOption, RecipeArgument, RootOption, SetOption, TargetsOption
 from .output import print_json, print_table
 
 
@@ -43,8 +43,7 @@ def check(
     from windtunnel.rehearse import CheckOptions, Progress, check_recipe, show
 
     options = CheckOptions(
-        source=recipe, overrides=sets or (), on=on or (DEFAULT_TARGET,), only=only or (), root=root, resume=resume, sbatch=sbatch,
-        named=bool(on),
+        source=recipe, overrides=sets or (), on=on or (), only=only or (), root=root, resume=resume, sbatch=sbatch,
     )  # fmt: skip
     # With --json standard output is the report's alone.
     with Progress(sys.stderr if json else sys.stdout) as progress:

@@ -15,7 +15,12 @@ SetOption = Annotated[
 ]
 TargetsOption = Annotated[
     list[str] | None,
-    typer.Option("--on", "--rig", metavar="RIG", help="A rig to be ready for (repeatable, the target last); otherwise 8xH100."),
+    typer.Option(
+        "--on",
+        "--rig",
+        metavar="RIG",
+        help="A rig to be ready for (repeatable, the target last); otherwise 8xH100, or the cheapest node that holds it.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else.")]
 RootOption = Annotated[Path, typer.Option("--root", "--runs", envvar="WINDTUNNEL_RUNS", help="The folder that holds the runs.")]
@@ -31,7 +36,6 @@ GpusOption = Annotated[int | None, typer.Option("--gpus", min=1, help="Use this 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Go on where the plan asks for confirmation.")]
 
 DEFAULT_ROOT = Path("runs")
-DEFAULT_TARGET = "8xH100"
 
 
 def find_run(run: Path, root: Path) -> Path:

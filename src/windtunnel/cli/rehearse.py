@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .options import DEFAULT_ROOT, DEFAULT_TARGET, JsonOption, RecipeArgument, RootOption, SetOption, TargetsOption
+from .options import DEFAULT_ROOT, JsonOption, RecipeArgument, RootOption, SetOption, TargetsOption
 from .output import print_json
 
 
@@ -36,7 +36,7 @@ def rehearse(
     from windtunnel.rehearse import rehearse as rehearse_recipe
 
     called = [recipe, *(part for value in sets or () for part in ("--set", value))]
-    options = Options(targets=on or [DEFAULT_TARGET], root=root, steps=steps, called=called, named=bool(on))
+    options = Options(targets=on or (), root=root, steps=steps, called=called)
     # With --json standard output is the report's alone.
     with Progress(sys.stderr if json else sys.stdout) as progress:
         report = rehearse_recipe(loaded, options, progress)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from windtunnel import lazy
 from windtunnel.recipe import Layout
 
+from .alternatives import cheapest, holds
 from .calibration import CALIBRATION, CALIBRATION_OFF, observe, shipped_constants, user_path
 from .constants import Constants, GPTConstants, HFConstants, load_constants, load_hf_constants
 from .interruptions import Interrupted, best_interval, under_interruptions
@@ -61,6 +62,7 @@ __all__ = [
     "Step",
     "TrainedPoint",
     "best_interval",
+    "cheapest",
     "check_plot_path",
     "climb",
     "climb_stages",
@@ -70,6 +72,7 @@ __all__ = [
     "depth_warnings",
     "fit_law",
     "gate_remarks",
+    "holds",
     "hours_text",
     "ladder_remarks",
     "ladder_rows",

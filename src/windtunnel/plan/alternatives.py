@@ -6,12 +6,14 @@ more GPUs of its kind, on other GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.recipe import Recipe, UserError, validate
-from windtunnel.rig import Rig, load_catalog
+from windtunnel.rig import Rig, load_catalog, parse_rig
 
 from .types import Alternative, Plan
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 NODES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96, 128)
 MOST = 6
 OTHERS = 2
+UNTRAINED = "which this package plans and does not train"
+"""In the words of such a change: it comes last."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,10 @@ class StandIn:
 
 
 def alternatives(recipe: Recipe, rig: Rig, planner: StagePlanner) -> list[Alternative]:
-    """Return what would fit, the smallest change first: recipe keys on the same rig, more GPUs of its kind, other GPUs."""
+    """Return what would fit, the smallest change first: recipe keys on the same rig, more GPUs of its kind, other GPUs.
+
+    Behind all others comes what another program would have to train.
+    """
     found, nearby = [], _Nearby(recipe, planner)
     for group in planner.changes(recipe, rig):
         tried = (nearby.option(rig, change, elsewhere=False) for change in group)
@@ -74,7 +81,8 @@ def alternatives(recipe: Recipe, rig: Rig, planner: StagePlanner) -> list[Altern
         if option:
             found.append(option)
     found += _other_gpus(rig, nearby, changes)[:OTHERS]
-    return list({option.change: option for option in found}.values())
+    distinct = {option.change: option for option in found}.values()
+    return sorted(distinct, key=lambda option: UNTRAINED in option.why)
 
 
 def stand_ins(recipe: Recipe, rig: Rig) -> tuple[StandIn, ...]:
@@ -151,23 +159,22 @@ def _other_gpus(rig: Rig, nearby: _Nearby, changes: Sequence[Change]) -> list[Al
         if rig.gpu is not None and name == rig.gpu.name:
             continue
         now = min(max(1, rig.gpus_per_node), entry.max_per_node)
-        for count in sorted({now, entry.max_per_node, *(n for n in (2, 4, 8) if now < n < entry.max_per_node)}):
-            other = replace(
-                rig,
-                name=rig_name(name, 1, count),
-                gpu=catalog.gpu(name),
-                gpus_per_node=count,
-                nodes=1,
-                link_gbs=entry.link_gbs,
-                network_gbs=entry.network_gbs * count,
-            )
-            price = ((entry.price.price().middle() if entry.price else None) or 1e3) * count
-            tried = ((i, nearby.option(other, change)) for i, change in enumerate(changes))
-            first = next(((i, option) for i, option in tried if option), None)
-            if first:
-                found.append((first[0], price, first[1]))
+        counts = sorted({now, entry.max_per_node, *(n for n in (2, 4, 8) if now < n < entry.max_per_node)})
+        # The recipe as it is on eight of them comes before one that is changed on four.
+        for index, count in itertools.product(range(len(changes)), counts):
+            other = parse_rig(rig_name(name, 1, count))
+            option = nearby.option(other, changes[index])
+            if option:
+                found.append((index, other.dollars_per_hour or math.inf, option))
                 break
     return [option for _, _, option in sorted(found, key=lambda item: item[:2])]
+
+
+def cheapest(options: Iterable[set[str]]) -> str | None:
+    """Return the cheapest of the rigs that every one of the sets names; None where there is none."""
+    sets = list(options)
+    shared = set.intersection(*sets) if sets else set()
+    return min(shared, key=lambda name: (parse_rig(name).dollars_per_hour or math.inf, name), default=None)
 
 
 class _Nearby:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from windtunnel.model import hf_shape, known_models
 from windtunnel.recipe import HuggingFaceModel, Recipe
 
-from .alternatives import AS_IT_IS, Change
+from .alternatives import AS_IT_IS, UNTRAINED, Change
 
 ADAPTER = "model.adapter.rank=16"
 ON_ATTENTION = "model.adapter.targets=attention"
@@ -17,8 +17,8 @@ NO_ANSWERS = "stages.sft.answers.every=null"
 BITS = {"bf16": 16, "fp8-experts": 9, "fp8": 8, "int8": 8, "int4": 4}
 HELD = {
     "fp8-experts": "beside experts frozen in fp8",
-    "int8": "on frozen int8 weights, which this package plans and does not train",
-    "int4": "on frozen int4 weights, which this package plans and does not train",
+    "int8": f"on frozen int8 weights, {UNTRAINED}",
+    "int4": f"on frozen int4 weights, {UNTRAINED}",
 }
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from types import FrameType
 
 from windtunnel.check import Check, CheckView, Outcome, all_checks
-from windtunnel.recipe import Recipe, UserError
+from windtunnel.plan import cheapest, holds, make_plan
+from windtunnel.recipe import Recipe, UserError, load_recipe, stage_recipe
 from windtunnel.rig import parse_rig
 from windtunnel.run import new_folder
 
@@ -24,7 +25,7 @@ from .page import write_page
 from .readiness import INPUT_CHECKS, Readiness, late_for, write_json_report
 from .runner import run_checks, select
 
-DEFAULT_TARGETS = ("8xH100",)
+DEFAULT_TARGET = "8xH100"
 LEAST_STEPS = 24
 """Fewer do not hold two checkpoints and what is to be compared around them."""
 
@@ -34,17 +35,16 @@ class Options:
     """How `windtunnel rehearse` was called.
 
     Attributes:
-        targets: names of the rigs to be ready for, the target last. root: the rehearsal's folder is made here.
+        targets: names of the rigs to be ready for, the target last; none: see `default_target`.
+        root: the rehearsal's folder is made here.
         steps: optimizer steps of the scale model; None: its rule's.
         called: recipe and overrides as typed, for the commands that the report gives.
-        named: the targets were asked for by name.
     """
 
-    targets: Sequence[str] = DEFAULT_TARGETS
+    targets: Sequence[str] = ()
     root: Path = Path("runs")
     steps: int | None = None
     called: Sequence[str] = ()
-    named: bool = False
 
 
 def rehearse(recipe: Recipe, options: Options, view: CheckView) -> Readiness:
@@ -59,11 +59,12 @@ def rehearse(recipe: Recipe, options: Options, view: CheckView) -> Readiness:
     # A misspelt target is told now, not at the end of the rehearsal, where it is first needed.
     for name in options.targets:
         parse_rig(name)
+    targets = tuple(options.targets) or (default_target(recipe),)
     folder = new_folder(options.root, f"rehearse-{recipe.name}")
     rehearsal = Rehearsal(
         next(iter(options.called), recipe.name),
         (),
-        tuple(options.targets),
+        targets,
         folder,
         options.root,
         steps=options.steps,
@@ -79,7 +80,7 @@ def rehearse(recipe: Recipe, options: Options, view: CheckView) -> Readiness:
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         called=tuple(options.called) or (recipe.name,),
         rehearsed=True,
-        named=options.named,
+        named=bool(options.targets),
     )
     write_json_report(report)
     write_page(report, folder / "report.html")
@@ -92,19 +93,18 @@ class CheckOptions:
 
     Attributes:
         source: a recipe's name or file. overrides: 'key.path=value'.
-        on: names of the rigs to be ready for, the target last. only: names of checks; empty: all.
+        on: names of the rigs to be ready for, the target last; none: see `default_target`. only: names of checks; empty: all.
         root: where runs will be written. resume: a run to be gone on with, its folder or its name under `root`.
-        sbatch: a batch script. named: the rigs were asked for by name.
+        sbatch: a batch script.
     """
 
     source: str
     overrides: Sequence[str] = ()
-    on: Sequence[str] = ("8xH100",)
+    on: Sequence[str] = ()
     only: Sequence[str] = ()
     root: Path = Path("runs")
     resume: Path | None = None
     sbatch: Path | None = None
-    named: bool = False
 
 
 def check_recipe(options: CheckOptions, view: CheckView | None = None) -> Readiness:
@@ -120,9 +120,8 @@ def check_recipe(options: CheckOptions, view: CheckView | None = None) -> Readin
         resume = options.root / resume
     with sigterm_interrupts():
         folder = Path(tempfile.mkdtemp(prefix="windtunnel-check-"))
-        context = Context(
-            options.source, tuple(options.overrides), tuple(options.on), folder, options.root, resume, options.sbatch
-        )
+        on = tuple(options.on) or (_default_of(options),)
+        context = Context(options.source, tuple(options.overrides), on, folder, options.root, resume, options.sbatch)
         keep = False
         try:
             outcomes = _outcomes(checks, options, context, view)
@@ -138,8 +137,26 @@ def check_recipe(options: CheckOptions, view: CheckView | None = None) -> Readin
         seconds=time.monotonic() - began,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         called=tuple(parts),
-        named=options.named,
+        named=bool(options.on),
     )
+
+
+def default_target(recipe: Recipe) -> str:
+    """Return the rig to be ready for where none is named: 8xH100, or the cheapest node that holds what is too large for that."""
+    rig = parse_rig(DEFAULT_TARGET)
+    stages = [stage_recipe(recipe, stage.name) for stage in recipe.training] if recipe.staged else [recipe]
+    plans = [make_plan(stage, rig) for stage in stages]
+    offered = ({a.rig for a in plan.alternatives if a.rig} for plan in plans if not holds(plan))
+    other = cheapest({name for name in names if parse_rig(name).nodes == 1} for names in offered)
+    return other or DEFAULT_TARGET
+
+
+def _default_of(options: CheckOptions) -> str:
+    """Return the default target of the recipe as it was called; of one that cannot be read or planned, which its check says."""
+    try:
+        return default_target(load_recipe(options.source, options.overrides))
+    except UserError:
+        return DEFAULT_TARGET
 
 
 def _outcomes(checks: list[Check], options: CheckOptions, context: Context, view: CheckView | None) -> list[Outcome]:

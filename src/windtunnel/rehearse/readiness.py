@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import shlex
 from collections.abc import Sequence
@@ -13,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.check import RUNGS, Outcome, Rung, Shows
-from windtunnel.plan import Plan
+from windtunnel.plan import Plan, cheapest
 from windtunnel.recipe import Every, GPTModel, Recipe, UserError
-from windtunnel.rig import instance_names, parse_rig
+from windtunnel.rig import instance_names
 
 from .context import Context
 
@@ -163,19 +162,33 @@ class Readiness:
     def next_command(self) -> str:
         """Return what to type now."""
         again, further = ("rehearse", "train") if self.rehearsed else ("check", "rehearse")
-        if self.holds and self.lacks and (self.rehearsed or not self.named):
+        if self._fetches:
             return " && ".join(command for _, command in self.lacks)
         verb = further if self.holds else again
         rigs = () if verb == "train" else tuple(word for name in self._where_it_fits() for word in ("--on", name))
         return shlex.join(["windtunnel", verb, *self.called, *rigs])
 
+    @property
+    def next_place(self) -> str:
+        """Return 'next', and where that is to be typed, unless here: a model of hundreds of GB belongs where it is trained."""
+        there = self._fetches and self.beyond and self.late_target
+        return f"next, on {self.late_target} or a machine whose disk it mounts" if there else "next"
+
+    @property
+    def _fetches(self) -> bool:
+        """Whether nothing but files are lacking, and nothing else can be proven without them."""
+        return bool(self.holds and self.lacks and (self.rehearsed or not self.named))
+
     def _where_it_fits(self) -> Sequence[str]:
         """Return the rigs that were asked for; in the place of a single one that it does not fit, the cheapest that it fits."""
         plans: dict[str, Any] = next((outcome.facts.get("plans", {}) for outcome in self.outcomes if outcome.check == "plan"), {})
-        options = [set(facts["instead"]) for facts in plans.values() if "instead" in facts]
-        if len(self.context.on) != 1 or not options or not (fit := set.intersection(*options)):
+        if len(self.context.on) != 1 or not plans:
             return self.context.on
-        return [min(fit, key=lambda name: (parse_rig(name).dollars_per_hour or math.inf, name))]
+        # A rehearsal plans for this machine too; that it is too small is no reason to leave the target.
+        target = self.context.rig.name
+        own = [facts for name, facts in plans.items() if name.partition(", ")[0] == target]
+        other = cheapest(set(facts["instead"]) for facts in own if "instead" in facts)
+        return [other] if other else self.context.on
 
     @property
     def next_rung(self) -> list[str]:

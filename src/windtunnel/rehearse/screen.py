@@ -256,6 +256,6 @@ def _print_verdict(console: Any, report: Readiness) -> None:
         console.print(Text(f"report: {report.context.folder / 'report.html'}  ({report.seconds:.0f} s)"), soft_wrap=True)
     else:
         console.print(Text(f"{report.seconds:.0f} s", style="dim"))
-    console.print(Text(f"next: {report.next_command}"), soft_wrap=True)
+    console.print(Text(f"{report.next_place}: {report.next_command}"), soft_wrap=True)
     for beginning, command in zip((f"on {report.late_target}, your machine: ", "rented: "), report.next_rung, strict=False):
         console.print(Text(beginning + command), soft_wrap=True)
