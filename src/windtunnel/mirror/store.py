@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import logging
 import os
 import re
 import threading
@@ -26,6 +27,9 @@ CONNECT_SECONDS, READ_SECONDS = 10, 60
 TRIES = 2
 """Of one call, by the provider's own client; whoever calls tries again later."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# What others call a bucket, Azure calls a container. Their names and what is in them may say so too, in other words.
+_NO_BUCKET = re.compile(r"(?:specified |such ?)(?:bucket|container)", re.I)
+_LOGIN = re.compile(r"[Aa]uthenticat|[Cc]redential|Token|[Cc]onnection string|base64|Forbidden|account_name")
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
 
@@ -116,6 +120,10 @@ class Store:
 
     def __init__(self, place: Place) -> None:
         self.place, self._scheme = place, _SCHEMES[place.scheme]
+        if place.scheme == "gs":
+            # Else gcsfs asks for the kind of the bucket before every call, by gRPC, until it is told one.
+            os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+            logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs a traceback of each failure, which is told here
         try:
             import_module(self._scheme.module)
         except ImportError:
@@ -156,9 +164,20 @@ class Store:
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the keys below a folder, each with its size in bytes. Raises StoreError."""
 
-        def look(fs: Any, path: str) -> dict[str, int]:
+        def listed(fs: Any, path: str) -> dict[str, Any]:
             fs.invalidate_cache()
-            found = fs.find(path, detail=True)
+            if self.place.scheme not in ("az", "gs"):
+                return dict(fs.find(path, detail=True))
+            found: dict[str, Any] = {}
+            with contextlib.suppress(FileNotFoundError):
+                found = fs.find(path, detail=True)
+            # Their clients do not tell a bucket that is not there from an empty one.
+            if not found and not fs.exists(self.place.root.partition("/")[0]):
+                raise FileNotFoundError("there is no such bucket")
+            return found
+
+        def look(fs: Any, path: str) -> dict[str, int]:
+            found = listed(fs, path)
             root = fs._strip_protocol(str(self.place)).rstrip("/") + "/"
             return {name.removeprefix(root): int(item["size"]) for name, item in found.items() if item["type"] == "file"}
 
@@ -231,7 +250,7 @@ class Store:
 
     def _require_bucket(self, error: Exception) -> None:
         """Raise StoreError where it is the bucket that is missing."""
-        if "bucket" in str(error).lower():
+        if _NO_BUCKET.search(str(error)):
             raise self._told("reach", error) from error
 
     def _connected(self) -> Any:
@@ -258,13 +277,15 @@ class Store:
             return StoreError(f"{place}: cannot {what}: the disk or quota there is full", "free space there")
         if "Skewed" in text or "skew" in text:
             return StoreError(f"{place}: cannot {what}: this machine's clock is wrong", "set it: timedatectl set-ntp true")
-        if "bucket" in text.lower() and isinstance(error, FileNotFoundError):
-            return StoreError(f"{place}: there is no such bucket", "make it, or name another one")
+        missing = isinstance(error, FileNotFoundError) or "does not exist" in text
+        if missing and (_NO_BUCKET.search(text) or (what == "write" and self.place.scheme == "gs")):
+            named = "container" if self.place.scheme == "az" else "bucket"
+            return StoreError(f"{place}: there is no such {named}", "make it, or name another one")
         if "known_hosts" in text:
             return StoreError(
                 f"{place}: cannot {what}: {_brief(error)}", f"ssh {place.partition('://')[2].partition('/')[0]}, once"
             )
-        if isinstance(error, PermissionError) or "uthentication" in text or "redential" in text or "Token" in text:
+        if isinstance(error, PermissionError) or _LOGIN.search(text):
             why = "expired" if "xpired" in text else "missing or refused"
             return StoreError(f"{place}: cannot {what}: credentials are {why} ({_brief(error)})", self._scheme.login)
         if isinstance(error, OSError | TimeoutError) or "onnect" in text or "imeout" in text:
