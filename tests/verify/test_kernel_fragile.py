@@ -156,8 +156,8 @@ def plan_of(source: str, task: Task, box: Sandbox) -> Plan:
 
 def test_a_gpu_is_not_asked_for_what_nobody_is_refused_for(box: Sandbox) -> None:
     task = task_from_source(PRODUCT, name="product")
-    stages = GpuStages(task, box, box, clock=False, baseline=False, device="cpu", index=None)
+    stages = GpuStages(task, box, box, clock=False, baseline=(), device="cpu", index=None)
     assert [case.variation for case in stages.runs().cases] == ["plain", "negated", "scaled", "wide"]
     assert [case.variation for case in stages.runs(narrow=False).cases] == ["plain", "negated", "scaled"]
-    strict = GpuStages(replace(task, fragile=()), box, box, clock=False, baseline=False, device="cpu", index=None)
+    strict = GpuStages(replace(task, fragile=()), box, box, clock=False, baseline=(), device="cpu", index=None)
     assert {"large", "shifted"} <= {case.variation for case in strict.runs().cases}

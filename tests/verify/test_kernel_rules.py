@@ -169,7 +169,7 @@ def test_a_task_too_large_for_the_interpreter_is_left_to_a_gpu(box: Sandbox) -> 
     small = replace(LIMITS, result_bytes=64 * MiB)
 
     def stages(of: Task) -> GpuStages:
-        made = GpuStages(of, box, box, clock=False, baseline=False, device="cpu", index=None, limits=small)
+        made = GpuStages(of, box, box, clock=False, baseline=(), device="cpu", index=None, limits=small)
         made.quick = True  # as on a GPU
         return made
 
@@ -231,7 +231,7 @@ class Counting:
 def test_what_is_wrong_at_guessed_sizes_is_judged_at_the_own_ones_with_the_same_values(box: Sandbox) -> None:
     task = task_from_source(NORM.replace("self.norm(x)", "x").replace("self.norm = nn.BatchNorm1d(cols)", ""), name="relu")
     small = replace(LIMITS, result_bytes=64 * MiB)
-    stages = GpuStages(task, box, box, clock=False, baseline=False, device="cpu", index=None, limits=small)
+    stages = GpuStages(task, box, box, clock=False, baseline=(), device="cpu", index=None, limits=small)
     stages.quick = True
     answer = RELU.replace("NORMED", "x").replace("self.norm = nn.BatchNorm1d(cols)", "")
     assert KernelVerifier(task, box, gpu=stages).verify(answer).accepted

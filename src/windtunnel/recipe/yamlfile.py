@@ -46,8 +46,8 @@ _NUMBERS = {
         r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
     ),
 }
-for _class in (_Loader, _FastLoader):
-    _class.yaml_implicit_resolvers = {
+for _loader in (_Loader, _FastLoader):
+    _loader.yaml_implicit_resolvers = {
         k: [rule for rule in v if rule[0] not in _NUMBERS] for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 _Dumper.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeDumper.yaml_implicit_resolvers.items()}
