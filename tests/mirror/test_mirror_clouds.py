@@ -76,11 +76,7 @@ class Conditions(BaseHTTPRequestHandler):
             found = self.ask(self.command, self.path, body, dict(self.headers))
         self.answer(found[0], found[1], found[2])
 
-<<<<<<< HEAD
-    do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = pass_on
-=======
     do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = pass_on  # noqa: N815 - as http.server calls them
->>>>>>> wt-operate
 
     def there(self, body: bytes) -> bool:
         named, bucket = re.search(rb'\{"name".*?\}', body), re.search(r"/b/([^/]+)/o", self.path)
@@ -178,11 +174,7 @@ def test_an_object_is_what_was_put_and_only_one_creates_it(store: Store) -> None
 def test_a_bucket_that_is_not_there_is_named_whatever_is_asked_of_it(kind: str) -> None:
     store = Store(Place.parse(f"{kind}://nobody-made-it/runs"))
     for ask in (lambda: store.put("a", b"1"), lambda: store.sizes("")):
-<<<<<<< HEAD
-        with pytest.raises(StoreError, match="there is no such (bucket|container)"):
-=======
         with pytest.raises(StoreError, match=r"there is no such (bucket|container)"):
->>>>>>> wt-operate
             ask()
 
 
@@ -212,12 +204,7 @@ def test_a_run_goes_there_comes_back_and_has_one_holder(store: Store, tmp_path: 
             metrics.log(1, {"loss": 2.0})
     lease = Lease.acquire(store, print, seconds=5.0)
     with contextlib.closing(Keeper(lease, seconds=0.5)) as keeper:
-<<<<<<< HEAD
-        mirror = Mirror(run.path, store, lease, Keeper(lease, seconds=3600.0))
-        mirror.sync()
-=======
         Mirror(run.path, store, lease, keeper).sync()
->>>>>>> wt-operate
         with pytest.raises(LeaseTaken):
             Lease.acquire(store, print, seconds=5.0)
     lease.release()
