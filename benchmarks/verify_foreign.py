@@ -16,6 +16,7 @@ import datetime
 import json
 import math
 import platform
+import re
 import sys
 import time
 from collections import Counter
@@ -131,6 +132,10 @@ def recorded(task: Task, answer: str, box: Any) -> dict[str, Any]:
 
 
 CAUSES = Path(__file__).with_name("foreign_causes.txt")
+# What `funnel` leaves to a GPU, which judges the same values at the file's own sizes; and long sizes, which it does without.
+OF_SIZE = re.compile(
+    r"\(tiny (long )?[^()]*(plain|negated|scaled)( in training mode)?\)\.?$|\(tiny ragged \w+\)\.?$|does not compile.*\(tiny"
+)
 NO_TINY_SIZE = "its task has no tiny size: sizes inside its code, or a reference that is too large"
 
 
@@ -145,6 +150,8 @@ def cause(entry: dict[str, Any], read_causes: dict[str, tuple[str, str]]) -> dic
         return {"kind": "too slow here", "cause": f"{entry['stage']} did not end in its time"}
     if entry["reason"] in POLICY:
         return {"kind": "out of policy", "cause": entry["reason"]}
+    if entry["reason"] not in ("race", "wrong-shape") and OF_SIZE.search(entry.get("said", "")):
+        return {"kind": "a GPU decides", "cause": f"{entry['reason']} at a size that was made for the interpreter"}
     return {"kind": "not read yet", "cause": entry["reason"]}
 
 

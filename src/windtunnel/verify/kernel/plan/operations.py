@@ -24,23 +24,24 @@ COMPUTES = PRODUCTS | words(
     """
     _to_copy to arange linspace eye tril triu abs abs_ acos acosh add add_ addcdiv addcdiv_ addcmul addcmul_ all amax amin
     aminmax any argmax argmin argsort asin asinh atan atan2 atanh avg_pool1d avg_pool2d avg_pool3d bitwise_and bitwise_not
-    bitwise_or bitwise_xor bucketize cdist ceil ceil_ celu celu_ clamp clamp_ clamp_max clamp_max_ clamp_min clamp_min_ col2im
-    complex copysign cos cos_ cosh cummax cummin cumprod cumprod_ cumsum cumsum_ deg2rad diag_embed digamma div div_ elu elu_
-    embedding eq erf erf_ erfc erfinv exp exp2 exp_ expm1 expm1_ floor floor_ floor_divide fmax fmin fmod frac gather ge gelu
-    gelu_ glu grid_sampler_2d gt hardsigmoid hardsigmoid_ hardswish hardswish_ hardtanh hardtanh_ huber_loss hypot im2col
-    index index_add index_add_ index_copy index_copy_ index_fill index_put index_put_ index_reduce isfinite isinf isnan le
-    leaky_relu leaky_relu_ lerp lgamma log log10 log1p log2 log_ _log_softmax log_sigmoid_forward logaddexp logaddexp2
-    logcumsumexp logical_and logical_not logical_or logical_xor logit logsumexp lt masked_fill masked_fill_ masked_scatter max
-    max_pool2d_with_indices max_pool3d_with_indices maximum mean median min minimum mish mish_ mse_loss mul mul_
-    native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training native_group_norm native_layer_norm ne neg
-    neg_ nll_loss_forward norm _weight_norm_interface permute_copy pixel_shuffle pixel_unshuffle pow pow_ prelu _prelu_kernel
-    prod reciprocal reciprocal_ reflection_pad1d reflection_pad2d relu relu_ remainder replication_pad1d replication_pad2d
-    replication_pad3d round round_ rsqrt rsqrt_ rsub scatter scatter_ scatter_add scatter_add_ scatter_reduce searchsorted
-    select_scatter selu selu_ sgn sigmoid sigmoid_ sign signbit silu silu_ sin sin_ sinc sinh slice_scatter smooth_l1_loss
-    _softmax _safe_softmax softplus softshrink sort sqrt sqrt_ square std std_mean sub sub_ sum tan tanh tanh_ threshold
-    threshold_ topk trunc unfold_copy upsample_bicubic2d upsample_bilinear2d upsample_nearest1d upsample_nearest2d
-    upsample_nearest3d var var_mean where xlogy _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d
-    adaptive_max_pool3d linalg_vector_norm _fused_rms_norm rms_norm native_dropout
+    bitwise_or bitwise_xor bucketize cdist ceil ceil_ celu celu_ clamp clamp_ clamp_max clamp_max_ clamp_min clamp_min_
+    col2im complex copysign count_nonzero cos cos_ cosh cummax cummin cumprod cumprod_ cumsum cumsum_ deg2rad diag_embed
+    digamma div div_ elu elu_ embedding eq erf erf_ erfc erfinv exp exp2 exp_ expm1 expm1_ floor floor_ floor_divide fmax
+    fmin fmod frac gather ge gelu gelu_ glu grid_sampler_2d gt hardsigmoid hardsigmoid_ hardswish hardswish_ hardtanh
+    hardtanh_ huber_loss hypot im2col index index_add index_add_ index_copy index_copy_ index_fill index_put index_put_
+    index_reduce isfinite isinf isnan le leaky_relu leaky_relu_ lerp lgamma log log10 log1p log2 log_ _log_softmax
+    log_sigmoid_forward logaddexp logaddexp2 logcumsumexp logical_and logical_not logical_or logical_xor logit logsumexp lt
+    masked_fill masked_fill_ masked_scatter max max_pool2d_with_indices max_pool3d_with_indices maximum mean median min
+    minimum mish mish_ mse_loss mul mul_ native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training
+    native_group_norm native_layer_norm ne neg neg_ nll_loss_forward norm _weight_norm_interface permute_copy pixel_shuffle
+    pixel_unshuffle pow pow_ prelu _prelu_kernel prod reciprocal reciprocal_ reflection_pad1d reflection_pad2d relu relu_
+    remainder replication_pad1d replication_pad2d replication_pad3d round round_ rsqrt rsqrt_ rsub scatter scatter_
+    scatter_add scatter_add_ scatter_reduce searchsorted select_scatter selu selu_ sgn sigmoid sigmoid_ sign signbit silu
+    silu_ sin sin_ sinc sinh slice_scatter smooth_l1_loss _softmax _safe_softmax softplus softshrink sort sqrt sqrt_ square
+    std std_mean sub sub_ sum tan tanh tanh_ threshold threshold_ topk trunc unfold_copy upsample_bicubic2d
+    upsample_bilinear2d upsample_nearest1d upsample_nearest2d upsample_nearest3d var var_mean where xlogy
+    _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d linalg_vector_norm _fused_rms_norm
+    rms_norm native_dropout
     """
 )
 KNOWN = SETS | MOVES | COMPUTES
