@@ -62,6 +62,27 @@ def test_instances_are_there() -> None:
         ("NVIDIA A100-SXM4-80GB", "A100-80", 1, 1, "gpu"),
         ("2x8xH100", "2x(8xH100)", 16, 2, "cluster"),
         ("2 nodes of 8x H100 SXM", "2x(8xH100)", 16, 2, "cluster"),
+        ("two nodes of 8x H100", "2x(8xH100)", 16, 2, "cluster"),
+        ("four 3090 GPUs", "4xRTX3090", 4, 1, "node"),
+        ("dual RTX 3090", "2xRTX3090", 2, 1, "node"),
+        ("two 4090 graphics cards", "2xRTX4090", 2, 1, "node"),
+        ("8x H100s", "8xH100", 8, 1, "node"),
+        ("4x L40s", "4xL40S", 4, 1, "node"),
+        ("H100 80GB SXM", "H100", 1, 1, "gpu"),
+        ("A100-40G", "A100-40", 1, 1, "gpu"),
+        ("A100 (80Gb)", "A100-80", 1, 1, "gpu"),
+        ("A100\uff0840GB\uff09", "A100-40", 1, 1, "gpu"),
+        ("8x A100 node", "8xA100-80", 8, 1, "node"),
+        ("DGX H100", "8xH100", 8, 1, "node"),
+        ("2x DGX A100", "2x(8xA100-80)", 16, 2, "cluster"),
+        ("a2-highgpu-4g", "4xA100-40", 4, 1, "node"),
+        ("2x a3-megagpu-8g", "2x(8xH100)", 16, 2, "cluster"),
+        ("g2-standard-12", "L4", 1, 1, "gpu"),
+        ("Standard_ND96asr_v4", "8xA100-40", 8, 1, "node"),
+        ("Standard_ND96isr_H100_v5", "8xH100", 8, 1, "node"),
+        ("Standard_NC48ads_A100_v4", "2xA100-80", 2, 1, "node"),
+        ("g6e.12xlarge", "4xL40S", 4, 1, "node"),
+        ("gpu_8x_h100_sxm5", "8xH100", 8, 1, "node"),
     ],
 )
 def test_grammar(text: str, name: str, gpus: int, nodes: int, rung: str) -> None:
@@ -215,3 +236,10 @@ def test_price_of_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINDTUNNEL_PRICE", "cheap")
     with pytest.raises(UserError, match="WINDTUNNEL_PRICE"):
         parse_rig("here")
+
+
+@pytest.mark.parametrize("text", ["Tesla V100 SXM2-32GB", "8x H800", "3090ti 24g", "eight A6000", "gpu_1x_a10"])
+def test_what_the_catalog_lacks_is_not_taken_for_what_is_spelt_alike(text: str) -> None:
+    with pytest.raises(UserError, match="not in the catalog") as caught:
+        parse_rig(text)
+    assert "did you mean" not in str(caught.value)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from windtunnel.recipe import UserError
 
-from .names import UNLISTED, plain, without_memory
+from .names import is_unlisted, plain, without_memory
 from .types import GPU, Price
 
 Positive = Annotated[float, Field(gt=0)]
@@ -134,6 +134,8 @@ class Catalog:
             return known[wanted]
         # The label's memory after a name: accepted where it is this GPU's.
         for short, gigabytes in without_memory(wanted):
+            if f"{short}{gigabytes:.0f}" in known:  # A100-40 beside A100
+                return known[f"{short}{gigabytes:.0f}"]
             found = known.get(short)
             if found is not None and abs(self.gpus[found].memory_gib / gigabytes - 0.97) < 0.1:
                 return found
@@ -147,9 +149,9 @@ class Catalog:
         """Return the hint of an error about an unknown name."""
         names = {n.lower(): n for n in ("here", "cpu", *self.gpus, *self.instances)}
         names |= {a.lower(): name for name, entry in self.gpus.items() for a in entry.aliases}
-        close = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.5) if plain(text) not in UNLISTED else []
-        if plain(text) in UNLISTED:
+        if is_unlisted(text):
             return "it is not in the catalog: describe it in ~/.config/windtunnel/rigs.yaml, or name a rig file"
+        close = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.5)
         known = f"GPUs: {', '.join(self.gpus)}; instances: {', '.join(self.instances)}; or here"
         return f"did you mean {names[close[0]]}? {known}" if close else known
 

@@ -3,14 +3,43 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
-_VENDOR = re.compile(r"\b(?:nvidia|geforce|tesla|gpus?|cards?)\b", re.I)
+_VENDOR = re.compile(r"\b(?:nvidia|geforce|tesla|gpus?|(?:graphics )?cards?)\b", re.I)
+_WORDS = {
+    "single": 1, "one": 1, "two": 2, "dual": 2, "three": 3, "four": 4, "quad": 4, "six": 6, "eight": 8, "ten": 10, "sixteen": 16,
+}  # fmt: skip
+_WORD = re.compile(rf"^(?:a\s+)?({'|'.join(_WORDS)})\s+(?:x\s+)?(?=(nodes?\b)|\S)", re.I)
+_MEMORY = re.compile(r"\s*[(\uff08]\s*(\d+)\s*g(?:i?b)?\s*[)\uff09]", re.I)
+_MEMORY_WITHIN = re.compile(r"(\d{2,3})\s*g(?:i?b)?\s+((?:sxm|pcie|nvl)\w*)$", re.I)
+_MANY = re.compile(r"(?<=\d{3})s\b")  # H100s, 4090s; an L40S is another GPU than an L40
+_DGX = re.compile(r"^(?:(\d+)\s*[x×*]?\s*)?dgx[\s-]+([ahb][12]00)(?:\s+(?:node|server|machine)s?)?$", re.I)
+_ONE_NODE = re.compile(r"^(\d+\s*[x×*].*|.*\s[x×*:]\s*\d+)\s+(?:node|server|machine|instance)$", re.I)
 _LATER = re.compile(r"^(?P<name>[A-Za-z][^:x×*]*?)\s*(?::|\s[x×*]\s*|[x×*])\s*(?P<count>\d{1,3})$")
 _NODES = re.compile(r"^(?P<nodes>\d+)\s*nodes?\s*(?:of|with|[x×*])?\s*(?P<rest>.+)$", re.I)
 _TWICE = re.compile(r"^(?P<nodes>\d+)\s*[x×*]\s*(?P<count>\d+)\s*[x×*]?\s*(?P<name>[A-Za-z].*)$")
 _BARE = re.compile(r"^(?P<count>\d{1,3})\s+(?P<name>(?![xX]\s)[A-Za-z].*)$")
 _PRICE = re.compile(
     r"^(?P<body>.+?)\s*(?:\bat\b|\bfor\b|,)?\s*(?P<price>\$\s*\d[\d.]*\s*(?:/|per\b|an?\b).*|\d[\d.]*\s*\$\s*/.*)$", re.I
+)
+_SMALL_G = {"24": 2, "48": 4, "96": 8}  # vCPUs of Google's machines with L4 -> GPUs; others have one
+# Names of machines that clouds rent, as they are written -> how many of which GPU each has. Google and Azure: their pages on
+# accelerator-optimized machines and on ND and NC sizes; AWS: G6, G6e and P6; Lambda names its own by what is in them.
+_MACHINES: tuple[tuple[str, Callable[[re.Match[str]], tuple[int | str, str]]], ...] = (
+    (r"a2-highgpu-(\d+)g", lambda m: (m[1], "A100-40")),
+    (r"a2-ultragpu-(\d+)g", lambda m: (m[1], "A100-80")),
+    (r"a3-(?:high|mega|edge)gpu-(\d+)g", lambda m: (m[1], "H100")),
+    (r"a3-ultragpu-(\d+)g", lambda m: (m[1], "H200")),
+    (r"a4-highgpu-(\d+)g", lambda m: (m[1], "B200")),
+    (r"g2-standard-(\d+)", lambda m: (_SMALL_G.get(m[1], 1), "L4")),
+    (r"(?:standard_)?nd96i?asr(?:_a100)?_v4", lambda m: (8, "A100-40")),
+    (r"(?:standard_)?nd96i?amsr(?:_a100)?_v4", lambda m: (8, "A100-80")),
+    (r"(?:standard_)?nd96isr_(h[12]00)_v5", lambda m: (8, m[1].upper())),
+    (r"(?:standard_)?nc(24|48|96)ads_a100_v4", lambda m: (int(m[1]) // 24, "A100-80")),
+    (r"(?:standard_)?nc(40|80)adi?s_h100_v5", lambda m: (int(m[1]) // 40, "H100-NVL")),
+    (r"g6(e?)\.(\d*)xlarge", lambda m: ({"12": 4, "24": 4, "48": 8}.get(m[2], 1), "L40S" if m[1] else "L4")),
+    (r"p6-b200\.48xlarge", lambda m: (8, "B200")),
+    (r"gpu_(\d+)x_([a-z]+\d+)(?:_(?:sxm\d?|80gb_sxm4))?", lambda m: (m[1], m[2].upper())),
 )
 UNSUPPORTED = (
     (r"mi\d{3}x?|instinct|radeon|rocm", "AMD's GPUs are not supported: kernels and plans here are for NVIDIA's (CUDA)"),
@@ -39,7 +68,25 @@ def tidy(text: str) -> tuple[str, str]:
     body, at, price = text.strip().partition("@")
     if not at and (found := _PRICE.match(body)):
         body, price = found["body"], found["price"]
-    return _counted(" ".join(_VENDOR.sub(" ", body).split()) or body.strip(), 2), _per(price.strip())
+    words = " ".join(_VENDOR.sub(" ", body).split()) or body.strip()
+    return _counted(_spelt(words), 2), _per(price.strip())
+
+
+def _spelt(body: str) -> str:
+    """'four 3090' -> '4x3090', 'A100 (80GB)' -> 'A100 80GB', 'H100s' -> 'H100', 'DGX H100' -> '8xH100', 'a2-highgpu-8g' -> ..."""
+    body = _WORD.sub(lambda found: f"{_WORDS[found[1].lower()]}{' ' if found[2] else 'x'}", body)
+    body = _MEMORY_WITHIN.sub(r"\2 \1GB", _MANY.sub("", _MEMORY.sub(r" \1GB", body)))
+    if found := _DGX.match(body):
+        return f"{found[1]}x(8x{found[2]})" if found[1] else f"8x{found[2]}"
+    if found := _ONE_NODE.match(body):
+        return found[1]
+    many = re.match(r"^(\d+)\s*[x×*]\s*(.+)$", body)
+    count, name = many.groups() if many else ("", body)
+    for pattern, told in _MACHINES:
+        if machine := re.fullmatch(pattern, name.strip(" ()"), re.I):
+            each = "{}x{}".format(*told(machine))
+            return f"{count}x({each})" if count else each
+    return body
 
 
 def _counted(body: str, deeper: int) -> str:
@@ -79,6 +126,12 @@ def without_memory(name: str) -> list[tuple[str, float]]:
     """Return the ways to split a plain name from the GB that it ends in: 'h10080gb' -> ('h100', 80.0), ('h10', 80.0)."""
     found = [re.match(rf"^(.+?)(\d{{{digits}}})(?:gb|gib|g)(?:hbm\d?e?|gddr\d?x?)?$", name) for digits in (2, 3)]
     return [(match[1], float(match[2])) for match in found if match]
+
+
+def is_unlisted(name: str) -> bool:
+    """Whether a GPU by that name exists and is not in the catalog, whatever its memory and form."""
+    wanted = re.sub(r"(?:sxm|pcie)\d?", "", plain(name))
+    return any(short in UNLISTED for short in (wanted, *(short for short, _ in without_memory(wanted))))
 
 
 def unsupported(name: str) -> str | None:
