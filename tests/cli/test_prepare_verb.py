@@ -28,8 +28,8 @@ budget: {steps: 2}
 """
 
 
-def windtunnel(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"WINDTUNNEL_CACHE": str(folder / "cache"), "COLUMNS": "80"}
+def windtunnel(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"WINDTUNNEL_CACHE": str(folder / "cache"), "COLUMNS": "80"} | variables
     return zygote.windtunnel(*arguments, cwd=folder, env=environment)
 
 
@@ -95,3 +95,35 @@ def test_other_recipes_are_prepared_too_and_have_no_theses_to_write(folder: Path
     refused = windtunnel(folder, "prepare", "charlm", *sets, "--out", "out")
     assert refused.returncode == 2
     assert "--out is for theses, and data.corpus.kind is text" in refused.stderr
+
+
+def test_theses_are_read_split_and_judged_before_a_model_is_fetched(folder: Path) -> None:
+    sets = ["--set", "model.config=deepseek-v3", "--set", "data.tokenizer={kind: folder}", "--set", "data.split.test_days=60"]
+    sets += ["--set", "model.sequence=4096"]
+    environment = {"WINDTUNNEL_MODELS": str(folder / "none")}
+    done = windtunnel(folder, "prepare", "theses.yaml", *sets, "--out", "out", "--json", **environment)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["tokenized"] is False
+    assert "train_tokens" not in report
+    assert "folder" not in report
+    assert report["fix"].startswith("windtunnel fetch deepseek-v3 --only tokenizer")
+    assert {gate["name"] for gate in report["gates"]} >= {"theses", "theses-copies", "theses-periods"}
+    records = [json.loads(line) for line in (folder / "out/theses.jsonl").read_text().splitlines()]
+    sizes = [len(f"{r['instruction']}{r['input']}{r['output']}".encode()) for r in records]
+    assert sum(report["theses"]["bytes"].values()) == sum(sizes)
+    assert report["theses"]["thesis_bytes"]["longest"] == max(sizes)
+    shown = windtunnel(folder, "prepare", "theses.yaml", *sets, **environment)
+    assert shown.returncode == 0, shown.stderr
+    assert "a token is at least a byte" in shown.stdout.replace("\n", " ")
+    assert "not tokenized: data.tokenizer.path: not given, and deepseek-v3 is not on this machine" in shown.stdout
+    own = windtunnel(folder, "prepare", "theses.yaml", *sets, "--set", "data.tokenizer.path=nowhere", **environment)
+    assert own.returncode == 2, "a folder that was named is no model to be fetched"
+
+
+def test_theses_whose_gate_fails_exit_1_without_a_model_too(folder: Path) -> None:
+    sets = ["--set", "model.config=deepseek-v3", "--set", "data.tokenizer={kind: folder}"]
+    late = ["--set", "data.split.knowledge_cutoff=2025-03-31"]
+    done = windtunnel(folder, "prepare", "theses.yaml", *sets, *late, WINDTUNNEL_MODELS=str(folder / "none"))
+    assert done.returncode == 1, done.stderr
+    assert "theses-periods" in done.stdout

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .batch import Batch, Batches
     from .bpe import BPE
     from .cache import CacheEntry, cache_entries, cache_root, remove_entry
-    from .checks_theses import Gate, thesis_gates
+    from .checks_theses import Gate, prepare_theses, thesis_gates
     from .conversations import Conversation
     from .corpus import CorpusFile, corpus_files, listed_files, read_documents
     from .documents import DocumentBatch
@@ -93,6 +93,7 @@ __all__ = [
     "open_prepared",
     "parse_problem",
     "prepare",
+    "prepare_theses",
     "preview",
     "prompt_records",
     "read_conversations",
@@ -120,6 +121,7 @@ _LAZY = {
     "draw_tasks": "kernels",
     "task_prompt": "kernels",
     "Gate": "checks_theses",
+    "prepare_theses": "checks_theses",
     "thesis_gates": "checks_theses",
     "encode_questions": "theses_read",
     "export_theses": "theses_export",

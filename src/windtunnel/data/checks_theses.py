@@ -21,6 +21,7 @@ from .theses import LONGEST, REJECTS, SHORTEST, SPLITS
 
 if TYPE_CHECKING:
     from .prepared import PreparedData
+    from .write import Progress
 
 FEW_REJECTED, MANY_REJECTED = 0.01, 0.2
 """Of the records read: worth a warning, and so many that something else is wrong."""
@@ -268,21 +269,34 @@ def _has_theses(context: Context) -> bool:
 
 def _check(name: str, context: Context, say: Say) -> Evidence:
     judge = next(judge for known, _, judge in _GATES if known == name)
-    return judge(context.recipe, _prepared(context.recipe, say))
-
-
-def _prepared(recipe: Recipe, say: Say) -> PreparedData:
-    """Prepare as training will; no gate looks at tokens, so any tokenizer does where the model's is on another machine."""
-    from .prepared import prepare
 
     def report(share: float, what: str) -> None:
         say(f"{what} ({share:.0%})")
 
+    return judge(context.recipe, prepare_theses(context.recipe, report)[0])
+
+
+def prepare_theses(recipe: Recipe, progress: Progress | None = None) -> tuple[PreparedData, MissingModel | None]:
+    """Prepare theses as training will, or, where the model's tokenizer is on another machine, all but their tokens.
+
+    Args:
+        recipe: of theses.
+        progress: as of `prepare`.
+
+    Returns:
+        The prepared data, and what is not here: then the tokens are those of a small tokenizer made of the theses, which
+        neither splits, rejects nor gates depend on.
+
+    Raises:
+        UserError: as of `prepare`.
+    """
+    from .prepared import prepare
+
     try:
-        return prepare(recipe, progress=report)
-    except MissingModel:
+        return prepare(recipe, progress=progress), None
+    except MissingModel as missing:
         data = recipe.data.model_copy(update={"tokenizer": BPETokenizer(vocab_size=GATE_VOCABULARY)})
-        return prepare(recipe.model_copy(update={"data": data}), progress=report)
+        return prepare(recipe.model_copy(update={"data": data}), progress=progress), missing
 
 
 CHECKS = tuple(

@@ -51,7 +51,7 @@ from .write import (
 )
 
 FORMAT = 1
-THESES = 3
+THESES = 4
 """Changes when theses are read, checked or counted otherwise than before."""
 KERNELS = 1
 """Changes when other kernel tasks are generated than before."""

@@ -55,8 +55,9 @@ def _cut(value: Any) -> Any:
     return value[:_SHOWN] if isinstance(value, str) else value
 
 
-# Of each thesis: its place in the part, indices of its split and action, characters of reasoning and of all of it, whether text
-# in it was decoded wrongly, and hashes: of 64 bits, since a hundred million of them meet by chance once in 3,700.
+# Of each thesis: its place in the part, indices of its split and action, characters of reasoning, bytes of question and
+# answer, whether text in it was decoded wrongly, and hashes: of 64 bits, since a hundred million of them meet by chance
+# once in 3,700.
 _ROW = np.dtype(
     [("place", "u4"), ("split", "u1"), ("action", "u1"), ("garbled", "?"), ("length", "u4"), ("size", "u4")]
     + [(name, "u8") for name in ("question", "answer", "asked", "told", "reasons")]
@@ -123,10 +124,15 @@ def _row(thesis: Thesis) -> tuple[int, bool, int, int, int, int, int, int, int]:
     asked = f"{thesis.instruction}\n{thesis.input}"
     garbled = _is_garbled(thesis.reasoning) or _is_garbled(thesis.support)
     return (
-        ACTIONS.index(thesis.action), garbled, len(thesis.reasoning), len(asked) - 1 + len(output),
+        ACTIONS.index(thesis.action), garbled, len(thesis.reasoning), size_of(asked) - 1 + size_of(output),
         int(thesis.uid[:16], 16), hashed(output.encode()), hashed(asked.encode()),
         hashed(json.dumps(thesis.indicators).encode()), hashed(thesis.reasoning.encode()),
     )  # fmt: skip
+
+
+def size_of(text: str) -> int:
+    """Return how many bytes a text has in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def _is_garbled(text: str) -> bool:
@@ -141,9 +147,10 @@ class Sorted:
         read: records. kept: theses in each split. rejected: reason -> how many. examples: reason -> the first of them.
         labels: split -> action -> how many. first, last: days of all theses that were right, whichever the split.
         future: the earliest day that was rejected for lying in the future.
-        bytes: of the questions and answers kept. lengths: characters of each reasoning. inputs: hashes of what is asked.
-        told: hashes of the indicators. reasons: hashes of the reasoning. garbled: theses with text that was decoded
-        wrongly, the first of them at `garbled_at`.
+        bytes: split -> of the questions and answers kept. sizes: bytes of each question and answer.
+        lengths: characters of each reasoning. inputs: hashes of what is asked. told: hashes of the
+        indicators. reasons: hashes of the reasoning.
+        garbled: theses with text that was decoded wrongly, the first of them at `garbled_at`.
     """
 
     read: int = 0
@@ -155,7 +162,8 @@ class Sorted:
     first: datetime.date = datetime.date.max
     last: datetime.date = datetime.date.min
     future: datetime.date | None = None
-    bytes: int = 0
+    bytes: Counter[str] = field(default_factory=Counter)
+    sizes: array[int] = field(default_factory=lambda: array("I"))
     lengths: array[int] = field(default_factory=lambda: array("I"))
     inputs: array[int] = field(default_factory=lambda: array("Q"))
     told: array[int] = field(default_factory=lambda: array("Q"))
@@ -181,8 +189,15 @@ class Sorted:
             self.kept[name] += sum(found)
             self.labels[name].update(dict(zip(ACTIONS, found, strict=True)))
         self.tickers |= checked.tickers
-        self.bytes += int(rows["size"].sum())
-        for column, name in ((self.lengths, "length"), (self.inputs, "asked"), (self.told, "told"), (self.reasons, "reasons")):
+        for number, name in enumerate(SPLITS):
+            self.bytes[name] += int(rows["size"][rows["split"] == number].sum())
+        for column, name in (
+            (self.sizes, "size"),
+            (self.lengths, "length"),
+            (self.inputs, "asked"),
+            (self.told, "told"),
+            (self.reasons, "reasons"),
+        ):
             column.frombytes(rows[name].tobytes())
         garbled = np.flatnonzero(checked.rows["garbled"] & kept)
         if len(garbled) and not self.garbled:
@@ -194,7 +209,6 @@ class Sorted:
 
     def facts(self, periods: Periods) -> dict[str, Any]:
         """Return all of it as JSON values, for the report and the checks."""
-        lengths = np.frombuffer(self.lengths, dtype=np.uint32)
         return {
             "read": self.read,
             "kept": {name: self.kept[name] for name in SPLITS},
@@ -210,11 +224,16 @@ class Sorted:
             "distinct_reasoning": _distinct(self.reasons),
             "garbled": self.garbled,
             "garbled_at": self.garbled_at,
-            "reasoning_characters": {
-                "shortest": int(lengths.min()), "median": int(np.median(lengths)), "longest": int(lengths.max()),
-            },
+            "bytes": {name: self.bytes[name] for name in SPLITS},
+            "thesis_bytes": _spread(self.sizes),
+            "reasoning_characters": _spread(self.lengths),
             "stale_from": None if self.future is None else str(self.future),
         }  # fmt: skip
+
+
+def _spread(lengths: array[int]) -> dict[str, int]:
+    found = np.frombuffer(lengths, dtype=np.uint32)
+    return {"shortest": int(found.min()), "median": int(np.median(found)), "longest": int(found.max())}
 
 
 def _distinct(hashes: array[int]) -> int:

@@ -56,10 +56,10 @@ def write_theses(
     found = _sorted(recipe, corpus, files, folder, report)
     _require_all(found, periods)
     copies = _copies(folder, found, report)
-    tokenizer = conversation_tokenizer(recipe, lambda: _texts(corpus, folder), found.bytes, report)
+    tokenizer = conversation_tokenizer(recipe, lambda: _texts(corpus, folder), sum(found.bytes.values()), report)
     template = choose_template(corpus.template, tokenizer, fallback="chatml")
     tokenizer.save(folder / "tokenizer.json")
-    check_space(found.bytes * STORED.itemsize)
+    check_space(sum(found.bytes.values()) * STORED.itemsize)
     encoder = Encoder(corpus, folder / "tokenizer.json")
     encoder.template = template
     splits = _tokenized(encoder, sum(found.kept.values()), folder, report)
