@@ -6,6 +6,7 @@ import json
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given, settings
@@ -35,6 +36,11 @@ def made(words: str | None = None, **changed: Any) -> dict[str, Any]:
     return content | changed
 
 
+def ids_of(fast: FastBPE, text: str) -> list[int] | None:
+    found = fast.encode(text)
+    return None if found is None else np.frombuffer(found, dtype=np.uint32).tolist()
+
+
 def both(content: dict[str, Any]) -> tuple[FastBPE, tokenizers.Tokenizer]:
     fast = FastBPE.of(json.dumps(content), [WORDS])
     assert fast is not None
@@ -52,7 +58,7 @@ PIECES += ["\u00a0", "\x1c", "\x85", CHATML_END]
 def test_the_ids_are_the_same_or_none(words: str, pieces: list[str]) -> None:
     fast, slow = PAIRS[words]
     text = "".join(pieces)
-    found = fast.encode(text)
+    found = ids_of(fast, text)
     assert found in (None, slow.encode(text, add_special_tokens=False).ids)
     if text.isascii():
         assert found is not None
@@ -68,7 +74,7 @@ def test_both_libraries_put_every_known_character_into_the_same_words(words: str
     texts = ["".join(around[i : i + 40]) for i in range(0, len(around), 40)]
     wanted = [found.ids for found in slow.encode_batch_fast(texts, add_special_tokens=False)]
     for text, ids in zip(texts, wanted, strict=True):
-        assert fast.encode(text) == ids, text
+        assert ids_of(fast, text) == ids, text
 
 
 def test_what_may_differ_is_not_taken() -> None:
@@ -104,7 +110,7 @@ def test_a_token_that_its_own_bytes_do_not_become_is_not_taken() -> None:
 def test_text_that_is_not_normal_is_left_to_the_other_library() -> None:
     fast, slow = both(made(normalizer={"type": "NFC"}))
     assert fast.encode("cafe\u0301") is None
-    assert fast.encode("café") == slow.encode("café", add_special_tokens=False).ids
+    assert ids_of(fast, "café") == slow.encode("café", add_special_tokens=False).ids
 
 
 def test_a_byte_that_is_no_token_is_left_to_the_other_library() -> None:
@@ -112,4 +118,4 @@ def test_a_byte_that_is_no_token_is_left_to_the_other_library() -> None:
     vocab = {text: i for text, i in content["model"]["vocab"].items() if text != "~"}
     fast, slow = both(content | {"model": content["model"] | {"vocab": vocab}})
     assert fast.encode("about ~5") is None
-    assert fast.encode("about 5") == slow.encode("about 5", add_special_tokens=False).ids
+    assert ids_of(fast, "about 5") == slow.encode("about 5", add_special_tokens=False).ids

@@ -50,3 +50,19 @@ def test_boilerplate_and_short_texts_cost_no_more_than_a_few_comparisons() -> No
     assert 3002 not in finder.found
     assert finder.found[3000][1] == 1.0
     assert NearCopies([]).found == {}
+
+
+def test_a_copy_is_found_behind_any_number_of_texts_that_only_share_a_paragraph() -> None:
+    drawn = random.Random(3)
+    paragraph = " ".join(drawn.choices(WORDS, k=45))
+
+    def text() -> str:
+        return f"{paragraph} {' '.join(drawn.choices(WORDS, k=60))}"
+
+    held = [text() for _ in range(20)]
+    finder = NearCopies(held)
+    finder.compare([text() for _ in range(3000)])
+    assert finder.found == {}
+    finder.compare([changed(one, 2, drawn) for one in held])
+    near = {i for i, (other, similarity) in finder.found.items() if other == 3000 + i and similarity >= SIMILAR}
+    assert len(near) >= 19

@@ -212,7 +212,8 @@ def _from_sharegpt(record: Record) -> list[Message]:
     return [{"role": "system", "content": system}, *messages] if isinstance(system, str) and system else messages
 
 
-def _from_alpaca(record: Record) -> list[Message]:
+def from_alpaca(record: Record) -> list[Message]:
+    """Return the messages of a record in Alpaca's format. Raises Malformed."""
     instruction, extra = record["instruction"], record.get("input") or ""
     if not isinstance(instruction, str) or not isinstance(extra, str):
         raise Malformed("instruction or input is no text")
@@ -232,7 +233,7 @@ _READERS: dict[str, tuple[Any, Any]] = {
     ),
     "sharegpt": (lambda r: "conversations" in r and not _first_keys(r["conversations"]) >= {"role"}, _from_sharegpt),
     "completion": (lambda r: {"prompt", "completion"} <= set(r), _from_completion),
-    "alpaca": (lambda r: {"instruction", "output"} <= set(r), _from_alpaca),
+    "alpaca": (lambda r: {"instruction", "output"} <= set(r), from_alpaca),
 }
 
 

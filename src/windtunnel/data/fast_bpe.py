@@ -21,6 +21,7 @@ import itertools
 import json
 import re
 import unicodedata
+from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,8 @@ class FastBPE:
             by_line: no word goes over the end of a line that a sign is behind.
         """
         self.words, self._inner = words, inner
-        self._encode, self._added, self._normal, self._by_line = inner.encode_ordinary, dict(added), normal, by_line
+        self._normal, self._by_line = normal, by_line
+        self._added = {text: _stored([token]) for text, token in added.items()}
         self._known = None if len(known) == 256 else known
         self._short, self._long = lru_cache(_SHORT_LINES_KEPT)(self._encode), lru_cache(_LONG_LINES_KEPT)(self._encode)
         longest_first = sorted(map(re.escape, added), key=len, reverse=True)
@@ -100,13 +102,16 @@ class FastBPE:
         known = bytes(byte for byte in range(256) if bytes([byte]) in ranks)
         return cls(inner, words, added, known, normal=normal, by_line=words != GPT2)
 
-    def encode(self, text: str) -> list[int] | None:
-        """Return the ids of a text, added tokens counting as such; None where only Hugging Face's library is sure of them."""
+    def encode(self, text: str) -> bytes | None:
+        """Return the ids of a text, a uint32 each, added tokens counting as such.
+
+        None where only Hugging Face's library is sure of them.
+        """
         if not text.isascii() and (_OTHER.search(text) or (self._normal and not unicodedata.is_normalized("NFC", text))):
             return None
         if not self._knows(text):
             return None
-        ids: list[int] = []
+        ids: list[bytes] = []
         try:
             for number, piece in enumerate(self._marks.split(text)):
                 if number % 2:
@@ -114,10 +119,14 @@ class FastBPE:
                 elif piece:
                     for line in _lines(piece) if self._by_line else (piece,):
                         size = len(line)
-                        ids += (self._short if size <= _SHORT_LINE else self._long if size <= _LONG_LINE else self._encode)(line)
+                        known = self._short if size <= _SHORT_LINE else self._long if size <= _LONG_LINE else self._encode
+                        ids.append(known(line))
         except ValueError:  # its regular expressions give up on runs of very many blanks
             return None
-        return ids
+        return b"".join(ids)
+
+    def _encode(self, line: str) -> bytes:
+        return _stored(self._inner.encode_ordinary(line))
 
     def encode_plain(self, text: str) -> Array | None:
         """Return the ids of a text in which nothing is special, whatever its characters; None where tiktoken gives up on it."""
@@ -128,6 +137,10 @@ class FastBPE:
 
     def _knows(self, text: str) -> bool:
         return self._known is None or not text.encode().translate(None, self._known)
+
+
+def _stored(ids: Sequence[int]) -> bytes:
+    return array("I", ids).tobytes()
 
 
 def _lines(text: str) -> list[str]:

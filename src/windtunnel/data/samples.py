@@ -53,20 +53,20 @@ class Stored:
 
 def store(template: ChatTemplate, loss: str, conversations: Sequence[Conversation]) -> Stored:
     """Render and encode conversations. Raises UserError: the template refuses one."""
-    ids: list[int] = []
-    flags, lengths, begins = list[np.uint32](), list[int](), list[int]()
-    size = 0
+    ids, flags, lengths, begins = list[bytes](), list[np.uint32](), list[int](), list[int]()
+    size = end = 0
     for conversation, runs in zip(conversations, template.encode_runs(conversations, loss), strict=True):
         # Nothing predicts the first token, so that it is not learned.
-        if not any(flag and len(run) > (number == 0) for number, (run, flag) in enumerate(runs)):
+        if not any(flag and len(run) > (number == 0) * STORED.itemsize for number, (run, flag) in enumerate(runs)):
             continue
-        begins.append(len(ids))
+        begins.append(end)
         for run, flag in runs:
-            ids += run
+            ids.append(run)
             flags.append(LEARNED if flag else np.uint32(0))
-            lengths.append(len(run))
+            lengths.append(len(run) // STORED.itemsize)
+            end += lengths[-1]
         size += _size(conversation)
-    tokens = np.array(ids, dtype=np.uint32) | np.repeat(np.array(flags, dtype=np.uint32), lengths)
+    tokens = np.frombuffer(b"".join(ids), dtype=np.uint32) | np.repeat(np.array(flags, dtype=np.uint32), lengths)
     tokens[begins] |= FIRST
     return Stored(tokens, len(begins), size, len(conversations) - len(begins))
 
@@ -254,7 +254,8 @@ def _texts(reader: ConversationReader, files: Sequence[CorpusFile], found: Surve
 
 
 def _size(conversation: Conversation) -> int:
-    return sum(len(message["content"].encode("utf-8", "replace")) for message in conversation.messages)
+    texts = (message["content"] for message in conversation.messages)
+    return sum(len(text) if text.isascii() else len(text.encode("utf-8", "replace")) for text in texts)
 
 
 def batches(items: Iterator[Any], size: int) -> Iterator[tuple[Any, ...]]:

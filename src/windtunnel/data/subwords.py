@@ -63,14 +63,14 @@ class Subwords(Tokenizer):
         """Encode texts in which special tokens count as such, as chat templates write them; nothing is added."""
         return list(self._with_marks().encode_batch(list(texts), add_special_tokens=False))
 
-    def marked_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of `encode_marked`, sooner."""
+    def marked_ids(self, texts: Sequence[str]) -> list[bytes]:
+        """Return the ids of `encode_marked`, a uint32 each, sooner."""
         self._read += sum(map(len, texts))
         fast = self._fast if self._read > _LONG_ENOUGH else None
         found = [fast.encode(text) if fast is not None else None for text in texts]
         left = [text for text, ids in zip(texts, found, strict=True) if ids is None]
         others = iter(self._with_marks().encode_batch_fast(left, add_special_tokens=False) if left else [])
-        return [next(others).ids if ids is None else ids for ids in found]
+        return [np.array(next(others).ids, dtype=np.uint32).tobytes() if ids is None else ids for ids in found]
 
     def _with_marks(self) -> tokenizers.Tokenizer:
         if self._marked is None:

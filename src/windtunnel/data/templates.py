@@ -32,7 +32,8 @@ from .subwords import Folder, Subwords
 from .tokenizer import Characters, Tokenizer
 
 Span = tuple[int, int]
-Run = tuple[list[int], bool]
+Run = tuple[bytes, bool]
+"""Ids, a uint32 each, and whether they are learned."""
 
 _CHATML = (
     "{{ start_of_text }}{% for message in messages %}"
@@ -204,9 +205,10 @@ class ChatTemplate:
             encoded = iter(self.tokenizer.marked_ids([piece for cut in pieces for piece, _ in cut]))
             ids = [[(next(encoded), flag) for _, flag in cut] for cut in pieces]
         else:
-            ids = [[(self.tokenizer.encode(p).tolist(), flag) for p, flag in _pieces(*both)] for both in rendered]
+            ids = [[(_stored(self.tokenizer.encode(p)), flag) for p, flag in _pieces(*both)] for both in rendered]
         if not isinstance(self.tokenizer, Folder):  # made here: BOS stands before every document, and no template writes it
-            ids = [[([self.tokenizer.bos], False), *sample] for sample in ids]
+            begin = _stored([self.tokenizer.bos])
+            ids = [[(begin, False), *sample] for sample in ids]
         return ids
 
     def _runs_of_whole(self, rendered: list[tuple[str, list[Span]]]) -> list[list[Run]]:
@@ -216,7 +218,7 @@ class ChatTemplate:
         for (_, spans), encoding in zip(rendered, self.tokenizer.encode_marked([text for text, _ in rendered]), strict=True):
             inside = [any(a <= start and end <= b and end > a for a, b in spans) for start, end in encoding.offsets]
             runs = itertools.groupby(zip(encoding.ids, inside, strict=True), key=lambda pair: pair[1])
-            made.append([([token for token, _ in run], flag) for flag, run in runs])
+            made.append([(_stored([token for token, _ in run]), flag) for flag, run in runs])
         return made
 
 
@@ -233,9 +235,13 @@ def _write_chatml(messages: Sequence[Message], start: str, ask: bool) -> tuple[s
     return (f"{text}{CHATML_START}assistant\n" if ask else text), spans
 
 
+def _stored(ids: Any) -> bytes:
+    return np.asarray(ids, dtype=np.uint32).tobytes()
+
+
 def _joined(sample: list[Run]) -> Encoded:
     """Return the ids of the pieces one behind the other, each with its piece's flag."""
-    parts = [np.array(part, dtype=np.uint32) for part, _ in sample]
+    parts = [np.frombuffer(part, dtype=np.uint32) for part, _ in sample]
     flags = np.array([flag for _, flag in sample], dtype=bool)
     return Encoded(np.concatenate([np.empty(0, dtype=np.uint32), *parts]), np.repeat(flags, [len(part) for part in parts]))
 

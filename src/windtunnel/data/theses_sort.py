@@ -19,10 +19,13 @@ import xxhash
 from windtunnel.recipe import ACTIONS, Periods
 
 from .children import in_processes
-from .theses import REJECTS, SPLITS, Record, Rejected, Thesis, check_thesis
+from .near_copies import MARK, mark
+from .theses import REJECTS, SPLITS, Record, Rejected, Thesis, check_thesis, line_of
 from .theses_read import Part
 from .windows import Array
 
+MARKS = ".marks"
+"""Beside a split's lines while it is prepared: what its near copies are found by."""
 _SHOWN = 200
 """Characters of each text that a line of the rejects file keeps."""
 _KEPT = ("ticker", "as_of_date", "action", "reasoning", "support")
@@ -30,7 +33,6 @@ _KEPT = ("ticker", "as_of_date", "action", "reasoning", "support")
 _GARBLED = re.compile("\ufffd|[\xc3\xc2][\x80-\xbf]|\xe2\u20ac")
 PURGED, OUTSIDE = "purged: in the gap between two periods", "outside all periods"
 DUPLICATE, CONTRADICTION = "duplicate", "same question as an earlier record, another answer"
-_JSON = json.JSONEncoder(ensure_ascii=False)
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,8 @@ class Checked:
     Attributes:
         read: records. first, last: days of those that are theses, whichever the split.
         future: the earliest day that was rejected for lying in the future.
-        lines: of JSON, of each that is in a split. rows: (lines,) of _ROW. tickers: theirs.
-        refused: the others, in order.
+        lines: of JSON, of each that is in a split. rows: (lines,) of _ROW, marks: (lines,) of MARK.
+        tickers: theirs. refused: the others, in order.
     """
 
     read: int = 0
@@ -81,6 +83,7 @@ class Checked:
     future: datetime.date | None = None
     lines: list[bytes] = field(default_factory=list)
     rows: Array = field(default_factory=lambda: np.empty(0, _ROW))
+    marks: Array = field(default_factory=lambda: np.empty(0, MARK))
     tickers: set[str] = field(default_factory=set)
     refused: list[Refusal] = field(default_factory=list)
 
@@ -96,7 +99,7 @@ class Checker:
 
     def __call__(self, part: Part) -> Checked:
         """Return what became of a part's records, but for those that only an earlier part shows to be duplicates."""
-        made, rows = Checked(), []
+        made, rows, texts = Checked(), [], list[str]()
         splits: dict[datetime.date, str] = {}
         for place, (source, record) in enumerate(part.records()):
             made.read += 1
@@ -112,10 +115,12 @@ class Checker:
                     made.future = min(made.future or error.day, error.day)
                 made.refused.append(Refusal.of(place, source, record, error))
                 continue
-            made.lines.append((_JSON.encode(thesis.to_record()) + "\n").encode())
+            made.lines.append(line_of(thesis).encode())
+            texts.append(text_of(thesis.reasoning, thesis.support))
             made.tickers.add(thesis.ticker)
             rows.append((place, SPLITS.index(split), *_row(thesis)))
         made.rows = np.array(rows, _ROW)
+        made.marks = mark(texts).stored
         return made
 
 
@@ -126,8 +131,13 @@ def _row(thesis: Thesis) -> tuple[int, bool, int, int, int, int, int, int, int]:
     return (
         ACTIONS.index(thesis.action), garbled, len(thesis.reasoning), size_of(asked) - 1 + size_of(output),
         int(thesis.uid[:16], 16), hashed(output.encode()), hashed(asked.encode()),
-        hashed(json.dumps(thesis.indicators).encode()), hashed(thesis.reasoning.encode()),
+        hashed(repr(thesis.indicators).encode()), hashed(thesis.reasoning.encode()),
     )  # fmt: skip
+
+
+def text_of(reasoning: str, support: str) -> str:
+    """Return what near copies are looked for by."""
+    return f"{reasoning} {support}"
 
 
 def size_of(text: str) -> int:
@@ -246,7 +256,7 @@ def sort_out(parts: Iterator[Part], checker: Checker, folder: Path, processes: i
     Args:
         parts: of all records, in order.
         checker: checks a part, in another process where there are several.
-        folder: gets train.jsonl, validation.jsonl, test.jsonl and rejects.jsonl.
+        folder: gets train.jsonl, validation.jsonl, test.jsonl and rejects.jsonl, and .marks beside each split.
         processes: how many check.
 
     Raises:
@@ -257,6 +267,7 @@ def sort_out(parts: Iterator[Part], checker: Checker, folder: Path, processes: i
     seen: dict[int, int] = {}
     with ExitStack() as stack:
         files = [stack.enter_context(open(folder / f"{name}.jsonl", "wb")) for name in SPLITS]
+        marks = [stack.enter_context(open(folder / f"{name}{MARKS}", "wb")) for name in SPLITS]
         rejects = stack.enter_context(open(folder / REJECTS, "w", encoding="utf-8"))
         for part, checked in in_processes(checker, parts, processes):
             twice = _twice(checked.rows, seen)
@@ -264,7 +275,7 @@ def sort_out(parts: Iterator[Part], checker: Checker, folder: Path, processes: i
             kept[list(twice)] = False
             refused = sorted([*checked.refused, *_again(part, checked, twice)], key=lambda one: one.place)
             rejects.writelines(one.line for one in refused)
-            _write(checked, kept, files)
+            _write(checked, kept, files, marks)
             found.keep(checked, kept, refused)
     return found
 
@@ -293,8 +304,9 @@ def _again(part: Part, checked: Checked, twice: dict[int, str]) -> list[Refusal]
     return made
 
 
-def _write(checked: Checked, kept: Array, files: Sequence[IO[bytes]]) -> None:
+def _write(checked: Checked, kept: Array, files: Sequence[IO[bytes]], marks: Sequence[IO[bytes]]) -> None:
     splits = checked.rows["split"]
-    for number, file in enumerate(files):
+    for number, (file, marked) in enumerate(zip(files, marks, strict=True)):
         wanted = np.flatnonzero(kept & (splits == number))
         file.writelines(checked.lines[i] for i in wanted.tolist())
+        marked.write(checked.marks[wanted].tobytes())

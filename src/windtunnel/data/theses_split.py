@@ -5,26 +5,28 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+import numpy as np
 
 from windtunnel.recipe import Periods, Recipe, ThesisCorpus, UserError
 
 from .children import in_processes, processes_for
-from .conversations import Conversation
+from .conversations import Conversation, from_alpaca
 from .corpus import CorpusFile
 from .formats import line_parts, line_records
-from .near_copies import Marks, NearCopies, mark
+from .near_copies import MARK, Marks, NearCopies
 from .samples import STORED, SampleWriter, Stored, batches, conversation_tokenizer, store
 from .templates import ChatTemplate, choose_template
 from .theses import PRICES, REJECTS, SPLITS, today
 from .theses_make import generated_records, simulate, write_prices
-from .theses_read import conversation_reader, read_parts, thesis_parts
-from .theses_sort import Checker, Sorted, sort_out
+from .theses_read import read_parts, thesis_parts
+from .theses_sort import MARKS, Checker, Sorted, sort_out, text_of
 from .theses_xml import Undividable
 from .tokenizer import load_tokenizer
 from .tokens import file_checksum
@@ -34,7 +36,6 @@ _NAMED = 3
 MOST_HELD = 200_000
 """Held-out theses of a split that are looked at for near copies."""
 _AT_ONCE = 4096
-T = TypeVar("T")
 
 
 def write_theses(
@@ -110,16 +111,17 @@ def _require_all(found: Sorted, periods: Periods) -> None:
 
 def _copies(folder: Path, found: Sorted, report: Progress) -> dict[str, Any]:
     """Find theses held out whose text is nearly that of one in training, or of test ones in validation."""
-    held = {name: _held(folder / f"{name}.jsonl") for name in SPLITS[1:]}
-    texts = {name: part[0] for name, part in held.items()}
-    finder, done = NearCopies(texts["validation"] + texts["test"], Marks.join([marks for _, marks in held.values()])), 0
-    with closing(_marked(folder / "train.jsonl", marks_of_lines)) as marked:
-        for lines, marks in marked:
-            finder.compare(_Texts(lines), marks)
-            done += len(lines)
-            report(0.2 + 0.1 * done / found.kept["train"], "looking for near copies")
-    among = NearCopies(*held["test"])
-    among.compare(*held["validation"])
+    marks = {name: np.fromfile(folder / f"{name}{MARKS}", MARK, MOST_HELD) for name in SPLITS[1:]}
+    texts = {name: [text for lines, _ in _marked(folder, name, MOST_HELD) for text in _Texts(lines)] for name in SPLITS[1:]}
+    finder, done = NearCopies(texts["validation"] + texts["test"], Marks.of(np.concatenate(list(marks.values())))), 0
+    for lines, some in _marked(folder, "train"):
+        finder.compare(_Texts(lines), some)
+        done += len(lines)
+        report(0.2 + 0.1 * done / found.kept["train"], "looking for near copies")
+    among = NearCopies(texts["test"], Marks.of(marks["test"]))
+    among.compare(texts["validation"], Marks.of(marks["validation"]))
+    for name in SPLITS:
+        (folder / f"{name}{MARKS}").unlink()
     begin = len(texts["validation"])
     pairs = {
         ("validation" if i < begin else "test", i if i < begin else i - begin): ("train", *hit) for i, hit in finder.found.items()
@@ -136,41 +138,11 @@ def _copies(folder: Path, found: Sorted, report: Progress) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _held(file: Path) -> tuple[list[str], Marks]:
-    """Return the first texts of a split, and their marks."""
-    texts: list[str] = []
-    parts = []
-    with closing(_marked(file, marked_texts, MOST_HELD)) as marked:
-        for _, (some, marks) in marked:
-            texts += some
-            parts.append(marks)
-    return texts, Marks.join(parts)
-
-
-def _marked(
-    file: Path, work: Callable[[list[bytes]], T], most: int | None = None
-) -> Generator[tuple[list[bytes], T], None, None]:
-    """Lines of a split, and what is made of each few thousand."""
-    with open(file, "rb") as lines:
-        some = (list(part) for part in batches(itertools.islice(lines, most), _AT_ONCE))
-        yield from in_processes(work, some, processes_for(file.stat().st_size))
-
-
-def text_of(line: bytes) -> str:
-    """Return what near copies are looked for by, of a thesis as a line of JSON: reasoning and support."""
-    record = json.loads(line)
-    return f"{record['reasoning']} {record['support']}"
-
-
-def marked_texts(lines: list[bytes]) -> tuple[list[str], Marks]:
-    """Return the texts of some lines, and their marks."""
-    texts = [text_of(line) for line in lines]
-    return texts, mark(texts)
-
-
-def marks_of_lines(lines: list[bytes]) -> Marks:
-    """Return the marks of some lines."""
-    return marked_texts(lines)[1]
+def _marked(folder: Path, split: str, most: int | None = None) -> Iterator[tuple[list[bytes], Marks]]:
+    """Lines of a split with their marks, a few thousand at a time."""
+    with open(folder / f"{split}.jsonl", "rb") as lines, open(folder / f"{split}{MARKS}", "rb") as marks:
+        for some in batches(itertools.islice(lines, most), _AT_ONCE):
+            yield list(some), Marks.of(np.fromfile(marks, MARK, len(some)))
 
 
 class _Texts(Sequence[str]):
@@ -183,7 +155,8 @@ class _Texts(Sequence[str]):
         return len(self._lines)
 
     def __getitem__(self, at: Any) -> Any:
-        return text_of(self._lines[at])
+        record = json.loads(self._lines[at])
+        return text_of(record["reasoning"], record["support"])
 
 
 def _notes(found: Sorted, periods: Periods) -> list[str]:
@@ -205,9 +178,10 @@ class Lines:
 
     def conversations(self, corpus: ThesisCorpus) -> Iterator[Conversation]:
         """Yield the theses as conversations: a split's file is in Alpaca's format."""
-        reader = conversation_reader(corpus)
+        system = [] if corpus.system is None else [{"role": "system", "content": corpus.system}]
         for number, record in line_records(str(self.file), self.number, self.content):
-            yield reader.conversation(f"{self.file}:{number}", record)
+            # As `conversation_reader` does, whose checks every thesis has passed.
+            yield Conversation(f"{self.file}:{number}", [*system, *from_alpaca(record)])
 
 
 @dataclass
