@@ -299,15 +299,22 @@ def own(result: dict[str, Any], options: argparse.Namespace, seconds: float) -> 
 
     with ThreadPoolExecutor(OWN_AT_ONCE) as pool:
         list(pool.map(one, rows))
-    known = [row for row in rows if "own" in row]
-    accepted = result.get("foreign", {}).get("accepted", 0)
-    honest_refused = sum(bool(row["own"]["right"]) for row in known if row.get("accepted") is False)
+    return shares(rows, result.get("foreign", {}).get("accepted", 0))
+
+
+def shares(rows: list[dict[str, Any]], accepted: int) -> dict[str, Any]:
+    """What the own rule says of those that were not accepted, and between which shares of the honest ones were.
+
+    Who was not asked, or found no memory to be, may be honest or not.
+    """
+    known = [row for row in rows if "own" in row and "OutOfMemoryError" not in row["own"].get("why", "")]
+    right = sum(bool(row["own"]["right"]) for row in known)
     return {
         "not_accepted": len(rows),
-        "asked": len(known),
-        "right_by_its_own_rule": sum(bool(row["own"]["right"]) for row in known),
-        "honest_refused": honest_refused,
-        "share_of_honest_accepted": round(accepted / max(accepted + honest_refused, 1), 4),
+        "known": len(known),
+        "right_by_its_own_rule": right,
+        "most_share_of_honest_accepted": round(accepted / max(accepted + right, 1), 4),
+        "least_share_of_honest_accepted": round(accepted / max(accepted + right + len(rows) - len(known), 1), 4),
     }
 
 
