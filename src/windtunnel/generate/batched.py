@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,8 +21,9 @@ from torch import Tensor
 
 from windtunnel.model import choose, out_of_memory, top_log_probabilities
 
-from .decoder import Decoder, put
+from .decoder import Decoder, DrawingDecoder, put
 from .protocol import Completion, GenerationFailed, GenerationJob, QueueFull, Stats, Ticket
+from .running import Flight, Running
 from .text import Piece, TextCodec, TextStream, TokenInfo
 
 log = logging.getLogger(__name__)
@@ -33,65 +33,12 @@ log = logging.getLogger(__name__)
 CHUNK = 512
 # On a GPU, which takes about as long for many tokens as for few.
 GPU_TURN = 16 * CHUNK
+# Steps begun at a time while others wait for a slot.
+SOONER = 4
 # After so many failures without a step that worked between them, the generator says that it is not well.
 UNWELL = 3
 # Up to so many weights a step on a CPU takes less time than waking a second thread costs, the more so when the cores are busy.
 ONE_THREAD_WEIGHTS = 32_000_000
-
-
-@dataclass
-class _Sequence:
-    """A job in the generator's hands.
-
-    Attributes:
-        text: None where the ticket's reader makes it.
-        before: what its slot must hold before the next step: its prompt, and of one that lost its slot what it had said, but
-            for the last token. fed: of these tokens, those in the cache.
-    """
-
-    ticket: Ticket
-    text: TextStream | None
-    random: random.Random
-    submitted: float
-    before: Sequence[int]
-    fed: int = 0
-    slot: int = -1
-
-    @property
-    def job(self) -> GenerationJob:
-        return self.ticket.job
-
-    @property
-    def ready(self) -> bool:
-        """Return whether all that must come before the next step is in the cache."""
-        return self.fed == len(self.before)
-
-    def leave_slot(self) -> None:
-        """Go back to those that wait, to go on from the last token."""
-        self.before = (*self.job.prompt, *self.ticket.tokens[:-1])
-        self.fed, self.slot = 0, -1
-
-
-@dataclass(frozen=True)
-class _Flight:
-    """A step whose tokens nobody has looked at yet: the device goes on to the next one with them.
-
-    Attributes:
-        tokens: (N,) on the device. found: the same and their log-probabilities, where they were asked for, on the host once
-            `done` has happened.
-    """
-
-    sequences: list[_Sequence]
-    tokens: Tensor
-    found: tuple[Tensor, Tensor | None]
-    done: torch.cuda.Event | None
-
-    def land(self) -> tuple[list[int], list[float] | None]:
-        """Wait for the tokens; return them and their log-probabilities."""
-        if self.done is not None:
-            self.done.synchronize()
-        tokens, kept = self.found
-        return tokens.tolist(), None if kept is None else kept.tolist()
 
 
 class _ShortOfMemory(Exception):
@@ -120,10 +67,10 @@ class BatchedGenerator:
         self.context, self.vocab, self.weights = decoder.context, decoder.vocab, decoder.weights
         self.weights_version = version
         self.stats = Stats()
-        self._decoder = decoder
-        self._flight: _Flight | None = None
-        self._waiting: deque[_Sequence] = deque()
-        self._running: dict[int, _Sequence] = {}
+        self._decoder, self._drawing = decoder, decoder if isinstance(decoder, DrawingDecoder) else None
+        self._flight: Flight | None = None
+        self._waiting: deque[Running] = deque()
+        self._running: dict[int, Running] = {}
         self._renewals: deque[tuple[Future[None], Callable[[], None], int]] = deque()
         self._wake = threading.Condition()
         self._closing = False
@@ -162,8 +109,9 @@ class BatchedGenerator:
         for job in jobs:
             text = TextStream(self.text, job.stop, job.include_stop)
             needed = bool(job.stop) or job.logprobs is not None
-            ticket = Ticket(job, notify, stream, None if needed else text)
-            made.append(_Sequence(ticket, text if needed else None, random.Random(job.seed), now, job.prompt))
+            ticket = Ticket(job, notify, stream and notify is not None, None if needed else text)
+            most = min(job.max_tokens, self.context + 1 - len(job.prompt))
+            made.append(Running(ticket, text if needed else None, random.Random(job.seed), now, most, job.prompt))
         with self._wake:
             if self._closing or not self._thread.is_alive():
                 raise GenerationFailed("the generator is closed")
@@ -302,19 +250,24 @@ class BatchedGenerator:
         """
         turn = CHUNK if self._decoder.device.type == "cpu" else GPU_TURN
         while True:
-            fed, together, anybody = 0, dict[int, list[_Sequence]](), any(s.ready for s in self._running.values())
+            fed, together, anybody = 0, dict[int, list[Running]](), any(s.ready for s in self._running.values())
+            seen = set[Sequence[int]]()
             for sequence in sorted((s for s in self._running.values() if not s.ready), key=lambda s: s.submitted):
                 if fed >= turn:
                     break
                 size = min(CHUNK, len(sequence.before) - sequence.fed)
                 together.setdefault(0 if self._decoder.ragged else size, []).append(sequence)
-                fed += size
+                if not (
+                    self._decoder.ragged and sequence.fed == 0 and sequence.before in seen
+                ):  # a prompt that several share is computed once
+                    fed += size
+                seen.add(sequence.before)
             for sequences in together.values():
                 self._guarded(sequences, self._feed)
             if anybody or not together or not self._decoder.ragged:
                 return
 
-    def _feed(self, sequences: list[_Sequence]) -> None:
+    def _feed(self, sequences: list[Running]) -> None:
         parts = [s.before[s.fed : s.fed + CHUNK] for s in sequences]
         logits = self._decoder.feed([s.slot for s in sequences], parts)
         for sequence, part in zip(sequences, parts, strict=True):
@@ -326,7 +279,7 @@ class BatchedGenerator:
         if done:
             self._take(logits[done], [sequences[i] for i in done])
 
-    def _score(self, sequence: _Sequence) -> None:
+    def _score(self, sequence: Running) -> None:
         """Give a ticket the log-probabilities of its prompt's tokens, by a pass over the whole prompt. Never raises."""
         try:
             sequence.ticket.prompt_infos = tuple(self._scores(sequence))
@@ -334,7 +287,7 @@ class BatchedGenerator:
             log.exception("a sequence is given up")
             self._give_up(sequence, "its prompt could not be scored")
 
-    def _scores(self, sequence: _Sequence) -> list[TokenInfo]:
+    def _scores(self, sequence: Running) -> list[TokenInfo]:
         job, count = sequence.job, sequence.job.logprobs or 0
         stream = TextStream(self.text)
         # Nothing comes before the first token, so that it has no probability; NaN keeps its place.
@@ -362,22 +315,29 @@ class BatchedGenerator:
         if ready:
             self._guarded(ready, self._step)
 
-    def _go_ahead(self, ready: list[_Sequence]) -> None:
-        """Begin a step with the tokens of the one before where they lie, and only then look at those.
+    def _go_ahead(self, ready: list[Running]) -> None:
+        """Begin steps with the tokens of those before where they lie, and only then look at those.
 
-        Whether a sequence has had its last token is known ahead by its length; one that has said its last word goes a step too
-        far, and what comes of that is dropped.
+        Whether a sequence has had its last token is known ahead by its length; one that has said its last word goes some steps
+        too far, and what comes of that is dropped.
 
         Raises:
             _ShortOfMemory: fewer at once may do.
         """
-        before = {} if self._flight is None else {id(s): i for i, s in enumerate(self._flight.sequences)}
-        going = [s for s in ready if not self._ends(s, len(s.ticket.tokens) + (id(s) in before))]
+        flight = self._flight
+        before = {} if flight is None else {id(s): i for i, s in enumerate(flight.sequences)}
+        drawn = {id(s): len(s.ticket.tokens) + (flight.steps if flight is not None and id(s) in before else 0) for s in ready}
+        going = [s for s in ready if not s.ends(drawn[id(s)])]
         if not going:
             self._land()
             return
+        begun, steps = None, self._steps(going, drawn)
         try:
-            logits = self._decoder.step([s.slot for s in going], self._newest(going, before))
+            newest, places = self._newest(going, before), [drawn[id(s)] for s in going]
+            if steps and self._drawing is not None:
+                begun = _drawn(self._drawing, going, newest, places, steps)
+            else:
+                logits = self._decoder.step([s.slot for s in going], newest)
         except Exception as error:
             self._land()
             if out_of_memory(error) and len(self._running) > 1:
@@ -386,22 +346,28 @@ class BatchedGenerator:
             if left:
                 self._guarded(left, self._step)
             return
-        self.stats.steps += 1
-        draws = [s.random.random() for s in going]
-        try:
-            begun = self._flight_of(logits, going, draws)
-        except Exception:  # the cache has grown, so these logits are all that there is
-            self._land()
-            self._take(logits, going, draws)
-            return
+        self.stats.steps += max(1, steps)
+        if begun is None:
+            try:
+                begun = self._chosen_ahead(logits, going, places)
+            except Exception:  # the cache has grown, so these logits are all that there is
+                self._land()
+                self._take(logits, going)
+                return
         self._land()
         self._flight = begun
 
-    def _ends(self, sequence: _Sequence, drawn: int) -> bool:
-        """Return whether a sequence takes no token after so many. The last one needs no room: nothing is computed after it."""
-        return drawn >= sequence.job.max_tokens or len(sequence.job.prompt) + drawn > self.context
+    def _steps(self, going: list[Running], drawn: dict[int, int]) -> int:
+        """Return how many steps the decoder can take by itself: some where all tokens are drawn alike and nobody waits for one.
 
-    def _newest(self, going: list[_Sequence], before: dict[int, int]) -> Tensor:
+        Those that wait for a slot get it when such a flight has landed, so that it is short then.
+        """
+        if self._drawing is None or not all(s.plain for s in going):
+            return 0
+        most = min(self._drawing.draws, SOONER) if self._waiting else self._drawing.draws
+        return min(most, max(s.most - drawn[id(s)] for s in going))
+
+    def _newest(self, going: list[Running], before: dict[int, int]) -> Tensor:
         """Return each sequence's newest token (N,), on the device; `before` has the place in flight of those that lie there."""
         flight = self._flight
         if (
@@ -409,45 +375,44 @@ class BatchedGenerator:
             and len(going) == len(flight.sequences)
             and all(before.get(id(s)) == i for i, s in enumerate(going))
         ):
-            return flight.tokens
+            return flight.newest
         new = [s.ticket.tokens[-1] for s in going if id(s) not in before]
         places = iter(range(len(before), len(before) + len(new)))
         at = [before[id(s)] if id(s) in before else next(places) for s in going]
         there = [put(new, self._decoder.device)]
-        return torch.cat([flight.tokens, *there] if flight is not None else there)[put(at, self._decoder.device)]
+        return torch.cat([flight.newest, *there] if flight is not None else there)[put(at, self._decoder.device)]
 
-    def _flight_of(self, logits: Tensor, going: list[_Sequence], draws: list[float]) -> _Flight:
-        """Choose the next tokens on the device, and have them brought to the host without waiting."""
+    def _chosen_ahead(self, logits: Tensor, going: list[Running], places: list[int]) -> Flight:
+        """Choose the next tokens on the device."""
         jobs = [s.job for s in going]
-        tokens = self._chosen(logits, jobs, draws)
-        kept = _log_probabilities(logits, tokens, jobs) if any(job.draws for job in jobs) else None
-        if tokens.device.type != "cuda":
-            return _Flight(going, tokens, (tokens, kept), None)
-        found = tokens.to("cpu", non_blocking=True), None if kept is None else kept.to("cpu", non_blocking=True)
-        done = torch.cuda.Event()
-        done.record()
-        return _Flight(going, tokens, found, done)
+        tokens = self._chosen(logits, jobs, [s.number(place) for s, place in zip(going, places, strict=True)])
+        logs = _log_probabilities(logits, tokens, jobs)[None] if any(job.draws for job in jobs) else None
+        return Flight(going, tokens[None], logs)
 
     def _land(self) -> None:
-        """Take the tokens of the step in flight, if there is one. Never raises."""
+        """Take the tokens of the steps in flight, if there are any. Never raises."""
         flight, self._flight = self._flight, None
         if flight is None:
             return
-        tokens, kept = flight.land()
-        still = [i for i, s in enumerate(flight.sequences) if not s.ticket.over and s.slot >= 0]
-        sequences = [flight.sequences[i] for i in still]
-        if kept is not None:
-            self._keep_draws(sequences, [tokens[i] for i in still], [kept[i] for i in still])
-        self._advance_all(sequences, [tokens[i] for i in still], None)
-        self.stats.recent.append((time.monotonic(), len(still)))
+        tokens, logs = flight.land()
+        taken = 0
+        for i, sequence in enumerate(flight.sequences):
+            if sequence.ticket.over or sequence.slot < 0:
+                continue
+            try:
+                taken += self._advance_far(sequence, tokens[i], None if logs is None else logs[i])
+            except Exception:
+                log.exception("a sequence is given up")
+                self._give_up(sequence, "its token has no text")
+        self.stats.recent.append((time.monotonic(), taken))
         self._failures = 0
 
-    def _step(self, sequences: list[_Sequence]) -> None:
+    def _step(self, sequences: list[Running]) -> None:
         logits = self._decoder.step([s.slot for s in sequences], [s.ticket.tokens[-1] for s in sequences])
         self.stats.steps += 1
         self._take(logits, sequences)
 
-    def _guarded(self, sequences: list[_Sequence], do: Callable[[list[_Sequence]], None]) -> None:
+    def _guarded(self, sequences: list[Running], do: Callable[[list[Running]], None]) -> None:
         """Do something for sequences together. If it fails, for each alone: whose fault it is, is given up, the others go on.
 
         Raises:
@@ -467,25 +432,22 @@ class BatchedGenerator:
                 for sequence in sequences:
                     self._guarded([sequence], do)
 
-    def _take(self, logits: Tensor, sequences: list[_Sequence], draws: list[float] | None = None) -> None:
+    def _take(self, logits: Tensor, sequences: list[Running]) -> None:
         """Sample a token for each row and pass its text on. Never raises: the cache has already grown."""
-        # Each sequence draws from its own stream, once a token: its text does not depend on what runs beside it, and the second
-        # attempt below takes the numbers of the first.
-        draws = [sequence.random.random() for sequence in sequences] if draws is None else draws
         try:
-            self._sample(logits, sequences, draws)
+            self._sample(logits, sequences)
         except Exception:
             for row, sequence in enumerate(sequences):
                 try:
-                    self._sample(logits[row : row + 1], [sequence], draws[row : row + 1])
+                    self._sample(logits[row : row + 1], [sequence])
                 except Exception:
                     log.exception("a sequence is given up")
                     self._give_up(sequence, "its token could not be chosen")
         self.stats.recent.append((time.monotonic(), len(sequences)))
 
-    def _sample(self, logits: Tensor, sequences: list[_Sequence], draws: list[float]) -> None:
+    def _sample(self, logits: Tensor, sequences: list[Running]) -> None:
         jobs = [sequence.job for sequence in sequences]
-        tokens = self._chosen(logits, jobs, draws)
+        tokens = self._chosen(logits, jobs, [sequence.number(len(sequence.ticket.tokens)) for sequence in sequences])
         if any(job.draws for job in jobs):
             self._keep_draws(sequences, tokens.tolist(), _log_probabilities(logits, tokens, jobs).tolist())
         count = max((job.logprobs for job in jobs if job.logprobs is not None), default=None)
@@ -500,7 +462,7 @@ class BatchedGenerator:
         columns = ([job.temperature for job in jobs], [job.top_p for job in jobs], [job.top_k for job in jobs], draws)
         return choose(logits.float(), *map(torch.tensor, columns))
 
-    def _advance_all(self, sequences: Sequence[_Sequence], tokens: Sequence[int], scored: list[Any] | None) -> None:
+    def _advance_all(self, sequences: Sequence[Running], tokens: Sequence[int], scored: list[Any] | None) -> None:
         """Add a token to each sequence, with what `top_log_probabilities` says of it. Never raises."""
         for row, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
             if sequence.ticket.over or sequence.slot < 0:
@@ -516,14 +478,41 @@ class BatchedGenerator:
                 log.exception("a sequence is given up")
                 self._give_up(sequence, "its token has no text")
 
-    def _keep_draws(self, sequences: Sequence[_Sequence], tokens: Sequence[int], kept: Sequence[float]) -> None:
+    def _keep_draws(self, sequences: Sequence[Running], tokens: Sequence[int], logs: Sequence[float]) -> None:
         """Note the tokens drawn, with their log-probabilities."""
-        for sequence, token, log_probability in zip(sequences, tokens, kept, strict=True):
-            if sequence.job.draws and sequence.job.max_tokens and not sequence.ticket.over:
-                sequence.ticket.drawn.append((token, log_probability))
-                sequence.ticket.versions.append(self.weights_version)
+        for sequence, token, log_probability in zip(sequences, tokens, logs, strict=True):
+            if not sequence.ticket.over:
+                self._keep(sequence, [token], [log_probability])
 
-    def _advance(self, sequence: _Sequence, token: int, log_probability: float | None, top: dict[int, float] | None) -> None:
+    def _keep(self, sequence: Running, tokens: Sequence[int], logs: Sequence[float]) -> None:
+        if sequence.job.draws and sequence.job.max_tokens:
+            sequence.ticket.drawn += zip(tokens, logs, strict=True)
+            sequence.ticket.versions += [self.weights_version] * len(tokens)
+
+    def _advance_far(self, sequence: Running, tokens: list[int], logs: list[float] | None) -> int:
+        """Add the tokens of some steps to a sequence, up to the one that ends it; return how many of them there are."""
+        ticket = sequence.ticket
+        tokens = tokens[: max(1, sequence.most - len(ticket.tokens))]
+        ended = next((i for i, token in enumerate(tokens) if token in self.text.ends), None)
+        taken = tokens if ended is None else tokens[: ended + 1]
+        if logs is not None:
+            self._keep(sequence, taken, logs[: len(taken)])
+        if sequence.text is not None or not sequence.job.max_tokens:
+            for token in taken:
+                self._advance(sequence, token, None, None)
+            return len(taken)
+        said = taken if ended is None else taken[:-1]
+        ticket.tokens += said
+        self.stats.completion_tokens += len(said)
+        if ended is not None:
+            self._finish(sequence, "stop")
+        elif sequence.ends(len(ticket.tokens)):
+            self._finish(sequence, "length")
+        else:
+            ticket.tell()
+        return len(taken)
+
+    def _advance(self, sequence: Running, token: int, log_probability: float | None, top: dict[int, float] | None) -> None:
         """Add one token to a sequence and end it where it has to end."""
         job, ticket = sequence.job, sequence.ticket
         if job.max_tokens == 0:
@@ -541,12 +530,12 @@ class BatchedGenerator:
                 ticket.add(piece)
         if stopped:
             self._finish(sequence, "stop")
-        elif self._ends(sequence, len(ticket.tokens)):
+        elif sequence.ends(len(ticket.tokens)):
             self._finish(sequence, "length")
         elif news:
             ticket.tell()
 
-    def _finish(self, sequence: _Sequence, reason: str) -> None:
+    def _finish(self, sequence: Running, reason: str) -> None:
         # A running mean, by which those who find the queue full are told when to come again.
         self._seconds = 0.8 * self._seconds + 0.2 * (time.monotonic() - sequence.submitted)
         self.stats.finished += 1
@@ -554,13 +543,13 @@ class BatchedGenerator:
         sequence.ticket.add(Piece("", (), reason) if sequence.text is None else sequence.text.finish(reason))
         sequence.ticket.tell()
 
-    def _give_up(self, sequence: _Sequence, why: str) -> None:
+    def _give_up(self, sequence: Running, why: str) -> None:
         self.stats.failed += 1
         self._leave(sequence)
         sequence.ticket.add(GenerationFailed(why))
         sequence.ticket.tell()
 
-    def _leave(self, sequence: _Sequence) -> None:
+    def _leave(self, sequence: Running) -> None:
         """Free a sequence's slot at once: an idle slot that is full must not be there when the others step."""
         if sequence.slot >= 0:
             self._running.pop(sequence.slot, None)
@@ -572,3 +561,10 @@ def _log_probabilities(logits: Tensor, tokens: Tensor, jobs: Sequence[Generation
     """Return (N,) log-probabilities of tokens over the whole vocabulary at their jobs' temperatures."""
     temperatures = torch.tensor([job.temperature or 1.0 for job in jobs]).to(logits.device, non_blocking=True)
     return torch.log_softmax(logits.float() / temperatures[:, None], -1).gather(1, tokens[:, None])[:, 0]
+
+
+def _drawn(decoder: DrawingDecoder, going: list[Running], newest: Tensor, places: list[int], steps: int) -> Flight:
+    """Begin steps whose tokens the decoder draws; `places` are the tokens that sequences have said by then."""
+    uniform = [[s.number(place + step) for s, place in zip(going, places, strict=True)] for step in range(steps)]
+    tokens, logs = decoder.draw([s.slot for s in going], newest, [s.job.temperature for s in going], uniform)
+    return Flight(going, tokens, logs if any(s.job.draws for s in going) else None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -42,6 +42,38 @@ class Decoder(Protocol):
 
     def reset(self) -> None:
         """Empty all slots and begin with new memory, after a failure."""
+
+
+@runtime_checkable
+class DrawingDecoder(Decoder, Protocol):
+    """One that draws tokens by itself.
+
+    Attributes:
+        draws: steps that `draw` takes at a time.
+    """
+
+    draws: int
+
+    def draw(
+        self,
+        slots: Sequence[int],
+        tokens: Sequence[int] | Tensor,
+        temperatures: Sequence[float],
+        uniform: Sequence[Sequence[float]],
+    ) -> tuple[Tensor, Tensor]:
+        """Append a token to each slot, and draw the next one from the whole vocabulary by its logits, several times.
+
+        Nothing is waited for. The last tokens drawn are not appended.
+
+        Args:
+            slots: N of them.
+            tokens: to begin with.
+            temperatures: of each slot; 0 is greedy.
+            uniform: (steps, N) numbers in [0, 1) that tokens are drawn by; at most `draws` steps.
+
+        Returns:
+            (steps, N) the tokens, and their log-probabilities at the temperature, or at 1 of greedy ones; on the device.
+        """
 
 
 def put(numbers: Any, device: torch.device) -> Tensor:

@@ -11,115 +11,32 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache
 
-from windtunnel.model import SAME_STEPS, Recording, Replay, cuda_recorder
+from windtunnel.model import SAME_STEPS, cuda_recorder
 
 from .decoder import put
 from .hf import GrowingLayer, HFDecoder
-
-Record = Callable[[Callable[[], None]], Recording]
+from .lean_step import LeanStep, fits_lean_step
+from .static_batch import MOST_DRAWN, Record, StaticBatch, StaticLayer, StaticRoom
 
 LEAST_COLUMNS = 256
 ATTENTION = "windtunnel_newest"
 """The name under which transformers knows the attention of a step."""
-SPARSE = 4
-"""A batch is made anew once fewer than one row in so many is in use."""
+SPARSE = 2
+"""Another batch goes on once no more than one row in so many is in use."""
 ALIGNED = 64
+SLACK = 128
+"""Columns beyond the longest sequence: so many steps pass between two moves to the front, whoever comes and goes."""
 PLENTY = 3
 """The cache's whole room is taken at once where the GPU has so many times as much free."""
 MOST_FED = 32_768
 """Tokens of prompts, filled up to the longest, in one pass."""
-
-
-class StaticLayer(DynamicLayer):
-    """Keys and values of a layer in room that stays where it is; a step writes one column.
-
-    Args:
-        batch: whose layer it is.
-        room: keys and values, each (rows, heads, columns, dim).
-    """
-
-    def __init__(self, batch: StaticBatch, room: tuple[Tensor, Tensor]) -> None:
-        self.batch, self.room = batch, room
-        self.is_initialized, self.dtype, self.device = True, room[0].dtype, room[0].device
-
-    @property
-    def keys(self) -> Tensor:  # type: ignore[override]
-        """Return those that are there."""
-        return self.room[0][..., : self.batch.end, :]
-
-    @property
-    def values(self) -> Tensor:  # type: ignore[override]
-        """Return those that are there."""
-        return self.room[1][..., : self.batch.end, :]
-
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write a column (rows, heads, 1, dim); return all columns, of which the mask tells what counts."""
-        for room, states in zip(self.room, (key_states, value_states), strict=True):
-            room.index_copy_(2, self.batch.column, states)
-        return self.room
-
-    def get_seq_length(self) -> int:
-        """Return the columns that are there."""
-        return self.batch.end
-
-
-class StaticBatch:
-    """Rows that are decoded together, and their cache.
-
-    Args:
-        rows, columns: of the cache.
-        like: keys and values of each layer of some cache, for their shapes.
-        vocab: tokens.
-
-    Attributes:
-        end: columns that are there.
-        column: (1,) the same on the device: where a step writes.
-        tokens, positions: (rows,) what a step is given: each row's newest token, and how many came before it.
-        first: (rows,) each row's first column; it attends to those from there to the newest.
-        mask: (rows, 1, 1, columns), the same as a mask, which attention on a CPU takes.
-        logits: (rows, vocab) fp32 of the last step.
-    """
-
-    def __init__(self, rows: int, columns: int, like: Sequence[tuple[Tensor, Tensor]], vocab: int) -> None:
-        self.rows, self.columns, self.end = rows, columns, 0
-        device = like[0][0].device
-        self.mask = torch.zeros(rows, 1, 1, columns, dtype=torch.bool, device=device)
-        self.logits = torch.zeros(rows, vocab, dtype=torch.float32, device=device)
-        self.column = torch.zeros(1, dtype=torch.long, device=device)
-        self.tokens, self.positions, self.first = (torch.zeros(rows, dtype=torch.long, device=device) for _ in range(3))
-        self.cache = Cache(layers=[StaticLayer(self, _room(pair, rows, columns)) for pair in like])
-
-    @property
-    def layers(self) -> list[StaticLayer]:
-        """Return the cache's layers."""
-        return [layer for layer in self.cache.layers if isinstance(layer, StaticLayer)]
-
-    def begin(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
-        """Have rows begin so many columns before the newest, where their keys and values have been put."""
-        at, own = put([list(rows), list(lengths)], self.first.device)
-        column = torch.arange(self.columns, device=at.device)
-        self.mask[at, 0, 0] = (column >= self.end - own[:, None]) & (column < self.end)
-        self.first[at], self.positions[at] = self.end - own, own
-
-    def end_at(self, column: int) -> None:
-        """Say that so many columns are there, and nothing in them yet."""
-        self.end = column
-        self.column.fill_(column)
-        self.mask.zero_()
-        self.first.fill_(column)
-        self.positions.zero_()
-
-
-def _room(like: tuple[Tensor, Tensor], rows: int, columns: int) -> tuple[Tensor, Tensor]:
-    keys, values = (one.new_zeros(rows, one.size(1), columns, one.size(3)) for one in like)
-    return keys, values
 
 
 class RecordedDecoder(HFDecoder):
@@ -130,19 +47,22 @@ class RecordedDecoder(HFDecoder):
         kernel: whether a kernel of Triton attends; None: where there is a GPU.
     """
 
-    ragged, ahead = True, True
+    ragged, ahead, draws = True, True, MOST_DRAWN
 
     def __init__(
         self, model: Any, capacity: int | None = None, record: Callable[[], Record] = cuda_recorder, *, kernel: bool | None = None
     ) -> None:
-        self._recorder, self._replay = record, Replay()
+        self._recorder, self._static = record, cast("StaticRoom | None", None)
         super().__init__(model, capacity)
         self._kernel = self.device.type == "cuda" if kernel is None else kernel
+        self._lean = LeanStep(model) if self._kernel and fits_lean_step(model) else None
 
     def reset(self) -> None:
         """Empty all slots and begin with new memory, after a failure."""
         super().reset()
-        self._replay.forget()
+        if self._static is not None:
+            self._static.close()
+        self._static = None
         self._batch: StaticBatch | None = None
         self._row: dict[int, int] = {}  # of slots in the batch
         # Slots that are not in it: a cache, and the row in it whose first columns are theirs. Several may share one.
@@ -208,11 +128,35 @@ class RecordedDecoder(HFDecoder):
         batch = self._batch_of(slots)
         rows = self._rows_of(slots)
         batch.tokens[rows] = tokens if isinstance(tokens, Tensor) else put(tokens, self.device)
-        self._replay("step", self._pass)
-        batch.end += 1
-        for slot in slots:
-            self._lengths[slot] += 1
+        batch.replay("step", self._step)
+        self._grow(slots, 1)
         return batch.logits[rows]
+
+    def draw(
+        self,
+        slots: Sequence[int],
+        tokens: Sequence[int] | Tensor,
+        temperatures: Sequence[float],
+        uniform: Sequence[Sequence[float]],
+    ) -> tuple[Tensor, Tensor]:
+        """Append a token to each slot, and draw the next one by its logits, several times. See `Decoder`."""
+        batch = self._batch_of(slots, len(uniform))
+        rows = self._rows_of(slots)
+        batch.tokens[rows] = tokens if isinstance(tokens, Tensor) else put(tokens, self.device)
+        numbers = torch.tensor([temperatures, *uniform], dtype=torch.float32).to(self.device, non_blocking=True)
+        batch.temperature[rows] = numbers[0]
+        batch.uniform[: len(uniform), rows] = numbers[1:]
+        batch.turn.zero_()
+        for _ in uniform:
+            batch.replay("draw", self._drawing_step)
+        self._grow(slots, len(uniform))
+        return batch.drawn[: len(uniform), rows], batch.logs[: len(uniform), rows]
+
+    def _grow(self, slots: Sequence[int], steps: int) -> None:
+        assert self._batch is not None
+        self._batch.end += steps
+        for slot in slots:
+            self._lengths[slot] += steps
 
     def _rows_of(self, slots: Sequence[int]) -> Tensor:
         """Return the rows of slots on the device: the last ones are kept, as most steps are of the same."""
@@ -221,10 +165,30 @@ class RecordedDecoder(HFDecoder):
             self._order = rows, put(rows, self.device)
         return self._order[1]
 
-    def _pass(self) -> None:
-        """Go through the model with the batch's tokens, each row's next position, written to the next column."""
+    def _pass(self) -> Tensor:
+        """Go through the model with the batch's tokens, each row's next position, written to the next column.
+
+        Returns:
+            (rows, vocab) logits.
+        """
         batch = self._batch
         assert batch is not None
+        logits = self._pass_of_transformers(batch) if self._lean is None else self._lean(batch)
+        batch.column += 1
+        batch.positions += 1
+        return logits
+
+    def _step(self) -> None:
+        logits = self._pass()
+        assert self._batch is not None
+        self._batch.logits.copy_(logits)
+
+    def _drawing_step(self) -> None:
+        logits = self._pass()
+        assert self._batch is not None
+        self._batch.draw(logits, kernel=self._kernel)
+
+    def _pass_of_transformers(self, batch: StaticBatch) -> Tensor:
         # Views, not numbers: what the host knows would be recorded as a constant, and every replay write the same column.
         batch.mask.index_fill_(3, batch.column, True)
         with self._attention(batch) as more:
@@ -236,9 +200,8 @@ class RecordedDecoder(HFDecoder):
                 use_cache=True,
                 **more,
             )
-        batch.logits.copy_(out.logits[:, -1])
-        batch.column += 1
-        batch.positions += 1
+        logits: Tensor = out.logits[:, -1]
+        return logits
 
     @contextlib.contextmanager
     def _attention(self, batch: StaticBatch) -> Iterator[dict[str, Any]]:
@@ -255,36 +218,35 @@ class RecordedDecoder(HFDecoder):
         finally:
             config._attn_implementation = before
 
-    def _batch_of(self, slots: Sequence[int]) -> StaticBatch:
-        """Return the batch with exactly these slots in it; the others wait, each with a cache of its own."""
+    def _batch_of(self, slots: Sequence[int], steps: int = 1) -> StaticBatch:
+        """Return the batch with exactly these slots in it, and room for steps; the others wait, each with a cache of its own."""
         for slot in self._row.keys() - set(slots):
             self._set_apart(slot)
         batch, new = self._batch, [slot for slot in slots if slot not in self._row]
-        if batch is None or len(slots) > batch.rows or len(slots) * SPARSE < batch.rows:
-            return self._gather(slots)
-        if batch.end == batch.columns or any(self._lengths[slot] > batch.end for slot in new):
-            return self._gather(slots)
+        if batch is None or len(slots) > batch.rows or len(slots) * SPARSE <= batch.rows:
+            return self._gather(slots, steps)
+        if batch.end + steps > batch.columns or any(self._lengths[slot] > batch.end for slot in new):
+            return self._gather(slots, steps)
         if new:
             taken = set(self._row.values())
             free = [row for row in range(batch.rows) if row not in taken]
             self._put(batch, {slot: row for slot, row in zip(new, free, strict=False)})
         return batch
 
-    def _gather(self, slots: Sequence[int]) -> StaticBatch:
-        """Move these slots to the first rows of a batch, ending at the column of the longest: the same one if it is of that size.
+    def _gather(self, slots: Sequence[int], steps: int) -> StaticBatch:
+        """Move these slots to the first rows of a batch, ending at the column of the longest.
 
         Rows end at the same column, wherever they begin, so that a step writes one column of all of them. Powers of two leave
-        rows to run empty before the next recording.
+        rows to run empty before a smaller batch goes on.
         """
         old, width = self._batch, max(self._lengths[slot] for slot in slots)
         like = old.layers if old is not None else next(iter(self._apart.values()))[0].layers
         pairs = [(layer.keys, layer.values) for layer in like if isinstance(layer, (GrowingLayer, StaticLayer))]
         rows = 1 << (len(slots) - 1).bit_length()
-        columns = self._columns(rows, width, pairs)
-        batch = old
-        if old is None or (old.rows, old.columns) != (rows, columns):
-            batch = StaticBatch(rows, columns, pairs, self.vocab)
-        assert batch is not None
+        columns, before = self._columns(rows, width + steps, pairs), None
+        if self._static is None or self._static.rows < rows or self._static.columns < columns:
+            before, self._static = self._static, StaticRoom(rows, columns, pairs, self.vocab, self._recorder())
+        batch = self._static.batch(rows)
         stay = [slot for slot in slots if slot in self._row]
         if stay:
             assert old is not None
@@ -297,9 +259,9 @@ class RecordedDecoder(HFDecoder):
         if stay:
             batch.begin(range(len(stay)), [self._lengths[slot] for slot in stay])
         self._put(batch, {slot: len(stay) + i for i, slot in enumerate(slot for slot in slots if slot not in self._row)})
-        if batch is not old:
-            self._replay.forget()
-            self._batch, self._replay = batch, Replay(self._recorder())
+        self._batch = batch
+        if before is not None:
+            before.close()
         return batch
 
     def _columns(self, rows: int, width: int, like: Sequence[tuple[Tensor, Tensor]]) -> int:
@@ -307,12 +269,12 @@ class RecordedDecoder(HFDecoder):
 
         A kernel takes time for the columns that a row has, and none for those that are empty; a mask takes it for all.
         """
-        least = max(LEAST_COLUMNS, 1 << width.bit_length())
-        if self._batch is not None and self._batch.rows == rows and width < self._batch.columns:
-            return self._batch.columns
+        if self._static is not None and self._static.rows >= rows and width <= self._static.columns:
+            return self._static.columns
+        least = max(LEAST_COLUMNS, 1 << (width - 1).bit_length())
         if not self._kernel or self.device.type != "cuda":
             return least
-        whole = max(least, -(-self.context // ALIGNED) * ALIGNED)
+        whole = max(least, -(-(self.context + SLACK) // ALIGNED) * ALIGNED)
         column = sum(states.size(1) * states.size(3) * states.element_size() for pair in like for states in pair)
         return whole if rows * whole * column * PLENTY <= torch.cuda.mem_get_info(self.device)[0] else least
 

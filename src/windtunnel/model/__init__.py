@@ -52,10 +52,13 @@ if TYPE_CHECKING:
     from .new_rows import NewRows, with_rows
     from .recording import Recording, Replay, cuda_recorder
     from .recursive import RecursiveGPT, use_supervision
-    from .sampling import choose, top_log_probabilities
+    from .sampling import choose, draw_tokens, top_log_probabilities
     from .stored import BITS, FETCH_AGAIN, INDEX, SINGLE, Stored, StoredModel, read_stored
     from .supervision import Objective, SupervisedSums, Supervision, objective_of, train_supervised
     from .triton_attention import attend_newest
+    from .triton_draw import draw_rows
+    from .triton_step import add_norm, place_heads
+    from .triton_swiglu import swiglu_forward
     from .weights import fast_dtype, load_weights, model_of_recipe
 
 __all__ = [
@@ -94,6 +97,7 @@ __all__ = [
     "SupervisedSums",
     "Supervision",
     "add_gradients",
+    "add_norm",
     "attend_newest",
     "base_weights",
     "blocks_of",
@@ -111,6 +115,8 @@ __all__ = [
     "deterministic",
     "disable_fp8",
     "download_rate",
+    "draw_rows",
+    "draw_tokens",
     "empty_model",
     "enable_fp8",
     "enable_gathered_fp8",
@@ -141,6 +147,7 @@ __all__ = [
     "open_heads",
     "open_weights",
     "out_of_memory",
+    "place_heads",
     "read_stored",
     "recipe_shape",
     "refuse_adapter",
@@ -149,6 +156,7 @@ __all__ = [
     "require_weights",
     "share_experts_fp8",
     "shared_experts_of",
+    "swiglu_forward",
     "to_hub",
     "token_tables",
     "top_log_probabilities",

@@ -41,6 +41,24 @@ def choose(logits_NV: Tensor, temperature_N: Tensor, top_p_N: Tensor, top_k_N: T
     return torch.where(temperature_N > 0, sampled, best)
 
 
+def draw_tokens(logits_NV: Tensor, temperature_N: Tensor, uniform_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what `choose` does where nothing is cut off, and each token's log-probability, without a look of the host.
+
+    Args:
+        logits_NV: (N, V) fp32.
+        temperature_N: 0 is greedy; log-probabilities are those at a temperature of 1 then.
+        uniform_N: in [0, 1).
+
+    Returns:
+        (N,) int64 and (N,) fp32, in nats.
+    """
+    greedy = temperature_N == 0
+    drawn = _of_all(logits_NV / temperature_N.clamp(min=1e-4)[:, None], uniform_N)
+    tokens = torch.where(greedy, logits_NV.argmax(-1), drawn)
+    scaled = logits_NV / torch.where(greedy, 1.0, temperature_N)[:, None]
+    return tokens, scaled.gather(1, tokens[:, None])[:, 0] - scaled.logsumexp(-1)
+
+
 def _of_all(scaled_NV: Tensor, uniform_N: Tensor) -> Tensor:
     """Return the token at which the sum of probabilities, in the order of the vocabulary, passes the draw.
 

@@ -22,13 +22,14 @@ from windtunnel.train import Ask, Engine, Feed, HeldOutAnswers, HFEngine, Ranks,
 
 from .drift import Drift
 from .engine_share import engines_of
+from .in_turn import InTurn
 from .kept_rounds import KeptRounds
 from .learner import Learner, PromptBatches
 from .placed_rewards import PlacedRewards, judges_log
 from .rewards import PromptQuestion, Rewards, as_text, prompt_text
 from .rollouts import Collector
 from .rounds import Ahead, OneByOne, Rounds, largest_of
-from .sampler import Beside, InTurn
+from .sampler import Beside
 
 log = logging.getLogger(__name__)
 

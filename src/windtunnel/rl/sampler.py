@@ -12,10 +12,10 @@ from typing import Protocol
 import torch
 
 from windtunnel.actors import joined, own_address
-from windtunnel.generate import BatchedGenerator, Generator, WholeText, hf_decoder
+from windtunnel.generate import Generator, WholeText
 from windtunnel.recipe import GRPO, UserError
 from windtunnel.run import LOGS
-from windtunnel.train import COMPUTE, HFEngine, Ranks, adapter_settings, plain_model, training_undisturbed, vocabulary_of
+from windtunnel.train import COMPUTE, HFEngine, Ranks, adapter_settings, vocabulary_of
 
 from .canary import tolerance_after
 from .engine import Receipt, Serving
@@ -56,39 +56,14 @@ class Sampler(Protocol):
         """End what answers."""
 
 
-class InTurn:
-    """The learner's own process: transformers' own model with a copy of the weights, for as long as a round takes.
+def most_tokens(stage: GRPO) -> int:
+    """Return the most tokens of a sequence."""
+    return stage.prompt_tokens + stage.answer_tokens
 
-    Where memory runs out, half as many answers are written at once, in the rounds to come too.
-    """
 
-    def __init__(self, inner: HFEngine, stage: GRPO, ranks: Ranks, text: WholeText) -> None:
-        self._inner, self._stage, self._ranks, self._text = inner, stage, ranks, text
-        self._slots, self._halvings = _slots(stage, ranks), 0
-
-    @contextlib.contextmanager
-    def generator(self) -> Iterator[Generator]:
-        """See `Sampler`."""
-        with training_undisturbed(self._ranks.device):
-            model = plain_model(self._inner.job, COMPUTE[self._inner.layout.precision])
-            decoder = hf_decoder(model, _tokens(self._stage))
-            version = self._inner.job.optimizer.steps
-            with contextlib.closing(BatchedGenerator(decoder, self._text, slots=self._slots, version=version)) as generator:
-                yield generator
-            self._slots, self._halvings = generator.together, generator.stats.halvings
-
-    def require_well(self) -> None:
-        """Do nothing: what fails here raises by itself."""
-
-    def forget(self) -> None:
-        """Do nothing: there are no versions."""
-
-    def metrics(self) -> Mapping[str, float]:
-        """See `Sampler`."""
-        return {"generation_halvings": float(self._halvings)}
-
-    def close(self) -> None:
-        """Do nothing: no process is left."""
+def most_slots(stage: GRPO, ranks: Ranks) -> int:
+    """Return the answers that a learner's share of a round has written together."""
+    return min(MOST_SLOTS, stage.prompts * stage.samples // ranks.world)
 
 
 class Beside:
@@ -121,8 +96,8 @@ class Beside:
         self._publisher = Publisher(folder, keep=2 + stage.overlap, empty=not stage.overlap) if by_files else None
         elsewhere = joined()
         count, tensor = share.count // ranks.world, share.tensor
-        slots = -(-_slots(stage, ranks) // count)
-        serving = Serving(slots, _tokens(stage), tuple(sorted(text.ends)))
+        slots = -(-most_slots(stage, ranks) // count)
+        serving = Serving(slots, most_tokens(stage), tuple(sorted(text.ends)))
         draw = torch.Generator().manual_seed(CANARY_SEED)
         length = min(CANARY_TOKENS, inner.layout.sequence - 1)  # vLLM only scores what one more token fits behind
         self._canary = torch.randint(0, vocabulary_of(inner.job), (CANARIES, length), generator=draw)
@@ -284,12 +259,3 @@ def _gpus(ranks: Ranks, share: EngineShare, number: int) -> list[int] | None:
             "take fewer: stages.rl.learners, stages.rl.engines; or --set stages.rl.engine=in-turn",
         )
     return list(range(first, first + tensor))
-
-
-def _tokens(stage: GRPO) -> int:
-    """Return the most tokens of a sequence."""
-    return stage.prompt_tokens + stage.answer_tokens
-
-
-def _slots(stage: GRPO, ranks: Ranks) -> int:
-    return min(MOST_SLOTS, stage.prompts * stage.samples // ranks.world)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         plain_model,
         whole_tensor,
         whole_weights,
+        write_plain,
     )
     from .optimizer import MuonAdamW, Scalars
     from .ranks import RANKS_TIMEOUT, Ranks, join_ranks
@@ -92,6 +93,7 @@ __all__ = [
     "vocabulary_of",
     "whole_tensor",
     "whole_weights",
+    "write_plain",
 ]
 
 __getattr__ = lazy(__name__)

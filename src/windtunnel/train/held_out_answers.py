@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -78,13 +78,26 @@ def tuned_answers(
         yield HeldOutAnswers(engine, ranks, data.tokenizer, questions, asked.tokens, judge, stop)
 
 
+@dataclass
+class Memory:
+    """What becomes of memory that training did not take.
+
+    Attributes:
+        free: it is given back; else it is kept for the next time.
+    """
+
+    free: bool = True
+
+
 @contextlib.contextmanager
-def training_undisturbed(device: torch.device) -> Iterator[None]:
+def training_undisturbed(device: torch.device) -> Iterator[Memory]:
     """Leave random numbers, threads and memory as training has them."""
-    threads = torch.get_num_threads()
+    threads, memory = torch.get_num_threads(), Memory()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield
+        yield memory
     torch.set_num_threads(threads)  # the generator's thread has its own number, which new threads would take over
+    if not memory.free:
+        return
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -77,6 +77,17 @@ def plain_model(job: HFJob, dtype: torch.dtype) -> PreTrainedModel:
     nn.Module.to(model, dtype)
     model.to_empty(device=job.ranks.device)
     model.tie_weights()
+    write_plain(job, model, dtype)
+    # What is computed from the config and not saved, such as the frequencies of rotary embeddings.
+    buffers = {name.replace(BASE, ""): buffer for name, buffer in trained.named_buffers()}
+    for name, buffer in model.named_buffers():
+        buffer.copy_(buffers[name])
+    return model.eval()
+
+
+@torch.no_grad()
+def write_plain(job: HFJob, model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Write the job's weights as they are now into a model of `plain_model`, where its own lie. All ranks call it together."""
     parameters = dict(model.named_parameters())
     saved: set[str] = set()
     for weights in whole_weights(job, dtype, job.ranks.device, everywhere=True):
@@ -84,11 +95,6 @@ def plain_model(job: HFJob, dtype: torch.dtype) -> PreTrainedModel:
             (parameters[name] if name in parameters else model.get_buffer(name)).copy_(tensor)
         saved |= weights.keys()
     assert parameters.keys() <= saved, "a weight has no counterpart in the model that is trained"
-    # What is computed from the config and not saved, such as the frequencies of rotary embeddings.
-    buffers = {name.replace(BASE, ""): buffer for name, buffer in trained.named_buffers()}
-    for name, buffer in model.named_buffers():
-        buffer.copy_(buffers[name])
-    return model.eval()
 
 
 @torch.no_grad()
