@@ -12,6 +12,7 @@ midst says which kernels they launch and how long the GPU needs for them; it is 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import statistics
@@ -139,6 +140,8 @@ def main(given: list[str]) -> None:
         model, capacity = random_model(case.config, device), case.prompt_tokens + case.answer_tokens
         decoder = RecordedDecoder(model, capacity, lambda: _Again) if asked.cpu else hf_decoder(model, capacity)
         rounds = []
+        gc.collect()
+        gc.freeze()  # as training does
         for _ in range(asked.times):
             rounds.append(answered(decoder, case))
             print(name, json.dumps({key: round(value, 3) for key, value in rounds[-1].items()}), flush=True)

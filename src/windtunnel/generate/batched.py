@@ -14,17 +14,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from windtunnel.model import choose, out_of_memory, top_log_probabilities
+from windtunnel.model import out_of_memory
 
 from .decoder import Decoder, DrawingDecoder, put
 from .protocol import Completion, GenerationFailed, GenerationJob, QueueFull, Stats, Ticket
 from .running import Flight, Running
-from .text import Piece, TextCodec, TextStream, TokenInfo
+from .telling import Teller, chosen, log_probabilities
+from .text import TextCodec, TextStream
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +65,8 @@ class BatchedGenerator:
     def __init__(self, decoder: Decoder, text: TextCodec, *, slots: int, queue: int = 0, version: int = 0) -> None:
         self.text, self.slots, self.queue, self.together = text, slots, queue, slots
         self.context, self.vocab, self.weights = decoder.context, decoder.vocab, decoder.weights
-        self.weights_version = version
         self.stats = Stats()
+        self._teller = Teller(text, decoder, self.stats, version, self._leave)
         self._decoder, self._drawing = decoder, decoder if isinstance(decoder, DrawingDecoder) else None
         self._flight: Flight | None = None
         self._waiting: deque[Running] = deque()
@@ -75,7 +75,6 @@ class BatchedGenerator:
         self._wake = threading.Condition()
         self._closing = False
         self._failures = 0
-        self._seconds = 1.0
         self._thread = threading.Thread(target=self._work, name="generator", daemon=True)
         self._thread.start()
 
@@ -83,6 +82,11 @@ class BatchedGenerator:
     def alive(self) -> bool:
         """Return whether the worker is there and its last steps have not all failed."""
         return self._thread.is_alive() and not self._closing and self._failures < UNWELL
+
+    @property
+    def weights_version(self) -> int:
+        """Return the version of the weights that the next token comes from."""
+        return self._teller.version
 
     @property
     def waiting(self) -> int:
@@ -117,7 +121,7 @@ class BatchedGenerator:
                 raise GenerationFailed("the generator is closed")
             there = sum(not s.ticket.cancelled for s in [*self._waiting, *self._running.values()])
             if bounded and there + len(jobs) > self.slots + self.queue:
-                raise QueueFull(max(1, min(60, round(self._seconds * there / self.slots))))
+                raise QueueFull(max(1, min(60, round(self._teller.seconds * there / self.slots))))
             self._waiting.extend(made)
             self._wake.notify()
         return [sequence.ticket for sequence in made]
@@ -179,7 +183,7 @@ class BatchedGenerator:
                 self._running.clear()
                 self._renewals.clear()
             for sequence in left:
-                self._give_up(sequence, "the generator is closed")
+                self._teller.give_up(sequence, "the generator is closed")
             for done, _, _ in renewals:
                 done.set_exception(GenerationFailed("the generator is closed"))
 
@@ -194,13 +198,13 @@ class BatchedGenerator:
             except Exception as error:
                 done.set_exception(error)
             else:
-                self.weights_version = version
+                self._teller.version = version
                 done.set_result(None)
 
     def _begin_again(self) -> None:
         self._failures, self._flight = self._failures + 1, None
         for sequence in list(self._running.values()):
-            self._give_up(sequence, "a round failed")
+            self._teller.give_up(sequence, "a round failed")
         try:
             self._decoder.reset()
         except Exception:
@@ -257,9 +261,8 @@ class BatchedGenerator:
                     break
                 size = min(CHUNK, len(sequence.before) - sequence.fed)
                 together.setdefault(0 if self._decoder.ragged else size, []).append(sequence)
-                if not (
-                    self._decoder.ragged and sequence.fed == 0 and sequence.before in seen
-                ):  # a prompt that several share is computed once
+                # A prompt that several share is computed once.
+                if not (self._decoder.ragged and sequence.fed == 0 and sequence.before in seen):
                     fed += size
                 seen.add(sequence.before)
             for sequences in together.values():
@@ -272,37 +275,12 @@ class BatchedGenerator:
         logits = self._decoder.feed([s.slot for s in sequences], parts)
         for sequence, part in zip(sequences, parts, strict=True):
             if sequence.fed == 0 and sequence.job.score_prompt and not sequence.ticket.tokens:
-                self._score(sequence)
+                self._teller.score(sequence)
             sequence.fed += len(part)
         self.stats.prompt_tokens += sum(map(len, parts))
         done = [i for i, sequence in enumerate(sequences) if sequence.ready and not sequence.ticket.tokens]
         if done:
-            self._take(logits[done], [sequences[i] for i in done])
-
-    def _score(self, sequence: Running) -> None:
-        """Give a ticket the log-probabilities of its prompt's tokens, by a pass over the whole prompt. Never raises."""
-        try:
-            sequence.ticket.prompt_infos = tuple(self._scores(sequence))
-        except Exception:
-            log.exception("a sequence is given up")
-            self._give_up(sequence, "its prompt could not be scored")
-
-    def _scores(self, sequence: Running) -> list[TokenInfo]:
-        job, count = sequence.job, sequence.job.logprobs or 0
-        stream = TextStream(self.text)
-        # Nothing comes before the first token, so that it has no probability; NaN keeps its place.
-        infos = list(stream.push(job.prompt[0], float("nan"))[0].tokens)
-        at = 1
-        for logits in self._decoder.score(job.prompt):
-            rest = job.prompt[at : at + len(logits)]
-            at += len(rest)
-            if not rest:
-                continue
-            chosen = torch.tensor(rest, device=self._decoder.device)
-            own, values, ids = top_log_probabilities(logits[: len(rest)], chosen, max(count, 1))
-            for token, p, row, names in zip(rest, own.tolist(), values.tolist(), ids.tolist(), strict=True):
-                infos += stream.push(token, p, dict(zip(names, row, strict=True)) if count else None)[0].tokens
-        return infos + list(stream.finish("length").tokens)
+            self._teller.take(logits[done], [sequences[i] for i in done])
 
     def _decode(self) -> None:
         """Decode one token for every sequence whose prompt is in the cache."""
@@ -352,7 +330,7 @@ class BatchedGenerator:
                 begun = self._chosen_ahead(logits, going, places)
             except Exception:  # the cache has grown, so these logits are all that there is
                 self._land()
-                self._take(logits, going)
+                self._teller.take(logits, going)
                 return
         self._land()
         self._flight = begun
@@ -385,8 +363,8 @@ class BatchedGenerator:
     def _chosen_ahead(self, logits: Tensor, going: list[Running], places: list[int]) -> Flight:
         """Choose the next tokens on the device."""
         jobs = [s.job for s in going]
-        tokens = self._chosen(logits, jobs, [s.number(place) for s, place in zip(going, places, strict=True)])
-        logs = _log_probabilities(logits, tokens, jobs)[None] if any(job.draws for job in jobs) else None
+        tokens = chosen(logits, jobs, [s.number(place) for s, place in zip(going, places, strict=True)])
+        logs = log_probabilities(logits, tokens, jobs)[None] if any(job.draws for job in jobs) else None
         return Flight(going, tokens[None], logs)
 
     def _land(self) -> None:
@@ -394,23 +372,13 @@ class BatchedGenerator:
         flight, self._flight = self._flight, None
         if flight is None:
             return
-        tokens, logs = flight.land()
-        taken = 0
-        for i, sequence in enumerate(flight.sequences):
-            if sequence.ticket.over or sequence.slot < 0:
-                continue
-            try:
-                taken += self._advance_far(sequence, tokens[i], None if logs is None else logs[i])
-            except Exception:
-                log.exception("a sequence is given up")
-                self._give_up(sequence, "its token has no text")
-        self.stats.recent.append((time.monotonic(), taken))
+        self._teller.land(flight)
         self._failures = 0
 
     def _step(self, sequences: list[Running]) -> None:
         logits = self._decoder.step([s.slot for s in sequences], [s.ticket.tokens[-1] for s in sequences])
         self.stats.steps += 1
-        self._take(logits, sequences)
+        self._teller.take(logits, sequences)
 
     def _guarded(self, sequences: list[Running], do: Callable[[list[Running]], None]) -> None:
         """Do something for sequences together. If it fails, for each alone: whose fault it is, is given up, the others go on.
@@ -427,127 +395,10 @@ class BatchedGenerator:
             if len(sequences) == 1:
                 log.exception("a sequence is given up")
                 self._failures += 1
-                self._give_up(sequences[0], "its step failed")
+                self._teller.give_up(sequences[0], "its step failed")
             else:
                 for sequence in sequences:
                     self._guarded([sequence], do)
-
-    def _take(self, logits: Tensor, sequences: list[Running]) -> None:
-        """Sample a token for each row and pass its text on. Never raises: the cache has already grown."""
-        try:
-            self._sample(logits, sequences)
-        except Exception:
-            for row, sequence in enumerate(sequences):
-                try:
-                    self._sample(logits[row : row + 1], [sequence])
-                except Exception:
-                    log.exception("a sequence is given up")
-                    self._give_up(sequence, "its token could not be chosen")
-        self.stats.recent.append((time.monotonic(), len(sequences)))
-
-    def _sample(self, logits: Tensor, sequences: list[Running]) -> None:
-        jobs = [sequence.job for sequence in sequences]
-        tokens = self._chosen(logits, jobs, [sequence.number(len(sequence.ticket.tokens)) for sequence in sequences])
-        if any(job.draws for job in jobs):
-            self._keep_draws(sequences, tokens.tolist(), _log_probabilities(logits, tokens, jobs).tolist())
-        count = max((job.logprobs for job in jobs if job.logprobs is not None), default=None)
-        scored = None if count is None else [t.tolist() for t in top_log_probabilities(logits, tokens, max(count, 1))]
-        self._advance_all(sequences, tokens.tolist(), scored)
-
-    @staticmethod
-    def _chosen(logits: Tensor, jobs: Sequence[GenerationJob], draws: list[float]) -> Tensor:
-        """Return a token for each row (N,), by one number drawn for each."""
-        if all(job.temperature == 0 for job in jobs):
-            return logits.argmax(-1)
-        columns = ([job.temperature for job in jobs], [job.top_p for job in jobs], [job.top_k for job in jobs], draws)
-        return choose(logits.float(), *map(torch.tensor, columns))
-
-    def _advance_all(self, sequences: Sequence[Running], tokens: Sequence[int], scored: list[Any] | None) -> None:
-        """Add a token to each sequence, with what `top_log_probabilities` says of it. Never raises."""
-        for row, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
-            if sequence.ticket.over or sequence.slot < 0:
-                continue
-            wanted = sequence.job.logprobs
-            try:
-                if scored is None or wanted is None:
-                    self._advance(sequence, token, None, None)
-                else:
-                    top = dict(list(zip(scored[2][row], scored[1][row], strict=True))[:wanted])
-                    self._advance(sequence, token, scored[0][row], top)
-            except Exception:
-                log.exception("a sequence is given up")
-                self._give_up(sequence, "its token has no text")
-
-    def _keep_draws(self, sequences: Sequence[Running], tokens: Sequence[int], logs: Sequence[float]) -> None:
-        """Note the tokens drawn, with their log-probabilities."""
-        for sequence, token, log_probability in zip(sequences, tokens, logs, strict=True):
-            if not sequence.ticket.over:
-                self._keep(sequence, [token], [log_probability])
-
-    def _keep(self, sequence: Running, tokens: Sequence[int], logs: Sequence[float]) -> None:
-        if sequence.job.draws and sequence.job.max_tokens:
-            sequence.ticket.drawn += zip(tokens, logs, strict=True)
-            sequence.ticket.versions += [self.weights_version] * len(tokens)
-
-    def _advance_far(self, sequence: Running, tokens: list[int], logs: list[float] | None) -> int:
-        """Add the tokens of some steps to a sequence, up to the one that ends it; return how many of them there are."""
-        ticket = sequence.ticket
-        tokens = tokens[: max(1, sequence.most - len(ticket.tokens))]
-        ended = next((i for i, token in enumerate(tokens) if token in self.text.ends), None)
-        taken = tokens if ended is None else tokens[: ended + 1]
-        if logs is not None:
-            self._keep(sequence, taken, logs[: len(taken)])
-        if sequence.text is not None or not sequence.job.max_tokens:
-            for token in taken:
-                self._advance(sequence, token, None, None)
-            return len(taken)
-        said = taken if ended is None else taken[:-1]
-        ticket.tokens += said
-        self.stats.completion_tokens += len(said)
-        if ended is not None:
-            self._finish(sequence, "stop")
-        elif sequence.ends(len(ticket.tokens)):
-            self._finish(sequence, "length")
-        else:
-            ticket.tell()
-        return len(taken)
-
-    def _advance(self, sequence: Running, token: int, log_probability: float | None, top: dict[int, float] | None) -> None:
-        """Add one token to a sequence and end it where it has to end."""
-        job, ticket = sequence.job, sequence.ticket
-        if job.max_tokens == 0:
-            self._finish(sequence, "length")
-            return
-        if token in self.text.ends:
-            self._finish(sequence, "stop")
-            return
-        ticket.tokens.append(token)
-        self.stats.completion_tokens += 1
-        stopped, news = False, True
-        if sequence.text is not None:
-            piece, stopped = sequence.text.push(token, log_probability, top)
-            if news := bool(piece.text or piece.tokens):
-                ticket.add(piece)
-        if stopped:
-            self._finish(sequence, "stop")
-        elif sequence.ends(len(ticket.tokens)):
-            self._finish(sequence, "length")
-        elif news:
-            ticket.tell()
-
-    def _finish(self, sequence: Running, reason: str) -> None:
-        # A running mean, by which those who find the queue full are told when to come again.
-        self._seconds = 0.8 * self._seconds + 0.2 * (time.monotonic() - sequence.submitted)
-        self.stats.finished += 1
-        self._leave(sequence)
-        sequence.ticket.add(Piece("", (), reason) if sequence.text is None else sequence.text.finish(reason))
-        sequence.ticket.tell()
-
-    def _give_up(self, sequence: Running, why: str) -> None:
-        self.stats.failed += 1
-        self._leave(sequence)
-        sequence.ticket.add(GenerationFailed(why))
-        sequence.ticket.tell()
 
     def _leave(self, sequence: Running) -> None:
         """Free a sequence's slot at once: an idle slot that is full must not be there when the others step."""
@@ -555,12 +406,6 @@ class BatchedGenerator:
             self._running.pop(sequence.slot, None)
             self._decoder.free(sequence.slot)
             sequence.slot = -1
-
-
-def _log_probabilities(logits: Tensor, tokens: Tensor, jobs: Sequence[GenerationJob]) -> Tensor:
-    """Return (N,) log-probabilities of tokens over the whole vocabulary at their jobs' temperatures."""
-    temperatures = torch.tensor([job.temperature or 1.0 for job in jobs]).to(logits.device, non_blocking=True)
-    return torch.log_softmax(logits.float() / temperatures[:, None], -1).gather(1, tokens[:, None])[:, 0]
 
 
 def _drawn(decoder: DrawingDecoder, going: list[Running], newest: Tensor, places: list[int], steps: int) -> Flight:
