@@ -5,9 +5,8 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from windtunnel.recipe import UserError
@@ -15,6 +14,7 @@ from windtunnel.verify.kernel.admission import JUDGE_BUFFERS, RUN_BUFFERS, TIMED
 from windtunnel.verify.kernel.child.turn import FULL, TIMING, WAITING
 from windtunnel.verify.kernel.compiling import Compiled, Key
 from windtunnel.verify.kernel.gpu_lock import gpu_path, opened
+from windtunnel.verify.kernel.gpu_seen import SeenGPU, seen_gpu
 from windtunnel.verify.kernel.hidden import WIDE, Case, full_cases, new_seed
 from windtunnel.verify.kernel.plan import Plan
 from windtunnel.verify.kernel.prepared import FLAT
@@ -53,7 +53,6 @@ TORCH = ("torch", "torch._dynamo")
 ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUDA_DEVICE_MAX_COPY_CONNECTIONS": "1"}
 # Of what a compiler makes only the binary is read again.
 BINARIES_ONLY = {"TRITON_STORE_BINARY_ONLY": "1"}
-NVIDIA = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 
 Rest = Callable[[Compiled, Key], Compiled | Finding]
 """Compiles what was not compiled of a plan's configurations, beside what was."""
@@ -85,27 +84,37 @@ class GpuResult:
 
 
 def has_gpu(index: int = 0) -> bool:
-    """Return whether this machine has an NVIDIA GPU of that number."""
-    return Path(f"/dev/nvidia{index}").exists()
+    """Return whether this process may use an NVIDIA GPU of that number, as CUDA counts them here."""
+    return seen_gpu(index) is not None
 
 
 def gpu_sandbox(index: int = 0) -> Sandbox:
     """Return a worker whose child carries plans out, one after the other in one CUDA context. A context manager.
 
     CUDA starts in the child, since it does not survive a fork.
+
+    Args:
+        index: the GPU's number among those that this process may use, as CUDA counts them here.
     """
     modules = (*TORCH, "triton", "windtunnel.verify.kernel.child.full", "windtunnel.verify.kernel.child.warm_gpu:warm")
-    return Sandbox(preload=modules, environment=ONE_QUEUE | BINARIES_ONLY, devices=_devices(index), lasting=True)
+    return _on_gpu(index, modules, BINARIES_ONLY)
 
 
 def reference_sandbox(index: int = 0) -> Sandbox:
-    """Return a worker for the reference and the comparison, which no kernel of a candidate ever shares. A context manager."""
-    preload = (*TORCH, "windtunnel.verify.kernel.child.judge:warm")
-    return Sandbox(preload=preload, environment=ONE_QUEUE, devices=_devices(index), lasting=True)
+    """Return a worker for the reference and the comparison, which no kernel of a candidate ever shares. A context manager.
+
+    Args:
+        index: as of `gpu_sandbox`.
+    """
+    return _on_gpu(index, (*TORCH, "windtunnel.verify.kernel.child.judge:warm"), {})
 
 
-def _devices(index: int) -> tuple[str, ...]:
-    return (f"/dev/nvidia{index}", *NVIDIA[1:])
+def _on_gpu(index: int, preload: Sequence[str], environment: Mapping[str, str]) -> Sandbox:
+    """Return a sandbox that reaches this GPU and no other. Without one it starts too, and finds none."""
+    gpu = seen_gpu(index) or SeenGPU(index)
+    return Sandbox(
+        preload=preload, environment={**ONE_QUEUE, **environment, **gpu.environment}, devices=gpu.devices, lasting=True
+    )
 
 
 class GpuStages:
@@ -114,8 +123,9 @@ class GpuStages:
     Safe to call from several threads when the runners are. Several plans share the GPU, except while one is timed: then all
     others wait, in all processes of this machine that come through here. clock: False leaves timing out. baseline: which of the
     reference's own times are taken, and with them the speed-up over each; compiling it takes many seconds a task. index: the
-    GPU's number, whose turns it takes; None takes none. limits: of one candidate's runs. calls: how many cold ones are timed at
-    most, not fewer than ten. memory: to be shared with the stages of other tasks on the same GPU; None: its own.
+    GPU's number among those that this process may use, whose turns it takes; None takes none. limits: of one candidate's runs.
+    calls: how many cold ones are timed at most, not fewer than ten. memory: to be shared with the stages of other tasks on the
+    same GPU; None: its own.
     """
 
     def __init__(
@@ -137,7 +147,7 @@ class GpuStages:
         self.calls = calls
         self.task, self.runner, self.trusted, self.device, self.size = task, runner, trusted, device, size
         self.clock, self.limits, self.index = clock, limits, index
-        self.use = None if index is None else gpu_path(index)
+        self.use = None if index is None else gpu_path((seen_gpu(index) or SeenGPU(index)).number)
         self.memory = memory or GpuMemory.of(index)
         self.quick = device != "cpu"  # what the interpreter is slow at had better be left to this
         self._lock = threading.Lock()
