@@ -48,7 +48,9 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
     """
     _as_new()
     turns = Turns(gpu_lock_of(range(FILES_FROM + 1, FILES_FROM + 1 + message["turn"])))
-    held = mmap.mmap(FILES_FROM, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+    # Not the whole file, which is as long as any reply may be: where addresses are limited, that is all there are.
+    length = max((at + size for at, size in message["spans"]), default=1)
+    held = mmap.mmap(FILES_FROM, length, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
     with held as file, turns.waiting_for(then="judge"):
         view = memoryview(file)
         outputs = [view[at : at + size] for at, size in message["spans"]]
