@@ -76,10 +76,14 @@ class Runs:
 
 @dataclass(frozen=True)
 class GpuResult:
-    """finding: what is wrong, or None. evidence: times and speed-ups, plain JSON. waits: seconds by what was waited for."""
+    """finding: what is wrong, or None. evidence: times and speed-ups, plain JSON. waits: seconds by what was waited for.
+
+    fragile: what is wrong with values alone with which the reference itself is of no use, in words.
+    """
 
     finding: Finding | None
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    fragile: tuple[str, ...] = ()
     waits: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -211,7 +215,8 @@ class GpuStages:
         whole = rest(compiled, timed)
         if isinstance(whole, Finding):
             return GpuResult(whole)
-        return self._attempts(plans, whole, replace(runs, cases=runs.cases[-runs.timed :], seed=new_seed()), waits)
+        second = self._attempts(plans, whole, replace(runs, cases=runs.cases[-runs.timed :], seed=new_seed()), waits)
+        return replace(second, fragile=first.fragile + second.fragile)
 
     def _attempts(self, plans: PlanOf, compiled: Compiled, runs: Runs, waits: Waits) -> GpuResult:
         if runs.timed:
@@ -254,12 +259,12 @@ class GpuStages:
             return judged
         if finding is not None:
             return GpuResult(finding)
-        work, spent = judged
+        work, spent, fragile = judged
         evidence = {"device": str(outcome.message.get("device")), "seconds": {**_seconds(outcome), "judge": spent}}
         if not runs.timed:
-            return GpuResult(None, evidence)
+            return GpuResult(None, evidence, fragile)
         timed = self._timed(outcome, work, self._measured_baseline(runs, plans, waits), again=again)
-        return replace(timed, evidence={**timed.evidence, **evidence}) if timed.finding is None else timed
+        return replace(timed, evidence={**timed.evidence, **evidence}, fragile=fragile) if timed.finding is None else timed
 
     def _message(self, runs: Runs) -> dict[str, Any]:
         return {
@@ -274,8 +279,10 @@ class GpuStages:
             "calls": runs.calls,
         }
 
-    def _judged(self, plans: PlanOf, runs: Runs, outcome: Outcome, waits: Waits) -> tuple[Work, float] | GpuResult:
-        """Have another trusted child compare, and return what it says and its seconds.
+    def _judged(
+        self, plans: PlanOf, runs: Runs, outcome: Outcome, waits: Waits
+    ) -> tuple[Work, float, tuple[str, ...]] | GpuResult:
+        """Have another trusted child compare, and return what it says of the work, its seconds, and what is fragile.
 
         The outputs go to it in the file they lie in.
         """
@@ -300,7 +307,9 @@ class GpuStages:
             raise UserError(FLAT.format(name=self.task.name), "choose inputs or sizes with which the output varies")
         wrong = wrong_of(judged, "full")
         self._flops.update(judged.message["flops"])  # of the task, whoever's outputs these were
-        return (Work(**judged.message["work"]), judged.wall_seconds) if wrong is None else GpuResult(wrong)
+        if wrong is not None:
+            return GpuResult(wrong)
+        return Work(**judged.message["work"]), judged.wall_seconds, tuple(judged.message["fragile"])
 
     def _timed(self, outcome: Outcome, work: Work, baseline: Mapping[str, Mapping[str, Samples]], *, again: bool) -> GpuResult:
         times = outcome.message["times"]
