@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from warm import gpu_box, reference_box
+from warm import gpu_box, reference_box, wait_long
 
 from windtunnel.verify import (
     GpuStages,
@@ -81,6 +81,11 @@ CHANGES: dict[str, tuple[dict[str, str], set[str]]] = {
 
 def source_of(name: str) -> str:
     return SOURCE % (HONEST | CHANGES[name][0])
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_long(monkeypatch)
 
 
 @pytest.fixture(scope="module")

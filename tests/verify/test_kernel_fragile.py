@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from warm import kernel_box
+from warm import kernel_box, wait_long
 
 from windtunnel.recipe import UserError
 from windtunnel.verify.kernel import GpuStages, KernelVerifier
@@ -85,6 +85,11 @@ class ModelNew(nn.Module):
         product[(1,)](x, y, m, n, M=max(triton.next_power_of_2(m), 16), N=max(triton.next_power_of_2(n), 16))
         return y
 """
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_long(monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -127,9 +127,9 @@ class GpuStages:
     Safe to call from several threads when the runners are. Several plans share the GPU, except while one is timed: then all
     others wait, in all processes of this machine that come through here. clock: False leaves timing out. baseline: which of the
     reference's own times are taken, and with them the speed-up over each; compiling it takes many seconds a task. index: the
-    GPU's number among those that this process may use, whose turns it takes; None takes none. limits: of one candidate's runs.
-    calls: how many cold ones are timed at most, not fewer than ten. memory: to be shared with the stages of other tasks on the
-    same GPU; None: its own.
+    GPU's number among those that this process may use, whose turns it takes; None takes none. limits: of one candidate's runs,
+    else `LIMITS`. calls: how many cold ones are timed at most, not fewer than ten. memory: to be shared with the stages of other
+    tasks on the same GPU; None: its own.
     """
 
     def __init__(
@@ -143,14 +143,14 @@ class GpuStages:
         device: str = "cuda",
         size: str = "full",
         index: int | None = 0,
-        limits: Limits = LIMITS,
+        limits: Limits | None = None,
         calls: int = CALLS,
         memory: GpuMemory | None = None,
     ) -> None:
         assert calls >= LEAST, f"{calls} calls: fewer than {LEAST} are not believed"
         self.calls = calls
         self.task, self.runner, self.trusted, self.device, self.size = task, runner, trusted, device, size
-        self.clock, self.limits, self.index = clock, limits, index
+        self.clock, self.limits, self.index = clock, limits or LIMITS, index
         self.use = None if index is None else gpu_path((seen_gpu(index) or SeenGPU(index)).number)
         self.memory = memory or GpuMemory.of(index)
         self.quick = device != "cpu"  # what the interpreter is slow at had better be left to this
