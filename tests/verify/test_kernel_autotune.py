@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from warm import gpu_box, reference_box
+from warm import gpu_box, reference_box, wait_long
 
 from windtunnel.verify import (
     GpuStages,
@@ -81,6 +81,11 @@ CHANGES: dict[str, tuple[dict[str, str], set[str]]] = {
 
 def source_of(name: str) -> str:
     return SOURCE % (HONEST | CHANGES[name][0])
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_long(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -279,3 +284,66 @@ def test_the_clock_has_the_others_compiled_once_values_are_right(boxes: list[San
         assert (found.finding is None) == (name == "right"), found
         assert ("cold" in found.evidence) == (name == "right")
     assert asked == ["right"]
+
+
+BY_BEST = """\
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": block}) for block in (16, 32, 64, 128, 256)], key=["n"])
+@triton.jit
+def sums(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + tl.program_id(0), tl.sum(tl.load(x + at, mask=at < n, other=0.0)))
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        n = x.numel()
+        y = torch.empty(triton.cdiv(n, 16), device=x.device)
+        sums[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, y, n)
+        return y[: triton.cdiv(n, BEST)].sum()
+"""
+SUM_TASK = """\
+import torch
+import torch.nn as nn
+
+N = 1024
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        return x.sum()
+
+
+def get_inputs():
+    return [torch.rand(N)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_a_kernel_whose_host_code_asks_for_the_best_configuration_runs_with_that_one(boxes: list[Sandbox]) -> None:
+    task = task_from_source(SUM_TASK, name="sum")
+    source = BY_BEST.replace("BEST", 'sums.best_config.kwargs["BLOCK"]')
+    for _ in range(3):  # each time others would be drawn
+        assert (found := KernelVerifier(task, boxes[0]).verify(source)).accepted, found
+    plans, wrong = plans_of(boxes, source, task, ["full"])
+    assert wrong is None, wrong
+    (launch,) = plans["full", "float32"].launches()
+    assert launch.arguments["BLOCK"] == 16
+    plans, wrong = plans_of(boxes, BY_BEST.replace("BEST", "16"), task, ["full"])
+    assert any(isinstance(step, Choice) for step in plans["full", "float32"].steps)
+    assert not KernelVerifier(task, boxes[0]).verify(BY_BEST.replace("BEST", "16")).accepted, "the others leave less"
+
+
+def test_a_best_configuration_is_there_once_a_kernel_was_launched(boxes: list[Sandbox]) -> None:
+    early = BY_BEST.replace("        sums[", "        sums.best_config\n        sums[").replace("BEST", "16")
+    _, wrong = plans_of(boxes, early, task_from_source(SUM_TASK, name="sum"), ["full"])
+    assert wrong is not None
+    assert "best_config" in wrong.message

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.verify.kernel.arrays import Array, array_from, row_major
-from windtunnel.verify.kernel.compare import difference, is_flat, unmoved_share
+from windtunnel.verify.kernel.compare import difference, is_flat, is_rough, unmoved_share
 from windtunnel.verify.kernel.hidden import Case
 from windtunnel.verify.kernel.prepared import Ready
 from windtunnel.verify.kernel.task import Task
@@ -131,3 +131,13 @@ def test_a_whole_number_is_right_where_the_dtype_or_float64_has_it() -> None:
     assert reason(array(own), of) == reason(array(exact), of) == ""
     assert reason(array(np.array([2, 7, -3], np.int8)), of) == "wrong-values"
     assert reason(array(np.array([0, 6, -3], np.int8)), of) == "wrong-values"
+
+
+def test_a_reference_is_rough_where_it_would_be_refused_itself() -> None:
+    exact = np.random.default_rng(1).standard_normal((40, 40))
+    rounded = exact.astype(np.float16)
+    assert not is_rough(ready(rounded, exact), TASK)
+    peaked = np.exp(2 * exact)  # its largest element's rounding is more than most elements are
+    assert not is_rough(ready(peaked.astype(np.float16), peaked), TASK)
+    assert is_rough(ready(((exact + 4096).astype(np.float16) - np.float16(4096)), exact), TASK)
+    assert not is_rough(ready(np.arange(9), np.arange(9)), TASK)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from warm import kernel_box
+from warm import kernel_box, wait_long
 
 from windtunnel.recipe import UserError
 from windtunnel.verify.kernel import GpuStages, KernelVerifier
@@ -87,6 +87,11 @@ class ModelNew(nn.Module):
 """
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_long(monkeypatch)
+
+
 @pytest.fixture(scope="module")
 def box() -> Iterator[Sandbox]:
     with kernel_box() as sandbox:
@@ -161,3 +166,36 @@ def test_a_gpu_is_not_asked_for_what_nobody_is_refused_for(box: Sandbox) -> None
     assert [case.variation for case in stages.runs(narrow=False).cases] == ["plain", "negated", "scaled"]
     strict = GpuStages(replace(task, fragile=()), box, box, clock=False, baseline=(), device="cpu", index=None)
     assert {"large", "shifted"} <= {case.variation for case in strict.runs().cases}
+
+
+LOGARITHM = SOFTMAX.replace("torch.softmax(x, dim=1)", "(x * x.log()).sum(1)").replace("randn", "rand")
+OF_ROWS = ROWWISE.replace("y + row * n + at, out, mask=at < n", "y + row, tl.sum(tl.where(at < n, out, 0.0))").replace(
+    "empty_like(x)", "empty(x.shape[0], device=x.device)"
+)
+CLAMPED = "value = tl.where(at < n, value, 0.0); out = value * tl.log(tl.maximum(value, 1e-10))"
+
+
+def test_with_values_for_which_the_reference_has_none_a_gpu_names_what_is_wrong(box: Sandbox) -> None:
+    """Of negative numbers there is no logarithm, and one that clamps them is no worse."""
+    task = task_from_source(LOGARITHM, name="logarithm")
+    stages = GpuStages(task, box, box, clock=False, baseline=(), device="cpu", index=None)
+    found = KernelVerifier(task, box, gpu=stages).verify(OF_ROWS.replace("WORK", CLAMPED))
+    assert found.accepted, found
+    assert [text for text in found.evidence["fragile"] if "(full float32 negated)" in text], found.evidence
+    assert not [text for text in found.evidence["fragile"] if "plain" in text]
+    for wrong in ("; out = tl.minimum(out, 1.5)", "; out = tl.where(at < n - 1, out, 0.0)"):  # with larger ones; a part alone
+        assert judged_on_gpu(task, stages, OF_ROWS.replace("WORK", CLAMPED + wrong), box) == "wrong-values"
+    # Where plain inputs have infinities they are asked for.
+    infinite = task_from_source(LOGARITHM.replace("x * x.log()", "(x - x[0]).log()"), name="infinite")
+    stages = GpuStages(infinite, box, box, clock=False, baseline=(), device="cpu", index=None)
+    work = "out = tl.where(at < n, value - tl.load(x + at, mask=at < n, other=0.0), 1.0); out = tl.log(tl.maximum(out, 1e-10))"
+    assert judged_on_gpu(infinite, stages, OF_ROWS.replace("WORK", work), box) == "wrong-values"
+
+
+def judged_on_gpu(task: Task, stages: GpuStages, source: str, box: Sandbox) -> str:
+    """Return the reason of the GPU's stages alone."""
+    forms = file_forms(task, box, stages.sizes())
+    plans, wrong = read_recorded(box.run(record_job(source, forms)), forms, task)
+    assert wrong is None, wrong
+    found = stages.judge({(form.size, form.dtype): plan for form, plan in zip(forms, plans, strict=True)}).finding
+    return "" if found is None else found.reason

@@ -98,30 +98,87 @@ def test_the_rounding_of_plain_values_serves_scaled_and_negated_ones_alone() -> 
     assert found["negated"] is found["scaled"] is found["plain"]
 
 
+class Given:
+    """What a candidate gave."""
+
+    finite_alone, part = False, 1
+
+    def __init__(self, output: torch.Tensor) -> None:
+        self.output = output
+
+    def judge(self, own: list, exact: list, roundings: list, *, tf32: bool) -> tuple[str, str] | None:
+        tolerance = {"float32": 2e-3} if tf32 else {}
+        found = values_differ(self.output.to(own[0].dtype), own[0], exact[0], "It", tolerance, 0.0, roundings[0])
+        return None if found is None else (found.reason, found.message)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_is_as_near_to_the_reference_in_its_own_dtype_needs_no_float64(dtype: str) -> None:
-    class Near:
-        """What a candidate gave, off by so much."""
-
-        finite_alone, part = False, 1
-
-        def __init__(self, off: float) -> None:
-            self.off = off
-
-        def judge(self, own: list, exact: list, roundings: list, *, tf32: bool) -> tuple[str, str] | None:
-            tolerance = {"float32": 2e-3} if tf32 else {}
-            given = (exact_of[0] * (1 + self.off)).to(own[0].dtype)
-            found = values_differ(given, own[0], exact[0], "It", tolerance, 0.0, roundings[0])
-            return None if found is None else (found.reason, found.message)
-
     group = Group(message(), "full", dtype)
     inputs = inputs_of(group)
     own, exact_of, _ = group.answers(inputs)
     made, exact = [], group.drawn.exact
     group.drawn.exact = lambda inputs: made.append(1) or exact(inputs)  # type: ignore[method-assign]
-    assert compared(Near(0.0), group, "plain", inputs, own) is None
+    assert compared(Given(exact_of[0]), group, "plain", inputs, own) is None
     assert not made
-    wrong = compared(Near(0.2), group, "plain", inputs, own)
+    wrong = compared(Given(exact_of[0] * 1.2), group, "plain", inputs, own)
     assert wrong is not None
-    assert wrong[0] == "wrong-values"
+    assert wrong.reason == "wrong-values"
     assert made == [1], "who is refused is refused by float64"
+
+
+ATTENTION = """\
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class Model(nn.Module):
+    def forward(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.125)
+
+
+def get_inputs():
+    return [torch.randn(4, 8, 128, 64) for _ in range(3)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize(("bits", "right"), [("float16", True), ("bfloat16", False)])
+def test_an_attention_that_rounds_its_scaled_queries_is_right_in_their_own_dtype_alone(bits: str, right: bool) -> None:
+    """Scores of 45 turn on the last bit of a query: a few elements are off by as much as the reference with other last bits."""
+    group = Group(message(sources={"full": ATTENTION}), "full", "float16")
+    refused = set()
+    for seed in range(3):
+        inputs = group.drawn.inputs(Case("full", "float16", "scaled").as_json(), seed)
+        own, _ = group.own(inputs)
+        q, k, v = (value.float() for value in inputs)
+        scores = (q * 0.125 * 1.44269504).to(getattr(torch, bits)).float() @ k.transpose(-1, -2)
+        scores = scores.masked_fill(torch.ones(128, 128, dtype=torch.bool).triu(1), -float("inf"))
+        weights = torch.exp2(scores - scores.amax(-1, keepdim=True))
+        given = (weights.half().float() @ v) / weights.sum(-1, keepdim=True)
+        refused.add(compared(Given(given), group, "scaled", inputs, own) is not None)
+        exact = group.drawn.exact(inputs)
+        alone = Given(given).judge(own, exact, [None], tf32=False)
+        assert alone is not None, "or this shows nothing"
+    assert refused == {not right}
+
+
+def test_what_is_wrong_where_the_reference_itself_would_be_refused_is_doubtful_unless_the_inputs_are_the_tasks_own() -> None:
+    cancelling = SOURCE.replace("a.mul_(2)\n        return a @ b", "return (a + 4096) - 4096 + b")
+    group = Group(message(sources={"full": cancelling}), "full", "float16")
+    for variation, doubtful in (("plain", False), ("scaled", True)):
+        inputs = inputs_of(group, variation)
+        own, exact, _ = group.answers(inputs)
+        wrong = compared(Given(exact[0] + 9), group, variation, inputs, own)
+        assert wrong is not None
+        assert wrong.doubtful == doubtful
+    steady = Group(message(sources={"full": cancelling.replace("4096", "0.5")}), "full", "float16")
+    inputs = inputs_of(steady, "scaled")
+    own, exact, _ = steady.answers(inputs)
+    wrong = compared(Given(exact[0] + 9), steady, "scaled", inputs, own)
+    assert wrong is not None
+    assert not wrong.doubtful

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import HANG
-from warm import eager_box, kernel_box
+from warm import eager_box, kernel_box, wait_long
 
 from windtunnel.verify import Task, find_task
 from windtunnel.verify.kernel import GpuStages, KernelVerifier, gpu_sandbox
@@ -99,6 +99,11 @@ def test_what_is_no_time_is_not_read(events: object) -> None:
 SIZES = "TASK = {'sizes': {'tiny': {'ROWS': 4, 'COLS': 24}, 'tiny_ragged': {'ROWS': 3, 'COLS': 19}}, 'dtypes': ['float32']}"
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_long(monkeypatch)
+
+
 @pytest.fixture(scope="module")
 def bias() -> Task:
     from test_kernel_funnel import REFERENCE
@@ -150,7 +155,7 @@ def test_a_plan_that_never_ends_at_full_size_is_refused(bias: Task, box: Sandbox
 
     task = replace(bias, sizes={"tiny": {"ROWS": 4, "COLS": 24}, "full": {"ROWS": 8, "COLS": 48}})
     source = KERNEL.replace("    tl.store", "    while n > 200:\n        n = n + 0\n    tl.store", 1)
-    limits = replace(LIMITS, phases=(("waiting", 30.0), ("context", 60.0), ("full", 1.0), ("timing", 20.0)))
+    limits = replace(LIMITS, wall_seconds=HANG, phases=(("full", 1.0),))
     stages = GpuStages(task, box, box, device="cpu", index=None, baseline=(), clock=False, limits=limits)
     verdict = KernelVerifier(task, box, gpu=stages).verify(source)
     assert (verdict.stage, verdict.reason, verdict.reward) == ("full", "timeout", 0.0), verdict
@@ -175,6 +180,7 @@ def test_the_clock_ends_early_when_the_median_is_known_or_the_time_is_over(monke
         called.clear()
         return child_clock.measure(called.append, 2, calls, cold=False, dice=random.Random(0), device="cpu")
 
+    monkeypatch.setattr(child_clock, "MOST_SECONDS", HANG)
     found = measured(1000)
     assert child_clock.LEAST_CALLS <= len(found["events"]) < child_clock.LEAST_CALLS + 5
     assert len(called) == len(found["events"]) + child_clock.WARM_UPS
@@ -205,8 +211,7 @@ def test_a_plan_waits_while_another_is_timed_and_is_timed_alone(bias: Task, box:
             assert waiting.result(timeout=HANG).finding is None
         with GpuLock(fds).shared():  # the comparison shares too
             assert threads.submit(untimed.judge, plans).result(timeout=HANG).finding is None
-        short = replace(LIMITS, phases=(("waiting", 0.5), *LIMITS.phases[1:]))
-        untimed.limits = short
+        untimed.limits = replace(untimed.limits, phases=(("waiting", 0.5),))
         with GpuLock(fds).alone():
             found = untimed.judge(plans).finding
         assert found is not None
@@ -217,7 +222,7 @@ def test_a_plan_waits_while_another_is_timed_and_is_timed_alone(bias: Task, box:
 def test_the_reference_is_timed_as_it_was_asked_for(bias: Task, box: Sandbox, wanted: tuple[str, ...]) -> None:
     from test_kernel_funnel import KERNEL
 
-    with kernel_box() as trusted:
+    with eager_box() as trusted:
         stages = GpuStages(bias, box, trusted, baseline=wanted, device="cpu", size="tiny", index=None, calls=10)
         result = stages.judge(plans_of(box, KERNEL, bias))
     assert result.finding is None, result.finding
@@ -266,7 +271,8 @@ def test_where_a_gpu_judges_values_a_kernel_may_be_made_for_the_files_own_sizes(
 
     from windtunnel.verify.kernel import funnel
 
-    monkeypatch.setattr(funnel, "GLANCE_AT_MOST", 1.0)
+    for name in ("GLANCE_SECONDS", "GLANCE_AT_MOST"):
+        monkeypatch.setattr(funnel, name, HANG)
     task = replace(bias, sizes={"tiny": {"ROWS": 4, "COLS": 24}, "full": {"ROWS": 8, "COLS": 48}})
     stages = GpuStages(task, box, box, device="cpu", index=None, baseline=(), clock=False)
     made_for_full = KERNEL.replace("x + b, 0.0", "x + b * (n == 384), 0.0")
@@ -277,7 +283,10 @@ def test_where_a_gpu_judges_values_a_kernel_may_be_made_for_the_files_own_sizes(
     endless_at_tiny = KERNEL.replace("    tl.store", "    while n < 200:\n        n = n + 0\n    tl.store", 1)
     asserts_full = KERNEL.replace("        n = x.numel()", "        n = x.numel()\n        assert n == 384")
     for source in (made_for_full, endless_at_tiny, asserts_full):
-        found = verifier.verify(source)
+        with monkeypatch.context() as less:
+            if source == endless_at_tiny:
+                less.setattr(funnel, "GLANCE_AT_MOST", 1.0)
+            found = verifier.verify(source)
         assert (found.accepted, found.stage) == (True, "full"), found
         assert found.evidence["tiny"]
     for old, new, stage, reason in [

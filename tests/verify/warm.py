@@ -5,10 +5,14 @@ from __future__ import annotations
 import atexit
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
-from windtunnel.verify.kernel import compiler_sandbox, gpu_sandbox, kernel_sandbox, reference_sandbox
+import pytest
+from waiting import HANG
+
+from windtunnel.verify.kernel import compiler_sandbox, gpu, gpu_sandbox, kernel_sandbox, reference_sandbox
 from windtunnel.verify.kernel.funnel import PRELOAD
-from windtunnel.verify.sandbox import Sandbox
+from windtunnel.verify.sandbox import Limits, Sandbox
 
 
 @functools.cache
@@ -36,6 +40,14 @@ def _eager() -> Sandbox:
 def compiler_box() -> Sandbox:
     """Return a sandbox like `compiler_sandbox()`, with a worker of its own."""
     return _first(compiler_sandbox).twin()
+
+
+def wait_long(patch: pytest.MonkeyPatch) -> None:
+    """Let the stages of a GPU take as long as they like on the interpreter, on a machine that others use too."""
+    for name in ("LIMITS", "BASELINE_LIMITS"):
+        limits: Limits = getattr(gpu, name)
+        phases = tuple((phase, max(seconds, HANG)) for phase, seconds in limits.phases)
+        patch.setattr(gpu, name, replace(limits, wall_seconds=HANG, cpu_seconds=HANG, phases=phases))
 
 
 def gpu_box() -> Sandbox:

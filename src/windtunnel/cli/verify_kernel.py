@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -158,7 +159,9 @@ def use_gpu(asked: bool | None) -> bool:
     from windtunnel.verify import has_gpu
 
     if asked and not has_gpu():
-        raise UserError("--gpu: this machine has no NVIDIA GPU (no /dev/nvidia0)", "leave out --gpu for the correctness half")
+        hiding = os.environ.get("CUDA_VISIBLE_DEVICES")
+        why = "no /dev/nvidia* on this machine" if hiding is None else f"CUDA_VISIBLE_DEVICES is {hiding!r}"
+        raise UserError(f"--gpu: there is no NVIDIA GPU to use ({why})", "leave out --gpu for the correctness half")
     return has_gpu() if asked is None else asked
 
 

@@ -2,6 +2,7 @@
 
 from .catalog import Catalog, gpu_names, instance_names, load_catalog, prices_file, user_file
 from .detect import PROVIDER, cpu_cores, detect_rig, measure_cpu_gflops
+from .nvml import InstalledGPU, installed_gpus, visible
 from .parse import parse_rig, spot_interruptions
 from .prices import OLD_DAYS, Update, age_days, update_prices
 from .types import GPU, Price, Rig, processor_of
@@ -11,6 +12,7 @@ __all__ = [
     "OLD_DAYS",
     "PROVIDER",
     "Catalog",
+    "InstalledGPU",
     "Price",
     "Rig",
     "Update",
@@ -18,6 +20,7 @@ __all__ = [
     "cpu_cores",
     "detect_rig",
     "gpu_names",
+    "installed_gpus",
     "instance_names",
     "load_catalog",
     "measure_cpu_gflops",
@@ -27,4 +30,5 @@ __all__ = [
     "spot_interruptions",
     "update_prices",
     "user_file",
+    "visible",
 ]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from .catalog import Catalog, load_catalog
 from .types import GPU
 
+T = TypeVar("T")
 GIB = 2**30
 PCIE_GBS = {3: 16.0, 4: 32.0, 5: 64.0, 6: 128.0}
 
@@ -25,18 +28,43 @@ class FoundGPUs:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class InstalledGPU:
+    """One GPU of this machine, whether or not this process may use it.
+
+    Attributes:
+        uuid: as CUDA_VISIBLE_DEVICES may name it.
+        number: N of its file /dev/nvidiaN.
+        memory_bytes: all of it, the driver's share too.
+    """
+
+    uuid: str
+    number: int
+    memory_bytes: int
+
+
 def detect_gpus() -> FoundGPUs | None:
     """Return the GPUs this process may use (CUDA_VISIBLE_DEVICES respected); None without driver or GPU."""
+    return _asked(_found, None)
+
+
+def installed_gpus() -> list[InstalledGPU]:
+    """Return all GPUs that the driver shows, in its order; none without driver."""
+    return _asked(_installed, [])
+
+
+def _asked(question: Callable[[Any], T], without: T) -> T:
+    """Return what NVML answers, or `without` where there is none."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
     except Exception:  # no library, no driver, or no permission: a machine without GPUs
-        return None
+        return without
     try:
-        return _found(pynvml)
+        return question(pynvml)
     except pynvml.NVMLError:
-        return None
+        return without
     finally:
         pynvml.nvmlShutdown()
 
@@ -62,6 +90,16 @@ def match_gpu(name: str, memory_gib: float, catalog: Catalog) -> str | None:
     names = [n for n, e in catalog.gpus.items() if any(re.search(p, name, re.I) for p in (*e.nvml, rf"\b{re.escape(n)}\b"))]
     near = [n for n in names if abs(catalog.gpus[n].memory_gib - memory_gib) < 0.25 * memory_gib]
     return next(iter(near or names), None)
+
+
+def _installed(nvml: Any) -> list[InstalledGPU]:
+    found = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        with contextlib.suppress(nvml.NVMLError):  # of a container that was given some of a machine's: CUDA counts those alone
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            number, memory = nvml.nvmlDeviceGetMinorNumber(handle), nvml.nvmlDeviceGetMemoryInfo(handle).total
+            found.append(InstalledGPU(_text(nvml.nvmlDeviceGetUUID(handle)), int(number), int(memory)))
+    return found
 
 
 def _found(nvml: Any) -> FoundGPUs | None:

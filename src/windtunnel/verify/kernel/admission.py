@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from windtunnel.verify.kernel.gpu_seen import seen_gpu
 from windtunnel.verify.sandbox import Outcome, SandboxJob
 
 # What a candidate takes of the GPU's memory, in the buffers of its largest plan, which hold inputs, parameters, outputs and what
@@ -43,22 +44,9 @@ class GpuMemory:
 
     @classmethod
     def of(cls, index: int | None) -> GpuMemory:
-        """Return the part of a GPU's memory that is shared."""
-        if index is None:
-            return cls(LEAST_MEMORY)
-        import pynvml
-
-        try:
-            pynvml.nvmlInit()
-        except pynvml.NVMLError:
-            return cls(LEAST_MEMORY)
-        try:
-            total = int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(index)).total)
-        except pynvml.NVMLError:
-            return cls(LEAST_MEMORY)
-        finally:
-            pynvml.nvmlShutdown()
-        return cls(int(SHARED * total))
+        """Return the part of a GPU's memory that is shared. index: of `gpu_seen.seen_gpu`, None: of none."""
+        gpu = None if index is None else seen_gpu(index)
+        return cls(int(SHARED * gpu.memory_bytes) if gpu and gpu.memory_bytes else LEAST_MEMORY)
 
     @contextlib.contextmanager
     def holding(self, size: int) -> Iterator[None]:

@@ -118,6 +118,11 @@ def tolerance(own: Array, exact: Array, task: Task) -> np.ndarray:
     return relative * (size + scale) + 2 * EPSILON[own.dtype] * size + slack + FLOOR[own.dtype]
 
 
+def is_rough(ready: Ready, task: Task) -> bool:
+    """Return whether the reference in its dtype would itself be refused: no candidate can be asked for more."""
+    return difference(ready.own, ready.kind, ready, task) is not None
+
+
 def robust_scale(sizes: np.ndarray) -> float:
     """Return the mean magnitude, but of what is far above all else: a mask of -1e9 does not set the scale of what it leaves."""
     top = sizes.max(initial=0.0)

@@ -372,6 +372,7 @@ class _Judging:
             result = self.of.gpu.judge(plans, self.compiled, runs, self._rest)
         self.clock.times |= {f"gpu wait for {what}": seconds for what, seconds in result.waits.items()}
         self.evidence["gpu"] = dict(result.evidence)
+        self.evidence["fragile"] += result.fragile
         return result.finding
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from windtunnel.recipe import UserError
@@ -15,6 +14,7 @@ from windtunnel.verify.kernel.admission import JUDGE_BUFFERS, RUN_BUFFERS, TIMED
 from windtunnel.verify.kernel.child.turn import FULL, TIMING, WAITING
 from windtunnel.verify.kernel.compiling import Compiled, Key
 from windtunnel.verify.kernel.gpu_lock import gpu_path, opened
+from windtunnel.verify.kernel.gpu_seen import SeenGPU, seen_gpu
 from windtunnel.verify.kernel.hidden import WIDE, Case, full_cases, new_seed
 from windtunnel.verify.kernel.plan import Plan
 from windtunnel.verify.kernel.prepared import FLAT
@@ -53,7 +53,6 @@ TORCH = ("torch", "torch._dynamo")
 ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUDA_DEVICE_MAX_COPY_CONNECTIONS": "1"}
 # Of what a compiler makes only the binary is read again.
 BINARIES_ONLY = {"TRITON_STORE_BINARY_ONLY": "1"}
-NVIDIA = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 
 Rest = Callable[[Compiled, Key], Compiled | Finding]
 """Compiles what was not compiled of a plan's configurations, beside what was."""
@@ -77,35 +76,49 @@ class Runs:
 
 @dataclass(frozen=True)
 class GpuResult:
-    """finding: what is wrong, or None. evidence: times and speed-ups, plain JSON. waits: seconds by what was waited for."""
+    """finding: what is wrong, or None. evidence: times and speed-ups, plain JSON. waits: seconds by what was waited for.
+
+    fragile: what is wrong with values alone with which the reference itself is of no use, in words.
+    """
 
     finding: Finding | None
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    fragile: tuple[str, ...] = ()
     waits: Mapping[str, float] = field(default_factory=dict)
 
 
 def has_gpu(index: int = 0) -> bool:
-    """Return whether this machine has an NVIDIA GPU of that number."""
-    return Path(f"/dev/nvidia{index}").exists()
+    """Return whether this process may use an NVIDIA GPU of that number, as CUDA counts them here."""
+    return seen_gpu(index) is not None
 
 
 def gpu_sandbox(index: int = 0) -> Sandbox:
     """Return a worker whose child carries plans out, one after the other in one CUDA context. A context manager.
 
     CUDA starts in the child, since it does not survive a fork.
+
+    Args:
+        index: the GPU's number among those that this process may use, as CUDA counts them here.
     """
     modules = (*TORCH, "triton", "windtunnel.verify.kernel.child.full", "windtunnel.verify.kernel.child.warm_gpu:warm")
-    return Sandbox(preload=modules, environment=ONE_QUEUE | BINARIES_ONLY, devices=_devices(index), lasting=True)
+    return _on_gpu(index, modules, BINARIES_ONLY)
 
 
 def reference_sandbox(index: int = 0) -> Sandbox:
-    """Return a worker for the reference and the comparison, which no kernel of a candidate ever shares. A context manager."""
-    preload = (*TORCH, "windtunnel.verify.kernel.child.judge:warm")
-    return Sandbox(preload=preload, environment=ONE_QUEUE, devices=_devices(index), lasting=True)
+    """Return a worker for the reference and the comparison, which no kernel of a candidate ever shares. A context manager.
+
+    Args:
+        index: as of `gpu_sandbox`.
+    """
+    return _on_gpu(index, (*TORCH, "windtunnel.verify.kernel.child.judge:warm"), {})
 
 
-def _devices(index: int) -> tuple[str, ...]:
-    return (f"/dev/nvidia{index}", *NVIDIA[1:])
+def _on_gpu(index: int, preload: Sequence[str], environment: Mapping[str, str]) -> Sandbox:
+    """Return a sandbox that reaches this GPU and no other. Without one it starts too, and finds none."""
+    gpu = seen_gpu(index) or SeenGPU(index)
+    return Sandbox(
+        preload=preload, environment={**ONE_QUEUE, **environment, **gpu.environment}, devices=gpu.devices, lasting=True
+    )
 
 
 class GpuStages:
@@ -114,8 +127,9 @@ class GpuStages:
     Safe to call from several threads when the runners are. Several plans share the GPU, except while one is timed: then all
     others wait, in all processes of this machine that come through here. clock: False leaves timing out. baseline: which of the
     reference's own times are taken, and with them the speed-up over each; compiling it takes many seconds a task. index: the
-    GPU's number, whose turns it takes; None takes none. limits: of one candidate's runs. calls: how many cold ones are timed at
-    most, not fewer than ten. memory: to be shared with the stages of other tasks on the same GPU; None: its own.
+    GPU's number among those that this process may use, whose turns it takes; None takes none. limits: of one candidate's runs,
+    else `LIMITS`. calls: how many cold ones are timed at most, not fewer than ten. memory: to be shared with the stages of other
+    tasks on the same GPU; None: its own.
     """
 
     def __init__(
@@ -129,15 +143,15 @@ class GpuStages:
         device: str = "cuda",
         size: str = "full",
         index: int | None = 0,
-        limits: Limits = LIMITS,
+        limits: Limits | None = None,
         calls: int = CALLS,
         memory: GpuMemory | None = None,
     ) -> None:
         assert calls >= LEAST, f"{calls} calls: fewer than {LEAST} are not believed"
         self.calls = calls
         self.task, self.runner, self.trusted, self.device, self.size = task, runner, trusted, device, size
-        self.clock, self.limits, self.index = clock, limits, index
-        self.use = None if index is None else gpu_path(index)
+        self.clock, self.limits, self.index = clock, limits or LIMITS, index
+        self.use = None if index is None else gpu_path((seen_gpu(index) or SeenGPU(index)).number)
         self.memory = memory or GpuMemory.of(index)
         self.quick = device != "cpu"  # what the interpreter is slow at had better be left to this
         self._lock = threading.Lock()
@@ -201,7 +215,8 @@ class GpuStages:
         whole = rest(compiled, timed)
         if isinstance(whole, Finding):
             return GpuResult(whole)
-        return self._attempts(plans, whole, replace(runs, cases=runs.cases[-runs.timed :], seed=new_seed()), waits)
+        second = self._attempts(plans, whole, replace(runs, cases=runs.cases[-runs.timed :], seed=new_seed()), waits)
+        return replace(second, fragile=first.fragile + second.fragile)
 
     def _attempts(self, plans: PlanOf, compiled: Compiled, runs: Runs, waits: Waits) -> GpuResult:
         if runs.timed:
@@ -244,12 +259,12 @@ class GpuStages:
             return judged
         if finding is not None:
             return GpuResult(finding)
-        work, spent = judged
+        work, spent, fragile = judged
         evidence = {"device": str(outcome.message.get("device")), "seconds": {**_seconds(outcome), "judge": spent}}
         if not runs.timed:
-            return GpuResult(None, evidence)
+            return GpuResult(None, evidence, fragile)
         timed = self._timed(outcome, work, self._measured_baseline(runs, plans, waits), again=again)
-        return replace(timed, evidence={**timed.evidence, **evidence}) if timed.finding is None else timed
+        return replace(timed, evidence={**timed.evidence, **evidence}, fragile=fragile) if timed.finding is None else timed
 
     def _message(self, runs: Runs) -> dict[str, Any]:
         return {
@@ -264,8 +279,10 @@ class GpuStages:
             "calls": runs.calls,
         }
 
-    def _judged(self, plans: PlanOf, runs: Runs, outcome: Outcome, waits: Waits) -> tuple[Work, float] | GpuResult:
-        """Have another trusted child compare, and return what it says and its seconds.
+    def _judged(
+        self, plans: PlanOf, runs: Runs, outcome: Outcome, waits: Waits
+    ) -> tuple[Work, float, tuple[str, ...]] | GpuResult:
+        """Have another trusted child compare, and return what it says of the work, its seconds, and what is fragile.
 
         The outputs go to it in the file they lie in.
         """
@@ -290,7 +307,9 @@ class GpuStages:
             raise UserError(FLAT.format(name=self.task.name), "choose inputs or sizes with which the output varies")
         wrong = wrong_of(judged, "full")
         self._flops.update(judged.message["flops"])  # of the task, whoever's outputs these were
-        return (Work(**judged.message["work"]), judged.wall_seconds) if wrong is None else GpuResult(wrong)
+        if wrong is not None:
+            return GpuResult(wrong)
+        return Work(**judged.message["work"]), judged.wall_seconds, tuple(judged.message["fragile"])
 
     def _timed(self, outcome: Outcome, work: Work, baseline: Mapping[str, Mapping[str, Samples]], *, again: bool) -> GpuResult:
         times = outcome.message["times"]

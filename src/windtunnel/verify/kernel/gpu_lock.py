@@ -83,9 +83,9 @@ def gpu_lock_of(fds: Sequence[int]) -> GpuLock | None:
     return GpuLock(fds) if fds else None
 
 
-def gpu_path(index: int) -> Path:
-    """Return where the lock of a GPU lies."""
-    return FOLDER / f"windtunnel-gpu{index}-use"
+def gpu_path(number: int) -> Path:
+    """Return where the lock of a GPU lies. number: of its file /dev/nvidiaN, which all processes know it by."""
+    return FOLDER / f"windtunnel-gpu{number}-use"
 
 
 def _open(path: str) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from windtunnel.verify.kernel.arrays import Array, array_from
-from windtunnel.verify.kernel.compare import OF_VALUES, difference, unmoved_share, worst_error
+from windtunnel.verify.kernel.compare import OF_VALUES, difference, is_rough, unmoved_share, worst_error
 from windtunnel.verify.kernel.prepared import Ready
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.sandbox import Limits, MiB, Outcome
@@ -86,7 +86,7 @@ def judge_tiny(outcome: Outcome, task: Task, order: Sequence[Ready], fragile: li
         return Finding(stage, "no-answer", "the candidate's process did not report its runs.")
     for run, ready in [*zip(runs, order, strict=False), *_run_again(outcome, order)]:
         found = _judge_run(run, ready, outcome, task)
-        if found is not None and is_fragile(found, task):
+        if found is not None and (is_fragile(found, task) or _is_doubtful(found, ready, task)):
             if fragile is not None:
                 fragile.append(f"{found.reason}: {found.message}")
         elif found is not None:
@@ -102,6 +102,11 @@ def judge_tiny(outcome: Outcome, task: Task, order: Sequence[Ready], fragile: li
 def is_fragile(found: Finding, task: Task) -> bool:
     """Return whether what is wrong shows with such values alone as the task names and does not refuse for."""
     return found.reason in OF_VALUES and found.evidence.get("variation") in task.fragile
+
+
+def _is_doubtful(found: Finding, ready: Ready, task: Task) -> bool:
+    """Return whether what is wrong shows with values alone that are not the task's own, and with which its reference is too."""
+    return found.reason in OF_VALUES and ready.case.variation != "plain" and is_rough(ready, task)
 
 
 def errors_of(outcome: Outcome, task: Task, order: Sequence[Ready]) -> dict[str, dict[str, float]]:

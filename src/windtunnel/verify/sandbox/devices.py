@@ -6,12 +6,25 @@ import os
 import stat
 from pathlib import Path
 
-COMMON = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
+COMMON = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 
 
-def gpu_devices(index: int | None = None) -> tuple[str, ...]:
-    """Return the character devices of NVIDIA's driver: those of all GPUs, or of the GPU with this number in /dev alone."""
-    names = [name for name in os.listdir("/dev") if name.startswith("nvidia") and name.removeprefix("nvidia").isdigit()]
-    chosen = [name for name in names if index is None or name == f"nvidia{index}"]
-    paths = [Path("/dev", name) for name in (*sorted(chosen), *COMMON)]
-    return tuple(str(path) for path in paths if chosen and path.exists() and stat.S_ISCHR(path.stat().st_mode))
+def files_of_gpu(number: int) -> tuple[str, ...]:
+    """Return the files that the GPU of this number in /dev needs, and no other's; whether or not they are there."""
+    return (f"/dev/nvidia{number}", *COMMON)
+
+
+def gpu_numbers() -> tuple[int, ...]:
+    """Return N of every device /dev/nvidiaN, sorted."""
+    if not Path("/dev").is_dir():  # Windows
+        return ()
+    ends = (name.removeprefix("nvidia") for name in os.listdir("/dev") if name.startswith("nvidia"))
+    numbers = sorted(int(end) for end in ends if end.isdigit())
+    return tuple(number for number in numbers if stat.S_ISCHR(Path(f"/dev/nvidia{number}").stat().st_mode))
+
+
+def gpu_devices() -> tuple[str, ...]:
+    """Return the files of all GPUs that are there."""
+    numbers = gpu_numbers()
+    found = dict.fromkeys(path for number in numbers for path in files_of_gpu(number))
+    return tuple(path for path in found if Path(path).exists())

@@ -42,7 +42,10 @@ TORCH = "torch_"
 
 
 def build(kernels: Sequence[Kernel]) -> list[Any]:
-    """Return a @triton.jit function for each, in order; interpreted ones where Triton's interpreter is switched on."""
+    """Return a @triton.jit function for each, in order; interpreted ones where Triton's interpreter is switched on.
+
+    One that the compiler computes with is a @triton.constexpr_function.
+    """
     spaces = [{LANGUAGE: tl, "__builtins__": __builtins__, "__name__": f"plan_{number}"} for number in range(len(kernels))]
     made = [_function(kernel, number, space) for number, (kernel, space) in enumerate(zip(kernels, spaces, strict=True))]
     for kernel, space in zip(kernels, spaces, strict=True):
@@ -77,6 +80,8 @@ def _function(kernel: Kernel, number: int, space: dict[str, Any]) -> Any:
     exec(compile(text, path, "exec"), space)
     function = space.pop(kernel.name) if kernel.name not in kernel.names else space[kernel.name]
     assert isinstance(function, types.FunctionType)
+    if kernel.computed:
+        return triton.constexpr_function(function)
     return triton.jit(
         function,
         do_not_specialize=list(kernel.do_not_specialize),

@@ -10,13 +10,13 @@ import ast
 import builtins
 import importlib
 import math
-from types import ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 import triton.language as tl
 from triton.runtime.autotuner import Autotuner, Heuristics
-from triton.runtime.jit import JITFunction
+from triton.runtime.jit import ConstexprFunction, JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from windtunnel.verify.kernel.plan.language import BUILTINS, MODULES, in_language
@@ -53,14 +53,14 @@ class Kernels:
 
     def __init__(self) -> None:
         self.made: list[dict[str, Any]] = []
-        self.functions: list[JITFunction] = []
+        self.functions: list[JITFunction | ConstexprFunction] = []
         self.language = language_names()
 
     def number(self, function: Any) -> int:
         """Return the number of a kernel, which is taken up if it is new, with those that it calls."""
         function = inner_function(function)
         for number, known in enumerate(self.functions):
-            if known is function:
+            if known is function or (isinstance(known, ConstexprFunction) and known.fn is function.fn):
                 return number
         number = len(self.functions)
         self.functions.append(function)
@@ -68,7 +68,7 @@ class Kernels:
         self.made[number] = self._taken(function)
         return number
 
-    def _taken(self, function: JITFunction) -> dict[str, Any]:
+    def _taken(self, function: JITFunction | ConstexprFunction) -> dict[str, Any]:
         try:
             defined = ast.parse(function.src).body[0]
         except (SyntaxError, IndexError) as error:
@@ -82,9 +82,12 @@ class Kernels:
         names: dict[str, Any] = {}
         scope = {**vars(builtins), **function.get_capture_scope()}
         _Resolved(self, function.__name__, scope, names, defined).visit(defined)
+        text = ast.unparse(ast.fix_missing_locations(defined))
+        if isinstance(function, ConstexprFunction):
+            return {"name": function.__name__, "source": text, "names": names, "computed": True}
         return {
             "name": function.__name__,
-            "source": ast.unparse(ast.fix_missing_locations(defined)),
+            "source": text,
             "constexprs": [p.name for p in function.params if p.is_constexpr],
             "types": {p.name: p.annotation for p in function.params if not p.is_constexpr and p.annotation_type},
             "names": names,
@@ -97,11 +100,13 @@ class Kernels:
         """Return what a global name means, for a plan."""
         if id(value) in self.language and not isinstance(value, bool | int | float | str):
             return {"language": self.language[id(value)]}
-        if isinstance(value, JITFunction | Autotuner | Heuristics):
+        if isinstance(value, JITFunction | Autotuner | Heuristics | ConstexprFunction):
             return {"kernel": self.number(value)}
         if isinstance(value, tl.constexpr):
             if isinstance(value.value, JITFunction):
                 return {"kernel": self.number(value.value)}
+            if isinstance(value.value, FunctionType):
+                return {"kernel": self.number(ConstexprFunction(value.value))}
             return {"constant": self.plain(value.value, what), "constexpr": True}
         return {"constant": self.plain(value, what), "constexpr": False}
 
@@ -130,11 +135,11 @@ class Kernels:
         raise NotRecorded(f"{what} is {type(value).__name__}: {NOT_KERNELS}")
 
 
-def inner_function(function: Any) -> JITFunction:
+def inner_function(function: Any) -> JITFunction | ConstexprFunction:
     """Return the kernel inside tuners and heuristics."""
     while isinstance(function, Autotuner | Heuristics):
         function = function.fn
-    if not isinstance(function, JITFunction):
+    if not isinstance(function, JITFunction | ConstexprFunction):
         raise NotRecorded(f"{type(function).__name__} is no kernel")
     return function
 

@@ -70,6 +70,12 @@ class Drawn:
             return _outputs(model(*[_double(value) if double else _copied(value, torch.float32) for value in inputs]))[0]
 
     @torch.no_grad()
+    def rounded_again(self, inputs: list[Any]) -> list[torch.Tensor]:
+        """Return the reference's outputs in float64 with every input off by up to what one more rounding to its dtype makes."""
+        model, half = copy.deepcopy(self.model).double(), torch.finfo(self.dtype).eps / 2
+        return _outputs(model(*[_off(value, half) for value in inputs]))[0]
+
+    @torch.no_grad()
     def own(self, inputs: list[Any]) -> tuple[list[torch.Tensor], str]:
         """Return the reference's outputs in the case's dtype, and their kind.
 
@@ -159,6 +165,14 @@ def _clones(values: Sequence[Any]) -> list[Any]:
 
 def _double(value: Any) -> Any:
     return _copied(value, torch.float64)
+
+
+def _off(value: Any, most: float) -> Any:
+    """Return a floating tensor in float64, each element off by up to this share of it; others as they are."""
+    if not _floating(value):
+        return _copied(value, torch.float64)
+    wide = value.to(torch.float64)
+    return wide * (1 + most * (2 * torch.rand_like(wide) - 1))
 
 
 def _copied(value: Any, dtype: torch.dtype) -> Any:

@@ -11,16 +11,20 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from windtunnel.verify.kernel.child.compare import Rounding, drawn_part, is_large, rounding_of
+from windtunnel.verify.kernel.child.compare import Rounding, drawn_part, is_large, rounding_of, values_differ
 from windtunnel.verify.kernel.child.draw import Drawn
 from windtunnel.verify.kernel.child.products import ProductsByZero
+from windtunnel.verify.kernel.hidden import may_have_products
 
 # What TF32 rounds off is for these about the same part of the mean magnitude as for plain values.
 AS_PLAIN = ("plain", "negated", "scaled")
 
 
 class Group:
-    """Cases that share a model. message: as the judge's. flops: what one call multiplies, None where nobody needs to know."""
+    """Cases that share a model. message: as the judge's.
+
+    flops: what one call multiplies, None where nobody needs to know. finite: whether the reference is, with plain inputs.
+    """
 
     def __init__(self, message: dict[str, Any], size: str, dtype: str) -> None:
         self.key, self.name = (size, dtype), f"{size} {dtype}"
@@ -36,6 +40,18 @@ class Group:
         self._may_be_tf32 = message["tf32"] and dtype == "float32" and "float32" not in message["tolerance"]
         self._counts = bool(message["timed"] or self._may_be_tf32)
         self._plain: list[Rounding | None] | None = None
+        self._source, self._tolerance = message["sources"][size], message["tolerance"]
+        self.finite = False
+
+    @property
+    def rounds_again(self) -> bool:
+        """Whether a factor of a product may be rounded once more: one of 16 bits, times a constant, as attention scales it."""
+        return self.key[1] in ("float16", "bfloat16") and may_have_products(self._source)
+
+    def is_rough(self, own: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> bool:
+        """Return whether the reference in its dtype would itself be refused: no candidate can be asked for more."""
+        pairs = zip(own, exact, strict=True)
+        return any(values_differ(mine, mine, right, "it", self._tolerance, 0.0) is not None for mine, right in pairs)
 
     @property
     def tf32(self) -> bool:
@@ -70,7 +86,7 @@ class Group:
         *,
         double: bool = True,
     ) -> list[Rounding | None]:
-        """Return of each output what TF32 rounds off with these inputs, by another run.
+        """Return of each output what TF32 rounds off with these inputs, or in 16 bits another rounding of them, by another run.
 
         Args:
             variation: of the case; what plain ones round off is kept.
@@ -81,7 +97,8 @@ class Group:
             double: whether that run is in float64.
         """
         found = []
-        for coarse, right, mine in zip(self.drawn.coarse(inputs, double=double), exact, own, strict=True):
+        others = self.drawn.coarse(inputs, double=double) if self.tf32 else self.drawn.rounded_again(inputs)
+        for coarse, right, mine in zip(others, exact, own, strict=True):
             large = is_large(mine)
             found.append(rounding_of(*(drawn_part(some, part) if large else some for some in (coarse, mine, right))))
         if variation == "plain":

@@ -12,7 +12,7 @@ import random
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,7 +24,7 @@ from windtunnel.verify.kernel.child.group import Group
 from windtunnel.verify.kernel.child.memory import give_back
 from windtunnel.verify.kernel.child.tensors import dtype_name
 from windtunnel.verify.kernel.child.turn import TIMING, Turns
-from windtunnel.verify.kernel.compare import RELATIVE
+from windtunnel.verify.kernel.compare import OF_VALUES, RELATIVE
 from windtunnel.verify.kernel.gpu_lock import gpu_lock_of
 from windtunnel.verify.kernel.hidden import WIDE
 from windtunnel.verify.sandbox import FILES_FROM
@@ -43,12 +43,15 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
         buffers: none are used.
 
     Returns:
-        'wrong' (reason, message) of the first wrong case or None, the work of one call of the last case, the flops that are
-        known now; 'flat' where a constant would be right; 'turn', what it waited for that.
+        'wrong' (reason, message) of the first wrong case or None, 'fragile' (what is wrong where the reference itself is of no
+        use, in words), the work of one call of the last case, the flops that are known now; 'flat' where a constant would be
+        right; 'turn', what it waited for that.
     """
     _as_new()
     turns = Turns(gpu_lock_of(range(FILES_FROM + 1, FILES_FROM + 1 + message["turn"])))
-    held = mmap.mmap(FILES_FROM, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+    # Not the whole file, which is as long as any reply may be: where addresses are limited, that is all there are.
+    length = max((at + size for at, size in message["spans"]), default=1)
+    held = mmap.mmap(FILES_FROM, length, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
     with held as file, turns.waiting_for(then="judge"):
         view = memoryview(file)
         outputs = [view[at : at + size] for at, size in message["spans"]]
@@ -64,6 +67,7 @@ def _first_wrong(message: dict[str, Any], outputs: Sequence[Buffer]) -> dict[str
     group: Group | None = None
     work: dict[str, Any] = {}
     flops: dict[str, int] = {}
+    fragile: list[str] = []
     for number, (case, run) in enumerate(zip(message["cases"], message["runs"], strict=True)):
         key = (case["size"], case["dtype"])
         if group is None or key != group.key:
@@ -77,24 +81,38 @@ def _first_wrong(message: dict[str, Any], outputs: Sequence[Buffer]) -> dict[str
         if message["alone"] and case["variation"] == "plain":
             tolerance = dict(message["tolerance"]) | ({"float32": TF32_RELATIVE} if group.tf32 else {})
             if all(is_flat(mine, right, tolerance) for mine, right in zip(own, _as_exact(own), strict=True)):
-                return {"wrong": None, "work": work, "flops": flops, "flat": True}
+                return {"wrong": None, "fragile": fragile, "work": work, "flops": flops, "flat": True}
         given = _Given(run, kind, outputs, message, message["seed"] + number, case["variation"] in WIDE)
         wrong = compared(given, group, case["variation"], inputs, own)
         if wrong is None:
             continue
-        text = f"{wrong[1]} ({case['label']})"
-        return {"wrong": {"reason": wrong[0], "message": text}, "work": work, "flops": flops}
-    return {"wrong": None, "work": work, "flops": flops}
+        text = f"{wrong.words} ({case['label']})"
+        if wrong.doubtful:
+            fragile.append(f"{wrong.reason}: {text}")
+            continue
+        return {"wrong": {"reason": wrong.reason, "message": text}, "fragile": fragile, "work": work, "flops": flops}
+    return {"wrong": None, "fragile": fragile, "work": work, "flops": flops}
 
 
-def compared(given: _Given, group: Group, variation: str, inputs: list[Any], own: list[torch.Tensor]) -> tuple[str, str] | None:
-    """Return reason and words of what is wrong, or None.
+class Found(NamedTuple):
+    """What is wrong with one case's outputs. doubtful: these are not the task's own inputs, and too much for its reference."""
+
+    reason: str
+    words: str
+    doubtful: bool
+
+
+def compared(given: _Given, group: Group, variation: str, inputs: list[Any], own: list[torch.Tensor]) -> Found | None:
+    """Return what is wrong, or None.
 
     The reference in float64 takes most of the GPU's time, and is not asked where what was given is as near to the reference in
     its own dtype as it would have to be to that. That one's error is small beside the tolerance, which else has more than this
     error added.
     """
-    if all(bool(mine.isfinite().all()) for mine in own):
+    finite = all(bool(mine.isfinite().all()) for mine in own)
+    if variation == "plain":
+        group.finite = finite
+    if finite:
         near = _as_exact(own)
         if _judged(given, group, variation, inputs, own, near, double=False) is None:
             return None
@@ -102,7 +120,11 @@ def compared(given: _Given, group: Group, variation: str, inputs: list[Any], own
     exact = group.drawn.exact(inputs)
     if not _sensible(own, exact):
         return None
-    return _judged(given, group, variation, inputs, own, exact, double=True)
+    wrong = _judged(given, group, variation, inputs, own, exact, double=True)
+    if wrong is None:
+        return None
+    doubtful = variation != "plain" and ((group.finite and not finite) or group.is_rough(own, exact))
+    return Found(*wrong, doubtful and wrong[0] in OF_VALUES)
 
 
 def _judged(
@@ -118,10 +140,13 @@ def _judged(
     """Return what is wrong beside `exact`. double: that is in float64.
 
     What TF32 rounds off is taken from plain inputs first: these ones' own, which takes the reference another time, only where
-    that would refuse.
+    that would refuse. So it is with what another rounding of inputs of 16 bits does.
     """
     if not group.tf32 or given.finite_alone:
-        return given.judge(own, exact, [None] * len(own), tf32=group.tf32)
+        wrong = given.judge(own, exact, [None] * len(own), tf32=group.tf32)
+        if wrong is None or not double or not group.rounds_again or wrong[0] not in OF_VALUES:
+            return wrong
+        return given.judge(own, exact, group.roundings(variation, inputs, own, exact, given.part), tf32=False)
     known = group.known_roundings(variation)
     if known is not None and given.judge(own, exact, known, tf32=True) is None:
         return None

@@ -77,7 +77,15 @@ class _Session:
         def tune(tuner: Autotuner, *args: Any, **kwargs: Any) -> Any:
             return CompiledStandIn() if session.recorder is None else session.recorder.chosen(tuner, args, kwargs)
 
+        def best(tuner: Autotuner) -> Any:
+            if "best_config" not in tuner.__dict__:
+                raise AttributeError(f"{type(tuner).__name__!r} object has no attribute 'best_config'")  # not launched yet
+            if session.recorder is not None:
+                session.recorder.settle(tuner)
+            return tuner.__dict__["best_config"]
+
         JITFunction.run, Autotuner.run = run, tune
+        Autotuner.best_config = property(best, lambda tuner, config: tuner.__dict__.update(best_config=config))
 
     def module(self, source: str) -> Any:
         with self.mode:

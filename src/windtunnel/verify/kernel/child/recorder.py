@@ -73,6 +73,8 @@ class Recorder(TorchDispatchMode):
         self.constants: dict[int, torch.Tensor] = {}  # storage of a real tensor → the one that stands for it
         self.held: list[torch.Tensor] = []
         self.unchanged: dict[int, torch.Tensor] = {}  # storage of a constant that nothing has written to → its elements
+        self.choices: list[tuple[Autotuner, dict[str, Any]]] = []
+        self.settled: list[Autotuner] = []
 
     def give(self, like: torch.Tensor, **source: Any) -> torch.Tensor:
         """Return a tensor on the GPU of the same form, which holds what the source says before the first step."""
@@ -259,9 +261,21 @@ class Recorder(TorchDispatchMode):
             tuner.fn.run(*args, **{**kwargs, **config.all_kwargs()})
             found.append(self.steps)
         self.steps = before
-        self.steps += found[0] if len(found) == 1 else [{"choice": found}]
+        if len(found) == 1:
+            self.steps += found[0]
+        else:
+            self.steps.append({"choice": found})
+            self.choices.append((tuner, self.steps[-1]))
         tuner.best_config, tuner.nargs = configs[0], None
         return CompiledStandIn()
+
+    def settle(self, tuner: Autotuner) -> None:
+        """Have a tuned kernel run with its first configuration alone: host code asks which it is, and goes by that."""
+        self.settled.append(tuner)
+
+    def _settled_steps(self) -> list[dict[str, Any]]:
+        settled = [id(step) for tuner, step in self.choices if any(tuner is one for one in self.settled)]
+        return [inner for step in self.steps for inner in (step["choice"][0] if id(step) in settled else [step])]
 
     def plan(self, outputs: Any) -> dict[str, Any]:
         """Return the whole plan. Raises Wrong for what is no output."""
@@ -272,8 +286,8 @@ class Recorder(TorchDispatchMode):
                 raise Wrong("wrong-type", f"forward returned {type(value).__name__}, expected torch.Tensor exactly.")
         shown = [self.view(value if value.is_meta else self.adopt(value)) for value in values]
         return {
-            "kernels": self.kernels.made, "buffers": self.tensors.sizes, "given": self.given, "steps": self.steps,
-            "outputs": shown, "kind": kind,
+            "kernels": self.kernels.made, "buffers": self.tensors.sizes, "given": self.given,
+            "steps": self._settled_steps(), "outputs": shown, "kind": kind,
         }  # fmt: skip
 
 

@@ -197,6 +197,8 @@ class _Checked:
         if launch.launch >= len(self.plan.kernels):
             raise PlanRefused("bad-plan", f"Kernel {launch.launch} is launched; there are {len(self.plan.kernels)}.")
         kernel, names = self.plan.kernels[launch.launch], self.parameters[launch.launch]
+        if kernel.computed:
+            raise PlanRefused("bad-plan", f"{kernel.name} is launched, and is no kernel.")
         if any(extent > most for extent, most in zip(launch.grid, MOST_GRID, strict=True)):
             raise PlanRefused("grid", f"Kernel {kernel.name} is launched on a grid of {launch.grid}; a GPU has {MOST_GRID}.")
         if math.prod(launch.grid) > self.allowed.most_programs:

@@ -7,7 +7,7 @@ variables, what its plan says its global names are, a few builtins and Triton's 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from windtunnel.verify.kernel.plan.bombs import too_much
 from windtunnel.verify.kernel.plan.language import BUILTINS, DTYPE_NAMES, MEMBERS, MODULES, in_language
@@ -86,10 +86,40 @@ class _Check:
         if told - names:
             raise self._refusal(function, f"{sorted(told - names)[0]}, which is no parameter")
         self._global_names()
+        if self.kernel.computed:
+            self._computed(function.body)
         for default in arguments.defaults:
             self._visit(default, frozenset())
         for statement in function.body:
             self._visit(statement, self.local)
+
+    def _computed(self, body: Sequence[ast.stmt]) -> None:
+        """Check a function that the compiler runs as the Python that it is: it asks what a dtype is, and returns one.
+
+        With values of a kernel's it would be one thing to the compiler and another to the interpreter.
+        """
+        for statement in body:
+            if isinstance(statement, ast.If) and self._asks(statement.test):
+                self._computed(statement.body)
+                self._computed(statement.orelse)
+            elif not (isinstance(statement, ast.Return) and self._is_dtype(statement.value)) and not _is_text(statement):
+                raise self._refusal(statement)
+
+    def _asks(self, test: ast.expr) -> bool:
+        """Return whether a condition is made of questions such as dtype.is_fp16()."""
+        match test:
+            case ast.BoolOp(values=values):
+                return all(map(self._asks, values))
+            case ast.UnaryOp(op=ast.Not(), operand=inner):
+                return self._asks(inner)
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=question), args=[], keywords=[]):
+                return name in self.local and question.startswith("is_")
+        return False
+
+    def _is_dtype(self, value: ast.expr | None) -> bool:
+        return value is not None and (
+            (isinstance(value, ast.Name) and value.id in self.local) or self._dotted(value, self.local) in DTYPE_NAMES
+        )
 
     def _visit(self, node: ast.AST, local: frozenset[str]) -> None:
         """Check a node and all below it.
@@ -214,6 +244,10 @@ class _Check:
             shown = ast.unparse(call or node)[:LONGEST_SHOWN]
             text = f"in kernel {self.kernel.name}: {shown}: this task is to be computed in full fp32"
             raise NotInGrammar(f"{text}. Use input_precision='ieee'", "tf32")
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def _stored(node: ast.AST) -> Iterator[str]:

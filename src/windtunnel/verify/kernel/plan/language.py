@@ -81,7 +81,7 @@ MEMBERS = words(
     permute load store advance cast gather reduce numel exp log sqrt rsqrt abs sigmoid softmax cos sin cumsum cumprod
     flip item cdiv ravel logical_and logical_or join atomic_add scatter primitive_bitwidth is_floating is_int is_ptr
     is_fp16 is_bf16 is_fp32 xor_sum sort associative_scan histogram scalar is_fp8 floor ceil erf int_bitwidth
-    is_int_signed is_int_unsigned is_fp64 is_bool is_block fp_mantissa_width exp2 log2 sqrt_rn reduce_or
+    is_int_signed is_int_unsigned is_int is_int64 is_uint64 is_fp64 is_bool is_block fp_mantissa_width exp2 log2 sqrt_rn reduce_or
     atomic_and atomic_cas atomic_max atomic_min atomic_or atomic_xchg atomic_xor
     """
 )

@@ -160,7 +160,8 @@ class Kernel(Strict):
     """One @triton.jit function, without decorators and annotations of its parameters.
 
     constexprs: parameters that are constants of the compiler. types: parameters with another annotation, 'i32'. names: what
-    each global name means. do_not_specialize, aligned_or_not: what triton.jit was told of parameters.
+    each global name means. do_not_specialize, aligned_or_not: what triton.jit was told of parameters. computed: it is no kernel
+    but a function of the compiler's own constants (triton.constexpr_function), which picks a dtype by a dtype.
     """
 
     name: Word
@@ -171,6 +172,7 @@ class Kernel(Strict):
     do_not_specialize: tuple[Word, ...] = ()
     aligned_or_not: tuple[Word, ...] = ()
     noinline: bool = False
+    computed: bool = False
 
 
 class Launch(Strict):
