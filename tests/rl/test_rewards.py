@@ -204,3 +204,24 @@ def test_kernels_are_timed_only_where_somebody_asks_for_speed(
     sources = [{"kind": "kernel", "key": "task"}] + [{"kind": "kernel", "key": "task", "speed": True}] * speed
     with Rewards(GRPO(name="rl", rewards=sources), timed=timed) as rewards:  # type: ignore[arg-type]
         assert rewards.timed_against == against
+
+
+def test_whoever_waits_for_a_slow_judge_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = tmp_path / "go"
+    (tmp_path / "reward.py").write_text(
+        f"import pathlib, time\ndef score(prompt, answer, truth):\n    while not pathlib.Path({str(go)!r}).exists():\n"
+        "        time.sleep(0.01)\n    return 1.0\n"
+    )
+    monkeypatch.setattr("windtunnel.rl.rewards.SIGN_SECONDS", 0.02)
+    signs: list[int] = []
+
+    def waiting() -> None:
+        signs.append(len(signs))
+        if len(signs) == 3:
+            go.touch()
+
+    with Rewards(GRPO(name="rl", reward=f"{tmp_path / 'reward.py'}:score")) as rewards:
+        rewards.waiting = waiting
+        verifiers = rewards.verifiers(prompt())
+        assert rewards.begin(verifiers, "1").result().total == 1.0
+    assert len(signs) >= 3

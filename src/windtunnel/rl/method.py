@@ -102,7 +102,7 @@ def _judges(stage: GRPO, ranks: Ranks, run: Path) -> Rewards:
     """Return the judges: of this process, or of the cluster that it runs on."""
     found = joined()
     if found is None or not found.judges:
-        return Rewards(stage, judges_log(run, ranks.rank))
+        return Rewards(stage, judges_log(run, ranks.rank), gpu=ranks.device.index or 0)  # each learner's judges on its own GPU
     return PlacedRewards(found, stage, ranks.rank)
 
 
@@ -115,6 +115,7 @@ def _rounds(work: Work, inner: HFEngine, stage: GRPO, rewards: Rewards, loader: 
         ranks.heartbeat.beat("generating")
         sampler.require_well()
 
+    rewards.waiting = alive
     collector = Collector(
         stage, loader, rewards, work.recipe.seed, agree=largest_of(ranks, apart=stage.overlap > 0),
         stop=lambda: work.stop.requested is not None, alive=alive,

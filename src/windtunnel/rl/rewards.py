@@ -7,8 +7,8 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 SUBJECT = "subject"
 """Key of a prompt's record by which sources with `of` know their prompts."""
+SIGN_SECONDS = 1.0
 MOST_WORKERS = 16
 MOST_WAITING = 1 << 20
 
@@ -117,17 +118,20 @@ class Rewards:
         stage: whose sources judge.
         log: what the user's functions print, and why judges failed, goes to the end of this file; None: nowhere.
         timed: time right kernels on a GPU although no source rewards speed.
+        gpu: on which kernels are run; its number among those that this process may use.
 
     Attributes:
         timed_against: what right kernels' times are compared with; empty: none is timed.
+        waiting: called every now and then while a verdict is waited for, by whoever waits.
 
     Raises:
         UserError: there is no source, a function cannot be loaded, or a task cannot be used.
     """
 
-    def __init__(self, stage: GRPO, log: Path | None = None, *, timed: bool = False) -> None:
+    def __init__(self, stage: GRPO, log: Path | None = None, *, timed: bool = False, gpu: int = 0) -> None:
         self.stage, self.sources, self._log = stage, stage.sources, log
         self._writing = threading.Lock()
+        self.waiting: Callable[[], None] = lambda: None
         if not self.sources:
             name = f"stages.{stage.name or 'rl'}.rewards"
             raise UserError(
@@ -139,7 +143,9 @@ class Rewards:
         try:
             # Speed is PyTorch's time as it is written over the kernel's; where nothing asks for it, nobody waits for the clock.
             self.timed_against = ("eager",) if timed or any(source.speed for source in self.sources) else ()
-            self._verifiers = self._stack.enter_context(Verifiers(workers, sources=True, timed_against=self.timed_against))
+            self._verifiers = self._stack.enter_context(
+                Verifiers(workers, sources=True, timed_against=self.timed_against, gpu_index=gpu)
+            )
             self._functions = [self._function(i, source) for i, source in enumerate(self.sources)]
             self._forms = [self._form(source) for source in self.sources]
             keys: dict[str, str] = {
@@ -196,12 +202,17 @@ class Rewards:
             answer: its text.
             asked: what was submitted already.
         """
-        verdict = (asked or self.submit(verifier, answer)).result()
+        verdict = self._awaited(asked or self.submit(verifier, answer))
         for again in range(self.stage.retries):
             if not verdict.infrastructure:
                 return verdict, again
-            verdict = self.submit(verifier, answer).result()
+            verdict = self._awaited(self.submit(verifier, answer))
         return verdict, self.stage.retries
+
+    def _awaited(self, asked: Future[Verdict]) -> Verdict:
+        while not wait([asked], SIGN_SECONDS).done:
+            self.waiting()  # a judge has limits of its own, which may be longer than a silence that is taken for a hang
+        return asked.result()
 
     def check(self, prompt: Prompt, answer: str, other: Prompt | None) -> Checked:
         """Judge an accepted answer once more, another way; see `cross_check.check_again`. Waits for the judges."""
