@@ -9,7 +9,7 @@ import pytest
 from windtunnel.model import hf_shape
 from windtunnel.plan import Plan, lines, make_plan
 from windtunnel.plan.constants import HFConstants, load_hf_constants
-from windtunnel.plan.judging import CORE_SECONDS, REPLAYED_KERNELS, judge_answers
+from windtunnel.plan.judging import CORE_SECONDS, JUDGE_GIB, REPLAYED_KERNELS, judge_answers
 from windtunnel.plan.rollout import plan_engines, sync_seconds
 from windtunnel.plan.sharing import grpo_workload
 from windtunnel.recipe import Recipe, UserError, load_recipe
@@ -241,13 +241,28 @@ def test_judging_is_counted_and_hidden_only_where_no_gpu_is_shared() -> None:
     assert "judging" not in free.step_terms
     assert plan("8xH100", f"stages.rl.rewards={twice}", kernels[1]).step_terms["judging"] == timed.step_terms["judging"]
     assert timed.step_terms["judging"] == pytest.approx(512 / REPLAYED_KERNELS.per_second)
-    assert timed.hidden_seconds == pytest.approx(free.hidden_seconds)
+    assert judge_answers(rl(*kernels).rl, parse_rig("8xH100"), 1).hidden == 0
     assert timed.step_seconds == pytest.approx(sum(timed.step_terms.values()) - timed.hidden_seconds)
     assert plan("2x(8xH100)", *kernels).step_terms["judging"] == pytest.approx(256 / REPLAYED_KERNELS.per_second)
     code = plan("8xH100", "stages.rl.rewards=[{kind: code}]")
     assert code.hidden_seconds > free.hidden_seconds
     assert code.step_seconds == pytest.approx(free.step_seconds)
     assert any("exact is not counted" in note for note in free.notes)
+
+
+def test_judges_of_kernels_keep_memory_of_the_learners_gpu() -> None:
+    small = (
+        "model.config=smollm2-135m-instruct",
+        "model.sequence=2048",
+        "stages.rl.answer_tokens=1024",
+        "stages.rl.engine=in-turn",
+    )
+    free, judged = (plan("H100", *small, f"stages.rl.rewards=[{{kind: {kind}}}]") for kind in ("exact", "kernel, key: task"))
+    assert judged.limit_gib == pytest.approx(free.limit_gib - 8 * JUDGE_GIB)
+    assert judged.peak_gib <= judged.limit_gib
+    metrics = (f"stages.sft.answers.metric={name}" for name in ("exact", "kernel"))
+    few, many = (make_plan(load_recipe("finetune", [metric]), parse_rig("H100")) for metric in metrics)
+    assert many.limit_gib == pytest.approx(few.limit_gib - 8 * JUDGE_GIB)
 
 
 def test_cross_checks_are_judgements_of_the_first_judge_and_at_least_one_of_each_learner() -> None:

@@ -309,6 +309,7 @@ def _sources(rig: Rig, c: HFConstants, corpus: str, found: Round, stage: GRPO) -
             "components.engine_weights": f"{stage.engine_weights}, this GPU's share of an engine",
             "components.engine_workspaces": "activations of prefill, CUDA graphs",
             "components.kv_cache": f"what is left of {stage.engine_memory:.0%} of the GPU (stages.rl.engine_memory)",
+            "limit_gib": f"{c.usable_share:.0%} of the GPU, less what judges{' and engines' if found.in_turn else ''} keep of it",
             "components.learner": "the learner's weights and states, which stay while engines have their turn; beside vLLM all",
         }
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from windtunnel.recipe import GRPO, PromptCorpus, Recipe
@@ -45,6 +46,10 @@ TIMED_KERNELS = Speed(
 GPU_SOURCE = f"{REPLAYED_KERNELS}; not counted with: {TIMED_KERNELS}"
 MOST_WORKERS = 16
 """Answers judged at once by a process that learns."""
+SHARING = 4
+"""Of these workers that share two processes on a GPU: one runs kernels, the other their references."""
+JUDGE_GIB = 1.32
+"""GPU memory of such a process between two kernels: its context, and the half GiB that its allocator may keep."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,13 @@ def subjects_of(recipe: Recipe) -> tuple[str, ...]:
     corpus = recipe.data.corpus
     exercises = corpus.exercises if isinstance(corpus, PromptCorpus) else None
     return () if exercises is None else tuple(exercises.subjects)
+
+
+def judges_gib(kinds: Collection[str], rig: Rig) -> float:
+    """Return the GiB that judges of these kinds keep on a learner's GPU while it learns."""
+    if "kernel" not in kinds or rig.gpu is None:
+        return 0.0
+    return 2 * JUDGE_GIB * max(1, min(rig.cpu_cores, MOST_WORKERS) // SHARING)
 
 
 def judge_metric(metric: str, answers: int, rig: Rig) -> float:

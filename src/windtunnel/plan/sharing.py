@@ -20,7 +20,7 @@ from .engine_fsdp import least_gib, static_bytes
 from .hf_layouts import HFTraining
 from .hf_steptime import forward_seconds, least_seconds
 from .hf_work import Totals, Workload, totals, workload_of
-from .judging import Judging, judge_answers, subjects_of
+from .judging import Judging, judge_answers, judges_gib, subjects_of
 from .memory import GIB
 from .rollout import FEW, EnginePlan, plan_engines, sync_seconds
 from .search import Candidate, Found
@@ -137,7 +137,7 @@ def _promising(sums: Totals, stage: GRPO, rig: Rig, c: HFConstants) -> list[tupl
 def _promise(sums: Totals, stage: GRPO, rig: Rig, learners: int, engines: int, c: HFConstants) -> tuple[float, float]:
     """Return an order (see _order) that this way to share cannot be before, whatever the learners' layout."""
     assert rig.gpu is not None
-    limit = HFTraining(sums, c).limit_gib(rig) - (_engines_keep(sums, stage, rig, c) if learners == rig.gpus else 0.0)
+    limit = HFTraining(sums, c).limit_gib(rig) - _others_keep(sums, stage, rig, c, in_turn=learners == rig.gpus)
     missing = max(0.0, least_gib(sums.work) / learners / limit)
     learning = stage.updates * least_seconds(sums, learners, rig.gpu, c)
     if learners == rig.gpus:  # what engines have depends on the learners' layout
@@ -146,6 +146,12 @@ def _promise(sums: Totals, stage: GRPO, rig: Rig, learners: int, engines: int, c
     if missing > 1 or not engine.fits:
         return (1.0, missing + (0.0 if engine.fits else 1.0))
     return (0.0, max(engine.seconds, learning) if stage.overlap else engine.seconds + learning)
+
+
+def _others_keep(sums: Totals, stage: GRPO, rig: Rig, c: HFConstants, *, in_turn: bool) -> float:
+    """Return the GiB that judges, and engines that take turns with learners, keep on a learner's GPU while that has its turn."""
+    engines = _engines_keep(sums, stage, rig, c) if in_turn else 0.0
+    return engines + judges_gib([source.kind for source in stage.sources], rig)
 
 
 def _engines_keep(sums: Totals, stage: GRPO, rig: Rig, c: HFConstants) -> float:
@@ -289,13 +295,14 @@ def plan_round(
     in_turn = learners == rig.gpus
     vllm_beside = in_turn and stage.engine == "vllm"
     part = part_of(rig, learners)
-    searched = training.search(part, learners, _engines_keep(sums, stage, rig, c) if in_turn else 0.0)
+    searched = training.search(part, learners, _others_keep(sums, stage, rig, c, in_turn=in_turn))
     learner, memory = searched.best, None
     shards = learners if learner.layout.shard != "none" else 1
-    held = sum(static_bytes(sums, shards).values()) / GIB if in_turn and keeps else 0.0
+    judges = judges_gib([source.kind for source in stage.sources], rig) if in_turn else 0.0
+    held = judges + (sum(static_bytes(sums, shards).values()) / GIB if in_turn and keeps else 0.0)
     if vllm_beside:
         learner = _unhurried(searched, math.inf, 1 + c.memory_error)
-        engine = plan_engines(sums.work.shape, _single(stage), rig, engines, c, learner.peak_gib)
+        engine = plan_engines(sums.work.shape, _single(stage), rig, engines, c, learner.peak_gib + judges)
         engine, memory = _beside(engine, stage, rig)
     else:
         engine = plan_engines(sums.work.shape, stage, rig, engines, c, held, 0 if in_turn else stage.overlap)

@@ -38,13 +38,14 @@ class Verifiers:
             gives tasks is trusted: such a module is run.
         timed_against: what a right kernel's time is compared with on a GPU, of `kernel.BASELINES`; empty: none is timed, which
             saves a GPU's turn to itself for each.
+        gpu_index: the GPU's number among those that this process may use.
     """
 
     def __init__(
         self, workers: int, tasks: Path | None = None, *, gpu: bool | None = None, sources: bool = False,
-        timed_against: Collection[str] = ("eager", "compiled"),
+        timed_against: Collection[str] = ("eager", "compiled"), gpu_index: int = 0,
     ) -> None:  # fmt: skip
-        self.workers, self._sources, self.timed_against = workers, sources, timed_against
+        self.workers, self._sources, self.timed_against, self._gpu_index = workers, sources, timed_against, gpu_index
         self._tasks = tasks
         self._gpu = gpu
         self._lock = threading.Lock()
@@ -100,7 +101,7 @@ class Verifiers:
                 raise UserError("the workers were stopped")
             if kind not in self._pools:
                 workers = max(1, self.workers // WORKERS_A_CONTEXT) if kind.startswith("gpu") else self.workers
-                self._pools[kind] = Sandboxes(workers, _maker(kind))
+                self._pools[kind] = Sandboxes(workers, _maker(kind, self._gpu_index))
             return self._pools[kind]
 
     def layers(self) -> Layers:
@@ -174,16 +175,16 @@ class Verifiers:
         """Return a verifier of a kernel task, with all stages that this machine has. Its reference is not run yet."""
         from .kernel import GpuMemory, GpuStages, KernelVerifier, has_gpu
 
-        use_gpu = has_gpu() if self._gpu is None else self._gpu
+        use_gpu = has_gpu(self._gpu_index) if self._gpu is None else self._gpu
         for kind in ("kernel", "compiler", *(("gpu", "gpu reference") if use_gpu else ())):
             self.pool(kind).begin()  # each imports for seconds, and they can do so side by side
         gpu = None
         if use_gpu:
             with self._lock:
-                self._gpu_memory = self._gpu_memory or GpuMemory.of(0)
+                self._gpu_memory = self._gpu_memory or GpuMemory.of(self._gpu_index)
             gpu = GpuStages(
                 task, self.pool("gpu"), self.pool("gpu reference"), memory=self._gpu_memory,
-                clock=bool(self.timed_against), baseline=self.timed_against,
+                clock=bool(self.timed_against), baseline=self.timed_against, index=self._gpu_index,
             )  # fmt: skip
         return KernelVerifier(task, self.pool("kernel"), compiler=self.pool("compiler"), gpu=gpu)
 
@@ -227,15 +228,15 @@ def read_json(path: Path, what: str | None = None) -> Any:
         raise UserError(f"{what} is not JSON: {error}", "a task file is JSON in UTF-8") from None
 
 
-def _maker(kind: str) -> Callable[[], Sandbox]:
+def _maker(kind: str, gpu: int) -> Callable[[], Sandbox]:
     if kind in ("kernel", "compiler", "gpu", "gpu reference"):
         from . import kernel
 
         return {
             "kernel": kernel.kernel_sandbox,
             "compiler": kernel.compiler_sandbox,
-            "gpu": kernel.gpu_sandbox,
-            "gpu reference": kernel.reference_sandbox,
+            "gpu": lambda: kernel.gpu_sandbox(gpu),
+            "gpu reference": lambda: kernel.reference_sandbox(gpu),
         }[kind]
     if kind == "math":
         return lambda: Sandbox(preload=("windtunnel.verify.mathematics_child:warm_up",))

@@ -20,7 +20,7 @@ FENCE_BYTE = 0x5C
 NAN_BYTE = 0xFF  # repeated, not a number in each floating dtype of two bytes or more
 POISON_BYTE = 0xA5  # of integers: a number that nobody computes
 FIRST_LOOKS, LOOK_EVERY = 4, 8  # at what is free
-MOST_RESERVED = 4 << 30  # bytes that the allocator may keep from job to job
+MOST_RESERVED = 512 << 20  # bytes that the allocator may keep from job to job: a learner may have the rest of this GPU
 SMALL_BYTES = 1 << 20  # more is never taken from the allocator's pool for small tensors, whose free blocks may be larger
 
 
