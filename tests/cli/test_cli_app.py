@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -23,9 +26,12 @@ HEAVY = {
 }  # fmt: skip
 
 
-def windtunnel(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "windtunnel", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=HANG, cwd=cwd, check=False)
+def windtunnel(
+    *arguments: str, cwd: Path | None = None, env: dict[str, str] | None = None, before: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    command = [*before, sys.executable, "-m", "windtunnel", *arguments]
+    environment = os.environ | (env or {})
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG, cwd=cwd, check=False, env=environment)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +68,13 @@ def test_top_level_help_lists_verbs_and_exit_codes() -> None:
     for verb in VERBS:
         assert verb in done.stdout
     assert "Exit codes" in done.stdout
+
+
+def test_the_list_of_verbs_is_wrapped_and_nothing_of_it_is_cut() -> None:
+    shown = windtunnel("--help", env={"COLUMNS": "80"}).stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "kill, resume, evaluate and serve its scale model." in " ".join(shown.split())
+    assert "..." not in shown.partition("Commands:")[2]
 
 
 def test_version() -> None:
@@ -106,6 +119,34 @@ def test_a_missing_run_names_the_nearest(verb: str, tmp_path: Path) -> None:
     done = windtunnel(verb, "charlm-20260101", cwd=tmp_path)
     assert done.returncode == 2
     assert "nearest: runs/charlm-20260101-120000" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["serve", "evaluate", "watch", "logs", "stop", "export", "compare"])
+def test_a_file_in_a_runs_place_is_called_a_file(verb: str, tmp_path: Path) -> None:
+    (tmp_path / "run.txt").touch()
+    done = windtunnel(verb, "run.txt", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: run.txt is a file, not a run's folder\n  fix: ")
+
+
+def test_a_runs_empty_recipe_is_not_to_be_written_anew(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "runs", load_recipe("charlm"), rig={}) as run:
+        (run.path / "recipe.yaml").write_text("")
+    done = windtunnel("watch", run.path.name, "--once", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "recipe.yaml is empty" in done.stderr
+    assert "bring recipe.yaml back from a copy" in done.stderr
+
+
+def test_a_path_below_a_folder_that_may_not_be_entered_is_named(tmp_path: Path) -> None:
+    without = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-dac_override,-dac_read_search"]
+    if os.geteuid() == 0 and shutil.which("setpriv") is None:
+        pytest.skip("root may enter every folder, and there is no setpriv")
+    (tmp_path / "closed").mkdir(mode=0)
+    done = windtunnel("plan", "charlm", "--plot", "closed/a.png", cwd=tmp_path, before=without if os.geteuid() == 0 else [])
+    assert done.returncode == 2, done.stderr
+    assert "closed/a.png: Permission denied\n  fix: " in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -49,6 +49,8 @@ def find_run(run: Path, root: Path) -> Path:
     for folder in (run, root / run):
         if folder.is_dir():
             return folder
+    if run.exists():
+        raise UserError(f"{run} is a file, not a run's folder", "name the folder it is in; windtunnel runs lists runs")
     import difflib
 
     names = sorted(child.name for child in root.iterdir() if child.is_dir()) if root.is_dir() else []

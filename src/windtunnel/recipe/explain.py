@@ -63,7 +63,7 @@ def _line(parts: Path_, items: list[Any], model: type[BaseModel] | None, origin:
             same = same_key(".".join(parts), first["input"], stage)
             return f"{start}: unknown key; {same or _nearest(parts[-1], names) or 'valid: ' + ', '.join(names)}"
         case "missing":
-            return f"{start}: missing; it must be given"
+            return f"{start}: missing; it must be given, with what `windtunnel recipe --keys {parts[0]}` lists"
         case "union_tag_not_found":
             return f"{start}.kind: missing; expected {_either(_kinds(parts))}"
         case "union_tag_invalid":
