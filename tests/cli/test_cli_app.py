@@ -113,6 +113,22 @@ def test_usage_errors_exit_2_without_traceback(arguments: tuple[str, ...]) -> No
     assert "Usage: windtunnel" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "got"),
+    [
+        (("serve", "x", "--port", "http"), "'--port'"),
+        (("serve", "x", "--port=70000"), "'--port'"),
+        (("evaluate", "x", "--problems", "many"), "'--problems'"),
+        (("logs", "x", "-n", "all"), "'--lines'"),
+    ],
+)
+def test_a_wrong_value_of_an_option_is_repeated(arguments: tuple[str, ...], got: str) -> None:
+    shown = windtunnel(*arguments).stderr
+    assert got in shown
+    assert "expected " in shown
+    assert f"(got {arguments[-1].rpartition('=')[2]!r})" in shown
+
+
 @pytest.mark.parametrize("verb", ["serve", "evaluate", "watch", "export"])
 def test_a_missing_run_names_the_nearest(verb: str, tmp_path: Path) -> None:
     (tmp_path / "runs" / "charlm-20260101-120000").mkdir(parents=True)
@@ -128,6 +144,15 @@ def test_a_file_in_a_runs_place_is_called_a_file(verb: str, tmp_path: Path) -> N
     done = windtunnel(verb, "run.txt", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("error: run.txt is a file, not a run's folder\n  fix: ")
+
+
+@pytest.mark.parametrize("verb", ["runs", "train", "rehearse"])
+def test_a_file_in_the_place_of_all_runs_is_refused_before_anything_is_prepared(verb: str, tmp_path: Path) -> None:
+    (tmp_path / "runs.txt").touch()
+    done = windtunnel(verb, *(["charlm"] if verb != "runs" else []), "--root", "runs.txt", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: --root runs.txt: is a file")
 
 
 def test_a_runs_empty_recipe_is_not_to_be_written_anew(tmp_path: Path) -> None:
@@ -206,3 +231,11 @@ def test_rooms_that_promise_it_do_not_import_torch(room: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_picture_in_a_folder_that_is_not_there_is_refused_with_a_fix(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "runs", load_recipe("charlm"), rig={}) as run:
+        (run.path / "curves.jsonl").write_text("")
+    done = windtunnel("compare", run.path.name, "--plot", "gone/a.html", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "gone/a.html cannot be written: No such file or directory\n  fix: " in done.stderr
