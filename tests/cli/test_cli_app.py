@@ -120,6 +120,7 @@ def test_usage_errors_exit_2_without_traceback(arguments: tuple[str, ...]) -> No
         (("serve", "x", "--port=70000"), "'--port'"),
         (("evaluate", "x", "--problems", "many"), "'--problems'"),
         (("logs", "x", "-n", "all"), "'--lines'"),
+        (("verify", "--serve", "--port", "http"), "'--port'"),
     ],
 )
 def test_a_wrong_value_of_an_option_is_repeated(arguments: tuple[str, ...], got: str) -> None:
@@ -231,6 +232,24 @@ def test_rooms_that_promise_it_do_not_import_torch(room: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("convert", "a.txt", "out"), "a.txt is a file; expected a model's folder"),
+        (("fetch", "smollm2-135m", "--to", "a.txt"), "fetch: --to a.txt: is a file"),
+        (("prices", "--update", "a.txt"), "a.txt: expected a mapping with date"),
+        (("backtest", "p.csv", "--prices", "p.csv", "--weight", "-1"), "--weight -1.0: expected more than 0"),
+    ],
+)
+def test_what_is_wrong_is_named_with_a_fix(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "p.csv").write_text("date,ticker,close\n2020-01-01,A,1\n")
+    done = windtunnel(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {message}")
+    assert "\n  fix: " in done.stderr
 
 
 def test_a_picture_in_a_folder_that_is_not_there_is_refused_with_a_fix(tmp_path: Path) -> None:

@@ -54,14 +54,17 @@ OF_PYDANTIC = (
 )
 
 
-class Verb(TyperCommand):
-    """A command that works with the garbage collector on, which is off during start-up."""
+class Telling:
+    """What every command does with wrong options."""
+
+    params: list[Any]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse, and where an option lacks its argument say what that may be; where it is a wrong one, which."""
         given = list(args)  # parsing takes them out
         try:
-            return super().parse_args(ctx, args)
+            found: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+            return found
         except Exception as error:
             wrong = _argument_of(getattr(error, "param", None), given)
             if wrong is not None:
@@ -71,6 +74,10 @@ class Verb(TyperCommand):
             if option is not None and "requires an argument" in str(getattr(error, "message", "")):
                 error.message = f"Option '{name}' requires an argument. {getattr(option, 'help', None) or ''}"  # type: ignore[attr-defined]
             raise
+
+
+class Verb(Telling, TyperCommand):
+    """A command that works with the garbage collector on, which is off during start-up."""
 
     def invoke(self, ctx: Any) -> Any:
         """Note that parsing is over: what start-up made stays for good, and is not looked through again."""
@@ -95,7 +102,7 @@ def _in_words(message: str, wrong: str) -> str:
     return message if repr(wrong) in message else f"{message.rstrip('.')} (got {wrong!r})"
 
 
-class VerbGroup(TyperGroup):
+class VerbGroup(Telling, TyperGroup):
     """The same for a verb with commands of its own."""
 
     def invoke(self, ctx: Any) -> Any:

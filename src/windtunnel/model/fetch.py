@@ -63,6 +63,8 @@ def fetch_model(name: str, say: Say = lambda _: None, *, to: Path | None = None,
         UserError: no such model, a gated one, no network, no room on the disk, or damaged files; each says how to go on.
     """
     identity, folder = _identity(name), (to or model_folder(name)).expanduser()
+    if to is not None and folder.exists() and not folder.is_dir():
+        raise UserError(f"fetch: --to {to}: is a file", "name the folder that the model is to be in")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _alone(folder, say):
