@@ -237,6 +237,8 @@ def test_rooms_that_promise_it_do_not_import_torch(room: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("verify", "exact", "--task", "a.json", "--answer", "a.txt"), "--task a.json: exact task: "),
+        (("recipe", "charlm", "--markdown"), "--markdown is how --keys"),
         (("convert", "a.txt", "out"), "a.txt is a file; expected a model's folder"),
         (("fetch", "smollm2-135m", "--to", "a.txt"), "fetch: --to a.txt: is a file"),
         (("prices", "--update", "a.txt"), "a.txt: expected a mapping with date"),
@@ -245,6 +247,7 @@ def test_rooms_that_promise_it_do_not_import_torch(room: str) -> None:
 )
 def test_what_is_wrong_is_named_with_a_fix(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").touch()
+    (tmp_path / "a.json").write_text("{}")
     (tmp_path / "p.csv").write_text("date,ticker,close\n2020-01-01,A,1\n")
     done = windtunnel(*arguments, cwd=tmp_path)
     assert done.returncode == 2

@@ -143,9 +143,13 @@ def _judge_of(kind: str, doc: str) -> Callable[..., None]:
                 )
             spec = spec["task"]
         if not isinstance(spec, dict):
-            raise UserError(f"--task {task} holds no task", f"an object with the keys of a {kind} task")
+            raise UserError(f"--task {task} holds no task", f"an object with the keys of the kind {kind}")
         with Verifiers(1) as verifiers:
-            verdict = verifiers.make(kind, spec).verify(text)
+            try:
+                verifier = verifiers.make(kind, spec)
+            except UserError as error:
+                raise UserError(f"--task {task}: {error.message}", error.fix) from None
+            verdict = verifier.verify(text)
         if json:
             print_json(verdict.as_json())
         else:
