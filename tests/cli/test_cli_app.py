@@ -241,6 +241,7 @@ def test_rooms_that_promise_it_do_not_import_torch(room: str) -> None:
         (("recipe", "charlm", "--markdown"), "--markdown is how --keys"),
         (("convert", "a.txt", "out"), "a.txt is a file; expected a model's folder"),
         (("fetch", "smollm2-135m", "--to", "a.txt"), "fetch: --to a.txt: is a file"),
+        (("fetch", "smolm2"), "fetch: 'smolm2' is neither a built-in model nor an id on the hub\n  fix: give OWNER/NAME"),
         (("prices", "--update", "a.txt"), "a.txt: expected a mapping with date"),
         (("backtest", "p.csv", "--prices", "p.csv", "--weight", "-1"), "--weight -1.0: expected more than 0"),
     ],
