@@ -1,11 +1,12 @@
 """Measure what serving costs beside a plain loop over the same model, on a CPU: tokens a second of one client and of sixteen.
 
-    python benchmarks/serving.py [--before SRC] [--out benchmarks/results/serve-cpu.json]
+    python benchmarks/serving.py [--before SRC] [--clients 8 16 32] [--out benchmarks/results/serve-cpu.json]
 
 A real server process answers real HTTP requests, streamed and whole. The plain loop is one process with one thread of torch
 that feeds the prompts, takes the likeliest token and goes on: first over the weights as they are loaded, then as generating
 lays them out. All sides take turns, so that what else the machine does falls on all of them; medians of the rounds' rates and
-of the rounds' ratios count. --before: the src folder of an older checkout, whose server takes its turn too.
+of the rounds' ratios count: to the loop's rate, and of streamed answers' to whole ones'. --before: the src folder of an older
+checkout, whose server takes its turn too.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from typing import Any
 
 import psutil
 
-CLIENTS = (1, 16)
 PROMPT = "H12+34B"
 SERVER = """
 import sys
@@ -139,7 +139,7 @@ class Served:
         return sum(len(e["choices"][0]["text"]) for e in events)  # a token of these models is one character
 
 
-def measure(depth: int, rounds: int, tokens: int, before: str | None) -> dict[str, Any]:
+def measure(depth: int, rounds: int, tokens: int, clients_of: list[int], before: str | None) -> dict[str, Any]:
     """All sides of one model, in turns."""
     with tempfile.TemporaryDirectory() as folder:
         weights = make_model(Path(folder) / "model", depth)
@@ -152,13 +152,13 @@ def measure(depth: int, rounds: int, tokens: int, before: str | None) -> dict[st
             streamed.__dict__ |= whole.__dict__ | {"stream": True}
             sides[f"{name}_streamed"] = streamed
         try:
-            found: dict[str, dict[str, list[float]]] = {str(c): {name: [] for name in sides} for c in CLIENTS}
-            spent: dict[str, dict[str, list[float]]] = {str(c): {name: [] for name in sides} for c in CLIENTS}
+            found: dict[str, dict[str, list[float]]] = {str(c): {name: [] for name in sides} for c in clients_of}
+            spent: dict[str, dict[str, list[float]]] = {str(c): {name: [] for name in sides} for c in clients_of}
             for name, side in sides.items():
                 side.rate(2, 50)  # warm
                 print(f"depth {depth}: {name} is ready", file=sys.stderr)
             for _ in range(rounds):
-                for clients in CLIENTS:
+                for clients in clients_of:
                     for name, side in sides.items():
                         began = cpu_seconds(side.process)
                         found[str(clients)][name].append(side.rate(clients, tokens))
@@ -177,7 +177,7 @@ def cpu_seconds(process: subprocess.Popen[str]) -> float:
 
 
 def summary(rates: dict[str, list[float]]) -> dict[str, Any]:
-    """Medians of tokens a second, and of each round's ratio to the loop."""
+    """Medians of tokens a second, and of each round's ratios: to the loop, and of streamed answers to whole ones."""
     ratio = {
         name: {
             loop: round(statistics.median(a / b for a, b in zip(values, rates[loop], strict=True)), 3)
@@ -186,7 +186,13 @@ def summary(rates: dict[str, list[float]]) -> dict[str, Any]:
         for name, values in rates.items()
         if not name.startswith("loop")
     }
+    whole = [name for name in rates if f"{name}_streamed" in rates]
+    streamed = {
+        name: round(statistics.median(a / b for a, b in zip(rates[f"{name}_streamed"], rates[name], strict=True)), 3)
+        for name in whole
+    }
     return {
+        "streamed_to_whole": streamed,
         "tokens": {name: round(statistics.median(values), 1) for name, values in rates.items()},
         "ratio_to": ratio,
         "rounds": {name: [round(value, 1) for value in values] for name, values in rates.items()},
@@ -199,6 +205,7 @@ def main() -> None:
     parser.add_argument("--before", metavar="SRC", help="src folder of an older checkout")
     parser.add_argument("--out", type=Path, help="JSON file")
     parser.add_argument("--depths", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=200)
     asked = parser.parse_args()
@@ -211,7 +218,7 @@ def main() -> None:
         "prompt": PROMPT,
         "tokens": asked.tokens,
         "load_before": os.getloadavg()[0],
-        "models": [measure(depth, asked.rounds, asked.tokens, asked.before) for depth in asked.depths],
+        "models": [measure(depth, asked.rounds, asked.tokens, asked.clients, asked.before) for depth in asked.depths],
         "load_after": os.getloadavg()[0],
     }
     text = json.dumps(result, indent=1) + "\n"

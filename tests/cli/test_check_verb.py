@@ -83,6 +83,9 @@ def test_bad_input_exits_2_with_a_report_all_the_same(arguments: list[str], chec
     ("arguments", "words"),
     [
         (["charlm", "--only", "plam"], "did you mean plan?"),
+        (["charlm", "--sbatch", "gone.sbatch"], "--sbatch gone.sbatch does not exist"),
+        (["charlm", "--sbatch", "."], "--sbatch . is a folder"),
+        (["charlm", "--resume", "gone"], "no run folder gone"),
         (["charlm", "--html", "gone/check.html"], "there is no folder"),
         (["charlm", "--html", "."], "is a folder"),
     ],

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -23,9 +26,12 @@ HEAVY = {
 }  # fmt: skip
 
 
-def windtunnel(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "windtunnel", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=HANG, cwd=cwd, check=False)
+def windtunnel(
+    *arguments: str, cwd: Path | None = None, env: dict[str, str] | None = None, before: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    command = [*before, sys.executable, "-m", "windtunnel", *arguments]
+    environment = os.environ | (env or {})
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG, cwd=cwd, check=False, env=environment)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +70,13 @@ def test_top_level_help_lists_verbs_and_exit_codes() -> None:
     assert "Exit codes" in done.stdout
 
 
+def test_the_list_of_verbs_is_wrapped_and_nothing_of_it_is_cut() -> None:
+    shown = windtunnel("--help", env={"COLUMNS": "80"}).stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "kill, resume, evaluate and serve its scale model." in " ".join(shown.split())
+    assert "..." not in shown.partition("Commands:")[2]
+
+
 def test_version() -> None:
     assert windtunnel("--version").stdout.startswith("windtunnel 0.")
 
@@ -100,12 +113,66 @@ def test_usage_errors_exit_2_without_traceback(arguments: tuple[str, ...]) -> No
     assert "Usage: windtunnel" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "got"),
+    [
+        (("serve", "x", "--port", "http"), "'--port'"),
+        (("serve", "x", "--port=70000"), "'--port'"),
+        (("evaluate", "x", "--problems", "many"), "'--problems'"),
+        (("logs", "x", "-n", "all"), "'--lines'"),
+        (("verify", "--serve", "--port", "http"), "'--port'"),
+    ],
+)
+def test_a_wrong_value_of_an_option_is_repeated(arguments: tuple[str, ...], got: str) -> None:
+    shown = windtunnel(*arguments).stderr
+    assert got in shown
+    assert "expected " in shown
+    assert f"(got {arguments[-1].rpartition('=')[2]!r})" in shown
+
+
 @pytest.mark.parametrize("verb", ["serve", "evaluate", "watch", "export"])
 def test_a_missing_run_names_the_nearest(verb: str, tmp_path: Path) -> None:
     (tmp_path / "runs" / "charlm-20260101-120000").mkdir(parents=True)
     done = windtunnel(verb, "charlm-20260101", cwd=tmp_path)
     assert done.returncode == 2
     assert "nearest: runs/charlm-20260101-120000" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["serve", "evaluate", "watch", "logs", "stop", "export", "compare"])
+def test_a_file_in_a_runs_place_is_called_a_file(verb: str, tmp_path: Path) -> None:
+    (tmp_path / "run.txt").touch()
+    done = windtunnel(verb, "run.txt", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: run.txt is a file, not a run's folder\n  fix: ")
+
+
+@pytest.mark.parametrize("verb", ["runs", "train", "rehearse"])
+def test_a_file_in_the_place_of_all_runs_is_refused_before_anything_is_prepared(verb: str, tmp_path: Path) -> None:
+    (tmp_path / "runs.txt").touch()
+    done = windtunnel(verb, *(["charlm"] if verb != "runs" else []), "--root", "runs.txt", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: --root runs.txt: is a file")
+
+
+def test_a_runs_empty_recipe_is_not_to_be_written_anew(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "runs", load_recipe("charlm"), rig={}) as run:
+        (run.path / "recipe.yaml").write_text("")
+    done = windtunnel("watch", run.path.name, "--once", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "recipe.yaml is empty" in done.stderr
+    assert "bring recipe.yaml back from a copy" in done.stderr
+
+
+def test_a_path_below_a_folder_that_may_not_be_entered_is_named(tmp_path: Path) -> None:
+    without = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-dac_override,-dac_read_search"]
+    if os.geteuid() == 0 and shutil.which("setpriv") is None:
+        pytest.skip("root may enter every folder, and there is no setpriv")
+    (tmp_path / "closed").mkdir(mode=0)
+    done = windtunnel("plan", "charlm", "--plot", "closed/a.png", cwd=tmp_path, before=without if os.geteuid() == 0 else [])
+    assert done.returncode == 2, done.stderr
+    assert "closed/a.png: Permission denied\n  fix: " in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -165,3 +232,33 @@ def test_rooms_that_promise_it_do_not_import_torch(room: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("verify", "exact", "--task", "a.json", "--answer", "a.txt"), "--task a.json: exact task: "),
+        (("recipe", "charlm", "--markdown"), "--markdown is how --keys"),
+        (("convert", "a.txt", "out"), "a.txt is a file; expected a model's folder"),
+        (("fetch", "smollm2-135m", "--to", "a.txt"), "fetch: --to a.txt: is a file"),
+        (("fetch", "smolm2"), "fetch: 'smolm2' is neither a built-in model nor an id on the hub\n  fix: give OWNER/NAME"),
+        (("prices", "--update", "a.txt"), "a.txt: expected a mapping with date"),
+        (("backtest", "p.csv", "--prices", "p.csv", "--weight", "-1"), "--weight -1.0: expected more than 0"),
+    ],
+)
+def test_what_is_wrong_is_named_with_a_fix(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "a.json").write_text("{}")
+    (tmp_path / "p.csv").write_text("date,ticker,close\n2020-01-01,A,1\n")
+    done = windtunnel(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {message}")
+    assert "\n  fix: " in done.stderr
+
+
+def test_a_picture_in_a_folder_that_is_not_there_is_refused_with_a_fix(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "runs", load_recipe("charlm"), rig={}) as run:
+        (run.path / "curves.jsonl").write_text("")
+    done = windtunnel("compare", run.path.name, "--plot", "gone/a.html", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "gone/a.html cannot be written: No such file or directory\n  fix: " in done.stderr

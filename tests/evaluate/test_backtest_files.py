@@ -127,7 +127,7 @@ def test_prices_that_cannot_be_used_are_refused_with_the_row(tmp_path: Path, tex
 
 def test_prices_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     assert "no such file" in refusal(tmp_path / "none.csv")
-    assert "cannot be read" in refusal(tmp_path)
+    assert refusal(tmp_path) == f"{tmp_path} is a folder"
     (tmp_path / "half.parquet").write_bytes(b"PAR1half")
     assert "cannot be read as prices" in refusal(tmp_path / "half.parquet")
     (tmp_path / "utf16.csv").write_text(LONG, encoding="utf-16")
@@ -178,6 +178,12 @@ def test_predictions_that_cannot_be_used_are_refused_with_the_line(tmp_path: Pat
     with pytest.raises(UserError) as caught:
         read_signals(write(tmp_path, text, "p.csv"))
     assert words in caught.value.message
+    assert caught.value.fix
+
+
+def test_a_folder_in_the_place_of_predictions_is_called_one(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is a folder") as caught:
+        read_signals(tmp_path)
     assert caught.value.fix
 
 

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from tiny import TOKENIZER, tiny_engine, tiny_model
 from waiting import HANG
 
+from windtunnel.data.bpe import train_bpe
 from windtunnel.generate import BatchedGenerator, GenerationFailed, GenerationJob, OwnText, QueueFull, TextStream, gpt_generator
 from windtunnel.model import build_gpt
 
@@ -96,6 +97,16 @@ def test_held_back_text_comes_out_when_it_is_no_stop() -> None:
     pieces = [stream.push(int(t))[0].text for t in TOKENIZER.encode("H1212+12")]
     assert pieces == ["H", "", "", "12", "", "12+", "", ""]
     assert stream.finish("length").text == "12"
+
+
+@pytest.mark.parametrize("at", range(9))
+def test_tokens_taken_together_are_the_same_text(at: int) -> None:
+    tokenizer = train_bpe(["plain"], 260)
+    ids = [int(i) for i in tokenizer.encode("a\u00fc\u20ac\U0001f600")]
+    stream, one_by_one = (TextStream(OwnText(tokenizer)) for _ in range(2))
+    text = [stream.push_all(ids[:at]), stream.push_all(ids[at:-1]), stream.finish("length").text]
+    assert "".join(text) == "".join(one_by_one.push(i)[0].text for i in ids[:-1]) + one_by_one.finish("length").text
+    assert text[-1] == "\ufffd"  # three bytes of four
 
 
 def test_bos_ends_the_text() -> None:

@@ -242,6 +242,14 @@ def test_a_plan_within_its_error_of_the_limit_is_tight() -> None:
     assert replace(plan, limit_gib=plan.peak_gib * (1 + 2 * plan.error["memory"])).verdict == "fits"
 
 
+def test_memory_that_is_enough_fits_where_the_disk_is_too_small() -> None:
+    enough = make_plan(charlm("model.depth=12"), parse_rig("8xH100"))
+    refused = replace(enough, fits=False, reasons=("the run needs 900 GiB of disk",))
+    (memory,) = [value for label, value, _ in lines(refused) if label == "memory a rank"]
+    assert memory.endswith(": fits")
+    assert refused.verdict == "does not fit"
+
+
 def test_a_plan_that_does_not_fit_prints_no_hours_and_dollars() -> None:
     plan = make_plan(charlm("model.depth=128"), parse_rig("8xH100"))
     labels = {label for label, _, _ in lines(plan)}

@@ -206,7 +206,10 @@ def test_damaged_files_are_refused_with_a_message(recipe_file, text: str, says: 
 def test_not_utf8_names_the_byte(tmp_path: Path) -> None:
     path = tmp_path / "latin.yaml"
     path.write_bytes("name: caf\xe9\n".encode("latin-1"))
-    assert refused(path) == f"recipe file {path} is not UTF-8 text: byte 0xe9 at 9"
+    assert refused(path).splitlines() == [
+        f"recipe file {path} is not UTF-8 text: byte 0xe9 at 9",
+        "  fix: a recipe is YAML text in UTF-8",
+    ]
 
 
 def test_a_file_that_cannot_be_a_recipe_is_refused_before_it_is_read_to_its_end(tmp_path: Path) -> None:

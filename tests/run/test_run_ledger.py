@@ -120,6 +120,6 @@ def test_a_run_without_a_price_is_told_with_options_that_there_are(tmp_path: Pat
     with pytest.raises(SystemExit):
         main(["ledger", str(tmp_path)])
     said = capsys.readouterr().out
-    assert "1 runs of 2.0 h had no price" in said
+    assert "1 run of 2.0 h had no price" in " ".join(said.split())
     assert "train --price" in said
     assert "launch --price" in said

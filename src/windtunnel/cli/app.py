@@ -28,7 +28,7 @@ def build_app() -> typer.Typer:
     )
     app.callback(invoke_without_command=True)(_top)
     for name, summary in VERBS.items():
-        app.command(name, help=summary)(listed)
+        app.command(name, help=summary, short_help=summary)(listed)  # the list of them wraps it, where it would cut help short
     return app
 
 

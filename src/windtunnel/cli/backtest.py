@@ -121,9 +121,12 @@ def _rules(recipe: str | None, sets: list[str], given: dict[str, Any]) -> Backte
     try:
         return Backtest.model_validate(base.model_dump() | given)
     except ValidationError as error:
+        from windtunnel.recipe.explain import expected
+
         first = error.errors()[0]
-        name = "--" + str(first["loc"][0]).replace("_", "-")
-        raise UserError(f"{name} {first['input']}: {first['msg']}", "windtunnel backtest --help") from None
+        key = str(first["loc"][0])
+        name, usual = "--" + key.replace("_", "-"), Backtest.model_fields[key].default
+        raise UserError(f"{name} {first['input']}: {expected(first)}", f"{name} {usual} is usual") from None
 
 
 def show_backtest(report: BacktestReport) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .options import DEFAULT_ROOT, JsonOption, RecipeArgument, RootOption, SetOption, TargetsOption
+from .options import DEFAULT_ROOT, JsonOption, RecipeArgument, RootOption, SetOption, TargetsOption, find_run
 from .output import print_json, print_table
 
 
@@ -25,7 +25,10 @@ def check(
         Path | None, typer.Option("--sbatch", metavar="FILE", help="A Slurm batch script that is to start the job.")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option("--resume", "--run", metavar="RUN", help="A run's folder that is to be gone on with.")
+        Path | None,
+        typer.Option(
+            "--resume", "--run", metavar="RUN", help="A run that is to be gone on with: its folder, or its name under --root."
+        ),
     ] = None,
     root: RootOption = DEFAULT_ROOT,
     json: JsonOption = False,
@@ -39,6 +42,10 @@ def check(
         _list(json)
         return
     _refuse_unwritable(html)
+    if sbatch is not None:
+        _refuse_no_file(sbatch)
+    if resume is not None:
+        resume = find_run(resume, root)
 
     from windtunnel.rehearse import CheckOptions, Progress, check_recipe, show
 
@@ -73,6 +80,17 @@ def _list(as_json: bool) -> None:
         return
     rows = [[c.name, c.proves, c.rung, c.shows] for c in checks]
     print_table("checks", ["check", "proves", "rung", "would show"], rows)
+
+
+def _refuse_no_file(sbatch: Path) -> None:
+    """Said at once likewise."""
+    if sbatch.exists() and not sbatch.is_dir():
+        return
+
+    from windtunnel.recipe import UserError
+
+    what = "is a folder" if sbatch.is_dir() else "does not exist"
+    raise UserError(f"--sbatch {sbatch} {what}", "name the batch script; windtunnel launch --to slurm --dry-run prints one")
 
 
 def _refuse_unwritable(html: Path | None) -> None:

@@ -55,6 +55,8 @@ def convert(
 
     if verify and format is Format.fp8:
         raise UserError("--verify compares with a formula that is exact, and fp8 is not", "read the error that --to fp8 states")
+    if source.is_file() and source.name != "config.json":
+        raise UserError(f"{source} is a file; expected a model's folder", f"windtunnel convert {source.parent} {to}")
     source = find_model(str(source)) or source
     layers = None if only_layers is None else parse_layers(only_layers)
     choice = Choice(format.value, layers, mtp.value)  # type: ignore[arg-type]  # the names are the same

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from .options import DEFAULT_ROOT, JsonOption
-from .output import print_json, print_table
+from .output import print_json, print_remarks, print_table
 
 if TYPE_CHECKING:
     from windtunnel.run import Kind
@@ -70,13 +70,12 @@ def ledger(
     if not any(row[-1] for row in rows):  # nothing runs
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     total = sum(e.dollars or 0.0 for e in entries)
-    print_table(f"{len(entries)} runs, ${total:,.2f} spent", columns, rows, whole=(columns[0], "$"))
+    print_table(f"{_runs(len(entries))}, ${total:,.2f} spent", columns, rows, whole=(columns[0], "$"))
     unpriced = [e for e in entries if e.dollars is None and e.hours > 0]
     if unpriced:
         hours = sum(e.hours for e in unpriced)
-        typer.echo(
-            f"{len(unpriced)} runs of {hours:,.1f} h had no price and count as nothing; the next: train --price, launch --price"
-        )
+        what = f"{_runs(len(unpriced))} of {hours:,.1f} h had no price and count as nothing"
+        print_remarks([("note", f"{what}; the next: train --price, launch --price")])
     for each in stand:
         name = f"{each.limit.kind} {each.limit.name}".strip()
         share = each.spent / each.limit.dollars
@@ -85,6 +84,10 @@ def ledger(
         typer.echo({"ok": told, "warn": f"warn: {told}", "over": f"over: {told}"}[each.level])
     if over:
         raise typer.Exit(1)
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"
 
 
 def _money(value: float | None) -> str:

@@ -7,6 +7,16 @@ from typing import Annotated
 
 import typer
 
+
+def _refuse_file(root: Path) -> Path:
+    """Return the folder of runs as it was given. Raises UserError: it is a file, which is said before anything is prepared."""
+    if root.exists() and not root.is_dir():
+        from windtunnel.recipe import UserError
+
+        raise UserError(f"--root {root}: is a file; expected the folder that holds the runs", "leave it out for runs/")
+    return root
+
+
 RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A shipped recipe's name or a .yaml file.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or its name under --root.")]
 SetOption = Annotated[
@@ -23,7 +33,12 @@ TargetsOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else.")]
-RootOption = Annotated[Path, typer.Option("--root", "--runs", envvar="WINDTUNNEL_RUNS", help="The folder that holds the runs.")]
+RootOption = Annotated[
+    Path,
+    typer.Option(
+        "--root", "--runs", envvar="WINDTUNNEL_RUNS", callback=_refuse_file, help="The folder that holds the runs."
+    ),
+]  # fmt: skip
 BaseOption = Annotated[
     Path | None,
     typer.Option("--base", metavar="FOLDER", help="The model beneath a run's adapter; otherwise where the run found it."),
@@ -49,6 +64,8 @@ def find_run(run: Path, root: Path) -> Path:
     for folder in (run, root / run):
         if folder.is_dir():
             return folder
+    if run.exists():
+        raise UserError(f"{run} is a file, not a run's folder", "name the folder it is in; windtunnel runs lists runs")
     import difflib
 
     names = sorted(child.name for child in root.iterdir() if child.is_dir()) if root.is_dir() else []

@@ -80,14 +80,10 @@ def plan(
     json: JsonOption = False,
 ) -> None:
     """Show what the recipe would take, and where each number comes from. Exits 1 when it does not fit the (last) rig."""
-    if calibration is not None:
-        # One switch for every reader: the planner, and the measuring processes started from here.
-        from windtunnel.plan import CALIBRATION
-
-        os.environ[CALIBRATION] = calibration
-
     from windtunnel.recipe import UserError, load_recipe
 
+    if calibration is not None:
+        _keep_calibration_in(calibration)
     if fit:
         from .fit import fit_runs  # reads runs, which planning alone does not
 
@@ -160,6 +156,16 @@ def _climb(recipe: Recipe, rigs: list[Rig], *, from_here: bool) -> tuple[Ladder,
         with contextlib.suppress(UserError):  # the rigs that were named then have it too, or this machine does not matter
             return go([detect_rig(), *rigs])
     return go(rigs)
+
+
+def _keep_calibration_in(folder: str) -> None:
+    """Name it for every reader: the planner, and the measuring processes that are started from here."""
+    from windtunnel.plan import CALIBRATION, CALIBRATION_OFF
+    from windtunnel.recipe import UserError
+
+    if folder.lower() != CALIBRATION_OFF and os.path.isfile(folder):
+        raise UserError(f"--calibration {folder}: is a file", "name the folder that holds it")
+    os.environ[CALIBRATION] = folder
 
 
 def _check_pictures(paths: list[Path]) -> None:

@@ -58,7 +58,7 @@ def prices(
         if done.unknown:
             typer.echo(f"not in the catalog: {', '.join(done.unknown[:12])}" + (" and more" if done.unknown[12:] else ""))
         return
-    typer.echo("a plan takes the middle; your own: --price, RIG@$2.50, or ~/.config/windtunnel/rigs.yaml")
+    print_remarks([("note", "a plan takes the middle; your own: --price, RIG@$2.50, or ~/.config/windtunnel/rigs.yaml")])
 
 
 def _span(span: tuple[float, float] | None) -> str:

@@ -33,6 +33,8 @@ def recipe(
     if keys:
         _keys(name, markdown=markdown, as_json=json)
         return
+    if markdown:
+        raise UserError("--markdown is how --keys may be printed", "windtunnel recipe --keys --markdown")
     if name is None:
         raise UserError(
             f"recipe needs a name or a file; shipped: {', '.join(recipe_names())}", "windtunnel recipe charlm, or: recipe --keys"

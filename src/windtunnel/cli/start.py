@@ -39,6 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         print_error(error, as_json="--json" in (sys.argv[1:] if arguments is None else arguments))
         sys.exit(error.exit_code)
+    except PermissionError as error:  # a path below a folder that may not be entered fails wherever it is first looked at
+        if error.filename is None:
+            raise
+        from .output import print_error
+
+        path = os.fsdecode(error.filename)
+        refusal = UserError(f"{path}: {error.strerror}", f"name another path, or see who may enter its folders: namei -l {path}")
+        print_error(refusal, as_json="--json" in (sys.argv[1:] if arguments is None else arguments))
+        sys.exit(refusal.exit_code)
     except KeyboardInterrupt as interrupt:
         # With the name of a signal: SIGTERM or SIGUSR1 came before there was anything to save.
         sys.exit(STOPPED if str(interrupt) not in ("", "SIGINT") else INTERRUPTED)

@@ -42,20 +42,42 @@ VERBS = {
     "verify": "Judge a model's answer.",
 }
 
+OF_PYDANTIC = (
+    ("Value error, ", ""),
+    (", unable to parse string as an integer", ""),
+    (", unable to parse string as a number", ""),
+    ("Input should be a valid integer", "expected a whole number"),
+    ("Input should be a valid number", "expected a number"),
+    ("Input should be greater than or equal to", "expected at least"),
+    ("Input should be less than or equal to", "expected at most"),
+    ("Input should be", "expected"),
+)
 
-class Verb(TyperCommand):
-    """A command that works with the garbage collector on, which is off during start-up."""
+
+class Telling:
+    """What every command does with wrong options."""
+
+    params: list[Any]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse, and where an option lacks its argument say what that may be."""
+        """Parse, and where an option lacks its argument say what that may be; where it is a wrong one, which."""
+        given = list(args)  # parsing takes them out
         try:
-            return super().parse_args(ctx, args)
+            found: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+            return found
         except Exception as error:
+            wrong = _argument_of(getattr(error, "param", None), given)
+            if wrong is not None:
+                error.message = _in_words(error.message, wrong)  # type: ignore[attr-defined]
             name = getattr(error, "option_name", None)
             option = next((each for each in self.params if name in each.opts), None)
             if option is not None and "requires an argument" in str(getattr(error, "message", "")):
                 error.message = f"Option '{name}' requires an argument. {getattr(option, 'help', None) or ''}"  # type: ignore[attr-defined]
             raise
+
+
+class Verb(Telling, TyperCommand):
+    """A command that works with the garbage collector on, which is off during start-up."""
 
     def invoke(self, ctx: Any) -> Any:
         """Note that parsing is over: what start-up made stays for good, and is not looked through again."""
@@ -63,7 +85,24 @@ class Verb(TyperCommand):
         return super().invoke(ctx)
 
 
-class VerbGroup(TyperGroup):
+def _argument_of(option: Any, given: list[str]) -> str | None:
+    """Return what was given to an option last, in either form; None where there is nothing."""
+    found = None
+    for at, text in enumerate(given):
+        name, equals, value = text.partition("=")
+        if name in getattr(option, "opts", ()) and name.startswith("-"):
+            found = value if equals else "".join(given[at + 1 : at + 2])
+    return found or None
+
+
+def _in_words(message: str, wrong: str) -> str:
+    """Return pydantic's complaint about an option in the words that recipes' errors have, with the value."""
+    for theirs, ours in OF_PYDANTIC:
+        message = message.replace(theirs, ours)
+    return message if repr(wrong) in message else f"{message.rstrip('.')} (got {wrong!r})"
+
+
+class VerbGroup(Telling, TyperGroup):
     """The same for a verb with commands of its own."""
 
     def invoke(self, ctx: Any) -> Any:

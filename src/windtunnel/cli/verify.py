@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from .options import JsonOption
 from .output import print_json, print_remarks, print_table
+from .verbs import Verb
 from .verify_kernel import kernel, use_gpu
 
 if TYPE_CHECKING:
@@ -27,13 +28,13 @@ def build(group: type[TyperGroup] = TyperGroup) -> typer.Typer:
     """Return the verb with its parts; `group` is the class of the command that holds them."""
     app = typer.Typer(cls=group, rich_markup_mode=None, add_completion=False)
     app.callback(invoke_without_command=True)(_top)
-    app.command("kernel")(kernel)
-    app.command("code")(_judge_of("code", "Judge Python code by hidden tests, each in a fresh child."))
-    app.command("math")(_judge_of("math", "Judge a mathematical expression: is it equal to the right one?"))
-    app.command("exact")(_judge_of("exact", "Judge an answer by comparison with accepted texts."))
-    app.command("format")(_judge_of("format", "Judge an answer's form: tags, a box, JSON by a schema."))
-    app.command("layers")(layers)
-    app.command("selftest")(selftest)
+    app.command("kernel", cls=Verb)(kernel)
+    app.command("code", cls=Verb)(_judge_of("code", "Judge Python code by hidden tests, each in a fresh child."))
+    app.command("math", cls=Verb)(_judge_of("math", "Judge a mathematical expression: is it equal to the right one?"))
+    app.command("exact", cls=Verb)(_judge_of("exact", "Judge an answer by comparison with accepted texts."))
+    app.command("format", cls=Verb)(_judge_of("format", "Judge an answer's form: tags, a box, JSON by a schema."))
+    app.command("layers", cls=Verb)(layers)
+    app.command("selftest", cls=Verb)(selftest)
     return app
 
 
@@ -142,9 +143,13 @@ def _judge_of(kind: str, doc: str) -> Callable[..., None]:
                 )
             spec = spec["task"]
         if not isinstance(spec, dict):
-            raise UserError(f"--task {task} holds no task", f"an object with the keys of a {kind} task")
+            raise UserError(f"--task {task} holds no task", f"an object with the keys of the kind {kind}")
         with Verifiers(1) as verifiers:
-            verdict = verifiers.make(kind, spec).verify(text)
+            try:
+                verifier = verifiers.make(kind, spec)
+            except UserError as error:
+                raise UserError(f"--task {task}: {error.message}", error.fix) from None
+            verdict = verifier.verify(text)
         if json:
             print_json(verdict.as_json())
         else:

@@ -40,7 +40,9 @@ def write_action_plot(report: ActionReport, path: Path, title: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, buffer.getvalue())
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise UserError(
+            f"{path} cannot be written: {error.strerror or error}", "name a file in a folder that is there and yours"
+        ) from None
     return path
 
 

@@ -41,7 +41,9 @@ def write_comparison_plot(report: ComparisonReport, path: Path) -> Path:
     except OSError as error:
         with contextlib.suppress(OSError):  # on a read-only disk not even what is not there can be removed
             temporary.unlink()
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise UserError(
+            f"{path} cannot be written: {error.strerror or error}", "name a file in a folder that is there and yours"
+        ) from None
     return path
 
 

@@ -150,7 +150,9 @@ def report_comparison(
     try:
         write_atomic(path, json.dumps(report.to_json(), ensure_ascii=False, indent=2) + "\n")
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise UserError(
+            f"{path} cannot be written: {error.strerror or error}", "name a file in a folder that is there and yours"
+        ) from None
     return report
 
 

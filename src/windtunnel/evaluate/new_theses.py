@@ -133,7 +133,10 @@ def _open_run(path: Path, recipe: Recipe | None, checkpoint: Which, device: str 
 
 def _open_folder(path: Path, recipe: Recipe | None, device: str | None) -> _Model:
     if not (path / "config.json").is_file():
-        raise UserError(f"{path} is no run and no Hugging Face folder: it has neither recipe.yaml nor config.json", "name one")
+        raise UserError(
+            f"{path} is no run and no Hugging Face folder: it has neither recipe.yaml nor config.json",
+            "windtunnel runs lists runs",
+        )
     if recipe is not None and not isinstance(recipe.model, HuggingFaceModel):
         raise UserError(f"recipe {recipe.name} is of a model of kind gpt, and {path} is a Hugging Face folder", "name another")
     where, tokenizer = find_device(device), Folder.from_folder(path, "MODEL")

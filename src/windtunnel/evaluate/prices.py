@@ -121,6 +121,8 @@ def _table(path: Path) -> pyarrow.Table:
     except (OSError, pyarrow.ArrowException) as error:
         if isinstance(error, FileNotFoundError):
             raise UserError(f"{path}: no such file", "--prices FILE, a CSV or Parquet file of daily prices") from None
+        if isinstance(error, IsADirectoryError):
+            raise UserError(f"{path} is a folder", "name the file of prices in it: CSV or Parquet") from None
         raise UserError(f"{path} cannot be read as prices: {error}", f"give it {ACCEPTED}, in UTF-8") from None
     if not table.num_rows:
         raise UserError(f"{path} has no rows", f"give it {ACCEPTED}")

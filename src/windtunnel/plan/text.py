@@ -61,7 +61,7 @@ def _what(plan: Plan) -> list[tuple[str, str, str]]:
 
 def _memory(plan: Plan) -> list[tuple[str, str, str]]:
     who = "a learner" if plan.roles else "a rank"
-    total = f"{plan.peak_gib:.2f} of {plan.limit_gib:.1f} GiB (±{plan.error['memory']:.0%}): {plan.verdict}"
+    total = f"{plan.peak_gib:.2f} of {plan.limit_gib:.1f} GiB (±{plan.error['memory']:.0%}): {plan.memory_verdict}"
     return [(f"memory {who}", total, plan.sources["peak_gib"]), *_components(plan, plan.components)]
 
 

@@ -138,8 +138,13 @@ class Plan:
 
     @property
     def verdict(self) -> str:
+        """Return 'does not fit' of a plan that is refused, for whatever reason, else what `memory_verdict` says."""
+        return self.memory_verdict if self.fits else "does not fit"
+
+    @property
+    def memory_verdict(self) -> str:
         """Return 'fits', 'tight' where the memory's stated error reaches beyond the limit, or 'does not fit'."""
-        if not self.fits:
+        if self.peak_gib > self.limit_gib:
             return "does not fit"
         return "tight" if self.peak_gib * (1 + self.error["memory"]) > self.limit_gib else "fits"
 

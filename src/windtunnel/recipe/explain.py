@@ -63,15 +63,15 @@ def _line(parts: Path_, items: list[Any], model: type[BaseModel] | None, origin:
             same = same_key(".".join(parts), first["input"], stage)
             return f"{start}: unknown key; {same or _nearest(parts[-1], names) or 'valid: ' + ', '.join(names)}"
         case "missing":
-            return f"{start}: missing; it must be given"
+            return f"{start}: missing; it must be given, with what `windtunnel recipe --keys {parts[0]}` lists"
         case "union_tag_not_found":
             return f"{start}.kind: missing; expected {_either(_kinds(parts))}"
         case "union_tag_invalid":
             given, kinds = str(first["ctx"]["tag"]), _kinds(parts)
             kinds += [plugin.name for plugin in plugins("corpora")] if parts == CORPUS else []
             return f"{start}.kind: expected {_either(kinds)} (got {given!r}){_hint(given, kinds)}"
-    expected = list(dict.fromkeys(_expected(item) for item in items))
-    message = expected[0] if len(expected) == 1 else "expected " + " or ".join(e.removeprefix("expected ") for e in expected)
+    wanted = list(dict.fromkeys(expected(item) for item in items))
+    message = wanted[0] if len(wanted) == 1 else "expected " + " or ".join(each.removeprefix("expected ") for each in wanted)
     choices = [c for item in items if item["type"] == "literal_error" for c in _choices(item)]
     same = same_value(parts[-1] if parts else "", first["input"], nullable=_nullable(parts, model))
     return start + f": {message}{_got(first['input'])}{f'; nearest: {same}' if same else _hint(first['input'], choices)}"
@@ -91,7 +91,8 @@ def _where(parts: Path_, error: str, origin: dict[Path_, str], file: str) -> str
     return next((origin[parts[:n]] for n in range(len(parts), 0, -1) if parts[:n] in origin), file)
 
 
-def _expected(item: Any) -> str:
+def expected(item: Any) -> str:
+    """Return what was expected in place of a value, of an error that pydantic lists."""
     known = _EXPECTED.get(item["type"])
     if known is None:
         return str(item["msg"]).removeprefix("Value error, ")

@@ -13,6 +13,7 @@ from .errors import UserError
 
 Path_ = tuple[str, ...]
 
+SUCH_AS = "such as {name: mine, extends: charlm}"
 LONGEST_FILE = 1_000_000  # characters; a recipe has thousands, a text to train on may have billions
 MOST_FOR_LIBYAML = 16_000  # characters: it recurses on the C stack, which 50,000 open brackets overflow
 MOST_KEYS = 100_000  # once its aliases are written out: nine lines of them can stand for billions
@@ -94,10 +95,10 @@ def _parse(text: str, path: Path, kind: type[Any]) -> tuple[dict[str, Any], dict
     node = loader.get_single_node()
     lines: dict[Path_, int] = {}
     if node is None:
-        raise UserError(f"recipe file {path} is empty; expected a mapping of keys")
+        raise UserError(f"recipe file {path} is empty; expected a mapping of keys", SUCH_AS)
     if not isinstance(node, yaml.MappingNode):
         found = "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
-        raise UserError(f"recipe file {path}: expected a mapping of keys, found {found}")
+        raise UserError(f"recipe file {path}: expected a mapping of keys, found {found}", SUCH_AS)
     _walk(node, (), lines, path)
     return loader.construct_document(node), lines
 
@@ -109,11 +110,15 @@ def _read(path: Path) -> str:
         with path.open(encoding="utf-8") as file:
             text = file.read(LONGEST_FILE + 1)
     except FileNotFoundError:
-        raise UserError(f"recipe file {path} does not exist") from None
+        raise UserError(f"recipe file {path} does not exist", "check the path, or name a shipped recipe such as charlm") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"recipe file {path} is not UTF-8 text: byte {error.object[error.start]:#04x} at {error.start}") from None
+        where = f"byte {error.object[error.start]:#04x} at {error.start}"
+        raise UserError(f"recipe file {path} is not UTF-8 text: {where}", "a recipe is YAML text in UTF-8") from None
     except (OSError, ValueError) as error:
-        raise UserError(f"recipe file {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise UserError(
+            f"recipe file {path} cannot be read: {getattr(error, 'strerror', None) or error}",
+            "check the path and its permissions",
+        ) from None
     if len(text) > LONGEST_FILE:
         raise UserError(
             f"recipe file {path} is longer than {LONGEST_FILE:,} characters: that is no recipe",

@@ -80,7 +80,8 @@ def select(checks: Sequence[Check], names: Sequence[str]) -> list[Check]:
         if name not in known:
             nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             raise UserError(
-                f"no check named {name!r}", f"did you mean {nearest[0]}?" if nearest else f"one of: {', '.join(known)}"
+                f"no check named {name!r}",
+                f"did you mean {nearest[0]}? windtunnel check --list names all" if nearest else f"one of: {', '.join(known)}",
             )
         if name not in wanted:
             wanted.add(name)

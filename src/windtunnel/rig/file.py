@@ -151,5 +151,6 @@ def _read(path: Path) -> dict[str, Any]:
         where = f":{mark.line + 1}" if mark else ""
         raise UserError(f"rig file {path}{where}: not valid YAML: {getattr(error, 'problem', error)}") from None
     if not isinstance(data, dict):
-        raise UserError(f"rig file {path}: expected a mapping, found {type(data).__name__}", f"such as {EXAMPLE}")
+        found = "is empty" if data is None else "holds a list" if isinstance(data, list) else "holds a single value"
+        raise UserError(f"rig file {path} {found}; expected a mapping of keys", f"such as {EXAMPLE}")
     return data

@@ -31,6 +31,7 @@ from .catalog import Catalog, load_catalog, prices_file
 from .price_lists import LISTS, Offer, offers, read_source
 
 OLD_DAYS = 180
+SUCH_AS = "such as {date: 2026-11-20, source: a contract, gpus: {H100: {on_demand: 2.5}}}"
 MOST_DOLLARS = 1000.0
 """Of a GPU-hour: above it a price is rather a sum in cents or of a month."""
 
@@ -101,9 +102,11 @@ def _own(text: str, source: str, catalog: Catalog) -> tuple[dict[str, dict[str, 
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise UserError(f"{source}: neither YAML, JSON nor a table of SkyPilot's: {str(error).splitlines()[0]}") from None
+        raise UserError(
+            f"{source}: neither YAML, JSON nor a table of SkyPilot's: {str(error).splitlines()[0]}", SUCH_AS
+        ) from None
     if not isinstance(data, Mapping):
-        raise UserError(f"{source}: expected a mapping with date, source, gpus and instances, or a table of SkyPilot's")
+        raise UserError(f"{source}: expected a mapping with date, source, gpus and instances, or a table of SkyPilot's", SUCH_AS)
     strange = set(data) - {"date", "source", "currency", "dollars", "gpus", "instances"}
     if strange:
         raise UserError(

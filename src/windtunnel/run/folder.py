@@ -287,7 +287,10 @@ def read_own_recipe(path: Path) -> Recipe:
         raise UserError(f"run folder {path} does not exist", "`windtunnel runs` lists runs")
     if not path.is_dir() or not (path / "recipe.yaml").is_file():
         raise UserError(f"{path} is not a run folder: it has no recipe.yaml", "`windtunnel runs` lists runs")
-    return load_recipe(path / "recipe.yaml")
+    try:
+        return load_recipe(path / "recipe.yaml")
+    except UserError as error:
+        raise UserError(error.message, f"training wrote it: bring recipe.yaml back from a copy of {path}") from None
 
 
 def _as_planned(own: Recipe, manifest: dict[str, Any]) -> Recipe:

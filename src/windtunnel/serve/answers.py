@@ -16,69 +16,107 @@ from windtunnel.web import APIError
 
 from .schema import ChatRequest, CompletionRequest, Prepared, StreamOptions
 
-# Streams are told at most so often: what has come in between goes out together. Every event costs the event loop about as much
-# as a small model's step costs the engine, and both are in one process.
+# News goes out in rounds, at least so far apart: what has come in between goes out together. Every send costs the event loop
+# about as much as a small model's step costs the engine, and both are in one process.
 GAP_SECONDS = 0.02
+# Rounds of text take at most this share of the time, and are for that up to so far apart: ten a second still read as a stream.
+SHARE = 0.05
+MOST_SECONDS = 0.1
 
 
-class Hub:
-    """Brings news from the generator's thread to the requests in the event loop, with one wake-up for all of them."""
+class Rounds:
+    """Sets events in the loop for another thread, with one wake-up for all that came since the last round.
 
-    def __init__(self) -> None:
+    Args:
+        most: seconds between two rounds at most; up to there, they are as far apart as `SHARE` asks for.
+    """
+
+    def __init__(self, most: float = GAP_SECONDS) -> None:
         self._loop = asyncio.get_running_loop()
         self._news: deque[asyncio.Event] = deque()
-        self._told = 0.0
+        self._most, self._next = most, 0.0
         self._pending = False
 
-    def notify(self, news: asyncio.Event) -> None:
-        """Set an event in the loop, soon; called from the generator's thread."""
+    def add(self, news: asyncio.Event) -> None:
+        """Set an event in the next round; called from any thread."""
         self._news.append(news)
         if not self._pending:
             self._pending = True
             self._loop.call_soon_threadsafe(self._schedule)
 
     def _schedule(self) -> None:
-        wait = self._told + GAP_SECONDS - self._loop.time()
-        if wait > 0:
-            self._loop.call_later(wait, self._deliver)
+        if self._next > self._loop.time():
+            self._loop.call_at(self._next, self._deliver)
         else:
             self._deliver()
 
     def _deliver(self) -> None:
         # Before the queue is emptied: what another thread appends after the last `popleft` finds False and wakes the loop again.
-        self._told, self._pending = self._loop.time(), False
+        self._pending, began = False, self._loop.time()
         while self._news:
             self._news.popleft().set()
+        self._next = began + GAP_SECONDS
+        self._loop.call_soon(self._delivered, began)  # behind the tasks that these events have woken
+
+    def _delivered(self, began: float) -> None:
+        spent = self._loop.time() - began
+        self._next = began + max(GAP_SECONDS, min(self._most, spent / SHARE))
+
+
+class Hub:
+    """Brings news from the generator's thread to the requests in the event loop.
+
+    A request's first text and its end wait for nobody; the text between them may, for longer the more streams there are.
+    """
+
+    def __init__(self) -> None:
+        self._soon, self._text = Rounds(), Rounds(MOST_SECONDS)
+
+    def notify(self, news: asyncio.Event, soon: bool) -> None:
+        """Set an event in the loop; called from the generator's thread."""
+        (self._soon if soon else self._text).add(news)
 
 
 class Run:
-    """One request's tickets. `events` yields (choice, piece) until each has finished; leaving it early cancels."""
+    """One request's tickets. `events` yields what each wake-up brings until each has finished; leaving it early cancels."""
 
     def __init__(self, generator: Generator, hub: Hub, jobs: list[GenerationJob], stream: bool) -> None:
-        self._news = asyncio.Event()
+        self._news, self._begun = asyncio.Event(), False
         try:
-            self.tickets = generator.submit(jobs, lambda _: hub.notify(self._news), stream=stream)
+            self.tickets = generator.submit(jobs, lambda ticket: self._tell(hub, ticket), stream=stream)
         except QueueFull as full:
             headers = {"Retry-After": str(full.retry_after)}
             raise APIError(429, "the server is busy, try again later", code="queue_full", headers=headers) from None
         except GenerationFailed:
             raise APIError(503, "the server is ending", code="engine_down") from None
 
-    async def events(self) -> AsyncIterator[tuple[int, Piece]]:
-        """Pieces as they come. Raises GenerationFailed."""
+    def _tell(self, hub: Hub, ticket: Ticket) -> None:
+        hub.notify(self._news, soon=ticket.over or not self._begun)
+
+    async def events(self) -> AsyncIterator[list[tuple[int, Piece]]]:
+        """Yield lists of (choice, piece), as they come. Raises GenerationFailed."""
         left: dict[int, Ticket] = dict(enumerate(self.tickets))
         try:
             while left:
                 await self._news.wait()
                 self._news.clear()  # before the pieces are taken: one that comes meanwhile sets it again
+                found: list[tuple[int, Piece]] = []
                 for index, ticket in list(left.items()):
                     if not (ticket.stream or ticket.over):
                         continue
-                    piece = ticket.take()
+                    try:
+                        piece = ticket.take()
+                    except GenerationFailed:
+                        if found:
+                            yield found  # what the others said before
+                        raise
                     if piece.finish:
                         del left[index]
                     if piece.text or piece.tokens or piece.finish:
-                        yield index, piece
+                        found.append((index, piece))
+                if found:
+                    self._begun = True
+                    yield found
         finally:
             self.cancel()
 
@@ -107,26 +145,34 @@ class Answer:
     def __init__(self, prepared: Prepared, run: Run, model: str) -> None:
         self.prepared, self.run = prepared, run
         self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self._json = json.JSONEncoder(ensure_ascii=False).encode
+        self._opening = self._json({**self._head, "object": self.kind_of_event}).removesuffix("}")  # of every event
 
     async def whole(self) -> dict[str, Any]:
         """Return the complete response, once every choice is there."""
         pieces = [Piece("")] * len(self.prepared.jobs)
-        async for index, piece in self.run.events():
-            pieces[index] = piece  # of a job that is not streamed there is one
+        async for found in self.run.events():
+            for index, piece in found:
+                pieces[index] = piece  # of a job that is not streamed there is one
         choices = [self.choice(i, piece) for i, piece in enumerate(pieces)]
         return {**self._head, "object": self.kind, "choices": choices, "usage": self._usage()}
 
     async def stream(self) -> AsyncIterator[str]:
-        """Server-sent events, ended by [DONE]."""
+        """Yield server-sent events, those of one wake-up together, ended by [DONE]."""
         options = self.prepared.request.stream_options or StreamOptions()
         begun: set[int] = set()
-        async for index, piece in self.run.events():
-            for choice in self.chunks(index, piece, first=index not in begun):
-                yield self._event([choice], self._usage() if options.include_usage and options.continuous_usage_stats else None)
-            begun.add(index)
-        if options.include_usage:
-            yield self._event([], self._usage())
-        yield "data: [DONE]\n\n"
+        left = len(self.prepared.jobs)
+        async for found in self.run.events():
+            usage = self._usage() if options.include_usage and options.continuous_usage_stats else None
+            events = []
+            for index, piece in found:
+                events += [self._event([choice], usage) for choice in self.chunks(index, piece, first=index not in begun)]
+                begun.add(index)
+                left -= piece.finish is not None
+            if not left:
+                events += [self._event([], self._usage())] if options.include_usage else []
+                events.append("data: [DONE]\n\n")
+            yield "".join(events)
 
     def choice(self, index: int, piece: Piece) -> dict[str, Any]:
         """Return one choice of a whole answer."""
@@ -142,8 +188,8 @@ class Answer:
         return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
 
     def _event(self, choices: list[dict[str, Any]], usage: dict[str, int] | None) -> str:
-        data = {**self._head, "object": self.kind_of_event, "choices": choices}
-        return f"data: {json.dumps(data if usage is None else {**data, 'usage': usage}, ensure_ascii=False)}\n\n"
+        end = "" if usage is None else f', "usage": {self._json(usage)}'
+        return f'data: {self._opening}, "choices": {self._json(choices)}{end}}}\n\n'
 
     def _choice(self, index: int, piece: Piece, first: bool) -> dict[str, Any]:
         request = self.prepared.request

@@ -183,4 +183,6 @@ def draw_comparison(results: Sequence[RunResult], path: Path) -> None:
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise UserError(
+            f"{path} cannot be written: {error.strerror or error}", "name a file in a folder that is there and yours"
+        ) from None

@@ -90,5 +90,7 @@ def save(path: Path, page: str) -> Path:
     except OSError as error:
         with contextlib.suppress(OSError):  # on a read-only disk not even what is not there can be removed
             temporary.unlink()
-        raise UserError(f"report {path} cannot be written: {error.strerror or error}") from None
+        raise UserError(
+            f"report {path} cannot be written: {error.strerror or error}", "name a file in a folder that is there and yours"
+        ) from None
     return path
