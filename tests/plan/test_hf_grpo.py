@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.launch.prepare import _require_policy
+from windtunnel.launch.trainable import require_policy
 from windtunnel.model import hf_shape
 from windtunnel.plan import Plan, lines, make_plan
 from windtunnel.plan.constants import HFConstants, load_hf_constants
@@ -333,7 +333,7 @@ def test_thirty_two_billion_get_a_layout_that_train_runs(rig: str, learners: int
     share = engines_of(recipe.rl, made.to_json(), made.layout.ranks)
     assert share.count >= learners
     assert learners + share.count * share.tensor <= parse_rig(rig).gpus
-    _require_policy(stage_recipe(recipe, "rl").rl)  # type: ignore[arg-type]
+    require_policy(stage_recipe(recipe, "rl").rl)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rig", ["4x(4xH100)", "8xH100"])

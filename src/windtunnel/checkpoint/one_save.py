@@ -131,8 +131,8 @@ class Publication:
     store: CheckpointStore
     group: Group
     session: str
-    config: Mapping[str, Any]
-    beside: Mapping[str, Written]
+    config: dict[str, Any]
+    beside: dict[str, Written]
     before_commit: Callable[[], None] | None
     part_timeout: float
     plans: Mapping[str, Planned]
