@@ -50,7 +50,7 @@ class Setup:
             f"model.config={self.model}", f"model.sequence={self.prompt + self.answer}",
             f"stages.rl.prompt_tokens={self.prompt}", f"stages.rl.answer_tokens={self.answer}", "stages.rl.prompts=32",
             "stages.rl.samples=8", "stages.rl.overlap=4", f"stages.rl.engine_memory={self.engine_memory}",
-            "stages.rl.rewards=[{kind: math}, {kind: code}]", "stages.rl.answers=null",
+            "stages.rl.rewards=[{kind: math}, {kind: code}]",
         ]  # fmt: skip
         return make_plan(load_recipe("rl", [*own, *sets]), parse_rig(rig_name(nodes)), suggest=False)
 
@@ -74,11 +74,10 @@ def document() -> str:
         "<!-- Written by benchmarks/rl_sizes.py; change that, not this. -->",
         "Ask for your own model and rig:",
         "```bash\nwindtunnel plan rl --set model.config=olmo-3-32b --set model.sequence=10240 \\\n"
-        "  --set stages.rl.answer_tokens=8192 --set stages.rl.overlap=4 \\\n"
-        "  --set stages.rl.answers=null --on '8x(4xGH200)'\n```",
+        "  --set stages.rl.answer_tokens=8192 --set stages.rl.overlap=4 --on '8x(4xGH200)'\n```",
         "Below are plans for nodes of four GH200 with 96 GB, in rounds of 32 prompts x 8 answers judged as mathematics and code: "
         "7 B with answers of up to 16,384 tokens, 32 B of up to 8,192, engines up to four rounds ahead, all weights trained, "
-        "and no held-out prompts: answering those takes a copy of all weights on every learner (stages.rl.answers). "
+        "and held-out prompts answered by the engines, between rounds. "
         "Nothing here was measured: nothing has been measured on a GH200 yet, so memory is within 20 % and time within 40 %.",
     ]
     for setup in SETUPS:

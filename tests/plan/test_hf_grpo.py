@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from windtunnel.launch.trainable import require_policy
 from windtunnel.model import hf_shape
 from windtunnel.plan import Plan, lines, make_plan
 from windtunnel.plan.constants import HFConstants, load_hf_constants
 from windtunnel.plan.judging import CORE_SECONDS, JUDGE_GIB, REPLAYED_KERNELS, judge_answers
 from windtunnel.plan.rollout import plan_engines, sync_seconds
 from windtunnel.plan.sharing import grpo_workload
-from windtunnel.recipe import Recipe, UserError, load_recipe
+from windtunnel.recipe import MEGATRON, OWN_ENGINE, Recipe, UserError, load_recipe, stage_recipe
 from windtunnel.rig import parse_rig
+from windtunnel.rl.engine_share import engines_of
 
 
 @pytest.fixture(autouse=True)
@@ -299,21 +301,74 @@ def test_held_out_prompts_take_their_time_before_the_first_round_between_rounds_
     assert not any("held-out" in name for name in without.startup)
 
 
-def test_the_copy_that_answers_held_out_prompts_is_counted_of_every_learner() -> None:
-    setup = ("model.config=olmo-3-32b", "layout.shard=full", *apart(16))
-    with_answers, without = plan("8x(4xGH200)", *setup), plan("8x(4xGH200)", *setup, "stages.rl.answers=null")
-    learner = with_answers.roles["learner"]
-    assert learner.peak_gib == pytest.approx(sum(learner.components.values()))
-    copy = 2 * hf_shape("olmo-3-32b").parameters / 2**30
-    assert copy < learner.components["answers"] < 1.2 * copy
-    assert "answers" not in without.roles["learner"].components
-    assert without.peak_gib < learner.peak_gib
-    assert any("a copy of all weights on every learner" in note for note in with_answers.notes)
-    assert not any("answers=null" in note for note in plan("8xH100", "model.config=qwen2.5-1.5b").notes)
+LARGE = "model.config=qwen2.5-32b"
+INT8 = "stages.rl.states=int8"
 
 
-def test_what_does_not_fit_for_its_held_out_prompts_is_offered_without_them() -> None:
-    made = plan("4x(4xGH200)", "model.config=olmo-3-32b", "layout.shard=full", *apart(8))
+def test_without_engines_a_copy_that_answers_is_counted_of_every_learner() -> None:
+    """Rounds are answered by it too: without held-out prompts it is there all the same."""
+    for more in ((), ("stages.rl.answers=null",)):
+        made = plan("8xH200", LARGE, "layout.shard=full", "stages.rl.prompts=32", *more)
+        learner = made.roles["learner"]
+        assert learner.gpus == 8
+        assert learner.peak_gib == pytest.approx(sum(learner.components.values()))
+        copy = 2 * hf_shape("qwen2.5-32b").parameters / 2**30
+        assert copy < learner.components["answers"] < 1.2 * copy
+        assert any("a copy of all weights on every learner" in note for note in made.notes)
+    assert not any("engine=vllm" in note for note in plan("8xH100", "model.config=qwen2.5-1.5b").notes)
+
+
+@pytest.mark.parametrize("more", [(), ("stages.rl.overlap=1",), ("stages.rl.engine=transformers",)])
+def test_engines_answer_held_out_prompts_and_no_learner_holds_a_copy(more: tuple[str, ...]) -> None:
+    sets = ("model.config=qwen2.5-7b", "stages.rl.engine=vllm", *more)
+    asked, without = plan("8xH100", *sets), plan("8xH100", *sets, "stages.rl.answers=null")
+    assert asked.components == without.components
+    assert asked.step_seconds == without.step_seconds
+    once = asked.startup["held-out answers at the end"]
+    assert once > asked.step_terms["weight sync"]
+    many = plan("8xH100", *sets, "stages.rl.answers.prompts=1024")
+    assert many.startup["held-out answers at the end"] > once
+
+
+@pytest.mark.parametrize(
+    ("rig", "learners", "more"),
+    [("4x(4xH100)", 8, (INT8,)), ("8xH200", 4, (INT8,)), ("4x(8xH100)", 16, ()), ("2x(8xH200)", 8, ())],
+)
+def test_thirty_two_billion_get_a_layout_that_train_runs(rig: str, learners: int, more: tuple[str, ...]) -> None:
+    """FSDP2 beside vLLM; each learner has an engine of its own."""
+    sets = ("stages.sft=null", LARGE, "stages.rl.engine=vllm", *more)
+    recipe = load_recipe("grpo", sets)
+    made = make_plan(stage_recipe(recipe, "rl"), parse_rig(rig))
+    assert made.fits, made.reasons
+    assert made.layout.engine == OWN_ENGINE
+    assert (made.layout.ranks, made.layout.shard) == (learners, "full")
+    assert "answers" not in made.components
+    assert not any("cannot run this plan" in note for note in made.notes)
+    assert recipe.rl is not None
+    share = engines_of(recipe.rl, made.to_json(), made.layout.ranks)
+    assert share.count >= learners
+    assert learners + share.count * share.tensor <= parse_rig(rig).gpus
+    require_policy(stage_recipe(recipe, "rl").rl)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rig", ["4x(4xH100)", "8xH100"])
+def test_what_does_not_fit_in_turn_is_offered_with_engines(rig: str) -> None:
+    made = plan(rig, LARGE, "stages.rl.prompts=32")
     assert not made.fits
-    assert any("answers" in reason for reason in made.reasons)
-    assert any("--set stages.rl.answers=null" in option.change for option in made.alternatives)
+    assert made.layout.engine == OWN_ENGINE
+    assert not any("answers=null" in option.change or "offload" in option.change for option in made.alternatives)
+    if rig == "4x(4xH100)":
+        assert any("engine=vllm" in option.change for option in made.alternatives), made.alternatives
+
+
+def test_engines_that_are_fewer_than_learners_are_refused_as_train_refuses_them() -> None:
+    with pytest.raises(UserError, match=r"2 GPU.s. for the engines of 4 learners"):
+        plan("8xH100", "stages.rl.engine=vllm", *apart(4, "stages.rl.engines=2"))
+    with pytest.raises(UserError, match="engine_tensor: 2 GPUs for each engine, and 4"):
+        plan("8xH100", "stages.rl.engine=vllm", *apart(4, "stages.rl.engine_tensor=2"))
+
+
+def test_a_split_layout_is_planned_where_the_recipe_asks_for_it_and_is_said_not_to_run() -> None:
+    made = plan("2x(8xH200)", LARGE, "stages.rl.engine=vllm", "layout.tensor=8")
+    assert made.layout.engine == MEGATRON
+    assert any("cannot run this plan" in note and "launch" not in note for note in made.notes)

@@ -77,6 +77,32 @@ def test_instances_are_there() -> None:
         ("2x DGX A100", "2x(8xA100-80)", 16, 2, "cluster"),
         ("a2-highgpu-4g", "4xA100-40", 4, 1, "node"),
         ("2x a3-megagpu-8g", "2x(8xH100)", 16, 2, "cluster"),
+        ("HGX H100", "8xH100", 8, 1, "node"),
+        ("HGX-H200 8-GPU", "8xH200", 8, 1, "node"),
+        ("HGX A100 80GB", "8xA100-80", 8, 1, "node"),
+        ("HGX H100 4-GPU", "4xH100", 4, 1, "node"),
+        ("2x HGX B200", "2x(8xB200)", 16, 2, "cluster"),
+        ("8xH100 HGX", "8xH100", 8, 1, "node"),
+        ("4 nodes of HGX H100", "4x(8xH100)", 32, 4, "cluster"),
+        ("GB200 NVL72", "18x(4xGB200)", 72, 18, "cluster"),
+        ("8H100", "8xH100", 8, 1, "node"),
+        ("8-GPU H100", "8xH100", 8, 1, "node"),
+        ("8-way H100", "8xH100", 8, 1, "node"),
+        ("H100-8", "8xH100", 8, 1, "node"),
+        ("A100-80", "A100-80", 1, 1, "gpu"),
+        ("A100-80-8", "8xA100-80", 8, 1, "node"),
+        ("H100, 8", "8xH100", 8, 1, "node"),
+        ("H100 (8x)", "8xH100", 8, 1, "node"),
+        ("(8xH100)", "8xH100", 8, 1, "node"),
+        ("8xA100/40GB", "8xA100-40", 8, 1, "node"),
+        ("2 nodes, 8 H100 each", "2x(8xH100)", 16, 2, "cluster"),
+        ("2 nodes with 8 H100 each", "2x(8xH100)", 16, 2, "cluster"),
+        ("8xH100 x 2 nodes", "2x(8xH100)", 16, 2, "cluster"),
+        ("gpu:h100:8", "8xH100", 8, 1, "node"),
+        ("--gres=gpu:h100:8", "8xH100", 8, 1, "node"),
+        ("aws p5.48xlarge", "p5.48xlarge", 8, 1, "node"),
+        ("gcp a3-highgpu-8g", "8xH100", 8, 1, "node"),
+        ("8xH100 with NVLink", "8xH100", 8, 1, "node"),
         ("g2-standard-12", "L4", 1, 1, "gpu"),
         ("Standard_ND96asr_v4", "8xA100-40", 8, 1, "node"),
         ("Standard_ND96isr_H100_v5", "8xH100", 8, 1, "node"),
@@ -243,3 +269,41 @@ def test_what_the_catalog_lacks_is_not_taken_for_what_is_spelt_alike(text: str) 
     with pytest.raises(UserError, match="not in the catalog") as caught:
         parse_rig(text)
     assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "why", "fix"),
+    [
+        ("64 GPUs", "does not say which GPUs", "8x(8xH100)"),
+        ("a GPU", "does not say which GPUs", "H100, or A100-80"),
+        ("80GB:8", "how much memory, 80 GB", "8xH100 or 8xA100-80"),
+        ("8 x 24 GB", "how much memory, 24 GB", "8xRTX4090 or 8xL4"),
+        ("8x HGX H100", "8 boards of 8 each", "8xH100 for the GPUs, 8x(8xH100)"),
+        ("8xHopper", "what several GPUs are built as", "H100, H200 or GH200"),
+        ("NVL72", "does not say which", "18x(4xGB200)"),
+        ("half H100", "parts of a GPU", "rig file"),
+        ("lambda 8xH100", "who rents it out", "8xH100@$2.50"),
+        ("p5", "no GPU or instance", "which size? p5.48xlarge"),
+        ("H200 NVL", "no GPU or instance", "not in the catalog"),
+    ],
+)
+def test_what_could_mean_several_rigs_is_refused_with_those(text: str, why: str, fix: str) -> None:
+    with pytest.raises(UserError) as refused:
+        parse_rig(text)
+    assert why in refused.value.message
+    assert fix in (refused.value.fix or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("8xH100 spot", "8xH100@spot"),
+        ("8xH100 (spot)", "8xH100@spot"),
+        ("spot 8xH100", "8xH100@spot"),
+        ("8xH100 on-demand", "8xH100@on-demand"),
+        ("8xH100 at 20 dollars an hour", "8xH100@$20/h"),
+        ("8xH100 for 2.5 USD per GPU-hour", "8xH100@$2.50"),
+    ],
+)
+def test_prices_in_words_are_those_of_the_grammar(text: str, same: str) -> None:
+    assert parse_rig(text).dollars_per_hour == parse_rig(same).dollars_per_hour

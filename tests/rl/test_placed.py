@@ -24,7 +24,7 @@ from windtunnel.actors import Wanted, connect, join, place, wait_for_nodes
 from windtunnel.actors.placement import Node, lacking
 from windtunnel.launch.placed import wanted_of
 from windtunnel.launch.placed_checks import facts_of, judge_node
-from windtunnel.launch.prepare import require_trainable
+from windtunnel.launch.trainable import require_trainable
 from windtunnel.recipe import GRPO, UserError, load_recipe, stage_recipe
 from windtunnel.rl import EngineShare, engines_of
 from windtunnel.run import MetricsReader, RunFolder

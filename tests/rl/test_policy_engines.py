@@ -53,7 +53,7 @@ def _one_thread() -> None:
 def test_an_engine_beside_gives_the_run_that_is_sampled_in_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sets: tuple[str, ...], way: str
 ) -> None:
-    """Although it is killed as it is given the third round's prompts."""
+    """Although it is killed as it is given the second round's prompts; held-out ones are asked before the first."""
     in_turn, beside = new_run(tmp_path, *sets), new_run(tmp_path, *sets, BESIDE, way)
     assert train_policy(in_turn) == 0
     true, asked = EngineProcess.submit, []

@@ -21,7 +21,19 @@ if TYPE_CHECKING:
         report_actions,
     )
     from .actions import Reading, read_action
-    from .answers import Answer, Answered, Completion, Judge, Judging, Question, Questions, generate_answers, held_out_questions
+    from .answers import (
+        Answer,
+        Answered,
+        Completion,
+        Judge,
+        Judging,
+        Question,
+        Questions,
+        complete_by,
+        generate_answers,
+        greedy_jobs,
+        held_out_questions,
+    )
     from .attempts import Attempts, Drawing, attempt_rows
     from .backtest import BacktestReport, run_backtest
     from .backtest_files import equity_csv, trades_csv, write_backtest
@@ -107,6 +119,7 @@ __all__ = [
     "comparison_columns",
     "comparison_remarks",
     "comparison_rows",
+    "complete_by",
     "confusion_columns",
     "confusion_rows",
     "equity_csv",
@@ -116,6 +129,7 @@ __all__ = [
     "figures",
     "flop_matched_members",
     "generate_answers",
+    "greedy_jobs",
     "held_out_questions",
     "held_out_units",
     "judge_evaluation",

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from windtunnel.data import ConversationFile, PreparedData, Tokenizer
-from windtunnel.generate import BatchedGenerator, Decoder, GenerationFailed, GenerationJob, WholeText
+from windtunnel.generate import BatchedGenerator, Decoder, GenerationFailed, GenerationJob, Generator, WholeText
 from windtunnel.model import hf_shape
 from windtunnel.recipe import ACTIONS, Answers, HuggingFaceModel, Recipe, UserError
 from windtunnel.verify import (
@@ -264,9 +264,12 @@ def answer_questions(
         tokens: most of an answer.
         stop: asked every now and then; once it says so, what is not answered yet has failed.
     """
-    return complete_jobs(
-        model, tokenizer, [GenerationJob(question.ids, tokens, temperature=0) for question in questions], ends, stop
-    )
+    return complete_jobs(model, tokenizer, greedy_jobs(questions, tokens), ends, stop)
+
+
+def greedy_jobs(questions: Sequence[Question], tokens: int) -> list[GenerationJob]:
+    """Return what a generator is asked, of at most so many tokens each."""
+    return [GenerationJob(question.ids, tokens, temperature=0) for question in questions]
 
 
 def complete_jobs(
@@ -282,19 +285,26 @@ def complete_jobs(
         return []
     text = WholeText(tokenizer, ends)
     with contextlib.closing(BatchedGenerator(model, text, slots=min(slots, len(jobs)))) as engine:
-        tickets = engine.submit(jobs, bounded=False)
-        made = []
-        for ticket in tickets:
-            while not ticket.over and not stop():
-                time.sleep(WAIT_SECONDS)
-            if not ticket.over:
-                made.append(Completion("", False, "told to stop"))
-                continue
-            try:
-                done = ticket.result()
-                made.append(Completion(done.text, done.finish == "length", seconds=ticket.seconds))
-            except GenerationFailed as failed:
-                made.append(Completion("", False, str(failed)))
+        return complete_by(engine, jobs, stop)
+
+
+def complete_by(
+    generator: Generator, jobs: Sequence[GenerationJob], stop: Callable[[], bool] = lambda: False
+) -> list[Completion]:
+    """Have a generator run jobs to their ends; once `stop` says so, what is not answered yet is cancelled and has failed."""
+    made = []
+    for ticket in generator.submit(jobs, stream=False, bounded=False):
+        while not ticket.over and not stop():
+            time.sleep(WAIT_SECONDS)
+        if not ticket.over:
+            ticket.cancel()
+            made.append(Completion("", False, "told to stop"))
+            continue
+        try:
+            done = ticket.result()
+            made.append(Completion(done.text, done.finish == "length", seconds=ticket.seconds))
+        except GenerationFailed as failed:
+            made.append(Completion("", False, str(failed)))
     return made
 
 

@@ -10,13 +10,14 @@ if TYPE_CHECKING:
     from .local import mirror_again, run_training, train_run
     from .measuring import Calibration, calibrate, observe_run
     from .megatron import MegatronJob, render_job
-    from .prepare import Options, data_lines, look_before_training, prepare_run
+    from .prepare import data_lines, look_before_training, prepare_run
     from .processes import Process, stop_with_parent
     from .restart import stand_again
     from .stages import StageReport, run_stages
     from .stopping import Stopped, stop_run
     from .supervisor import supervise
     from .trace import trace_plan
+    from .trainable import Options
     from .trial import Phase, Trial, try_steps
 
 __all__ = [

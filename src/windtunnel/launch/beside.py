@@ -11,7 +11,7 @@ from windtunnel.recipe import Recipe, UserError
 from windtunnel.run import RunFolder, first_difference, list_runs
 
 from .local import train_run
-from .prepare import Options
+from .trainable import Options
 
 if TYPE_CHECKING:
     from windtunnel.train import View

@@ -193,7 +193,8 @@ def _wanted(context: Context) -> bool:
 
 def training(context: Context, say: Say) -> Evidence:
     """Ask `windtunnel train` whether it takes each stage, with its weights and its data."""
-    from .prepare import Options, epoch_tokens, initial_weights, require_trainable
+    from .prepare import epoch_tokens
+    from .trainable import Options, initial_weights, require_trainable
 
     found, missing = Findings(), dict[str, MissingModel]()
     for recipe in context.stages:

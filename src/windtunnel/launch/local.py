@@ -18,9 +18,10 @@ from windtunnel.run import LAST_LINES, LOG, STARTED, Channel, RunFolder, log_onl
 
 from .measuring import observe_run
 from .placed import on_cluster, run_on_cluster
-from .prepare import Options, plan_again, prepare_run
+from .prepare import plan_again, prepare_run
 from .processes import Crashed, described
 from .ranks import run_ranks
+from .trainable import Options
 
 if TYPE_CHECKING:
     from windtunnel.train import View

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from windtunnel.plan import PlannedStage, StagedPlan, depth_warnings, hours_text, plan_stages, refuse
 from windtunnel.recipe import Recipe, UserError
 
-from .prepare import Options, Say, rig_of
+from .prepare import Say, rig_of
 from .stage_runs import StageRun
+from .trainable import Options
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ SOURCES: Mapping[str, str] = {
     "activations": "what autograd keeps between forward and backward pass, and what the block at work needs",
     "loss": "one chunk of logits, gradients of the last hidden states and of the head",
     "gathered_weights": "copies of the blocks at work in compute precision: gathered, or cast",
-    "answers": "a copy of the weights that held-out questions are answered with, keys and values",
+    "answers": "a copy of the weights that answers between steps, keys and values",
     "recording": "of recorded passes: theirs for good, beside what is launched before a batch's kind of packing is recorded",
     "communication": "buffers of collectives: gathering the next block, reducing the last one's gradients",
 }

@@ -35,8 +35,8 @@ from .hf_work import Totals, Workload, totals
 from .judging import judge_answers, subjects_of
 from .memory import BF16, GIB
 from .plan import Case, Draft
-from .rollout import FEW, WEIGHT_BYTES, largest_engine
-from .sharing import Round, grpo_workload, part_of, require_shared, search_round
+from .rollout import FEW, WEIGHT_BYTES, largest_engine, plan_engines
+from .sharing import Round, engines_beside, grpo_workload, held_out_of, part_of, require_shared, search_round
 from .types import Role
 
 DEFAULT_ROUNDS = 100
@@ -73,7 +73,8 @@ class RoundPlanning(FineTuning):
         tokens = stage.round_tokens
         work, learner = sums.work, found.learner
         startup, error = _startup(found, sums, rig, c), stated_errors(c, learner.layout, rig)
-        asked = held_out_seconds(recipe, sums, learner.layout, rig, c)
+        asked = _by_engines(found, recipe, sums, rig, c) if engines_beside(stage) else None
+        asked = held_out_seconds(recipe, sums, learner.layout, rig, c) if asked is None else asked
         between = _ask(stage, startup, found.seconds, asked)
 
         def notes(length: Length, fits: bool) -> list[str]:
@@ -140,7 +141,7 @@ def draft_here(case: Case, stage: GRPO, c: HFConstants) -> Draft:
         **{name: stage.updates * seconds for name, seconds in learner.timed.terms.items()},
     }
     startup, seconds = startup_seconds(sums, rig, c), sum(terms.values())
-    asked = held_out_seconds(recipe, replace(sums, work=work), learner.layout, rig, c)
+    asked = held_out_seconds(recipe, replace(sums, work=replace(work, answers=held_out_of(stage))), learner.layout, rig, c)
     between = _ask(stage, startup, seconds, asked)
     return replace(
         hf_draft(sums.work, sums, c, learner, startup),
@@ -176,6 +177,26 @@ def held_out_seconds(recipe: Recipe, sums: Totals, layout: Layout, rig: Rig, c: 
         return 0.0
     judging = judge_answers(stage, rig, 1, answers=stage.answers.prompts, subjects=subjects_of(recipe))
     return answer_seconds(sums, layout, rig, c) + judging.seconds
+
+
+def _by_engines(found: Round, recipe: Recipe, sums: Totals, rig: Rig, c: HFConstants) -> float | None:
+    """Return the seconds of held-out prompts where engines answer them: new weights, answers to the last token, judging.
+
+    None: there are no such prompts.
+    """
+    stage = recipe.rl
+    assert stage is not None
+    held_out = held_out_of(stage)
+    if held_out is None:
+        return None
+    once = stage.model_copy(
+        update={"prompts": held_out.prompts, "samples": 1, "answer_tokens": held_out.tokens, "mean_answer": 1.0,
+                "engine_tensor": found.engine.tensor}
+    )  # fmt: skip
+    held = found.engine.components.get("learner", 0.0)
+    engine = plan_engines(sums.work.shape, once, rig, found.engine.gpus, c, held)
+    judging = judge_answers(stage, rig, 1, answers=held_out.prompts, subjects=subjects_of(recipe))
+    return found.terms.get("weight sync", 0.0) + engine.seconds + judging.seconds
 
 
 def _ask(stage: GRPO, startup: dict[str, float], round_seconds: float, asked: float) -> float:
@@ -275,13 +296,13 @@ def _warnings(found: Round, stage: GRPO) -> list[str]:
 
 
 def _answering(work: Workload, layout: Layout, limit_gib: float) -> list[str]:
-    """Say where a good part of a learner's memory must be free for the copy that answers held-out prompts."""
+    """Say where a good part of a learner's memory must be free for the copy that answers."""
     gib = sum(work.answering_bytes(layout.ranks, BF16).values()) / GIB
     if gib < limit_gib / 4:
         return []
     return [
-        f"held-out prompts are answered by a copy of all weights on every learner, which needs {gib:,.1f} GiB beside its states;"
-        f" --set {work.stage}.answers=null does without"
+        f"answers are written by a copy of all weights on every learner, which needs {gib:,.1f} GiB beside its states;"
+        f" --set {work.stage}.engine=vllm has engines of their own write them"
     ]
 
 

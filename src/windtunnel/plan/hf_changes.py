@@ -26,6 +26,7 @@ def changes(recipe: Recipe) -> list[Iterator[Change]]:
     """Return kinds of change for the same rig; of each the first that fits is worth naming."""
     return [
         _launched(recipe),
+        _engines(recipe),
         _fewer_answers(recipe),
         _freer_layout(recipe),
         _leaner_states(recipe),
@@ -50,10 +51,18 @@ def _launched(recipe: Recipe) -> Iterator[Change]:
         yield Change(("stages.sft.graphs=false",), "every kernel launched by the host")
 
 
+def _engines(recipe: Recipe) -> Iterator[Change]:
+    """Have engines answer, so that no learner holds a whole copy of the weights beside its own states."""
+    if recipe.rl is not None and recipe.rl.engine == "in-turn":
+        beside = "stages.rl.engine=vllm"
+        yield Change((beside,), "vLLM beside the learners answers, held-out prompts too")
+        if isinstance(recipe.model, HuggingFaceModel) and recipe.model.adapter is None:
+            yield Change((beside, "stages.rl.states=int8"), "vLLM beside the learners answers; AdamW's moments in 8 bits")
+            yield Change((beside, ADAPTER), "vLLM beside the learners answers; LoRA on frozen bf16 weights")
+
+
 def _fewer_answers(recipe: Recipe) -> Iterator[Change]:
-    """Answer held-out questions in the end alone, or no prompts: between steps a whole copy of the weights answers them."""
-    if recipe.rl is not None and recipe.rl.answers is not None:
-        yield Change(("stages.rl.answers=null",), "no held-out prompts answered: the last weights count as the best")
+    """Answer held-out questions in the end alone: between steps a whole copy of the weights answers them."""
     if recipe.sft is not None and recipe.sft.answers is not None and recipe.sft.answers.every is not None:
         yield Change((NO_ANSWERS,), "held-out questions asked when it is evaluated")
 
@@ -84,7 +93,8 @@ def _leaner_states(recipe: Recipe) -> Iterator[Change]:
     yield Change((*back, f"stages.{stage}.states=int8"), "AdamW's moments in 8 bits")
     yield Change((*back, f"stages.{stage}.master=false", f"stages.{stage}.states=bf16"), "bf16 weights updated in place")
     yield Change((*back, f"stages.{stage}.master=false", f"stages.{stage}.states=int8"), "bf16 weights, 8-bit states")
-    yield Change((*back, "layout.offload=optimizer"), "optimizer states in CPU memory")
+    if stage != "rl":  # nothing runs rounds that way
+        yield Change((*back, "layout.offload=optimizer"), "optimizer states in CPU memory")
 
 
 def _cheaper_methods(recipe: Recipe) -> Iterator[Change]:

@@ -53,7 +53,7 @@ class HFTraining:
         check_choice(work, rig, ranks)
         if not _is_split(work) and work.precision == "bf16":
             yield from _own(work, ranks, promising)
-        if not work.shares_experts and not work.recorded:
+        if not work.shares_experts and not work.recorded and (not work.own_engine or _is_split(work)):
             yield from _megatron(work, rig, ranks, promising)
 
     def least_gib(self, layout: Layout) -> float:

@@ -44,6 +44,7 @@ class Workload:
         new_rows: rows of added tokens, which are trained beside frozen tables too.
         recorded: passes are to be recorded as CUDA graphs.
         uneven: micro-batches need not divide a rank's sequences: what the last one lacks is padding, or it is short.
+        own_engine: no other engine runs such steps, so that others are planned only where the recipe's layout asks for one.
     """
 
     shape: HFShape
@@ -64,6 +65,7 @@ class Workload:
     new_rows: int = 0
     recorded: bool = False
     uneven: bool = False
+    own_engine: bool = False
 
     def answering(self, ranks: int) -> tuple[int, int]:
         """Return how many answers a rank writes at a time, and how many times it does so."""

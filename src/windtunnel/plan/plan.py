@@ -266,6 +266,8 @@ def _not_trained(recipe: Recipe, layout: Layout) -> list[str]:
     """Say that `windtunnel train` cannot run a plan, and what can."""
     if layout.engine != OWN_ENGINE:
         job = f"windtunnel launch {recipe.name} --on ... --to FOLDER writes its job"
+        if recipe.rl is not None:
+            job = "nothing here hands it rounds; leave tensor, expert, pipeline and offload of `layout` null"
         return [f"`windtunnel train` cannot run this plan: it is for {layout.engine}; {job}"]
     found = why_untrainable(recipe)
     return [f"`windtunnel train` cannot run this plan: {found[0]}; {found[1]}"] if found else []

@@ -88,8 +88,9 @@ class EnginePlan:
 
 
 def plan_engines(
-    shape: HFShape, stage: Asked, rig: Rig, gpus: int, c: HFConstants, held_gib: float = 0.0, ahead: int = 0
-) -> EnginePlan:
+    shape: HFShape, stage: Asked, rig: Rig, gpus: int, c: HFConstants, held_gib: float = 0.0, ahead: int = 0,
+    most: int | None = None,
+) -> EnginePlan:  # fmt: skip
     """Plan the engines on `gpus` GPUs of a rig: over as few GPUs each as hold weights and a few sequences.
 
     Args:
@@ -100,11 +101,17 @@ def plan_engines(
         c: constants of the GPU.
         held_gib: what a learner that takes turns on the same GPUs keeps there meanwhile.
         ahead: rounds that engines answer ahead of the learners.
+        most: GPUs of an engine; None: as many as share the model's heads.
 
     Raises:
-        UserError: engine_tensor does not divide the GPUs or the heads.
+        UserError: engine_tensor does not divide the GPUs or the heads, or is more than `most`.
     """
-    sizes = [n for n in _sizes(shape, rig) if gpus % n == 0]
+    sizes = [n for n in _sizes(shape, rig) if gpus % n == 0 and n <= (most or gpus)]
+    if most is not None and (stage.engine_tensor or 1) > most:
+        raise UserError(
+            f"stages.rl.engine_tensor: {stage.engine_tensor} GPUs for each engine, and {gpus} are not enough for one a learner",
+            f"--set stages.rl.engine_tensor={most}",
+        )
     if stage.engine_tensor is not None:
         if stage.engine_tensor not in range(1, gpus + 1) or gpus % stage.engine_tensor or shape.heads % stage.engine_tensor:
             raise UserError(

@@ -80,11 +80,23 @@ def grpo_workload(recipe: Recipe, c: HFConstants) -> Workload:
         )
     tokens = stage.round_tokens / stage.updates / c.packing
     work = workload_of(stage, "stages.rl", model, recipe.layout, tokens, "bf16")
-    # How many sequences a round's answers fill is known when they are there.
-    asked = stage.answers
-    held_out = None if asked is None else Answers(prompts=asked.prompts, tokens=asked.tokens or stage.answer_tokens)
+    # Without engines learners write all answers, those of rounds too, with a copy of the weights. How many sequences a round's
+    # answers fill is known when they are there.
+    written = held_out_of(stage) or Answers(prompts=stage.prompts * stage.samples, tokens=stage.answer_tokens)
     frozen_copy = stage.reference and model.adapter is None
-    return replace(work, frozen_copy=frozen_copy, answers=held_out, answers_kept=1, uneven=True)
+    answers = None if engines_beside(stage) else written
+    return replace(work, frozen_copy=frozen_copy, answers=answers, answers_kept=1, uneven=True, own_engine=True)
+
+
+def engines_beside(stage: GRPO) -> bool:
+    """Return whether there are engines, which hold the weights and answer held-out prompts too; else learners answer."""
+    return stage.engine != "in-turn" or bool(stage.learners or stage.engines or stage.overlap)
+
+
+def held_out_of(stage: GRPO) -> Answers | None:
+    """Return the held-out prompts that are answered each time; None: there are none."""
+    asked = stage.answers
+    return None if asked is None else Answers(prompts=asked.prompts, tokens=asked.tokens or stage.answer_tokens)
 
 
 def search_round(recipe: Recipe, rig: Rig, c: HFConstants) -> tuple[Round, Totals]:
@@ -142,7 +154,8 @@ def _promise(sums: Totals, stage: GRPO, rig: Rig, learners: int, engines: int, c
     learning = stage.updates * least_seconds(sums, learners, rig.gpu, c)
     if learners == rig.gpus:  # what engines have depends on the learners' layout
         return (0.0, learning) if missing <= 1 else (1.0, missing)
-    engine = plan_engines(sums.work.shape, stage, rig, engines, c, ahead=stage.overlap)
+    most = largest_share(stage, learners, engines)
+    engine = plan_engines(sums.work.shape, stage, rig, engines, c, ahead=stage.overlap, most=most)
     if missing > 1 or not engine.fits:
         return (1.0, missing + (0.0 if engine.fits else 1.0))
     return (0.0, max(engine.seconds, learning) if stage.overlap else engine.seconds + learning)
@@ -193,6 +206,22 @@ def _order(found: Round) -> tuple[float, float]:
     if found.fits:
         return (0.0, found.seconds)
     return (1.0, found.learner.peak_gib / found.learner.limit_gib + (0.0 if found.engine.fits else 1.0))
+
+
+def largest_share(stage: GRPO, learners: int, engines: int) -> int | None:
+    """Return the most GPUs that an engine may have so that each learner has one of its own; None: that is not asked.
+
+    Raises:
+        UserError: there are too few.
+    """
+    if stage.engine == "in-turn":
+        return None  # engines are only planned
+    if engines < learners:
+        raise UserError(
+            f"stages.{stage.name}.engines: {engines} GPU(s) for the engines of {learners} learners, of which each has its own",
+            f"--set stages.{stage.name}.engines={learners}, or --set stages.{stage.name}.learners={engines}",
+        )
+    return engines // learners if stage.engine == "vllm" else 1
 
 
 def _splits(stage: GRPO, rig: Rig) -> Iterator[tuple[int, int]]:
@@ -305,7 +334,8 @@ def plan_round(
         engine = plan_engines(sums.work.shape, _single(stage), rig, engines, c, learner.peak_gib + judges)
         engine, memory = _beside(engine, stage, rig)
     else:
-        engine = plan_engines(sums.work.shape, stage, rig, engines, c, held, 0 if in_turn else stage.overlap)
+        most = None if in_turn else largest_share(stage, learners, engines)
+        engine = plan_engines(sums.work.shape, stage, rig, engines, c, held, 0 if in_turn else stage.overlap, most)
     if stage.overlap and not in_turn:
         passes = int(stage.reference) + int(stage.updates > 1)  # each about a third of an update
         learner = _unhurried(searched, engine.seconds / stage.updates / (1 + passes / 3), 1 + c.memory_error)

@@ -330,6 +330,12 @@ class GRPO(TrainingStage):
             raise ValueError(
                 "in_flight: without rounds ahead no answer is under way while learners train; fix: overlap: 1 or in_flight: false"
             )
+        asked = self.answers.tokens if self.answers is not None else None
+        if self.engine != "in-turn" and asked is not None and asked > self.answer_tokens:
+            raise ValueError(
+                f"answers.tokens: {asked}, and engines write at most answer_tokens, {self.answer_tokens}; fix: answers.tokens: "
+                f"null, or answer_tokens: {asked}"
+            )
         if self.kl and not self.reference:
             raise ValueError("kl needs a reference policy; fix: reference: true, or kl: 0")
         if self.rewards and self.reward is not None:

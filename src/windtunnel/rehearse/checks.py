@@ -96,8 +96,8 @@ def _one_thread_each() -> Iterator[None]:
 @contextmanager
 def _left_alone(rehearsal: Rehearsal) -> Iterator[Child]:
     """Yield the same training in a process of its own, at the same time."""
+    from .following import train_command
     from .processes import Child
-    from .training import train_command
 
     command = train_command(rehearsal.recipe_file, root=rehearsal.folder / "alone")
     with Child(command, rehearsal.folder / "alone.log", forker=rehearsal.forker) as child:

@@ -29,8 +29,8 @@ from windtunnel.recipe import (
 from windtunnel.rig import Rig
 
 from .context import Context, Rehearsal, trains_here
+from .following import Follower, train_command
 from .processes import Child
-from .training import Follower, train_command
 
 STEPS = 10
 GATE = 0.10

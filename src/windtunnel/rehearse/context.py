@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from windtunnel.launch import Forker
     from windtunnel.model import GPT
 
-    from .training import Ended
+    from .following import Ended
 
 
 EXCERPT_BYTES = 2_000_000

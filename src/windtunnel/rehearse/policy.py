@@ -23,9 +23,10 @@ from windtunnel.recipe import (
 )
 
 from .context import Context, Rehearsal, Stage, learns_policy, precedes_policy
+from .following import Follower, series, train_command
 from .processes import Child
 from .staged import runs_by_stage
-from .training import APART, Follower, series, train_command
+from .training import APART
 from .tuning import HELD_OUT, fewer, small_model, tuning_scale
 
 if TYPE_CHECKING:

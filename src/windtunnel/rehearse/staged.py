@@ -8,8 +8,8 @@ from windtunnel.check import CheckFailed, Evidence, Say
 from windtunnel.recipe import Recipe, TrainingStage, UserError, dump_recipe, scale_stages, stage_recipe
 
 from .context import Context, Rehearsal, Stage, is_gpt
+from .following import Follower, train_command
 from .processes import Child
-from .training import Follower, train_command
 
 
 def stages(rehearsal: Rehearsal, say: Say) -> Evidence:

@@ -151,6 +151,9 @@ class Catalog:
         names |= {a.lower(): name for name, entry in self.gpus.items() for a in entry.aliases}
         if is_unlisted(text):
             return "it is not in the catalog: describe it in ~/.config/windtunnel/rigs.yaml, or name a rig file"
+        sizes = [name for name in self.instances if name.startswith(f"{text.lower()}.")]
+        if sizes:
+            return f"which size? {', '.join(sizes)}"
         close = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.5)
         known = f"GPUs: {', '.join(self.gpus)}; instances: {', '.join(self.instances)}; or here"
         return f"did you mean {names[close[0]]}? {known}" if close else known

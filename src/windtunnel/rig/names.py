@@ -16,12 +16,27 @@ _MANY = re.compile(r"(?<=\d{3})s\b")  # H100s, 4090s; an L40S is another GPU tha
 _DGX = re.compile(r"^(?:(\d+)\s*[x×*]?\s*)?dgx[\s-]+([ahb][12]00)(?:\s+(?:node|server|machine)s?)?$", re.I)
 _ONE_NODE = re.compile(r"^(\d+\s*[x×*].*|.*\s[x×*:]\s*\d+)\s+(?:node|server|machine|instance)$", re.I)
 _LATER = re.compile(r"^(?P<name>[A-Za-z][^:x×*]*?)\s*(?::|\s[x×*]\s*|[x×*])\s*(?P<count>\d{1,3})$")
-_NODES = re.compile(r"^(?P<nodes>\d+)\s*nodes?\s*(?:of|with|[x×*])?\s*(?P<rest>.+)$", re.I)
+_NODES = re.compile(r"^(?P<nodes>\d+)\s*nodes?\s*(?:of|with|[x×*,])?\s*(?P<rest>.+?)(?:\s+each)?$", re.I)
 _TWICE = re.compile(r"^(?P<nodes>\d+)\s*[x×*]\s*(?P<count>\d+)\s*[x×*]?\s*(?P<name>[A-Za-z].*)$")
 _BARE = re.compile(r"^(?P<count>\d{1,3})\s+(?P<name>(?![xX]\s)[A-Za-z].*)$")
 _PRICE = re.compile(
-    r"^(?P<body>.+?)\s*(?:\bat\b|\bfor\b|,)?\s*(?P<price>\$\s*\d[\d.]*\s*(?:/|per\b|an?\b).*|\d[\d.]*\s*\$\s*/.*)$", re.I
+    r"^(?P<body>.+?)\s*(?:\bat\b|\bfor\b|,)?\s*"
+    r"(?P<price>\$\s*\d[\d.]*\s*(?:/|per\b|an?\b).*|\d[\d.]*\s*\$\s*/.*|\d[\d.]*\s*(?:usd|dollars?)\b.*)$",
+    re.I,
 )
+_HGX = re.compile(
+    r"^(?:(?P<boards>\d+)\s*[x×*]?\s*)?(?:hgx[\s-]+(?P<name>[ahb][12]00)(?P<memory>\s+\d+\s*gb)?|(?P<before>[ahb][12]00)[\s-]+hgx)"
+    r"(?:[\s,]+(?P<count>[48])(?:[\s-]*x)?[\s-]*)?(?:\s+(?:node|server|machine|board)s?)?$",
+    re.I,
+)
+_NVL72 = re.compile(r"^(gb[23]00)[\s-]+nvl[\s-]?72(?:\s+rack)?$", re.I)
+_SLURM = re.compile(r"^(?:--)?(?:gres=|gpus(?:-per-node)?=)?(?:gpu:)?(?=[a-z]\w*:\d+$)", re.I)
+_RENTED = re.compile(r"^(?:aws|amazon|ec2|gcp|google(?: cloud)?|azure)\s+(?=\S*\d+\S*[._-]\S+$)", re.I)
+_LAST_NODES = re.compile(r"^(?P<rest>.+?)\s*[x×*]\s*(?P<nodes>\d+)\s*nodes?$", re.I)
+_BEHIND = re.compile(r"^(?P<name>[A-Za-z][\w-]*?)(?:\s*,\s*|\s*\(|-(?=[1-9]$))(?P<count>\d{1,3})\s*[x×]?\s*\)?$")
+_GLUED = re.compile(r"^(?P<count>\d{1,2})(?:-(?:way\s+|\s*)?|\s+way\s+|(?=[a-wyz]))(?P<name>[a-wyz]{1,2}\d{2,3}\w*.*)$", re.I)
+_MARKET = re.compile(r"[\s,(]*\b(?P<kind>spot|on[ -]demand)\b[\s,)]*(?:instances?|prices?)?", re.I)
+_HERE = re.compile(r"^(?:this|my own) (?:machine|computer|host|node)$|^local(?:host)?$", re.I)
 _SMALL_G = {"24": 2, "48": 4, "96": 8}  # vCPUs of Google's machines with L4 -> GPUs; others have one
 # Names of machines that clouds rent, as they are written -> how many of which GPU each has. Google and Azure: their pages on
 # accelerator-optimized machines and on ND and NC sizes; AWS: G6, G6e and P6; Lambda names its own by what is in them.
@@ -52,10 +67,19 @@ UNSUPPORTED = (
     (r"m[1-5](?:pro|max|ultra)?|apple.*|mps", "Apple's GPUs are not supported; a Mac trains on its CPU (cpu)"),
 )
 """What whole names look like that no plan is made for -> why."""
+MARKETS = ("spot", "on-demand")
+HGX_GPUS = 8
+"""Of a board that does not say how many; there are some of 4."""
+NODE_GPUS = 8
+ARCHITECTURES = {
+    "hopper": "H100, H200 or GH200", "blackwell": "B200, GB200 or RTX5090", "ampere": "A100-80, A100-40, A10G or RTX3090",
+    "ada": "L40S, L4 or RTX4090", "adalovelace": "L40S, L4 or RTX4090", "turing": "T4",
+}  # fmt: skip
+PROVIDERS = r"aws|amazon|gcp|google|azure|lambda(?: labs)?|runpod|modal|coreweave|vast(?:\.ai)?|together|crusoe|nebius|oracle"
 UNLISTED = frozenset({
     "p100", "v100", "a10", "a16", "a30", "a40", "a6000", "rtxa6000", "a5000", "rtxa5000", "rtx6000ada", "rtxpro6000", "h800",
     "a800", "h20", "l40", "b300", "gb300", "3080", "rtx3080", "3090ti", "rtx3090ti", "4080", "rtx4080", "5080", "rtx5080",
-    "2080ti", "rtx2080ti", "dgxspark", "gb10",
+    "2080ti", "rtx2080ti", "dgxspark", "gb10", "h200nvl", "b100",
 })  # fmt: skip
 """GPUs that exist and are not in the catalog: another name that looks alike is no help."""
 
@@ -68,16 +92,22 @@ def tidy(text: str) -> tuple[str, str]:
     body, at, price = text.strip().partition("@")
     if not at and (found := _PRICE.match(body)):
         body, price = found["body"], found["price"]
-    words = " ".join(_VENDOR.sub(" ", body).split()) or body.strip()
-    return _counted(_spelt(words), 2), _per(price.strip())
+    elif not at and (market := _MARKET.search(body)):
+        body, price = _MARKET.sub(" ", body, count=1), market["kind"].replace(" ", "-")
+    words = " ".join(_VENDOR.sub(" ", _SLURM.sub("", body.strip())).split()) or body.strip()
+    return _counted(_spelt(words), 2), price if price in MARKETS else _per(price.strip())
 
 
 def _spelt(body: str) -> str:
     """'four 3090' -> '4x3090', 'A100 (80GB)' -> 'A100 80GB', 'H100s' -> 'H100', 'DGX H100' -> '8xH100', 'a2-highgpu-8g' -> ..."""
+    if _HERE.match(body):
+        return "here"
+    body = _RENTED.sub("", _bare(body))
+    body = re.sub(r"(?i)\s+(?:with\s+)?nvlink$", "", re.sub(r"(?i)(?<=\d)/(?=\d{2,3}\s*(?:g(?:i?b)?)?$)", " ", body))
     body = _WORD.sub(lambda found: f"{_WORDS[found[1].lower()]}{' ' if found[2] else 'x'}", body)
     body = _MEMORY_WITHIN.sub(r"\2 \1GB", _MANY.sub("", _MEMORY.sub(r" \1GB", body)))
-    if found := _DGX.match(body):
-        return f"{found[1]}x(8x{found[2]})" if found[1] else f"8x{found[2]}"
+    if (whole := _whole(body)) is not None:
+        return whole
     if found := _ONE_NODE.match(body):
         return found[1]
     many = re.match(r"^(\d+)\s*[x×*]\s*(.+)$", body)
@@ -89,17 +119,42 @@ def _spelt(body: str) -> str:
     return body
 
 
+def _whole(body: str) -> str | None:
+    """'DGX H100' -> '8xH100', '2 HGX H100' -> '2x(8xH100)', 'GB200 NVL72' -> '18x(4xGB200)'; None: no such machine."""
+    if found := _DGX.match(body):
+        return f"{found[1]}x(8x{found[2]})" if found[1] else f"8x{found[2]}"
+    if found := _HGX.match(body):
+        board = f"{found['count'] or HGX_GPUS}x{found['name'] or found['before']}"
+        if found["boards"] in ("4", "8") and found["name"]:
+            return body  # boards, or GPUs on one
+        if found["before"] and found["boards"]:
+            return f"{found['boards']}x{found['before']}"  # of so many GPUs it says what they sit on
+        return f"{found['boards']}x({board})" if found["boards"] else board
+    if found := _NVL72.match(body):
+        return f"18x(4x{found[1]})"
+    return None
+
+
+def _bare(body: str) -> str:
+    """'(8xH100)' and '[8xH100]' -> '8xH100'."""
+    inner = re.match(r"^[(\[]([^()\[\]]+)[)\]]$", body)
+    return inner[1].strip() if inner else body
+
+
 def _counted(body: str, deeper: int) -> str:
     """'H100:8' and '8 H100' -> '8xH100', '2x8xH100' and '2 nodes of 8xH100' -> '2x(8xH100)'."""
+    if found := _LAST_NODES.match(body):
+        return f"{found['nodes']}x({_counted(found['rest'].strip(' ()'), deeper - 1) if deeper else found['rest']})"
     if found := _NODES.match(body):
-        inner = _counted(found["rest"].strip(" ()"), deeper - 1) if deeper else found["rest"]
+        inner = _counted(_spelt(found["rest"].strip(" ()")), deeper - 1) if deeper else found["rest"]
         return f"{found['nodes']}x({inner})"
     if found := _TWICE.match(body):
         return f"{found['nodes']}x({found['count']}x{found['name']})"
     if found := _LATER.match(body):
         return f"{found['count']}x{found['name'].strip()}"
-    if found := _BARE.match(body):
-        return f"{found['count']}x{found['name']}"
+    for form in (_BARE, _BEHIND, _GLUED):
+        if found := form.match(body):
+            return f"{found['count']}x{found['name']}"
     return body
 
 
@@ -132,6 +187,52 @@ def is_unlisted(name: str) -> bool:
     """Whether a GPU by that name exists and is not in the catalog, whatever its memory and form."""
     wanted = re.sub(r"(?:sxm|pcie)\d?", "", plain(name))
     return any(short in UNLISTED for short in (wanted, *(short for short, _ in without_memory(wanted))))
+
+
+def unclear(text: str) -> tuple[str, str] | None:
+    """Return (what a text leaves out or says too much of, fix), where it can be told; None of others."""
+    words = " ".join(text.partition("@")[0].split()).lower()
+    return _of_no_kind(words) or _many_of(text, words)
+
+
+def _of_no_kind(words: str) -> tuple[str, str] | None:
+    if many := re.fullmatch(r"(?:(\d+)|an?|one|some)?\s*(?:x\s*)?(?:nvidia\s+)?(?:gpus?|(?:graphics )?cards?)", words):
+        return (
+            "it does not say which GPUs",
+            f"name the kind: {_of_kind(int(many[1] or 1), 'H100')}, or {_of_kind(int(many[1] or 1), 'A100-80')}",
+        )
+    memory = re.fullmatch(r"(?:(\d+)\s*[x×*]\s*)?(\d{2,3})\s*g(?:i?b)?(?:\s*[:x×*]\s*(\d+))?(?:\s*gpus?)?", words)
+    if memory:
+        count = int(memory[1] or memory[3] or 1)
+        kinds = {"24": ("RTX4090", "L4"), "40": ("A100-40",), "48": ("L40S",), "80": ("H100", "A100-80"), "141": ("H200",)}
+        named = " or ".join(_of_kind(count, kind) for kind in kinds.get(memory[2], ("H100",)))
+        return f"it says how much memory, {memory[2]} GB, and not which GPUs", f"name the kind: {named}"
+    return None
+
+
+def _many_of(text: str, words: str) -> tuple[str, str] | None:
+    kind = re.sub(r"^\d+\s*[x×*]?\s*", "", words)
+    if plain(kind) in ARCHITECTURES:
+        return f"{kind} is what several GPUs are built as", f"name one: {ARCHITECTURES[plain(kind)]}"
+    if re.fullmatch(r"nvl[\s-]?72", kind):
+        return "an NVL72 is of 72 GPUs, and it does not say which", "18x(4xGB200), or a rig file"
+    if re.search(r"\bmig\b|^half\b|^\d/\d\b", words):
+        return "parts of a GPU are not planned", "name a whole one, or describe the part in a rig file"
+    if boards := re.match(r"([48])\s*[x×*]?\s*hgx[\s-]+(\w+)", words):
+        count, name = boards[1], boards[2].upper()
+        return (
+            f"{count} GPUs on one board, or {count} boards of {HGX_GPUS} each",
+            f"{count}x{name} for the GPUs, {count}x({HGX_GPUS}x{name}) for the boards",
+        )
+    if rented := re.match(rf"(?:{PROVIDERS})\s+(.+)$", text.strip(), re.I):
+        return "who rents it out is not part of a rig", f"{rented[1]}, with the price there: {rented[1]}@$2.50 (per GPU-hour)"
+    return None
+
+
+def _of_kind(count: int, kind: str) -> str:
+    """Return so many GPUs as the grammar writes them, on as few nodes as hold them."""
+    nodes = -(-count // NODE_GPUS)
+    return f"{nodes}x({-(-count // nodes)}x{kind})" if nodes > 1 else f"{count}x{kind}" if count > 1 else kind
 
 
 def unsupported(name: str) -> str | None:

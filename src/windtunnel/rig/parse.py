@@ -11,7 +11,7 @@ from windtunnel.recipe import UserError
 from .catalog import Catalog, load_catalog
 from .detect import detect_rig
 from .file import rig_from_file
-from .names import tidy, unsupported
+from .names import tidy, unclear, unsupported
 from .types import Price, Rig
 
 PRICES = "@spot, @$2.50 (per GPU-hour) or @$98/h (whole rig)"
@@ -88,6 +88,8 @@ def _of_gpus(catalog: Catalog, nodes: int, count: int, name: str, text: str) -> 
         why = unsupported(name)
         if why is not None:
             raise UserError(f"rig {text!r}: {why}", f"GPUs: {', '.join(catalog.gpus)}; or cpu")
+        if told := unclear(text):
+            raise UserError(f"rig {text!r}: {told[0]}", told[1])
         raise UserError(f"rig {text!r}: no GPU or instance named {name!r}", catalog.nearest(name))
     _positive(min(nodes, count), text)
     entry, gpu = catalog.gpus[found], catalog.gpu(found)

@@ -12,14 +12,15 @@ import io
 import json
 import os
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.recipe import UserError
+
+if TYPE_CHECKING:
+    from urllib.request import Request
 
 TIMEOUT = 30.0
 MOST_BYTES = 64 * 2**20
@@ -83,7 +84,9 @@ def read_source(source: str) -> str:
     if name in LISTS and not Path(source).exists():
         return _read(_request(name, address), f"the price list of {name}", name)
     if source.startswith(("http://", "https://")):
-        return _read(urllib.request.Request(source), source, None)
+        from urllib.request import Request
+
+        return _read(Request(source), source, None)
     try:
         with open(Path(source).expanduser(), "rb") as file:
             return _text(file.read(MOST_BYTES + 1), source)
@@ -117,7 +120,9 @@ def offers(text: str, source: str) -> list[Offer] | None:
         ) from None
 
 
-def _request(name: str, address: str) -> urllib.request.Request:
+def _request(name: str, address: str) -> Request:
+    from urllib.request import Request
+
     asked = LISTS[name]
     headers = {"User-Agent": "windtunnel", "Accept": "application/json"}
     if asked.variables:
@@ -125,7 +130,7 @@ def _request(name: str, address: str) -> urllib.request.Request:
     data = None
     if asked.asks is not None:
         headers["Content-Type"], data = "application/json", json.dumps({"query": asked.asks}).encode()
-    return urllib.request.Request((address or asked.url).rstrip("/") + asked.path, data=data, headers=headers)
+    return Request((address or asked.url).rstrip("/") + asked.path, data=data, headers=headers)
 
 
 def _key(name: str, asked: PriceList) -> str:
@@ -143,11 +148,14 @@ def _key(name: str, asked: PriceList) -> str:
     return found[1]
 
 
-def _read(request: urllib.request.Request, what: str, provider: str | None) -> str:
+def _read(request: Request, what: str, provider: str | None) -> str:
+    from urllib.error import HTTPError  # with all of HTTP and mail behind it, which a plan has no use for
+    from urllib.request import urlopen
+
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+        with urlopen(request, timeout=TIMEOUT) as answer:
             return _text(bytes(answer.read(MOST_BYTES + 1)), what)
-    except urllib.error.HTTPError as error:
+    except HTTPError as error:
         if provider is not None and error.code in (401, 403):
             raise UserError(f"{what}: {provider} refuses the key (HTTP {error.code})", "make a new one there") from None
         raise UserError(f"{what} cannot be read: HTTP {error.code} {error.reason}", "name a file, or try again later") from None

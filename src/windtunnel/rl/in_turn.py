@@ -30,13 +30,14 @@ class InTurn:
         self._slots, self._halvings = most_slots(stage, ranks), 0
         self._kept: HFDecoder | None = None
         self._version: int | None = None
-        self._rounds = 0
+        self._rounds = self._learning = 0
 
     @contextlib.contextmanager
     def generator(self) -> Iterator[Generator]:
         """See `Sampler`."""
         device = self._ranks.device
-        learning, before = _reserved(device), _allocated(device)
+        # What learning took: since it last ended others may have given memory back, so the most that was seen counts.
+        self._learning, before = max(self._learning, _reserved(device)), _allocated(device)
         with training_undisturbed(device) as memory:
             decoder, version = self._decoder(), self._inner.job.optimizer.steps
             with contextlib.closing(BatchedGenerator(decoder, self._text, slots=self._slots, version=version)) as generator:
@@ -44,9 +45,9 @@ class InTurn:
             self._slots, self._halvings = generator.together, generator.stats.halvings
             # What learning takes is known once it has gone through a round.
             self._rounds += 1
-            if self._kept is None and self._rounds > 1 and _fits(device, learning + _allocated(device) - before):
+            if self._kept is None and self._rounds > 1 and _fits(device, self._learning + _allocated(device) - before):
                 self._kept = decoder
-            elif self._kept is not None and not _fits(device, learning):
+            elif self._kept is not None and not _fits(device, self._learning):
                 self._kept = None
             memory.free = self._kept is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from windtunnel.data import Batch, PromptLoader
+from windtunnel.generate import Generator
 from windtunnel.recipe import GRPO
 from windtunnel.train import (
     EngineState,
@@ -134,6 +136,10 @@ class Learner:
         metrics |= self._go_up(found)
         metrics |= self.drift.note(metrics) if self._ranks.first else {}
         return Pending(step, _together(sums), began, since, tokens=tokens, more=metrics)
+
+    def generator(self) -> contextlib.AbstractContextManager[Generator]:
+        """Yield the policy as it is, as what answers rounds; see `Rounds.generator`."""
+        return self._rounds.generator()
 
     def validate(self) -> None:
         """There are no held-out targets: held-out prompts are answered instead."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ import numpy as np
 from windtunnel.actors import joined
 from windtunnel.checkpoint import CheckpointStore
 from windtunnel.data import PreparedData, PromptFile, PromptLoader, end_of_answer, template_of
-from windtunnel.evaluate import Answered, Completion, Question, Questions
+from windtunnel.evaluate import Answered, Completion, Question, Questions, complete_by, greedy_jobs
 from windtunnel.generate import WholeText
 from windtunnel.model import NewRows, hf_shape
 from windtunnel.recipe import GRPO, HuggingFaceModel, Recipe, UserError
-from windtunnel.train import Ask, Engine, Feed, HeldOutAnswers, HFEngine, Ranks, Work, build_hf_engine, train
+from windtunnel.train import Ask, ByCopy, Engine, Feed, HeldOutAnswers, HFEngine, Ranks, Work, Writer, build_hf_engine, train
 
 from .drift import Drift
 from .engine_share import engines_of
@@ -27,7 +27,7 @@ from .kept_rounds import KeptRounds
 from .learner import Learner, PromptBatches
 from .placed_rewards import PlacedRewards, judges_log
 from .rewards import PromptQuestion, Rewards, as_text, prompt_text
-from .rollouts import Collector
+from .rollouts import Collector, Stopped
 from .rounds import Ahead, OneByOne, Rounds, largest_of
 from .sampler import Beside
 
@@ -74,7 +74,42 @@ class Reinforcement:
         questions = held_out_prompts(work.recipe, work.data, stage.answers.prompts)
         tokens = stage.answers.tokens or stage.answer_tokens
         judge = _Knowing(engine.rewards, engine.drift) if work.ranks.first else None
-        yield HeldOutAnswers(engine.inner, work.ranks, work.data.tokenizer, questions, tokens, judge, work.stop)
+
+        def stop() -> bool:
+            return work.stop.requested is not None
+
+        write = writer_of(stage, work, engine, questions, tokens, stop)
+        yield HeldOutAnswers(write, work.ranks, questions, judge, work.stop)
+
+
+def writer_of(stage: GRPO, work: Work, learner: Learner, questions: Questions, tokens: int, stop: Callable[[], bool]) -> Writer:
+    """Return what writes held-out answers: engines where there are some, else a copy of the learner's weights."""
+    if stage.engine != "in-turn":
+        return ByEngines(learner, tokens, stop)
+    return ByCopy(learner.inner, work.ranks, work.data.tokenizer, questions.ends, tokens, stop)
+
+
+@dataclass(frozen=True)
+class ByEngines:
+    """Answers by the engines that answer rounds, so that no learner needs a second copy of the weights.
+
+    Args:
+        learner: whose weights the engines take first.
+        tokens: most of an answer.
+        stop: asked every now and then.
+    """
+
+    learner: Learner
+    tokens: int
+    stop: Callable[[], bool]
+
+    def __call__(self, questions: Sequence[Question]) -> list[Completion] | None:
+        """See `windtunnel.train.Writer`."""
+        try:
+            with self.learner.generator() as generator:
+                return complete_by(generator, greedy_jobs(questions, self.tokens), self.stop)
+        except Stopped:  # all ranks are
+            return None
 
 
 @dataclass

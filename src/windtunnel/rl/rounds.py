@@ -11,7 +11,7 @@ import contextlib
 import copy
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from windtunnel.generate import Generator
 from windtunnel.train import RANKS_TIMEOUT, Ranks
 
 from .kept_rounds import Answered, KeptRounds
@@ -44,6 +45,9 @@ class Rounds(Protocol):
             UserError: it cannot be answered, or nothing is known of any answer.
             Stopped: this process, or that of another rank, is to end.
         """
+
+    def generator(self) -> contextlib.AbstractContextManager[Generator]:
+        """Yield what answers by the weights as they are, between two rounds; raises as `take` does."""
 
     def facts(self) -> dict[str, int]:
         """Return what `forget` needs to know again."""
@@ -76,9 +80,17 @@ class OneByOne:
 
     def take(self, number: int, position: int) -> Answered:
         """See `Rounds`."""
+        require_going_on(self.collector.agree, self.collector)
         with self.sampler.generator() as generator:
             found = self.collector.collect(generator, number, (number - 1) * self.updates)
         return Answered(found, position, self.collector.loader.position, dict(self.sampler.metrics()))
+
+    @contextlib.contextmanager
+    def generator(self) -> Iterator[Generator]:
+        """See `Rounds`."""
+        with self.sampler.generator() as generator:
+            yield generator
+        self.sampler.require_well()
 
     def facts(self) -> dict[str, int]:
         """See `Rounds`."""
@@ -135,6 +147,7 @@ class Ahead:
 
     def take(self, number: int, position: int) -> Answered:
         """See `Rounds`; those behind it are answered meanwhile."""
+        require_going_on(self.agree, self.collector)
         self._begun = True
         if number not in self._rounds:
             self._begin(number, position)
@@ -143,17 +156,22 @@ class Ahead:
             self._give(last, number - 1)
             if self.in_flight and not self._rounds[number].done():
                 self._take_newest()
-        future, began = self._rounds[number], time.monotonic()
-        while not future.done():
-            self.beat()
-            with contextlib.suppress(TimeoutError):
-                future.exception(WAIT_SECONDS)
-        answered = future.result()
+        began = time.monotonic()
+        answered = self._waited(number)
         assert answered.begins == position
         waited = {"waiting_seconds": time.monotonic() - began}
         del self._rounds[number]
         self.kept.forget_before(number)
         return replace(answered, metrics={**answered.metrics, **waited})
+
+    @contextlib.contextmanager
+    def generator(self) -> Iterator[Generator]:
+        """See `Rounds`. Rounds ahead are waited for: engines in the middle of one would go on by other weights than its own."""
+        for number in list(self._rounds):
+            self._waited(number)
+        with self.sampler.generator() as generator:
+            yield generator
+        self.sampler.require_well()
 
     def facts(self) -> dict[str, int]:
         """See `Rounds`."""
@@ -179,6 +197,15 @@ class Ahead:
         self._thread.shutdown()
         self.sampler.keep({self._made(number) * self.updates for number in left})
         self.sampler.close()
+
+    def _waited(self, number: int) -> Answered:
+        """Return a round when it is there; it stays among those that are ahead."""
+        future = self._rounds[number]
+        while not future.done():
+            self.beat()
+            with contextlib.suppress(TimeoutError):
+                future.exception(WAIT_SECONDS)
+        return future.result()
 
     def _leave(self) -> None:
         self._leaving = True
@@ -250,6 +277,12 @@ class Ahead:
         self._ends = loader.position
         self.kept.write(number, version, answered)
         return answered
+
+
+def require_going_on(agree: Agree, collector: Collector) -> None:
+    """Raise Stopped on all ranks together where one of them is to end: engines may still be at held-out answers given up."""
+    if agree(int(collector.stop())):
+        raise Stopped
 
 
 def _is_whole(future: Future[Answered]) -> bool:

@@ -7,8 +7,6 @@ RunPod has none: it sends SIGTERM, and SIGKILL five seconds later, and the signa
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,12 +78,15 @@ def _look_azure(address: str) -> str | None:
 
 def _get(url: str, headers: dict[str, str] | None = None, method: str = "GET") -> str | None:
     """Return the text at a URL; None where it is absent (404) or says no. Raises OSError."""
-    request = urllib.request.Request(url, headers=headers or {}, method=method)
+    from urllib.error import HTTPError  # with all of HTTP and mail behind it, which only a rented machine has use for
+    from urllib.request import ProxyHandler, Request, build_opener
+
+    request = Request(url, headers=headers or {}, method=method)
     # Straight to the machine's own service, whatever proxy the environment names.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener = build_opener(ProxyHandler({}))
     try:
         with opener.open(request, timeout=_TIMEOUT) as response:
             text = str(response.read(65_536).decode("utf-8", "replace")).strip()
-    except urllib.error.HTTPError:
+    except HTTPError:
         return None
     return None if text.lower() in _NOT_YET else text

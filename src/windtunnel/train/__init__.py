@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .engine import COMPUTE, Engine, EngineState, Feed, Mark, Moment, Parameters, Pending, local_part, nothing, row_offset
     from .failures import Abandoned, PeerLost
     from .gates import gate_series, judge_gates
-    from .held_out_answers import HeldOutAnswers, training_undisturbed
+    from .held_out_answers import ByCopy, HeldOutAnswers, Writer, training_undisturbed
     from .hf import (
         HFEngine,
         HFJob,
@@ -43,6 +43,7 @@ __all__ = [
     "TRIAL_PROGRESS",
     "Abandoned",
     "Ask",
+    "ByCopy",
     "Engine",
     "EngineState",
     "Feed",
@@ -64,6 +65,7 @@ __all__ = [
     "TrialSteps",
     "View",
     "Work",
+    "Writer",
     "adapter_settings",
     "adapter_tensors",
     "build_hf",

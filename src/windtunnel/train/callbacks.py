@@ -11,13 +11,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.evaluate import Answered, Validation
 from windtunnel.recipe import Bands, Every
 from windtunnel.run import Alert, BandWatch, BudgetClock, StopRequest
 
 from .engine import StepResult
 
 if TYPE_CHECKING:
+    from windtunnel.evaluate import Answered, Validation
+
     from .loop import Loop
 
 FIRST_VALIDATION_SECONDS = 2.0

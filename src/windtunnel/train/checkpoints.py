@@ -24,7 +24,6 @@ from windtunnel.checkpoint import (
     SpoiledWeights,
     read_checkpoint,
 )
-from windtunnel.evaluate import Answered, Validation
 from windtunnel.recipe import Every, UserError
 
 from .callbacks import Callback, Decision, Timer, Values
@@ -32,6 +31,8 @@ from .engine import Engine, EngineState, parts_of
 from .ranks import Ranks
 
 if TYPE_CHECKING:
+    from windtunnel.evaluate import Answered, Validation
+
     from .loop import Loop
 
 DISK_BYTES_PER_SECOND = 500e6

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from windtunnel.data import PreparedData, Tokenizer
-from windtunnel.evaluate import Answered, Completion, Judge, Judging, Questions, generate_answers, held_out_questions
+from windtunnel.evaluate import Answered, Completion, Judge, Judging, Question, Questions, generate_answers, held_out_questions
 from windtunnel.recipe import Recipe
 from windtunnel.run import StopRequest
 
@@ -20,39 +20,64 @@ from .hf import HFEngine, plain_model
 from .ranks import Ranks
 
 
-class HeldOutAnswers:
-    """Asks the model that is trained; called on all ranks together, between steps.
+class Writer(Protocol):
+    """Writes greedy answers by the weights as they are, in the middle of training."""
 
-    It answers as transformers' own model with a copy of the weights, in what training computes in, freed afterwards. The
-    answers are greedy, and no random number is drawn that training would have drawn.
+    def __call__(self, questions: Sequence[Question]) -> list[Completion] | None:
+        """Answer this rank's questions; None: told to stop. All ranks call it together, also with no question."""
+
+
+@dataclass(frozen=True)
+class ByCopy:
+    """Answers as transformers' own model with a copy of the weights, in what training computes in, freed afterwards.
+
+    No random number is drawn that training would have drawn.
 
     Args:
         engine: whose model is asked.
         tokenizer: of the data.
-        questions: what is asked. tokens: most of an answer.
+        ends: tokens that end an answer.
+        tokens: most of an answer.
+        stop: asked every now and then.
+    """
+
+    engine: HFEngine
+    ranks: Ranks
+    tokenizer: Tokenizer
+    ends: frozenset[int]
+    tokens: int
+    stop: Callable[[], bool]
+
+    def __call__(self, questions: Sequence[Question]) -> list[Completion] | None:
+        """See `Writer`."""
+        with training_undisturbed(self.ranks.device):
+            model = plain_model(self.engine.job, COMPUTE[self.engine.layout.precision])
+            made = generate_answers(model, self.tokenizer, questions, self.ends, self.tokens, self.stop)
+            del model
+        return made
+
+
+class HeldOutAnswers:
+    """Asks the model that is trained; called on all ranks together, between steps.
+
+    Args:
+        write: answers.
+        questions: what is asked.
         judge: rank 0's; None elsewhere.
         stop: why this process is to stop, if it is: then answering ends at once, and there is no score.
     """
 
     def __init__(
-        self, engine: HFEngine, ranks: Ranks, tokenizer: Tokenizer, questions: Questions, tokens: int, judge: Judging | None,
-        stop: StopRequest,
+        self, write: Writer, ranks: Ranks, questions: Questions, judge: Judging | None, stop: StopRequest
     ) -> None:  # fmt: skip
-        self._engine, self._ranks, self._tokens, self._judge, self._stop = engine, ranks, tokens, judge, stop
-        self._tokenizer, self._questions = tokenizer, questions
+        self._write, self._ranks, self._questions, self._judge, self._stop = write, ranks, questions, judge, stop
 
     def __call__(self) -> Answered | None:
         """Answer and judge; return None on ranks other than the first."""
         asked = self._questions.asked
-        with training_undisturbed(self._ranks.device):
-            model = plain_model(self._engine.job, COMPUTE[self._engine.layout.precision])
-            mine = generate_answers(
-                model, self._tokenizer, asked[self._ranks.rank :: self._ranks.world], self._questions.ends, self._tokens,
-                lambda: self._stop.requested is not None,
-            )  # fmt: skip
-            del model
-        stopped = self._stop.requested is not None
-        said = self._ranks.gather(None if stopped else [asdict(one) for one in mine])
+        mine = self._write(asked[self._ranks.rank :: self._ranks.world])
+        stopped = mine is None or self._stop.requested is not None
+        said = self._ranks.gather(None if stopped or mine is None else [asdict(one) for one in mine])
         if self._judge is None or None in said:
             return None
         every = [Completion(**said[i % self._ranks.world][i // self._ranks.world]) for i in range(len(asked))]
@@ -75,7 +100,8 @@ def tuned_answers(
     with contextlib.ExitStack() as stack:
         judge = stack.enter_context(Judge(asked)) if ranks.first else None
         questions = held_out_questions(data, recipe, asked.prompts, tokens=asked.tokens)
-        yield HeldOutAnswers(engine, ranks, data.tokenizer, questions, asked.tokens, judge, stop)
+        write = ByCopy(engine, ranks, data.tokenizer, questions.ends, asked.tokens, lambda: stop.requested is not None)
+        yield HeldOutAnswers(write, ranks, questions, judge, stop)
 
 
 @dataclass

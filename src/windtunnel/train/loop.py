@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from windtunnel.evaluate import Answered
 from windtunnel.model import out_of_memory
 from windtunnel.run import KEEPING
 
@@ -20,6 +19,8 @@ from .ranks import Ranks
 from .telemetry import Journal, answer_readings, validation_readings
 
 if TYPE_CHECKING:
+    from windtunnel.evaluate import Answered
+
     from .checkpoints import Checkpoints
 
 FEWER_ANSWERS = (

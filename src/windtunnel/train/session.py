@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from windtunnel.checkpoint import Checkpoint, CheckpointStore, Saver, choose_checkpoint
 from windtunnel.data import BatchLoader, PreparedData, ValidationBatches, prepare
-from windtunnel.evaluate import Answered
 from windtunnel.model import NewRows, describing_files, hf_shape, out_of_memory, recipe_shape
 from windtunnel.recipe import ANSWERS_AT_END, Every, HuggingFaceModel, Layout, Recipe, TrainingStage, UserError
 from windtunnel.run import (
@@ -39,7 +38,10 @@ from .loop import AfterStep, Deciders, Ending, Loop
 from .ranks import Ranks, join_ranks
 from .telemetry import Journal, Silent, Telemetry, View
 
-Ask = Callable[[], Answered | None]
+if TYPE_CHECKING:
+    from windtunnel.evaluate import Answered
+
+Ask = Callable[[], "Answered | None"]
 """Answers held-out questions, on all ranks together; the judged answers on rank 0."""
 NEVER = Every(steps=2**40)
 

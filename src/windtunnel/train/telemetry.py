@@ -6,16 +6,18 @@ import contextlib
 import threading
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from windtunnel.evaluate import Answered, Validation
 from windtunnel.run import BandWatch, BudgetClock, Metrics, described, of_step, step_values
 
 from .callbacks import Callback, Values
 from .engine import StepResult, Supervised
 from .schedule import learning_rate_scale
+
+if TYPE_CHECKING:
+    from windtunnel.evaluate import Answered, Validation
 
 LOSSES_SHOWN = 400
 SHOWN = ("loss", "tokens_per_second", "gradient_norm", "memory_gib", "gpu_utilisation", "dollars_forecast")
