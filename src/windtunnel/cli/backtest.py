@@ -113,7 +113,7 @@ def _rules(recipe: str | None, sets: list[str], given: dict[str, Any]) -> Backte
     """Return the rules: the recipe's where one is named, with what the command line says in their place."""
     from pydantic import ValidationError
 
-    from windtunnel.recipe import Backtest, load_recipe
+    from windtunnel.recipe import Backtest, expected, load_recipe
 
     if sets and recipe is None:
         raise UserError("--set changes a recipe, and none is named", "--recipe RECIPE, or an option of this verb")
@@ -121,8 +121,6 @@ def _rules(recipe: str | None, sets: list[str], given: dict[str, Any]) -> Backte
     try:
         return Backtest.model_validate(base.model_dump() | given)
     except ValidationError as error:
-        from windtunnel.recipe.explain import expected
-
         first = error.errors()[0]
         key = str(first["loc"][0])
         name, usual = "--" + key.replace("_", "-"), Backtest.model_fields[key].default

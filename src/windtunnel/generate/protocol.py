@@ -208,7 +208,6 @@ class Generator(Protocol):
         context: most tokens of a sequence, prompt and completion together.
         vocab: token ids are below this.
         slots: sequences decoded together.
-        weights_version: a number that changes with the weights.
         stats: counters.
     """
 
@@ -216,8 +215,11 @@ class Generator(Protocol):
     context: int
     vocab: int
     slots: int
-    weights_version: int
     stats: Stats
+
+    @property
+    def weights_version(self) -> int:
+        """Return a number that changes with the weights."""
 
     @property
     def alive(self) -> bool:

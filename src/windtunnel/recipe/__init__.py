@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from .evaluation import ANSWERS_AT_END, Answers, Backtest, EvaluationGates
     from .expect import Expect
+    from .explain import expected
     from .keys import Group, Key, find_keys, keys_page, recipe_keys
     from .layout import MEGATRON, OWN_ENGINE, Layout
     from .limits import RISE, SMALL_RISE, gate_limits, least_refinement, norm_band, stage_gates
@@ -144,6 +145,7 @@ __all__ = [
     "UserError",
     "corpus_class",
     "dump_recipe",
+    "expected",
     "find_keys",
     "find_model",
     "find_plugin",
@@ -199,6 +201,7 @@ _MODULES = {
         "corpus_class",
     ),
     "expect": ("Expect",),
+    "explain": ("expected",),
     "limits": ("RISE", "SMALL_RISE", "gate_limits", "least_refinement", "norm_band", "stage_gates"),
     "keys": ("Group", "Key", "find_keys", "keys_page", "recipe_keys"),
     "layout": ("MEGATRON", "OWN_ENGINE", "Layout"),
