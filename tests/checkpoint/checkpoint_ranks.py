@@ -13,6 +13,9 @@ import torch.distributed as dist
 
 from windtunnel.checkpoint import CheckpointStore, Facts, Group, Saver, Slice
 
+sys.path.append(str(Path(__file__).parents[1]))  # as a script it sees its own folder alone
+from waiting import HANG
+
 
 @dataclass
 class Board:
@@ -23,7 +26,7 @@ class Board:
     back: list[Any] | None = None
 
     def __post_init__(self) -> None:
-        self.barrier = threading.Barrier(self.world, timeout=30)
+        self.barrier = threading.Barrier(self.world, timeout=HANG)
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ def save_once(store: CheckpointStore, parts: Mapping[str, Mapping[str, Any]], fa
     """Save and wait."""
     saver = Saver(store, parts, group=group, **rest)
     saver.save(facts)
-    assert saver.wait(60) is not None
+    assert saver.wait(HANG) is not None
     return saver
 
 
@@ -111,7 +114,7 @@ def _process(folder: Path) -> None:
     group = Group(rank, world, dist.group.WORLD)
     saver = Saver(store, {"model": {**slices, **shards}, "optimizer": cut(wanted, rank, world)}, group=group)
     saver.save(Facts(2, {"from": world}))
-    saver.wait(60)
+    saver.wait(HANG)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -17,6 +17,7 @@ from windtunnel.checkpoint.slices import boxes
 
 sys.path.insert(0, str(Path(__file__).parent))
 from checkpoint_ranks import cut, on_ranks, save_once, truth
+from waiting import HANG
 
 pytestmark = pytest.mark.end_to_end
 
@@ -84,12 +85,11 @@ def launch(folder: Path) -> list[subprocess.Popen[str]]:
     ]
 
 
-@pytest.mark.timeout(240)
 def test_one_process_two_with_gloo_and_one_again(tmp_path: Path) -> None:
     whole = truth(3)
     save_once(CheckpointStore(tmp_path), {"model": whole}, Facts(1), Group())
     for process in launch(tmp_path):
-        words = process.communicate(timeout=200)[0]
+        words = process.communicate(timeout=HANG)[0]
         assert process.returncode == 0, words
     found = CheckpointStore(tmp_path).newest_good(with_optimizer=True)
     assert found is not None
@@ -110,7 +110,7 @@ def test_a_rank_with_spoiled_weights_spoils_the_save_of_all(tmp_path: Path) -> N
         saver = Saver(store, {"model": slices}, group=group)
         saver.save(Facts(2))
         with pytest.raises(SpoiledWeights, match="weights after step 2 are not finite"):
-            saver.wait(30)
+            saver.wait(HANG)
 
     on_ranks(2, save)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]

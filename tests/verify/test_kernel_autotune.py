@@ -19,13 +19,13 @@ from windtunnel.verify import (
     find_task,
     kernel_sandbox,
 )
-from windtunnel.verify.sandbox import Sandbox
+from windtunnel.verify.sandbox import Outcome, Sandbox, SandboxJob
 
 pytest.importorskip("triton")
 
 from windtunnel.verify.kernel.child.replay import Replay
 from windtunnel.verify.kernel.compiling import Compiled, compile_job, drawn_orders, read_compiled
-from windtunnel.verify.kernel.gpu import PlanOf
+from windtunnel.verify.kernel.gpu import GpuResult, PlanOf, Runs
 from windtunnel.verify.kernel.plan import Choice, Plan
 from windtunnel.verify.kernel.record import HostForm, file_forms, read_recorded, record_job
 from windtunnel.verify.kernel.task import task_from_source
@@ -235,6 +235,37 @@ def test_as_many_configurations_are_compiled_as_are_wanted_and_later_the_others(
     assert not whole.lacks(key, plans[0])
     assert sum(name.endswith(".cubin") for _, name in whole.files) == 3
     assert len({drawn_orders(plans[0])[number][0] for _ in range(40)}) == 4
+
+
+class Spy:
+    """A compiler that notes what it is asked for."""
+
+    def __init__(self, box: Sandbox) -> None:
+        self.box, self.wanted = box, list[int]()
+
+    def run(self, job: SandboxJob) -> Outcome:
+        self.wanted += job.message["wanted"]
+        return self.box.run(job)
+
+
+def test_no_more_configurations_are_compiled_than_a_gpu_runs(boxes: list[Sandbox]) -> None:
+    task = task_from_source(SUM_TASK.replace("x.sum()", "torch.relu(x)").replace("torch.rand", "torch.randn"), name="relu")
+    compiler = Spy(boxes[1])
+    stages = GpuStages(task, boxes[0], boxes[0], clock=False, baseline=(), device="cpu", index=None)
+    stages.quick = True  # as on a GPU
+    ran: list[int] = []
+    judge = stages.judge
+
+    def judged(plans: PlanOf, compiled: Compiled, runs: Runs, rest: object) -> GpuResult:
+        ran.append(len(runs.cases))
+        return judge(plans, compiled, runs)
+
+    stages.judge = judged  # type: ignore[method-assign, assignment]
+    found = KernelVerifier(task, boxes[0], compiler=compiler, gpu=stages).verify(SOURCE % HONEST)
+    assert found.accepted, found
+    assert "tiny float32 scaled" in found.evidence["cases"]
+    assert compiler.wanted == ran == [2]  # plain and negated
+    assert stages.counts() == {("full", "float32"): 3}, "of a task that no interpreter runs"
 
 
 def test_configurations_that_differ_are_drawn_before_ones_alike(boxes: list[Sandbox]) -> None:

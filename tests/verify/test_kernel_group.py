@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from windtunnel.verify.kernel.child.compare import values_differ  # noqa: E402
+from windtunnel.verify.kernel.child.compare import Leave, values_differ  # noqa: E402
 from windtunnel.verify.kernel.child.group import Group  # noqa: E402
 from windtunnel.verify.kernel.child.judge import compared  # noqa: E402
 from windtunnel.verify.kernel.hidden import Case  # noqa: E402
@@ -106,9 +106,9 @@ class Given:
     def __init__(self, output: torch.Tensor) -> None:
         self.output = output
 
-    def judge(self, own: list, exact: list, roundings: list, *, tf32: bool) -> tuple[str, str] | None:
+    def judge(self, own: list, exact: list, roundings: list, *, tf32: bool, leave: Leave | None = None) -> tuple[str, str] | None:
         tolerance = {"float32": 2e-3} if tf32 else {}
-        found = values_differ(self.output.to(own[0].dtype), own[0], exact[0], "It", tolerance, 0.0, roundings[0])
+        found = values_differ(self.output.to(own[0].dtype), own[0], exact[0], "It", tolerance, 0.0, roundings[0], leave)
         return None if found is None else (found.reason, found.message)
 
 
@@ -167,18 +167,37 @@ def test_an_attention_that_rounds_its_scaled_queries_is_right_in_their_own_dtype
     assert refused == {not right}
 
 
-def test_what_is_wrong_where_the_reference_itself_would_be_refused_is_doubtful_unless_the_inputs_are_the_tasks_own() -> None:
+def test_digits_that_the_reference_has_not_itself_are_doubtful_unless_the_inputs_are_the_tasks_own() -> None:
     cancelling = SOURCE.replace("a.mul_(2)\n        return a @ b", "return (a + 4096) - 4096 + b")
-    group = Group(message(sources={"full": cancelling}), "full", "float16")
-    for variation, doubtful in (("plain", False), ("scaled", True)):
+
+    def doubtful(group: Group, variation: str, off: float) -> bool:
         inputs = inputs_of(group, variation)
         own, exact, _ = group.answers(inputs)
-        wrong = compared(Given(exact[0] + 9), group, variation, inputs, own)
+        wrong = compared(Given(exact[0] + off), group, variation, inputs, own)
+        assert wrong is not None
+        return wrong.doubtful
+
+    rough = Group(message(sources={"full": cancelling}), "full", "float16")
+    assert not doubtful(rough, "plain", 2.5)
+    assert doubtful(rough, "scaled", 2.5)
+    assert not doubtful(rough, "scaled", 9.0), "more than the reference itself"
+    assert not doubtful(rough, "scaled", float("nan"))
+    steady = Group(message(sources={"full": cancelling.replace("4096", "0.5")}), "full", "float16")
+    assert not doubtful(steady, "scaled", 2.5)
+
+
+def test_what_stands_for_no_number_is_doubtful_and_the_numbers_beside_are_not() -> None:
+    logarithm = SOURCE.replace("a.mul_(2)\n        return a @ b", "return a.log() + 0 * b").replace(
+        "torch.randn(N", "torch.rand(N"
+    )
+    group = Group(message(sources={"full": logarithm}), "full", "float32")
+    inputs = inputs_of(group)
+    own, _ = group.own(inputs)
+    assert compared(Given(own[0]), group, "plain", inputs, own) is None
+    inputs[0] -= 0.5
+    own, exact, _ = group.answers(inputs)
+    filled = exact[0].nan_to_num(-23.0)
+    for given, doubtful in ((filled, True), (torch.where(exact[0].isnan(), filled, filled + 1), False)):
+        wrong = compared(Given(given), group, "scaled", inputs, own)
         assert wrong is not None
         assert wrong.doubtful == doubtful
-    steady = Group(message(sources={"full": cancelling.replace("4096", "0.5")}), "full", "float16")
-    inputs = inputs_of(steady, "scaled")
-    own, exact, _ = steady.answers(inputs)
-    wrong = compared(Given(exact[0] + 9), steady, "scaled", inputs, own)
-    assert wrong is not None
-    assert not wrong.doubtful

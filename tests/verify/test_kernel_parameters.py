@@ -137,3 +137,25 @@ def test_parameters_hold_the_judges_values_whatever_they_are_called(verifier: Ke
         source = source.replace(old, new)
     verdict = verifier.verify(source)
     assert verdict.reason == reason, verdict.message
+
+
+@pytest.mark.parametrize("made", ["nn.Linear", "nn.init", "method"])
+def test_of_a_large_parameter_nothing_is_drawn_and_no_page_is_touched(made: str) -> None:
+    """Its values come from the judge. A layer of the file's own size would take seconds, and gigabytes."""
+    torch = pytest.importorskip("torch")
+    from windtunnel.verify.kernel.child.pretend import OnGpu, Tensors
+
+    nn, wide = torch.nn, 5000
+    with OnGpu(Tensors()):
+        if made == "nn.Linear":
+            large, small = nn.Linear(wide, wide).weight, nn.Linear(8, 8).weight
+        else:
+            large, small = nn.Parameter(torch.empty(wide, wide)), nn.Parameter(torch.empty(8, 8))
+            for parameter in (large, small):
+                if made == "nn.init":
+                    nn.init.kaiming_normal_(parameter)
+                else:
+                    parameter.data.normal_()
+    assert large.shape == (wide, wide)
+    assert not large.any(), "the kernel's own pages"
+    assert small.any()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -26,6 +28,7 @@ from .readiness import INPUT_CHECKS, Readiness, late_for, write_json_report
 from .runner import run_checks, select
 
 DEFAULT_TARGET = "8xH100"
+AGAIN_SECONDS = 0.02
 LEAST_STEPS = 24
 """Fewer do not hold two checkpoints and what is to be compared around them."""
 
@@ -119,11 +122,11 @@ def check_recipe(options: CheckOptions, view: CheckView | None = None) -> Readin
     if resume is not None and not resume.exists() and (options.root / resume).is_dir():
         resume = options.root / resume
     with sigterm_interrupts():
-        folder = Path(tempfile.mkdtemp(prefix="windtunnel-check-"))
         on = tuple(options.on) or (_default_of(options),)
-        context = Context(options.source, tuple(options.overrides), on, folder, options.root, resume, options.sbatch)
+        folder = Path(tempfile.mkdtemp(prefix="windtunnel-check-"))
         keep = False
         try:
+            context = Context(options.source, tuple(options.overrides), on, folder, options.root, resume, options.sbatch)
             outcomes = _outcomes(checks, options, context, view)
             keep = any(outcome.log for outcome in outcomes)
         finally:
@@ -171,7 +174,11 @@ def _outcomes(checks: list[Check], options: CheckOptions, context: Context, view
 
 @contextlib.contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM raise KeyboardInterrupt meanwhile, in the main thread only."""
+    """Let SIGTERM raise KeyboardInterrupt meanwhile, in the main thread only.
+
+    Python throws away what is raised in what it calls by itself: a finalizer, or what logging does after each fork. There the
+    signal is sent once more.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -179,10 +186,21 @@ def sigterm_interrupts() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    def unraisable(lost: sys.UnraisableHookArgs) -> None:
+        if not issubclass(lost.exc_type, KeyboardInterrupt):
+            shown(lost)
+            return
+        # Not from here, where it would be lost again.
+        timer = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGTERM))
+        timer.daemon = True
+        timer.start()
+
+    before, shown = signal.signal(signal.SIGTERM, interrupt), sys.unraisablehook
+    sys.unraisablehook = unraisable
     try:
         yield
     finally:
+        sys.unraisablehook = shown
         signal.signal(signal.SIGTERM, before)
 
 

@@ -40,15 +40,23 @@ class Difference:
     message: str
 
 
-def difference(outputs: Sequence[Array], kind: str, ready: Ready, task: Task) -> Difference | None:
-    """Return the first thing wrong with a candidate's outputs on one case, or None. kind: 'tensor' or 'tuple'."""
+def difference(outputs: Sequence[Array], kind: str, ready: Ready, task: Task, *, capped: bool = True) -> Difference | None:
+    """Return the first thing wrong with a candidate's outputs on one case, or None.
+
+    Args:
+        outputs: the candidate's.
+        kind: 'tensor' or 'tuple'.
+        ready: the case.
+        task: what is judged.
+        capped: see `tolerance`.
+    """
     if kind != ready.kind or len(outputs) != len(ready.own):
         wanted = "one tensor" if ready.kind == "tensor" else f"a tuple of {len(ready.own)} tensors"
         given = "one tensor" if kind == "tensor" else f"a tuple of {len(outputs)}"
         return Difference("wrong-structure", f"forward returned {given}, expected {wanted}.")
     for number, (given_array, own, exact) in enumerate(zip(outputs, ready.own, ready.exact, strict=True)):
         name = "the output" if ready.kind == "tensor" else f"output {number}"
-        found = _metadata(given_array, own, name) or _values(given_array, own, exact, task, name)
+        found = _metadata(given_array, own, name) or _values(given_array, own, exact, task, name, capped=capped)
         if found is not None:
             return found
     return None
@@ -66,7 +74,7 @@ def _metadata(given: Array, own: Array, name: str) -> Difference | None:
     return None
 
 
-def _values(given: Array, own: Array, exact: Array, task: Task, name: str) -> Difference | None:
+def _values(given: Array, own: Array, exact: Array, task: Task, name: str, *, capped: bool) -> Difference | None:
     if not own.floating:
         return _whole_numbers(given, own, exact, task, name)
     got, right, own_values = given.values(), exact.values(), own.values()
@@ -84,7 +92,7 @@ def _values(given: Array, own: Array, exact: Array, task: Task, name: str) -> Di
             "non-finite", f"{name} is {got[where]} at {list(where)}, expected {right[where]:.6g}; unwritten or overflowed."
         )
     error = _distance(got, right, finite)
-    allowed = tolerance(own, exact, task)
+    allowed = tolerance(own, exact, task, capped=capped)
     wrong = finite & (error > allowed)
     if not wrong.any():
         return None
@@ -106,20 +114,22 @@ def worst_error(given: Array, own: Array, exact: Array, task: Task) -> tuple[flo
     return float(np.max(error, initial=0.0)), float(np.max(share, initial=0.0))
 
 
-def tolerance(own: Array, exact: Array, task: Task) -> np.ndarray:
-    """Return by how much each element may be off."""
+def tolerance(own: Array, exact: Array, task: Task, *, capped: bool = True) -> np.ndarray:
+    """Return by how much each element may be off. capped: whether the multiple of the reference's own error is bounded."""
     right, own_values = exact.values(), own.values()
     finite = np.isfinite(right) & np.isfinite(own_values)
     size = np.abs(right, where=finite, out=np.zeros_like(right))
     scale = robust_scale(size[finite])
     relative = task.tolerance.get(own.dtype, RELATIVE[own.dtype])
     own_error = float(np.max(_distance(own_values, right, finite), initial=0.0))
-    slack = min(OWN_ERROR[own.dtype] * own_error, OWN_ERROR_AT_MOST[own.dtype] * relative * scale)
+    slack = OWN_ERROR[own.dtype] * own_error
+    if capped:
+        slack = min(slack, OWN_ERROR_AT_MOST[own.dtype] * relative * scale)
     return relative * (size + scale) + 2 * EPSILON[own.dtype] * size + slack + FLOOR[own.dtype]
 
 
 def is_rough(ready: Ready, task: Task) -> bool:
-    """Return whether the reference in its dtype would itself be refused: no candidate can be asked for more."""
+    """Return whether the reference in its dtype would itself be refused: no candidate can be asked for more digits."""
     return difference(ready.own, ready.kind, ready, task) is not None
 
 

@@ -273,7 +273,8 @@ class _Judging:
         if self.of.gpu is None or not self.full_plans:
             made = self._made(self.plans, self.forms)
         else:
-            counts = self.of.gpu.counts()
+            # Where the interpreter does not get as far, two runs of one configuration are no harm.
+            counts = self.of.gpu.counts(self.of.task.variations if self.forms else ())
             wanted = [counts[form.size, form.dtype] for form in self.full_forms]
             made = self._made(self.full_plans, self.full_forms, binary=True, wanted=wanted)
         if isinstance(made, Finding):

@@ -180,9 +180,13 @@ class GpuStages:
         """Return the sizes that a plan is needed for."""
         return list(dict.fromkeys(case.size for case in self.runs().cases))
 
-    def counts(self) -> Counter[Key]:
-        """Return the most runs that a plan of each size and dtype has before anything is timed: so many configurations."""
-        runs = self.runs()
+    def counts(self, seen: Collection[str] = ()) -> Counter[Key]:
+        """Return the runs that a plan of each size and dtype has before anything is timed: so many configurations are run.
+
+        Args:
+            seen: variations that the interpreter will have run by then.
+        """
+        runs = self.runs(seen)
         return Counter(case.group for case in runs.cases[: len(runs.cases) - runs.timed])
 
     def judge(

@@ -86,7 +86,7 @@ def judge_tiny(outcome: Outcome, task: Task, order: Sequence[Ready], fragile: li
         return Finding(stage, "no-answer", "the candidate's process did not report its runs.")
     for run, ready in [*zip(runs, order, strict=False), *_run_again(outcome, order)]:
         found = _judge_run(run, ready, outcome, task)
-        if found is not None and (is_fragile(found, task) or _is_doubtful(found, ready, task)):
+        if found is not None and (is_fragile(found, task) or _is_doubtful(run, ready, outcome, task)):
             if fragile is not None:
                 fragile.append(f"{found.reason}: {found.message}")
         elif found is not None:
@@ -104,9 +104,11 @@ def is_fragile(found: Finding, task: Task) -> bool:
     return found.reason in OF_VALUES and found.evidence.get("variation") in task.fragile
 
 
-def _is_doubtful(found: Finding, ready: Ready, task: Task) -> bool:
-    """Return whether what is wrong shows with values alone that are not the task's own, and with which its reference is too."""
-    return found.reason in OF_VALUES and ready.case.variation != "plain" and is_rough(ready, task)
+def _is_doubtful(run: object, ready: Ready, outcome: Outcome, task: Task) -> bool:
+    """Return whether too few digits are right with values alone that are not the task's own, and of its reference too."""
+    if ready.case.variation == "plain" or not is_rough(ready, task):
+        return False
+    return _judge_run(run, ready, outcome, task, capped=False) is None
 
 
 def errors_of(outcome: Outcome, task: Task, order: Sequence[Ready]) -> dict[str, dict[str, float]]:
@@ -139,13 +141,13 @@ def _run_again(outcome: Outcome, order: Sequence[Ready]) -> list[tuple[object, R
     return pairs
 
 
-def _judge_run(run: object, ready: Ready, outcome: Outcome, task: Task) -> Finding | None:
+def _judge_run(run: object, ready: Ready, outcome: Outcome, task: Task, *, capped: bool = True) -> Finding | None:
     if not isinstance(run, dict):
         return Finding("tiny", "no-answer", "the candidate's process did not report its runs.")
     outputs = outputs_of(run, outcome.buffers)
     if outputs is None:
         return Finding("tiny", "no-answer", "what the candidate returned does not fit its own description.")
-    found = difference(outputs, str(run.get("kind")), ready, task)
+    found = difference(outputs, str(run.get("kind")), ready, task, capped=capped)
     if found is None:
         return None
     text = f"{found.message[:1].upper()}{found.message[1:]} ({ready.case.label()})"

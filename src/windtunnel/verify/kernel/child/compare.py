@@ -28,6 +28,19 @@ BLOCK = 16_384  # elements
 MOST_BLOCKS = 512
 
 
+@dataclass(frozen=True)
+class Leave:
+    """What is not demanded with inputs that are too much for the reference itself.
+
+    Attributes:
+        special: what it gives where that is no finite number.
+        digits: more of them than it has in its own dtype, however few these are.
+    """
+
+    special: bool = False
+    digits: bool = False
+
+
 def values_differ(
     given: torch.Tensor,
     own: torch.Tensor,
@@ -36,6 +49,7 @@ def values_differ(
     tolerance: dict[str, float],
     mismatched: float,
     coarse: torch.Tensor | Rounding | None = None,
+    leave: Leave | None = None,
 ) -> Difference | None:
     """Return why the values of one output are not right, or None. Shapes and dtypes agree already.
 
@@ -48,7 +62,9 @@ def values_differ(
         mismatched: share of whole numbers that may be off by one.
         coarse: what the reference gives in float64 with the factors of its products cut to TF32, where a candidate's may be,
             or by how much that is off.
+        leave: what is not demanded, None: nothing.
     """
+    leave = leave or Leave()
     if not own.is_floating_point():
         off = (given != own) & (given != exact)  # as in `compare`
         share = float(off.double().mean()) if off.numel() else 0.0
@@ -56,14 +72,14 @@ def values_differ(
         if share == 0 or (mismatched and share <= mismatched and near):
             return None
         return Difference("wrong-values", f"{name} differs from the reference in {share:.1%} of its elements.")
-    broken = not_finite(given, own, exact, name)
+    broken = not_finite(given, own, exact, name, leave)
     if broken is not None:
         return broken
     got, right, mine = given.double(), exact, own.double()
     finite = right.isfinite() & mine.isfinite()
     zero = torch.zeros_like(right)
     error = torch.where(finite, (got - right).abs(), zero)
-    allowed, scale = _allowed(right, mine, finite, dtype_name(own), tolerance)
+    allowed, scale = _allowed(right, mine, finite, dtype_name(own), tolerance, capped=not leave.digits)
     if coarse is not None:
         rounding = coarse if isinstance(coarse, Rounding) else _rounding(coarse, right, finite, scale)
         found = _coarser(error, rounding, scale, RELATIVE[dtype_name(own)], name)
@@ -97,14 +113,16 @@ def rounding_of(coarse: torch.Tensor, own: torch.Tensor, exact: torch.Tensor) ->
     return _rounding(coarse, exact, finite, _scale(exact, finite))
 
 
-def not_finite(given: torch.Tensor, own: torch.Tensor, exact: torch.Tensor, name: str) -> Difference | None:
-    """Return what is not finite that should be, or the other way round; None: nothing."""
+def not_finite(
+    given: torch.Tensor, own: torch.Tensor, exact: torch.Tensor, name: str, leave: Leave | None = None
+) -> Difference | None:
+    """Return what is not finite that should be, or the other way round; None: nothing. leave: as of `values_differ`."""
     if not own.is_floating_point():
         return None
     got, right, mine = given.double(), exact, own.double()
     special = ~right.isfinite() & ((right == mine) | (right.isnan() & mine.isnan()))
     same = (got == right) | (got.isnan() & right.isnan())
-    if bool((special & ~same).any()):
+    if bool((special & ~same).any()) and not (leave and leave.special):
         return Difference("wrong-values", f"{name} is wrong where the reference is infinite or not a number.")
     if bool((right.isfinite() & mine.isfinite() & ~got.isfinite()).any()):
         return Difference("non-finite", f"{name} is not finite where the reference is; unwritten or overflowed.")
@@ -144,14 +162,22 @@ def _scale(right: torch.Tensor, finite: torch.Tensor) -> float:
 
 
 def _allowed(
-    right: torch.Tensor, mine: torch.Tensor, finite: torch.Tensor, dtype: str, tolerance: dict[str, float]
+    right: torch.Tensor,
+    mine: torch.Tensor,
+    finite: torch.Tensor,
+    dtype: str,
+    tolerance: dict[str, float],
+    *,
+    capped: bool = True,
 ) -> tuple[torch.Tensor, float]:
-    """Return by how much each element may be off, and the mean magnitude."""
+    """Return by how much each element may be off, and the mean magnitude. capped: see `compare.tolerance`."""
     zero = torch.zeros_like(right)
     size, scale = torch.where(finite, right.abs(), zero), _scale(right, finite)
     relative = tolerance.get(dtype, RELATIVE[dtype])
     own_error = float(torch.where(finite, (mine - right).abs(), zero).max()) if right.numel() else 0.0
-    slack = min(OWN_ERROR[dtype] * own_error, OWN_ERROR_AT_MOST[dtype] * relative * scale)
+    slack = OWN_ERROR[dtype] * own_error
+    if capped:
+        slack = min(slack, OWN_ERROR_AT_MOST[dtype] * relative * scale)
     return relative * (size + scale) + 2 * EPSILON[dtype] * size + slack + FLOOR[dtype], scale
 
 

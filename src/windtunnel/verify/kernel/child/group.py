@@ -49,7 +49,7 @@ class Group:
         return self.key[1] in ("float16", "bfloat16") and may_have_products(self._source)
 
     def is_rough(self, own: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> bool:
-        """Return whether the reference in its dtype would itself be refused: no candidate can be asked for more."""
+        """Return whether the reference in its dtype would itself be refused: no candidate can be asked for more digits."""
         pairs = zip(own, exact, strict=True)
         return any(values_differ(mine, mine, right, "it", self._tolerance, 0.0) is not None for mine, right in pairs)
 

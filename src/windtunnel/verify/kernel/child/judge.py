@@ -18,7 +18,16 @@ import torch
 
 from windtunnel.verify.kernel.arrays import Buffer, row_major
 from windtunnel.verify.kernel.child.clock import measure
-from windtunnel.verify.kernel.child.compare import Rounding, drawn_part, is_flat, is_large, not_finite, sums_differ, values_differ
+from windtunnel.verify.kernel.child.compare import (
+    Leave,
+    Rounding,
+    drawn_part,
+    is_flat,
+    is_large,
+    not_finite,
+    sums_differ,
+    values_differ,
+)
 from windtunnel.verify.kernel.child.draw import Drawn
 from windtunnel.verify.kernel.child.group import Group
 from windtunnel.verify.kernel.child.memory import give_back
@@ -123,8 +132,12 @@ def compared(given: _Given, group: Group, variation: str, inputs: list[Any], own
     wrong = _judged(given, group, variation, inputs, own, exact, double=True)
     if wrong is None:
         return None
-    doubtful = variation != "plain" and ((group.finite and not finite) or group.is_rough(own, exact))
-    return Found(*wrong, doubtful and wrong[0] in OF_VALUES)
+    if variation == "plain":
+        return Found(*wrong, False)
+    leave = Leave(special=group.finite and not finite, digits=group.is_rough(own, exact))
+    return Found(
+        *wrong, leave != Leave() and _judged(given, group, variation, inputs, own, exact, double=True, leave=leave) is None
+    )
 
 
 def _judged(
@@ -136,21 +149,23 @@ def _judged(
     exact: list[torch.Tensor],
     *,
     double: bool,
+    leave: Leave | None = None,
 ) -> tuple[str, str] | None:
-    """Return what is wrong beside `exact`. double: that is in float64.
+    """Return what is wrong beside `exact`. double: that is in float64. leave: what is not demanded.
 
     What TF32 rounds off is taken from plain inputs first: these ones' own, which takes the reference another time, only where
     that would refuse. So it is with what another rounding of inputs of 16 bits does.
     """
     if not group.tf32 or given.finite_alone:
-        wrong = given.judge(own, exact, [None] * len(own), tf32=group.tf32)
+        wrong = given.judge(own, exact, [None] * len(own), tf32=group.tf32, leave=leave)
         if wrong is None or not double or not group.rounds_again or wrong[0] not in OF_VALUES:
             return wrong
-        return given.judge(own, exact, group.roundings(variation, inputs, own, exact, given.part), tf32=False)
+        return given.judge(own, exact, group.roundings(variation, inputs, own, exact, given.part), tf32=False, leave=leave)
     known = group.known_roundings(variation)
-    if known is not None and given.judge(own, exact, known, tf32=True) is None:
+    if known is not None and given.judge(own, exact, known, tf32=True, leave=leave) is None:
         return None
-    return given.judge(own, exact, group.roundings(variation, inputs, own, exact, given.part, double=double), tf32=True)
+    roundings = group.roundings(variation, inputs, own, exact, given.part, double=double)
+    return given.judge(own, exact, roundings, tf32=True, leave=leave)
 
 
 def _as_exact(own: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -249,6 +264,7 @@ class _Given:
         roundings: Sequence[Rounding | None],
         *,
         tf32: bool,
+        leave: Leave | None = None,
     ) -> tuple[str, str] | None:
         """Return reason and words of what is wrong, or None.
 
@@ -257,6 +273,7 @@ class _Given:
             exacts: the same in float64.
             roundings: what TF32 rounds off, where products may be in it.
             tf32: whether they may.
+            leave: what is not demanded.
         """
         heads = self.run.get("outputs")
         given_number = len(heads) if isinstance(heads, list) else 0
@@ -269,7 +286,7 @@ class _Given:
             tolerance["float32"] = TF32_RELATIVE
         for number, (head, right, exact, rounding) in enumerate(zip(heads, owns, exacts, roundings, strict=True)):
             name = "The output" if self.kind == "tensor" else f"Output {number}"
-            found = _metadata(head, right, name) or self._values(head, right, exact, rounding, name, tolerance)
+            found = _metadata(head, right, name) or self._values(head, right, exact, rounding, name, tolerance, leave)
             if found is not None:
                 return found
         return None
@@ -282,6 +299,7 @@ class _Given:
         rounding: Rounding | None,
         name: str,
         tolerance: dict[str, float],
+        leave: Leave | None,
     ) -> tuple[str, str] | None:
         device, found = self.message["device"], None
         if is_large(right):
@@ -292,9 +310,9 @@ class _Given:
         if found is None:
             given = _given(self.buffers[head["at"]], head["dtype"], device).reshape(right.shape)
             if self.finite_alone:
-                found = not_finite(given, right, exact, name)
+                found = not_finite(given, right, exact, name, leave)
             else:
-                found = values_differ(given, right, exact, name, tolerance, self.message["mismatched"], rounding)
+                found = values_differ(given, right, exact, name, tolerance, self.message["mismatched"], rounding, leave)
         return None if found is None else (found.reason, found.message)
 
 

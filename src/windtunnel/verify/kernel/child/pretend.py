@@ -31,7 +31,10 @@ DRIVER_PROPERTIES = {
 }  # fmt: skip
 PAGE = 1 << 40  # between the addresses that storages claim
 LARGE = 1 << 16
-RANDOM = ("normal_", "uniform_", "trunc_normal_")
+FRESH_BYTES = (
+    64 << 20
+)  # for so many malloc always asks the kernel, whose pages hold zeros and cost nothing until they are written
+RANDOM = ("normal_", "uniform_", "trunc_normal_", "kaiming_uniform_", "kaiming_normal_")
 READS = ("cpu", "numpy", "tolist", "item", "__array__", "__bool__", "__int__", "__float__", "__index__")
 UNSET = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 
@@ -102,6 +105,8 @@ class OnGpu(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "__get__":
             return self._property(func, args)
+        if isinstance(drawn := kwargs.get("tensor"), torch.Tensor) and self._is_given(name, drawn):
+            return drawn  # torch.nn.init's own functions hand all over by name
         if args and isinstance(args[0], torch.Tensor):
             answered, value = self._method(name, args, kwargs)
             if answered:
@@ -116,7 +121,7 @@ class OnGpu(TorchFunctionMode):
             return self.adopt(func(*args, **kwargs))
         result = func(*args, **kwargs)
         if not self.recording:
-            if name in UNSET and isinstance(result, torch.Tensor):
+            if name in UNSET and isinstance(result, torch.Tensor) and result.nbytes < FRESH_BYTES:
                 result.zero_()
             if wanted is not None or any(
                 isinstance(a, torch.Tensor) and self.tensors.on_gpu(a) for a in (*args, *kwargs.values())
@@ -162,9 +167,13 @@ class OnGpu(TorchFunctionMode):
             return True, self._moved(name, args, kwargs)
         if name == "to" and self.recording and tensor.is_meta and any(_names_cpu(v) for v in (*args[1:], kwargs.get("device"))):
             raise self.reads('.to("cpu")')
-        if name in RANDOM and not self.recording and tensor.numel() > LARGE:
-            return True, tensor  # parameters get their values from the judge
+        if self._is_given(name, tensor):
+            return True, tensor
         return False, None
+
+    def _is_given(self, name: str, tensor: torch.Tensor) -> bool:
+        """Return whether random numbers need not be drawn: parameters get their values from the judge."""
+        return name in RANDOM and not self.recording and tensor.numel() > LARGE
 
     def _moved(self, name: str, args: Any, kwargs: Any) -> torch.Tensor:
         """Return a tensor on the GPU, of another dtype where one is asked for."""
