@@ -86,6 +86,7 @@ def corrected(constants: AnyConstants, gpu: str, family: str) -> AnyConstants:
     if path is None or not path.is_file():
         return constants
     data = _read(path)
+    # Fitted constants come first: observations were made beside plans without a correction, not without these.
     own = data["constants"].get(family, {})
     if own:
         constants = override(constants, own, str(path))
@@ -113,10 +114,12 @@ def correction(observations: list[Observation], memory_error: float, time_error:
     """
     from statistics import median  # reading nothing, as most plans do, needs none of it
 
+    # Medians: one measurement beside another program on the GPU must not move the others.
     extra = median(o.measured_gib - o.planned_gib for o in observations)
     factor = median(o.measured_seconds / o.planned_seconds for o in observations)
     memory_left = max(abs(o.planned_gib + extra - o.measured_gib) / o.measured_gib for o in observations)
     time_left = max(abs(o.planned_seconds * factor - o.measured_seconds) / o.measured_seconds for o in observations)
+    # The one that is added stands for the error that the plan states by itself, which a single measurement does not undo.
     shrink = 1 / math.sqrt(1 + len(observations))
     return Correction(
         extra,
@@ -174,6 +177,7 @@ def observe(
         model=plan["model"],
         layout=layout.describe(),
         gpus=layout.ranks,
+        # Without the correction that it was planned with: or each measurement would correct the last one's correction.
         planned_gib=plan["reserved_gib"] - correction.get("memory_gib", 0.0),
         measured_gib=memory_gib,
         planned_seconds=plan["step_seconds"] / correction.get("time_factor", 1.0),
@@ -184,6 +188,7 @@ def observe(
     )
     observation = _observation(values, f"calibration of {gpu} with {plan['recipe']}")
     data = _read(path) if path.is_file() else {"constants": {}, "observations": []}
+    # The newest of a configuration stands for it: packages and drivers have changed since the others.
     others = [o for o in data["observations"] if o.configuration != observation.configuration]
     _write(path, gpu, data["constants"], [*others, observation][-KEPT:])
     return path
@@ -219,6 +224,7 @@ def override(constants: AnyConstants, values: Any, where: str) -> AnyConstants:
     for key, value in values.items():
         if key not in kinds:
             raise UserError(f"{where}: {key}: not a constant of the planner", f"one of: {', '.join(kinds)}")
+        # JSON's true is a number to Python, and NaN and Infinity are none that a plan can be made with.
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if (kinds[key] is str) != isinstance(value, str) or not (number or isinstance(value, str)):
             expected = "text" if kinds[key] is str else "a finite number"
@@ -255,6 +261,7 @@ def _observation(value: Any, where: str) -> Observation:
 
 def _write(path: Path, gpu: str, constants: dict[str, Any], observations: list[Observation]) -> None:
     document = {"format": FORMAT, "gpu": gpu, "constants": constants, "observations": [o.model_dump() for o in observations]}
+    # Two runs on one machine may end at once: each has a file of its own, and one of the two replaces the other whole.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

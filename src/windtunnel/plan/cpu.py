@@ -40,6 +40,7 @@ class CPUTraining:
         """Yield micro-batches that a step can be taken in, the largest first; what the recipe asks for, as far as it goes."""
         work = self.sums.work
         share = max(1, -(-work.batch_tokens // work.sequence))
+        # Large ones first: a CPU's products are the faster the larger they are, and equal ones take the first.
         sizes = even_micro_batches(work, share, min(share, work.micro_batch or LARGEST_MICRO))
         if work.micro_batch:
             sizes = [min(share, work.micro_batch)] if work.uneven else sizes[-1:]
@@ -53,6 +54,7 @@ class CPUTraining:
     def memory(self, layout: Layout) -> Memory:
         """Return the memory of the backward pass: all in fp32, so twice what blocks keep in bf16, and logits."""
         work, tokens = self.sums.work, layout.micro_tokens
+        # Experts that stay in fp8 are never widened as a whole: they are decoded a few at a time.
         in_fp32 = work.shape.parameters - (work.shape.expert_parameters if work.shares_experts else 0)
         ledger = Ledger(
             {
@@ -61,6 +63,7 @@ class CPUTraining:
                 "optimizer_states": STATE_BYTES[work.states] * work.trained,
             }
         )
+        # Logits and their gradient are there at once, 4 bytes each.
         held = {"activations": 2 * self.sums.whole * tokens, "loss": 8.0 * work.shape.vocab * tokens}
         ledger.note("backward pass", (1.0, 0.5), held)
         if work.answers is not None:

@@ -50,6 +50,7 @@ def static_bytes(sums: Totals, shards: int, expert: int = 1) -> dict[str, float]
         expert: ranks that share frozen experts, which are not sharded else.
     """
     work = sums.work
+    # An adapter is trained in fp32 itself, so its weights are master weights and nothing beside them.
     if work.adapter is not None:
         held = {"weights": sums.frozen, "master_weights": FP32 * sums.trained}
     elif work.master:
@@ -107,12 +108,14 @@ class _Step:
         self.forward = self.tokens * (kept.forward_again if again else kept.forward)
         self.backward = self.tokens * (kept.backward_again if again else kept.backward)
         self.scratch = BF16 * self.kind.largest_matrix
+        # Beside the tokens of a block at work lie those that are on their way to experts and back.
         travelling = max(dispatch_bytes(kind, layout) for kind in sums.kinds)
         self.forward, self.backward = self.forward + travelling, self.backward + travelling
         if any(kind.block.window is not None and kind.block.window < layout.sequence for kind in sums.kinds):
             # Attention within a window takes a mask: a byte a pair of positions, and as many again in bf16.
             masks = 3.0 * layout.sequence**2
             self.forward, self.backward = self.forward + masks, self.backward + masks
+        # Gradients are summed over ranks in what the optimizer takes them in, not in what they were computed in.
         reduced = gradient_bytes(work)
         trained_block = self.kind.trained + self.kind.trained_experts
         self.block_gradients, self.block_reduce = BF16 * trained_block, reduced * trained_block
@@ -141,6 +144,7 @@ class _Step:
         They are recorded on a stream of their own, and so with cuBLAS's workspace of that stream.
         """
         static = sum(self.ledger.static.values()) + self.gradients
+        # The memory of a recording is its own for good: the largest moment of all passes counts at every moment.
         passes = max(entry.total for entry in self.ledger.entries if entry.name.startswith(("forward", "loss", "backward")))
         for entry in self.ledger.entries:
             entry.held["recording"] = passes - static + self.c.workspace_gib * GIB
@@ -249,6 +253,7 @@ def exchange(sums: Totals, layout: Layout, rig: Rig, c: HFConstants) -> Exchange
     if layout.shard == "none":
         # Once a step, when its last backward pass is done.
         return Exchange({"communication": 2 * ring_seconds(reduce, layout.data, 1, rig, c)} | travelling, 0.0)
+    # What is gathered is what computes: bf16 of trained weights, frozen ones as they are held.
     copies = 2.0 * sums.trained + sums.frozen
     passes = layout.accumulation * 2 if layout.shard == "full" else 1
     gathered = ring_seconds(copies, layout.data, 1, rig, c) * passes

@@ -56,6 +56,7 @@ class RoundPlanning(FineTuning):
         def of(rig: Rig) -> bool:
             if rig.gpu is None:
                 return False
+            # Even spread over the most GPUs that an engine may have the weights take so much of each.
             each = whole / largest_engine(work.shape, stage, rig)
             return least > rig.gpus * rig.gpu.memory_gib or each > stage.engine_memory * rig.gpu.memory_gib
 
@@ -115,6 +116,7 @@ def _reasons(found: Round, recipe: Recipe, sums: Totals, rig: Rig) -> list[str]:
     if never:
         reasons.append(never)
     elif not found.learner.fits:
+        # The message counts GPUs of the rig; those that generate hold none of the learners' states.
         part = replace(rig, name=f"{found.learners} of {rig.gpus} GPUs of {rig.name}")
         reasons.append(f"learners: {memory_reason(sums, found.learner, part)}")
     return reasons if found.engine.fits else [*reasons, _engine_reason(found, recipe, sums)]
@@ -123,6 +125,7 @@ def _reasons(found: Round, recipe: Recipe, sums: Totals, rig: Rig) -> list[str]:
 def draft_here(case: Case, stage: GRPO, c: HFConstants) -> Draft:
     """Return the draft of a round on this machine's CPU, where sampler and learner take turns; rough, in fp32."""
     recipe, rig, corpus = case.recipe, case.rig, case.corpus
+    # All answers of a round as if they were held-out questions: on a CPU both are written the same way.
     every = Answers(prompts=stage.prompts * stage.samples, tokens=stage.answer_tokens)
     work = grpo_workload(recipe, c)
     sums = totals(replace(work, answers=every, answers_kept=every.prompts))
@@ -193,6 +196,7 @@ def _by_engines(found: Round, recipe: Recipe, sums: Totals, rig: Rig, c: HFConst
         update={"prompts": held_out.prompts, "samples": 1, "answer_tokens": held_out.tokens, "mean_answer": 1.0,
                 "engine_tensor": found.engine.tensor}
     )  # fmt: skip
+    # What a learner keeps on the same GPUs leaves as much less for keys and values.
     held = found.engine.components.get("learner", 0.0)
     engine = plan_engines(sums.work.shape, once, rig, found.engine.gpus, c, held)
     judging = judge_answers(stage, rig, 1, answers=held_out.prompts, subjects=subjects_of(recipe))
@@ -280,6 +284,7 @@ def _startup(found: Round, sums: Totals, rig: Rig, c: HFConstants) -> dict[str, 
     """Return the seconds of starting up: engines start beside the learners, what they take longer counts."""
     parts = startup_seconds(sums, part_of(rig, found.learners), c)
     engines = c.engine_start_seconds + sums.work.shape.published_bytes / (c.load_gbs * 1e9)
+    # Engines start while learners load and compile: only what they take longer is waited for.
     beside = sum(parts.values()) - parts["last checkpoint"]
     return parts | {"engines, beyond the learners": max(0.0, engines - beside)}
 

@@ -58,6 +58,7 @@ class HFTraining:
 
     def least_gib(self, layout: Layout) -> float:
         """Return what a rank holds of weights, states and copies: all that does not grow with the tokens of a micro-batch."""
+        # Activations, logits and masks go with the tokens: without any, what is left is what the kind holds in any case.
         empty = replace(layout, micro_batch=0, accumulation=1, recompute="none")
         return self.memory(empty).least_gib
 
@@ -266,6 +267,7 @@ def micro_batches(work: Workload, share: int, data: int) -> list[int]:
 def even_micro_batches(work: Workload, share: int, most: int) -> list[int]:
     """Return sizes of micro-batches up to `most`: those that divide the share, or of each number of micro-batches the least."""
     sizes = range(1, min(share, most) + 1)
+    # Fine-tuning takes whole micro-batches of its data: a size that does not divide would make the batch another one.
     if not work.uneven:
         return [n for n in sizes if share % n == 0]
     return [n for n in sizes if n == -(-share // -(-share // n))]
@@ -274,12 +276,14 @@ def even_micro_batches(work: Workload, share: int, most: int) -> list[int]:
 def _own(work: Workload, ranks: int, promising: Promising) -> Iterator[Layout]:
     """FSDP2 over all ranks; frozen experts shared out by `expert` of them."""
     share = share_of(work, ranks)
+    # A recording cannot hold the gathering of weights from other ranks.
     shards: list[str] = ["full"] if ranks == 1 else ["none"] if work.recorded else ["full", "optimizer", "none"]
     groups = [1]
     if work.shares_experts:
         groups = [work.choice.expert] if work.choice.expert else _expert_groups(work, ranks)
     micros = micro_batches(work, share, ranks)
     for expert, shard in itertools.product(groups, [work.choice.shard] if work.choice.shard else shards):
+        # One layout speaks for its kind: the search asks of it alone whether the kind can fit.
         first = Layout(
             ranks, micros[0], -(-share // micros[0]), work.sequence, work.precision, work.compile, "cuda",
             shard=shard, expert=expert, engine=OWN_ENGINE, recorded=work.recorded,
@@ -291,16 +295,19 @@ def _own(work: Workload, ranks: int, promising: Promising) -> Iterator[Layout]:
 def _megatron(work: Workload, rig: Rig, ranks: int, promising: Promising) -> Iterator[Layout]:
     """Tensor x expert x pipeline x data."""
     choice, shape = work.choice, work.shape
+    # Its distributed optimizer shards states only; who asks for all is asking for our own engine.
     if choice.shard == "full":
         return
     # What no other engine runs needs no second GPU.
     forced = _is_split(work) or work.precision == "fp8"
+    # Matrices are split within a node: between nodes their sums, several a layer, would be what a step waits for.
     tensors = [choice.tensor] if choice.tensor else [n for n in (1, 2, 4, 8) if n <= rig.gpus_per_node and shape.heads % n == 0]
     for tensor in tensors:
         for pipeline in [choice.pipeline] if choice.pipeline else _stages(ranks, tensor, shape.layers):
             if ranks % (tensor * pipeline):
                 continue
             for expert in [choice.expert] if choice.expert else _expert_groups(work, ranks // pipeline):
+                # With nothing split it is a layout that the own engine runs, and that was measured there.
                 if ranks // pipeline % expert or (tensor * pipeline * expert == 1 and not forced):
                     continue
                 yield from _of_split(work, ranks, tensor, expert, pipeline, promising)

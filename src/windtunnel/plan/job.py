@@ -169,6 +169,7 @@ class _Steps:
         self.c: HFConstants = load_hf_constants(rig.gpu.name if rig.gpu else "")
         self.elsewhere = load_catalog().elsewhere
         self.price = self.elsewhere.price.price().middle() or 0.0
+        # Fewer bytes than bf16 would take: published in fp8 or fp4, which not every engine reads.
         self.coded = self.shape.published_bytes < 2.0 * self.shape.parameters
 
     def job(self) -> Job:
@@ -237,6 +238,7 @@ class _Steps:
             short = plan.peak_gib > plan.limit_gib
             does = f"does not fit: {plan.peak_gib:,.1f} of {plan.limit_gib:.1f} GiB a GPU" if short else "cannot be done there"
             return _impossible(name, does, f"{'; '.join(plan.reasons)}{_least(plan)}", counted=True)
+        # The model and its data are in each stage's plan, and on the disk once.
         own = max(0.0, plan.disk_gib * 2**30 - self.shape.published_bytes - 4.0 * (plan.corpus_tokens or 0.0))
         # Held-out answers and validations are in the plan's hours.
         source = f"the plan above, ±{plan.error['time']:.0%}; disk: checkpoints"

@@ -128,6 +128,7 @@ def climb(recipe: Recipe, rigs: Sequence[Rig]) -> Ladder:
 
 def _new(rungs: Sequence[Rung], rig: Rig) -> str:
     """Tell what a rig shows that no rung below it did: a rung shows what the levels under its own would."""
+    # A node has GPUs and a CPU as well: what they would have shown is shown there too.
     reached = max((LEVELS.index(rung.level) for rung in rungs), default=-1)
     return "; ".join(PROVES[level] for level in LEVELS[reached + 1 : LEVELS.index(rig.rung) + 1])
 
@@ -141,12 +142,14 @@ def _target(recipe: Recipe, rig: Rig, plan: Plan, new: str) -> Rung:
 
 
 def _below(recipe: Recipe, rig: Rig, new: str) -> Rung:
+    # A layout that the target needs may mean nothing on a smaller rig, and no rung is lost for that.
     recipe, plan, notes = _plan_freely(recipe, rig)
     scale = make_plan(scale_model(recipe), _undisturbed(rig), suggest=False) if isinstance(recipe.model, GPTModel) else None
     first, hours = ("check", CHECK_HOURS) if scale is None else ("scale model", _rehearsal_hours(scale))
     proves = new or "the same again on this machine"
     fits = plan is not None and holds(plan)
     found = () if fits or plan is None or rig.gpu is None else stand_ins(_freed(recipe), rig)
+    # Of several stand-ins the first is the largest that fits.
     stepped = plan if fits else found[0].plan if found else None
     if rig.gpu is None or stepped is None:
         short = PROVES["cpu"] if rig.gpu else proves

@@ -175,6 +175,7 @@ def make_plan(
     draft = planner.draft(Case(recipe, rig, vocab, calibration, corpus_tokens))
     best, layout = draft.best, draft.best.layout
     length, disk, more, helps = afford(recipe, rig, draft)
+    # Looking for what would fit plans a dozen recipes: only where this one does not, and somebody reads it.
     options = alternatives(recipe, rig, planner) if draft.reasons and suggest else []
     reasons = [*draft.reasons, *more]
     # While it does not fit, no room in the budget or on the disk makes it a plan that works.

@@ -121,6 +121,7 @@ def plan_engines(
             )
         return _engine(shape, stage, rig, gpus, stage.engine_tensor, c, held_gib, ahead)
     engines = [_engine(shape, stage, rig, gpus, size, c, held_gib, ahead) for size in sizes]
+    # The smallest that is roomy: the same GPUs as more engines talk less among themselves.
     roomy = next((engine for engine in engines if engine.longest_at_once >= FEW), None)
     return roomy or next((engine for engine in reversed(engines) if engine.fits), engines[-1])
 
@@ -159,6 +160,7 @@ def _engine(
 
 def _cached(shape: HFShape, tokens: float, tensor: int) -> float:
     """Bytes of KV cache of one sequence over all GPUs of an engine; what cannot be split lies on each."""
+    # Heads of keys and values are split as long as there are some; beyond that, and of a latent, each GPU has its own copy.
     copies = tensor if shape.mla else max(1.0, tensor / shape.kv_heads)
     return shape.kv_bytes(math.ceil(tokens)) * copies
 
@@ -191,11 +193,13 @@ def _token_seconds(shape: HFShape, stage: Asked, rig: Rig, tensor: int, batch: f
     """Return the seconds of one token of `batch` sequences: products or reading weights and KV cache, whichever takes longer."""
     assert rig.gpu is not None
     context = stage.prompt_tokens + stage.mean_answer * stage.answer_tokens / 2
+    # Of experts only those are read that some sequence of the batch chose; of few sequences that is a small part.
     used = shape.parameters if shape.experts is None else _touched(shape, batch)
     read = WEIGHT_BYTES[stage.engine_weights] * used + batch * _cached(shape, context, tensor)
     reading = read / tensor / (rig.gpu.bandwidth_gbs * 1e9 * c.decode_bandwidth)
     peak = rig.gpu.fp8_tflops if stage.engine_weights == "fp8" and rig.gpu.fp8_tflops else rig.gpu.bf16_tflops
     computing = 2.0 * shape.active_parameters * batch / (tensor * peak * 1e12 * c.generate_efficiency)
+    # A token's sums are a few kilobytes: what they wait for is latency, not bandwidth.
     latency = c.reduce_latency_seconds if tensor <= rig.gpus_per_node else c.node_latency_seconds
     talking = 2 * shape.layers * latency if tensor > 1 else 0.0
     return max(reading, computing) + talking + c.decode_overhead_seconds
@@ -204,6 +208,7 @@ def _token_seconds(shape: HFShape, stage: Asked, rig: Rig, tensor: int, batch: f
 def _touched(shape: HFShape, batch: float) -> float:
     """Parameters read for a batch: an expert is read if any of the sequences chose it."""
     assert shape.experts is not None
+    # Choices taken as even and independent: uneven ones touch fewer experts, so this is on the slow side.
     missed = (1 - shape.experts.per_token / shape.experts.count) ** batch
     return shape.parameters - shape.expert_parameters * missed
 
@@ -211,5 +216,6 @@ def _touched(shape: HFShape, batch: float) -> float:
 def sync_seconds(shape: HFShape, stage: Asked, rig: Rig, apart: bool, c: HFConstants) -> float:
     """Return the seconds of new weights to every engine: over links inside a node, over the network between nodes."""
     size = WEIGHT_BYTES[stage.engine_weights] * shape.parameters
+    # Apart and on several nodes, some engine is on another node than the learners.
     rate = rig.network_gbs if apart and rig.nodes > 1 else rig.link_gbs
     return c.sync_seconds + size / (max(rate, 1.0) * 1e9 * c.sync_efficiency)

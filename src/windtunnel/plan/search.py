@@ -156,6 +156,7 @@ class _Weighing:
     def all(self) -> list[Candidate]:
         """Weigh every kind that could fit by what it needs at least; if none fits, the kinds that could be the leanest."""
         tried = self._weigh(lambda layout: self._least(layout) <= self.limit)
+        # Where none fits, the leanest layout is told, for which most kinds need not be looked at either.
         down = [gib for gib in self.least.values() if gib > self.limit]
         if any(candidate.fits for candidate in tried) or not down:
             return tried
@@ -190,6 +191,7 @@ class _Weighing:
 
 def _leanest_of_the_fast(ranked: list[Candidate], error: float) -> Candidate:
     """Return the leanest of those about as fast as the fastest, with room to spare where that costs little."""
+    # What this package runs was measured, and another engine's figures are arithmetic: it has to promise much more.
     own = [candidate for candidate in ranked if candidate.layout.engine == OWN_ENGINE]
     pool = own if own and own[0].token_seconds <= OTHER_ENGINE_FASTER * ranked[0].token_seconds else ranked
     pool = _with_room(pool, error)
@@ -199,6 +201,7 @@ def _leanest_of_the_fast(ranked: list[Candidate], error: float) -> Candidate:
 
 def _with_room(candidates: list[Candidate], error: float) -> list[Candidate]:
     """Return, in their order, those that fit by the stated error (1.2: 20 %) too, where that costs little; else all of them."""
+    # A plan that is wrong by its own stated error ends in an out-of-memory after minutes of paid time.
     roomy = [c for c in candidates if c.peak_gib * error <= c.limit_gib]
     fastest = min(c.token_seconds for c in candidates)
     return roomy if roomy and min(c.token_seconds for c in roomy) <= ROOM_PRICE * fastest else candidates

@@ -71,6 +71,7 @@ def grpo_workload(recipe: Recipe, c: HFConstants) -> Workload:
     stage, model = recipe.rl, recipe.model
     assert isinstance(stage, GRPO)
     assert isinstance(model, HuggingFaceModel)
+    # Answers are not split over rows: what does not fit one would be cut, and learned from as if it had ended.
     longest = stage.prompt_tokens + stage.answer_tokens
     if longest > model.sequence:
         raise UserError(
@@ -78,6 +79,7 @@ def grpo_workload(recipe: Recipe, c: HFConstants) -> Workload:
             f" {stage.answer_tokens:,} takes {longest:,}: it would be cut",
             f"--set model.sequence={longest}",
         )
+    # Rows are never quite full: so many more tokens pass through the model than are learned from.
     tokens = stage.round_tokens / stage.updates / c.packing
     work = workload_of(stage, "stages.rl", model, recipe.layout, tokens, "bf16")
     # Without engines learners write all answers, those of rounds too, with a copy of the weights. How many sequences a round's
@@ -115,6 +117,7 @@ def search_round(recipe: Recipe, rig: Rig, c: HFConstants) -> tuple[Round, Total
     sums = totals(work)
     training = HFTraining(sums, c)
     best: tuple[tuple[float, float], int, Round] | None = None
+    # Sorted by what each could reach at best, so that the first whose best is behind what was found ends the search.
     for least, place, learners, engines in _promising(sums, stage, rig, c):
         if best is not None and least > best[0]:
             break  # nor can any after it be before the best
@@ -125,6 +128,7 @@ def search_round(recipe: Recipe, rig: Rig, c: HFConstants) -> tuple[Round, Total
             if stage.learners or stage.engines or rig.gpus == 1:
                 raise
             continue
+        # Of equals the first in the order of splits: a plan must not depend on how promising they looked.
         if best is None or (_order(found), place) < best[:2]:
             best = _order(found), place, found
     if best is None:
@@ -151,6 +155,7 @@ def _promise(sums: Totals, stage: GRPO, rig: Rig, learners: int, engines: int, c
     assert rig.gpu is not None
     limit = HFTraining(sums, c).limit_gib(rig) - _others_keep(sums, stage, rig, c, in_turn=learners == rig.gpus)
     missing = max(0.0, least_gib(sums.work) / learners / limit)
+    # A bound: no layout of the learners takes less.
     learning = stage.updates * least_seconds(sums, learners, rig.gpu, c)
     if learners == rig.gpus:  # what engines have depends on the learners' layout
         return (0.0, learning) if missing <= 1 else (1.0, missing)
@@ -191,6 +196,7 @@ def _single(stage: GRPO) -> GRPO:
 def _beside(engine: EnginePlan, stage: GRPO, rig: Rig) -> tuple[EnginePlan, float]:
     """Return an engine on a learner's GPU with no more cache than a round can fill, and its share of the GPU's memory."""
     assert rig.gpu is not None
+    # More than a round fills would lie idle.
     cache = min(engine.components["kv_cache"], _full_cache(engine, stage))
     left = cache / max(engine.components["kv_cache"], 1e-9)
     engine = replace(
@@ -250,6 +256,7 @@ def _splits(stage: GRPO, rig: Rig) -> Iterator[tuple[int, int]]:
         beside = beside and total > 1
     per_node = rig.gpus_per_node
     for learners in range(1, total):
+        # Learners fill whole nodes, or an even part of one: `part_of` refuses what does not spread evenly.
         whole = learners % per_node == 0 if learners > per_node else per_node % learners == 0
         if (whole or learners == total - 1) and stage.prompts % learners == 0:
             yield learners, total - learners
@@ -326,6 +333,7 @@ def plan_round(
     part = part_of(rig, learners)
     searched = training.search(part, learners, _others_keep(sums, stage, rig, c, in_turn=in_turn))
     learner, memory = searched.best, None
+    # States that are shared out lie in parts on the learners' GPUs, and stay there while engines have their turn.
     shards = learners if learner.layout.shard != "none" else 1
     judges = judges_gib([source.kind for source in stage.sources], rig) if in_turn else 0.0
     held = judges + (sum(static_bytes(sums, shards).values()) / GIB if in_turn and keeps else 0.0)
@@ -340,6 +348,7 @@ def plan_round(
         passes = int(stage.reference) + int(stage.updates > 1)  # each about a third of an update
         learner = _unhurried(searched, engine.seconds / stage.updates / (1 + passes / 3), 1 + c.memory_error)
     updates = {name: stage.updates * seconds for name, seconds in learner.timed.terms.items()}
+    # The reference scores each answer once; before several updates so does the policy, whose ratios are taken from that.
     passes = int(stage.reference) + int(stage.updates > 1)
     judging = judge_answers(stage, rig, learners, subjects=subjects)
     terms = {

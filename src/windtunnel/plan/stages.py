@@ -95,8 +95,10 @@ def plan_stages(
     for stage in recipe.training:
         taken = hours + sum(before.plan.hours for before in planned)
         paid = dollars + sum(before.plan.dollars or 0.0 for before in planned)
+        # Of a limit that is for all stages it has what those before it leave.
         own = stage_recipe(recipe, stage.name, hours=taken, dollars=paid)
         plan = make_plan(own, rig, vocab, corpus_tokens=corpus_tokens)
+        # Alone it may well fit: what is wrong is the sum, and so the fix must name what all stages together take.
         if plan.steps < 1 and planned:
             plan = _unpaid(recipe, rig, stage.name, plan, planned, (hours, dollars))
         planned.append(PlannedStage(stage.name, stage.description, plan))
@@ -111,6 +113,7 @@ def _unpaid(recipe: Recipe, rig: Rig, name: str, plan: Plan, planned: Sequence[P
     money = plan.ended_by == "budget.dollars"
     open_budget = recipe.budget.model_copy(update={"dollars": None, "hours": None})
     freed = recipe.model_copy(update={"budget": open_budget})
+    # Planned again without the limit, or the stage would be as long as what was left, which is nothing.
     every = [make_plan(stage_recipe(freed, stage.name), rig, suggest=False) for stage in recipe.training]
     if money:
         takes = f"${sum(stage.plan.dollars or 0.0 for stage in planned):,.2f}"
@@ -122,6 +125,7 @@ def _unpaid(recipe: Recipe, rig: Rig, name: str, plan: Plan, planned: Sequence[P
         total, whole = f"{(recipe.budget.hours or 0.0) - spent[0]:g} h", f"budget.hours={needed:.3g}"
     before = " and ".join(stage.name for stage in planned)
     reason = f"{plan.ended_by} is for all stages: {before} takes {takes} of {total}, and {name} cannot begin with the rest"
+    # The plan's own words for it speak of this stage alone, and would name too small a budget.
     others = tuple(text for text in plan.reasons if "before the first step" not in text)
     kept = tuple(a for a in plan.alternatives if "budget." not in a.change)
     return replace(
@@ -137,6 +141,7 @@ def climb_stages(recipe: Recipe, rigs: Sequence[Rig]) -> tuple[Ladder, StagedPla
     staged = plan_stages(recipe, rigs[-1])
     ladder = climb(stage_recipe(recipe, recipe.training[0].name), rigs)
     target = ladder.rungs[-1]
+    # Then the first stage's rung says what does not fit, and a sum would leave out what cannot be run.
     if target.hours is None or not staged.fits:
         return ladder, staged
     steps = sum(stage.plan.steps for stage in staged.stages)

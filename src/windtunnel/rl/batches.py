@@ -52,10 +52,12 @@ def pack(samples: Sequence[Sample], sequence: int, rows: int, *, fixed: bool) ->
         rows: of a micro-batch.
         fixed: rows have `sequence` tokens, however few are needed, and their number is a multiple of `rows`.
     """
+    # Given up or failed answers have no tokens: nothing of them is scored.
     used = [i for i, sample in enumerate(samples) if len(sample.tokens)]
     lengths = np.array([len(samples[i].prompt.ids) + len(samples[i].tokens) for i in used], dtype=np.int64)
     order, starts = best_fit(lengths, sequence)
     filled = np.add.reduceat(lengths[order], starts[:-1]) if len(used) else np.zeros(1, dtype=np.int64)
+    # Compiled blocks know one length; without compilation padding would only be computed for nothing.
     width = sequence if fixed else min(sequence, -(-int(filled.max(initial=1)) // ROUND) * ROUND)
     count = max(1, len(starts) - 1)
     count = -(-count // rows) * rows if fixed else count
@@ -73,6 +75,7 @@ def pack(samples: Sequence[Sample], sequence: int, rows: int, *, fixed: bool) ->
             sampler[row, learned], place[row, learned] = sample.log_probabilities, np.arange(end - begin)
             positions[row, at:end] = np.arange(end - at)
             at = end
+        # Padding is a document of its own, so that nothing in it attends to a sample, nor a sample to it.
         positions[row, at:] = np.arange(width - at)
     return Packed(ids, targets, positions, owner, place, sampler)
 
@@ -100,6 +103,7 @@ def micro_batches(
     plans = np.array([*(sample.plan_tokens for sample in samples), 0])
     settings, batches = LossSettings.of(stage), []
     for start in range(0, max(len(packed.ids), least * rows), rows):
+        # A made-up micro-batch repeats the first one's tokens: of the same shape, without a target.
         part = slice(start, start + rows) if start < len(packed.ids) else slice(0, rows)
         empty = start >= len(packed.ids)
         owner = np.full_like(packed.owner[part], -1) if empty else packed.owner[part]
@@ -129,6 +133,7 @@ def micro_batches(
 
 def _per_sample(found: Sequence[float], samples: Sequence[Sample], stage: GRPO) -> tuple[Any, Any]:
     """Return each sample's weight of a token, and its advantage; found: advantages, NaN where nothing is learned."""
+    # One more entry than there are samples: -1, the owner of what is no target, finds the last.
     masked = np.array([math.isnan(advantage) for advantage in found] + [True])
     lengths = np.array([max(1, len(sample.tokens)) for sample in samples] + [1])
     weights = np.where(masked, 0.0, 1.0 / lengths if stage.loss in BY_ANSWER else 1.0)

@@ -45,6 +45,7 @@ class Levels:
 
     def sums(self, found: Round) -> tuple[float, int]:
         """Return the sum of this rank's known rewards of the newest level's answers in a round, and how many they are."""
+        # Older levels are asked too where levels are mixed, and would lift the mean over the bar.
         known = [
             sample.reward.total
             for sample in found.everything
@@ -55,12 +56,14 @@ class Levels:
     def note(self, ranks: Sequence[tuple[float, int]]) -> bool:
         """Take in a round, as `sums` of every rank; return whether another level is asked from now on."""
         total, count = math.fsum(one[0] for one in ranks), sum(one[1] for one in ranks)
+        # A round that asked nothing of the newest level, or judged none of it, says nothing about it.
         if not count:
             return False
         self.recent = [*self.recent, total / count][-self._asked.rounds :]
         passed = len(self.recent) == self._asked.rounds and math.fsum(self.recent) / len(self.recent) >= self._asked.bar
         if not passed or self.place + 1 == len(self.levels):
             return False
+        # Rewards of the level before say nothing about this one, so the bar is looked at anew; prompts too begin from here.
         self.place, self.recent, self._began = self.place + 1, [], self._loader.position
         self._hold()
         return True
@@ -77,6 +80,7 @@ class Levels:
         """
         if state is None:
             self.place, self.recent, self._began = 0, [], self._loader.position
+        # The level itself is kept, not its place: with prompts added since, the same place may be another level.
         elif state["level"] not in self.levels:
             have = ", ".join(f"{level:g}" for level in self.levels)
             raise UserError(
@@ -96,6 +100,7 @@ class Levels:
 def prompt_levels(file: PromptFile, key: str, name: str = "rl") -> Any:
     """Return each prompt's level, (prompts,) float64. Raises UserError where one has none."""
     found = [file.prompt(number).data.get(key) for number in range(file.samples)]
+    # True and False are ints to Python, and no levels.
     bad = [number for number, level in enumerate(found) if not isinstance(level, int | float) or isinstance(level, bool)]
     if bad:
         kinds = ", ".join(f"{count:,} x {value}" for value, count in Counter(str(found[n])[:20] for n in bad).most_common(3))

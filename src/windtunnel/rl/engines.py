@@ -126,6 +126,7 @@ class Engines:
         """
         assert self._in_flight or not any(place.open for place in self._places)
         self._again, self.weights_version = lambda process: process.load(path, version), version
+        # Together: each reads as much as the others, and none waits for another.
         with ThreadPoolExecutor(len(self._places)) as pool:
             found = pool.map(lambda place: self._take_on(place) if place.open else self._load(place), self._places)
             return [receipt for receipt in found if receipt is not None]
@@ -165,6 +166,7 @@ class Engines:
             raise GenerationFailed(self._failure.message if self._failure else "the engines are closed")
         tickets = [Ticket(job, notify, False, TextStream(self.text, job.stop, job.include_stop)) for job in jobs]
         numbered = list(zip((next(self._numbers) for _ in tickets), tickets, strict=False))
+        # Which engine answers what depends on the order alone, never on which of them is free first.
         share = -(-len(jobs) // len(self._places))
         for place in self._places:
             mine = dict(numbered[place.number * share : (place.number + 1) * share])
@@ -187,6 +189,7 @@ class Engines:
             with self._lock:
                 left = [place.asked[number] for number in place.open]
                 process, place.process = (place.process, None) if left else (None, place.process)
+                # What the old process still says is of a life that is over, and is not listened to.
                 place.lives += bool(left)
             if process is not None:
                 process.close()
@@ -206,6 +209,7 @@ class Engines:
 
     def _ask(self, place: _Place, tickets: dict[int, Ticket]) -> None:
         with self._lock:
+            # The batch before is whole, so that a dead engine need not be asked any of it again.
             if not place.open:
                 place.asked.clear()
             place.asked |= tickets
@@ -219,6 +223,7 @@ class Engines:
         """Start a process for a place; the old one is gone."""
         with self._lock:
             place.lives += 1
+            # The number goes into the callback: news of a process that was replaced must not end its successor.
             life, old = place.lives, place.process
             place.process = None
         if old is not None:
@@ -250,6 +255,7 @@ class Engines:
                     raise self._gone(place, str(error)) from None
                 self._tell(place, str(error))
                 self._begin(place)
+            # Starting again would load the same files: they are refused for good.
             except (BrokenSnapshot, StaleWeights) as error:
                 raise self._refused(place, error) from None
 
@@ -279,12 +285,14 @@ class Engines:
         ticket = place.asked.get(number)
         if ticket is None or ticket.over:
             return  # asked again for the sake of those beside it
+        # It lives and works: deaths that are counted are those in a row.
         place.deaths = 0
         if isinstance(answer, str):
             self.stats.failed += 1
             _finish(ticket, GenerationFailed(answer))
             return
         given = self.weights_version
+        # Newer than given cannot be. Older may be only where weights are taken in the middle of an answer.
         wrong = next((v for v in answer.versions if v > given or (v < given and not self._in_flight)), None)
         if wrong is not None:
             why = f"engine {place.number} answered by version {wrong} of the weights, it was given {given}"
@@ -316,6 +324,8 @@ class Engines:
             self._fail(error)
             return
         with self._lock:
+            # The same jobs beside each other give the same bits; an engine that promises none is asked only for what is
+            # missing.
             again = list(place.asked) if self._exact else place.open
             process = place.process
         if process is not None:

@@ -57,6 +57,7 @@ class KeptRounds:
         self.folder.mkdir(parents=True, exist_ok=True)
         content = io.BytesIO()
         np.savez(content, **_as_arrays(answered, {"format": FORMAT, "version": version, "world": self.world}))
+        # Not synchronised: after a power cut the round is answered anew, which costs time and nothing else.
         write_atomic(self._path(number), content.getvalue(), durable=False)
 
     def read(self, number: int, begins: int, version: int) -> Answered | None:
@@ -65,6 +66,7 @@ class KeptRounds:
             with np.load(self._path(number), allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             facts = json.loads(arrays["facts"].tobytes())
+            # Any of these that differs would make it a round that this run never asked: then it is as good as not there.
             wanted = {"format": FORMAT, "version": version, "world": self.world, "begins": begins}
             if any(facts[key] != value for key, value in wanted.items()):
                 return None
@@ -75,8 +77,10 @@ class KeptRounds:
     def forget_before(self, number: int) -> None:
         """Remove rounds that neither the learner at `number` nor a checkpoint goes on with."""
         old = [(at, path) for at, path in self._files() if at <= number - BEHIND]
+        # Looking through the checkpoints takes a look at the disk: only where there is something to remove.
         steps = self.needed() if old else ()
         for at, path in old:
+            # A run that goes back to a checkpoint wants the rounds that were ahead of it then.
             if not any(step < at <= step + self.ahead for step in steps):
                 path.unlink(missing_ok=True)
 
@@ -110,6 +114,7 @@ def _as_arrays(answered: Answered, facts: Mapping[str, Any]) -> dict[str, Any]:
         ],
         "lengths": [len(s.tokens) for s in samples],
     }  # fmt: skip
+    # Answers of all lengths stand in one array, which NumPy stores without pickle; a round may also have none at all.
     empty = np.zeros(0)
     return {
         "facts": np.frombuffer(json.dumps(content).encode(), dtype=np.uint8),
@@ -120,6 +125,7 @@ def _as_arrays(answered: Answered, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _answered(arrays: Mapping[str, Any], facts: Mapping[str, Any], prompts: PromptFile) -> Answered:
+    # Where each answer ends in the arrays that hold all of them.
     ends = np.cumsum(facts["lengths"], dtype=np.int64)
     parts = (np.split(arrays[name], ends[:-1]) for name in ("tokens", "log_probabilities", "versions"))
     samples = []

@@ -112,11 +112,13 @@ class Learner:
     def step(self, step: int, progress: float, since: Pending | None = None, mark: Mark | None = None) -> Pending | None:
         """Take a round and learn from it; see `Engine.step`. None: told to stop before anything had changed."""
         began = Moment(self._ranks.device)
+        # Before a round is asked for: the first update would make it another policy.
         self._begin_reference()
         try:
             answered = self._rounds.take(step, self.feed.batches.position)
         except Stopped:
             return None
+        # Where the round ended, not where it was planned to: prompts taken in others' place are used up too.
         self.feed.batches.seek(answered.ends)
         found = self._fresh(answered.found)
         write_disagreements(self._rollouts, step, self._ranks.rank, found)
@@ -124,10 +126,12 @@ class Learner:
             write_round(self._rollouts, step, found, self._stage.keep_rollouts)
         learning = time.monotonic()
         self._ranks.heartbeat.beat("learning")  # of its own length: on a CPU many times that of an answer
+        # Scored all at once before the first update, which changes what the policy gives.
         parts = [self._batches(samples) for samples in self._parts(found)]
         self._score(parts)
         sums = []
         for part, batches in enumerate(parts):
+            # The loop's, which it gave to this engine: the update waits there for a checkpoint that is being copied.
             self.inner.before_update = self.before_update
             self._ranks.heartbeat.beat("learning")
             sums.append(self.inner.update(batches, step, progress, mark, part))
@@ -192,7 +196,9 @@ class Learner:
         """
         if self._alike:
             return
+        # Asked once a session: a sampler that is another model shows in the first round.
         self._alike = True
+        # Rank 0 alone has the metrics of all, and every rank has to end with it.
         wrong = self._ranks.share(different(metrics, self._stage) if metrics else None)
         if wrong is not None:
             raise DifferentSampler(*wrong)
@@ -204,6 +210,7 @@ class Learner:
 
     def _fresh(self, found: Round) -> Round:
         """Return a round in which nothing is learned from answers by weights that are older than `overlap` allows."""
+        # By the schedule none is older; were one, learning from it would go unseen.
         oldest = self.inner.job.optimizer.steps - self._stage.overlap * self._stage.updates
         groups = tuple(
             tuple(s if s.version >= oldest else replace(s, advantage=math.nan) for s in group) for group in found.groups
@@ -215,6 +222,7 @@ class Learner:
         if self._levels is None:
             return {}
         level, mine = self._levels.level, self._levels.sums(found)
+        # Every rank needs the sums: the level must be the same on all of them.
         every = [mine] if self._ranks.world == 1 else self._ranks.share(self._ranks.gather(mine))
         self._levels.note(every)
         return {"level": level}

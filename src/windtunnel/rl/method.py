@@ -59,6 +59,7 @@ class Reinforcement:
             rewards = stack.enter_context(_judges(stage, ranks, work.run.path))
             inner = build_hf_engine(recipe, work.layout, ranks, feed, hf_shape(model.config).raw)
             rounds = _rounds(work, inner, stage, rewards, loader)
+            # Built: from here on the learner closes the judges. Had it failed, the stack would have.
             stack.pop_all()
         return Learner(inner, stage, ranks, rewards, rounds, rollouts=work.run.path / ROLLOUTS)
 
@@ -73,6 +74,7 @@ class Reinforcement:
             return
         questions = held_out_prompts(work.recipe, work.data, stage.answers.prompts)
         tokens = stage.answers.tokens or stage.answer_tokens
+        # Rank 0 alone judges: one score decides for all ranks.
         judge = _Knowing(engine.rewards, engine.drift) if work.ranks.first else None
 
         def stop() -> bool:
@@ -123,6 +125,7 @@ class _Knowing:
     def judge(self, questions: Sequence[Question], said: Sequence[Completion], too_long: int = 0) -> Answered:
         """See `windtunnel.evaluate.Judging`. Raises UserError."""
         found = self.rewards.judge(questions, said, too_long)
+        # Once is enough: later on a judge that fails for a while only leaves answers out.
         self.known = self.known or found.n > 0 or not found.answers
         if not self.known:
             raise UserError(
@@ -158,6 +161,7 @@ def _rounds(work: Work, inner: HFEngine, stage: GRPO, rewards: Rewards, loader: 
     if not stage.overlap:
         return OneByOne(sampler, collector, stage.updates)
     assert isinstance(sampler, Beside)
+    # Rounds are kept as long as a checkpoint is that goes on with them: it is asked which there are.
     store = CheckpointStore(work.run.checkpoints_dir)
     kept = KeptRounds(
         work.run.path / ROLLOUTS / AHEAD, ranks.rank, ranks.world, loader.file,
@@ -194,6 +198,7 @@ def held_out_prompts(recipe: Recipe, data: PreparedData, most: int, *, from_end:
     stage = recipe.rl
     assert stage is not None
     file = _prompts(data, stage, "validation")
+    # A seed of its own, so that no other order of the recipe is the same as that of held-out prompts.
     key = np.array([recipe.seed + QUESTION_SEED, 0], dtype=np.uint64)
     order = np.argsort(np.random.Philox(key=key).random_raw(file.samples), kind="stable")
     found: dict[tuple[int, ...], PromptQuestion] = {}
@@ -201,6 +206,7 @@ def held_out_prompts(recipe: Recipe, data: PreparedData, most: int, *, from_end:
         prompt = file.prompt(int(number))
         if len(prompt.ids) <= stage.prompt_tokens:
             ids = tuple(prompt.ids.tolist())
+            # Asked once: of prompts that are the same the answer would only be counted twice.
             found.setdefault(ids, PromptQuestion(ids, prompt_text(prompt), as_text(prompt.answer) or "", source=prompt))
         if len(found) == most:
             break
@@ -221,6 +227,7 @@ def _prompts(data: PreparedData, stage: GRPO, split: str) -> PromptFile:
             f"give the stage prompts: stages.{stage.name}.set: {{data.corpus: {{kind: prompts, files: [...]}}}}",
         )
     lengths = np.diff(file.starts)
+    # Held-out ones that are too long are passed over instead: they cost a question, not the run.
     if split == "train" and int(lengths.max()) > stage.prompt_tokens:
         raise UserError(
             f"{int((lengths > stage.prompt_tokens).sum()):,} of {file.samples:,} prompts are longer than "

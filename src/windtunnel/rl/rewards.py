@@ -101,6 +101,7 @@ class Judging:
     def _combined(self) -> Reward:
         again, found = 0, dict[int, Verdict]()
         for verifier in self._verifiers:
+            # Correctness and speed share a verifier: a kernel is not run twice for them.
             if verifier is None or id(verifier) in found:
                 continue
             verdict, times = self._rewards.ask(verifier, self._answer, self._verdicts[id(verifier)])
@@ -138,6 +139,7 @@ class Rewards:
                 f"{name}: nothing judges answers, so there is nothing to learn from",
                 f"for example --set {name}='[{{kind: math}}]'",
             )
+        # As many as this process may use, which in a container or under Slurm are fewer than the machine has.
         workers = max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0))))
         self._stack = contextlib.ExitStack()
         try:
@@ -153,6 +155,7 @@ class Rewards:
             }
             require_working(self._verifiers, keys)
             self._pool = self._stack.enter_context(Pool(workers, MOST_WAITING))
+        # A refusal halfway must not leave judges' processes behind.
         except BaseException:
             self._stack.close()
             raise
@@ -184,6 +187,7 @@ class Rewards:
         if any(one is not None for one in found):
             return found
         what = f"no reward is for prompts of the subject {subject!r}" if subject else f"the prompt's record has no {SUBJECT}"
+        # One place fails and the answer counts as unknown: with no judge at all it would have a reward of nothing.
         return [_NoTask(what), *found[1:]]
 
     def begin(self, verifiers: Sequence[Verifier | None], answer: str) -> Judging:
@@ -232,6 +236,7 @@ class Rewards:
 
     def judge(self, questions: Sequence[Question], said: Sequence[Completion], too_long: int = 0) -> Answered:
         """Judge answers to held-out prompts."""
+        # All are begun before any is waited for: judges work on several at a time.
         begun: list[Judging | str] = []
         for question, one in zip(questions, said, strict=True):
             assert isinstance(question, PromptQuestion)
@@ -274,6 +279,7 @@ class Rewards:
             self._log.parent.mkdir(parents=True, exist_ok=True)
             process = reward.open(self._log.parent, log=self._log.name)
         self._stack.enter_context(process)
+        # A user's function is one process that answers one question at a time.
         return process, threading.Lock()
 
     def _form(self, source: RewardSource) -> Verifier | None:
@@ -288,6 +294,7 @@ def combine(stage: GRPO, verdicts: Sequence[Verdict | None], asked_again: int = 
     given = [(source, speed_reward(verdict) if source.speed else verdict.reward) for source, verdict in asked]
     every = iter(part for _, part in given)
     parts = tuple(None if verdict is None else next(every) for verdict in verdicts)
+    # The first source that judges the prompt says what is right; the others only add to the reward.
     first = asked[0][1]
     accepted = None if first.infrastructure else first.accepted
     plan = _sum(given, "plan") if stage.classes else None
@@ -305,6 +312,7 @@ def first_judge(stage: GRPO, prompt: Prompt) -> RewardSource | None:
 def _sum(given: Sequence[tuple[RewardSource, float | None]], tokens: str) -> float | None:
     """Return the weighted sum for a class of tokens; None where one of its judges failed, or nothing judges it."""
     wanted = [(source.weight, part) for source, part in given if source.tokens in ("all", tokens)]
+    # A part that is missing is not zero: with it left out answers of one prompt would be weighed by different sums.
     known = [weight * part for weight, part in wanted if part is not None]
     return sum(known) if known and len(known) == len(wanted) else None
 

@@ -153,6 +153,7 @@ class Collector:
             Stopped: this process, or that of another rank, is to end; the loader's position has moved on.
         """
         began, stage = time.monotonic(), self.stage
+        # Of every rank the same: `learners` that do not divide the prompts were refused before.
         share = stage.prompts // self.loader.world
         made: list[tuple[Sample, ...]] = []
         resampled, judging, missing = 0, 0.0, share
@@ -162,6 +163,7 @@ class Collector:
             judging, made = judging + waited, [*made, *groups]
             different = sum(not _teaches_nothing(group) for group in made)
             again = stage.equal_rewards == "resample" and resampled < stage.resamples
+            # All ranks take as many others as the one that lacks most: their loader's positions have to stay the same.
             missing = self.agree(share - different) if again else 0
             resampled += missing > 0
         self._require_known(made)
@@ -176,6 +178,7 @@ class Collector:
         stage = self.stage
         found, plans = (group_advantages(rewards, stage.advantages, stage.scale) for rewards in (_rewards(group), _plans(group)))
         best = best_of(_rewards(group), stage.best)
+        # NaN marks what is left out: an advantage of 0 would still count in the means.
         left = [(sample.cut and stage.mask_truncated) or i not in best for i, sample in enumerate(group)]
         return tuple(
             replace(sample, advantage=math.nan if out else code, plan_advantage=math.nan if out else plan)
@@ -208,6 +211,7 @@ class Collector:
 
         def judge(ticket: Ticket) -> None:
             """Begin to judge an answer as soon as it is there; on the generator's thread."""
+            # An answer may be there before its place is noted: it is judged below, with those that were not begun.
             place = places.get(id(ticket))
             if place is not None:
                 judged.begin(place, _text(generator, ticket))
@@ -215,6 +219,7 @@ class Collector:
         tickets = generator.submit(jobs, judge, stream=False, bounded=False)
         places |= {id(ticket): place for place, ticket in enumerate(tickets)}
         finished = [self._finish(ticket) for ticket in tickets]
+        # One rank's stop ends the round of all: those that went on would wait for it in the next collective.
         if self.agree(int(self.stop())):
             raise Stopped
         ended = time.monotonic()
@@ -225,6 +230,7 @@ class Collector:
             text = texts[place] or ""
             tokens, drawn = zip(*ticket.drawn, strict=True) if ticket.drawn and cut is not None else ((), ())
             versions = np.array(ticket.versions if tokens else (), dtype=np.int64)
+            # What counts as stale is the oldest weights that wrote any of its tokens.
             oldest = int(versions.min()) if len(versions) else version
             made.append(
                 Sample(
@@ -240,10 +246,12 @@ class Collector:
     def _finish(self, ticket: Ticket) -> bool | None:
         """Wait for an answer: whether it was cut; None: there is none."""
         while not ticket.over:
+            # Long answers take minutes: who is told to stop may not have them.
             if self.stop():
                 ticket.cancel()
                 return None
             time.sleep(WAIT_SECONDS)
+        # An engine that is gone for good raises here, so that a round is not waited for that never comes.
         self.alive()
         try:
             return ticket.result().finish == "length"
@@ -266,6 +274,7 @@ def write_round(folder: Path, number: int, found: Round, keep: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     lines = (json.dumps(sample.to_json(), ensure_ascii=False) for sample in found.everything)
     (folder / f"round-{number:06d}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8", errors="replace")
+    # Also those above: a run that went back writes these numbers anew, and what was answered then is not its own.
     for path in folder.glob("round-*.jsonl"):
         if not number - keep < int(path.stem.partition("-")[2]) <= number:
             path.unlink(missing_ok=True)
@@ -278,6 +287,7 @@ def runs_of(versions: Any) -> list[list[int]]:
 
 def best_of(rewards: Sequence[float], count: int | None) -> set[int]:
     """Return the places of the `count` highest rewards, of equal ones the first; None: of all. What is NaN is not known."""
+    # Sorting is stable, so equal rewards keep their order and every machine chooses the same.
     known = [i for i, reward in enumerate(rewards) if not math.isnan(reward)]
     return set(sorted(known, key=lambda i: -rewards[i])[:count])
 
@@ -285,6 +295,7 @@ def best_of(rewards: Sequence[float], count: int | None) -> set[int]:
 def plan_tokens(decode: Callable[[Sequence[int]], str], tokens: Sequence[int], text: str) -> int:
     """Return how many of an answer's first tokens stand whole before its code."""
     characters = plan_ends(text)
+    # Text grows with its tokens, so a dozen decodings find the place where all prefixes would be thousands.
     return bisect.bisect_right(range(1, len(tokens) + 1), characters, key=lambda count: len(decode(tokens[:count])))
 
 

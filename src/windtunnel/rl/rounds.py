@@ -139,6 +139,7 @@ class Ahead:
         self._rounds: dict[int, Future[Answered]] = {}
         self._ends = 0
         stop = self.collector.stop
+        # A loader of its own: rounds ahead take prompts that the learner's position has not come to.
         self.collector = replace(
             self.collector, loader=copy.copy(self.collector.loader), stop=lambda: stop() or self._leaving,
             alive=self.sampler.require_well,
@@ -154,12 +155,15 @@ class Ahead:
         last = number + self.overlap
         if last not in self._rounds:
             self._give(last, number - 1)
+            # Answers of the round that is waited for go on by the weights just published: its last tokens are the fresher for
+            # it.
             if self.in_flight and not self._rounds[number].done():
                 self._take_newest()
         began = time.monotonic()
         answered = self._waited(number)
         assert answered.begins == position
         waited = {"waiting_seconds": time.monotonic() - began}
+        # From the disk it goes only when no checkpoint needs it; see `KeptRounds`.
         del self._rounds[number]
         self.kept.forget_before(number)
         return replace(answered, metrics={**answered.metrics, **waited})
@@ -179,6 +183,7 @@ class Ahead:
 
     def forget(self, number: int, facts: Mapping[str, int] | None) -> None:
         """See `Rounds`. The first time a run goes on from where it was stopped, and its rounds ahead are on the disk."""
+        # In the middle of a session it is a way back after trouble: what was ahead came of the weights that are given up.
         goes_on = facts is not None and not self._begun
         self._leave()
         self._begun = True
@@ -192,6 +197,7 @@ class Ahead:
 
         Rounds that are whole stay on the disk, and of those that are not the weights, so that a run that goes on has them.
         """
+        # Looked at before they are given up, which forgets them.
         left = [number for number, future in self._rounds.items() if not _is_whole(future)]
         self._leave()
         self._thread.shutdown()
@@ -208,6 +214,7 @@ class Ahead:
         return future.result()
 
     def _leave(self) -> None:
+        # Told first, so that the round under way ends by itself; what waits behind it never begins.
         self._leaving = True
         for future in self._rounds.values():
             future.cancel()
@@ -226,17 +233,20 @@ class Ahead:
         there, ends = {}, position
         for one in wanted:
             found = self.kept.read(one, ends, self._made(one) * self.updates)
+            # A round counts as kept where every rank has its part: half of one cannot be learned from.
             if self.agree(int(found is None)):
                 break
             assert found is not None
             there[one], ends = found, found.ends
         older = [one for one in wanted if one not in there and self._made(one) < number - 1]
         paths = {one: self.sampler.published(self._made(one) * self.updates) for one in older}
+        # Weights are on one disk, and yet each rank looks: all have to decide the same, or they wait for each other.
         if self.agree(int(any(path is None for path in paths.values()))):
             self.say(f"what was answered ahead of round {number} is not there: rounds from {number} on are answered anew")
             self._base, self._ends, there, paths = number - 1, position, {}, {}
         for one in wanted:
             if one in there:
+                # So that `take` need not know whether a round was kept or is being answered.
                 done: Future[Answered] = Future()
                 done.set_result(there[one])
                 self._rounds[one], self._ends = done, there[one].ends
@@ -247,6 +257,7 @@ class Ahead:
 
     def _made(self, number: int) -> int:
         """Return the rounds that the weights which answer a round have behind them."""
+        # By numbers alone, never by what happens to be ready: the same run gives the same rounds on a slow machine.
         return max(self._base, number - 1 - self.overlap)
 
     def _give(self, number: int, made: int) -> None:
@@ -255,12 +266,14 @@ class Ahead:
         self._submit(number, *self.sampler.publish())
 
     def _submit(self, number: int, path: Path, version: int) -> None:
+        # Rounds made up for after a restart are asked of older weights: those are not what in-flight engines are to take.
         if self._newest is None or version >= self._newest[1]:
             self._newest = path, version
         self._rounds[number] = self._thread.submit(self._collect, number, path, version)
 
     def _take_newest(self) -> dict[str, float]:
         """Have the engines take the newest weights, whatever they are at; on either thread. What it showed."""
+        # Both threads get here: the learner's with new weights, the other one with its next round.
         with self._taking:
             assert self._newest is not None
             return self.sampler.take(*self._newest)
@@ -268,6 +281,7 @@ class Ahead:
     def _collect(self, number: int, path: Path, version: int) -> Answered:
         """Answer a round; on the thread of its own."""
         loader = self.collector.loader
+        # The thread's own count: rounds end at other positions than planned where prompts were taken in others' place.
         loader.seek(self._ends)
         restarts = self.sampler.engines.restarts
         metrics = self._take_newest() if self.in_flight else self.sampler.take(path, version)

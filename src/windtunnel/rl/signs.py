@@ -36,6 +36,7 @@ def sum_signs(found: Round, stage: GRPO) -> dict[str, float]:
     """Return one rank's sums of a round, which add up over ranks."""
     everything = found.everything
     texts = [sample.text.encode("utf-8", "replace") for sample in everything]
+    # A short text packs badly whatever it says: the packer's own header is a good part of it.
     long = [text for text in texts if len(text) >= LEAST_BYTES]
     shares = [s.reward.share for s in everything if s.reward.accepted and s.reward.share is not None]
     swapped = [s.reward.swapped for s in everything if s.reward.swapped is not None]
@@ -65,6 +66,7 @@ def sketch(pieces: Any) -> list[int]:
     """Return a sketch of a sequence of numbers, (SKETCH,) below 2**32: the least of many hashes of its runs of GRAM numbers."""
     numbers = np.asarray(pieces, dtype=np.uint64)
     runs = np.lib.stride_tricks.sliding_window_view(numbers, GRAM)
+    # The same draws on every rank and in every round, or sketches could not be compared.
     draw = np.random.Generator(np.random.Philox(GRAM))
     factors, offsets = (draw.integers(1, 2**63, size, dtype=np.uint64) | np.uint64(1) for size in (GRAM, SKETCH))
     mixed = _mixed((runs * factors).sum(1, dtype=np.uint64))
@@ -82,6 +84,7 @@ def repeats(rows: Sequence[Sequence[int]]) -> tuple[float, float] | None:
     for begin in range(0, len(table), ROWS):
         part = slice(begin, begin + ROWS)
         near = (every[part, None] == every[None]).mean(2) >= NEAR
+        # No answer repeats itself.
         near[np.arange(len(near)), np.arange(begin, begin + len(near))] = False
         mine = prompts[part, None] == prompts[None]
         same += int((near & mine).any(1).sum())
@@ -116,10 +119,12 @@ def _of_length(groups: Sequence[Sequence[Sample]]) -> dict[str, float]:
     sums = {"length_free": 0.0, "length_squares": 0.0, "reward_squares": 0.0, "length_reward": 0.0}
     for group in groups:
         known = [(len(s.tokens), s.reward.total) for s in group if s.reward.total is not None]
+        # A single answer is its own mean: it says nothing of how reward goes with length.
         if len(known) < 2:
             continue
         lengths, rewards = (np.asarray(values, dtype=np.float64) for values in zip(*known, strict=True))
         lengths, rewards = lengths - lengths.mean(), rewards - rewards.mean()
+        # The mean of each prompt is taken off, which costs one degree of freedom.
         sums["length_free"] += len(known) - 1
         sums["length_squares"] += float(lengths @ lengths)
         sums["reward_squares"] += float(rewards @ rewards)

@@ -46,6 +46,7 @@ class AdapterReceipts(WeightReceipts):
         """
         receiver = self.windtunnel_receiver
         assert receiver is not None
+        # Until all of it is in place: who asks in between must not take the old adapter for the new one.
         self.windtunnel_version = -1
         tensors = {name: tensor for bucket in receiver.receive(version) for name, tensor in bucket}
         self.windtunnel_adapt(tensors, settings)
@@ -61,6 +62,7 @@ class AdapterReceipts(WeightReceipts):
     def windtunnel_adapt(self, tensors: dict[str, Tensor], settings: dict[str, Any]) -> None:
         """Have vLLM read adapters in place of those before, from files that are nowhere but in memory."""
         worker: Any = self
+        # vLLM reads adapters from files alone; in memory they cost no disk, and nothing is left of them.
         place = MEMORY if os.access(MEMORY, os.W_OK) else None
         with tempfile.TemporaryDirectory(dir=place) as folder:
             save_file({name: tensor.cpu() for name, tensor in tensors.items()}, Path(folder) / "adapter_model.safetensors")
@@ -88,7 +90,9 @@ def compare_adapters(model: nn.Module, tensors: dict[str, Tensor], scale: float,
             continue
         given_a, given_b = (tensors[name].to(a.device) for name in names)
         rank = given_a.shape[0]
+        # A rank of a row-parallel layer holds some columns of A, one of a column-parallel layer some rows of B.
         given_a = given_a if columns is None else given_a[:, slice(*columns)]
+        # vLLM multiplies the scale into B when it loads: compared is what is multiplied with.
         given_b = given_b[slice(*rows)].to(b.dtype) * scale
         for name, held, given in (
             (names[0], a[:rank, : given_a.shape[1]], given_a), (names[1], b[: given_b.shape[0], :rank], given_b),
@@ -121,6 +125,7 @@ def _held(model: nn.Module) -> Iterator[tuple[str, Tensor, Tensor, Rows, Rows | 
         names = [f"{outer}.{part}" if outer else part for part in packed.get(last, [last])]
         pieces = list(pieces_of(base, "weight", base.weight, names))
         layer: Any = module
+        # Where the two do not match it is not known which piece is which; the tensors then count as unseen.
         if len(pieces) == len(stacked):
             for piece, a, b in zip(pieces, stacked, layer.lora_b_stacked, strict=True):
                 yield piece.source, a[0, 0], b[0, 0], (piece.begin, piece.begin + piece.rows), piece.columns

@@ -132,6 +132,7 @@ class Timer:
 
     def due(self, step: int) -> bool:
         """Return whether it is due after `step` steps; once a step at most."""
+        # At the step that a run begins or goes on from it was done before, or there is nothing to do yet.
         if step == self.step:
             return False
         if self.every.steps is not None:

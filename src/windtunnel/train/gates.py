@@ -107,13 +107,17 @@ def _decreasing(points: Sequence[Point], settings: Settings, limit: str, stage: 
     if len(losses) < LEAST_STEPS:
         missing = f"{len(losses)} steps, {LEAST_STEPS} needed"
         return GateResult("decreasing", False, None, missing, limit, "train at least so many steps")
+    # A median of a tenth does not move with single spikes; a rise that lasts moves several.
     medians = [statistics.median(losses[i * len(losses) // PARTS : (i + 1) * len(losses) // PARTS]) for i in range(PARTS)]
+    # In the middle a spike to NaN may have been gone back from; at the end it is what the run leaves.
     if not all(math.isfinite(loss) for loss in losses[-(len(losses) // PARTS) :]) or not all(map(math.isfinite, medians)):
         return GateResult("decreasing", False, math.nan, "not finite", limit, not_finite(settings))
     fall = 100 * (medians[0] - medians[-1]) / medians[0]
+    # Against the lowest before, not the one before: a slow climb would pass each single comparison.
     rises = [(loss, min(medians[:i])) for i, loss in enumerate(medians) if i]
     rise = max(100 * (loss / least - 1) for loss, least in rises)
     held = fall > 0 and not any(_rises(loss, least) for loss, least in rises)
+    # A rise that was recovered from is noise of too small batches; one at the end goes on.
     at_end = fall <= 0 or _rises(medians[-1], min(medians))
     advice = None if held else ADVICE["diverging"] if at_end else ADVICE["spiky"].format(stage=stage)
     return GateResult("decreasing", held, [fall, max(0.0, rise)], f"{fall:.1f} % down, {max(0.0, rise):.1f} % up", limit, advice)
@@ -129,6 +133,7 @@ def _validation_loss(series: Mapping[str, Sequence[Point]], most: float, limit: 
     losses = {point.step: point.value for point in series.get("validation_loss", ()) if math.isfinite(point.value)}
     if not losses:
         return _not_measured("validation_loss", limit, "validation_loss=null")
+    # Of equally many right answers the lower loss.
     scored = [(-point.value, losses[point.step]) for point in series.get("answers_right", ()) if point.step in losses]
     value = min(scored)[1] if scored else min(losses.values())
     held = value <= most
@@ -161,6 +166,7 @@ def _late(points: Sequence[Point]) -> float | None:
     """Return the median of a series' last tenth by steps; NaN where one of its values is; None where there are no points."""
     if not points:
         return None
+    # By steps, not by entries: a metric that is logged seldom has its own tenth.
     since = points[-1].step * (1 - 1 / PARTS)
     values = [point.value for point in points if point.step >= since]
     return statistics.median(values) if all(map(math.isfinite, values)) else math.nan

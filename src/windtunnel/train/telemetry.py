@@ -129,7 +129,9 @@ class Telemetry(Callback):
         engine = self.loop.engine
         layout, batches, step = engine.layout, engine.feed.batches, result.step
         seconds = max(result.seconds, 1e-9)
+        # The loader counts over the whole run; a step's share is what was added since the last one.
         waited, self._waited = batches.wait_seconds - self._waited, batches.wait_seconds
+        # A round's tokens are known when its answers are there, a layout's ahead.
         speed = (result.tokens or layout.batch_tokens) / seconds
         values |= step_readings(result)
         values |= {
@@ -158,6 +160,7 @@ class Telemetry(Callback):
         journal.metrics.log(step, values)
         self._losses.append(result.loss)
         if len(self._losses) > LOSSES_SHOWN:
+            # Half as dense, and still from the first step on: a curve needs its beginning.
             self._losses = self._losses[::2]
         alerts = [(alert.level, alert.message, alert.advice) for alert in self._bands.active]
         journal.fields |= {
@@ -208,6 +211,7 @@ class Telemetry(Callback):
     def _go_on(self) -> None:
         """Show that time and dollars go on while something else than steps is under way, such as held-out answers."""
         while not self._ended.wait(SHOW_SECONDS):
+            # While steps are taken each of them shows itself, and the clock would only redraw the same.
             if self.loop.journal.fields.get("phase", TRAINING) != TRAINING:
                 self.loop.journal.show()
 
@@ -293,6 +297,7 @@ class GpuMonitor:
             while not self._stop.wait(self._period):
                 values = [float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) for handle in handles]
                 with self._lock:
+                    # Bounded, as nobody takes samples while a long step or a save is under way.
                     self._samples = [*self._samples, sum(values) / len(values)][-600:]
 
 

@@ -71,7 +71,9 @@ def plain_model(job: HFJob, dtype: torch.dtype) -> PreTrainedModel:
     """
     trained = job.network.model
     config = copy.deepcopy(trained.config)
+    # Training's attention takes packed documents; generating needs masks and a cache, which PyTorch's own has.
     config._attn_implementation = "sdpa"
+    # Without memory first, or it would be initialised for nothing.
     with torch.device("meta"):
         model = type(trained)(config)
     nn.Module.to(model, dtype)
@@ -112,6 +114,7 @@ def whole_weights(
         everywhere: all ranks get the tensors; else the first one, and the others empty mappings.
         adapters: merge them.
     """
+    # After a pass blocks may still be whole on each rank; what is read here are the shards.
     job.reshard()
     seen: set[int] = set()
     modules = dict(job.network.model.named_modules())
@@ -119,6 +122,7 @@ def whole_weights(
         weights: dict[str, Tensor] = {}
         for name, module in group:
             adapter = modules[name.removesuffix(BASE)] if adapters and name.endswith(BASE) else None
+            # All ranks gather, whoever wants the result: it is a collective.
             for key, tensor in _own(module, adapter, dtype, seen, device).items():
                 if everywhere or job.ranks.first:
                     weights[f"{name.removesuffix(BASE)}.{key}".removeprefix(".")] = tensor
@@ -161,6 +165,7 @@ def _own(
         held |= {key: _all_experts(module, key) for key in module.shared_experts.shapes}
     if adapter is not None:
         held["weight"] = merged(held["weight"], adapter)
+    # A copy in any case: a tensor handed out must not change with the next update.
     full = {key: tensor.to(device, dtype, copy=True) for key, tensor in held.items()}
     if (rows := TokenRows.of(module)) is not None and "weight" in full:
         full["weight"][rows.first : rows.end] = whole_tensor(rows.rows).to(device, dtype)
@@ -229,6 +234,7 @@ def load_weights(model: PreTrainedModel, folder: Path, new: NewRows | None = Non
         place.put(tensor)
         if id(place.value) in beside:
             beside[id(place.value)].begin(tensor)
+    # A head that is tied to the embedding is in no file of its own, and was filled with it.
     tied = {id(place.value) for key, place in _places(model).items() if key not in wanted}
     missing = sorted(key for key, place in wanted.items() if id(place.value) not in tied)
     if missing:

@@ -83,6 +83,7 @@ def form_of(ready: Ready) -> HostForm:
 def forms_of(batch: Batch) -> list[HostForm]:
     """Return each form once, in the order of the cases."""
     found: list[HostForm] = []
+    # Cases with the same shapes look the same to host code, which sees no values: one recording serves them all.
     for ready in batch.ready:
         if (form := form_of(ready)) not in found:
             found.append(form)
@@ -140,6 +141,7 @@ def read_recorded(
     texts = outcome.message.get("plans")
     if not isinstance(texts, list) or not all(isinstance(text, str) and len(text) <= MOST_PLAN for text in texts):
         return plans, Finding("record", "no-answer", "the candidate's process did not report its plans.")
+    # Not strict: a child that broke off has fewer, and those before it are judged all the same.
     for text, form in zip(texts, forms, strict=False):
         try:
             plan = read_plan(text)
@@ -147,6 +149,7 @@ def read_recorded(
         except PlanRefused as error:
             return plans, Finding("record", error.reason, f"{error.message} ({form.label()})")
         plans.append(plan)
+    # After the plans that did come: a refusal of theirs is the earlier one.
     if (wrong := wrong_of(outcome, "record")) is not None:
         return plans, wrong
     if len(plans) != len(forms):

@@ -52,6 +52,7 @@ def replay_job(
         for ready in batch.ready:
             if form_of(ready) != form:
                 continue
+            # Cases of a group have the same parameters: they are sent once, as they may be most of the bytes.
             if ready.case.group not in held:
                 pairs = zip(ready.names, ready.parameters, strict=True)
                 held[ready.case.group] = {name: keep(array) for name, array in pairs}
@@ -66,6 +67,7 @@ def replay_job(
         "inplace": list(task.inplace),
         "training": task.training,
         "seconds": seconds,
+        # Drawn here and now, so that nothing that was recorded before could be made for it.
         "seed": secrets.randbits(32),
     }
     return SandboxJob(ENTRY, message, buffers, limits)

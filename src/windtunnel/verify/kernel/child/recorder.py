@@ -89,6 +89,7 @@ class Recorder(TorchDispatchMode):
                 return real
             key = storage_of(real)
             if key not in self.constants:
+                # Held, so that its storage is not freed and its address given to another tensor, which would be taken for it.
                 self.held.append(real)
                 self.constants[key] = self._constant(real.detach())
                 self.unchanged[storage_of(self.constants[key])] = real.detach().clone()
@@ -103,6 +104,7 @@ class Recorder(TorchDispatchMode):
     def _constant(self, real: torch.Tensor) -> torch.Tensor:
         """Return what stands for a whole storage."""
         whole = torch.empty(0, dtype=real.dtype).set_(real.untyped_storage())
+        # Zeros and ones of any size are one number in the plan.
         if whole.numel() and bool((whole == whole[0]).all()):
             return self.give(whole, fill=self.kernels.plain(whole[0].item(), "a constant"))
         data = whole.view(torch.uint8).numpy().tobytes() if whole.numel() else b""
@@ -123,8 +125,10 @@ class Recorder(TorchDispatchMode):
         flat = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, torch.Tensor)]
         name = func.overloadpacket.__name__
         on_gpu = any(self.tensors.on_gpu(tensor) for tensor in flat) or getattr(kwargs.get("device"), "type", "") == "meta"
+        # On the host it is computed for real: what comes of it is a size, or a constant of the plan.
         if not on_gpu:
             return func(*args, **kwargs)
+        # Nothing was computed, so there is no value to read: what follows would depend on one that was made up.
         if name in READS:
             self.mode.read.append(f"aten.{name}")
             raise ReadsValues(f"aten.{name}")
@@ -152,6 +156,7 @@ class Recorder(TorchDispatchMode):
             for tensor in results:
                 self.view(tensor)
             return
+        # Views may share a storage in ways that are not followed here: after any change no constant is trusted.
         if changes:
             self.unchanged.clear()
         if any(not tensor.is_meta for tensor in results):
@@ -222,6 +227,7 @@ class Recorder(TorchDispatchMode):
 
     def launched(self, function: JITFunction, grid: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Write a launch down."""
+        # What a kernel writes is not known from outside: it may be any tensor that it is given.
         self.unchanged.clear()
         number = self.kernels.number(function)
         named = {key: value for key, value in kwargs.items() if key in function.arg_names}
@@ -254,6 +260,7 @@ class Recorder(TorchDispatchMode):
                 "too-many-configurations",
             )
         before, found = self.steps, list[list[dict[str, Any]]]()
+        # Each from the same state: on a GPU the tuner runs one of them, and which is not known here.
         for config in configs:
             self.steps = []
             if config.pre_hook is not None:

@@ -41,6 +41,7 @@ class Eyes:
         self.kernels: Counter[str] = Counter()
         self.races: dict[str, str] = {}
         self.strays: dict[str, str] = {}
+        # The interpreter has one builder, of the module: what is changed on it holds for every kernel of this process.
         builder = interpreter.interpreter_builder
         add_bfloat16(builder)
         self.holder = _Holder(self.strays, Pauses(dice))
@@ -59,11 +60,13 @@ class Eyes:
         holder = self.holder
         if math.prod(grid) > MOST_PROGRAMS:
             raise TooManyPrograms(f"a grid of {grid} programs for a tiny input")
+        # Races are between programs of one launch; launches follow each other, so each has a log of its own.
         holder.log, holder.fence = Log(), Ranges(_ranges(tuple(values.values())))
         holder.kernel, holder.pauses = name, Pauses(self.dice, on=self.dice.random() < SHARE_OF_LAUNCHES)
         kernel.run(grid=grid, warmup=False, **values)
         conflict = holder.log.conflict()
         if conflict:
+            # The first conflict is told: later launches of the kernel would only repeat it.
             self.races.setdefault(name, conflict)
 
 
@@ -79,8 +82,10 @@ def _ranges(values: Any) -> list[tuple[int, int]]:
         if isinstance(value, tuple):
             found += _ranges(value)
             continue
+        # Descriptors and pointers of another dtype hold the tensor that they look at as their base.
         tensor = getattr(value, "base", None) if not isinstance(value, torch.Tensor) else value
         if isinstance(tensor, torch.Tensor):
+            # The whole storage, not the view alone: a kernel may reach the rest of a tensor by its strides.
             storage = tensor.untyped_storage()
             found.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
     return found
@@ -107,6 +112,7 @@ class Ranges:
 
     def holds(self, addresses: np.ndarray) -> bool:
         """Return whether all lie inside."""
+        # Of sorted ranges without overlap only the last that begins at or before an address can hold it.
         at = np.searchsorted(self.starts, addresses, side="right").astype(np.int64) - 1
         return not addresses.size or bool(((at >= 0) & (addresses < self.ends[np.maximum(at, 0)])).all())
 
@@ -127,6 +133,7 @@ class _Holder:
     def check(self, addresses: np.ndarray, verb: str) -> None:
         """Raise Stray unless every address is inside a tensor of the launch."""
         if not self.fence.holds(addresses):
+            # Noted as well as raised: the candidate's own code may catch what is raised.
             self.strays.setdefault(self.kernel, verb)
             raise Stray(f"{self.kernel} {verb} outside its tensors")
 
@@ -138,6 +145,7 @@ def _shuffle(builder: Any, holder: _Holder, dice: random.Random) -> None:
     def grid_dim(nx: int, ny: int, nz: int) -> None:
         set_dim(nx, ny, nz)
         holder.order = [(x, y, z) for x in range(nx) for y in range(ny) for z in range(nz)]
+        # A kernel that needs its programs in their order is right here by luck alone, and on a GPU not even then.
         dice.shuffle(holder.order)
 
     def grid_idx(x: int, y: int, z: int) -> None:
@@ -164,6 +172,7 @@ def _watch_memory(builder: Any, holder: _Holder) -> None:
     rmw, cas = builder.create_atomic_rmw, builder.create_atomic_cas
 
     def masked_load(ptrs: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
+        # Lanes that are masked out may point anywhere: that is what masks are for.
         addresses = ptrs.data[_lanes(mask, ptrs)]
         holder.check(addresses, "reads")
         holder.log.loaded(addresses)
@@ -181,6 +190,7 @@ def _watch_memory(builder: Any, holder: _Holder) -> None:
         holder.check(addresses, "writes")
         found = cas(ptr, expected, value, *rest)
         old, new = found.data.reshape(-1), value.data.reshape(-1)
+        # A swap that failed, or that put back what was there, changed nothing that another program could see.
         holder.log.swapped(addresses[(old == expected.data.reshape(-1)) & (old != new)])
         return found
 
@@ -189,6 +199,7 @@ def _watch_memory(builder: Any, holder: _Holder) -> None:
         addresses = ptr.data[keep]
         holder.check(addresses, "writes")
         found = rmw(op, ptr, value, mask, *rest)
+        # An exchange that changed a word may have taken a lock, so it is noted as swaps are; sums and such take none.
         holder.log.changed(addresses, ptr.data[keep & (found.data != value.data)] if "XCHG" in str(op) else None)
         return found
 

@@ -114,6 +114,7 @@ class _Checked:
         self.defaults = [len(function_of(kernel).args.defaults) for kernel in plan.kernels]
 
     def whole(self) -> None:
+        # Before anything is allocated: a plan of terabytes must cost its candidate the verdict, not the judge its memory.
         if sum(self.plan.buffers) > self.allowed.most_bytes:
             raise PlanRefused(
                 "memory", f"The plan's buffers have {sum(self.plan.buffers):,} bytes; {self.allowed.most_bytes:,} may be."
@@ -123,6 +124,7 @@ class _Checked:
             if isinstance(step, Choice):
                 if not step.choice:
                     raise PlanRefused("bad-plan", "A choice of no configuration.")
+                # Any configuration may be the one that is timed, so each is held to the same rules.
                 for one in step.choice:
                     for inner in one:
                         self._step(inner)
@@ -147,6 +149,7 @@ class _Checked:
         for number, given in enumerate(self.plan.given):
             what = f"Given tensor {number}"
             tensor = self._view(given.tensor, what)
+            # What is written into overlapping elements depends on the order, and so would the inputs that the judge puts there.
             if not apart(tensor):
                 raise PlanRefused("bad-plan", f"{what} overlaps itself.")
             sources = [given.input, given.parameter, given.constant, given.fill]
@@ -161,6 +164,7 @@ class _Checked:
                 taken.append((tensor.buffer, tensor.offset * BYTES[tensor.dtype], tensor.end))
         if constants > MOST_CONSTANTS:
             raise PlanRefused("memory", f"The constants have {constants:,} bytes; {MOST_CONSTANTS:,} may be.")
+        # Sorted by buffer and beginning, an overlap is one of neighbours.
         taken.sort()
         for (left, _, end), (right, start, _) in pairwise(taken):
             if left == right and start < end:
@@ -223,6 +227,7 @@ class _Checked:
                 self._view(made.base, what)
                 if not len(made.shape) == len(made.strides) == len(made.block_shape) or not made.shape:
                     raise PlanRefused("bad-plan", f"{what}: its shape, strides and block have different numbers of dimensions.")
+                # A descriptor may claim another shape than its tensor: hardware would go by the descriptor.
                 base = made.base
                 self._view(base.model_copy(update={"shape": made.shape, "stride": made.strides}), what)
             case KernelValue(kernel=number):
@@ -282,6 +287,8 @@ class _Checked:
         seen: set[int] = set()
         for tensor in self.plan.outputs:
             self._view(tensor, "An output")
+            # Parameters and constants stand in `held` as None, which is never allowed: returning one is returning what was
+            # given.
             if not held.get(tensor.buffer, set()) <= set(self.allowed.inplace):
                 raise PlanRefused(
                     "output-aliases", "Forward returned memory of an input, a parameter or of what lasts. Return a new tensor."
@@ -294,6 +301,7 @@ class _Checked:
 def apart(tensor: Tensor) -> bool:
     """Return whether no two of its elements share a place."""
     reach = 0
+    # By stride: each dimension has to step over all that the smaller ones reach.
     for step, extent in sorted((step, extent) for step, extent in zip(tensor.stride, tensor.shape, strict=True) if extent > 1):
         if step <= reach:
             return False
