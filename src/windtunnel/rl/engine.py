@@ -208,11 +208,13 @@ class InferenceEngine:
         return self.version
 
     def _go_over_to(self, model: PreTrainedModel, version: int) -> None:
-        """Have another model from here on; answers under way go on with its weights, from their next token."""
-        generation = self._generation
-        if generation is not None and (generation.waiting or generation.running):
+        """Have another model's weights from here on; answers under way go on with them, from their next token.
+
+        Who answers keeps its own model, with the recordings of its steps, and gets the weights written into it.
+        """
+        if self._generation is not None and self._generation.alive:
             old = self._loaded()
-            generation.renew(lambda: _overwrite(old, model), version)
+            self._generation.renew(lambda: _overwrite(old, model), version)
         else:
             self.close()
             self._model = model
