@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from windtunnel.plan import make_plan
-from windtunnel.plan.judging import CORE_SECONDS, REPLAYED_KERNELS, TIMED_KERNELS, judge_answers
+from windtunnel.plan.judging import CORE_SECONDS, MOST_WORKERS, REPLAYED_KERNELS, TIMED_KERNELS, judge_answers
 from windtunnel.recipe import load_recipe, stage_recipe
 from windtunnel.rig import parse_rig
 
@@ -60,8 +60,10 @@ def test_a_round_waits_for_its_judges() -> None:
     stage, rig = load_recipe("rl", [rewards, "stages.rl.cross_check=0"]).rl, parse_rig("8xH100")
     assert stage is not None
     one = judge_answers(stage, rig, 1)
-    assert one.seconds == pytest.approx(stage.prompts * stage.samples * (CORE_SECONDS["math"] + CORE_SECONDS["code"]) / 16)
-    assert judge_answers(stage, rig, 8).seconds == pytest.approx(one.seconds / 8), "every learner judges its own"
+    core_seconds = stage.prompts * stage.samples * (CORE_SECONDS["math"] + CORE_SECONDS["code"])
+    assert one.seconds == pytest.approx(core_seconds / MOST_WORKERS)
+    assert judge_answers(stage, rig, 2).seconds == pytest.approx(one.seconds / 2), "every learner judges its own"
+    assert judge_answers(stage, rig, 64).seconds == pytest.approx(core_seconds / rig.cpu_cores), "with the cores that there are"
     assert "format is not counted" in one.source
 
 
@@ -70,10 +72,12 @@ def test_a_judge_of_one_subject_judges_its_share_of_the_prompts() -> None:
     stage = recipe.rl
     assert stage is not None
     answers = stage.prompts * stage.samples / 3
-    third = pytest.approx(answers * (CORE_SECONDS["math"] + CORE_SECONDS["code"]) / 16)
+    third = pytest.approx(answers * (CORE_SECONDS["math"] + CORE_SECONDS["code"]) / MOST_WORKERS)
     assert judge_answers(stage, rig, 1).seconds == third
     assert judge_answers(stage, rig, 1, subjects=("mathematics", "general", "code")).seconds == third
-    assert judge_answers(stage, rig, 1, subjects=("code",)).seconds == pytest.approx(3 * answers * CORE_SECONDS["code"] / 16)
+    assert judge_answers(stage, rig, 1, subjects=("code",)).seconds == pytest.approx(
+        3 * answers * CORE_SECONDS["code"] / MOST_WORKERS
+    )
 
 
 def test_a_cpu_is_planned_for_by_either_of_its_names() -> None:

@@ -20,7 +20,7 @@ from .cpu import ERRORS as CPU_ERRORS
 from .engine_fsdp import SOURCES, least_gib, static_bytes
 from .hf_layouts import HFTraining, share_of
 from .hf_work import PROMPT_TOKENS, Totals, Workload, fine_tuning, totals
-from .judging import judge_metric, judges_gib
+from .judging import TUNING_WORKERS, judge_metric, judges_gib
 from .plan import Case, Draft, StagePlanner, parts_text
 from .search import Candidate
 
@@ -77,7 +77,7 @@ class FineTuning(StagePlanner):
         # What cannot be trained in fewer bits is weighed as it would be in bf16.
         sums = totals(work if never is None else replace(work, weights="bf16"))
         here = is_here(rig)
-        judges = judges_gib([] if work.answers is None else [work.answers.metric], rig)
+        judges = judges_gib([] if work.answers is None else [work.answers.metric], rig, TUNING_WORKERS)
         found = CPUTraining(sums, c).search(rig, rig.gpus) if here else HFTraining(sums, c).search(rig, rig.gpus, judges)
         best = found.best
         startup, step = startup_seconds(sums, rig, c), best.timed.seconds

@@ -44,10 +44,12 @@ TIMED_KERNELS = Speed(
 )
 """Of an earlier judge and the easiest of tasks: told beside, as what answers cost at least."""
 GPU_SOURCE = f"{REPLAYED_KERNELS}; not counted with: {TIMED_KERNELS}"
-MOST_WORKERS = 16
+MOST_WORKERS = 32
 """Answers judged at once by a process that learns."""
-SHARING = 4
-"""Of these workers that share two processes on a GPU: one runs kernels, the other their references."""
+TUNING_WORKERS = 4
+"""Held-out answers judged at once in fine-tuning."""
+SHARING, MOST_PAIRS = 4, 4
+"""Workers that share two processes on a GPU, one that runs kernels and one for their references; and the most such pairs."""
 JUDGE_GIB = 1.32
 """GPU memory of such a process between two kernels: its context, and the half GiB that its allocator may keep."""
 
@@ -74,16 +76,16 @@ def subjects_of(recipe: Recipe) -> tuple[str, ...]:
     return () if exercises is None else tuple(exercises.subjects)
 
 
-def judges_gib(kinds: Collection[str], rig: Rig) -> float:
-    """Return the GiB that judges of these kinds keep on a learner's GPU while it learns."""
+def judges_gib(kinds: Collection[str], rig: Rig, most: int = MOST_WORKERS) -> float:
+    """Return the GiB that judges of these kinds, at most so many at once, keep on a learner's GPU while it learns."""
     if "kernel" not in kinds or rig.gpu is None:
         return 0.0
-    return 2 * JUDGE_GIB * max(1, min(rig.cpu_cores, MOST_WORKERS) // SHARING)
+    return 2 * JUDGE_GIB * max(1, min(MOST_PAIRS, min(rig.cpu_cores, most) // SHARING))
 
 
 def judge_metric(metric: str, answers: int, rig: Rig) -> float:
     """Return the seconds of judging so many held-out answers of fine-tuning by a metric, one process judging."""
-    seconds = answers * CORE_SECONDS.get(metric, 0.0) / max(1, min(rig.cpu_cores, MOST_WORKERS))
+    seconds = answers * CORE_SECONDS.get(metric, 0.0) / max(1, min(rig.cpu_cores, TUNING_WORKERS))
     return max(seconds, answers / REPLAYED_KERNELS.per_second) if metric == "kernel" and rig.gpu is not None else seconds
 
 

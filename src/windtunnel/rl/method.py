@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -140,7 +141,8 @@ def _judges(stage: GRPO, ranks: Ranks, run: Path) -> Rewards:
     """Return the judges: of this process, or of the cluster that it runs on."""
     found = joined()
     if found is None or not found.judges:
-        return Rewards(stage, judges_log(run, ranks.rank), gpu=ranks.device.index or 0)  # each learner's judges on its own GPU
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return Rewards(stage, judges_log(run, ranks.rank), gpu=ranks.device.index or 0, processes=here)
     return PlacedRewards(found, stage, ranks.rank)
 
 

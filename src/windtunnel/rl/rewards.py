@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 SUBJECT = "subject"
 """Key of a prompt's record by which sources with `of` know their prompts."""
 SIGN_SECONDS = 1.0
-MOST_WORKERS = 16
+MOST_WORKERS = 32
 MOST_WAITING = 1 << 20
 
 
@@ -120,6 +120,7 @@ class Rewards:
         log: what the user's functions print, and why judges failed, goes to the end of this file; None: nowhere.
         timed: time right kernels on a GPU although no source rewards speed.
         gpu: on which kernels are run; its number among those that this process may use.
+        processes: of this machine that have judges, and share its cores.
 
     Attributes:
         timed_against: what right kernels' times are compared with; empty: none is timed.
@@ -129,7 +130,7 @@ class Rewards:
         UserError: there is no source, a function cannot be loaded, or a task cannot be used.
     """
 
-    def __init__(self, stage: GRPO, log: Path | None = None, *, timed: bool = False, gpu: int = 0) -> None:
+    def __init__(self, stage: GRPO, log: Path | None = None, *, timed: bool = False, gpu: int = 0, processes: int = 1) -> None:
         self.stage, self.sources, self._log = stage, stage.sources, log
         self._writing = threading.Lock()
         self.waiting: Callable[[], None] = lambda: None
@@ -140,7 +141,7 @@ class Rewards:
                 f"for example --set {name}='[{{kind: math}}]'",
             )
         # As many as this process may use, which in a container or under Slurm are fewer than the machine has.
-        workers = max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0))))
+        workers = max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0)) // processes))
         self._stack = contextlib.ExitStack()
         try:
             # Speed is PyTorch's time as it is written over the kernel's; where nothing asks for it, nobody waits for the clock.

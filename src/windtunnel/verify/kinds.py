@@ -24,6 +24,7 @@ KINDS = ("code", "math", "exact", "format", "kernel")
 MOST_TASK_FILE = 64 << 20
 MOST_GIVEN = 256  # tasks given as sources whose verifiers are kept, with their cases
 WORKERS_A_CONTEXT = 4  # a process on a GPU serves several that record and compile
+MOST_CONTEXTS = 4  # compiling takes the time: more of these processes would only take memory of the GPU
 
 
 class Verifiers:
@@ -100,7 +101,9 @@ class Verifiers:
             if self._stopped:
                 raise UserError("the workers were stopped")
             if kind not in self._pools:
-                workers = max(1, self.workers // WORKERS_A_CONTEXT) if kind.startswith("gpu") else self.workers
+                workers = self.workers
+                if kind.startswith("gpu"):
+                    workers = max(1, min(MOST_CONTEXTS, workers // WORKERS_A_CONTEXT))
                 self._pools[kind] = Sandboxes(workers, _maker(kind, self._gpu_index))
             return self._pools[kind]
 
