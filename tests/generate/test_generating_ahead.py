@@ -204,3 +204,15 @@ def test_a_decoder_serves_one_generator_after_another_with_the_recordings_of_the
     assert found[0] == found[1] == found[2]
     assert counts[0] > 0
     assert counts[1] == counts[2]  # what ran too seldom to be recorded the first time may be the second
+
+
+def test_how_a_ticket_ended_is_known_without_its_text(folder: Path) -> None:
+    engine = BatchedGenerator(decoder(RecordedDecoder, folder), NoText(VOCAB, range(3, 40)), slots=8)
+    tickets = engine.submit([GenerationJob((7 + i, 8), 20, temperature=1, seed=i) for i in range(8)])
+    results = [ticket.result(60).finish for ticket in tickets]
+    again = engine.submit([GenerationJob((7 + i, 8), 20, temperature=1, seed=i) for i in range(8)])
+    while not all(ticket.over for ticket in again):
+        time.sleep(0.001)
+    assert [ticket.ended() for ticket in again] == results
+    assert set(results) == {"stop", "length"}
+    engine.close()

@@ -161,6 +161,17 @@ class Ticket:
         infos = piece.tokens, self.prompt_infos
         return Completion(piece.text, piece.finish or "stop", tuple(self.tokens), *infos, tuple(self.drawn))
 
+    def ended(self) -> str:
+        """Return how it ended, 'stop' or 'length', of one that is over and was not read; its text need not be made for that.
+
+        Raises:
+            GenerationFailed: it was given up.
+        """
+        last = self._pieces[-1]
+        if isinstance(last, GenerationFailed):
+            raise last
+        return last.finish or "stop"
+
     def add(self, piece: Piece | GenerationFailed) -> None:
         """Add a piece, which the next `tell` tells the reader; for the generator."""
         self._pieces.append(piece)

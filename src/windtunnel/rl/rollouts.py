@@ -207,14 +207,15 @@ class Collector:
             return draw < stage.cross_check * 2**64
 
         judged = CrossChecks(self.rewards, self._threads, prompts, chosen)
-        places: dict[int, int] = {}
+        places, said = dict[int, int](), dict[int, str]()
 
         def judge(ticket: Ticket) -> None:
             """Begin to judge an answer as soon as it is there; on the generator's thread."""
             # An answer may be there before its place is noted: it is judged below, with those that were not begun.
             place = places.get(id(ticket))
             if place is not None:
-                judged.begin(place, _text(generator, ticket))
+                text = said[place] = _text(generator, ticket)
+                judged.begin(place, text)
 
         tickets = generator.submit(jobs, judge, stream=False, bounded=False)
         places |= {id(ticket): place for place, ticket in enumerate(tickets)}
@@ -223,7 +224,10 @@ class Collector:
         if self.agree(int(self.stop())):
             raise Stopped
         ended = time.monotonic()
-        texts = [None if cut is None else _text(generator, ticket) for ticket, cut in zip(tickets, finished, strict=True)]
+        texts = [
+            None if cut is None else said[place] if place in said else _text(generator, ticket)
+            for place, (ticket, cut) in enumerate(zip(tickets, finished, strict=True))
+        ]
         rewards = judged.results(texts, unchecked)
         made = []
         for place, (ticket, cut, reward) in enumerate(zip(tickets, finished, rewards, strict=True)):
@@ -254,7 +258,7 @@ class Collector:
         # An engine that is gone for good raises here, so that a round is not waited for that never comes.
         self.alive()
         try:
-            return ticket.result().finish == "length"
+            return ticket.ended() == "length"
         except GenerationFailed:
             return None
 
