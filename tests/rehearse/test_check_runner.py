@@ -154,7 +154,7 @@ def test_selecting_takes_needs_along_and_keeps_the_order() -> None:
     assert [c.name for c in select(checks, ["c", "a"])] == ["a", "c"]
     with pytest.raises(UserError, match="no check named 'bb'") as caught:
         select(checks, ["bb"])
-    assert caught.value.fix == "did you mean b?"
+    assert caught.value.fix == "did you mean b? windtunnel check --list names all"
 
 
 def test_findings_name_everything_at_once() -> None:

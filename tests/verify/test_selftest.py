@@ -63,7 +63,7 @@ def test_a_verifier_that_refuses_everything_is_named(verifiers: Verifiers, monke
     assert "for another reason" in found["a kernel with wrong values"]
 
 
-def no_triton(kind: str) -> type[Sandbox]:
+def no_triton(kind: str, gpu: int) -> type[Sandbox]:
     return lambda: Sandbox(preload=("triton_that_is_not_installed",))  # type: ignore[return-value]
 
 
