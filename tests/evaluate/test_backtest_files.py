@@ -172,6 +172,7 @@ def test_a_text_of_a_million_letters_is_no_obstacle(tmp_path: Path) -> None:
         (ROWS + "1,A,2024-01-02,BUY,BUY,1,\n2,A,2024-01-02,BUY,SELL,1,\n", "A on 2024-01-02 is BUY in line 2 and SELL in line 3"),
         ('{"ticker": "A"\n', "line 1 is no JSON"),
         ('[{"ticker": "A"}]\n', "line 1 is no record"),
+        (f'{{"ticker": {"[" * 100_000}', "line 1 is no JSON: nested more than 200 deep"),
     ],
 )
 def test_predictions_that_cannot_be_used_are_refused_with_the_line(tmp_path: Path, text: str, words: str) -> None:
