@@ -104,6 +104,8 @@ def test_the_same_row_twice_is_counted_and_two_prices_for_a_day_are_refused(tmp_
         ("", "is empty"),
         ("date,ticker,close\n", "no rows"),
         (LONG.replace("1.75", "0"), "row 3: close is 0; a price is above zero"),
+        (LONG.replace("1.75", "1e308"), "row 3: close is 1e+308; a price is from 1e-12 to 1e+12"),
+        (LONG.replace("1.75", "5e-324"), "a price is from 1e-12 to 1e+12"),
         (LONG.replace("1.75", "-2"), "row 3: close is -2"),
         (LONG.replace("1.75", "inf"), "row 3: close is inf"),
         (LONG.replace("1.75", '"1,75"'), "row 3: close is '1,75', no number"),
